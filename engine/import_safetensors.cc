@@ -32,6 +32,10 @@ absl::Status named(const std::string& path, const absl::Status& status) {
   return make_error(exit_code_of(status), path + ": " + message_of(status));
 }
 
+void log_import(const std::string& path, std::size_t tensors, const std::string& unused) {
+  log_info("weights of " + path + ": " + std::to_string(tensors) + " tensors" + (unused.empty() ? "" : "; ") + unused);
+}
+
 /// Brings one file's values into an Engine. Every rank makes one, and all do the same steps; rank 0 alone reads.
 class ImportToEngine {
  public:
@@ -77,11 +81,13 @@ class ImportToEngine {
       TESSERA_ASSIGN_OR_RETURN(files_, TensorFiles::open(path_, "rank 0"));
       std::vector<WantedTensor> wanted;
       for (const Parameter& parameter : parameters_)
-        wanted.push_back({parameter.get().name, parameter.get().sizes, flat_type_of(*parameter.group)});
+        wanted.push_back(
+            {parameter.get().name, parameter.get().sizes, flat_type_of(*parameter.group), parameter.get().aliases});
       for (const auto& [name, buffer] : buffers_) wanted.push_back({name, buffer.sizes().vec(), buffer.scalar_type()});
       auto matched = match_tensors(*files_, wanted, options_);
       if (!matched.ok()) return named(path_, matched.status());
-      matched_ = *std::move(matched);
+      matched_ = std::move(matched->tensors);
+      unused_ = std::move(matched->unused);
       return absl::OkStatus();
     });
   }
@@ -156,7 +162,7 @@ class ImportToEngine {
     for (auto& unit : s_.units) unit->gathered_hash = 0;
     s_.checks->accept();
     if (s_.outer) s_.outer->adopt();
-    if (is_reader_) log_info("weights of " + path_ + ": " + std::to_string(matched_.size()) + " tensors");
+    if (is_reader_) log_import(path_, matched_.size(), unused_);
   }
 
   EngineSafetensors::State& s_;
@@ -167,6 +173,7 @@ class ImportToEngine {
   std::vector<std::pair<std::string, at::Tensor>> buffers_;
   std::optional<TensorFiles> files_;    ///< rank 0's
   std::vector<MatchedTensor> matched_;  ///< rank 0's: parameters, then buffers
+  std::string unused_;                  ///< rank 0's: MatchedTensors::unused
   at::Tensor whole_;                    ///< rank 0's: a parameter that the file has in another order
 };
 
@@ -195,19 +202,25 @@ void import_safetensors(Engine& engine, const std::filesystem::path& path, const
 void import_safetensors(torch::nn::Module& module, const std::filesystem::path& path, const ImportOptions& options) {
   const at::NoGradGuard no_grad;
   TensorFiles files = value_or_throw(TensorFiles::open(path.string(), "import_safetensors"));
-  std::vector<std::pair<std::string, at::Tensor>> tensors;
-  for (const auto& item : module.named_parameters()) {
-    const auto tied =
-        std::ranges::find_if(tensors, [&](const auto& each) { return each.second.is_same(item.value()); });
-    if (tied == tensors.end()) tensors.emplace_back(item.key(), item.value());
-  }
-  for (auto& buffer : listed(whole_tensors(module, {}))) tensors.push_back(std::move(buffer));
+  std::vector<at::Tensor> tensors;
   std::vector<WantedTensor> wanted;
-  for (const auto& [name, tensor] : tensors) wanted.push_back({name, tensor.sizes().vec(), tensor.scalar_type()});
+  const auto want = [&](const std::string& name, const at::Tensor& tensor) {
+    tensors.push_back(tensor);
+    wanted.push_back({name, tensor.sizes().vec(), tensor.scalar_type()});
+  };
+  for (const auto& item : module.named_parameters()) {
+    const auto tied = std::ranges::find_if(tensors, [&](const at::Tensor& each) { return each.is_same(item.value()); });
+    if (tied == tensors.end())
+      want(item.key(), item.value());
+    else
+      wanted[static_cast<std::size_t>(tied - tensors.begin())].aliases.push_back(item.key());
+  }
+  for (const auto& [name, buffer] : listed(whole_tensors(module, {}))) want(name, buffer);
   const auto matched = match_tensors(files, wanted, options);
   if (!matched.ok()) throw error_of(named(path.string(), matched.status()));
   for (std::size_t i = 0; i < tensors.size(); ++i)
-    tensors[i].second.copy_(value_or_throw(read_whole(files, (*matched)[i])));
+    tensors[i].copy_(value_or_throw(read_whole(files, matched->tensors[i])));
+  if (!matched->unused.empty()) log_import(path.string(), tensors.size(), matched->unused);
 }
 
 }  // namespace tessera

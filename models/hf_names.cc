@@ -48,16 +48,20 @@ NameInFile gpt2_name(const std::string& name) {
 }  // namespace
 
 TensorNames hf_names(const ModelConfig& config) {
-  if (std::holds_alternative<GPTConfig>(config)) return gpt2_name;
-  return [](const std::string& name) { return NameInFile{{name}}; };
+  const auto* gpt = std::get_if<GPTConfig>(&config);
+  const bool tied = gpt ? gpt->tie_head : std::get<LlamaConfig>(config).tie_word_embeddings;
+  const std::string embedding = gpt ? "token_embedding.weight" : "model.embed_tokens.weight";
+  return [is_gpt = gpt != nullptr, tied, embedding](const std::string& name) {
+    NameInFile result = is_gpt ? gpt2_name(name) : NameInFile{{name}};
+    if (tied && name == embedding) result.copies = {"lm_head.weight"};
+    return result;
+  };
 }
 
 std::vector<std::string> hf_ignored(const ModelConfig& config) {
   const auto* gpt = std::get_if<GPTConfig>(&config);
-  std::vector<std::string> patterns = gpt ? std::vector<std::string>{"*h.*.attn.bias", "*h.*.attn.masked_bias"}
-                                          : std::vector<std::string>{"*.rotary_emb.inv_freq"};
-  if (gpt ? gpt->tie_head : std::get<LlamaConfig>(config).tie_word_embeddings) patterns.push_back("lm_head.weight");
-  return patterns;
+  return gpt ? std::vector<std::string>{"*h.*.attn.bias", "*h.*.attn.masked_bias"}
+             : std::vector<std::string>{"*.rotary_emb.inv_freq"};
 }
 
 }  // namespace tessera::models

@@ -9,11 +9,11 @@
 namespace tessera::models {
 
 /// What `transformers` calls a model's tensors. Llama's have its names already. GPT-2's linear layers lie there with
-/// rows and columns exchanged ("Conv1D"), and older files of it leave out the prefix "transformer.".
+/// rows and columns exchanged ("Conv1D"), and older files of it leave out the prefix "transformer.". A head that the configuration ties to
+/// the token embedding is a copy of that: a file that has it with other values is refused.
 TensorNames hf_names(const ModelConfig& config);
 
-/// Tensors that files have and models here do not need: masks and frequencies, which are computed, and the head of a
-/// model that uses the token embedding's weight for it. Patterns.
+/// Tensors that files have and models here do not need: masks and frequencies, which are computed. Patterns.
 std::vector<std::string> hf_ignored(const ModelConfig& config);
 
 }  // namespace tessera::models

@@ -13,7 +13,7 @@ SOURCE is one of
 
 TARGET is a file.safetensors, or a folder, which gets model.safetensors. --prefix takes only the tensors whose names begin with it, and
 removes it from them ("module.", "model."). Floating tensors keep their types unless --dtype says otherwise. Tied tensors are written
-under each of their names.
+under each of their names. What SOURCE holds beside the tensors that are written is named.
 
 Needs torch 2.6 or later and the package safetensors. Nothing of a pickle is run: files are read with weights_only, and DCP's metadata and
 DeepSpeed's classes as plain data. Exit codes: 64 wrong options; 65 a file is not what it should be; 66 it is missing; 73 there is a TARGET already.
@@ -32,7 +32,12 @@ import sys
 import torch
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+MOST_NAMED = 20
 KEYS = ["state_dict", "model", "module", "model_state_dict"]
+
+
+# What a source holds and its file does not get: said at the end.
+unused = []
 
 
 class Refusal(Exception):
@@ -65,8 +70,22 @@ def from_file(path, key):
     found = [name for name in ([key] if key else KEYS) if isinstance(whole.get(name), dict)]
     if not found:
         raise Refusal(65, f"{path} holds no dictionary of tensors; its keys are {', '.join(map(str, whole))[:500]}. hint: --key")
+    unused.extend(name for name in whole if name != found[0])
     tensors = {name: each for name, each in whole[found[0]].items() if isinstance(each, torch.Tensor)}
+    unused.extend(f"{found[0]}: {name}" for name in whole[found[0]] if name not in tensors)
     return tensors
+
+
+def add_tensors(tensors, more, where):
+    """One name has one value, wherever it stands."""
+    for name, tensor in more.items():
+        known = tensors.setdefault(name, tensor)
+        if known.dtype != tensor.dtype or known.shape != tensor.shape or not torch.equal(bits(known), bits(tensor)):
+            raise Refusal(65, f"{where} holds {name} with other values than a file before it")
+
+
+def bits(tensor):
+    return tensor.detach().contiguous().flatten().view(torch.uint8)
 
 
 def plain_name(folder, name):
@@ -82,7 +101,8 @@ def from_transformers(folder):
         return from_file(folder / "pytorch_model.bin", None)
     tensors = {}
     for name in sorted(set(json.loads(index.read_text())["weight_map"].values())):
-        tensors.update(from_file(plain_name(folder, name), None))
+        path = plain_name(folder, name)
+        add_tensors(tensors, from_file(path, None), path)
     return tensors
 
 
@@ -113,6 +133,7 @@ def from_dcp(folder):
         raise Refusal(65, f"{folder / '.metadata'}: {error}") from error
     tensors = {name: torch.empty(each.size, dtype=each.properties.dtype)
                for name, each in metadata.state_dict_metadata.items() if isinstance(each, TensorStorageMetadata)}
+    unused.extend(name for name in metadata.state_dict_metadata if name not in tensors)
     filled = collections.Counter()
     for index, info in metadata.storage_data.items():
         if index.fqn not in tensors:
@@ -177,8 +198,10 @@ def from_deepspeed(folder):
             raise Refusal(65, f"{folder}: the frozen parameter {name} is not whole in this checkpoint")
         tensors[name] = value
     for alias, name in (model.get("shared_params") or {}).items():
-        if name in tensors:
-            tensors[alias] = tensors[name]
+        if name not in tensors:
+            raise Refusal(65, f"{folder}: {alias} shares the values of {name}, which are not in this checkpoint")
+        tensors[alias] = tensors[name]
+    unused.extend(name for name in module if name not in tensors)
     return tensors
 
 
@@ -233,7 +256,10 @@ def convert(options):
         target = target / "model.safetensors"
     if target.exists():
         raise Refusal(73, f"{target} exists already, and is kept")
-    tensors = {name: each for name, each in tensors_of(options.source, options.key).items() if name.startswith(options.prefix)}
+    unused.clear()
+    found = tensors_of(options.source, options.key)
+    tensors = {name: each for name, each in found.items() if name.startswith(options.prefix)}
+    unused.extend(name for name in found if name not in tensors)
     if not tensors:
         raise Refusal(65, f"{options.source} holds no tensor whose name begins with {options.prefix!r}")
     result = {}
@@ -244,6 +270,9 @@ def convert(options):
     target.parent.mkdir(parents=True, exist_ok=True)
     save_file(result, target, metadata={"format": "pt"})
     print(f"{target}: {len(result)} tensors, {sum(each.numel() for each in result.values())} elements")
+    if unused:
+        more = f", and {len(unused) - MOST_NAMED} more" if len(unused) > MOST_NAMED else ""
+        print(f"not used of {options.source}: {', '.join(map(str, unused[:MOST_NAMED]))}{more}", file=sys.stderr)
 
 
 def main():

@@ -17,6 +17,7 @@ struct WantedTensor {
   std::string name;
   std::vector<std::int64_t> sizes;
   c10::ScalarType type = c10::kFloat;
+  std::vector<std::string> aliases = {};  ///< further names of a tied parameter
 };
 
 /// Where its values are.
@@ -25,11 +26,16 @@ struct MatchedTensor {
   bool transposed = false;
 };
 
-/// One for each of `wanted`. 65 where the files do not fit, with every tensor that is missing, superfluous, or of
-/// another shape or type. Floating types fit each other; other types fit themselves.
-absl::StatusOr<std::vector<MatchedTensor>> match_tensors(const TensorFiles& files,
-                                                         const std::vector<WantedTensor>& wanted,
-                                                         const ImportOptions& options);
+struct MatchedTensors {
+  std::vector<MatchedTensor> tensors;  ///< one for each of those that are wanted
+  std::string unused;                  ///< `2 are not used: "a", "b"`; empty: all are
+};
+
+/// 65 where the files do not fit, with every tensor that is missing, superfluous, or of another shape or type, or that the file has under
+/// two names with different values: no tensor is passed over in silence. Floating types fit each other; other types fit themselves. Other
+/// errors: of reading, which it does where a tensor is there twice.
+absl::StatusOr<MatchedTensors> match_tensors(TensorFiles& files, const std::vector<WantedTensor>& wanted,
+                                             const ImportOptions& options);
 
 /// Elements [first, first + numel) of a tensor in the order of the file, in the file's type. REQUIRES: they are there.
 absl::StatusOr<at::Tensor> read_elements(TensorFiles& files, const TensorFiles::Place& place, std::int64_t first,

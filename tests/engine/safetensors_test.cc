@@ -160,6 +160,69 @@ TEST_F(Safetensors, WhatDoesNotFitIsNamedOnAllRanksAndChangesNothing) {
   });
 }
 
+/// The model's two names for a tied tensor, and any third one that a file may have for it.
+NameInFile with_a_copy(const std::string& name) {
+  NameInFile in_file{{name}};
+  if (name == "embedding.weight") in_file.copies = {"old_head"};
+  return in_file;
+}
+
+// The head of a model that ties it: the file's may be the same bits, in one place or in two, and never others.
+TEST_F(Safetensors, ATiedTensorThatTheFileHasTwiceMustHaveOneValue) {
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    const Strategy strategy = strategy_for(ShardingStrategy::kFullShard);
+    for (const bool equal : {false, true}) {
+      Tiny twice = make_tiny({}, false);
+      const at::NoGradGuard no_grad;
+      if (equal) twice->head.copy_(twice->embedding->weight);
+      const Values wanted = values_of(*twice);
+      const std::string name = equal ? "equal" : "other";
+      {
+        Engine engine(twice, strategy, mesh);
+        export_safetensors(engine, folder_ / name);
+        export_safetensors(engine, folder_ / (name + "_renamed"), {.names = [](const std::string& own) {
+                             return NameInFile{{own == "head" ? "old_head" : own}};
+                           }});
+      }
+      const auto refused = ::testing::AllOf(HasSubstr("it has other values than"), HasSubstr("hint:"));
+      Session tied(mesh, strategy, {.tied_head = true});
+      Tiny plain = make_tiny({.tied_head = true}, false);
+      const auto import_both = [&](const std::string& from, const TensorNames& names) {
+        const Values before = tied.values(), plain_before = values_of(*plain);
+        const std::string of_engine =
+            error_of([&] { import_safetensors(tied.engine, folder_ / from, {.names = names}); });
+        const std::string of_module = error_of([&] { import_safetensors(*plain, folder_ / from, {.names = names}); });
+        if (equal) {
+          EXPECT_EQ(of_engine + of_module, "");
+          EXPECT_TRUE(at::equal(tied.values().at("embedding.weight"), wanted.at("embedding.weight")));
+          EXPECT_TRUE(at::equal(plain->head, wanted.at("head")));
+        } else {
+          EXPECT_THAT(of_engine, refused);
+          EXPECT_THAT(of_module, refused);
+          EXPECT_TRUE(all_same_bits(tied.values(), before));
+          EXPECT_TRUE(all_same_bits(values_of(*plain), plain_before));
+        }
+      };
+      import_both(name, {});
+      import_both(name + "_renamed", with_a_copy);
+    }
+    // The file has one of the two names: either will do.
+    Session tied(mesh, strategy, {.tied_head = true});
+    tied.train(0);
+    const Values wanted = tied.values();
+    for (const char* name : {"head", "embedding.weight"}) {
+      export_safetensors(tied.engine, folder_ / (std::string("only_") + name),
+                         {.names = [name](const std::string& own) {
+                           return NameInFile{{own == "head" || own == "embedding.weight" ? name : own}};
+                         }});
+      Session other(mesh, strategy, {.tied_head = true});
+      other.train(1);
+      import_safetensors(other.engine, folder_ / (std::string("only_") + name));
+      EXPECT_TRUE(all_same_bits(other.values(), wanted)) << name;
+    }
+  });
+}
+
 TEST_F(Safetensors, TwoTensorsOfOneNameAreNotExported) {
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
     Session session(mesh, strategy_for(ShardingStrategy::kFullShard), {});

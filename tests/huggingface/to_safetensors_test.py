@@ -62,6 +62,7 @@ class ToSafetensors(unittest.TestCase):
         target.unlink(missing_ok=True)
         got, said = self.run_script(source, target, *options)
         self.assertEqual(got, code, said)
+        self.said = said
         return said if code else load_file(target)
 
     def run_script(self, *arguments):
@@ -81,11 +82,18 @@ class ToSafetensors(unittest.TestCase):
         state = some_state()
         torch.save(state, self.folder / "a.pt")
         self.expect_same(self.convert(self.folder / "a.pt"), state)
+        self.assertEqual(self.said, "")
         torch.save({"model": state, "epoch": 3, "optimizer": {"lr": 1.0}}, self.folder / "b.pt")
         self.expect_same(self.convert(self.folder / "b.pt"), state)
+        self.assertIn("b.pt: epoch, optimizer", self.said)
+        torch.save({"model": {**state, "_extra": 5}}, self.folder / "d.pt")
+        self.expect_same(self.convert(self.folder / "d.pt"), state)
+        self.assertIn("model: _extra", self.said)
         torch.save({"net": {f"module.{name}": each for name, each in state.items()}, "x": 1}, self.folder / "c.pt")
         self.assertIn("--key", self.convert(self.folder / "c.pt", code=65))
         self.expect_same(self.convert(self.folder / "c.pt", "--key", "net", "--prefix", "module."), state)
+        self.convert(self.folder / "a.pt", "--prefix", "norm.")
+        self.assertIn("head.weight", self.said)
         narrow = self.convert(self.folder / "a.pt", "--dtype", "bf16")
         self.assertEqual({each.dtype for name, each in narrow.items() if name != "steps"}, {torch.bfloat16})
 
@@ -98,6 +106,11 @@ class ToSafetensors(unittest.TestCase):
         index = self.folder / "m" / "pytorch_model.bin.index.json"
         index.write_text('{"weight_map": {"a": "pytorch_model-1.bin", "b": "pytorch_model-2.bin"}}')
         self.expect_same(self.convert(self.folder / "m"), state)
+        # One name in two files.
+        for value, code in ((state[names[0]], 0), (state[names[0]] + 1, 65)):
+            torch.save({name: state[name] for name in names[2:]} | {names[0]: value}, self.folder / "m" / "pytorch_model-2.bin")
+            got = self.convert(self.folder / "m", code=code)
+            self.assertIn("other values", got) if code else self.expect_same(got, state)
         index.write_text('{"weight_map": {"a": "../m/pytorch_model-1.bin"}}')
         self.assertIn("this folder", self.convert(self.folder / "m", code=65))
 
@@ -107,6 +120,7 @@ class ToSafetensors(unittest.TestCase):
         del state["head.weight"]
         dcp.save({"model": state, "note": "text"}, checkpoint_id=self.folder / "dcp", no_dist=True)
         self.expect_same(self.convert(self.folder / "dcp", "--prefix", "model."), state)
+        self.assertIn("note", self.said)
 
     def test_dcp_of_several_ranks(self):
         # It ends by itself once all is saved: PyTorch 2.11's Gloo group aborts now and then ("terminate called without an active
@@ -168,6 +182,7 @@ class ToSafetensors(unittest.TestCase):
                 all_wanted = {**wanted, "running": torch.ones(3), "tied.weight": wanted["a.weight"]}
                 self.expect_same(self.convert(folder.parent), all_wanted)
                 self.expect_same(self.convert(folder), all_wanted)
+                self.assertEqual(self.said, "")
                 (folder / "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt").unlink()
                 self.assertIn("missing", self.convert(folder, code=66))
 

@@ -122,5 +122,19 @@ TEST(HfNames, Gpt2sMatricesLieTheOtherWayRound) {
   EXPECT_THAT(names("head.weight").names, ElementsAre("lm_head.weight"));
 }
 
+TEST(HfNames, AHeadThatIsTiedIsACopyOfTheEmbedding) {
+  for (const bool tied : {false, true}) {
+    const std::vector<std::string> copies =
+        tied ? std::vector<std::string>{"lm_head.weight"} : std::vector<std::string>{};
+    const ModelConfig gpt = GPTConfig{.tie_head = tied}, llama = LlamaConfig{.tie_word_embeddings = tied};
+    EXPECT_EQ(hf_names(gpt)("token_embedding.weight").copies, copies);
+    EXPECT_EQ(hf_names(llama)("model.embed_tokens.weight").copies, copies);
+    for (const ModelConfig& config : {gpt, llama}) {
+      EXPECT_THAT(hf_names(config)("norm.weight").copies, ElementsAre());
+      EXPECT_THAT(hf_ignored(config), ::testing::Not(::testing::Contains(HasSubstr("lm_head"))));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tessera::models

@@ -93,6 +93,7 @@ std::string write_manifest(const Manifest& manifest) {
                {"ranks", manifest.ranks},
                {"mesh", {{"replicate", manifest.replicate}, {"shard", manifest.shard}}},
                {"noise", manifest.noise_version},
+               {"defaults", manifest.defaults_version},
                {"generators", manifest.generators}};
   if (manifest.loss_scale) {
     root["loss_scale"] = {{"scale", manifest.loss_scale->scale},

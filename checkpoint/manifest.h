@@ -109,6 +109,7 @@ struct Manifest {
   std::vector<SavedTensor> buffers, items;
   std::map<std::string, std::string> json_items;
   std::int64_t noise_version = kNoiseVersion;  ///< "noise": of what the run draws; 1 where the text has none
+  std::int64_t defaults_version = 1;  ///< "defaults": OptimizerConfig::defaults_version; 1 where the text has none
   std::int64_t generators = 0;  ///< ranks 0 ... generators - 1 have a piece "generator" of type U8, named by the rank
   std::optional<SavedLossScale> loss_scale;
   /// Learning rates set by hand: everybody's, then those of groups that have one of their own.

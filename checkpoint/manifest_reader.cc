@@ -117,6 +117,7 @@ class ManifestReader {
 
   void read_progress(Manifest& manifest) {
     manifest.noise_version = root_.has("noise") ? root_.integer("noise", 1, kMost) : 1;
+    manifest.defaults_version = root_.has("defaults") ? root_.integer("defaults", 1, kMost) : 1;
     if (const JsonNode* node = root_.find("loss_scale")) {
       const JsonFields fields(*node, file_, "/loss_scale", problem_);
       SavedLossScale& scale = manifest.loss_scale.emplace();

@@ -95,6 +95,7 @@ Manifest describe_engine(const EngineCheckpoints::State& s, const StoredStates& 
   manifest.replicate = mesh.replicate_size;
   manifest.shard = mesh.shard_size;
   manifest.strategy = s.strategy.to_json();
+  manifest.defaults_version = s.strategy.optimizer.defaults_version;
   manifest.states = states.all();
   for (const auto& unit : s.units) manifest.units.push_back(unit->name);
   if (s.strategy.mixed_precision.param == DType::kF16)

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -94,6 +95,7 @@ CommitParts parts_of(const EngineCheckpoints::State& s) {
   const StepProgress progress = s.step->progress();
   json engine = {{"applied", progress.applied},
                  {"noise", kNoiseVersion},
+                 {"defaults", s.strategy.optimizer.defaults_version},
                  {"scaler", {progress.scaler.scale, progress.scaler.finite_steps, progress.scaler.overflow_steps}},
                  {"rates", json::array()},
                  {"losses", {progress.losses.losses, progress.losses.spikes_in_a_row}},
@@ -137,6 +139,8 @@ class Resume {
 
   /// What cannot fail any more.
   LoadedCheckpoint finish() {
+    // Commits without the key are of 0.1.
+    s_.use_defaults(std::min(engine_.value("defaults", std::int64_t{1}), OptimizerConfig::kDefaultsVersion));
     StepProgress progress = s_.step->progress();
     progress.applied = engine_.at("applied").get<std::int64_t>();
     const json& scaler = engine_.at("scaler");

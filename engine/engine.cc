@@ -32,10 +32,19 @@
 #include "tessera/span.h"
 
 namespace tessera {
+namespace {
+
+std::shared_ptr<Strategy> with_defaults(const Strategy& given) {
+  auto strategy = std::make_shared<Strategy>(given);
+  fill_in_defaults(strategy->optimizer);
+  return strategy;
+}
+
+}  // namespace
+
 Engine::Engine(std::shared_ptr<torch::nn::Module> module, const Strategy& strategy, const Mesh& mesh,
                const OwnRules& own)
-    : state_(std::make_unique<State>(std::move(module), std::make_shared<const Strategy>(strategy), mesh, own,
-                                     std::nullopt)) {}
+    : state_(std::make_unique<State>(std::move(module), with_defaults(strategy), mesh, own, std::nullopt)) {}
 
 Engine::~Engine() {
   // An exception is passing by: the others must not wait for this rank.

@@ -31,6 +31,7 @@
 #include "runtime/border/phrase.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
+#include "runtime/config/optimizer_defaults.h"
 #include "runtime/config/strategy_file.h"
 #include "runtime/config/strategy_names.h"
 #include "sharding/partition.h"
@@ -141,6 +142,16 @@ std::string hint_of_queue_depth(const MemoryPlan& plan) {
                   format_bytes(deeper.use().total() - plan.use().total()), " more");
 }
 
+/// Empty where the strategy says all numbers whose defaults another version had otherwise.
+std::string words_of_changed_defaults(const OptimizerConfig& optimizer) {
+  std::string text;
+  for (const ChangedDefault& each : changed_defaults(optimizer))
+    text += (text.empty() ? "" : "; ") + each.key + " is " + each.now + ", and was " + each.before;
+  if (text.empty()) return "";
+  return "the strategy leaves out what has another default for " + name_of(optimizer.type) +
+         " since Tessera 0.2 (docs/strategy.md says whose): " + text + ". hint: write the keys into the strategy";
+}
+
 /// What "comm.transport" asks of a mesh.
 struct WantedTransport {
   const char* name;
@@ -171,7 +182,7 @@ std::string first_line(const std::string& text) { return text.substr(0, text.fin
 
 Engine::State::~State() = default;
 
-Engine::State::State(std::shared_ptr<torch::nn::Module> module_given, std::shared_ptr<const Strategy> strategy_given,
+Engine::State::State(std::shared_ptr<torch::nn::Module> module_given, std::shared_ptr<Strategy> strategy_given,
                      const Mesh& mesh_given, OwnRules own_rules_given, std::optional<std::int64_t> continues_after)
     : module(std::move(module_given)),
       given_strategy(std::move(strategy_given)),
@@ -260,14 +271,8 @@ void Engine::State::set_up() {
   checks.emplace(units, strategy.check.values && !device.is_queued);
   hooks.emplace(units, *reducer);
   const auto on_failure = [this](const Error& error) { fail(make_error(error.exit_code(), error.message())); };
-  if (device.is_queued) {
-    step =
-        std::make_unique<QueuedStep>(units, plan, axes, *reducer, strategy, *optimizer, memory, own_rules, accelerator);
-  } else {
-    if (publishes_behind()) publication.emplace(pointers_to(units), *axes.gather, plan.input().gathers, on_failure);
-    step = std::make_unique<CpuStep>(units, plan, axes, *reducer, *norm, strategy, memory, own_rules,
-                                     publication ? &*publication : nullptr);
-  }
+  if (publishes_behind()) publication.emplace(pointers_to(units), *axes.gather, plan.input().gathers, on_failure);
+  make_step();
   if (plan.steps_on_host() || (device.is_queued && plan.gradients_below()))
     reducer->on_reduced([this](const Unit& unit) { step->reduced(unit); });
   if (sync.makes_outer_steps()) {
@@ -311,6 +316,35 @@ void Engine::State::set_up() {
   if (accelerator.allocated) allocated_at_start = accelerator.allocated().now;
   if (accelerator.forget_peak) accelerator.forget_peak();
   last_step_end = std::chrono::steady_clock::now();
+}
+
+void Engine::State::make_step() {
+  if (accelerator.device.is_queued) {
+    step =
+        std::make_unique<QueuedStep>(units, plan, axes, *reducer, strategy, *optimizer, memory, own_rules, accelerator);
+  } else {
+    step = std::make_unique<CpuStep>(units, plan, axes, *reducer, *norm, strategy, memory, own_rules,
+                                     publication ? &*publication : nullptr);
+  }
+}
+
+bool Engine::State::use_defaults(std::int64_t version) {
+  OptimizerConfig& numbers = given_strategy->optimizer;
+  if (version == numbers.defaults_version) return false;
+  numbers.defaults_version = version;
+  const std::vector<ChangedDefault> changed = changed_defaults(numbers);
+  if (changed.empty()) return false;
+  fill_in_defaults(numbers);
+  step.reset();
+  optimizer = make_optimizer(numbers, strategy.ema, own_rules);
+  make_step();
+  if (mesh.rank() != 0) return true;
+  std::string text;
+  for (const ChangedDefault& each : changed)
+    text += (text.empty() ? "" : ", ") + each.key + " " + (version == 1 ? each.before : each.now);
+  log_info("the run began with another version's defaults, and what the strategy leaves out keeps them: " + text +
+           ". hint: write these keys into the strategy");
+  return true;
 }
 
 /// Where ranks hold whole parameters that others update, and the transport carries gathers by itself. What looks at all values after each
@@ -368,6 +402,8 @@ void Engine::State::report_plan() const {
   if (strategy.compression.gathers != WireForm::kPlain && words_of_gathers(input).empty())
     log_info("\"compression.gathers\" has no effect here: it changes nothing that goes over a network");
   if (const std::string hint = hint_of_queue_depth(plan); !hint.empty()) log_info(hint);
+  if (const std::string text = words_of_changed_defaults(strategy.optimizer); !continues && !text.empty())
+    log_warning(text);
   if (units.size() == 1 && plan.use()[MemoryCategory::kSlots] > 0) {
     log_warning("the whole module is one unit, so it is gathered at once. hint: name classes in \"units\"");
   }

@@ -42,7 +42,7 @@ class OuterSteps;
 struct Engine::State {
   /// `continues_after`: for planned_anew, the steps that training has made. They say whether outer steps are in effect
   /// (SyncConfig::start_step), and buffers stay as they are on each rank. Null: an Engine begins.
-  State(std::shared_ptr<torch::nn::Module> module, std::shared_ptr<const Strategy> strategy, const Mesh& mesh,
+  State(std::shared_ptr<torch::nn::Module> module, std::shared_ptr<Strategy> strategy, const Mesh& mesh,
         OwnRules own_rules, std::optional<std::int64_t> continues_after);
   ~State();
   /// A State over the same module, planned anew after `change`: it goes on with the values, optimizer states and counts of this one,
@@ -54,6 +54,11 @@ struct Engine::State {
   void look_at_module();
   MeshShape shape_of_mesh() const;
   void set_up();
+  /// With the optimizer's numbers that the strategy has.
+  void make_step();
+  /// What the strategy leaves out has the defaults of this version from now on (OptimizerConfig::defaults_version): those that a run began
+  /// with, when it goes on. Where a number changes, the step is made anew and true comes back: Step::resume must follow. Between steps.
+  bool use_defaults(std::int64_t version);
   void check_transport() const;
   void report_plan() const;
   /// What was allocated is what was planned, to the byte.
@@ -115,7 +120,7 @@ struct Engine::State {
   [[noreturn]] void rethrow(const char* what);
 
   std::shared_ptr<torch::nn::Module> module;
-  const std::shared_ptr<const Strategy> given_strategy;  ///< lives as long as the Engine
+  const std::shared_ptr<Strategy> given_strategy;  ///< lives as long as the Engine; changed by use_defaults alone
   const Strategy& strategy;
   const SyncConfig sync;  ///< the strategy's, where it is in effect
   const bool continues;   ///< another State's training

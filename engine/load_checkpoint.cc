@@ -67,6 +67,7 @@ class Load {
   /// Takes what was examined.
   absl::StatusOr<LoadedCheckpoint> run() {
     s_.half_loaded = true;
+    keep_defaults();
     const auto applied = share("checkpoint loaded", [&] { return apply(); });
     if (!applied.ok())
       return make_error(
@@ -120,6 +121,20 @@ class Load {
                             "share");
     }
     return absl::OkStatus();
+  }
+
+  /// What the strategy leaves out is as in the run that was saved. A run that goes back in time has it so already.
+  void keep_defaults() {
+    if (kind_ == LoadKind::kBackInTime) return;
+    if (manifest().defaults_version > OptimizerConfig::kDefaultsVersion)
+      matched_.inexact.push_back(
+          "the run that was saved had defaults of a later version of Tessera; what the strategy leaves out has this "
+          "version's");
+    if (!s_.use_defaults(std::min(manifest().defaults_version, OptimizerConfig::kDefaultsVersion))) return;
+    StepProgress anew = s_.step->progress();
+    anew.scaler = progress_.scaler;
+    anew.losses = std::move(progress_.losses);
+    progress_ = std::move(anew);
   }
 
   absl::StatusOr<std::string> apply() {

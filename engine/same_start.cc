@@ -11,6 +11,7 @@
 #include "runtime/border/throw.h"
 #include "runtime/comm/gather_strings.h"
 #include "runtime/config/json_differences.h"
+#include "runtime/config/optimizer_defaults.h"
 
 namespace tessera {
 namespace {
@@ -23,6 +24,9 @@ nlohmann::json start_of(const Strategy& strategy) {
   start["strategy"]["offload"]["paths"] = strategy.offload.paths.empty() ? "none" : "some";
   start["strategy"]["checkpoint"].erase("dir");
   start["strategy"]["durable"].erase("dir");
+  // Given or left out: it is the same, until a checkpoint of a run with other defaults is loaded.
+  for (const ChangedDefault& each : changed_defaults(strategy.optimizer))
+    start["strategy"]["optimizer"]["left_out"].push_back(each.key);
   return start;
 }
 

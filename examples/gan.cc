@@ -24,7 +24,7 @@ at::Tensor loss_of(const at::Tensor& scores, double wanted) {
 int main() {
   return tessera::run([] {
     auto strategy = tessera::Strategy::from_json(
-        R"({"strategy": "FULL_SHARD", "optimizer": {"type": "adam", "lr": 2e-3, "betas": [0.0, 0.9]},
+        R"({"strategy": "FULL_SHARD", "optimizer": {"type": "adam", "lr": 2e-3, "betas": [0.0, 0.9], "weight_decay": 0.01},
             "lr_schedule": {"type": "cosine", "total_steps": 600}})");  // at a steady rate the two chase each other for good
     tessera::Mesh mesh = tessera::init(strategy);
     at::manual_seed(1);

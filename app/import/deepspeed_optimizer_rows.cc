@@ -13,11 +13,12 @@ using Strings = std::vector<std::string>;
 
 constexpr char kOptimizerParams[] = "optimizer.params.";
 
-// An optimizer of DeepSpeed's, or of torch.optim, that Tessera has; and its defaults that are not Tessera's.
+// An optimizer of DeepSpeed's, or of torch.optim, that Tessera has; and those of its defaults that are not torch.optim's, or that Tessera 0.1
+// had otherwise. The strategy says them all.
 struct KnownOptimizer {
   std::string name;  ///< lower case
   std::string type;  ///< of Tessera; adam depends on adam_w_mode too
-  std::map<std::string, double> defaults;
+  std::map<std::string, nlohmann::json> defaults;
 };
 
 const std::vector<KnownOptimizer>& known_optimizers() {
@@ -25,7 +26,7 @@ const std::vector<KnownOptimizer>& known_optimizers() {
       {"adam", "adamw", {{"weight_decay", 0.0}}},
       {"adamw", "adamw", {{"weight_decay", 0.0}}},
       {"sgd", "sgd", {{"weight_decay", 0.0}}},
-      {"lion", "lion", {{"weight_decay", 0.0}}},
+      {"lion", "lion", {{"weight_decay", 0.0}, {"lr", 0.001}, {"betas", {0.9, 0.99}}}},
       {"adagrad", "adagrad", {{"weight_decay", 0.0}, {"lr", 0.01}, {"eps", 1e-10}}},
       {"rmsprop", "rmsprop", {{"weight_decay", 0.0}, {"lr", 0.01}}},
   };
@@ -212,10 +213,13 @@ void finish_deepspeed_optimizer(ImportSession& session) {
   const KnownOptimizer* optimizer = optimizer_of(session);
   if (optimizer == nullptr) return;
   for (const auto& [name, value] : optimizer->defaults) {
+    if (session.is_auto(kOptimizerParams + name)) continue;
     const bool of_torch = session.is_on("optimizer.params.torch_adam") && tessera_type(session, *optimizer) == "adamw";
-    if (name == "weight_decay" && of_torch) continue;  // torch's AdamW has 0.01, as Tessera has
-    if (!session.is_auto(kOptimizerParams + name))
+    if (name == "weight_decay" && of_torch) {
+      session.imply("/optimizer/weight_decay", 0.01, "the default of torch.optim.AdamW");
+    } else {
       session.imply("/optimizer/" + name, value, "the default of " + optimizer->name + " in DeepSpeed");
+    }
   }
 }
 

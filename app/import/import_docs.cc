@@ -29,8 +29,8 @@ Keys that the other program has at a default which is not Tessera's are set too,
 program (`"auto"`, the optimizer beside FSDP) stays at Tessera's default, or is what [TesseraTrainer](integrations.md) takes from
 TrainingArguments.
 
-The strategy on stdout, or in the file that `--out` names, has the keys that differ from their defaults. A file that exists is kept
-unless `--overwrite` is given. A configuration has at most 256 KiB and 500 values, in UTF-8, each key once; YAML without aliases and tags.
+The strategy on stdout, or in the file that `--out` names, has the keys that differ from their defaults, and the numbers of the optimizer
+that the file or the other program's defaults say. A file that exists is kept unless `--overwrite` is given. A configuration has at most 256 KiB and 500 values, in UTF-8, each key once; YAML without aliases and tags.
 
 )";
 

@@ -84,11 +84,13 @@ nlohmann::json whole(const ImportSession& session) {
   return root;
 }
 
-std::string without_defaults(const Strategy& strategy) {
+/// A number whose default depends on the rule stays where the session set it: the file is right for other versions' defaults too.
+std::string without_defaults(const Strategy& strategy, const ImportSession& session) {
   Json root = Json::object();
   for (const StrategyKey& key : strategy_keys()) {
     Json value = key.field.get(strategy);
-    if (value != key.field.get(Strategy{})) root[Json::json_pointer(key.pointer)] = std::move(value);
+    const bool is_written = key.rules_default ? session.is_set(key.pointer) : value != Json::parse(key.default_json);
+    if (is_written) root[Json::json_pointer(key.pointer)] = std::move(value);
   }
   return root.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
@@ -96,7 +98,7 @@ std::string without_defaults(const Strategy& strategy) {
 // Fates come in the order of the keys of the file; the strategy says whether they go together.
 absl::Status add_strategy(const ImportSession& session, const std::string& name, TranslatedConfig& result) {
   const absl::StatusOr<Strategy> strategy = parse_strategy(whole(session).dump(), "the strategy of " + name);
-  if (strategy.ok()) result.strategy = without_defaults(*strategy);
+  if (strategy.ok()) result.strategy = without_defaults(*strategy, session);
   if (strategy.ok() || !result.refused.empty()) return absl::OkStatus();
   return make_error(ExitCode::kConfig,
                     message_of(strategy.status()) +

@@ -85,6 +85,30 @@ struct ParameterGroup {
   friend bool operator==(const ParameterGroup&, const ParameterGroup&) = default;
 };
 
+/// A value of OptimizerConfig whose default depends on OptimizerConfig::type. A program gives it by assigning one. Until then it is left out:
+/// the rule's own default stands for it (fill_in_defaults).
+template <class T>
+class OrDefault {
+ public:
+  constexpr OrDefault(T value) : value_(value), is_given_(true) {}  // NOLINT: so that `config.lr = 0.1` gives it
+  static constexpr OrDefault left_out(T value) {
+    OrDefault result(value);
+    result.is_given_ = false;
+    return result;
+  }
+
+  /// The value; where it is left out, the default of the type for which defaults were filled in last: at first that of adamw.
+  constexpr operator T() const { return value_; }  // NOLINT: so that it is read as the value
+  constexpr bool is_given() const { return is_given_; }
+  constexpr void fill_in(T value) {
+    if (!is_given_) value_ = value;
+  }
+
+ private:
+  T value_;
+  bool is_given_;
+};
+
 /// What a matrix's rate is multiplied by, since orthogonal matrices of all shapes have the same norm.
 enum class MuonLrAdjustment {
   kMatchRmsAdamW,  ///< 0.2 sqrt(max(rows, columns)): a step is about as long as AdamW's (arXiv 2502.16982), so one rate fits both
@@ -98,7 +122,7 @@ struct MuonConfig {
   double momentum = 0.95;
   bool nesterov = true;
   std::int64_t ns_steps = 5;  ///< Newton-Schulz iterations
-  MuonLrAdjustment adjust_lr = MuonLrAdjustment::kMatchRmsAdamW;
+  OrDefault<MuonLrAdjustment> adjust_lr = OrDefault<MuonLrAdjustment>::left_out(MuonLrAdjustment::kOriginal);
   DType ns_dtype = DType::kF32;  ///< in which the iterations compute: kF32, kBF16
 };
 
@@ -110,12 +134,18 @@ struct AdafactorConfig {
   double clip_threshold = 1.0;  ///< largest root mean square of an update, before the rate (the paper's d)
 };
 
+/// What is left out is as torch.optim has it for the rule of this name. PyTorch has no lion, lamb and lars: theirs is as timm has it. own and
+/// own_matrix have adamw's. docs/strategy.md lists the defaults.
 struct OptimizerConfig {
+  static constexpr std::int64_t kDefaultsVersion = 2;  ///< of the defaults of this version of Tessera. 1: those of 0.1
+
   OptimizerType type = OptimizerType::kAdamW;
-  double lr = 1e-3;
-  double beta1 = 0.9, beta2 = 0.999;          ///< adamw, adam, lion, muon, lamb
-  double eps = 1e-8;                          ///< adamw, adam, adagrad, rmsprop, muon, lamb, lars
-  double weight_decay = 0.01;                 ///< decoupled for adamw, lion, muon and lamb, else added to the gradient
+  OrDefault<double> lr = OrDefault<double>::left_out(1e-3);
+  OrDefault<double> beta1 = OrDefault<double>::left_out(0.9);    ///< adamw, adam, lion, muon, lamb
+  OrDefault<double> beta2 = OrDefault<double>::left_out(0.999);  ///< likewise
+  OrDefault<double> eps = OrDefault<double>::left_out(1e-8);     ///< adamw, adam, adagrad, rmsprop, muon, lamb, lars
+  /// Decoupled for adamw, lion, muon, lamb and adafactor, else added to the gradient.
+  OrDefault<double> weight_decay = OrDefault<double>::left_out(0.01);
   double momentum = 0.0;                      ///< sgd, rmsprop, lars
   double dampening = 0.0;                     ///< sgd
   bool nesterov = false;                      ///< sgd, lars
@@ -130,7 +160,13 @@ struct OptimizerConfig {
   bool shard_over_world = false;  ///< "shard_over": "world": HYBRID_SHARD with optimizer state over all ranks
   bool in_backward = false;       ///< a unit is updated as soon as its gradients are summed, while backward runs
   std::vector<ParameterGroup> groups = {};  ///< each parameter is in one at most
+  /// Whose defaults stand for what is left out. The Engine sets it where it loads a checkpoint of a run that began with earlier ones.
+  std::int64_t defaults_version = kDefaultsVersion;
 };
+
+/// Gives what is left out the default of the optimizer's type. The Engine and Strategy::from_json do so; a program needs it only to read
+/// numbers of a Strategy that it made field by field.
+void fill_in_defaults(OptimizerConfig& optimizer);
 
 /// An exponential moving average of the master weights, moved in the optimizer's pass: average += (weight - average) *
 /// (1 - decay). `Gathered(engine, Gathered::kEma)` shows it.

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "runtime/config/optimizer_defaults.h"
 #include "runtime/config/strategy_fields.h"
 #include "runtime/config/strategy_keys.h"
 #include "runtime/config/strategy_names.h"
@@ -49,6 +50,31 @@ Condition with_warmup_share() {
           }};
 }
 
+RulesDefault number_of_rules(double OptimizerDefaults::*number, OrDefault<double> OptimizerConfig::*member) {
+  return {[number](OptimizerType type, std::int64_t version) {
+            return nlohmann::ordered_json(defaults_of(type, version).*number);
+          },
+          [member](const OptimizerConfig& optimizer) { return (optimizer.*member).is_given(); }};
+}
+RulesDefault lr_of_rules() { return number_of_rules(&OptimizerDefaults::lr, &OptimizerConfig::lr); }
+RulesDefault eps_of_rules() { return number_of_rules(&OptimizerDefaults::eps, &OptimizerConfig::eps); }
+RulesDefault weight_decay_of_rules() {
+  return number_of_rules(&OptimizerDefaults::weight_decay, &OptimizerConfig::weight_decay);
+}
+RulesDefault betas_of_rules() {
+  return {[](OptimizerType type, std::int64_t version) {
+            const OptimizerDefaults defaults = defaults_of(type, version);
+            return nlohmann::ordered_json::array({defaults.beta1, defaults.beta2});
+          },
+          [](const OptimizerConfig& optimizer) { return optimizer.beta1.is_given() && optimizer.beta2.is_given(); }};
+}
+RulesDefault lr_adjustment_of_rules() {
+  return {[](OptimizerType type, std::int64_t version) {
+            return nlohmann::ordered_json(name_of(defaults_of(type, version).adjust_lr));
+          },
+          [](const OptimizerConfig& optimizer) { return optimizer.muon.adjust_lr.is_given(); }};
+}
+
 // Of an optimizer's own numbers, and of a group's in their place.
 constexpr Range kDecayRange = {0, 1000}, kEpsRange = {1e-30, 1}, kBetaRange = {0, 1, false, true};
 
@@ -90,7 +116,8 @@ std::vector<StrategyKey> parameter_group_keys() {
        .default_json = "0.01",
        .example_json = "0.0",
        .doc = "As optimizer.weight_decay, whose value is the default.",
-       .cost = "Too high: the model underfits."},
+       .cost = "Too high: the model underfits.",
+       .rules_default = weight_decay_of_rules()},
       {.pointer = member("eps"),
        .field = of_kind(ValueKind::kNumber),
        .range = kEpsRange,
@@ -98,7 +125,8 @@ std::vector<StrategyKey> parameter_group_keys() {
        .example_json = "1e-6",
        .doc = "As optimizer.eps, whose value is the default.",
        .cost = "Smaller steps where gradients are small.",
-       .only_if = with_eps()},
+       .only_if = with_eps(),
+       .rules_default = eps_of_rules()},
       {.pointer = member("betas"),
        .field = of_kind(ValueKind::kNumberPair),
        .range = kBetaRange,
@@ -106,7 +134,8 @@ std::vector<StrategyKey> parameter_group_keys() {
        .example_json = "[0.9, 0.95]",
        .doc = "As optimizer.betas, whose value is the default.",
        .cost = "A longer memory: slower to follow a change.",
-       .only_if = with_betas()},
+       .only_if = with_betas(),
+       .rules_default = betas_of_rules()},
       {.pointer = member("type"),
        .field = StrategyField{ValueKind::kChoice,
                               {{"adamw", "the group's matrices are updated by adamw"},
@@ -250,7 +279,8 @@ std::vector<StrategyKey> optimizer_keys() {
        .default_json = "0.001",
        .example_json = "3e-4",
        .doc = "Learning rate; the peak of the schedule.",
-       .cost = "Too high: the loss diverges."},
+       .cost = "Too high: the loss diverges.",
+       .rules_default = lr_of_rules()},
       {.pointer = "/optimizer/betas",
        .field = number_pair_field(AT(optimizer.beta1), AT(optimizer.beta2)),
        .range = kBetaRange,
@@ -260,7 +290,8 @@ std::vector<StrategyKey> optimizer_keys() {
            "Decay of the running mean of gradients, and of their squares. lion: of the mean in its direction, and of "
            "the mean that it keeps.",
        .cost = "A longer memory: slower to follow a change.",
-       .only_if = with_betas()},
+       .only_if = with_betas(),
+       .rules_default = betas_of_rules()},
       {.pointer = "/optimizer/eps",
        .field = number_field(AT(optimizer.eps)),
        .range = kEpsRange,
@@ -268,15 +299,17 @@ std::vector<StrategyKey> optimizer_keys() {
        .example_json = "1e-6",
        .doc = "Added to the root of the mean, or of the sum, of squares; lars: to the norms that it divides by.",
        .cost = "Smaller steps where gradients are small.",
-       .only_if = with_eps()},
+       .only_if = with_eps(),
+       .rules_default = eps_of_rules()},
       {.pointer = "/optimizer/weight_decay",
        .field = number_field(AT(optimizer.weight_decay)),
        .range = kDecayRange,
        .default_json = "0.01",
        .example_json = "0.1",
        .doc = "Pull towards zero: decoupled for adamw, lion, muon, lamb and adafactor, else added to the gradient; own "
-              "and own_matrix: as the rule will have it.",
-       .cost = "Too high: the model underfits."},
+              "and own_matrix: as the rule will have it. muon: of what adamw updates too.",
+       .cost = "Too high: the model underfits.",
+       .rules_default = weight_decay_of_rules()},
       {.pointer = "/optimizer/momentum",
        .field = number_field(AT(optimizer.momentum)),
        .range = {0, 1, false, true},
@@ -372,11 +405,12 @@ std::vector<StrategyKey> optimizer_keys() {
        .only_if = with_muon()},
       {.pointer = "/optimizer/muon/adjust_lr",
        .field = choice_field(AT(optimizer.muon.adjust_lr), muon_lr_adjustments()),
-       .default_json = R"("match_rms_adamw")",
-       .example_json = R"("original")",
+       .default_json = R"("original")",
+       .example_json = R"("match_rms_adamw")",
        .doc = "What a matrix's learning rate is multiplied by. Weight decay goes by the rate itself.",
        .cost = "original: matrices need a rate of their own, some ten times adamw's.",
-       .only_if = with_muon()},
+       .only_if = with_muon(),
+       .rules_default = lr_adjustment_of_rules()},
       {.pointer = "/optimizer/muon/ns_dtype",
        .field = choice_field(AT(optimizer.muon.ns_dtype), muon_dtypes()),
        .default_json = R"("fp32")",

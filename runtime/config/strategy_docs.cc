@@ -2,8 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <utility>
+#include <vector>
+
 #include "runtime/base/bytes.h"
 #include "runtime/base/text.h"
+#include "runtime/config/strategy_names.h"
 #include "runtime/config/strategy_table.h"
 
 namespace tessera {
@@ -74,6 +79,27 @@ void add_type(Json& schema, const StrategyKey& key) {
   }
 }
 
+std::string code(const std::string& text) { return "`" + text + "`"; }
+
+/// "`0.01` (adamw, lamb), `0.0` (adam, sgd)": of the types with which the key has an effect.
+std::string defaults_of_types(const StrategyKey& key) {
+  std::vector<std::pair<Json, std::vector<std::string>>> defaults;
+  for (const Named<OptimizerType>& type : optimizer_types()) {
+    Strategy strategy;
+    strategy.optimizer.type = type.value;
+    if (!key.only_if.text.empty() && !key.only_if.holds(strategy)) continue;
+    const Json value = key.rules_default->of(type.value, OptimizerConfig::kDefaultsVersion);
+    auto found = std::ranges::find(defaults, value, &std::pair<Json, std::vector<std::string>>::first);
+    if (found == defaults.end()) found = defaults.insert(found, {value, {}});
+    found->second.push_back(type.name);
+  }
+  if (defaults.size() == 1) return code(defaults[0].first.dump());
+  std::vector<std::string> texts;
+  for (const auto& [value, types] : defaults)
+    texts.push_back(fmt::format("{} ({})", code(value.dump()), joined(types)));
+  return joined(texts);
+}
+
 std::string with_unit(const StrategyKey& key) { return key.unit.empty() ? "" : " Unit: " + key.unit + "."; }
 
 Json schema_of(const StrategyKey& key) {
@@ -81,7 +107,11 @@ Json schema_of(const StrategyKey& key) {
   schema["description"] =
       key.doc + with_unit(key) + (key.only_if.text.empty() ? "" : " Only with " + key.only_if.text + ".");
   add_type(schema, key);
-  schema["default"] = Json::parse(key.default_json);
+  if (key.rules_default) {
+    schema["description"].get_ref<std::string&>() += " Default: " + defaults_of_types(key) + ".";
+  } else {
+    schema["default"] = Json::parse(key.default_json);
+  }
   schema["examples"] = Json::array({Json::parse(key.example_json)});
   return schema;
 }
@@ -108,15 +138,14 @@ std::string cell(std::string text) {
   return text;
 }
 
-std::string code(const std::string& text) { return "`" + text + "`"; }
-
 std::string row_of(const StrategyKey& key) {
   std::string meaning = key.doc;
   if (!key.only_if.text.empty()) meaning += " *Only with " + key.only_if.text + ".*";
   const std::string allowed =
       describe_allowed(key) + (key.unit.empty() || key.field.kind == ValueKind::kBytes ? "" : " (" + key.unit + ")");
   return fmt::format("| {} | {} | {} | {} | {} | {} |\n", code(key.name()), cell(meaning), cell(allowed),
-                     code(key.default_json), code(key.example_json), cell(key.cost));
+                     key.rules_default ? defaults_of_types(key) : code(key.default_json), code(key.example_json),
+                     cell(key.cost));
 }
 
 std::string choices_of(const StrategyKey& key) {
@@ -185,6 +214,10 @@ strategy.json:6:3: /gradient_cliping: unknown key; did you mean "gradient_clippi
 
 Integers may be written `1000`, `1000.0` or `1e3`. Sizes are bytes, or strings such as `"8GiB"`, `"1.5 GiB"` (powers of
 1024) and `"500MB"` (powers of 1000). For completion in an editor, name the schema: `"$schema": "strategy.schema.json"`.
+
+Numbers of `optimizer` that are left out are those of `torch.optim` for the rule of the same name, key by key. PyTorch has no `lion`, `lamb`
+and `lars`: theirs are those of [timm](https://github.com/huggingface/pytorch-image-models). `own` and `own_matrix` have `adamw`'s. Tessera
+0.1 had `adamw`'s for every rule. A run that began with 0.1 keeps those when it goes on from its checkpoint or commit, and the log says so.
 
 )";
 

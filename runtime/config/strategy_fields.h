@@ -18,7 +18,7 @@ StrategyField plain_field(At at) {
   return {kind,
           {},
           [at](Strategy& s, const nlohmann::json& value) { at(s) = value.get<Value>(); },
-          [at](const Strategy& s) { return nlohmann::ordered_json(at(s)); },
+          [at](const Strategy& s) { return nlohmann::ordered_json(static_cast<Value>(at(s))); },
           {}};
 }
 
@@ -78,7 +78,7 @@ StrategyField number_pair_field(First first, Second second) {
             second(s) = value.at(1).get<double>();
           },
           [=](const Strategy& s) {
-            return nlohmann::ordered_json::array({first(s), second(s)});
+            return nlohmann::ordered_json::array({static_cast<double>(first(s)), static_cast<double>(second(s))});
           },
           {}};
 }

@@ -42,9 +42,11 @@ absl::Status check_strategy(const Strategy& strategy) {
 }
 
 std::string Strategy::to_json() const {
+  Strategy resolved = *this;
+  fill_in_defaults(resolved.optimizer);
   nlohmann::ordered_json root = nlohmann::ordered_json::object();
   for (const StrategyKey& key : strategy_keys()) {
-    root[nlohmann::ordered_json::json_pointer(key.pointer)] = key.field.get(*this);
+    root[nlohmann::ordered_json::json_pointer(key.pointer)] = key.field.get(resolved);
   }
   return root.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }

@@ -30,6 +30,14 @@ bool Range::contains(double x) const {
 std::string StrategyKey::name() const { return last_name_of(pointer); }
 std::string StrategyKey::group() const { return holder_of(pointer); }
 
+bool StrategyKey::says_nothing(const nlohmann::ordered_json& value, const Strategy& strategy) const {
+  if (!rules_default) return value == nlohmann::ordered_json::parse(default_json);
+  for (std::int64_t version = 1; version <= OptimizerConfig::kDefaultsVersion; ++version) {
+    if (value == rules_default->of(strategy.optimizer.type, version)) return true;
+  }
+  return false;
+}
+
 const StrategyKey* find_strategy_key(const std::string& pointer) {
   for (const StrategyKey& key : strategy_keys()) {
     if (key.pointer == pointer) return &key;

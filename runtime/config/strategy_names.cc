@@ -64,14 +64,14 @@ const std::vector<Named<OptimizerType>>& optimizer_types() {
       {kAdamW, "adamw", "Adam with decoupled weight decay (arXiv 1711.05101)"},
       {kAdam, "adam", "Adam (arXiv 1412.6980), weight decay added to the gradient"},
       {kSgd, "sgd", "stochastic gradient descent, with momentum if wanted"},
-      {kLion, "lion", "Lion (arXiv 2302.06675); there betas are [0.9, 0.99], and lr a third to a tenth of adamw's"},
+      {kLion, "lion", "Lion (arXiv 2302.06675); lr is a third to a tenth of adamw's"},
       {kAdagrad, "adagrad", "Adagrad (JMLR 2011), as PyTorch has it"},
       {kRmsprop, "rmsprop", "RMSprop, as PyTorch has it"},
       {kMuon, "muon", "Muon (Jordan et al., 2024) for matrices but those of embeddings, adamw for all else"},
       {kLamb, "lamb", "LAMB (arXiv 1904.00962): adamw, with steps as long as each tensor's weights say"},
       {kLars, "lars", "LARS (arXiv 1708.03888): sgd, with steps as long as each tensor's weights say"},
       {kAdafactor, "adafactor",
-       "Adafactor (arXiv 1804.04235), as PyTorch has it; there lr is 0.01, an upper limit of relative steps"},
+       "Adafactor (arXiv 1804.04235), as PyTorch has it; lr is an upper limit of relative steps"},
       {kOwn, "own", "a rule of the program's, which it gives the Engine (tessera/elementwise_optimizer.h)"},
       {kOwnMatrix, "own_matrix",
        "a rule of the program's for matrices but those of embeddings (tessera/matrix_optimizer.h), adamw for all "
@@ -292,5 +292,6 @@ std::string name_of(OptimizerType type) { return name_in(optimizer_types(), type
 std::string name_of(StateDType dtype) { return name_in(state_dtypes(), dtype); }
 std::string name_of(LrScheduleType type) { return name_in(lr_schedule_types(), type); }
 std::string name_of(WireForm form) { return name_in(wire_forms(), form); }
+std::string name_of(MuonLrAdjustment adjustment) { return name_in(muon_lr_adjustments(), adjustment); }
 
 }  // namespace tessera

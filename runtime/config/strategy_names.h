@@ -42,6 +42,7 @@ const std::vector<Named<TransportChoice>>& transport_choices();
 const std::vector<Named<NcclBuffers>>& nccl_buffers();
 
 std::string name_of(WireForm form);
+std::string name_of(MuonLrAdjustment adjustment);
 
 /// Which numbers an update rule has.
 bool has_betas(OptimizerType type);

@@ -185,6 +185,7 @@ std::size_t offset_of(const std::map<std::string, std::size_t>& given, std::stri
 
 Strategy StrategyReader::read(const JsonNode& root) {
   read_group(root, "");
+  fill_in_defaults(strategy_.optimizer);
   check_conditions();
   check_rules();
   return strategy_;
@@ -251,7 +252,7 @@ void StrategyReader::check_conditions() {
     if (diagnostics_.touches(key.pointer) || any_wrong(key.only_if.reads) || key.only_if.holds(strategy_)) continue;
     const nlohmann::ordered_json value = key.field.get(strategy_);
     // The default says nothing, so the resolved strategy that to_json() prints can be read back.
-    if (value == nlohmann::ordered_json::parse(key.default_json)) continue;
+    if (key.says_nothing(value, strategy_)) continue;
     diagnostics_.add(
         given_.at(key.pointer), key.pointer,
         fmt::format("{} has no effect: it needs {}; leave it out, or change that", value.dump(), key.only_if.text));

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -60,19 +62,29 @@ struct Condition {
   std::function<bool(const Strategy&)> holds;
 };
 
+/// A default that depends on the optimizer's type (OptimizerConfig, OrDefault).
+struct RulesDefault {
+  /// `version`: OptimizerConfig::defaults_version.
+  std::function<nlohmann::ordered_json(OptimizerType, std::int64_t version)> of;
+  std::function<bool(const OptimizerConfig&)> is_given;
+};
+
 struct StrategyKey {
   std::string pointer;  ///< RFC 6901: "/optimizer/lr"
   StrategyField field;
-  Range range = {};       ///< of integers and numbers, of each in a pair
-  std::string unit = {};  ///< of numbers; empty: a plain number
-  std::string default_json;
+  Range range = {};          ///< of integers and numbers, of each in a pair
+  std::string unit = {};     ///< of numbers; empty: a plain number
+  std::string default_json;  ///< with optimizer.type adamw, where it depends on that
   std::string example_json;
   std::string doc;   ///< one line
   std::string cost;  ///< what raising it (or turning it on) costs
   Condition only_if = {};
+  std::optional<RulesDefault> rules_default = {};
 
   std::string name() const;   ///< "lr"
   std::string group() const;  ///< "/optimizer"; "" at the top
+  /// Whether the value is the key's default, of this version or of an earlier one: a resolved strategy that to_json wrote has all of them.
+  bool says_nothing(const nlohmann::ordered_json& value, const Strategy& strategy) const;
 };
 
 /// An object of the file.

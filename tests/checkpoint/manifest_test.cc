@@ -45,6 +45,15 @@ TEST(Manifest, OneWithoutNoiseIsFromBeforeItHadVersions) {
   EXPECT_EQ(read_manifest("manifest.json", changed_manifest(text, "\"noise\"", "\"old\""))->noise_version, 1);
 }
 
+TEST(Manifest, OneWithoutDefaultsIsFromBeforeTheyHadVersions) {
+  const std::string text = some_text();
+  const auto version_in = [&](const std::string& from, const std::string& to) {
+    return read_manifest("manifest.json", changed_manifest(text, from, to))->defaults_version;
+  };
+  EXPECT_EQ(version_in("\"defaults\": 1", "\"defaults\": 2"), 2);
+  EXPECT_EQ(version_in("\"defaults\"", "\"old\""), 1);
+}
+
 // Another program reads it without knowing Tessera.
 TEST(Manifest, IsJson) {
   const auto json = nlohmann::json::parse(some_text());

@@ -53,6 +53,12 @@ TEST(StrategyDocs, ErrorsOfThePageAreWhatTheReaderSays) {
   EXPECT_THAT(strategy_reference(), HasSubstr("```\n" + std::string(strategy.status().message()) + "\n```"));
 }
 
+TEST(StrategyDocs, DefaultsOfARulesNumbersAreListedByRule) {
+  EXPECT_THAT(strategy_reference(),
+              HasSubstr("| `0.01` (adamw, lamb, own, own_matrix), `0.0` (adam, sgd, lion, adagrad, "
+                        "rmsprop, lars, adafactor), `0.1` (muon) |"));
+}
+
 TEST(StrategySchema, AcceptsTheResolvedDefaults) { EXPECT_EQ(schema_errors(json::parse(Strategy{}.to_json())), ""); }
 
 TEST(StrategySchema, AcceptsDefaultAndExampleOfEveryKey) {

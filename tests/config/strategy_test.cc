@@ -9,6 +9,7 @@
 
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
+#include "runtime/config/optimizer_defaults.h"
 #include "runtime/config/strategy_file.h"
 #include "runtime/config/strategy_names.h"
 #include "runtime/config/strategy_table.h"
@@ -100,6 +101,7 @@ TEST(StrategyTable, EveryExampleIsReadIntoItsOwnMember) {
       const auto before = parse_strategy(surrounding);
       for (const StrategyKey& other : strategy_keys()) {
         if (other.pointer == key.pointer) continue;
+        if (other.rules_default && key.pointer == "/optimizer/type") continue;
         EXPECT_EQ(other.field.get(*strategy), other.field.get(*before)) << key.pointer << " changed " << other.pointer;
       }
       const ordered_json got = key.field.get(*strategy);
@@ -169,6 +171,53 @@ TEST(Strategy, ResolvedStrategyReadsBackTheSame) {
     EXPECT_EQ(first->to_json(), second->to_json());
     EXPECT_EQ(schema_errors(json::parse(first->to_json())), "");
   }
+}
+
+TEST(Strategy, WhatIsLeftOutIsAsTheRuleHasIt) {
+  const auto read = [](const std::string& optimizer) {
+    const auto strategy = parse_strategy(R"({"optimizer": )" + optimizer + "}");
+    EXPECT_TRUE(strategy.ok()) << strategy.status();
+    return strategy->optimizer;
+  };
+  const OptimizerConfig sgd = read(R"({"type": "sgd", "lr": 0.1})");
+  EXPECT_EQ(sgd.weight_decay, 0);
+  EXPECT_TRUE(sgd.lr.is_given() && !sgd.weight_decay.is_given());
+  EXPECT_EQ(read(R"({"type": "sgd", "weight_decay": 0.01})").weight_decay, 0.01);
+  EXPECT_EQ(read("{}").weight_decay, 0.01);
+  Strategy made;
+  made.optimizer.type = OptimizerType::kAdagrad;
+  made.optimizer.eps = 1e-3;
+  const auto resolved = json::parse(made.to_json())["optimizer"];
+  EXPECT_EQ(resolved["lr"], 0.01);
+  EXPECT_EQ(resolved["eps"], 1e-3);
+  fill_in_defaults(made.optimizer);
+  EXPECT_EQ(made.optimizer.lr, 0.01);
+  made.optimizer.type = OptimizerType::kMuon;
+  fill_in_defaults(made.optimizer);
+  EXPECT_EQ(made.optimizer.weight_decay, 0.1);
+  EXPECT_EQ(made.optimizer.eps, 1e-3);
+}
+
+/// A file of all keys that 0.1 wrote is one of this version too.
+TEST(Strategy, DefaultsOfEarlierVersionsSayNothingWhereTheyHaveNoEffect) {
+  EXPECT_TRUE(parse_strategy(R"({"optimizer": {"type": "sgd", "muon": {"adjust_lr": "match_rms_adamw"}}})").ok());
+  EXPECT_FALSE(parse_strategy(R"({"optimizer": {"type": "sgd", "eps": 1e-10}})").ok());
+}
+
+TEST(Strategy, DefaultsThatChangedAreTold) {
+  const auto keys = [](OptimizerConfig optimizer) {
+    std::vector<std::string> names;
+    for (const ChangedDefault& each : changed_defaults(optimizer))
+      names.push_back(each.key + " " + each.before + " " + each.now);
+    return names;
+  };
+  using ::testing::ElementsAre;
+  EXPECT_THAT(keys({}), ElementsAre());
+  EXPECT_THAT(keys({.type = OptimizerType::kSgd}), ElementsAre("optimizer.weight_decay 0.01 0.0"));
+  EXPECT_THAT(keys({.type = OptimizerType::kSgd, .weight_decay = 0.01}), ElementsAre());
+  EXPECT_THAT(keys({.type = OptimizerType::kMuon, .weight_decay = 0.0}),
+              ElementsAre(R"(optimizer.muon.adjust_lr "match_rms_adamw" "original")"));
+  EXPECT_THAT(keys({.type = OptimizerType::kOwn}), ElementsAre());
 }
 
 TEST(Strategy, NumbersKeepAllTheirBits) {

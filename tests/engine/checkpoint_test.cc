@@ -345,6 +345,68 @@ TEST(Checkpoint, NoiseOfAnotherVersionIsSaid) {
   EXPECT_EQ(other_noise(strategy, kNoiseVersion), std::nullopt);
 }
 
+/// Makes the folder's latest checkpoint one of a run with the defaults of 0.1.
+void date_back(const std::string& checkpoint) {
+  const std::string file = checkpoint + "/manifest.json";
+  std::ifstream text(file);
+  auto manifest = read_manifest(file, std::string(std::istreambuf_iterator<char>(text), {}));
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  EXPECT_EQ(manifest->defaults_version, OptimizerConfig::kDefaultsVersion);
+  manifest->defaults_version = 1;
+  std::ofstream(file, std::ios::trunc) << write_manifest(*manifest);
+}
+
+/// Of 0.1: what every rule had.
+OptimizerConfig of_adamw(OptimizerType type) {
+  OptimizerConfig config{
+      .type = type, .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .momentum = 0.0};
+  config.muon.adjust_lr = MuonLrAdjustment::kMatchRmsAdamW;
+  return config;
+}
+
+TEST(Checkpoint, WhatTheStrategyLeavesOutIsAsInTheRunThatWasSaved) {
+  for (const OptimizerType type : {OptimizerType::kAdagrad, OptimizerType::kMuon}) {
+    const TestFolder folder, later;
+    std::string saved, saved_later;
+    Steps wanted;
+    const auto run = [](const OptimizerConfig& optimizer, const auto& body) {
+      const auto adjust = [&](Strategy& s) { s.optimizer = optimizer; };
+      run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+        Session session(mesh, strategy_for(ShardingStrategy::kFullShard, adjust), kWide);
+        body(session, mesh.rank() == 0);
+      });
+    };
+    run(of_adamw(type), [&](Session& session, bool is_first) {
+      train(session, 0, 3);
+      const std::string path = save_checkpoint(session.engine, folder.path());
+      Steps steps = train(session, 3, 6);
+      if (is_first) saved = path, wanted = std::move(steps);
+    });
+    run({.type = type}, [&](Session& session, bool is_first) {
+      load_checkpoint(session.engine, saved);
+      const Steps steps = train(session, 3, 6);
+      if (is_first) EXPECT_FALSE(all_same_bits(steps.values, wanted.values)) << name_of(type);
+    });
+    date_back(saved);
+    run({.type = type}, [&](Session& session, bool is_first) {
+      load_checkpoint(session.engine, saved);
+      const std::string path = save_checkpoint(session.engine, later.path());
+      const Steps steps = train(session, 3, 6);
+      if (is_first) saved_later = path, expect_same(steps, wanted, name_of(type));
+    });
+    run({.type = type}, [&](Session& session, bool is_first) {
+      load_checkpoint(session.engine, saved_later);
+      const Steps steps = train(session, 3, 6);
+      if (is_first) expect_same(steps, wanted, name_of(type) + ", from a checkpoint that this version saved");
+    });
+    run({.type = type, .lr = 2e-3}, [&](Session& session, bool) {
+      load_checkpoint(session.engine, saved);
+      EXPECT_EQ(session.engine.lr(), 2e-3) << "a number that the strategy gives";
+      EXPECT_EQ(session.engine.strategy().optimizer.weight_decay, 0.01);
+    });
+  }
+}
+
 TEST(Checkpoint, FrozenAndUnfrozenParametersSayWhatIsLost) {
   const TestFolder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {

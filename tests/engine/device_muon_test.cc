@@ -2,13 +2,17 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <string>
 #include <utility>
 
+#include "checkpoint/manifest.h"
 #include "device_runs.h"
 #include "emulated_gpu.h"
 #include "runtime/comm/shared/run_ranks.h"
+#include "tessera/checkpoint.h"
 #include "tests/support/session.h"
+#include "tests/support/test_folder.h"
 #include "tests/support/train_helpers.h"
 
 namespace tessera::testing {
@@ -58,7 +62,7 @@ TEST(DeviceMuon, NumbersAndKindsOfGroupsAreTheCpus) {
   strategy.gradient_clip_value = 1e-3;
   expect_same_on_gpus({.ranks = 2}, strategy, short_run(), "a head for AdamW");
   strategy.optimizer.muon.nesterov = false;
-  strategy.optimizer.muon.adjust_lr = MuonLrAdjustment::kOriginal;
+  strategy.optimizer.muon.adjust_lr = MuonLrAdjustment::kMatchRmsAdamW;
   expect_same_on_gpus({.ranks = 2}, strategy, short_run(), "without Nesterov's momentum");
   strategy.optimizer.muon.ns_dtype = DType::kBF16;
   expect_same_on_gpus({.ranks = 2}, strategy, short_run(), "in bf16");
@@ -91,6 +95,36 @@ TEST(DeviceMuon, WhatIsDoneAroundStepsIsDoneAsOnTheCpu) {
     return strategy;
   };
   expect_led_as_on_the_cpu(with_groups, "muon");
+}
+
+TEST(DeviceMuon, NumbersThatARunBeganWithAreKeptAsOnTheCpu) {
+  const TestFolder folder;
+  Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kF32, 1);
+  strategy.optimizer = {.type = OptimizerType::kMuon};
+  strategy.optimizer.groups = {{.name = "vectors", .max_dim = 1, .lr_ratio = 2}};
+  std::string saved;
+  told_on({.ranks = 2}, [&](const Mesh& mesh) {
+    Session session(mesh, strategy, kTwoBlocks);
+    std::vector<StepResult> steps = train(session, 0, 2);
+    const std::string path = save_checkpoint(session.engine, folder.path());
+    if (mesh.rank() == 0) saved = path;
+    return told_by(session, std::move(steps));
+  });
+  const std::string file = saved + "/manifest.json";
+  auto manifest = read_manifest(file, TestFolder::content_of(file));
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  manifest->defaults_version = 1;
+  std::ofstream(file, std::ios::trunc) << write_manifest(*manifest);
+  const auto body = [&](const Mesh& mesh) {
+    Session session(mesh, strategy, kTwoBlocks);
+    train(session, 0, 1);  // with this version's
+    load_checkpoint(session.engine, saved);
+    EXPECT_EQ(session.engine.strategy().optimizer.muon.adjust_lr, MuonLrAdjustment::kMatchRmsAdamW);
+    return told_by(session, train(session, 2, 6));
+  };
+  const Told wanted = told_on({.ranks = 2}, body);
+  on_gpus(2,
+          [&](const ThreadRanks& joined, const std::string& how) { expect_same(told_on(joined, body), wanted, how); });
 }
 
 }  // namespace

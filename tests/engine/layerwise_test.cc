@@ -73,22 +73,23 @@ struct Plain {
       const bool is_block = item.key().starts_with("blocks."), is_vector = item.value().dim() == 1;
       const at::Tensor now = item.value().to(at::kDouble);
       Parameter& p = parameters.try_emplace(item.key(), now, at::zeros_like(now), at::zeros_like(now)).first->second;
-      const double decay = is_vector ? 0 : is_block ? 0.3 : config.weight_decay;
+      const double decay = is_vector ? 0 : is_block ? 0.3 : double{config.weight_decay};
+      const double beta1 = config.beta1, beta2 = config.beta2, eps = config.eps;
       double rate = config.lr * (is_block && !is_vector ? 0.5 : 1);
       const at::Tensor gradient = item.value().grad().to(at::kDouble) * clip;
       const auto norm = [](const at::Tensor& tensor) { return tensor.norm().item<double>(); };
       const double weights = norm(p.master);
       if (config.type == OptimizerType::kLamb) {
-        p.first = config.beta1 * p.first + (1 - config.beta1) * gradient;
-        p.second = config.beta2 * p.second + (1 - config.beta2) * gradient * gradient;
-        const at::Tensor first = p.first / (1 - std::pow(config.beta1, steps));
-        const at::Tensor second = p.second / (1 - std::pow(config.beta2, steps));
-        const at::Tensor direction = first / (second.sqrt() + config.eps) + decay * p.master;
+        p.first = beta1 * p.first + (1 - beta1) * gradient;
+        p.second = beta2 * p.second + (1 - beta2) * gradient * gradient;
+        const at::Tensor first = p.first / (1 - std::pow(beta1, steps));
+        const at::Tensor second = p.second / (1 - std::pow(beta2, steps));
+        const at::Tensor direction = first / (second.sqrt() + eps) + decay * p.master;
         if (!is_vector && weights > 0 && norm(direction) > 0) rate *= weights / norm(direction);
         p.master = p.master - rate * direction;
       } else {
         if (!is_vector && weights > 0 && norm(gradient) > 0) {
-          rate *= config.trust_coefficient * weights / (norm(gradient) + decay * weights + config.eps);
+          rate *= config.trust_coefficient * weights / (norm(gradient) + decay * weights + eps);
         }
         const at::Tensor share = rate * (gradient + decay * p.master);
         p.first = config.momentum * p.first + share;

@@ -50,6 +50,7 @@ void with_own_matrix(Strategy& s) {
 void with_muon(Strategy& s) {
   with_own_matrix(s);
   s.optimizer.type = OptimizerType::kMuon;
+  s.optimizer.muon.adjust_lr = MuonLrAdjustment::kMatchRmsAdamW;
 }
 
 /// Tiny and an Engine with `rule`.

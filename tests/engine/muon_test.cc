@@ -26,6 +26,7 @@ constexpr std::size_t kSteps = 20;
 void with_muon(Strategy& s) {
   const StateDType states = s.optimizer.state_dtype;
   s.optimizer = {.type = OptimizerType::kMuon, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1};
+  s.optimizer.muon.adjust_lr = MuonLrAdjustment::kMatchRmsAdamW;
   s.optimizer.state_dtype = states;
   s.gradient_clipping = 0;
 }
@@ -77,9 +78,9 @@ struct PlainMuon {
         continue;
       }
       m.first.lerp_(gradient, 1 - config.beta1);
-      m.second.mul_(config.beta2).addcmul_(gradient, gradient, 1 - config.beta2);
+      m.second.mul_(double{config.beta2}).addcmul_(gradient, gradient, 1 - config.beta2);
       const double correction = 1 - std::pow(config.beta1, steps), root = std::sqrt(1 - std::pow(config.beta2, steps));
-      parameter.sub_(m.first / ((m.second.sqrt() / root) + config.eps), config.lr / correction);
+      parameter.sub_(m.first / ((m.second.sqrt() / root) + double{config.eps}), config.lr / correction);
     }
   }
 };
@@ -150,9 +151,9 @@ TEST(Muon, IsItsFormula) {
     MuonConfig muon;
     bool head_has_adamw;
   };
-  const Case cases[] = {{{}, false},
+  const Case cases[] = {{{.adjust_lr = kMatchRmsAdamW}, false},
                         {{.momentum = 0.9, .nesterov = false, .ns_steps = 6, .adjust_lr = kOriginal}, true},
-                        {{.momentum = 0.0}, true}};
+                        {{.momentum = 0.0, .adjust_lr = kMatchRmsAdamW}, true}};
   for (const Case& c : cases) {
     const auto adjust = [&](Strategy& s) {
       with_muon(s);

@@ -154,6 +154,7 @@ TEST(ParameterGroups, OfSgdHaveTheirOwnRateAndDecay) {
   const auto adjust = [](Strategy& s) {
     s.gradient_clipping = 0;
     s.optimizer.type = OptimizerType::kSgd;
+    s.optimizer.weight_decay = 0.01;
     s.optimizer.momentum = 0.9;
     s.optimizer.groups = {{.match = {"*.bias"}, .lr_ratio = 2, .weight_decay = 0.0}};
   };

@@ -42,7 +42,7 @@ struct Rule {
 
 Rule adagrad() {
   return {"adagrad",
-          {.type = OptimizerType::kAdagrad, .lr = 1e-2, .eps = 1e-3, .lr_decay = 0.05},
+          {.type = OptimizerType::kAdagrad, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.01, .lr_decay = 0.05},
           [](const OptimizerConfig& c, double lr, double decay) {
             auto options = std::make_unique<torch::optim::AdagradOptions>(lr);
             options->lr_decay(c.lr_decay).weight_decay(decay).eps(c.eps);
@@ -56,6 +56,7 @@ Rule rmsprop(double momentum, bool centered) {
           {.type = OptimizerType::kRmsprop,
            .lr = 1e-3,
            .eps = 1e-2,
+           .weight_decay = 0.01,
            .momentum = momentum,
            .alpha = 0.9,
            .centered = centered},
@@ -69,7 +70,7 @@ Rule rmsprop(double momentum, bool centered) {
 
 Rule sgd() {
   return {"sgd",
-          {.type = OptimizerType::kSgd, .lr = 1e-1, .momentum = 0.9, .nesterov = true},
+          {.type = OptimizerType::kSgd, .lr = 1e-1, .weight_decay = 0.01, .momentum = 0.9, .nesterov = true},
           [](const OptimizerConfig& c, double lr, double decay) {
             auto options = std::make_unique<torch::optim::SGDOptions>(lr);
             options->momentum(c.momentum).nesterov(c.nesterov).weight_decay(decay);
@@ -81,7 +82,7 @@ Rule sgd() {
 }
 
 Rule frozen_adamw() { return {"adamw, frozen", {.type = OptimizerType::kAdamW, .lr = 1e-3, .freeze_step = 2}}; }
-Rule lion() { return {"lion", {.type = OptimizerType::kLion, .lr = 1e-3, .beta2 = 0.99}}; }
+Rule lion() { return {"lion", {.type = OptimizerType::kLion, .lr = 1e-3, .beta2 = 0.99, .weight_decay = 0.01}}; }
 
 /// Vectors without decay at twice the rate, blocks with much decay, the rest.
 void with_rule(Strategy& s, const Rule& rule) {

@@ -129,6 +129,13 @@ class Golden(unittest.TestCase):
 
         self.check_each(CHECKPOINTS, check)
 
+    def test_what_a_strategy_leaves_out_is_as_in_the_run_that_began(self):
+        def check(version, copy, name, _):
+            before, now = (strategy_of(copy / name / f"step-{step:012d}")["optimizer"] for step in (KEPT, NEXT))
+            self.assertEqual(now, {**now, **before})
+
+        self.check_each(CHECKPOINTS, check)
+
     def test_weights_are_read(self):
         def check(version, copy, *_):
             expected = json.loads((version / "expected.json").read_text())["sample"]

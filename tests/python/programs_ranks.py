@@ -676,6 +676,67 @@ def ignored_parameters(strategy):
     engine.close()
 
 
+# Each rule's class in torch.optim, or whose defaults it has.
+RULES = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad,
+         "rmsprop": torch.optim.RMSprop, "muon": torch.optim.Muon, "adafactor": torch.optim.Adafactor}
+TIMMS = {"lion": {"lr": 1e-4, "betas": [0.9, 0.99], "weight_decay": 0.0},
+         "lamb": {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-6, "weight_decay": 0.01},
+         "lars": {"lr": 1.0, "momentum": 0.0, "weight_decay": 0.0, "nesterov": False, "trust_coefficient": 1e-3, "eps": 1e-8}}
+# Options of torch.optim that change how an update is computed, and not what it is, and those of which Tessera has torch's default alone.
+NOT_SAID = {"foreach", "fused", "capturable", "differentiable", "maximize", "amsgrad", "decoupled_weight_decay",
+            "initial_accumulator_value", "ns_coefficients"}
+
+
+def said_by_torch(rule):
+    """{key of "optimizer" in a strategy: torch's default}."""
+    kind = RULES[rule]
+    wanted = {key: list(value) if isinstance(value, tuple) else value
+              for key, value in kind([torch.zeros(1, 1, requires_grad=True)]).defaults.items() if key not in NOT_SAID}
+    if rule == "muon":
+        del wanted["eps"]  # of its matrices' norms; the strategy's is that of what AdamW updates
+        own = {key: wanted.pop(key) for key in ("momentum", "nesterov", "ns_steps")}
+        wanted["muon"] = {**own, "adjust_lr": wanted.pop("adjust_lr_fn") or "original"}
+    if rule == "adafactor":
+        wanted["adafactor"] = {"beta2_decay": wanted.pop("beta2_decay"), "min_rms": wanted.pop("eps")[1],
+                               "clip_threshold": wanted.pop("d")}
+    return wanted
+
+
+def rules_at_their_defaults(strategy):
+    rules = [*RULES, *TIMMS]
+    for rule in rules:
+        torch.manual_seed(3)
+        net = torch.nn.Sequential(torch.nn.Linear(8, 16, bias=False), torch.nn.Tanh(), torch.nn.Linear(16, 4, bias=False))
+        plain = copy.deepcopy(net)
+        # As PyTorch, Muon computes in bf16 here.
+        given = {"type": rule, **({"muon": {"ns_dtype": "bf16"}} if rule == "muon" else {})}
+        engine = tessera.Engine(net, {**strategy, "units": {}, "gradient_clipping": 0, "optimizer": given})
+        resolved = engine.strategy["optimizer"]
+        wanted = said_by_torch(rule) if rule in RULES else TIMMS[rule]
+        for key, value in wanted.items():
+            got = {name: resolved[key][name] for name in value} if isinstance(value, dict) else resolved[key]
+            assert got == value, f"{rule}: {key} is {got}, and {value} there"
+        optimizer = RULES[rule](plain.parameters()) if rule in RULES else None
+        generator = torch.Generator().manual_seed(5)
+        for _ in range(5):
+            rows, sizes = torch.randn(12, 8, generator=generator), torch.rand(12, 4, generator=generator)
+            parts = [(x, y) for x, y in zip(rows.chunk(tessera.world_size()), sizes.chunk(tessera.world_size()))]
+            x, y = parts[tessera.rank()]
+            engine.backward((net(x) - y).square().mean())
+            engine.step()
+            if optimizer:
+                optimizer.zero_grad()
+                for x, y in parts:  # so that it rounds as ranks do
+                    ((plain(x) - y).square().mean() / len(parts)).backward()
+                optimizer.step()
+        with engine.gathered():
+            for got, value in zip(net.parameters(), plain.parameters()) if optimizer else ():
+                distance = ((got - value).norm() / value.norm()).item()
+                # A direction in bf16 is off by a hundredth, and five steps are a hundredth of the weights.
+                assert distance < (3e-4 if rule == "muon" else 1e-6), f"{rule}: {distance} away from torch.optim"
+        engine.close()
+
+
 def averages(strategy):
     net = model()
     engine = tessera.Engine(net, {**strategy, "ema": {"decay": 0.9}})
@@ -817,6 +878,7 @@ def hook_that_clears_gradients(strategy):
 
 PROGRAMS = [collectives, state_dicts, arrays_of_parameters, functions_that_read_memory, arrays_kept_beyond_a_guard, profiled, views_in_a_state_dict, deep_copies, left_over_lines, late_hooks_and_parameters, training_twice, evaluation, evaluation_by_numbers, autocast,
             workers, results_of_steps, assigned_buffers, assigned_buffers_of_ranks, pruned_modules, checkpoints, checkpoints_beside_training, durable_steps, deferred, rates_and_groups, ignored_parameters, averages, refused_modules, leaks]
+PROGRAMS += [rules_at_their_defaults]
 # These end with an Error that nobody may go on after.
 ENDINGS = [written_outside_a_guard, written_through_data, moved_to_other_memory, unfrozen, late_post_accumulate_hook, hook_that_clears_gradients]
 

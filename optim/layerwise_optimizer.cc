@@ -15,7 +15,7 @@ StepArguments LayerwiseOptimizer::arguments(const StepScalars& scalars, const Op
   a.gradient_scale = scalars.gradient_scale;
   a.clip_value = scalars.clip_value;
   a.noise = noise_key(slice.stream, scalars.step);
-  a.average.begins = scalars.step <= 1;
+  a.average.start = average_start(scalars.step, scalars.is_first_of_run);
   return a;
 }
 

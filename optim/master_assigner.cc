@@ -19,7 +19,7 @@ void MasterAssigner::read(const OptimizerSlice& slice, std::size_t begin, std::s
 
 void MasterAssigner::step(const StepScalars& scalars, const OptimizerSlice& slice) const {
   StepArguments a = elements_.arguments(slice);
-  a.average.begins = scalars.step <= 1;
+  a.average.start = average_start(scalars.step, scalars.is_first_of_run);
   loops_.assign_weights(a);
 }
 

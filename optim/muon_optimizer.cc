@@ -51,7 +51,7 @@ void MuonOptimizer::direction(const StepScalars& scalars, const OptimizerSlice& 
 
 void MuonOptimizer::step(const StepScalars& scalars, const OptimizerSlice& slice) const {
   StepArguments a = step_arguments(slice);
-  a.average.begins = scalars.step <= 1;
+  a.average.start = average_start(scalars.step, scalars.is_first_of_run);
   loops_.update[static_cast<int>(StepRule::kSgd)](rule_constants(StepRule::kSgd, step_, scalars.step, scalars.lr), a);
 }
 

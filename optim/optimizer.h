@@ -19,7 +19,8 @@ struct StepScalars {
   float gradient_scale = 1.0f;  ///< every gradient is multiplied by it: clip / (ranks * microbatches * loss scale)
   float clip_value = 0.0f;      ///< after that, each is cut off at -clip_value and clip_value; 0: not
   float lr = 0.0f;
-  std::int64_t step = 1;  ///< counts applied steps from 1: bias correction
+  std::int64_t step = 1;         ///< counts applied steps from 1: bias correction
+  bool is_first_of_run = false;  ///< no step was applied before, of any parameter: average_start
 };
 
 /// A state that an optimizer keeps of each element.

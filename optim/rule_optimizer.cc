@@ -173,7 +173,7 @@ void RuleOptimizer::step(const StepScalars& scalars, const OptimizerSlice& slice
   StepArguments a = arguments(slice);
   a.gradient_scale = scalars.gradient_scale;
   a.clip_value = scalars.clip_value;
-  a.average.begins = scalars.step <= 1;
+  a.average.start = average_start(scalars.step, scalars.is_first_of_run);
   a.noise = noise_key(slice.stream, scalars.step);
   const std::int64_t step = scalars.step + (seeded_fault(SeededFault::kBiasCorrectionOneAhead) ? 1 : 0);
   loops_->update[static_cast<int>(rule_)](rule_constants(rule_, numbers_, step, scalars.lr), a);

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "optim/average_element.h"
 #include "runtime/base/noise.h"
 #include "runtime/base/state_dtype.h"
 
@@ -26,8 +27,8 @@ struct StateArgument {
 /// The average of a run's weights: see average_element.h. Null where there is none.
 struct AverageArgument {
   float* values = nullptr;
-  float share = 0.0f;   ///< 1 - decay
-  bool begins = false;  ///< with this step
+  float share = 0.0f;  ///< 1 - decay
+  AverageStart start = AverageStart::kGoesOn;
 };
 
 /// The most states that a rule has (optim/rules).

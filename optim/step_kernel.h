@@ -138,7 +138,7 @@ TESSERA_ALWAYS_INLINE void average(const AverageArgument& a, std::size_t i, std:
                                    const typename V::FloatGroup& before, const typename V::FloatGroup& after) {
   if (a.values == nullptr) return;
   typename V::FloatGroup values = V::stream(a.values + i, count);
-  for (int v = 0; v < V::kVectors; ++v) values[v] = average_element(values[v], before[v], after[v], a.share, a.begins);
+  for (int v = 0; v < V::kVectors; ++v) values[v] = average_element(values[v], before[v], after[v], a.share, a.start);
   V::store(a.values + i, count, values);
 }
 

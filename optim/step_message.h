@@ -43,6 +43,11 @@ struct DeviceDecision {
   LossScalerState scaler;         ///< after this step; its scale is the next backward's
 };
 
+/// Whether no step was applied before the one that is being applied: average_start.
+TESSERA_ALWAYS_INLINE bool is_first_of_run(const DeviceDecision& decision, bool updates_in_backward) {
+  return decision.applied == (updates_in_backward ? 0 : 1);  // in backward it is not counted yet
+}
+
 /// What the host knows of a step beforehand. Kernels get it by value.
 struct StepRequest {
   StepRule rule = StepRule::kAdam;
@@ -136,7 +141,7 @@ constexpr std::uint64_t kParameterAlign = 32;
 /// One run of a flat group, as OptimizerSlice.
 struct DeviceRun {
   StepRule rule = StepRule::kAdam;
-  StepArguments arguments;   ///< but for what the device knows: gradient_scale, noise, first_element, average.begins
+  StepArguments arguments;   ///< but for what the device knows: gradient_scale, noise, first_element, average.start
   std::uint64_t stream = 0;  ///< number of the group, for stochastic rounding
   std::uint64_t first_element = 0;  ///< of the run, in the group: a multiple of 32, of 256 with 8-bit states
   std::uint32_t group = 0;          ///< in StepTables

@@ -86,7 +86,8 @@ double CpuStep::lr(std::optional<std::size_t> group) const {
 }
 
 Update::Rates CpuStep::rates(double gradient_scale, double lr) const {
-  return {static_cast<float>(gradient_scale), static_cast<float>(strategy_.gradient_clip_value), lr};
+  return {static_cast<float>(gradient_scale), static_cast<float>(strategy_.gradient_clip_value), lr,
+          /*is_first_of_run=*/applied_ == 0};
 }
 
 void CpuStep::expect_update(std::span<const int> order) {

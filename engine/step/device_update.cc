@@ -535,7 +535,8 @@ std::optional<DeviceUpdate::Decided> DeviceUpdate::wait_for_decision() const {
   fetch_state(&decision, tables_.decision, sizeof decision, device_.device);
   throw_if_error(axes_->status());
   if (decision.is_skipped) return std::nullopt;
-  Decided decided{{decision.gradient_scale, static_cast<float>(strategy_.gradient_clip_value), decision.lr},
+  Decided decided{{decision.gradient_scale, static_cast<float>(strategy_.gradient_clip_value), decision.lr,
+                   is_first_of_run(decision, tables_.updates_in_backward)},
                   std::vector<char>(parameters_)};
   fetch_state(decided.used.data(), tables_.used, static_cast<std::int64_t>(parameters_), device_.device);
   return decided;

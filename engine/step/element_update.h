@@ -15,8 +15,9 @@ namespace tessera {
 /// What every element's update depends on beside its own values.
 struct UpdateRates {
   float gradient_scale = 1.0F;
-  float clip_value = 0.0F;  ///< StepScalars::clip_value
-  double lr = 0.0;          ///< what the schedule makes of everybody's
+  float clip_value = 0.0F;       ///< StepScalars::clip_value
+  double lr = 0.0;               ///< what the schedule makes of everybody's
+  bool is_first_of_run = false;  ///< StepScalars::is_first_of_run
 };
 
 /// Those of one group, FlatParameter::group. `step`: counted from 1.

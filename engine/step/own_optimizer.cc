@@ -84,7 +84,7 @@ void OwnOptimizer::step(const StepScalars& scalars, const OptimizerSlice& slice)
   const Unrecorded unrecorded;
   const std::size_t numel = slice.gradient.size(), whole = numel / kWholeVectors * kWholeVectors;
   StepArguments arguments = bare_.arguments(without_states(slice));
-  arguments.average.begins = scalars.step <= 1;
+  arguments.average.start = average_start(scalars.step, scalars.is_first_of_run);
   const auto update = [&](std::size_t begin, std::size_t count) {
     this->update(scalars, slice, begin, part_of(arguments, begin, count));
   };

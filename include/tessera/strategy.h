@@ -169,7 +169,8 @@ struct OptimizerConfig {
 void fill_in_defaults(OptimizerConfig& optimizer);
 
 /// An exponential moving average of the master weights, moved in the optimizer's pass: average += (weight - average) *
-/// (1 - decay). `Gathered(engine, Gathered::kEma)` shows it.
+/// (1 - decay). It begins as a copy of the weights after the first step, as torch.optim.swa_utils.AveragedModel does.
+/// `Gathered(engine, Gathered::kEma)` shows it.
 struct EmaConfig {
   double decay = 0.0;  ///< 0: none
 };

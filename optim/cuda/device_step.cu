@@ -186,12 +186,17 @@ __device__ std::size_t first_of_warp() {
 }
 __device__ std::size_t all_warps() { return std::size_t{gridDim.x} * kThreads / kWarp * kStateBlock; }
 
+/// Of a parameter that this step updates.
+__device__ __forceinline__ AverageStart start_of_average(const StepTables& t, std::uint32_t parameter) {
+  return average_start(t.steps[parameter], is_first_of_run(*t.decision, t.updates_in_backward));
+}
+
 /// Moves the averages of a thread's elements. `before`, `after`: their weights.
-__device__ __forceinline__ void average_run(const AverageArgument& a, std::size_t i, std::size_t left, bool begins,
-                                            const Run<float>& before, const Run<float>& after) {
+__device__ __forceinline__ void average_run(const AverageArgument& a, std::size_t i, std::size_t left,
+                                            AverageStart start, const Run<float>& before, const Run<float>& after) {
   Run<float> values = load_run(a.values + i, left);
   for_run([&](int k) {
-    values.values[k] = average_element(values.values[k], before.values[k], after.values[k], a.share, begins);
+    values.values[k] = average_element(values.values[k], before.values[k], after.values[k], a.share, start);
   });
   store_run(a.values + i, left, values);
 }
@@ -251,7 +256,7 @@ struct Update {
       Weights<kWeights>::store(a, i, left, next_weight);
     }
     if (a.average.values != nullptr) {
-      average_run(a.average, i, left, t.steps[parameter] <= 1, weight, next_weight);
+      average_run(a.average, i, left, start_of_average(t, parameter), weight, next_weight);
     }
     for_states<Rule>([&]<int s>() {
       using State = StateOf<Rule, kStates, s>;
@@ -304,7 +309,7 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks) update(DeviceRun ru
       if (!t.used[parameter]) {
         if (a.average.values == nullptr || t.steps[parameter] == 0) continue;
         const Run<float> weight = Weights<kWeights>::load(a, i, left);
-        average_run(a.average, i, left, false, weight, weight);
+        average_run(a.average, i, left, AverageStart::kGoesOn, weight, weight);
         continue;
       }
       c = constants_for(t.constants[parameter], Rule{});
@@ -376,7 +381,7 @@ __global__ void __launch_bounds__(kThreads) assign_masters(DeviceRun run, StepTa
     const Run<float> after = is_used ? load_run(a.gradient + i, left) : before;
     if (is_used) Weights<kWeights>::store(a, i, left, after);
     if (a.average.values == nullptr || t.steps[parameter] == 0) continue;
-    average_run(a.average, i, left, is_used && t.steps[parameter] <= 1, before, after);
+    average_run(a.average, i, left, is_used ? start_of_average(t, parameter) : AverageStart::kGoesOn, before, after);
   }
 }
 

@@ -490,8 +490,9 @@ std::vector<StrategyKey> ema_keys() {
        .range = {0, 1, false, true},
        .default_json = "0.0",
        .example_json = "0.999",
-       .doc = "Share of the average that each step keeps; the rest is the new weight's. It begins with a parameter's "
-              "first update. 0: there is no average.",
+       .doc =
+           "Share of the average that each step keeps; the rest is the new weight's. It begins as a copy of the "
+           "weights after the run's first step, as torch.optim.swa_utils.AveragedModel does. 0: there is no average.",
        .cost = "4 bytes a parameter, sharded and offloaded as optimizer states are; moved in the optimizer's pass."}};
 }
 

@@ -27,7 +27,8 @@ void expect_the_cpus_bits(const OptimizerConfig& config, WeightFormat weights, s
   run.arguments.clip_value = clip_value;
   QueuedStep step;
   for (std::int64_t t = 1; t <= 3; ++t) {
-    cpu.step({.gradient_scale = 0.25f, .clip_value = clip_value, .lr = 0.01f, .step = t}, problem.slice(begin, end));
+    cpu.step({.gradient_scale = 0.25f, .clip_value = clip_value, .lr = 0.01f, .step = t, .is_first_of_run = t == 1},
+             problem.slice(begin, end));
     step.decide(request_of(cpu, 0.01, 4));
     check(cuda::update_step(run, step.tables, nullptr, most_blocks));
   }
@@ -313,38 +314,41 @@ TEST_F(DeviceKernels, ParametersOfOneRunMayHaveTakenPartInDifferentSteps) {
   const std::pair<WeightFormat, StateDType> formats[] = {{WeightFormat::kF32, StateDType::kF32},
                                                          {WeightFormat::kSplitBF16, StateDType::kBF16},
                                                          {WeightFormat::kF32AndBF16, StateDType::k8Bit}};
-  for (const auto& [weights, states] : formats) {
-    const bool blocks = states == StateDType::k8Bit;
-    const std::size_t second = blocks ? 512 : 352, third = blocks ? 1024 : 800, fourth = 2048, end = 3000;
-    const RuleOptimizer cpu(adamw(states), {.decay = 0.9});
-    StepProblem problem = finite_problem(end, {weights, cpu}), got = problem;
-    const DeviceProblem device(problem);
-    QueuedStep step({{0, 4}});
-    std::vector<ParameterBegin> begins;
-    for (const std::size_t begin : {std::size_t{0}, second, third, fourth}) {
-      begins.push_back(
-          {static_cast<std::uint32_t>(begin / kParameterAlign), static_cast<std::uint32_t>(begins.size())});
+  for (const bool is_first_of_run : {false, true})
+    for (const auto& [weights, states] : formats) {
+      const bool blocks = states == StateDType::k8Bit;
+      const std::size_t second = blocks ? 512 : 352, third = blocks ? 1024 : 800, fourth = 2048, end = 3000;
+      const RuleOptimizer cpu(adamw(states), {.decay = 0.9});
+      StepProblem problem = finite_problem(end, {weights, cpu}), got = problem;
+      const DeviceProblem device(problem);
+      QueuedStep step({{0, 4}});
+      std::vector<ParameterBegin> begins;
+      for (const std::size_t begin : {std::size_t{0}, second, third, fourth}) {
+        begins.push_back(
+            {static_cast<std::uint32_t>(begin / kParameterAlign), static_cast<std::uint32_t>(begins.size())});
+      }
+      const Shared<ParameterBegin> device_begins(begins);
+      step.steps.set(0, 1);
+      step.steps.set(1, 5);
+      step.used.set(1, 0);
+      step.used.set(3, 0);
+      step.decision.data()->applied = is_first_of_run ? 0 : 7;
+      DeviceRun run = device.run(cpu, problem, 0, end);
+      run.parameters = 4;
+      run.begins = device_begins.data();
+      step.decide(request_of(cpu, 0.01));
+      check(cuda::update_step(run, step.tables, nullptr));
+      cpu.step({.gradient_scale = 1.0f, .lr = 0.01f, .step = 2}, problem.slice(0, second));
+      cpu.average(problem.slice(second, third));
+      cpu.step({.gradient_scale = 1.0f, .lr = 0.01f, .step = 1, .is_first_of_run = is_first_of_run},
+               problem.slice(third, fourth));
+      device.read_back(got);
+      EXPECT_TRUE(same_bits(got, problem)) << static_cast<int>(states);
+      check(cuda::swap_averages(run, step.tables, nullptr));
+      cpu.swap_average(problem.slice(0, fourth));
+      device.read_back(got);
+      EXPECT_TRUE(same_bits(got, problem)) << static_cast<int>(states);
     }
-    const Shared<ParameterBegin> device_begins(begins);
-    step.steps.set(0, 1);
-    step.steps.set(1, 5);
-    step.used.set(1, 0);
-    step.used.set(3, 0);
-    DeviceRun run = device.run(cpu, problem, 0, end);
-    run.parameters = 4;
-    run.begins = device_begins.data();
-    step.decide(request_of(cpu, 0.01));
-    check(cuda::update_step(run, step.tables, nullptr));
-    cpu.step({.gradient_scale = 1.0f, .lr = 0.01f, .step = 2}, problem.slice(0, second));
-    cpu.average(problem.slice(second, third));
-    cpu.step({.gradient_scale = 1.0f, .lr = 0.01f, .step = 1}, problem.slice(third, fourth));
-    device.read_back(got);
-    EXPECT_TRUE(same_bits(got, problem)) << static_cast<int>(states);
-    check(cuda::swap_averages(run, step.tables, nullptr));
-    cpu.swap_average(problem.slice(0, fourth));
-    device.read_back(got);
-    EXPECT_TRUE(same_bits(got, problem)) << static_cast<int>(states);
-  }
 }
 
 TEST_F(DeviceKernels, MessagesAreReadInRankOrder) {

@@ -95,7 +95,7 @@ TEST_F(DevicePasses, MastersAreReadAndTakenInAsByTheCpu) {
 
     step.decide(request_of(like, 0.01));
     check(cuda::assign_weights(run, step.tables, nullptr));
-    cpu.step({.step = 1}, problem.slice(0, kEnds[0]));
+    cpu.step({.step = 1, .is_first_of_run = true}, problem.slice(0, kEnds[0]));
     cpu.step({.step = 5}, problem.slice(kEnds[0], kEnds[1]));
     cpu.average(problem.slice(kEnds[1], kEnds[2]));
     device.read_back(got);

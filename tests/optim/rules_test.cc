@@ -226,16 +226,20 @@ TEST(RuleOptimizer, CutsNoNaNOff) {
   EXPECT_EQ(run.weights[1], 0.5f);
 }
 
-TEST(Average, IsThatOfTheWeightsFromBeforeTheFirstStep) {
+/// Of a parameter that the run's first step updates, it begins as a copy of the weights; of another, at the weights that this has until then.
+TEST(Average, BeginsWithTheFirstStepOfTheRun) {
   const auto optimizer = make_optimizer(adam(OptimizerType::kAdamW), {.decay = 0.9});
-  Trained run{*optimizer, {0.5f, -2.0f}};
-  run.states[2] = {77.0f, 77.0f};  // whatever lay there must not matter
-  std::vector<double> wanted = {0.5, -2.0};
-  for (int t = 1; t <= 50; ++t) {
-    run.step({std::sin(0.2f * static_cast<float>(t)), 0.1f}, {.lr = 0.05f});
-    for (std::size_t i = 0; i < 2; ++i) {
-      wanted[i] = 0.9 * wanted[i] + 0.1 * static_cast<double>(run.weights[i]);
-      ASSERT_NEAR(run.states[2][i], wanted[i], 1e-6) << "step " << t;
+  for (const bool is_first_of_run : {true, false}) {
+    Trained run{*optimizer, {0.5f, -2.0f}};
+    run.states[2] = {77.0f, 77.0f};  // whatever lay there must not matter
+    std::vector<double> wanted = {0.5, -2.0};
+    for (int t = 1; t <= 50; ++t) {
+      const bool copies = t == 1 && is_first_of_run;
+      run.step({std::sin(0.2f * static_cast<float>(t)), 0.1f}, {.lr = 0.05f, .is_first_of_run = copies});
+      for (std::size_t i = 0; i < 2; ++i) {
+        wanted[i] = copies ? run.weights[i] : 0.9 * wanted[i] + 0.1 * static_cast<double>(run.weights[i]);
+        ASSERT_NEAR(run.states[2][i], wanted[i], copies ? 0 : 1e-6) << "step " << t;
+      }
     }
   }
 }

@@ -737,6 +737,42 @@ def rules_at_their_defaults(strategy):
         engine.close()
 
 
+class Late(torch.nn.Module):
+    """Of two layers, one is used when it is told so."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.late = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x, is_late):
+        x = self.first(x)
+        return (self.late(x) if is_late else x).square().mean()
+
+
+def averages_beside_torch(strategy):
+    for optimizer in ({"type": "sgd", "lr": 0.1}, {"type": "adamw", "lr": 0.01, "in_backward": True}):
+        torch.manual_seed(3)
+        net = Late()
+        plain = copy.deepcopy(net)
+        kind = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[optimizer["type"]]
+        plain_optimizer = kind(plain.parameters(), lr=optimizer["lr"])
+        averaged = torch.optim.swa_utils.AveragedModel(plain, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5))
+        engine = tessera.Engine(net, {**strategy, "units": {}, "gradient_clipping": 0, "ema": {"decay": 0.5}, "optimizer": optimizer})
+        generator = torch.Generator().manual_seed(5)
+        for step in range(6):
+            rows = torch.randn(12, 4, generator=generator)
+            plain_optimizer.zero_grad()
+            plain(rows, step not in (0, 1, 4)).backward()
+            plain_optimizer.step()
+            averaged.update_parameters(plain)
+            engine.backward(net(rows_of_rank(rows), step not in (0, 1, 4)))
+            engine.step()
+            with engine.gathered(ema=True):
+                for (name, got), value in zip(net.named_parameters(), averaged.module.parameters()):
+                    assert torch.allclose(got, value, rtol=1e-5, atol=1e-6), f"step {step}, {name}: {got} is not {value}"
+        engine.close()
+
+
 def averages(strategy):
     net = model()
     engine = tessera.Engine(net, {**strategy, "ema": {"decay": 0.9}})
@@ -878,7 +914,7 @@ def hook_that_clears_gradients(strategy):
 
 PROGRAMS = [collectives, state_dicts, arrays_of_parameters, functions_that_read_memory, arrays_kept_beyond_a_guard, profiled, views_in_a_state_dict, deep_copies, left_over_lines, late_hooks_and_parameters, training_twice, evaluation, evaluation_by_numbers, autocast,
             workers, results_of_steps, assigned_buffers, assigned_buffers_of_ranks, pruned_modules, checkpoints, checkpoints_beside_training, durable_steps, deferred, rates_and_groups, ignored_parameters, averages, refused_modules, leaks]
-PROGRAMS += [rules_at_their_defaults]
+PROGRAMS += [averages_beside_torch, rules_at_their_defaults]
 # These end with an Error that nobody may go on after.
 ENDINGS = [written_outside_a_guard, written_through_data, moved_to_other_memory, unfrozen, late_post_accumulate_hook, hook_that_clears_gradients]
 

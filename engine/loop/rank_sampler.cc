@@ -4,9 +4,11 @@
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "engine/expect.h"
 #include "runtime/data/permutation.h"
+#include "tessera/error.h"
 #include "tessera/seed_for_rank.h"
 
 namespace tessera {
@@ -28,32 +30,65 @@ void RankSampler::expect_enough() const {
          num_samples_);
 }
 
-std::size_t RankSampler::size() const {
-  const std::size_t whole = num_samples_ / world_size_;
-  return options_.tail == Tail::kPad && num_samples_ % world_size_ != 0 ? whole + 1 : whole;
+std::size_t RankSampler::share_of(std::size_t samples) const {
+  const std::size_t whole = samples / world_size_;
+  return options_.tail == Tail::kPad && samples % world_size_ != 0 ? whole + 1 : whole;
 }
 
+std::size_t RankSampler::size() const { return share_of(num_samples_); }
+
 void RankSampler::reset(std::optional<std::size_t> new_size) {
+  const bool goes_on = std::exchange(goes_on_, false) && !new_size && left() > 0;
+  if (goes_on) return;
   if (new_size) {
     num_samples_ = *new_size;
     expect_enough();
   }
   if (has_begun_) ++epoch_;
   has_begun_ = true;
-  taken_ = 0;
+  begin_ = taken_ = 0;
 }
 
 std::optional<std::vector<std::size_t>> RankSampler::next(std::size_t batch_size) {
   has_begun_ = true;
-  const std::size_t count = std::min(batch_size, size() - taken_);
+  goes_on_ = false;
+  const std::size_t count = std::min(batch_size, left());
   if (count == 0) return std::nullopt;
   const Permutation order(num_samples_, options_.seed, static_cast<std::uint64_t>(epoch_));
   std::vector<std::size_t> samples(count);
   for (std::size_t& sample : samples) {
-    const std::size_t position = (taken_++ * world_size_ + rank_) % num_samples_;
+    const std::size_t position = (begin_ + taken_++ * world_size_ + rank_) % num_samples_;
     sample = options_.shuffle ? static_cast<std::size_t>(order(position)) : position;
   }
   return samples;
+}
+
+SamplerCursor RankSampler::cursor() const {
+  const bool is_over = left() == 0;
+  const std::size_t consumed = is_over ? 0 : begin_ + taken_ * world_size_;
+  return {is_over ? epoch_ + 1 : epoch_, static_cast<std::int64_t>(consumed), static_cast<std::int64_t>(num_samples_),
+          options_.seed, options_.shuffle};
+}
+
+void RankSampler::resume(const SamplerCursor& cursor) {
+  const auto expect_same = [](const char* what, auto was, auto is) {
+    if (was == is) return;
+    throw Error(ExitCode::kConfig, c10::str("RankSampler::resume: ", what, " was ", was, " and is ", is,
+                                            " now. hint: give the sampler the numbers of the run that was saved"));
+  };
+  expect_same("the number of samples", cursor.num_samples, static_cast<std::int64_t>(num_samples_));
+  expect_same("the seed", cursor.seed, options_.seed);
+  expect_same("shuffling", cursor.shuffle, options_.shuffle);
+  expect(cursor.epoch >= 0 && cursor.consumed >= 0, "RankSampler::resume: epoch ", cursor.epoch, " and ",
+         cursor.consumed, " samples taken are no place");
+  go_to(cursor.epoch, std::min(static_cast<std::size_t>(cursor.consumed), num_samples_), 0);
+}
+
+void RankSampler::go_to(std::int64_t epoch, std::size_t begin, std::size_t taken) {
+  epoch_ = epoch;
+  begin_ = begin;
+  taken_ = taken;
+  has_begun_ = goes_on_ = true;
 }
 
 void RankSampler::save(torch::serialize::OutputArchive& archive) const {
@@ -61,6 +96,7 @@ void RankSampler::save(torch::serialize::OutputArchive& archive) const {
   archive.write("ranks", c10::IValue(static_cast<std::int64_t>(world_size_)));
   archive.write("epoch", c10::IValue(epoch_));
   archive.write("taken", c10::IValue(static_cast<std::int64_t>(taken_)));
+  archive.write("begin", c10::IValue(static_cast<std::int64_t>(begin_)));
 }
 
 void RankSampler::load(torch::serialize::InputArchive& archive) {
@@ -73,9 +109,14 @@ void RankSampler::load(torch::serialize::InputArchive& archive) {
   expect(samples == static_cast<std::int64_t>(num_samples_) && ranks == static_cast<std::int64_t>(world_size_),
          "RankSampler: the archive is of ", samples, " samples on ", ranks, " ranks, here are ", num_samples_, " on ",
          world_size_);
-  epoch_ = read("epoch");
-  taken_ = static_cast<std::size_t>(read("taken"));
-  has_begun_ = true;
+  c10::IValue begin(std::int64_t{0});
+  archive.try_read("begin", begin);  // 0.1 wrote none
+  const std::int64_t epoch = read("epoch"), taken = read("taken");
+  const auto behind = static_cast<std::size_t>(begin.toInt());
+  expect(epoch >= 0 && taken >= 0 && begin.toInt() >= 0 && behind <= num_samples_ &&
+             static_cast<std::size_t>(taken) <= share_of(num_samples_ - behind),
+         "RankSampler: the archive's place, epoch ", epoch, " and ", taken, " samples taken, is none of this epoch");
+  go_to(epoch, behind, static_cast<std::size_t>(taken));
 }
 
 }  // namespace tessera

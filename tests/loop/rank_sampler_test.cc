@@ -172,6 +172,83 @@ TEST(RankSampler, InsideADataLoader) {
   }
 }
 
+/// Batches of 2 that a loader gives after `sampler`, epoch by epoch.
+std::vector<Samples> epochs_of(const RankSampler& sampler, std::size_t count, int epochs, std::size_t workers) {
+  auto loader =
+      torch::data::make_data_loader(Numbers(count), sampler, torch::data::DataLoaderOptions(2).workers(workers));
+  std::vector<Samples> all;
+  for (int epoch = 0; epoch < epochs; ++epoch) {
+    all.emplace_back();
+    for (const auto& batch : *loader) all.back().insert(all.back().end(), batch.begin(), batch.end());
+  }
+  return all;
+}
+
+TEST(RankSampler, GoesOnInTheMiddleOfAnEpochInsideADataLoader) {
+  for (const std::size_t workers : {0, 2}) {
+    on_each_rank(2, [&](const Mesh& mesh) {
+      const RankSamplerOptions options{.seed = 4};
+      const std::vector<Samples> whole = epochs_of(RankSampler(21, mesh, options), 21, 3, workers);
+      for (const std::size_t taken : {0, 4, 10, 11}) {  // of 11 an epoch
+        RankSampler place(21, mesh, options);
+        place.reset();
+        place.reset();
+        place.next(taken);
+        // What is left of epoch 1, or epoch 2 where nothing is.
+        const Samples left(whole[1].begin() + static_cast<long>(taken), whole[1].end());
+        const std::vector<Samples> wanted =
+            left.empty() ? std::vector<Samples>{whole[2]} : std::vector<Samples>{left, whole[2]};
+        RankSampler loaded(21, mesh, options), resumed(21, mesh, options);
+        torch::serialize::OutputArchive saved;
+        place.save(saved);
+        std::stringstream file;
+        saved.save_to(file);
+        torch::serialize::InputArchive archive;
+        archive.load_from(file);
+        loaded.load(archive);
+        resumed.resume(place.cursor());
+        const auto epochs = static_cast<int>(wanted.size());
+        EXPECT_EQ(epochs_of(loaded, 21, epochs, workers), wanted) << taken;
+        EXPECT_EQ(epochs_of(resumed, 21, epochs, workers), wanted) << taken;
+        EXPECT_EQ(resumed.epoch(), left.empty() ? 2 : 1);
+        // The program's copy keeps count.
+        EXPECT_EQ(rest_of_epoch(resumed, 2), wanted[0]);
+        EXPECT_EQ(resumed.cursor(), (SamplerCursor{left.empty() ? 3 : 2, 0, 21, 4, true}));
+      }
+    });
+  }
+}
+
+TEST(RankSampler, GoesOnOnAnotherNumberOfRanks) {
+  SamplerCursor cursor;
+  Samples seen, order;
+  on_each_rank(1, [&](const Mesh& mesh) {
+    RankSampler alone(21, mesh, {.seed = 4});
+    order = rest_of_epoch(alone);
+  });
+  on_each_rank(2, [&](const Mesh& mesh) {
+    RankSampler sampler(21, mesh, {.seed = 4});
+    sampler.next(5);
+    if (mesh.rank() == 0) cursor = sampler.cursor();
+  });
+  EXPECT_EQ(cursor.consumed, 10);
+  std::vector<Samples> got(3);
+  on_each_rank(3, [&](const Mesh& mesh) {
+    RankSampler sampler(21, mesh, {.seed = 4});
+    sampler.resume(cursor);
+    got[static_cast<std::size_t>(mesh.rank())] = rest_of_epoch(sampler);
+    for (const SamplerCursor& other : {SamplerCursor{0, 10, 22, 4, true}, SamplerCursor{0, 10, 21, 5, true}}) {
+      try {
+        sampler.resume(other);
+        ADD_FAILURE() << "no error";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
+      }
+    }
+  });
+  for (std::size_t i = 10; i < 21; ++i) EXPECT_EQ(got[(i - 10) % 3][(i - 10) / 3], order[i]) << i;
+}
+
 TEST(SeedForRank, DiffersBetweenRanksInTheBitsThatLibTorchTakes) {
   EXPECT_EQ(seed_for_rank(0, 0), 0u);  // the rule is a promise
   EXPECT_EQ(seed_for_rank(1, 2), 0x5692161d100b05e5u + 2);

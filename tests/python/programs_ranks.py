@@ -15,7 +15,7 @@ import torch
 from beside_plain import rows_of_rank, train_plain
 from launched import LONG
 from models import BATCH, CLASSES, WIDTH, Block, Classifier
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler
 
 import tessera
 
@@ -773,6 +773,52 @@ def averages_beside_torch(strategy):
         engine.close()
 
 
+class Rows(Dataset):
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, index):
+        return torch.randn(4, generator=torch.Generator().manual_seed(index))
+
+
+def data_in_the_middle_of_an_epoch(strategy):
+    """The loop of docs/resume.md: dropout and order go on bit for bit, and epochs have orders of their own."""
+    data, batch, epochs, seen = Rows(), 2, 3, []
+
+    def loop(folder, saves_at, resumes):
+        torch.manual_seed(1 + tessera.rank())
+        net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+        engine = tessera.Engine(net, {**strategy, "units": {}})
+        losses = []
+        place = {"epoch": 0, "batches": 0}
+        if resumes:
+            place = engine.load_checkpoint(folder).json
+        sampler = DistributedSampler(data, tessera.world_size(), tessera.rank(), seed=1)
+        for epoch in range(place["epoch"], epochs):
+            sampler.set_epoch(epoch)
+            batches = list(BatchSampler(sampler, batch, drop_last=True))
+            seen.append(batches)
+            rest = batches[place["batches"]:]
+            for each in DataLoader(data, batch_sampler=rest, generator=torch.Generator().manual_seed(epoch)):
+                engine.backward(net(each).square().mean())
+                losses.append(engine.step().loss)
+                place = {"epoch": epoch, "batches": place["batches"] + 1}
+                if place == saves_at:
+                    engine.save_checkpoint(folder, json=place)
+            place = {"epoch": epoch + 1, "batches": 0}
+        engine.close()
+        return losses
+
+    with tempfile.TemporaryDirectory() as own:
+        folder = tessera.broadcast(own)
+        wanted = loop(folder, {"epoch": 1, "batches": 2}, resumes=False)
+        assert len(seen) == 3 and seen[0] != seen[1] != seen[2], seen
+        got = loop(folder, None, resumes=True)
+        of_an_epoch = len(seen[0])
+        assert got == wanted[of_an_epoch + 2:], (got, wanted)
+        tessera.barrier()
+
+
 def averages(strategy):
     net = model()
     engine = tessera.Engine(net, {**strategy, "ema": {"decay": 0.9}})
@@ -915,6 +961,7 @@ def hook_that_clears_gradients(strategy):
 PROGRAMS = [collectives, state_dicts, arrays_of_parameters, functions_that_read_memory, arrays_kept_beyond_a_guard, profiled, views_in_a_state_dict, deep_copies, left_over_lines, late_hooks_and_parameters, training_twice, evaluation, evaluation_by_numbers, autocast,
             workers, results_of_steps, assigned_buffers, assigned_buffers_of_ranks, pruned_modules, checkpoints, checkpoints_beside_training, durable_steps, deferred, rates_and_groups, ignored_parameters, averages, refused_modules, leaks]
 PROGRAMS += [averages_beside_torch, rules_at_their_defaults]
+PROGRAMS += [data_in_the_middle_of_an_epoch]
 # These end with an Error that nobody may go on after.
 ENDINGS = [written_outside_a_guard, written_through_data, moved_to_other_memory, unfrozen, late_post_accumulate_hook, hook_that_clears_gradients]
 

@@ -38,6 +38,8 @@ void add_launch(CLI::App& app, LaunchOptions& launch) {
                    "starts of all ranks again, after failures that may not come back")
       ->transform(integer_from(0, kMostRestarts))
       ->capture_default_str();
+  command->add_flag("--strict", launch.strict,
+                    "ranks as if each had a host of its own: private copies of parameters, and writes to them checked");
   command->add_flag("!--no-prefix", launch.prefix, "do not put [rank n] before lines");
   command->prefix_command();  // the first word that is no option is the program, with or without a "--" before it
 }

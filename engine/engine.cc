@@ -27,6 +27,7 @@
 #include "runtime/border/phrase.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
+#include "runtime/config/strategy_file.h"
 #include "sharding/gradient_method.h"
 #include "sharding/partition.h"
 #include "tessera/span.h"
@@ -35,7 +36,7 @@ namespace tessera {
 namespace {
 
 std::shared_ptr<Strategy> with_defaults(const Strategy& given) {
-  auto strategy = std::make_shared<Strategy>(given);
+  auto strategy = std::make_shared<Strategy>(as_launched(given));
   fill_in_defaults(strategy->optimizer);
   return strategy;
 }

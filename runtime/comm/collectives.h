@@ -44,6 +44,9 @@ class Work {
   /// For a state that the Work does not own: when the Work is done with it, it calls State::release.
   explicit Work(State* state) : state_(state) {}
 
+  /// It has ended: `wait` returns at once.
+  bool done() const { return state_ == nullptr; }
+
   /// Does what this rank has to do before its peers can finish the operation; blocks until all have started it. `wait`
   /// does it too. Calling it a while earlier spares the peers the wait for this rank.
   absl::Status advance() { return state_ ? state_->advance() : status_; }
@@ -246,6 +249,10 @@ class Collectives {
   /// Ok, or the failure of a call that could be queued but failed when it ran. On a GPU Work::wait returns before the call
   /// has run, so code that reads a result from the GPU must ask here afterwards whether the result is valid.
   virtual absl::Status status() const { return absl::OkStatus(); }
+
+  /// Where a device makes the calls: the number of the call that it has come to and not got through, counted from 1 without
+  /// `allocate`. 0: none.
+  virtual std::uint64_t stands_in() const { return 0; }
 
  protected:
   virtual Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,

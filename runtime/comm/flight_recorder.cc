@@ -12,104 +12,28 @@
 
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "runtime/comm/observed_collectives.h"
 
 namespace tessera {
 
-/// Something started, whose end is noted.
-class RecordedWork final : public Work::State {
+/// Notes the calls of one group (ObservedCollectives).
+class RecordedGroup {
  public:
-  RecordedWork(std::shared_ptr<FlightRecorder> recorder, std::size_t group, std::uint64_t call, Work work)
-      : recorder_(std::move(recorder)), group_(group), call_(call), work_(std::move(work)) {}
+  RecordedGroup(std::shared_ptr<FlightRecorder> recorder, std::size_t number)
+      : recorder_(std::move(recorder)), number_(number) {}
 
-  absl::Status advance() override { return noted(work_.advance(), /*is_over=*/false); }
-  absl::Status wait() override { return noted(work_.wait(), /*is_over=*/true); }
+  std::uint64_t begins(const CallSignature& call) { return recorder_->begin(number_, call); }
+  void waits(std::uint64_t) {}
+  void leaves(std::uint64_t call, const absl::Status& status, bool is_over) {
+    if (is_over || !status.ok()) recorder_->end(number_, call, status);
+  }
+  absl::Status cause_of(const absl::Status& failure) const { return failure; }
+  void aborted(const absl::Status& reason) { recorder_->failed(reason); }
+  void ends() {}
 
  private:
-  absl::Status noted(absl::Status status, bool is_over) {
-    if (is_over || !status.ok()) recorder_->end(group_, call_, status);
-    return status;
-  }
-
-  const std::shared_ptr<FlightRecorder> recorder_;
-  const std::size_t group_;
-  const std::uint64_t call_;
-  Work work_;
-};
-
-/// A group whose calls are noted.
-class RecordedCollectives final : public Collectives {
- public:
-  RecordedCollectives(std::shared_ptr<FlightRecorder> recorder, std::size_t number, std::shared_ptr<Collectives> group)
-      : recorder_(std::move(recorder)), number_(number), group_(std::move(group)) {}
-
-  int rank() const override { return group_->rank(); }
-  int size() const override { return group_->size(); }
-  TransportKind kind() const override { return group_->kind(); }
-  std::string transport() const override { return group_->transport(); }
-  int gpu() const override { return group_->gpu(); }
-  bool reduces_in_background() const override { return group_->reduces_in_background(); }
-  bool gathers_in_background() const override { return group_->gathers_in_background(); }
-  int compressed_part() const override { return group_->compressed_part(); }
-  bool shares_memory() const override { return group_->shares_memory(); }
-  absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override {
-    return allocated(Operation::kAllocate, bytes, [&] { return group_->allocate(bytes); });
-  }
-  absl::StatusOr<std::unique_ptr<CommBuffer>> allocate_common(std::size_t bytes) override {
-    return allocated(Operation::kAllocateCommon, bytes, [&] { return group_->allocate_common(bytes); });
-  }
-  Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override {
-    return recorded(Operation::kBroadcast, label, DType::kU8, bytes,
-                    [&] { return group_->broadcast(label, data, bytes, root); });
-  }
-  Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes) override {
-    return recorded(Operation::kAllToAll, label, DType::kU8, bytes,
-                    [&] { return group_->all_to_all(label, input, output, bytes); });
-  }
-  Work barrier(std::string_view label) override {
-    return recorded(Operation::kBarrier, label, DType::kU8, 0, [&] { return group_->barrier(label); });
-  }
-  void abort(const absl::Status& reason) override {
-    recorder_->failed(reason);
-    group_->abort(reason);
-  }
-  void leave() override { group_->leave(); }
-  absl::Status status() const override { return group_->status(); }
-
- protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes,
-                     const GatherOptions& options) override {
-    return recorded(Operation::kAllGather, label, DType::kU8, bytes,
-                    [&] { return group_->all_gather(label, shard, full, bytes, options); });
-  }
-  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                         SumVisitor* visitor, const ReduceOptions& options) override {
-    return recorded(Operation::kReduceScatter, label, dtype, numel,
-                    [&] { return group_->reduce_scatter(label, input, dtype, output, numel, visitor, options); });
-  }
-  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     SumVisitor* visitor, const ReduceOptions& options) override {
-    return recorded(Operation::kAllReduce, label, dtype, numel,
-                    [&] { return group_->all_reduce(label, input, dtype, output, numel, visitor, options); });
-  }
-
- private:
-  template <class Start>
-  Work recorded(Operation operation, std::string_view label, DType dtype, std::size_t count, const Start& start) {
-    const std::uint64_t call = recorder_->begin(number_, make_signature(operation, label, dtype, count));
-    return Work(std::make_unique<RecordedWork>(recorder_, number_, call, start()));
-  }
-  template <class Allocate>
-  absl::StatusOr<std::unique_ptr<CommBuffer>> allocated(Operation operation, std::size_t bytes,
-                                                        const Allocate& allocate) {
-    const std::uint64_t call = recorder_->begin(number_, make_signature(operation, "", DType::kU8, bytes));
-    absl::StatusOr<std::unique_ptr<CommBuffer>> memory = allocate();
-    recorder_->end(number_, call, memory.status());
-    return memory;
-  }
-
   const std::shared_ptr<FlightRecorder> recorder_;
   const std::size_t number_;
-  const std::shared_ptr<Collectives> group_;
 };
 
 namespace {
@@ -133,7 +57,8 @@ std::shared_ptr<Collectives> FlightRecorder::record(const std::string& name, std
   if (group->gpu() != Collectives::kHostMemory) return group;
   std::lock_guard lock(mutex_);
   groups_.push_back({name, 0, std::vector<Call>(kCalls)});
-  return std::make_shared<RecordedCollectives>(shared_from_this(), groups_.size() - 1, std::move(group));
+  auto recorded = std::make_shared<RecordedGroup>(shared_from_this(), groups_.size() - 1);
+  return std::make_shared<ObservedCollectives<RecordedGroup>>(std::move(recorded), std::move(group));
 }
 
 double FlightRecorder::now_s() const { return seconds_of_clock() - start_s_; }

@@ -37,8 +37,7 @@ class FlightRecorder : public std::enable_shared_from_this<FlightRecorder> {
   std::shared_ptr<Collectives> record(const std::string& name, std::shared_ptr<Collectives> group);
 
  private:
-  friend class RecordedCollectives;
-  friend class RecordedWork;
+  friend class RecordedGroup;
   struct Call {
     CallSignature signature;
     double began_s = 0, ended_s = -1;

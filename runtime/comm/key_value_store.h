@@ -2,7 +2,9 @@
 
 #include <absl/status/statusor.h>
 
+#include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -22,6 +24,13 @@ class KeyValueStore {
   virtual absl::StatusOr<bool> has(const std::string& key) = 0;
   /// Adds to a counter (absent counts as 0) and returns the new value.
   virtual absl::StatusOr<std::int64_t> add(const std::string& key, std::int64_t amount) = 0;
+
+  /// The same store over a connection of its own, where one connection answers one question after another: then whoever waits in this one
+  /// is in nobody's way there. Null: this one is no worse, or there is none to be had. Asks the server.
+  virtual std::shared_ptr<KeyValueStore> connected_anew() { return nullptr; }
+
+  /// Questions that nobody waits for any more, since the server did not answer in time (ask_in_time).
+  std::atomic<int> unanswered = 0;
 };
 
 /// A store inside this process, for ranks on threads.

@@ -4,6 +4,7 @@
 
 #include "runtime/base/status.h"
 #include "runtime/comm/flight_recorder.h"
+#include "runtime/comm/in_time.h"
 
 namespace tessera {
 namespace {
@@ -40,7 +41,10 @@ absl::Status MeshAxes::status() const {
 }
 
 MeshGroups::MeshGroups(Topology topology, std::shared_ptr<GroupFactory> factory, std::shared_ptr<KeyValueStore> store)
-    : topology_(std::move(topology)), factory_(std::move(factory)), store_(std::move(store)) {}
+    : topology_(std::move(topology)),
+      factory_(std::move(factory)),
+      store_(std::move(store)),
+      watch_(topology_.rank, topology_.world_size, store_, [this](const absl::Status& reason) { abort(reason); }) {}
 
 Mesh MeshGroups::make_mesh(Topology topology, std::shared_ptr<GroupFactory> factory,
                            std::shared_ptr<KeyValueStore> store) {
@@ -55,11 +59,12 @@ std::string MeshGroups::unique_name(int replicate, int shard) {
   return std::to_string(replicate) + "x" + std::to_string(shard) + "." + std::to_string(times) + ".";
 }
 
-absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::make_group(const std::string& name, GroupUse use, int first,
-                                                                    int count, int stride) {
-  std::vector<int> ranks(count);
-  for (int i = 0; i < count; ++i) ranks[i] = first + i * stride;
-  TESSERA_ASSIGN_OR_RETURN(auto group, factory_->make(name, ranks, use));
+absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::make_group(const std::string& family, const std::string& name,
+                                                                    GroupUse use, const GroupRanks& ranks) {
+  std::vector<int> world_ranks(ranks.count);
+  for (int i = 0; i < ranks.count; ++i) world_ranks[i] = ranks.first + i * ranks.stride;
+  TESSERA_ASSIGN_OR_RETURN(auto group, watch_.watched(family + name, family, ranks,
+                                                      [&] { return factory_->make(family + name, world_ranks, use); }));
   std::lock_guard lock(mutex_);
   if (!aborted_.ok()) group->abort(aborted_);
   groups_.push_back(group);
@@ -78,11 +83,11 @@ absl::StatusOr<MeshAxes> MeshGroups::axes(int replicate, int shard) {
   axes.shard_index = topology_.rank % shard;
   const std::string name = unique_name(replicate, shard);
   const int first = axes.replicate_index * shard;
-  TESSERA_ASSIGN_OR_RETURN(axes.gather, make_group(name + "gather", GroupUse::kGather, first, shard, 1));
-  TESSERA_ASSIGN_OR_RETURN(axes.reduce, make_group(name + "reduce", GroupUse::kOther, first, shard, 1));
+  TESSERA_ASSIGN_OR_RETURN(axes.gather, make_group(name, "gather", GroupUse::kGather, {first, shard, 1}));
+  TESSERA_ASSIGN_OR_RETURN(axes.reduce, make_group(name, "reduce", GroupUse::kOther, {first, shard, 1}));
   TESSERA_ASSIGN_OR_RETURN(axes.replicate,
-                           make_group(name + "replicate", GroupUse::kOther, axes.shard_index, replicate, shard));
-  TESSERA_ASSIGN_OR_RETURN(axes.world, make_group(name + "world", GroupUse::kOther, 0, topology_.world_size, 1));
+                           make_group(name, "replicate", GroupUse::kOther, {axes.shard_index, replicate, shard}));
+  TESSERA_ASSIGN_OR_RETURN(axes.world, make_group(name, "world", GroupUse::kOther, {0, topology_.world_size, 1}));
   axes.control = factory_->control_of(axes.world);
   return axes;
 }
@@ -93,8 +98,8 @@ absl::StatusOr<MeshAxes> MeshGroups::within_replica(const MeshAxes& axes) {
   own.replicate_index = 0;
   const std::string name = unique_name(axes.replicate_size, axes.shard_size);
   const int first = axes.replicate_index * axes.shard_size;
-  TESSERA_ASSIGN_OR_RETURN(own.replicate, make_group(name + "alone", GroupUse::kOther, topology_.rank, 1, 1));
-  TESSERA_ASSIGN_OR_RETURN(own.world, make_group(name + "replica", GroupUse::kOther, first, axes.shard_size, 1));
+  TESSERA_ASSIGN_OR_RETURN(own.replicate, make_group(name, "alone", GroupUse::kOther, {topology_.rank, 1, 1}));
+  TESSERA_ASSIGN_OR_RETURN(own.world, make_group(name, "replica", GroupUse::kOther, {first, axes.shard_size, 1}));
   own.control = factory_->control_of(own.world);
   return own;
 }
@@ -105,7 +110,7 @@ absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::make_world(const std::s
     std::lock_guard lock(mutex_);
     times = worlds_asked_[purpose]++;
   }
-  return make_group(purpose + "." + std::to_string(times), GroupUse::kOther, 0, topology_.world_size, 1);
+  return make_group(purpose + "." + std::to_string(times), "", GroupUse::kOther, {0, topology_.world_size, 1});
 }
 
 absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::world(const std::string& purpose) {
@@ -139,7 +144,9 @@ void MeshGroups::abort(const absl::Status& reason) {
 
 void MeshGroups::leave() {
   if (topology_.world_size == 1) return;
-  store_->set(key_of_ended_rank(topology_.rank), "").IgnoreError();  // for those who find no other cause
+  // For those who find no other cause.
+  ask_in_time(store_,
+              [key = key_of_ended_rank(topology_.rank)](KeyValueStore& store) { store.set(key, "").IgnoreError(); });
   std::vector<std::shared_ptr<Collectives>> groups;
   {
     std::lock_guard lock(mutex_);

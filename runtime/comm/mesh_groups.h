@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/comm/call_watch.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/group.h"
 #include "runtime/comm/key_value_store.h"
@@ -96,9 +97,9 @@ class MeshGroups {
 
   std::string unique_name(int replicate, int shard);
   absl::StatusOr<std::shared_ptr<Collectives>> make_world(const std::string& purpose);
-  /// The group of `count` ranks from `first` on, `stride` apart.
-  absl::StatusOr<std::shared_ptr<Collectives>> make_group(const std::string& name, GroupUse use, int first, int count,
-                                                          int stride);
+  /// `family`: as WaitReport::Group.
+  absl::StatusOr<std::shared_ptr<Collectives>> make_group(const std::string& family, const std::string& name,
+                                                          GroupUse use, const GroupRanks& ranks);
 
   const Topology topology_;
   const std::shared_ptr<GroupFactory> factory_;
@@ -112,6 +113,7 @@ class MeshGroups {
   absl::Status aborted_;
   bool expects_report_ = false;
   std::vector<MeshAxes> kept_;
+  CallWatch watch_;  // last: it may call `abort`
 };
 
 inline Mesh make_mesh(Topology topology, std::shared_ptr<GroupFactory> factory, std::shared_ptr<KeyValueStore> store) {

@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <cstdlib>
+#include <string_view>
+#include <utility>
+
 #include "runtime/base/bytes.h"
 #include "runtime/base/input_file.h"
 #include "runtime/base/status.h"
@@ -31,6 +35,16 @@ absl::StatusOr<Strategy> parse_strategy(const std::string& text, const std::stri
   Strategy strategy;
   if (const auto root = parse_json(text, diagnostics)) strategy = StrategyReader(diagnostics).read(*root);
   TESSERA_RETURN_IF_ERROR(diagnostics.to_status());
+  return as_launched(std::move(strategy));
+}
+
+Strategy as_launched(Strategy strategy) {
+  const char* const strict = std::getenv("TESSERA_STRICT");
+  if (!strict || std::string_view(strict) != "1") return strategy;
+  strategy.host_sharing = false;
+  const TransportChoice transport = strategy.comm.transport;
+  const bool is_on_gpus = transport == TransportChoice::kNccl || transport == TransportChoice::kCudaHost;
+  strategy.check.values = strategy.check.values || !is_on_gpus;
   return strategy;
 }
 

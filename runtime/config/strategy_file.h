@@ -17,4 +17,9 @@ absl::StatusOr<Strategy> parse_strategy(const std::string& text, const std::stri
 /// lists all that it does not, each by its JSON pointer.
 absl::Status check_strategy(const Strategy& strategy);
 
+/// `strategy`, but where the environment variable TESSERA_STRICT is "1" (`tessera launch --strict`) with private copies on each rank, as on
+/// hosts of their own, and "check.values" on the CPU: the ranks of one machine show what those of two would. Files are read so, and
+/// Engines are made so.
+Strategy as_launched(Strategy strategy);
+
 }  // namespace tessera

@@ -17,6 +17,7 @@
 #include "runtime/comm/shared/run_ranks.h"
 #include "tests/comm/collectives_properties.h"
 #include "tests/support/late_backend.h"
+#include "tests/support/wrapped_groups.h"
 
 namespace tessera::testing {
 namespace {
@@ -283,6 +284,33 @@ TEST(QueuedCollectives, AFailureOfTheRecordIsToldWithTheOther) {
     group->broadcast("unit", &data, sizeof data, 0).wait().IgnoreError();
     EXPECT_THAT(text_of(status_in_time(*group)),
                 AllOf(HasSubstr("remote process exited"), HasSubstr("flight record cannot be written: no space")));
+  });
+}
+
+/// Both hosts have long gone on. Each device has come to a call that the other rank has not queued.
+TEST(QueuedCollectives, DevicesThatStandStillInDifferentCallsAreNamed) {
+  const std::shared_ptr<KeyValueStore> store = memory_store();
+  const auto queue = [&](const std::string& use, std::shared_ptr<Collectives> moves) {
+    const int rank = moves->rank(), size = moves->size();
+    if (size == 1) return moves;
+    auto backend = c10::make_intrusive<LateBackend>(std::move(moves));
+    backend->fault = Fault::kStandsStill;
+    const Group group{.name = use, .rank = rank, .world_ranks = {0, 1}, .world_size = size, .timeout_s = 60};
+    return queued_collectives(
+        group, {.backend = backend, .device = kCpu, .groups = std::make_shared<QueuedGroups>(), .allocate = nullptr},
+        store);
+  };
+  const auto wrap = [&](std::shared_ptr<GroupFactory> groups) { return wrapped_groups(std::move(groups), queue); };
+  run_ranks({.ranks = 2, .wrap_groups = wrap}, [&](const Mesh& mesh) {
+    auto axes = groups_of(mesh).axes(1, 2);
+    require_ok(axes.status());
+    Collectives& group = mesh.rank() == 0 ? *axes->gather : *axes->reduce;
+    int data[2] = {};
+    require_ok(mesh.rank() == 0 ? group.all_gather("blocks.1", data, data, sizeof(int)).wait()
+                                : group.barrier("step").wait());
+    EXPECT_THAT(text_of(status_in_time(group)),
+                AllOf(HasSubstr("rank 0 waits in all_gather 'blocks.1' of 4 bytes (#1), which rank 1 has not begun"),
+                      HasSubstr("rank 1 waits in barrier 'step' (#1), which rank 0 has not begun")));
   });
 }
 

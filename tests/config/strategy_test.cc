@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -310,6 +311,20 @@ TEST(StrategyFile, APipeWithoutAWriterIsAnErrorAndNoWait) {
   EXPECT_EQ(exit_code_of(strategy.status()), ExitCode::kCorruptData);
   EXPECT_THAT(std::string(strategy.status().message()), HasSubstr("is a pipe that nobody wrote to"));
   std::filesystem::remove(path);
+}
+
+TEST(Strategy, UnderTesseraStrictHasPrivateCopiesAndChecksValues) {
+  const auto usual = parse_strategy("{}");
+  ::setenv("TESSERA_STRICT", "1", 1);
+  const auto strict = parse_strategy("{}");
+  const auto on_gpus = parse_strategy(R"({"comm": {"transport": "nccl"}})");
+  ::setenv("TESSERA_STRICT", "0", 1);
+  const auto off = parse_strategy("{}");
+  ::unsetenv("TESSERA_STRICT");
+  EXPECT_TRUE(usual->host_sharing && !usual->check.values);
+  EXPECT_TRUE(!strict->host_sharing && strict->check.values);
+  EXPECT_TRUE(!on_gpus->host_sharing && !on_gpus->check.values) << "values of a GPU are not hashed";
+  EXPECT_EQ(off->to_json(), usual->to_json());
 }
 
 }  // namespace

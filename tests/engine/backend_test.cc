@@ -157,6 +157,21 @@ TEST(Backend, UnitsGatheredInDifferentOrdersEndTheStepOnAllRanks) {
   }
 }
 
+// Nothing ends a call of this backend: each rank says which calls they are, and its process ends.
+TEST(Backend, RanksThatWaitForEachOtherInItsCallsEnd) {
+  const int port = free_port();
+  const auto ends = fork_ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
+    join_as(rank, 2, port);
+    const Mesh mesh = init({}, make_backend);
+    TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, groups_of(mesh).axes(1, 2));
+    float data[2] = {};
+    TESSERA_RETURN_IF_ERROR(rank == 0 ? axes.gather->all_gather("blocks.1", data, data, sizeof(float)).wait()
+                                      : axes.reduce->barrier("step").wait());
+    return make_error(ExitCode::kUsage, "the call ended");
+  });
+  for (const RankEnd& end : ends) EXPECT_EQ(end.exit_code, ExitCode::kInternal) << end.message;
+}
+
 TEST(Backend, WhatItsMakerThrowsIsReported) {
   const int port = free_port();
   const auto ends = fork_ranks(2, [&](int rank, KeyValueStore& told) -> absl::Status {

@@ -23,6 +23,14 @@ absl::StatusOr<Topology> resolve(const std::vector<std::string>& environment) {
   });
 }
 
+TEST(RankEnvironment, StrictIsAVariableThatStrategiesHonour) {
+  LaunchOptions options;
+  EXPECT_THAT(rank_environment(options, {}, 0, {}), Not(Contains("TESSERA_STRICT=1")));
+  EXPECT_THAT(rank_environment(options, {}, 0, {"TESSERA_STRICT=1"}), Contains("TESSERA_STRICT=1"));
+  options.strict = true;
+  EXPECT_THAT(rank_environment(options, {}, 0, {"TESSERA_STRICT=0"}), Contains("TESSERA_STRICT=1"));
+}
+
 /// What the launcher says is what `resolve_topology` understands, whatever started the launcher.
 TEST(RankEnvironment, IsUnderstood) {
   const std::vector<std::vector<std::string>> around = {

@@ -167,6 +167,7 @@ class C10dCollectives : public Collectives {
   PackBuffers pack_buffers_;  // likewise
   mutable std::mutex mutex_;  // guards the members up to thread_
   Backend backend_;
+  Backend left_in_use_;  ///< dropped while a thread waited for its collective
   absl::Status status_;
   std::vector<std::weak_ptr<Transfers>> under_way_;
   CallThread thread_;  // last: what runs on it needs the others
@@ -274,9 +275,21 @@ void C10dCollectives::drop_backend() {
     std::swap(under_way, under_way_);
   }
   // What is under way holds the connections too.
+  bool is_in_use = false;
   for (const std::weak_ptr<Transfers>& other : under_way) {
-    if (const std::shared_ptr<Transfers> transfers = other.lock()) transfers->abort();
+    const std::shared_ptr<Transfers> transfers = other.lock();
+    if (!transfers) continue;
+    transfers->abort();
+    is_in_use = is_in_use || transfers->is_in_collective();
   }
+  if (!dropped || !is_in_use) return;
+  // Only the backend itself can end its collective. Until it has, its destructor may wait for it.
+  try {
+    dropped->abort();
+  } catch (const std::exception&) {  // it cannot, and whoever aborts this group ends the process (CallWatch)
+  }
+  const std::lock_guard lock(mutex_);
+  left_in_use_ = std::move(dropped);
 }
 
 absl::Status C10dCollectives::fail(const CallSignature& call, const std::string& why) {

@@ -59,4 +59,12 @@ absl::StatusOr<std::int64_t> C10dStore::add(const std::string& key, std::int64_t
   return guarded<absl::StatusOr<std::int64_t>>("add to", key, [&] { return store_->add(key, amount); });
 }
 
+std::shared_ptr<KeyValueStore> C10dStore::connected_anew() {
+  try {
+    return std::make_shared<C10dStore>(store_->clone(), server_);
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
 }  // namespace tessera

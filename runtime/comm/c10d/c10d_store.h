@@ -22,6 +22,7 @@ class C10dStore : public KeyValueStore {
   absl::StatusOr<std::string> get(const std::string& key, std::chrono::milliseconds timeout) override;
   absl::StatusOr<bool> has(const std::string& key) override;
   absl::StatusOr<std::int64_t> add(const std::string& key, std::int64_t amount) override;
+  std::shared_ptr<KeyValueStore> connected_anew() override;
 
   /// For c10d's own backends, which meet through such a store.
   const c10::intrusive_ptr<c10d::Store>& c10d_store() const { return store_; }

@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "runtime/base/status.h"
-#include "runtime/comm/c10d/in_time.h"
+#include "runtime/comm/in_time.h"
 
 namespace tessera {
 namespace {

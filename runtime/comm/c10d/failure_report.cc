@@ -1,7 +1,6 @@
 #include "runtime/comm/c10d/failure_report.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <utility>
 #include <vector>
@@ -9,17 +8,21 @@
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
 #include "runtime/comm/c10d/c10d_store.h"
-#include "runtime/comm/c10d/in_time.h"
+#include "runtime/comm/in_time.h"
 
 namespace tessera {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kForAllAnswers{1000};
-constexpr std::chrono::milliseconds kForTheStore{2000};
 /// The store's server stays so long for ranks that give up a little later than it.
 constexpr std::chrono::milliseconds kForLateRanks{3000};
-constexpr std::size_t kMostAnswers = 8, kLongestAnswer = 500;  // in a message
+constexpr std::size_t kMostAnswers = 8, kLongestAnswer = 800;  // in a message
+
+constexpr const char* kHintOfSilence =
+    ". hint: a rank that does not answer stands still (state T in `ps`: stopped), computes for longer than the limit, "
+    "or "
+    "was killed, and then its launcher says by what";
 
 std::string number_of(const CallSignature& call) { return "(#" + std::to_string(call.sequence) + ")"; }
 
@@ -43,7 +46,6 @@ struct FailureReport::Answers {
 struct FailureReport::Shared {
   const Group group;
   const std::shared_ptr<KeyValueStore> store;
-  std::atomic<bool> store_hangs = false, is_asked = false;
 
   Shared(const Group& group, std::shared_ptr<KeyValueStore> store) : group(group), store(std::move(store)) {}
 
@@ -103,15 +105,13 @@ FailureReport::~FailureReport() = default;
 
 bool FailureReport::ask_all(const std::shared_ptr<Answers>& answers) {
   answers->of.resize(static_cast<std::size_t>(shared_->group.size()));
-  return !shared_->store_hangs &&
-         ends_in_time([shared = shared_, answers] { shared->ask_all(*answers); }, kForTheStore);
+  return ask_in_time(shared_->store, [shared = shared_, answers](KeyValueStore&) { shared->ask_all(*answers); });
 }
 
 void FailureReport::publish_arrival() {
-  const auto come = [shared = shared_] {
-    shared->store->set(shared->arrival_key(shared->group.rank), "").IgnoreError();
-  };
-  if (!ends_in_time(come, kForTheStore)) shared_->store_hangs = true;
+  ask_in_time(shared_->store, [key = shared_->arrival_key(shared_->group.rank)](KeyValueStore& store) {
+    store.set(key, "").IgnoreError();
+  });
 }
 
 absl::Status FailureReport::explain_arrival(const std::string& why) {
@@ -120,7 +120,9 @@ absl::Status FailureReport::explain_arrival(const std::string& why) {
   const auto answers = std::make_shared<Answers>();
   if (!ask_all(answers)) return make_error(ExitCode::kPeerLost, why + "; " + silent_server());
   if (answers->store_is_gone) return make_error(ExitCode::kPeerLost, why + "; " + gone_server());
-  ends_in_time([shared = shared_, answers] { shared->let_others_hear(*answers); }, kForLateRanks + kForTheStore);
+  ask_in_time(
+      shared_->store, [shared = shared_, answers](KeyValueStore&) { shared->let_others_hear(*answers); },
+      kForLateRanks + kForTheStore);
   std::vector<int> absent, silent;
   for (int q = 0; q < group.size(); ++q) {
     if (q == group.rank || answers->of[q].has_ended) continue;
@@ -136,7 +138,7 @@ absl::Status FailureReport::explain_arrival(const std::string& why) {
 }
 
 std::string FailureReport::silent_server() const {
-  return "the store, and so " + shared_->server() + ", does not answer";
+  return "the store, and so " + shared_->server() + ", does not answer" + kHintOfSilence;
 }
 
 std::string FailureReport::gone_server() const {
@@ -148,17 +150,15 @@ void FailureReport::publish_call(const CallSignature& call) { publish("was in " 
 void FailureReport::publish_reason(const absl::Status& reason) { publish("gave up: " + message_of(reason)); }
 
 void FailureReport::publish(const std::string& text) {
-  if (!ends_in_time([shared = shared_, text] { shared->publish(text); }, kForTheStore)) shared_->store_hangs = true;
+  ask_in_time(shared_->store, [shared = shared_, text](KeyValueStore&) { shared->publish(text); });
 }
 
 std::string FailureReport::news() {
-  if (shared_->is_asked.exchange(true)) return "";  // the last question has not been answered yet
   const auto news = std::make_shared<std::string>();
-  const auto ask = [shared = shared_, news] {
-    if (shared->store->has(shared->any_key()).value_or(false)) *news = "another rank has failed";
-    shared->is_asked = false;
+  const auto ask = [key = shared_->any_key(), news](KeyValueStore& store) {
+    if (store.has(key).value_or(false)) *news = "another rank has failed";
   };
-  return ends_in_time(ask, kForTheStore) ? *news : "";
+  return ask_in_time(shared_->store, ask) ? *news : "";
 }
 
 absl::Status FailureReport::explain(const CallSignature& call, const std::string& why) {

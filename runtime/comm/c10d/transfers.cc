@@ -128,7 +128,14 @@ void Transfers::add_message(c10::intrusive_ptr<c10d::Work> work) {
 }
 
 void Transfers::wait() {
-  if (collective_) collective_->wait();
+  if (collective_) {
+    struct InCollective {
+      explicit InCollective(std::atomic<bool>& flag) : flag(flag) { flag = true; }
+      ~InCollective() { flag = false; }
+      std::atomic<bool>& flag;
+    } in_collective(is_in_collective_);
+    collective_->wait();
+  }
   if (deadline_ == std::chrono::steady_clock::time_point()) deadline_ = std::chrono::steady_clock::now() + timeout_;
   for (std::size_t i = 0;; ++i) {
     c10::intrusive_ptr<c10d::Work> message;

@@ -2,6 +2,7 @@
 
 #include <absl/container/inlined_vector.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <mutex>
@@ -60,6 +61,8 @@ class Transfers {
   void wait();
   /// Messages: from now on no memory is read or written, and whoever waits returns. Collectives go on.
   void abort();
+  /// A thread waits for a collective, which `abort` does not end.
+  bool is_in_collective() const { return is_in_collective_; }
 
  private:
   /// One that is packed, on its way to this rank.
@@ -105,6 +108,7 @@ class Transfers {
   absl::InlinedVector<c10::intrusive_ptr<c10d::Work>, 4> messages_;
   c10::intrusive_ptr<c10d::Work> collective_;
   bool is_aborted_ = false;
+  std::atomic<bool> is_in_collective_ = false;
 };
 
 }  // namespace tessera

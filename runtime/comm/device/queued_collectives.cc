@@ -63,6 +63,7 @@ class QueuedCollectives : public Collectives {
   Work barrier(std::string_view label) override;
   void abort(const absl::Status& reason) override;
   absl::Status status() const override { return queued_.groups->status(); }
+  std::uint64_t stands_in() const override { return watch_ ? watch_->stands_in() : 0; }
 
  protected:
   Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,

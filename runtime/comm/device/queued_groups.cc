@@ -8,7 +8,7 @@
 
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
-#include "runtime/comm/c10d/in_time.h"
+#include "runtime/comm/in_time.h"
 
 namespace tessera {
 namespace {

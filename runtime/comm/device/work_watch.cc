@@ -80,6 +80,7 @@ std::string WorkWatch::look() try {
       std::lock_guard lock(mutex_);
       if (started_.empty()) {
         oldest_since_ = now;
+        stands_in_ = 0;
         changed_.notify_all();
         return "";
       }
@@ -88,7 +89,9 @@ std::string WorkWatch::look() try {
     const bool over = oldest.work && oldest.work->isCompleted();
     if (oldest.work && oldest.work->exception()) std::rethrow_exception(oldest.work->exception());
     if (!over) {
-      if (!oldest.reached()) oldest_since_ = now;
+      const bool is_reached = oldest.reached();
+      if (!is_reached) oldest_since_ = now;
+      stands_in_ = is_reached ? oldest.call.sequence : 0;
       break;
     }
     oldest_since_ = now;

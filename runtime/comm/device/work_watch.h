@@ -2,8 +2,10 @@
 
 #include <c10/core/Device.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <mutex>
@@ -37,6 +39,8 @@ class WorkWatch {
   void set_latest(c10::intrusive_ptr<c10d::Work> work);
   /// Waits until all calls are over, or one has been reported.
   void drain();
+  /// The number (CallSignature::sequence) of the call that the device has come to and not got through; 0: none.
+  std::uint64_t stands_in() const { return stands_in_.load(std::memory_order_relaxed); }
 
  private:
   struct Started {
@@ -59,7 +63,8 @@ class WorkWatch {
   std::deque<Started> started_;
   bool ends_ = false, has_reported_ = false;
   Clock::time_point oldest_since_, next_question_;  // the thread's own
-  std::thread thread_;                              // last: it uses the others
+  std::atomic<std::uint64_t> stands_in_ = 0;
+  std::thread thread_;  // last: it uses the others
 };
 
 }  // namespace tessera

@@ -175,7 +175,10 @@ absl::Status Peers::timeout_error(Arrived arrived) const {
   std::string text = prefix() + "timed out after " + seconds(group_.timeout_s) + " waiting for ";
   const std::vector<int> ranks = missing(arrived);
   for (std::size_t i = 0; i < ranks.size(); ++i) text += (i ? "; " : "") + who(ranks[i]) + last_seen(ranks[i]);
-  return make_error(ExitCode::kPeerLost, text + " (comm.timeout_s sets the limit)");
+  return make_error(ExitCode::kPeerLost, text +
+                                             " (comm.timeout_s sets the limit). hint: a rank that does not come stands "
+                                             "still (state T in `ps`: stopped), or computes "
+                                             "for longer than the limit");
 }
 
 std::string Peers::last_seen(int rank) const {

@@ -1,5 +1,6 @@
-#include "runtime/comm/c10d/in_time.h"
+#include "runtime/comm/in_time.h"
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <memory>
@@ -42,6 +43,22 @@ bool ends_in_time(std::function<void()> task, std::chrono::milliseconds limit) {
                            return true;
                          }},
                          limit);
+}
+
+bool ask_in_time(const std::shared_ptr<KeyValueStore>& store, std::function<void(KeyValueStore&)> questions,
+                 std::chrono::milliseconds limit) {
+  enum class Question { kAsked, kAnswered, kLeftBehind };
+  if (store->unanswered.load() > 0) return false;
+  const auto question = std::make_shared<std::atomic<Question>>(Question::kAsked);
+  const auto ask = [store, question, questions = std::move(questions)] {
+    questions(*store);
+    if (question->exchange(Question::kAnswered) == Question::kLeftBehind) --store->unanswered;
+  };
+  if (ends_in_time(ask, limit)) return true;
+  ++store->unanswered;
+  if (question->exchange(Question::kLeftBehind) != Question::kAnswered) return false;
+  --store->unanswered;  // it came in this moment
+  return true;
 }
 
 }  // namespace tessera

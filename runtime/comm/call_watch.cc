@@ -1,0 +1,321 @@
+#include "runtime/comm/call_watch.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+#include "runtime/comm/in_time.h"
+#include "runtime/comm/observed_collectives.h"
+
+namespace tessera {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kBetweenLooks = 500ms;
+constexpr auto kOften = 10s;  // so long ranks exchange at each look
+constexpr auto kForOthersToHear = 1200ms;
+constexpr auto kForTheProgram = 4s;  // to come out of a call that has failed
+constexpr int kManyRanks = 16, kNeighbours = 4;
+constexpr std::size_t kGoneGroups = 32;
+
+constexpr const char* kVerdict = "waits/verdict";
+constexpr const char* kHint =
+    "; every rank must make the same calls in the same order. hint: where one rank alone evaluates, saves, samples, "
+    "takes "
+    "a norm, skips a backward, returns early or runs one batch more, let every rank do it, and use what one rank needs "
+    "on "
+    "that rank only. On one machine, `tessera launch --strict` shows such a program";
+
+std::string key_of(int rank) { return "waits/" + std::to_string(rank); }
+
+/// Of the calling thread; from 1.
+int number_of_thread() {
+  static std::atomic<int> threads = 0;
+  thread_local const int number = ++threads;
+  return number;
+}
+
+}  // namespace
+
+// --- GroupCalls ---
+
+GroupCalls::GroupCalls(std::string name, std::string family, const GroupRanks& ranks,
+                       std::shared_ptr<const CallVerdict> verdict)
+    : name_(std::move(name)), family_(std::move(family)), ranks_(ranks), verdict_(std::move(verdict)) {
+  calls_[0].store(make_signature(Operation::kNone, "", DType::kU8, 0));
+  enter(0);
+}
+
+std::uint64_t GroupCalls::begins(CallSignature call) {
+  const std::uint64_t number = begun_.load(std::memory_order_relaxed) + 1;
+  call.sequence = number;
+  calls_[number % kKept].store(call);
+  if (number == 1) note_thread(number_of_thread(), /*forget_others=*/true);
+  begun_.store(number, std::memory_order_release);
+  enter(number);
+  return number;
+}
+
+void GroupCalls::enter(std::uint64_t call) {
+  if (const int thread = number_of_thread(); thread_.load(std::memory_order_relaxed) != thread)
+    note_thread(thread, /*forget_others=*/false);
+  const std::uint64_t entered = entered_.load(std::memory_order_relaxed) + 1;
+  entered_.store(entered, std::memory_order_relaxed);
+  place_.store(entered << 8 | call % kKept << 1 | 1, std::memory_order_release);
+}
+
+// Who made the group counts until somebody calls it.
+void GroupCalls::note_thread(int thread, bool forget_others) {
+  thread_.store(thread, std::memory_order_relaxed);
+  std::size_t place = kThreads - 1;  // more threads than that: the last place is the latest's
+  for (std::size_t i = 0; i < kThreads; ++i) {
+    if (forget_others) threads_[i].store(0, std::memory_order_relaxed);
+    const int known = threads_[i].load(std::memory_order_relaxed);
+    if (known == thread) return;
+    if (known == 0) place = std::min(place, i);
+  }
+  threads_[place].store(thread, std::memory_order_relaxed);
+}
+
+void GroupCalls::is_made_of(const Collectives* group) {
+  const std::lock_guard lock(mutex_);
+  group_ = group;
+}
+
+bool GroupCalls::lives() const {
+  const std::lock_guard lock(mutex_);
+  return group_ != nullptr;
+}
+
+std::uint64_t GroupCalls::place() const {
+  if (const std::uint64_t place = place_.load(std::memory_order_acquire); place != 0) return place;
+  const std::lock_guard lock(mutex_);
+  return group_ ? group_->stands_in() << 1 : 0;
+}
+
+std::string GroupCalls::text_of(const CallSignature& call) const {
+  return call.sequence == 0 ? "the set-up of a group, as an Engine makes some (" + name_ + ")" : call.describe();
+}
+
+WaitReport::Wait GroupCalls::describe(std::uint64_t place) const {
+  const std::uint64_t slot = (place >> 1) % kKept;
+  const CallSignature call = calls_[slot].load();
+  return {name_, call.sequence, thread_.load(std::memory_order_relaxed), text_of(call)};
+}
+
+WaitReport::Group GroupCalls::report() const {
+  WaitReport::Group report;
+  report.first = ranks_.first, report.count = ranks_.count, report.stride = ranks_.stride;
+  report.family = family_;
+  report.begun = begun_.load(std::memory_order_acquire);
+  for (const auto& thread : threads_)
+    if (const int number = thread.load(std::memory_order_relaxed)) report.threads.push_back(number);
+  for (std::uint64_t number = report.begun; number > 0 && number + kReported > report.begun; --number) {
+    const CallSignature call = calls_[number % kKept].load();
+    if (call.sequence == number) report.latest[number] = text_of(call);
+  }
+  return report;
+}
+
+// --- CallWatch ---
+
+/// What a look asks the store, and hears from it.
+struct CallWatch::Exchange {
+  std::string key, own;
+  bool writes = false;
+  std::string finding;
+  std::vector<int> others;
+  std::string verdict;
+  std::vector<std::string> texts;
+
+  void run(KeyValueStore& store) {
+    if (writes) store.set(key, own).IgnoreError();
+    if (!finding.empty() && store.add("waits/verdicts", 1).value_or(0) == 1) store.set(kVerdict, finding).IgnoreError();
+    if (const auto text = store.get(kVerdict, 0ms); text.ok()) verdict = *text;
+    if (!verdict.empty()) return;
+    for (const int rank : others)
+      if (auto text = store.get(key_of(rank), 0ms); text.ok()) texts.push_back(*std::move(text));
+  }
+};
+
+CallWatch::CallWatch(int rank, int world_size, std::shared_ptr<KeyValueStore> store, Report report)
+    : rank_(rank), world_size_(world_size), store_(std::move(store)), report_(std::move(report)), process_(getpid()) {}
+
+CallWatch::~CallWatch() {
+  if (!thread_.joinable()) return;
+  if (getpid() != process_) {  // this one was forked from it, and has no such thread
+    thread_.detach();
+    return;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    ends_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+absl::StatusOr<std::shared_ptr<Collectives>> CallWatch::watched(
+    const std::string& name, const std::string& family, const GroupRanks& ranks,
+    absl::FunctionRef<absl::StatusOr<std::shared_ptr<Collectives>>()> make) {
+  if (ranks.count == 1) return make();
+  const auto calls = std::make_shared<GroupCalls>(name + "@" + std::to_string(ranks.first), family, ranks, verdict_);
+  {
+    const std::lock_guard lock(mutex_);
+    forget_old_groups();
+    watched_.push_back({calls});
+    if (!thread_.joinable()) {
+      thread_ = std::thread([this, rank = log_rank()] {
+        set_log_rank(rank);
+        run();
+      });
+    }
+  }
+  auto group = make();
+  if (group.ok()) calls->is_made_of(group->get());
+  calls->leaves(0, group.status(), true);
+  if (!group.ok()) return verdict_->cause_of(group.status());
+  if ((*group)->kind() == TransportKind::kFake) {
+    calls->ends();
+    return group;
+  }
+  return std::make_shared<ObservedCollectives<GroupCalls>>(calls, *std::move(group));
+}
+
+bool CallWatch::pause(std::chrono::milliseconds time) {
+  std::unique_lock lock(mutex_);
+  return !changed_.wait_for(lock, time, [&] { return ends_; });
+}
+
+void CallWatch::run() {
+  while (pause(kBetweenLooks) && look()) continue;
+}
+
+bool CallWatch::look() {
+  if (!waits_long()) {
+    take_back();
+    return true;
+  }
+  if (!is_due()) return true;
+  const WaitReport own = report();
+  const auto exchange = std::make_shared<Exchange>();
+  exchange->own = own.to_text();
+  exchange->others = others();
+  if (!ask(exchange)) return true;  // the store stands still; comm.timeout_s is left
+  if (exchange->verdict.empty()) {
+    std::vector<WaitReport> reports = {own};
+    for (const std::string& text : exchange->texts)
+      if (auto other = WaitReport::from_text(text)) reports.push_back(*std::move(other));
+    const std::string found = std::exchange(found_, disagreement_of(reports));
+    if (found_.empty() || found_ != found) return true;
+    exchange->finding = found_ + kHint;
+    if (!ask(exchange) || exchange->verdict.empty()) return true;
+  }
+  const absl::Status verdict =
+      make_error(ExitCode::kInternal,
+                 "rank " + std::to_string(rank_) + "/" + std::to_string(world_size_) + ": " + exchange->verdict);
+  verdict_->set(verdict);
+  // Whoever ends first is a lost peer to those who have not heard.
+  if (pause(world_size_ <= kManyRanks ? kForOthersToHear : 2 * kForOthersToHear)) end_with(verdict);
+  return false;
+}
+
+bool CallWatch::waits_long() {
+  const std::lock_guard lock(mutex_);
+  const Clock::time_point now = Clock::now();
+  bool waits = false;
+  for (Watched& watched : watched_) {
+    const std::uint64_t place = watched.calls->place();
+    if (std::exchange(watched.place, place) != place || place == 0) watched.since = now;
+    waits = waits || now - watched.since >= kLong;
+  }
+  return waits;
+}
+
+// What a group that is gone has begun is of use as long as others may still be in its last calls.
+void CallWatch::forget_old_groups() {
+  std::size_t gone = 0;
+  for (std::size_t i = watched_.size(); i-- > 0;) {
+    const GroupCalls& calls = *watched_[i].calls;
+    if (calls.place() == 0 && !calls.lives() && ++gone > kGoneGroups)
+      watched_.erase(watched_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+}
+
+WaitReport CallWatch::report() {
+  const std::lock_guard lock(mutex_);
+  WaitReport report;
+  report.rank = rank_;
+  const Clock::time_point now = Clock::now();
+  for (const Watched& watched : watched_) {
+    report.groups[watched.calls->name()] = watched.calls->report();
+    if (watched.place == 0 || now - watched.since < kLong) continue;
+    WaitReport::Wait wait = watched.calls->describe(watched.place);
+    if (watched.calls->place() == watched.place) report.waits.push_back(std::move(wait));
+  }
+  return report;
+}
+
+std::vector<int> CallWatch::others() const {
+  std::vector<int> ranks;
+  const int count = world_size_ <= kManyRanks ? world_size_ - 1 : kNeighbours;
+  for (int i = 1; i <= count; ++i) ranks.push_back((rank_ + i) % world_size_);
+  if (rank_ != 0 && std::find(ranks.begin(), ranks.end(), 0) == ranks.end()) ranks.push_back(0);
+  return ranks;
+}
+
+bool CallWatch::is_due() {
+  const Clock::time_point now = Clock::now();
+  if (!exchanging_since_) exchanging_since_ = now;
+  const bool is_often = now - *exchanging_since_ < kOften;
+  if (!is_often && now - last_exchange_ < (world_size_ <= kManyRanks ? 1s : 2s)) return false;
+  last_exchange_ = now;
+  return true;
+}
+
+bool CallWatch::connect() {
+  if (connection_) return true;
+  const auto made = std::make_shared<std::shared_ptr<KeyValueStore>>();
+  if (!ask_in_time(store_, [made](KeyValueStore& store) { *made = store.connected_anew(); })) return false;
+  connection_ = *made ? *made : store_;
+  return true;
+}
+
+bool CallWatch::ask(const std::shared_ptr<Exchange>& exchange) {
+  exchange->key = key_of(rank_);
+  exchange->writes = exchange->own != published_;
+  if (!connect() || !ask_in_time(connection_, [exchange](KeyValueStore& store) { exchange->run(store); })) return false;
+  published_ = exchange->own;
+  return true;
+}
+
+void CallWatch::take_back() {
+  exchanging_since_.reset();
+  found_.clear();
+  if (published_.empty()) return;
+  const auto nothing = std::make_shared<Exchange>();
+  ask(nothing);
+}
+
+void CallWatch::end_with(const absl::Status& verdict) {
+  const auto end = Clock::now() + kForTheProgram;
+  report_(verdict);
+  const auto is_out = [&] {
+    const std::lock_guard lock(mutex_);
+    return std::all_of(watched_.begin(), watched_.end(), [](const Watched& watched) {
+      return watched.place % 2 == 0 || watched.calls->place() != watched.place;
+    });
+  };
+  do {
+    if (is_out() || !pause(50ms)) return;
+  } while (Clock::now() < end);
+  log_error(message_of(verdict) + ". This call cannot be ended, so the process ends");
+  std::_Exit(static_cast<int>(exit_code_of(verdict)));
+}
+
+}  // namespace tessera

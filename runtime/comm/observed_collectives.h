@@ -1,0 +1,196 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "runtime/comm/call.h"
+#include "runtime/comm/collectives.h"
+
+namespace tessera {
+
+/// A group whose calls an observer hears of, on the thread that makes them:
+///
+///     std::uint64_t begins(CallSignature call);   // the program makes a call, and is in it; gives the call a number
+///     void waits(std::uint64_t call);             // the program is in the call again: it advances it, or waits for it
+///     void leaves(std::uint64_t call, const absl::Status& status, bool is_over);   // the program goes on
+///     absl::Status cause_of(const absl::Status& failure) const;   // any thread: what the program is told of it
+///     void aborted(const absl::Status& reason);   // any thread: the group is about to fail
+///     void ends();                                // the group is about to be destroyed
+///
+/// `is_over`: the call is complete or has failed. `begins` and `waits` are each followed by a `leaves`. Calls of a GPU's memory come and go
+/// while the device has not come to them; `allocate` is told where ranks share memory, since only there they meet in it.
+///
+/// A call costs what the observer takes, and no allocation where at most kMostStarted are under way. Memory of the group is memory of this.
+template <class Observer>
+class ObservedCollectives final : public Collectives {
+ public:
+  ObservedCollectives(std::shared_ptr<Observer> observer, std::shared_ptr<Collectives> group)
+      : observer_(std::move(observer)), group_(std::move(group)) {}
+  ~ObservedCollectives() override { observer_->ends(); }
+
+  int rank() const override { return group_->rank(); }
+  int size() const override { return group_->size(); }
+  TransportKind kind() const override { return group_->kind(); }
+  std::string transport() const override { return group_->transport(); }
+  int gpu() const override { return group_->gpu(); }
+  bool reduces_in_background() const override { return group_->reduces_in_background(); }
+  bool gathers_in_background() const override { return group_->gathers_in_background(); }
+  int compressed_part() const override { return group_->compressed_part(); }
+  bool shares_memory() const override { return group_->shares_memory(); }
+  absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override {
+    return allocated(Operation::kAllocate, bytes, [&] { return group_->allocate(bytes); });
+  }
+  absl::StatusOr<std::unique_ptr<CommBuffer>> allocate_common(std::size_t bytes) override {
+    return allocated(Operation::kAllocateCommon, bytes, [&] { return group_->allocate_common(bytes); });
+  }
+  Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override {
+    return started(make_signature(Operation::kBroadcast, label, DType::kU8, bytes, static_cast<std::uint32_t>(root)),
+                   [&] { return group_->broadcast(label, data, bytes, root); });
+  }
+  Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes) override {
+    return started(make_signature(Operation::kAllToAll, label, DType::kU8, bytes),
+                   [&] { return group_->all_to_all(label, input, output, bytes); });
+  }
+  Work barrier(std::string_view label) override {
+    return started(make_signature(Operation::kBarrier, label, DType::kU8, 0), [&] { return group_->barrier(label); });
+  }
+  void abort(const absl::Status& reason) override {
+    observer_->aborted(reason);
+    group_->abort(reason);
+  }
+  void leave() override { group_->leave(); }
+  absl::Status status() const override {
+    const absl::Status status = group_->status();
+    return status.ok() ? status : observer_->cause_of(status);
+  }
+  std::uint64_t stands_in() const override { return group_->stands_in(); }
+
+ protected:
+  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes,
+                     const GatherOptions& options) override {
+    return started(make_signature(Operation::kAllGather, label, DType::kU8, bytes),
+                   [&] { return group_->all_gather(label, shard, full, bytes, options); });
+  }
+  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
+                         SumVisitor* visitor, const ReduceOptions& options) override {
+    return started(make_signature(Operation::kReduceScatter, label, dtype, numel),
+                   [&] { return group_->reduce_scatter(label, input, dtype, output, numel, visitor, options); });
+  }
+  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
+                     SumVisitor* visitor, const ReduceOptions& options) override {
+    return started(make_signature(Operation::kAllReduce, label, dtype, numel),
+                   [&] { return group_->all_reduce(label, input, dtype, output, numel, visitor, options); });
+  }
+
+ private:
+  static constexpr std::size_t kMostStarted = 2 * kMostUnderWay;
+
+  /// The program's stay in a call that it has entered. It ends with the object, by an exception too.
+  class Stay {
+   public:
+    Stay(Observer& observer, std::uint64_t call) : observer_(observer), call_(call) {}
+    ~Stay() { observer_.leaves(call_, status_, is_over_); }
+    Stay(const Stay&) = delete;
+    Stay& operator=(const Stay&) = delete;
+    absl::Status ends_with(const absl::Status& status, bool is_over) {
+      is_over_ = is_over;
+      return status_ = status.ok() ? status : observer_.cause_of(status);
+    }
+
+   private:
+    Observer& observer_;
+    const std::uint64_t call_;
+    absl::Status status_;
+    bool is_over_ = false;
+  };
+
+  /// A call under way.
+  class Started final : public Work::State {
+   public:
+    /// `is_its_own`: it lies on the heap, not in ObservedCollectives::started_.
+    void begin(Observer& observer, std::uint64_t call, Work work, bool is_its_own) {
+      observer_ = &observer;
+      call_ = call;
+      work_ = std::move(work);
+      is_its_own_ = is_its_own;
+    }
+    absl::Status advance() override {
+      observer_->waits(call_);
+      Stay stay(*observer_, call_);
+      absl::Status status = work_.advance();
+      return stay.ends_with(status, /*is_over=*/!status.ok());
+    }
+    absl::Status wait() override {
+      observer_->waits(call_);
+      Stay stay(*observer_, call_);
+      return stay.ends_with(work_.wait(), /*is_over=*/true);
+    }
+    /// One that is let go may be waited for by the transport.
+    void release() override {
+      if (!work_.done()) {
+        observer_->waits(call_);
+        const Stay stay(*observer_, call_);
+        work_ = Work();
+      }
+      if (is_its_own_) {
+        delete this;
+      } else {
+        is_held.store(false, std::memory_order_release);
+      }
+    }
+
+    std::atomic<bool> is_held = false;  ///< by a Work
+
+   private:
+    Observer* observer_ = nullptr;
+    std::uint64_t call_ = 0;
+    Work work_;
+    bool is_its_own_ = false;
+  };
+
+  template <class Start>
+  Work started(const CallSignature& signature, const Start& start) {
+    const std::uint64_t call = observer_->begins(signature);
+    Work work;
+    {
+      Stay stay(*observer_, call);
+      work = start();
+      if (work.done()) return Work(stay.ends_with(work.wait(), /*is_over=*/true));
+    }
+    // One call at a time is made, so a place that is free stays so.
+    for (std::size_t tried = 0; tried < kMostStarted; ++tried) {
+      Started& place = started_[next_++ % kMostStarted];
+      if (place.is_held.load(std::memory_order_acquire)) continue;
+      place.is_held.store(true, std::memory_order_relaxed);
+      place.begin(*observer_, call, std::move(work), /*is_its_own=*/false);
+      return Work(&place);
+    }
+    auto own = std::make_unique<Started>();
+    own->begin(*observer_, call, std::move(work), /*is_its_own=*/true);
+    return Work(std::move(own));
+  }
+
+  template <class Allocate>
+  absl::StatusOr<std::unique_ptr<CommBuffer>> allocated(Operation operation, std::size_t bytes,
+                                                        const Allocate& allocate) {
+    if (!group_->shares_memory()) return allocate();
+    const std::uint64_t call = observer_->begins(make_signature(operation, "", DType::kU8, bytes));
+    Stay stay(*observer_, call);
+    absl::StatusOr<std::unique_ptr<CommBuffer>> memory = allocate();
+    if (const absl::Status status = stay.ends_with(memory.status(), /*is_over=*/true); !status.ok()) return status;
+    return memory;
+  }
+
+  const std::shared_ptr<Observer> observer_;
+  const std::shared_ptr<Collectives> group_;
+  std::size_t next_ = 0;
+  std::array<Started, kMostStarted> started_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,117 @@
+// What proves that ranks do not make the same calls in the same order, and what does not.
+
+#include "runtime/comm/call_order.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <utility>
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// An Engine's groups of `ranks` ranks in rank order, a group of the program's own, and how far a rank has come in each.
+WaitReport at(int rank, std::uint64_t gathers, std::uint64_t reductions, std::uint64_t barriers = 0, int ranks = 2) {
+  WaitReport report;
+  report.rank = rank;
+  const auto group = [&](const char* family, std::uint64_t begun) {
+    return WaitReport::Group{
+        .first = 0, .count = ranks, .stride = 1, .family = family, .begun = begun, .threads = {1}, .latest = {}};
+  };
+  report.groups = {
+      {"gather", group("engine", gathers)}, {"reduce", group("engine", reductions)}, {"user", group("user", barriers)}};
+  return report;
+}
+
+WaitReport waiting(WaitReport report, const std::string& group, int thread = 1) {
+  const std::uint64_t call = report.groups.contains(group) ? report.groups[group].begun : 0;
+  const std::string text = group + " (#" + std::to_string(call) + ")";
+  report.waits.push_back({group, call, thread, text});
+  report.groups[group].latest[call] = text;
+  return report;
+}
+
+TEST(CallOrder, TwoRanksInCallsThatTheOtherHasNotBegunDisagree) {
+  const std::string text = disagreement_of({waiting(at(0, 5, 2), "gather"), waiting(at(1, 4, 3), "reduce")});
+  EXPECT_EQ(text,
+            "ranks disagree: rank 0 waits in gather (#5), which rank 1 has not begun; rank 1 waits in reduce (#3), "
+            "which rank 0 has not begun");
+}
+
+TEST(CallOrder, ARankThatComputesIsNotAccused) {
+  EXPECT_EQ(disagreement_of({waiting(at(0, 5, 2), "gather"), at(1, 4, 3)}), "");
+  EXPECT_EQ(disagreement_of({waiting(at(0, 5, 2), "gather")}), "");
+}
+
+// Rank 0 has handed on what rank 2 has not got yet, and waits in the next call: the transport is at work.
+TEST(CallOrder, ACallThatAllHaveBegunIsUnderWay) {
+  EXPECT_EQ(disagreement_of({waiting(at(0, 5, 3, 0, 3), "reduce"), waiting(at(1, 5, 3, 0, 3), "reduce"),
+                             waiting(at(2, 5, 2, 0, 3), "gather")}),
+            "");
+  EXPECT_EQ(disagreement_of({waiting(at(0, 5, 2), "gather"), waiting(at(1, 5, 2), "gather")}), "");
+}
+
+TEST(CallOrder, RanksThatWaitForEachOtherInARingDisagree) {
+  WaitReport a = at(0, 1, 0, 0, 3), b = at(1, 0, 1, 0, 3), c = at(2, 0, 0, 1, 3);
+  a.groups["user"].begun = 0, b.groups["gather"].begun = 0, c.groups["reduce"].begun = 0;
+  a.groups["reduce"].begun = 1, b.groups["user"].begun = 1, c.groups["gather"].begun = 1;  // no two prove it
+  const std::string text = disagreement_of({waiting(a, "gather"), waiting(b, "reduce"), waiting(c, "user")});
+  EXPECT_THAT(text, HasSubstr("rank 0 waits in gather (#1), which rank 1 has not begun"));
+  EXPECT_THAT(text, HasSubstr("rank 2 waits in user (#1), which rank 0 has not begun"));
+}
+
+TEST(CallOrder, ARankThatIsNoMemberOfAGroupIsNotWaitedForThere) {
+  WaitReport a = at(0, 5, 2), b = at(1, 4, 3);
+  a.groups["gather"].count = b.groups["gather"].count = 1;
+  EXPECT_EQ(disagreement_of({waiting(a, "gather"), waiting(b, "reduce")}), "");
+}
+
+// Each thread trains a model of its own: which of them comes to a call first is chance.
+TEST(CallOrder, CallsOfThreadsThatShareNoGroupHaveNoOrder) {
+  WaitReport a = at(0, 5, 0, 2), b = at(1, 4, 0, 3);
+  for (WaitReport* report : {&a, &b}) report->groups["user"].threads = {2};
+  EXPECT_EQ(disagreement_of({waiting(a, "gather", 1), waiting(b, "user", 2)}), "");
+  // A thread that has called both is where both would be called.
+  for (WaitReport* report : {&a, &b}) report->groups["user"].threads = report->groups["gather"].threads = {1, 2};
+  EXPECT_NE(disagreement_of({waiting(a, "gather", 1), waiting(b, "user", 2)}), "");
+}
+
+// Autograd's threads make an Engine's calls of backward, and the program's thread those of forward.
+TEST(CallOrder, CallsOfOneEngineHaveAnOrderOnAnyThreads) {
+  WaitReport a = at(0, 5, 2), b = at(1, 4, 3);
+  for (WaitReport* report : {&a, &b}) report->groups["reduce"].threads = {2};
+  EXPECT_NE(disagreement_of({waiting(a, "gather", 1), waiting(b, "reduce", 2)}), "");
+}
+
+TEST(CallOrder, OneNumberOfTwoCallsIsADisagreement) {
+  WaitReport a = waiting(at(0, 5, 2), "gather"), b = waiting(at(1, 6, 2), "gather");
+  b.groups["gather"].latest[5] = "barrier (#5)";
+  EXPECT_EQ(disagreement_of({a, b}), "ranks disagree: rank 0 calls gather (#5), rank 1 calls barrier (#5)");
+  b.groups["gather"].latest[5] = "gather (#5)";
+  EXPECT_EQ(disagreement_of({a, b}), "");
+}
+
+TEST(CallOrder, ARankThatMakesAGroupAloneIsNamed) {
+  WaitReport a = at(0, 5, 2), b = at(1, 6, 2);
+  a.groups["other"] = {
+      .first = 0, .count = 2, .stride = 1, .family = "other", .begun = 0, .threads = {1}, .latest = {}};
+  EXPECT_THAT(disagreement_of({waiting(a, "other"), waiting(b, "gather")}), HasSubstr("rank 0 waits in other (#0)"));
+}
+
+TEST(CallOrder, ReportsGoThroughTheStoreAsText) {
+  const WaitReport report = waiting(at(1, 4, 3), "reduce");
+  const auto read = WaitReport::from_text(report.to_text());
+  ASSERT_TRUE(read.has_value());
+  EXPECT_EQ(read->to_text(), report.to_text());
+  EXPECT_NE(disagreement_of({waiting(at(0, 5, 2), "gather"), *read}), "");
+  for (const char* text :
+       {"", "{", "[]", "7", R"({"rank": 1})", R"({"rank": "x", "groups": {}, "waits": []})",
+        R"({"rank": 1, "groups": {}, "waits": [{"group": "g", "call": 1, "thread": 1, "text": ""}]})",
+        R"({"rank": 1, "groups": {"g": {"ranks": [0, 2, 0]}}, "waits": []})"})
+    EXPECT_FALSE(WaitReport::from_text(text).has_value()) << text;
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,151 @@
+// Ranks that wait in different groups, on threads. Each scene takes some seconds, so they go on side by side.
+
+#include "runtime/comm/call_watch.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "runtime/base/status.h"
+#include "runtime/comm/compose/background.h"
+#include "runtime/comm/mesh_groups.h"
+#include "runtime/comm/shared/run_ranks.h"
+#include "tests/comm/collectives_properties.h"
+
+namespace tessera {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::HasSubstr;
+
+/// What two ranks (or `ranks`) do with an Engine's groups, and how each must end: with an error that has all of `wanted`, or well.
+struct Scene {
+  const char* name;
+  std::function<absl::Status(const Mesh& mesh, const MeshAxes& axes)> body;
+  std::vector<std::string> wanted;
+  int ranks = 2, hosts = 1;
+};
+
+absl::Status gather(Collectives& group, const char* label) {
+  std::vector<float> full(100 * static_cast<std::size_t>(group.size()));
+  return group.all_gather(label, full.data() + 100 * group.rank(), full.data(), 400).wait();
+}
+
+absl::Status reduce_later(Collectives& group, const char* label) {
+  std::vector<float> input(100 * static_cast<std::size_t>(group.size())), output(100);
+  Work work = group.reduce_scatter(label, input.data(), DType::kF32, output.data(), 100, nullptr, Waits::kLater);
+  return work.wait();
+}
+
+const Scene kScenes[] = {
+    {"a gather and a reduction",
+     [](const Mesh& mesh, const MeshAxes& axes) {
+       TESSERA_RETURN_IF_ERROR(gather(*axes.gather, "blocks.0"));
+       return mesh.rank() == 0 ? gather(*axes.gather, "blocks.1") : reduce_later(*axes.reduce, "head");
+     },
+     {"rank 0 waits in all_gather 'blocks.1' of 400 bytes (#2), which rank 1 has not begun",
+      "rank 1 waits in reduce_scatter 'head' of 100 fp32 (#1), which rank 0 has not begun",
+      "every rank must make the same calls", "hint: ", "tessera launch --strict"}},
+    {"the same across hosts, where groups work in the background",
+     [](const Mesh& mesh, const MeshAxes& axes) {
+       return mesh.rank() == 1 ? gather(*axes.gather, "blocks.1") : reduce_later(*axes.reduce, "head");
+     },
+     {"rank 1 waits in all_gather 'blocks.1'", "rank 0 waits in reduce_scatter 'head'"},
+     2,
+     2},
+    {"one of three alone",
+     [](const Mesh& mesh, const MeshAxes& axes) {
+       if (mesh.rank() == 2) return gather(*axes.gather, "evaluation");
+       return axes.world->barrier("step").wait();
+     },
+     {"waits in barrier 'step' (#1)", "rank 2 waits in all_gather 'evaluation'"},
+     3},
+    {"a group that one rank makes alone",
+     [](const Mesh& mesh, const MeshAxes& axes) {
+       if (mesh.rank() == 1) return axes.world->barrier("step").wait();
+       auto other = groups_of(mesh).axes(1, 2);
+       return other.ok() ? other->world->barrier("ready").wait() : other.status();
+     },
+     {"rank 0 waits in", "rank 1 waits in barrier 'step'"}},
+    {"a rank that computes for long, twice",
+     [](const Mesh& mesh, const MeshAxes& axes) {
+       for (int busy = 0; busy < 2; ++busy) {
+         if (mesh.rank() == busy) std::this_thread::sleep_for(4500ms);
+         TESSERA_RETURN_IF_ERROR(gather(*axes.gather, "blocks.0"));
+         TESSERA_RETURN_IF_ERROR(reduce_later(*axes.reduce, "blocks.0"));
+       }
+       return absl::OkStatus();
+     },
+     {}},
+    {"ranks that wait in two calls for a third that computes",
+     [](const Mesh& mesh, const MeshAxes& axes) {
+       if (mesh.rank() == 2) std::this_thread::sleep_for(6500ms);
+       int data = 0;
+       // The root has given what it has, and waits in the barrier.
+       TESSERA_RETURN_IF_ERROR(gather(*axes.reduce, "values"));
+       TESSERA_RETURN_IF_ERROR(axes.gather->broadcast("values", &data, sizeof data, 0).wait());
+       return axes.world->barrier("step").wait();
+     },
+     {},
+     3},
+    {"two models on two threads of each rank, which come in any order",
+     [](const Mesh& mesh, const MeshAxes& axes) {
+       auto other = groups_of(mesh).axes(1, 2);
+       TESSERA_RETURN_IF_ERROR(other.status());
+       absl::Status second;
+       const auto busy = [&](int rank) {
+         if (mesh.rank() == rank) std::this_thread::sleep_for(7s);
+       };
+       std::thread thread([&] {
+         second = gather(*other->gather, "second");
+         busy(1);
+         if (second.ok()) second = gather(*other->gather, "second");
+       });
+       absl::Status first = gather(*axes.gather, "first");
+       busy(0);
+       if (first.ok()) first = gather(*axes.gather, "first");
+       thread.join();
+       return first.ok() ? second : first;
+     },
+     {}},
+};
+
+void play(const Scene& scene, std::vector<absl::Status>& ends) {
+  run_ranks({.ranks = scene.ranks, .hosts = scene.hosts, .timeout_s = 100}, [&](const Mesh& mesh) {
+    auto axes = groups_of(mesh).axes(1, scene.ranks);
+    require_ok(axes.status());
+    ends[mesh.rank()] = scene.body(mesh, *axes);
+  });
+}
+
+TEST(CallWatch, RanksThatWaitForEachOtherAreNamedAndOthersAreLeftAlone) {
+  constexpr std::size_t kCount = std::size(kScenes);
+  std::vector<std::vector<absl::Status>> ends(kCount);
+  std::vector<std::jthread> threads;
+  for (std::size_t i = 0; i < kCount; ++i) {
+    ends[i].resize(kScenes[i].ranks);
+    threads.emplace_back([&, i] { play(kScenes[i], ends[i]); });
+  }
+  threads.clear();  // joins
+  for (std::size_t i = 0; i < kCount; ++i) {
+    for (std::size_t rank = 0; rank < ends[i].size(); ++rank) {
+      SCOPED_TRACE(std::string(kScenes[i].name) + ", rank " + std::to_string(rank));
+      const std::string text = message_of(ends[i][rank]);
+      if (kScenes[i].wanted.empty()) {
+        EXPECT_EQ(text, "");
+        continue;
+      }
+      EXPECT_EQ(exit_code_of(ends[i][rank]), ExitCode::kInternal);
+      EXPECT_THAT(text, HasSubstr("rank " + std::to_string(rank) + "/" + std::to_string(kScenes[i].ranks)));
+      for (const std::string& words : kScenes[i].wanted) EXPECT_THAT(text, HasSubstr(words));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,35 @@
+#include "runtime/comm/in_time.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <future>
+#include <memory>
+#include <thread>
+
+namespace tessera {
+namespace {
+
+using namespace std::chrono_literals;
+
+// F4: the rank that serves the store stands still. Whoever asks first waits; the other groups of the process do not wait too.
+TEST(AskInTime, OneQuestionWithoutAnAnswerIsWaitedForOnce) {
+  const std::shared_ptr<KeyValueStore> store = memory_store();
+  const auto continued = std::make_shared<std::promise<void>>();
+  const std::shared_future<void> goes_on = continued->get_future().share();
+  EXPECT_FALSE(ask_in_time(
+      store, [goes_on](KeyValueStore&) { goes_on.wait(); }, 20ms));
+  bool is_asked = false;
+  EXPECT_FALSE(ask_in_time(
+      store, [&](KeyValueStore&) { is_asked = true; }, 1h))
+      << "at once";
+  EXPECT_FALSE(is_asked);
+  continued->set_value();
+  while (store->unanswered > 0) std::this_thread::sleep_for(1ms);
+  EXPECT_TRUE(ask_in_time(
+      store, [&](KeyValueStore& asked) { is_asked = asked.set("key", "value").ok(); }, 1h));
+  EXPECT_TRUE(is_asked);
+}
+
+}  // namespace
+}  // namespace tessera

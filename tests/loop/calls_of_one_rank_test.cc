@@ -1,0 +1,203 @@
+// Programs in which one rank alone does what all ranks must do, on ranks that are processes: right where ranks share memory, and else an
+// error that names the calls, on every rank and soon. They wait for each other most of the time, so all of them go on side by side.
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/engine.h"
+#include "tessera/error.h"
+#include "tessera/init.h"
+#include "tessera/run.h"
+#include "tessera/weights.h"
+#include "tests/support/fork_ranks.h"
+#include "tests/support/free_port.h"
+#include "tests/support/test_folder.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+constexpr int kSteps = 4, kOdd = 2;  // at step kOdd one rank does something else
+
+struct Training {
+  torch::nn::Sequential model;
+  Engine& engine;
+  int rank;
+  at::Tensor batch(int step) const { return at::randn({4, 6}) + step; }
+  at::Tensor loss(int step) { return model->forward(batch(step)).square().mean(); }
+};
+
+/// What a rank does at a step; returns false where the rank's program ends.
+using Step = std::function<bool(Training&, int step)>;
+
+bool train(Training& training, int step) {
+  training.engine.backward(training.loss(step));
+  training.engine.step();
+  return true;
+}
+
+/// Before step kOdd rank 0 does `alone` too.
+Step rank_zero_alone(std::function<void(Training&)> alone) {
+  return [alone = std::move(alone)](Training& training, int step) {
+    if (training.rank == 0 && step == kOdd) alone(training);
+    return train(training, step);
+  };
+}
+
+enum class Setting {
+  kShared,   ///< "host_sharing"
+  kStrict,   ///< the same under TESSERA_STRICT
+  kPrivate,  ///< a copy on each rank
+  kGloo,
+};
+const char* name_of(Setting setting) {
+  constexpr const char* kNames[] = {"shared", "strict", "private", "gloo"};
+  return kNames[static_cast<int>(setting)];
+}
+
+struct Program {
+  const char* name;
+  Step step;
+  std::vector<Setting> settings;  ///< beside kGloo
+  int steps_more_of_rank_zero = 0;
+};
+
+constexpr double kTimeLimit = 100;  // s of a call: no program comes near
+
+void evaluate(Training& training) {
+  const at::NoGradGuard no_grad;
+  for (int step = 0; step < 3; ++step) (void)training.loss(step).item<float>();
+}
+
+const Program kPrograms[] = {
+    {"a loss that is nobody's, on rank 1",
+     [](Training& training, int step) {
+       const bool is_odd = training.rank == 1 && step == kOdd;
+       training.engine.backward(is_odd ? at::zeros({}).requires_grad_() : training.loss(step));
+       training.engine.step();
+       return true;
+     },
+     {Setting::kPrivate}},
+    {"rank 0 evaluates by hand", rank_zero_alone(evaluate), {Setting::kShared, Setting::kStrict, Setting::kPrivate}},
+    {"rank 0 samples",
+     rank_zero_alone([](Training& training) {
+       const at::NoGradGuard no_grad;
+       at::Tensor x = training.batch(0);
+       for (int i = 0; i < 3; ++i) x = training.model->forward(x);
+     }),
+     {Setting::kShared}},
+    {"rank 0 saves",
+     rank_zero_alone([](Training& training) {
+       const TestFolder folder;
+       save_weights(training.engine, folder.path() / "weights.pt");
+     }),
+     {}},
+    {"rank 0 reads a norm",
+     rank_zero_alone([](Training& training) {
+       for (const at::Tensor& value : training.model->parameters()) (void)value.norm().item<float>();
+     }),
+     {Setting::kShared}},
+    {"rank 1 skips a backward",
+     [](Training& training, int step) {
+       if (training.rank != 1 || step != kOdd) return train(training, step);
+       (void)training.loss(step);
+       return true;
+     },
+     {Setting::kPrivate}},
+    {"rank 1 returns early",
+     [](Training& training, int step) { return (training.rank != 1 || step != kOdd) && train(training, step); },
+     {}},
+    {"rank 0 has one batch more", train, {}, 1},
+};
+
+void set_variables(int rank, int ranks, int port) {
+  const auto put = [](const char* name, int value) { ::setenv(name, std::to_string(value).c_str(), 1); };
+  put("RANK", rank);
+  put("WORLD_SIZE", ranks);
+  put("LOCAL_RANK", rank);
+  put("LOCAL_WORLD_SIZE", ranks);
+  put("MASTER_PORT", port);
+  ::setenv("MASTER_ADDR", "127.0.0.1", 1);
+  ::setenv("TESSERA_LOG_LEVEL", "off", 1);
+}
+
+void run_program(const Program& program, Setting setting) {
+  Strategy strategy;
+  strategy.strategy = ShardingStrategy::kFullShard;
+  strategy.units.classes = {"Linear"};
+  strategy.host_sharing = setting == Setting::kShared || setting == Setting::kStrict;
+  strategy.comm.timeout_s = kTimeLimit;
+  if (setting == Setting::kGloo) strategy.comm.transport = TransportChoice::kGloo;
+  const Mesh mesh = init(strategy.comm);
+  torch::nn::Sequential model(torch::nn::Linear(6, 6), torch::nn::Tanh(), torch::nn::Linear(6, 6), torch::nn::Tanh(),
+                              torch::nn::Linear(6, 6));
+  Engine engine(model, strategy, mesh);
+  Training training{model, engine, mesh.rank()};
+  const int steps = kSteps + (mesh.rank() == 0 ? program.steps_more_of_rank_zero : 0);
+  for (int step = 0; step < steps; ++step)
+    if (!program.step(training, step)) return;
+}
+
+/// Rank by rank: tessera::run of the program. The error that ended it is the status.
+std::unique_ptr<ForkedRanks> start(const Program& program, Setting setting) {
+  const int port = free_port();
+  return std::make_unique<ForkedRanks>(2, [&program, setting, port](int rank, KeyValueStore&) -> absl::Status {
+    set_variables(rank, 2, port);
+    if (setting == Setting::kStrict) ::setenv("TESSERA_STRICT", "1", 1);
+    std::string message;
+    const int code = run([&] {
+      try {
+        run_program(program, setting);
+      } catch (const c10::Error& error) {
+        message = error.what_without_backtrace();
+        throw;
+      }
+    });
+    return code == 0 ? absl::OkStatus() : make_error(static_cast<ExitCode>(code), message);
+  });
+}
+
+TEST(CallsOfOneRank, AreRightOrAnErrorOnAllRanksThatNamesThem) {
+  struct Started {
+    const Program* program;
+    Setting setting;
+    std::unique_ptr<ForkedRanks> ranks;
+  };
+  std::vector<Started> all;
+  for (const Program& program : kPrograms) {
+    for (const Setting setting : program.settings) all.push_back({&program, setting, start(program, setting)});
+    all.push_back({&program, Setting::kGloo, start(program, Setting::kGloo)});
+  }
+  for (Started& each : all) {
+    for (const int rank : {0, 1}) {
+      SCOPED_TRACE(std::string(each.program->name) + ", " + name_of(each.setting) + ", rank " + std::to_string(rank));
+      const RankEnd end = each.ranks->wait(rank, std::chrono::seconds(static_cast<int>(kTimeLimit) + 20));
+      EXPECT_EQ(end.signal, 0);
+      if (each.setting == Setting::kShared) {
+        EXPECT_EQ(end.exit_code, ExitCode::kOk) << end.message;
+        continue;
+      }
+      EXPECT_THAT(end.exit_code, AnyOf(ExitCode::kInternal, ExitCode::kCorruptData)) << end.message;
+      EXPECT_THAT(end.message, AnyOf(HasSubstr("ranks disagree: rank"), HasSubstr("has left"), HasSubstr("has ended")));
+      EXPECT_THAT(end.message, AnyOf(HasSubstr("hint"), HasSubstr("every rank must make the same calls")));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -104,6 +104,10 @@ std::string write_manifest(const Manifest& manifest) {
     root["rates"] = Json::array();
     for (const std::optional<double>& rate : manifest.rates) root["rates"].push_back(rate ? Json(*rate) : Json());
   }
+  if (!manifest.options.empty()) {
+    root["options"] = Json::array();
+    for (const std::map<std::string, double>& options : manifest.options) root["options"].push_back(Json(options));
+  }
   if (manifest.losses)
     root["losses"] = {{"window", manifest.losses->window}, {"spikes_in_a_row", manifest.losses->spikes_in_a_row}};
   if (manifest.residuals) {

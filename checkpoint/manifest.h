@@ -114,6 +114,8 @@ struct Manifest {
   std::optional<SavedLossScale> loss_scale;
   /// Learning rates set by hand: everybody's, then those of groups that have one of their own.
   std::vector<std::optional<double>> rates;
+  /// Numbers of the update rule set by hand, by name: everybody's, then each group's. Empty where none is.
+  std::vector<std::map<std::string, double>> options = {};
   std::optional<SamplerCursor> data;
   std::vector<SavedFile> files;
   std::optional<SavedLosses> losses = {};        ///< of a run with on_spike

@@ -115,6 +115,14 @@ class ManifestReader {
       root_.refuse("mesh", fmt::format("wanted as many ranks as the {} of the run", manifest.ranks));
   }
 
+  void read_options(const JsonNode& node, std::map<std::string, double>& options) {
+    if (!node.is_object()) return root_.refuse("options", "wanted objects of numbers");
+    for (const JsonNode& number : node.children) {
+      if (!number.value.is_number()) return root_.refuse("options", "wanted objects of numbers");
+      options[number.key] = number.value.get<double>();
+    }
+  }
+
   void read_progress(Manifest& manifest) {
     manifest.noise_version = root_.has("noise") ? root_.integer("noise", 1, kMost) : 1;
     manifest.defaults_version = root_.has("defaults") ? root_.integer("defaults", 1, kMost) : 1;
@@ -136,6 +144,9 @@ class ManifestReader {
         else
           manifest.rates.emplace_back(rate.value.get<double>());
       }
+    }
+    if (root_.has("options")) {
+      for (const JsonNode& options : root_.children("options")) read_options(options, manifest.options.emplace_back());
     }
     if (const JsonNode* node = root_.find("losses")) {
       const JsonFields fields(*node, file_, "/losses", problem_);

@@ -12,6 +12,7 @@
 #include "engine/checkpoint/tensor_bytes.h"
 #include "engine/outcomes.h"
 #include "engine/step/outer_steps.h"
+#include "engine/step/update_options.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "sharding/layout/written_part.h"
@@ -107,6 +108,7 @@ Manifest describe_engine(const EngineCheckpoints::State& s, const StoredStates& 
       manifest.rates.push_back(has_own ? std::optional(rate) : std::nullopt);
     }
   }
+  manifest.options = options_by_name(progress.options);
   if (s.strategy.on_spike.action != SpikeAction::kNone)
     manifest.losses = SavedLosses{progress.losses.losses, progress.losses.spikes_in_a_row};
   if (s.plan.kept_gradient_numel() > 0)

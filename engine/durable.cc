@@ -5,9 +5,12 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <span>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "engine/checkpoint/generators.h"
 #include "engine/checkpoint/saved_noise.h"
@@ -16,6 +19,7 @@
 #include "engine/expect.h"
 #include "engine/outcomes.h"
 #include "engine/run_scope.h"
+#include "engine/step/update_options.h"
 #include "runtime/base/log.h"
 #include "runtime/base/noise.h"
 #include "runtime/border/throw.h"
@@ -98,6 +102,7 @@ CommitParts parts_of(const EngineCheckpoints::State& s) {
                  {"defaults", s.strategy.optimizer.defaults_version},
                  {"scaler", {progress.scaler.scale, progress.scaler.finite_steps, progress.scaler.overflow_steps}},
                  {"rates", json::array()},
+                 {"options", options_by_name(progress.options)},
                  {"losses", {progress.losses.losses, progress.losses.spikes_in_a_row}},
                  {"updates", updates_of(s.units, progress)}};
   for (const double rate : progress.rates) engine["rates"].push_back(rate == rate ? json(rate) : json(nullptr));
@@ -147,6 +152,9 @@ class Resume {
     if (s_.strategy.mixed_precision.loss_scale.dynamic)
       progress.scaler = {scaler.at(0).get<float>(), scaler.at(1).get<std::int64_t>(), scaler.at(2).get<std::int64_t>()};
     read_rates(progress);
+    using Rows = std::vector<std::map<std::string, double>>;
+    if (auto problem = read_options(engine_.value("options", Rows()), progress.options))
+      loaded_.inexact.push_back(std::move(*problem));
     engine_.at("losses").at(0).get_to(progress.losses.losses);
     engine_.at("losses").at(1).get_to(progress.losses.spikes_in_a_row);
     const json& updates = engine_.at("updates");

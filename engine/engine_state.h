@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -90,6 +92,10 @@ struct Engine::State {
   void leave_commit();
   /// Of a group by name; of all, if it is null.
   void set_lr(const std::string* group, double lr);
+  /// Likewise, by its key in the strategy's "optimizer".
+  void set_option(const std::string* group, const std::string& name, std::span<const double> numbers);
+  /// Those of a group, or of what is in none (FlatParameter::kNoGroup), by key.
+  std::map<std::string, std::vector<double>> options(std::size_t group) const;
   /// Among optimizer.groups. Throws tessera::Error (64) if there is none of this name.
   std::size_t index_of_group(const char* what, const std::string& group) const;
   /// All of a backward but the backward itself.

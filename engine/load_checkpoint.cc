@@ -21,6 +21,7 @@
 #include "engine/expect.h"
 #include "engine/outcomes.h"
 #include "engine/step/outer_steps.h"
+#include "engine/step/update_options.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 #include "sharding/unrecorded.h"
@@ -288,6 +289,8 @@ class Load {
     }
     if (kind_ == LoadKind::kAll) {
       read_rates(progress);
+      if (auto problem = read_options(manifest().options, progress.options))
+        matched_.inexact.push_back(std::move(*problem));
       s_.attempts = manifest().step;
     }
     s_.step->resume(progress);

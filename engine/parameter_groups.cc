@@ -38,11 +38,6 @@ bool is_named(const FlatParameter& parameter, const std::string& pattern) {
   return fits(parameter.name) || std::ranges::any_of(parameter.aliases, fits);
 }
 
-std::string name_of_group(const OptimizerConfig& optimizer, std::size_t index) {
-  const std::string& name = optimizer.groups[index].name;
-  return "group " + std::to_string(index) + (name.empty() ? "" : " (" + name + ")");
-}
-
 void assign_groups(const std::vector<std::unique_ptr<Unit>>& units, const OptimizerConfig& optimizer) {
   for (std::size_t index = 0; index < optimizer.groups.size(); ++index) {
     const ParameterGroup& wanted = optimizer.groups[index];

@@ -24,7 +24,4 @@ std::function<bool(const FlatParameter&)> matrices_of(const OptimizerConfig& opt
 /// matrices that are updated as such.
 std::string table_of_groups(const std::vector<std::unique_ptr<Unit>>& units, const OptimizerConfig& optimizer);
 
-/// "group 1" or "group 1 (head)".
-std::string name_of_group(const OptimizerConfig& optimizer, std::size_t index);
-
 }  // namespace tessera

@@ -53,6 +53,7 @@ class LayerwiseOptimizer final : public Optimizer {
 
   void average(const OptimizerSlice& slice) const override { elements_.average(slice); }
   void swap_average(const OptimizerSlice& slice) const override { elements_.swap_average(slice); }
+  void set_numbers(const OptimizerConfig& config) override { elements_.set_numbers(config); }
 
  private:
   /// Elements, which stay in the first cache between what is done with them. Pieces end where blocks of the norms' trees do.
@@ -63,7 +64,7 @@ class LayerwiseOptimizer final : public Optimizer {
   void update_by(StepRule rule, const RuleNumbers& numbers, const StepScalars& scalars, const StepArguments& a) const;
 
   const bool is_lamb_;
-  const RuleOptimizer elements_;
+  RuleOptimizer elements_;
   const double trust_coefficient_;
   const StepLoops& loops_;
 };

@@ -13,10 +13,14 @@ OptimizerConfig sgd_with_states_of(const OptimizerConfig& config) {
 }  // namespace
 
 MuonOptimizer::MuonOptimizer(const OptimizerConfig& config, const EmaConfig& ema, InstructionSet set)
-    : elements_(sgd_with_states_of(config), ema, set),
-      momentum_{.momentum = config.muon.momentum, .is_nesterov = config.muon.nesterov},
-      step_{.weight_decay = config.weight_decay, .is_decoupled = true},
-      loops_(step_loops(set)) {}
+    : elements_(sgd_with_states_of(config), ema, set), loops_(step_loops(set)) {
+  set_numbers(config);
+}
+
+void MuonOptimizer::set_numbers(const OptimizerConfig& config) {
+  momentum_ = {.momentum = config.muon.momentum, .is_nesterov = config.muon.nesterov};
+  step_ = {.weight_decay = config.weight_decay, .is_decoupled = true};
+}
 
 StepArguments MuonOptimizer::direction_arguments(const OptimizerSlice& slice, std::span<float> direction) const {
   OptimizerSlice as_if = slice;  // the direction stands for the masters, which may not be in memory

@@ -32,10 +32,11 @@ class MuonOptimizer final : public Optimizer {
 
   void average(const OptimizerSlice& slice) const override { elements_.average(slice); }
   void swap_average(const OptimizerSlice& slice) const override { elements_.swap_average(slice); }
+  void set_numbers(const OptimizerConfig& config) override;
 
  private:
   const RuleOptimizer elements_;  ///< SGD with momentum has the same states
-  const RuleNumbers momentum_, step_;
+  RuleNumbers momentum_, step_;
   const StepLoops& loops_;
 };
 

@@ -74,6 +74,9 @@ class Optimizer {
   /// Exchanges the masters and their averages; parameters are rounded from what the masters are then. Twice is as never: bit
   /// for bit, but that a split master's NaNs become one. REQUIRES: there are averages. Throws as `step`.
   virtual void swap_average(const OptimizerSlice& slice) const = 0;
+  /// From the next step on, the numbers of `config`: another decay, other betas. It keeps the states that it keeps: one that `config`
+  /// has no use for, such as a momentum of 0, stays as it is. REQUIRES: no call is under way; `config` wants no further state.
+  virtual void set_numbers(const OptimizerConfig& config) = 0;
 };
 
 /// What updates elements one by one; under muon and own_matrix, those of parameters that are no matrices. Under lamb and lars it has

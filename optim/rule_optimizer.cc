@@ -76,21 +76,6 @@ bool is_decoupled(OptimizerType type) {
          type == OptimizerType::kLamb;
 }
 
-RuleNumbers numbers_of(const OptimizerConfig& config) {
-  return {.beta1 = config.beta1,
-          .beta2 = config.beta2,
-          .eps = config.eps,
-          .weight_decay = config.weight_decay,
-          .momentum = config.momentum,
-          .dampening = config.dampening,
-          .alpha = config.alpha,
-          .lr_decay = config.lr_decay,
-          .freeze_step = config.freeze_step,
-          .is_decoupled = is_decoupled(config.type),
-          .is_nesterov = config.nesterov,
-          .is_centered = config.centered};
-}
-
 /// One of a rule's states: its place among them, and PyTorch's name.
 struct Kept {
   int place;
@@ -121,10 +106,25 @@ std::vector<Kept> kept_by(StepRule rule, const RuleNumbers& numbers) {
 
 }  // namespace
 
+RuleNumbers rule_numbers(const OptimizerConfig& config) {
+  return {.beta1 = config.beta1,
+          .beta2 = config.beta2,
+          .eps = config.eps,
+          .weight_decay = config.weight_decay,
+          .momentum = config.momentum,
+          .dampening = config.dampening,
+          .alpha = config.alpha,
+          .lr_decay = config.lr_decay,
+          .freeze_step = config.freeze_step,
+          .is_decoupled = is_decoupled(config.type),
+          .is_nesterov = config.nesterov,
+          .is_centered = config.centered};
+}
+
 RuleOptimizer::RuleOptimizer(const OptimizerConfig& config, const EmaConfig& ema, InstructionSet set)
     : name_(name_of(config.type)),
       rule_(rule_of(config.type)),
-      numbers_(numbers_of(config)),
+      numbers_(rule_numbers(config)),
       state_dtype_(config.state_dtype),
       average_share_(ema.decay > 0.0 ? static_cast<float>(1.0 - ema.decay) : 0.0f),
       loops_(&step_loops(set)) {

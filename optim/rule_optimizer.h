@@ -8,8 +8,11 @@
 
 namespace tessera {
 
+/// What rules read of `config`.
+RuleNumbers rule_numbers(const OptimizerConfig& config);
+
 /// An optimizer whose rule is a formula for one element (optim/rules), in one pass on the CPU. Stateless and safe to use from
-/// many threads at once, on disjoint slices.
+/// many threads at once, on disjoint slices, but for set_numbers.
 class RuleOptimizer final : public Optimizer {
  public:
   /// Throws `std::invalid_argument` for states that the rule cannot keep so; a strategy file that asks for them is refused
@@ -21,6 +24,7 @@ class RuleOptimizer final : public Optimizer {
   void step(const StepScalars& scalars, const OptimizerSlice& slice) const override;
   void average(const OptimizerSlice& slice) const override;
   void swap_average(const OptimizerSlice& slice) const override { loops_->swap_average(arguments(slice)); }
+  void set_numbers(const OptimizerConfig& config) override { numbers_ = rule_numbers(config); }
 
   StepRule rule() const { return rule_; }
   const RuleNumbers& numbers() const { return numbers_; }

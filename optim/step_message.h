@@ -23,6 +23,7 @@ struct StepMessageHeader {
   double loss = 0.0;  ///< mean over this rank's microbatches; the device's own, the rest is the host's
   std::int64_t tokens = 0, samples = 0;
   std::uint64_t gathers = 0;  ///< digest of the order in which units were gathered
+  std::uint64_t numbers = 0;  ///< digest of rates and options (digest_of_numbers)
 };
 
 /// What the device decided about a step, and what it needs to know of the steps before. Before the first: all zero, but
@@ -36,7 +37,8 @@ struct DeviceDecision {
   float loss_scale;              ///< that this step's backward used
   std::int32_t is_overflow;      ///< a gradient is infinite or NaN
   std::int32_t gathers_differ;   ///< ranks gathered units in different orders
-  std::int32_t is_skipped;       ///< either: this step changes nothing, or nothing more
+  std::int32_t numbers_differ;   ///< the first rank whose rates or options are not rank 0's; 0: none
+  std::int32_t is_skipped;       ///< one of these: this step changes nothing, or nothing more
   std::int32_t
       not_finite_unit;  ///< of this rank's gradients, where units are updated in backward: which one's, from 1; 0: none
   std::int64_t applied, skipped;  ///< steps so far, this one included
@@ -85,6 +87,7 @@ struct StepGroup {
 struct GroupNumbers {
   RuleNumbers numbers;
   double lr_ratio = 1.0;         ///< of everybody's rate
+  double lr = 0.0;               ///< its own, set by hand; NaN: none
   RuleNumbers of_matrices = {};  ///< StepRequest::of_matrices
   bool adapts_layers = true;     ///< under lamb and lars: rates are multiplied by trust ratios
 };
@@ -101,18 +104,17 @@ struct StepTables {
   const std::int32_t* part_ranks = nullptr;     ///< whose gradient parts make up the whole, in their order
   const NormLink* links = nullptr;              ///< NormTotals
   const std::uint32_t* first_link = nullptr;    ///< [tensors + 1]
-  const GroupNumbers* group_numbers = nullptr;  ///< [parameter groups]
   const std::uint32_t* group_number = nullptr;  ///< [parameters]: its parameter group, from 1; 0: none. Null: of all
   const std::uint8_t* is_matrix = nullptr;      ///< [parameters]: updated with what muon makes of it. Null: none
   // Of each step.
-  const double* group_lr = nullptr;     ///< [parameter groups]: a rate set by hand, or NaN
-  const std::byte* messages = nullptr;  ///< [ranks][message_bytes]
-  double* link_scratch = nullptr;       ///< as many as links
-  double* squares = nullptr;            ///< [tensors]: of its summed, unscaled gradient
-  double* sum_of_squares = nullptr;     ///< [1]
-  std::uint8_t* used = nullptr;         ///< [parameters]: by any rank
-  std::uint8_t* is_uniform = nullptr;   ///< [groups]: all parameters used, as often, with the same numbers
-  RuleConstants* constants = nullptr;   ///< [parameters]
+  const GroupNumbers* group_numbers = nullptr;  ///< [parameter groups]
+  const std::byte* messages = nullptr;          ///< [ranks][message_bytes]
+  double* link_scratch = nullptr;               ///< as many as links
+  double* squares = nullptr;                    ///< [tensors]: of its summed, unscaled gradient
+  double* sum_of_squares = nullptr;             ///< [1]
+  std::uint8_t* used = nullptr;                 ///< [parameters]: by any rank
+  std::uint8_t* is_uniform = nullptr;           ///< [groups]: all parameters used, as often, with the same numbers
+  RuleConstants* constants = nullptr;           ///< [parameters]
   // What stays from step to step.
   std::int64_t* steps = nullptr;       ///< [parameters]: applied
   DeviceDecision* decision = nullptr;  ///< [1]

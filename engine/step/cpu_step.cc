@@ -57,7 +57,7 @@ CpuStep::CpuStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPl
       norm_(norm),
       microbatches_(static_cast<double>(axes.world->size() * strategy.gradient_accumulation)),
       scales_loss_(strategy.mixed_precision.param == DType::kF16),
-      agreement_(units, plan, axes, reducer, norm),
+      agreement_(units, plan, axes, reducer, norm, strategy.optimizer),
       stragglers_(static_cast<std::size_t>(axes.world->size())),
       update_(units, strategy, plan, axes, memory, own_rules, behind),
       scaler_(strategy.mixed_precision.loss_scale) {
@@ -108,6 +108,7 @@ void CpuStep::run(const LocalStep& local, StepResult& result) {
   LocalStep told = local;
   told.loss = loss_;
   told.rates = update_.learning_rates().all();
+  told.options = update_.options().all();
   loss_ = 0;
   const AgreedStep& agreed = agreement_.agree(told);
   used_ = &agreed.used;
@@ -164,7 +165,8 @@ std::string CpuStep::not_finite(const AgreedStep& agreed) const {
 
 StepProgress CpuStep::progress() const {
   const std::span<const double> rates = update_.learning_rates().all();
-  StepProgress progress{applied_, scaler_.state(), {}, {rates.begin(), rates.end()}};
+  const std::span<const double> options = update_.options().all();
+  StepProgress progress{applied_, scaler_.state(), {}, {rates.begin(), rates.end()}, {options.begin(), options.end()}};
   update_.write_counts(progress.updates);
   if (spikes_) progress.losses = spikes_->history();
   return progress;
@@ -176,6 +178,7 @@ void CpuStep::resume(const StepProgress& progress) {
   update_.read_counts(progress.updates);
   if (spikes_) spikes_->restore(progress.losses);
   if (!progress.rates.empty()) update_.learning_rates().restore(progress.rates);
+  if (!progress.options.empty()) update_.options().restore(progress.options);
 }
 
 double CpuStep::communication_seconds() const {

@@ -28,6 +28,7 @@ class CpuStep final : public Step {
   void run(const LocalStep& local, StepResult& result) override;
   void set_lr(double lr, std::optional<std::size_t> group) override { update_.learning_rates().set(lr, group); }
   double lr(std::optional<std::size_t> group) const override;
+  UpdateOptions& options() override { return update_.options(); }
   void swap_averages() override { update_.swap_averages(); }
   void forget_losses() override { loss_ = 0; }
   const std::vector<char>* known_used() const override { return used_; }

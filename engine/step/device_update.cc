@@ -28,6 +28,11 @@ std::unique_ptr<MappedRecords> mapped_of(const MemoryPlan& plan, const TrainingM
                                          !plan.parameters_on_host());
 }
 
+/// Kernels see SGD where the rule is computed elsewhere.
+RuleNumbers numbers_of(const OptimizerConfig& config, bool is_own) {
+  return rule_numbers(is_own || config.type == OptimizerType::kAdafactor ? sgd_without_states(config) : config);
+}
+
 constexpr auto index_of_unit = [](const auto& group) { return group.group->unit->index; };
 
 }  // namespace
@@ -53,6 +58,9 @@ DeviceUpdate::DeviceUpdate(const std::vector<std::unique_ptr<Unit>>& units, cons
                                                make_tensor_rule(strategy.optimizer, own_rules, device.device, &kernels),
                                                device_, &kernels);
   }
+  const UpdateOptions as_in_the_strategy(strategy.optimizer);
+  configs_.push_back(as_in_the_strategy.of(FlatParameter::kNoGroup));
+  for (std::size_t i = 0; i < strategy.optimizer.groups.size(); ++i) configs_.push_back(as_in_the_strategy.of(i));
   for_each_trainable(units, [&](FlatGroup& group) {
     DeviceRun run;
     run.rule = rules.rule();
@@ -70,7 +78,7 @@ DeviceUpdate::DeviceUpdate(const std::vector<std::unique_ptr<Unit>>& units, cons
                                              device.device);
   }
   fill_groups(tables, table_memory);
-  fill_group_numbers(tables, table_memory);
+  fill_group_of_parameters(tables, table_memory);
   fill_matrices(tables, table_memory);
   if (adapts_layers(strategy.optimizer.type)) make_layers(units, memory);
   if (plan.steps_on_host()) {
@@ -83,7 +91,7 @@ DeviceUpdate::DeviceUpdate(const std::vector<std::unique_ptr<Unit>>& units, cons
 StepRequest DeviceUpdate::request() const {
   StepRequest request;
   request.rule = rules_.rule();
-  request.numbers = rules_.numbers();
+  request.numbers = numbers_of(configs_[0], own_ != nullptr);
   request.trust_coefficient = strategy_.optimizer.trust_coefficient;
   if (is_muon()) request.of_matrices = matrices_->muon_of(FlatParameter::kNoGroup).step_numbers();
   return request;
@@ -161,19 +169,27 @@ void DeviceUpdate::fill_groups(StepTables& tables, DeviceTables& memory) {
   tables.group = memory.put<StepGroup>(groups);
 }
 
-/// Of parameter groups (OptimizerConfig::groups), where there are some.
-void DeviceUpdate::fill_group_numbers(StepTables& tables, DeviceTables& memory) const {
-  const std::vector<ParameterGroup>& parameter_groups = strategy_.optimizer.groups;
-  if (parameter_groups.empty()) return;
+void DeviceUpdate::follow(const UpdateOptions& options) {
+  for (std::size_t i = 0; i < configs_.size(); ++i) configs_[i] = options.of(i - 1);
+  if (matrices_) matrices_->follow(options);
+  if (own_) own_->follow(options);
+  if (host_) host_->follow(options);
+}
+
+std::vector<GroupNumbers> DeviceUpdate::group_numbers() const {
   std::vector<GroupNumbers> numbers;
-  for (const ParameterGroup& group : parameter_groups) {
-    const OptimizerConfig config = config_of(strategy_.optimizer, group);
-    const bool is_elsewhere = own_ || config.type == OptimizerType::kAdafactor;
-    const RuleOptimizer rules(is_elsewhere ? sgd_without_states(config) : config, strategy_.ema);
-    GroupNumbers& added = numbers.emplace_back(GroupNumbers{rules.numbers(), group.lr_ratio});
+  for (const ParameterGroup& group : strategy_.optimizer.groups) {
+    const OptimizerConfig& config = configs_[1 + numbers.size()];
+    GroupNumbers& added = numbers.emplace_back(GroupNumbers{numbers_of(config, own_ != nullptr), group.lr_ratio});
     added.adapts_layers = group.layer_adaptation;
     if (is_muon()) added.of_matrices = matrices_->muon_of(numbers.size() - 1).step_numbers();
   }
+  return numbers;
+}
+
+/// OptimizerConfig::groups, where there are some.
+void DeviceUpdate::fill_group_of_parameters(StepTables& tables, DeviceTables& memory) const {
+  if (strategy_.optimizer.groups.empty()) return;
   static_assert(FlatParameter::kNoGroup + 1 == 0);
   std::vector<std::uint32_t> number;
   for (const Group& g : groups_) {
@@ -181,7 +197,6 @@ void DeviceUpdate::fill_group_numbers(StepTables& tables, DeviceTables& memory) 
       number.push_back(static_cast<std::uint32_t>(parameter.group + 1));
     }
   }
-  tables.group_numbers = memory.put<GroupNumbers>(numbers);
   tables.group_number = memory.put<std::uint32_t>(number);
 }
 

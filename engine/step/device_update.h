@@ -68,8 +68,12 @@ class DeviceUpdate {
   std::span<const Group> groups() const { return groups_; }
   /// Of all groups.
   std::size_t parameters() const { return parameters_; }
-  /// What of a request does not change from step to step.
+  /// What of a request does not change from step to step, but by `follow`.
   StepRequest request() const;
+  /// From the next step on, these numbers.
+  void follow(const UpdateOptions& options);
+  /// The numbers of parameter groups (OptimizerConfig::groups), without rates set by hand.
+  std::vector<GroupNumbers> group_numbers() const;
   /// Of a unit: which groups and parameters it has.
   UnitRequest request_for(const Unit& unit) const;
 
@@ -99,7 +103,7 @@ class DeviceUpdate {
 
  private:
   void fill_groups(StepTables& tables, DeviceTables& memory);
-  void fill_group_numbers(StepTables& tables, DeviceTables& memory) const;
+  void fill_group_of_parameters(StepTables& tables, DeviceTables& memory) const;
   void fill_matrices(StepTables& tables, DeviceTables& memory) const;
   void make_layers(const std::vector<std::unique_ptr<Unit>>& units, const TrainingMemory& memory);
   bool is_muon() const { return matrices_ && matrices_->makes_directions(); }
@@ -161,6 +165,7 @@ class DeviceUpdate {
   const StepTables& tables_;
   Publisher publisher_;
   const LearningRates& rates_;
+  std::vector<OptimizerConfig> configs_;  ///< of what is in no group, then of each group: the numbers of the next step
   std::vector<Group> groups_;
   std::size_t parameters_ = 0;
   /// Under rules of whole tensors: in how many steps each parameter took part; and of each dealt matrix, which of them it is.

@@ -12,6 +12,10 @@ ElementUpdate::ElementUpdate(const Strategy& strategy, const OwnRules& own_rules
   for (const ParameterGroup& group : strategy.optimizer.groups) add(config_of(strategy.optimizer, group));
 }
 
+void ElementUpdate::follow(const UpdateOptions& options) {
+  for (std::size_t i = 0; i < optimizers_.size(); ++i) optimizers_[i]->set_numbers(options.of(i - 1));
+}
+
 void ElementUpdate::find_runs(const FlatGroup& group, Extent part, std::span<const char> used, std::int64_t* steps,
                               std::vector<UpdateRun>& runs) const {
   const std::size_t count = group.parameters.size();

@@ -7,6 +7,7 @@
 
 #include "engine/step/learning_rates.h"
 #include "engine/step/own_optimizer.h"
+#include "engine/step/update_options.h"
 #include "optim/optimizer.h"
 #include "sharding/unit.h"
 
@@ -45,6 +46,9 @@ class ElementUpdate {
   /// parameters, in how many steps they have; this one is added.
   void find_runs(const FlatGroup& group, Extent part, std::span<const char> used, std::int64_t* steps,
                  std::vector<UpdateRun>& runs) const;
+
+  /// From now on, these numbers. No call is under way.
+  void follow(const UpdateOptions& options);
 
   StepScalars scalars_of(const UpdateRates& rates, const UpdateRun& run) const;
   const Optimizer& optimizer_of(const UpdateRun& run) const { return *optimizers_[run.group + 1]; }

@@ -58,6 +58,9 @@ class HostUpdate {
   /// Exchanges masters and averages, likewise.
   void swap_averages(std::size_t group);
 
+  /// From the next step on, these numbers.
+  void follow(const UpdateOptions& options) { elements_.follow(options); }
+
   /// Step::resume: of each parameter, in how many steps it took part. [trainable parameter]
   void resume(std::span<const std::int64_t> steps) { steps_.assign(steps.begin(), steps.end()); }
 
@@ -98,7 +101,7 @@ class HostUpdate {
   const std::shared_ptr<std::byte> memory_;
   const std::shared_ptr<DeviceGradients> gradients_;  ///< null where none lie below the GPU's memory
   DeviceKernels& kernels_;
-  const ElementUpdate elements_;
+  ElementUpdate elements_;
   const std::size_t threads_;
   std::vector<std::span<std::byte>> parameter_records_;  ///< where each lies; empty where none does
   std::vector<Group> groups_;               ///< that train, in the order of units; without records: `part` is empty

@@ -18,6 +18,10 @@ LayerwiseUpdate::LayerwiseUpdate(const std::vector<std::unique_ptr<Unit>>& units
   }
 }
 
+void LayerwiseUpdate::follow(const UpdateOptions& options) {
+  for (std::size_t i = 0; i < optimizers_.size(); ++i) optimizers_[i]->set_numbers(options.of(i - 1));
+}
+
 StateUse LayerwiseUpdate::first_use() const {
   return optimizers_[0]->makes_directions() ? StateUse::kUpdateStates : StateUse::kRead;
 }

@@ -6,6 +6,7 @@
 
 #include "engine/memory/state_views.h"
 #include "engine/step/layer_norms.h"
+#include "engine/step/update_options.h"
 #include "optim/layerwise_optimizer.h"
 #include "sharding/layout/memory_plan.h"
 
@@ -16,6 +17,9 @@ class LayerwiseUpdate {
  public:
   LayerwiseUpdate(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const MemoryPlan& plan,
                   const MeshAxes& axes);
+
+  /// From the next step on, these numbers.
+  void follow(const UpdateOptions& options);
 
   /// What the first pass changes.
   StateUse first_use() const;

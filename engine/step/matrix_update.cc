@@ -40,6 +40,14 @@ MatrixUpdate::MatrixUpdate(const std::vector<std::unique_ptr<Unit>>& units, cons
   if (memory.tensor_state_records) states_.emplace(units_, plan, memory, kernels);
 }
 
+void MatrixUpdate::follow(const UpdateOptions& options) {
+  for (std::size_t i = 0; i < weight_decays_.size(); ++i) {
+    const OptimizerConfig config = options.of(i - 1);
+    weight_decays_[i] = config.weight_decay;
+    if (!rule_) directions_[i]->set_numbers(config);
+  }
+}
+
 void MatrixUpdate::expect() {
   if (states_) states_->begin();
 }

@@ -25,6 +25,9 @@ class MatrixUpdate {
                const MeshAxes& axes, const TrainingMemory& memory, std::shared_ptr<const TensorRule> rule,
                ComputeDevice device = {}, DeviceKernels* kernels = nullptr);
 
+  /// From the next step on, these numbers.
+  void follow(const UpdateOptions& options);
+
   /// An exchange will come: what it needs from below memory is read ahead.
   void expect();
 

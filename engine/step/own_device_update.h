@@ -30,13 +30,15 @@ class OwnDeviceUpdate {
   /// Queues the update of a piece of the group. `run`: the piece, which the device reaches; `view` the same. Throws as OwnOptimizer::step.
   void update(std::size_t index, const FlatGroup& group, const DeviceRun& run, const StateView& view,
               const UpdateRates& rates, const StepTables& tables);
+  /// From the next step on, these numbers.
+  void follow(const UpdateOptions& options) { elements_.follow(options); }
   /// Step::resume: of each parameter, in how many steps it took part.
   void resume(std::span<const std::int64_t> steps) { steps_.assign(steps.begin(), steps.end()); }
 
  private:
   const OwnOptimizer& optimizer_of(const UpdateRun& run) const;
 
-  const ElementUpdate elements_;
+  ElementUpdate elements_;
   DeviceKernels& kernels_;
   const c10::Device device_;
   std::vector<std::int64_t> steps_;           ///< applied, by parameter that trains

@@ -28,6 +28,7 @@ class OwnOptimizer final : public Optimizer {
   void step(const StepScalars& scalars, const OptimizerSlice& slice) const override;
   void average(const OptimizerSlice& slice) const override;
   void swap_average(const OptimizerSlice& slice) const override;
+  void set_numbers(const OptimizerConfig& config) override { weight_decay_ = config.weight_decay; }
 
   /// Masters, parameters and averages: SGD without momentum, which has no states.
   const RuleOptimizer& bare() const { return bare_; }
@@ -45,7 +46,7 @@ class OwnOptimizer final : public Optimizer {
   void update(const StepScalars& scalars, const OptimizerSlice& slice, std::size_t begin, StepArguments a) const;
 
   const std::shared_ptr<const ElementwiseOptimizer> rule_;
-  const double weight_decay_;
+  double weight_decay_;
   const RuleOptimizer bare_;  ///< SGD without momentum: masters, parameters and averages, and no states
   const StepLoops& loops_;
   std::vector<StateInfo> states_;

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "engine/memory/host_view.h"
 #include "engine/step/gather_order.h"
@@ -48,6 +49,7 @@ QueuedStep::QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const Me
       device_(accelerator.device),
       scales_loss_(strategy.mixed_precision.param == DType::kF16),
       rates_(strategy.optimizer),
+      options_(strategy.optimizer),
       ranks_with_parts_(owners_of_parts(plan.input().placement.gradients, axes)),
       totals_(norm_totals(units, ranks_with_parts_.size())),
       memory_(device_.device),
@@ -95,10 +97,11 @@ void QueuedStep::allocate(const LossScalerState& scaler) {
     slot.decision = kernels_.pinned_memory(sizeof(DeviceDecision));
     slot.used = kernels_.pinned_memory(update_.parameters());
   }
-  const std::size_t rates = rates_.all().size() - 1;  // of groups
-  if (rates == 0) return;
-  tables_.group_lr = group_lr_ = memory_.take<double>(rates);
-  for (InFlight& slot : ring_) slot.rates = kernels_.pinned_memory(rates * sizeof(double));
+  group_numbers_ = update_.group_numbers();
+  const std::size_t groups = group_numbers_.size();
+  if (groups == 0) return;
+  tables_.group_numbers = numbers_there_ = memory_.take<GroupNumbers>(groups);
+  for (InFlight& slot : ring_) slot.numbers = kernels_.pinned_memory(groups * sizeof(GroupNumbers));
 }
 
 /// But for what groups and their parameters say (DeviceUpdate).
@@ -135,7 +138,7 @@ double QueuedStep::lr(std::optional<std::size_t> group) const {
 
 void QueuedStep::expect_update(std::span<const int> order) {
   sums_are_steps_ = !updates_in_backward();
-  if (updates_in_backward()) send_rates(take_slot());  // before records, whose copies wait for each other
+  if (updates_in_backward()) send_numbers(take_slot());  // before records, whose copies wait for each other
   update_.expect(order);
 }
 
@@ -201,6 +204,7 @@ std::shared_ptr<StepOutcome> QueuedStep::queue(const LocalStep& local, std::int6
   messages_read_ = kernels_.mark();
   forget_losses();
   updates_in_backward() ? update_.finish() : update_.update();
+  if (numbers_there_) numbers_read_ = kernels_.mark();
   slot.used_arrived = used_downloaded_ = kernels_.download(slot.used.get(), tables_.used, update_.parameters());
   downloaded_ = kernels_.download(slot.decision.get(), tables_.decision, sizeof(DeviceDecision));
   ++steps_;
@@ -226,12 +230,13 @@ QueuedStep::InFlight& QueuedStep::take_slot() {
 }
 
 /// Copies what the host knows into this rank's message, while backward is still computed: counts, and a flag for each
-/// parameter that got a gradient, and rates of groups. It lies behind the loss, which the device adds up.
+/// parameter that got a gradient, and numbers of groups. It lies behind the loss, which the device adds up.
 void QueuedStep::send_host_part(InFlight& slot, const LocalStep& local) {
   StepMessageHeader header;
   header.tokens = local.tokens;
   header.samples = local.samples;
   header.gathers = digest_of_gathers(local.gathered);
+  header.numbers = digest_of_numbers(rates_.all(), options_.all());
   std::byte* const message = slot.message.get();
   std::memcpy(message, &header, sizeof header);
   std::byte* flag = message + sizeof header;
@@ -241,16 +246,29 @@ void QueuedStep::send_host_part(InFlight& slot, const LocalStep& local) {
   constexpr std::size_t kBehindLoss = sizeof header.loss;
   const DeviceKernels::UploadPiece piece{message_ + kBehindLoss, message + kBehindLoss, sums_offset_ - kBehindLoss};
   uploaded_ = kernels_.upload({&piece, 1}, messages_read_.get());
-  if (!updates_in_backward()) send_rates(slot);
+  if (!updates_in_backward()) send_numbers(slot);
 }
 
 /// Those of parameter groups, where there are some. What is queued from now on finds them.
-void QueuedStep::send_rates(InFlight& slot) {
+void QueuedStep::send_numbers(InFlight& slot) {
+  follow_options();
+  if (!numbers_there_) return;
   const std::span<const double> rates = rates_.all().subspan(1);
-  if (rates.empty()) return;
-  std::memcpy(slot.rates.get(), rates.data(), rates.size_bytes());
-  const DeviceKernels::UploadPiece piece{group_lr_, slot.rates.get(), rates.size_bytes()};
-  kernels_.upload({&piece, 1}, messages_read_.get())->join();
+  for (std::size_t i = 0; i < rates.size(); ++i) group_numbers_[i].lr = rates[i];
+  const std::size_t bytes = group_numbers_.size() * sizeof(GroupNumbers);
+  std::memcpy(slot.numbers.get(), group_numbers_.data(), bytes);
+  const DeviceKernels::UploadPiece piece{numbers_there_, slot.numbers.get(), bytes};
+  kernels_.upload({&piece, 1}, numbers_read_.get())->join();
+}
+
+/// What the host has of the numbers goes with each launch, so it is of the steps that are queued from now on.
+void QueuedStep::follow_options() {
+  if (std::exchange(followed_, options_.version()) == options_.version()) return;
+  update_.follow(options_);
+  const StepRequest anew = update_.request();
+  request_.numbers = anew.numbers;
+  request_.of_matrices = anew.of_matrices;
+  group_numbers_ = update_.group_numbers();
 }
 
 /// The schedule's ratio depends on how many of the steps under way are skipped. The host does not know that yet, so it
@@ -268,7 +286,11 @@ StepRequest QueuedStep::request() const {
 StepProgress QueuedStep::progress() const {
   wait_for_all();
   const DeviceDecision decision = latest();
-  StepProgress progress{decision.applied, decision.scaler, {}, {rates_.all().begin(), rates_.all().end()}};
+  StepProgress progress{decision.applied,
+                        decision.scaler,
+                        {},
+                        {rates_.all().begin(), rates_.all().end()},
+                        {options_.all().begin(), options_.all().end()}};
   std::vector<std::int64_t> counts(update_.parameters());
   fetch_state(counts.data(), tables_.steps, bytes_of_counts(counts), device_.device);
   auto count = counts.begin();
@@ -299,6 +321,7 @@ void QueuedStep::resume(const StepProgress& progress) {
   request_.known_skipped = steps_ = 0;
   for (InFlight& slot : ring_) slot.outcome.reset();
   if (!progress.rates.empty()) rates_.restore(progress.rates);
+  if (!progress.options.empty()) options_.restore(progress.options);
 }
 
 void QueuedStep::wait_for_all() const {

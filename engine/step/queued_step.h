@@ -55,6 +55,7 @@ class QueuedStep final : public Step {
   void run(const LocalStep& local, StepResult& result) override;
   void set_lr(double lr, std::optional<std::size_t> group) override { rates_.set(lr, group); }
   double lr(std::optional<std::size_t>) const override;
+  UpdateOptions& options() override { return options_; }
   void swap_averages() override;
   void forget_losses() override;
   /// Of the step kMostStepsInFlight before the latest: that one the host has waited for, on every rank.
@@ -73,7 +74,7 @@ class QueuedStep final : public Step {
  private:
   struct InFlight {
     std::shared_ptr<std::byte> message, decision;  ///< pinned: the host's part of a message; what comes back
-    std::shared_ptr<std::byte> rates;              ///< pinned: StepTables::group_lr
+    std::shared_ptr<std::byte> numbers;            ///< pinned: StepTables::group_numbers
     std::shared_ptr<std::byte> used;               ///< pinned: the flags of AgreedStep::used, which come back too
     std::shared_ptr<DeviceKernels::Mark> used_arrived;
     std::shared_ptr<StepOutcome> outcome;  ///< of the step that last used them
@@ -85,7 +86,8 @@ class QueuedStep final : public Step {
   std::shared_ptr<StepOutcome> queue(const LocalStep& local, std::int64_t number);
   void join_downloads() const;
   InFlight& take_slot();
-  void send_rates(InFlight& slot);
+  void send_numbers(InFlight& slot);
+  void follow_options();
   bool updates_in_backward() const { return tables_.updates_in_backward; }
   void plan_message();
   void allocate(const LossScalerState& scaler);
@@ -101,8 +103,11 @@ class QueuedStep final : public Step {
   const ComputeDevice device_;
   const bool scales_loss_;
   LearningRates rates_;
-  double* group_lr_ = nullptr;         ///< StepTables::group_lr
-  std::vector<int> ranks_with_parts_;  ///< whose gradient parts make up the whole, each part once
+  UpdateOptions options_;
+  std::uint64_t followed_ = 0;               ///< the options' version that the update has
+  std::vector<GroupNumbers> group_numbers_;  ///< with rates set by hand, when they are sent
+  GroupNumbers* numbers_there_ = nullptr;    ///< StepTables::group_numbers
+  std::vector<int> ranks_with_parts_;        ///< whose gradient parts make up the whole, each part once
   NormTotals totals_;
   std::shared_ptr<const std::vector<std::string>> unit_names_;  ///< where they are updated in backward; else null
   std::size_t sums_offset_ = 0, message_bytes_ = 0;
@@ -119,6 +124,7 @@ class QueuedStep final : public Step {
   at::Tensor loss_scale_;           ///< of the decision: a scalar, fp32
   std::array<InFlight, kMostStepsInFlight> ring_;
   std::unique_ptr<DeviceKernels::Mark> uploaded_, messages_read_;  ///< of the host's part; of the step before
+  std::unique_ptr<DeviceKernels::Mark> numbers_read_;              ///< of groups, by the step before
   std::shared_ptr<DeviceKernels::Mark> used_downloaded_;           ///< of the latest step's flags
   std::shared_ptr<DeviceKernels::Mark> downloaded_;                ///< of the latest decision
   std::int64_t resumed_at_ = 0;                                    ///< StepProgress::applied

@@ -10,6 +10,7 @@
 
 #include "engine/step/loss_spikes.h"
 #include "engine/step/step_agreement.h"
+#include "engine/step/update_options.h"
 #include "optim/loss_scale_rule.h"
 #include "sharding/unit_agreement.h"
 #include "tessera/engine.h"
@@ -28,6 +29,7 @@ struct StepProgress {
   LossScalerState scaler;
   std::map<const c10::TensorImpl*, std::int64_t> updates;  ///< of each trainable parameter
   std::vector<double> rates;                               ///< as set by hand: everybody's, then each group's
+  std::vector<double> options;                             ///< UpdateOptions::all
   SpikeHistory losses = {};                                ///< empty without Strategy::on_spike
 };
 
@@ -70,6 +72,9 @@ class Step {
 
   /// The rate of the next step, of a group or everybody's, but for what lr_schedule.base_batch_size makes of it.
   virtual double lr(std::optional<std::size_t> group) const = 0;
+
+  /// The numbers of the update rule; what is set there counts from the next step on.
+  virtual UpdateOptions& options() = 0;
 
   /// Exchanges parameters and their averages (Strategy::ema) where a step has updated them, and makes the values known to all
   /// ranks. Collective.

@@ -5,11 +5,15 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <string>
 
 #include "engine/step/gather_order.h"
+#include "engine/step/update_options.h"
 #include "runtime/base/seeded_fault.h"
 #include "runtime/border/throw.h"
+#include "runtime/config/strategy_names.h"
 #include "tessera/span.h"
 
 namespace tessera {
@@ -20,8 +24,7 @@ struct Header {
   std::int64_t tokens = 0, samples = 0;
   std::int64_t finite = 1;
   std::uint64_t gathers = 0;
-  std::uint64_t rates = 0;  ///< digest
-  double lr = 0.0;          ///< the first of them
+  std::uint64_t numbers = 0;  ///< digest_of_numbers
   double busy_seconds = 0.0;
 };
 
@@ -31,9 +34,24 @@ Header header_of(const std::byte* message) {
   return header;
 }
 
-std::uint64_t digest_of(std::span<const double> rates) { return XXH3_64bits(rates.data(), rates.size_bytes()); }
+/// For people. `place`: among rates and behind them options.
+std::string words_of(const OptimizerConfig& optimizer, std::size_t place) {
+  const std::size_t rates = 1 + optimizer.groups.size();
+  if (place >= rates)
+    return "set_option: ranks have different options: " + UpdateOptions::words_of(optimizer, place - rates);
+  return "set_lr: ranks have different learning rates: that" +
+         (place == 0 ? " of everybody" : " of " + name_of_group(optimizer, place - 1));
+}
+
+std::string words_of(double number) { return std::isnan(number) ? "not set by hand" : c10::str(number); }
+
+bool is_same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
 }  // namespace
+
+std::uint64_t digest_of_numbers(std::span<const double> rates, std::span<const double> options) {
+  return XXH3_64bits_withSeed(options.data(), options.size_bytes(), XXH3_64bits(rates.data(), rates.size_bytes()));
+}
 
 std::vector<int> owners_of_parts(const AxisPlacement& placement, const MeshAxes& axes) {
   std::vector<int> ranks;
@@ -50,11 +68,13 @@ std::vector<int> owners_of_parts(const AxisPlacement& placement, const MeshAxes&
 }
 
 StepAgreement::StepAgreement(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan,
-                             const MeshAxes& axes, const Reducer& reducer, GradientNorm& norm)
+                             const MeshAxes& axes, const Reducer& reducer, GradientNorm& norm,
+                             const OptimizerConfig& optimizer)
     : units_(units),
       axes_(axes),
       reducer_(reducer),
       norm_(norm),
+      optimizer_(optimizer),
       ranks_with_parts_(owners_of_parts(plan.input().placement.gradients, axes)),
       totals_(norm_totals(units, ranks_with_parts_.size())) {
   std::size_t flags = 0;
@@ -81,7 +101,7 @@ const AgreedStep& StepAgreement::agree(const LocalStep& local) {
   const int heard = seeded_fault(SeededFault::kLastRankUnheard) ? std::max(1, ranks - 1) : ranks;
   for (int rank = 0; rank < heard; ++rank) read_message(rank);
   check_gathers(local.gathered);
-  check_rates(local.rates);
+  check_numbers(local);
   agreed_.sum_of_squares = totals_.add_up(sums_, agreed_.squares);
   return agreed_;
 }
@@ -92,8 +112,7 @@ void StepAgreement::write_message(const LocalStep& local) {
                 .samples = local.samples,
                 .finite = 1,
                 .gathers = digest_of_gathers(local.gathered),
-                .rates = digest_of(local.rates),
-                .lr = local.rates.empty() ? 0.0 : local.rates[0],
+                .numbers = digest_of_numbers(local.rates, local.options),
                 .busy_seconds = local.busy_seconds};
   std::byte* flag = message_.data() + sizeof(Header);
   std::byte* place = message_.data() + sums_offset_;
@@ -134,17 +153,23 @@ void StepAgreement::check_gathers(std::span<const int> own) const {
   }
 }
 
-void StepAgreement::check_rates(std::span<const double> own) const {
-  const std::uint64_t digest = digest_of(own);
-  for (int rank = 0; rank < axes_.world->size(); ++rank) {
-    const Header header = header_of(message_of(rank));
-    if (header.rates == digest) continue;
-    const bool is_group = header.lr == own[0];
-    throw Error(ExitCode::kUsage,
-                c10::str("set_lr: ranks have different learning rates", is_group ? " of a group; everybody's" : "",
-                         ": ", own[0], " on rank ", axes_.world->rank(), ", ", header.lr, " on rank ", rank,
-                         ". hint: all ranks call set_lr alike"));
-  }
+/// Where two ranks differ, every rank differs from some other, so all of them come to the second exchange.
+void StepAgreement::check_numbers(const LocalStep& own) const {
+  const int ranks = axes_.world->size();
+  const std::uint64_t digest = digest_of_numbers(own.rates, own.options);
+  int other = 0;
+  while (other < ranks && header_of(message_of(other)).numbers == digest) ++other;
+  if (other == ranks) return;
+  std::vector<double> mine(own.rates.begin(), own.rates.end());
+  mine.insert(mine.end(), own.options.begin(), own.options.end());
+  std::vector<double> all(mine.size() * static_cast<std::size_t>(ranks));
+  throw_if_error(axes_.world->all_gather("set_option", mine.data(), all.data(), mine.size() * sizeof(double)).wait());
+  const double* const theirs = all.data() + mine.size() * static_cast<std::size_t>(other);
+  std::size_t place = 0;
+  while (place + 1 < mine.size() && is_same(mine[place], theirs[place])) ++place;
+  throw Error(ExitCode::kUsage, c10::str(words_of(optimizer_, place), " is ", words_of(mine[place]), " on rank ",
+                                         axes_.world->rank(), ", and ", words_of(theirs[place]), " on rank ", other,
+                                         ". hint: all ranks call set_lr and set_option alike"));
 }
 
 }  // namespace tessera

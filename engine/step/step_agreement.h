@@ -10,19 +10,24 @@
 #include "runtime/comm/mesh_groups.h"
 #include "sharding/reducer.h"
 #include "sharding/unit.h"
+#include "tessera/strategy.h"
 
 namespace tessera {
 
 /// The world ranks whose parts make up a whole buffer, each part once, in order of the parts.
 std::vector<int> owners_of_parts(const AxisPlacement& placement, const MeshAxes& axes);
 
+/// Equal on ranks whose learning rates and options (LearningRates::all, UpdateOptions::all) are.
+std::uint64_t digest_of_numbers(std::span<const double> rates, std::span<const double> options);
+
 /// What one rank knows at the end of a step's backward.
 struct LocalStep {
   double loss = 0.0;  ///< mean over this rank's microbatches
   std::int64_t tokens = 0, samples = 0;
-  std::span<const int> gathered;  ///< units gathered in this step, in order (Residency::gathered)
-  std::span<const double> rates;  ///< LearningRates::all
-  double busy_seconds = 0;        ///< since the last step, without waits for other ranks
+  std::span<const int> gathered;    ///< units gathered in this step, in order (Residency::gathered)
+  std::span<const double> rates;    ///< LearningRates::all
+  std::span<const double> options;  ///< UpdateOptions::all
+  double busy_seconds = 0;          ///< since the last step, without waits for other ranks
 };
 
 /// What all ranks agree on before the update: the same bits everywhere.
@@ -47,10 +52,10 @@ struct AgreedStep {
 class StepAgreement {
  public:
   StepAgreement(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
-                const Reducer& reducer, GradientNorm& norm);
+                const Reducer& reducer, GradientNorm& norm, const OptimizerConfig& optimizer);
 
   /// Collective. The result is valid until the next call. Throws where ranks gathered units in different orders (70), or
-  /// were given different learning rates (64).
+  /// were given different learning rates or options (64), of which it names the first.
   const AgreedStep& agree(const LocalStep& local);
 
   /// Spent so far on the exchange of messages.
@@ -61,7 +66,7 @@ class StepAgreement {
   void exchange();
   void read_message(int rank);
   void check_gathers(std::span<const int> own) const;
-  void check_rates(std::span<const double> own) const;
+  void check_numbers(const LocalStep& own) const;
   const std::byte* message_of(int rank) const {
     return messages_.data() + message_.size() * static_cast<std::size_t>(rank);
   }
@@ -70,6 +75,7 @@ class StepAgreement {
   const MeshAxes& axes_;
   const Reducer& reducer_;
   GradientNorm& norm_;
+  const OptimizerConfig& optimizer_;
   std::vector<int> ranks_with_parts_;  ///< whose gradient parts make up the whole, each part once
   NormTotals totals_;
   std::size_t sums_offset_ = 0;  ///< into a message, bytes

@@ -18,6 +18,7 @@ const DeviceDecision& StepOutcome::wait() {
     waits_.clear();
     if (decision_->is_overflow && !units_) warn_of_overflow(step_, decision_->loss_scale, "");
   }
+  if (decision_->numbers_differ) throw_other_numbers();
   const bool is_the_end = units_ && decision_->is_skipped;
   if (decision_->gathers_differ || (is_the_end && !decision_->is_overflow)) throw_disagreement();
   if (is_the_end) {
@@ -36,6 +37,12 @@ void StepOutcome::throw_disagreement() const {
           ": ranks gathered units in different orders, so their values cannot be trusted. hint: forward must "
           "use units in the same order on every rank; a branch on a rank's data may choose only among replicated "
           "parameters");
+}
+
+void StepOutcome::throw_other_numbers() const {
+  throw Error(ExitCode::kUsage,
+              "step " + std::to_string(step_) + ": rank 0 and rank " + std::to_string(decision_->numbers_differ) +
+                  " have different learning rates or options. hint: all ranks call set_lr and set_option alike");
 }
 
 void throw_not_finite_in_backward(const std::string& when, const std::string& whose) {

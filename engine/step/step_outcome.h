@@ -32,13 +32,14 @@ class StepOutcome {
   /// Returns the decision, and waits until it is there. Warns once if the step was skipped. Throws tessera::Error: the
   /// failure of a group if one of its calls failed on the device (MeshAxes::status); exit code 70 if ranks gathered units
   /// in different orders, in which case no rank has updated anything, or, where units are updated in backward, none from the first one on
-  /// whose ranks differed; 65 if a gradient is not finite there.
+  /// whose ranks differed; 64 if ranks were given different rates or options, and then likewise; 65 if a gradient is not finite there.
   const DeviceDecision& wait();
   /// For how long the device's computation waited for collectives in this step. REQUIRES: wait() has returned.
   double exposed_seconds() const { return exposed_seconds_; }
 
  private:
   [[noreturn]] void throw_disagreement() const;
+  [[noreturn]] void throw_other_numbers() const;
 
   const std::int64_t step_;
   std::shared_ptr<const std::byte> pinned_;

@@ -13,6 +13,7 @@ Update::Update(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& 
                const MeshAxes& axes, const TrainingMemory& memory, const OwnRules& own_rules, Publication* behind)
     : units_(units),
       learning_rates_(strategy.optimizer),
+      options_(strategy.optimizer),
       elements_(strategy, own_rules, learning_rates_),
       first_pass_(plan.first_pass_of_matrices()),
       passes_{Pass{StateKind::kParameters, memory.parameter_records.get()},
@@ -41,6 +42,13 @@ Update::Update(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& 
   first_of_matrices_ = groups_.size() - matrices.size();
   steps_.resize(count, 0);
   runs_.reserve(count);
+}
+
+void Update::follow_options() {
+  if (std::exchange(followed_, options_.version()) == options_.version()) return;
+  elements_.follow(options_);
+  if (matrices_) matrices_->follow(options_);
+  if (layers_) layers_->follow(options_);
 }
 
 std::span<Update::Group> Update::groups_of(const Unit& unit) {
@@ -78,6 +86,7 @@ void Update::read_ahead() {
 
 void Update::apply(const Rates& rates, const std::vector<char>& used, std::span<const double> squares) {
   const Span span("update");
+  follow_options();
   publisher_.begin();
   runs_.clear();
   for (Group& group : groups_) find_runs(group, std::span(used).subspan(group.first_parameter));
@@ -204,6 +213,7 @@ void Update::update_layerwise(const Rates& rates, std::span<const double> square
 
 void Update::apply(Unit& unit, const Rates& rates, std::span<const char> used) {
   const Span span("update", unit.name);
+  follow_options();
   publisher_.begin(unit);
   runs_.clear();
   for (Group& group : groups_of(unit)) {

@@ -39,6 +39,8 @@ class Update {
 
   LearningRates& learning_rates() { return learning_rates_; }
   const LearningRates& learning_rates() const { return learning_rates_; }
+  UpdateOptions& options() { return options_; }
+  const UpdateOptions& options() const { return options_; }
 
   /// Backward begins, and the update of all units will follow: the first records of it are read ahead. `order`: the units'
   /// indices in the order in which `apply` will see them, where they are updated in backward.
@@ -82,6 +84,7 @@ class Update {
     std::vector<std::int64_t> order = {};  ///< of this step
   };
 
+  void follow_options();
   std::span<Group> groups_of(const Unit& unit);
   void find_runs(Group& group, std::span<const char> used);
   /// Of groups from `begin` on. `is_first`: of matrices, what MemoryPlan::first_pass_of_matrices() says.
@@ -113,6 +116,8 @@ class Update {
 
   const std::vector<std::unique_ptr<Unit>>& units_;
   LearningRates learning_rates_;
+  UpdateOptions options_;
+  std::uint64_t followed_ = 0;  ///< the options' version that optimizers have
   ElementUpdate elements_;
   std::optional<MatrixUpdate> matrices_;  ///< of groups of matrices, where there are some
   const MemoryPlan::FirstPass first_pass_;

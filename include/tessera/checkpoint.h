@@ -56,7 +56,7 @@ struct LoadedCheckpoint {
 ///   batches.resume(*loaded.items.data);
 ///
 /// Holds parameters and fp32 masters, optimizer states as they are stored, how often each parameter was updated, the loss scale,
-/// rates set by hand, the module's buffers, LibTorch's default generators of each rank, and `items`. docs/checkpoints.md
+/// rates and options set by hand, the module's buffers, LibTorch's default generators of each rank, and `items`. docs/checkpoints.md
 /// is the format. Each rank writes its own shards, through 8 MiB of memory. At any moment, through errors and kills, `latest`
 /// names a whole checkpoint, if there was one. All ranks must reach `folder`.
 ///

@@ -25,7 +25,7 @@ class Engine;
 /// form that training has it: it is for the same model, strategy and number of ranks, on the same hosts. A checkpoint loads anywhere.
 ///
 /// What changes in the strategy from run to run without a word: learning rate, schedule, weight decay, clipping and the like come from
-/// the new one, as with a checkpoint; rates set by hand, and a dynamic loss scale, from the commit.
+/// the new one, as with a checkpoint; rates and options set by hand, and a dynamic loss scale, from the commit.
 ///
 /// Each rank has files of its own in D, rank-NNNNN.*, and `tessera-durable-*` in the directories of offload.paths.
 
@@ -45,9 +45,9 @@ bool commit_durable(Engine& engine, const CheckpointItems& items = {});
 /// Waits until the commit under way is on the disk of all ranks, and throws its error. Collective; between steps.
 void finish_commit(Engine& engine);
 
-/// Goes on from the last commit in D: parameters, optimizer states, step counts, loss scale, rates set by hand, buffers, LibTorch's
-/// generator (a GPU's too), and the items. Nothing where D never held one: a D whose commits are all damaged or gone is an error (65) of the
-/// Engine's constructor. LoadedCheckpoint::path is D.
+/// Goes on from the last commit in D: parameters, optimizer states, step counts, loss scale, rates and options set by hand, buffers,
+/// LibTorch's generator (a GPU's too), and the items. Nothing where D never held one: a D whose commits are all damaged or gone is an error
+/// (65) of the Engine's constructor. LoadedCheckpoint::path is D.
 ///
 /// Collective; before this run's first commit. Errors, the same on every rank: 64 out of turn, or without `"durable"`; 65 a file is
 /// damaged; 74 one cannot be read.

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <functional>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -163,8 +164,8 @@ class Engine {
 
   /// The learning rate from the next step on, with lr_schedule.type "manual": everybody's, of which each group of
   /// optimizer.groups has its lr_ratio; or that of the group of this name alone, until everybody's is set again. All ranks
-  /// call it alike. Throws Error (64): another schedule, a number that is no rate, no such group; and at the next step where
-  /// ranks have different rates (not looked at on a GPU).
+  /// call it alike. Throws Error (64): another schedule, a number that is no rate, no such group; and at the next step, or on a GPU with
+  /// StepResult::wait, where ranks have different rates.
   void set_lr(double lr);
   void set_lr(const std::string& group, double lr);
 
@@ -174,6 +175,27 @@ class Engine {
   double lr(const std::string& group) const;
 
   /// Drops the microbatches begun since the last step, their losses and gradients. All ranks call it at the same place.
+  /// A number of the update rule from the next step on, by its key in the strategy's "optimizer": weight_decay, eps, momentum,
+  /// dampening, nesterov (0 or 1), alpha, lr_decay and muon.momentum, of those that the rule has; and betas, which are two. It is
+  /// everybody's, and groups of optimizer.groups that have their own keep it; or that of the group of this name. A rule that updates
+  /// what it always kept goes on with that: a momentum of 0 leaves the buffers as they are, for a later one. Checkpoints and durable
+  /// commits hold what was set. All ranks call it alike.
+  ///
+  ///   engine.set_option("weight_decay", 0.04 + 0.36 * progress);
+  ///   engine.set_option("head", "betas", {0.9, 0.95});
+  ///
+  /// Throws Error (64): a key that the rule does not have, a number that the strategy would not allow, no such group, a momentum for
+  /// which there is no memory, since it is 0 in the strategy; and as set_lr where ranks have different numbers.
+  void set_option(const std::string& name, double value);
+  void set_option(const std::string& name, std::pair<double, double> value);
+  void set_option(const std::string& group, const std::string& name, double value);
+  void set_option(const std::string& group, const std::string& name, std::pair<double, double> value);
+
+  /// The numbers that set_option sets, as they are for the next step, by key: everybody's, or a group's. Throws Error (64): no such
+  /// group.
+  std::map<std::string, std::vector<double>> options() const;
+  std::map<std::string, std::vector<double>> options(const std::string& group) const;
+
   void zero_grad();
 
   /// Makes the parameters whose name matches `pattern` (`*` and `?` as in file names, over the whole path: "layers.*.bias")

@@ -45,13 +45,14 @@ __global__ void read(StepTables t) {
   DeviceDecision& d = *t.decision;
   d.loss = 0.0;
   d.tokens = d.samples = 0;
-  if (!t.updates_in_backward) d.gathers_differ = 0;
+  if (!t.updates_in_backward) d.gathers_differ = d.numbers_differ = 0;
   for (int rank = 0; rank < t.ranks; ++rank) {
     const StepMessageHeader& header = header_of(t, rank);
     d.loss += header.loss / t.ranks;
     d.tokens += header.tokens;
     d.samples += header.samples;
     if (header.gathers != header_of(t, rank - rank % t.shard_size).gathers) d.gathers_differ = 1;
+    if (header.numbers != header_of(t, 0).numbers && d.numbers_differ == 0) d.numbers_differ = rank;
   }
 }
 
@@ -68,7 +69,7 @@ __device__ Verdict verdict_on(const StepRequest& request, const StepTables& t) {
   Verdict v;
   v.norm = sqrt(*t.sum_of_squares) * mean;
   v.is_overflow = !isfinite(*t.sum_of_squares);
-  v.is_skipped = v.is_overflow || d.gathers_differ != 0;
+  v.is_skipped = v.is_overflow || d.gathers_differ != 0 || d.numbers_differ != 0;
   v.gradient_scale = static_cast<float>(mean * clip_factor(v.norm, request.max_norm));
   const double ratio = request.lr_ratios[d.skipped - request.known_skipped];
   v.lr = scaled_lr(request.base_lr, request.base_batch_size, d.samples, ratio);

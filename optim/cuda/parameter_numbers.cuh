@@ -15,8 +15,7 @@ __device__ __forceinline__ const GroupNumbers* group_of(const StepTables& t, uns
 __device__ __forceinline__ float rate_of(const StepTables& t, unsigned p, double lr) {
   const GroupNumbers* const group = group_of(t, p);
   if (group == nullptr) return static_cast<float>(lr);
-  const double own = t.group_lr[t.group_number[p] - 1];
-  return static_cast<float>(own == own ? own : lr * group->lr_ratio);
+  return static_cast<float>(group->lr == group->lr ? group->lr : lr * group->lr_ratio);
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ struct SgdConstants {
 ///   buffer = g at the first step (t = 1), afterwards momentum * buffer + (1 - dampening) * g
 ///   p -= lr * (nesterov ? g + momentum * buffer : buffer)
 ///
-/// Without momentum there is no buffer: p -= lr * g. Where weight decay is decoupled, p *= 1 - lr * weight_decay comes first, and g stays.
+/// Without momentum there is no buffer, or it stays as it is (Optimizer::set_numbers): p -= lr * g. Where weight decay is decoupled, p *= 1 - lr * weight_decay comes first, and g stays.
 struct SgdRule {
   using Constants = SgdConstants;
   static constexpr int kStates = 1;
@@ -47,9 +47,9 @@ struct SgdRule {
   static TESSERA_ALWAYS_INLINE RuleElement<V, kStates> element(const Constants& c, Float gradient, Float weight,
                                                                const Float* states) {
     const Float g = gradient + c.l2 * weight;
-    Float direction = g, buffer = g;
+    Float direction = g, buffer = states[0];
     if (c.has_momentum) {
-      if (!c.first_step) buffer = states[0] * c.momentum + g * c.one_minus_dampening;
+      buffer = c.first_step ? g : states[0] * c.momentum + g * c.one_minus_dampening;
       direction = c.nesterov ? g + c.momentum * buffer : buffer;
     }
     return {weight * c.decay - c.lr * direction, {buffer}, Float{}};

@@ -331,6 +331,13 @@ void bind_engine(py::module_& module) {
       .def("gathered",
            [](const EnginePointer& engine, const std::string& mode) {
              expect_own_process();
+      .def("set_option", py::overload_cast<const std::string&, double>(&Engine::set_option))
+      .def("set_option", py::overload_cast<const std::string&, std::pair<double, double>>(&Engine::set_option))
+      .def("set_option", py::overload_cast<const std::string&, const std::string&, double>(&Engine::set_option))
+      .def("set_option",
+           py::overload_cast<const std::string&, const std::string&, std::pair<double, double>>(&Engine::set_option))
+      .def("options", py::overload_cast<>(&Engine::options, py::const_))
+      .def("options", py::overload_cast<const std::string&>(&Engine::options, py::const_))
              const py::gil_scoped_release released;
              return std::make_unique<Guarding<Gathered>>(engine, mode_of(mode));
            })

@@ -135,6 +135,23 @@ class Engine:
         """The learning rate from the next step on, with lr_schedule.type "manual": everybody's, or that of one group."""
         self._live().set_lr(lr, *(() if group is None else (group,)))
 
+    def set_option(self, name: str, value: float | bool | Sequence[float], group: str | None = None) -> None:
+        """A number of the update rule from the next step on, by its key in the strategy's "optimizer": weight_decay, betas (two numbers),
+        eps, momentum, dampening, nesterov, alpha, lr_decay, muon.momentum, of those that the rule has.
+
+        It is everybody's, and groups of optimizer.groups that have their own keep it; or that of one group. All ranks call it alike.
+        Raises Error (64) for what the rule does not have, or has no memory for: a momentum that is 0 in the strategy.
+        """
+        numbers = tuple(float(each) for each in value) if isinstance(value, Sequence) else float(value)
+        if isinstance(numbers, tuple) and len(numbers) != 2:
+            raise Error(f"set_option: {name} wants a number, or betas two, got {len(numbers)}")
+        self._live().set_option(*(() if group is None else (group,)), name, numbers)
+
+    def options(self, group: str | None = None) -> dict[str, float | tuple[float, float]]:
+        """The numbers that `set_option` sets, as they are for the next step, by key: everybody's, or a group's."""
+        found = self._live().options(*(() if group is None else (group,)))
+        return {name: numbers[0] if len(numbers) == 1 else tuple(numbers) for name, numbers in found.items()}
+
     def lr(self, group: str | None = None) -> float:
         """The learning rate of the next step."""
         return self._live().lr(*(() if group is None else (group,)))

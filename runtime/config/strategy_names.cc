@@ -79,6 +79,11 @@ const std::vector<Named<OptimizerType>>& optimizer_types() {
   return list;
 }
 
+std::string name_of_group(const OptimizerConfig& optimizer, std::size_t index) {
+  const std::string& name = optimizer.groups[index].name;
+  return "group " + std::to_string(index) + (name.empty() ? "" : " (" + name + ")");
+}
+
 bool has_betas(OptimizerType type) {
   return type == OptimizerType::kAdamW || type == OptimizerType::kAdam || type == OptimizerType::kLion ||
          type == OptimizerType::kMuon || type == OptimizerType::kLamb || type == OptimizerType::kOwnMatrix;

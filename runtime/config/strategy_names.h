@@ -43,6 +43,8 @@ const std::vector<Named<NcclBuffers>>& nccl_buffers();
 
 std::string name_of(WireForm form);
 std::string name_of(MuonLrAdjustment adjustment);
+/// One of optimizer.groups: "group 1" or "group 1 (head)".
+std::string name_of_group(const OptimizerConfig& optimizer, std::size_t index);
 
 /// Which numbers an update rule has.
 bool has_betas(OptimizerType type);

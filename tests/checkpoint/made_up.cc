@@ -64,6 +64,7 @@ Manifest write_made_up_files(const std::string& folder, std::uint64_t seed) {
   manifest.generators = 2;
   manifest.loss_scale = SavedLossScale{1024.5, 3, 1};
   manifest.rates = {1e-3, std::nullopt, 0.1 + 0.2};
+  manifest.options = {{{"eps", 0.1 + 0.2}}, {}};
   manifest.losses = SavedLosses{{2.5, 0.1 + 0.2, 0}, 1};
   manifest.residuals = SavedResiduals{3, 0.9};
   manifest.data = SamplerCursor{1, 4000, 5000, 0xfedcba9876543210u, true};

@@ -28,6 +28,7 @@ TEST(Manifest, ComesBack) {
   ASSERT_TRUE(manifest.ok()) << manifest.status();
   EXPECT_EQ(write_manifest(*manifest), text);
   EXPECT_EQ(manifest->rates, (std::vector<std::optional<double>>{1e-3, std::nullopt, 0.1 + 0.2}));
+  EXPECT_EQ(manifest->options, (std::vector<std::map<std::string, double>>{{{"eps", 0.1 + 0.2}}, {}}));
   EXPECT_EQ(manifest->losses->window, (std::vector<double>{2.5, 0.1 + 0.2, 0}));
   EXPECT_EQ(manifest->losses->spikes_in_a_row, 1);
   EXPECT_EQ(manifest->residuals->microbatches, 3);
@@ -134,6 +135,7 @@ TEST(Manifest, HostileOnesAreRefused) {
       {"\"dtype\":\"I64\"", "\"dtype\":\"C64\"", "/dtype"},
       {"\"scale\":1024.5", "\"scale\":-1", "/loss_scale/scale"},
       {"\"rates\": [0.001", "\"rates\": [\"x\"", "/rates"},
+      {"\"options\": [", "\"options\": [7, ", "/options"},
       {"\"window\":[2.5", "\"window\":[-1", "/losses/window"},
       {"\"spikes_in_a_row\":1", "\"spikes_in_a_row\":1.5", "/losses/spikes_in_a_row"},
       {"\"shuffle\":true", "\"shuffle\":1", "/data/shuffle"},
@@ -160,8 +162,8 @@ TEST(Manifest, NothingMayBeMissing) {
   const auto json = nlohmann::ordered_json::parse(text);
   for (const auto& [key, value] : json.items()) {
     // What a checkpoint need not have.
-    if (key == "data" || key == "rates" || key == "losses" || key == "loss_scale" || key == "noise" ||
-        key == "residuals" || key.starts_with("tessera") || key.starts_with("xxh3"))
+    if (key == "data" || key == "rates" || key == "options" || key == "losses" || key == "loss_scale" ||
+        key == "noise" || key == "residuals" || key.starts_with("tessera") || key.starts_with("xxh3"))
       continue;
     const std::string at = "\"" + key + "\": ";
     EXPECT_FALSE(read_manifest("m", changed_manifest(text, at, "\"x" + key + "\": ")).ok()) << key;

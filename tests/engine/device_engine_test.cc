@@ -490,11 +490,16 @@ Told trained_by_groups(const Mesh& mesh, const Strategy& strategy) {
     for (StepResult& step : train(session, begin, end)) steps.push_back(std::move(step));
   };
   const bool by_hand = strategy.lr_schedule.type == LrScheduleType::kManual;
-  if (by_hand) session.engine.set_lr("vectors", 0.02);
+  if (by_hand) {
+    session.engine.set_lr("vectors", 0.02);
+    session.engine.set_option("head", "weight_decay", 0.5);
+    session.engine.set_option("betas", {0.7, 0.9});
+  }
   more(3, 9);
   if (by_hand) {
     session.engine.set_lr(0.003);
     session.engine.set_lr("head", 0.0);
+    session.engine.set_option("vectors", "eps", 1e-3);
     EXPECT_EQ(session.engine.lr("head"), 0.0);
   }
   more(9, 12);
@@ -521,6 +526,26 @@ TEST(DeviceEngine, GroupsHaveTheirOwnNumbersAndRatesAsOnTheCpu) {
         });
       }
     }
+  }
+}
+
+TEST(DeviceEngine, RanksWithDifferentRatesOrOptionsAreTold) {
+  Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kF32, 1);
+  strategy.lr_schedule.type = LrScheduleType::kManual;
+  for (const bool is_rate : {true, false}) {
+    const EmulatedGpus gpus;
+    std::string told;
+    try {
+      run_ranks(late({.ranks = 3}), [&](const Mesh& mesh) {
+        Session session(mesh, strategy, kTwoBlocks);
+        session.train(0);
+        if (mesh.rank() == 2) is_rate ? session.engine.set_lr(0.0625) : session.engine.set_option("eps", 0.25);
+        session.train(1).wait();
+      });
+    } catch (const Error& error) {
+      told = error.message();
+    }
+    EXPECT_THAT(told, ::testing::HasSubstr("rank 0 and rank 2 have different learning rates or options"));
   }
 }
 

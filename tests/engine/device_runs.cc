@@ -109,6 +109,8 @@ Told led_through_everything(const Mesh& mesh, const Strategy& strategy, const st
   if (strategy.lr_schedule.type == LrScheduleType::kManual) {
     engine.set_lr(0.003);
     engine.set_lr(strategy.optimizer.groups.back().name, 0.02);
+    engine.set_option("weight_decay", 0.05);
+    engine.set_option(strategy.optimizer.groups.back().name, "weight_decay", 0.25);
   }
   { const Gathered guard(engine, Gathered::kEma); }
   more(5, 9);

@@ -9,10 +9,14 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "optim/lr_schedule.h"
+#include "tessera/checkpoint.h"
 #include "tessera/error.h"
 #include "tests/support/offloaded.h"
+#include "tests/support/test_folder.h"
 
 namespace tessera::testing {
 namespace {
@@ -346,6 +350,124 @@ TEST(SetLr, RanksWithDifferentRatesAreToldAtTheStep) {
     EXPECT_THAT(told, HasSubstr("set_lr: ranks have different learning rates"));
     EXPECT_THAT(told, HasSubstr("on rank 2"));
   }
+}
+
+// ---- Numbers of the update rule set by hand ---------------------------------------------------------------------------
+
+double share(std::size_t step) { return static_cast<double>(step + 1) / static_cast<double>(kSteps); }
+
+TEST(SetOption, IsThatOfPyTorchForAllAndForAGroup) {
+  std::optional<Values> wanted;
+  on_each_placement(
+      2,
+      [&](const Mesh& mesh, const Strategy& strategy) {
+        Session session(mesh, strategy);
+        Engine& engine = session.engine;
+        for (std::size_t i = 0; i < kSteps; ++i) {
+          engine.set_option("weight_decay", 2 * share(i));
+          engine.set_option("betas", {0.9 - 0.2 * share(i), 0.99});
+          if (i % 2 == 1) engine.set_option("blocks", "weight_decay", share(i));
+          if (i == 5) engine.set_option("blocks", "betas", {0.7, 0.98});
+          engine.set_option("vectors", "eps", 1e-2 * share(i));
+          session.train(i);
+        }
+        EXPECT_EQ(engine.options("blocks").at("betas"), (std::vector<double>{0.7, 0.98}));
+        EXPECT_EQ(engine.options("vectors").at("weight_decay"), std::vector<double>{0});  // its own, by the strategy
+        const Values values = session.values();
+        if (mesh.rank() != 0) return;
+        if (!wanted) {
+          wanted = train_plainly({}, strategy, [](std::size_t i, torch::optim::AdamW& optimizer) {
+            const auto of = [&](std::size_t group) -> torch::optim::AdamWOptions& {
+              return static_cast<torch::optim::AdamWOptions&>(optimizer.param_groups()[group].options());
+            };
+            of(2).weight_decay(2 * share(i));
+            for (const std::size_t group : {0, 2}) of(group).betas({0.9 - 0.2 * share(i), 0.99});
+            if (i % 2 == 1) of(1).weight_decay(share(i));
+            if (i == 5) of(1).betas({0.7, 0.98});
+            of(0).eps(1e-2 * share(i));
+          });
+        }
+        expect_close(values, *wanted, 1e-5, "by hand");
+      },
+      with_groups);
+}
+
+TEST(SetOption, StaysWhenWhatTrainsChangesAndInACheckpoint) {
+  FirstValues first;
+  for (const bool breaks : {false, true}) {
+    const TestFolder folder;
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+      const Strategy strategy = strategy_for(ShardingStrategy::kFullShard, with_groups);
+      std::optional<Session> session(std::in_place, mesh, strategy, TinyOptions{.unused_block = true});
+      session->engine.set_option("weight_decay", 0.2);
+      session->engine.set_option("blocks", "eps", 0.1);
+      session->train(0);
+      const std::string unused = "blocks." + std::to_string(session->model->blocks->size() - 1) + ".*";
+      if (breaks) session->engine.set_trainable(unused, false);
+      session->train(1);
+      if (breaks) {
+        session->engine.set_trainable(unused, true);
+        save_checkpoint(session->engine, folder.path().string());
+        session.reset();
+        session.emplace(mesh, strategy, TinyOptions{.unused_block = true});
+        load_checkpoint(session->engine, folder.path().string());
+      }
+      for (std::size_t i = 2; i < 4; ++i) session->train(i);
+      EXPECT_EQ(session->engine.options("blocks").at("eps"), std::vector<double>{0.1});
+      const Values values = session->values();
+      if (mesh.rank() != 0) return;
+      EXPECT_TRUE(first.same_bits(values));
+    });
+  }
+}
+
+TEST(SetOption, CallsThatCannotBeMeantAreRefusedAndHarmless) {
+  run_ranks({.ranks = 2}, [](const Mesh& mesh) {
+    Session session(mesh, strategy_for(ShardingStrategy::kFullShard, [](Strategy& s) {
+                      with_groups(s);
+                      s.optimizer.in_backward = true;
+                    }));
+    Engine& engine = session.engine;
+    const auto refused = [&](const auto&... arguments) {
+      return usage_error_of([&] { engine.set_option(arguments...); });
+    };
+    EXPECT_THAT(refused("weight_deca", 0.1), HasSubstr("did you mean \"weight_decay\"?"));
+    EXPECT_THAT(refused("momentum", 0.1), HasSubstr("of adamw there are weight_decay, eps, betas"));
+    EXPECT_THAT(refused("lr", 0.1), HasSubstr("set_lr"));
+    EXPECT_THAT(refused("betas", 0.9), HasSubstr("wants 2 numbers, got 1"));
+    EXPECT_THAT(refused("eps", std::pair(0.1, 0.1)), HasSubstr("wants 1 number, got 2"));
+    EXPECT_THAT(refused("betas", std::pair(0.9, 1.0)), HasSubstr("from 0 to below 1, got 1"));
+    EXPECT_THAT(refused("weight_decay", std::nan("")), HasSubstr("from 0 to 1000"));
+    EXPECT_THAT(refused("block", "eps", 0.1), HasSubstr("did you mean \"blocks\"?"));
+    session.train(0);
+    engine.backward(session.loss(1));
+    EXPECT_THAT(refused("eps", 0.1), HasSubstr("in_backward"));
+    engine.step();
+  });
+  run_ranks({.ranks = 1}, [](const Mesh& mesh) {
+    Session session(
+        mesh, strategy_for(ShardingStrategy::kFullShard, [](Strategy& s) { s.optimizer.type = OptimizerType::kSgd; }));
+    EXPECT_THAT(usage_error_of([&] { session.engine.set_option("momentum", 0.9); }), HasSubstr("has no memory"));
+    EXPECT_THAT(usage_error_of([&] { session.engine.set_option("nesterov", 2); }), HasSubstr("0 or 1"));
+    session.engine.set_option("momentum", 0);
+    session.train(0);
+  });
+}
+
+TEST(SetOption, RanksWithDifferentNumbersAreToldWhichAtTheStep) {
+  std::string told;
+  try {
+    run_ranks({.ranks = 3}, [&](const Mesh& mesh) {
+      Session session(mesh, strategy_for(ShardingStrategy::kShardGradients, with_groups));
+      session.train(0);
+      if (mesh.rank() == 2) session.engine.set_option("blocks", "eps", 0.25);
+      session.train(1);
+    });
+  } catch (const Error& error) {
+    told = error.message();
+  }
+  EXPECT_THAT(told, HasSubstr("set_option: ranks have different options: eps of group 1 (blocks) is "));
+  EXPECT_THAT(told, HasSubstr("0.25 on rank 2"));
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <tuple>
 #include <vector>
 
+#include "runtime/config/strategy_names.h"
 #include "tessera/error.h"
 #include "tessera/reduce_lr_on_plateau.h"
 #include "tests/support/offloaded.h"
@@ -94,7 +95,9 @@ void with_rule(Strategy& s, const Rule& rule) {
   s.gradient_clipping = 0;
 }
 
-Values train_plainly(const Rule& rule) {
+/// `adjust`: of each group, before each step.
+Values train_plainly(const Rule& rule,
+                     const std::function<void(torch::optim::OptimizerOptions&, std::size_t i)>& adjust = nullptr) {
   Tiny model = make_tiny({}, /*deferred=*/false);
   std::vector<at::Tensor> kinds[3];
   for (const auto& item : model->named_parameters()) {
@@ -109,6 +112,9 @@ Values train_plainly(const Rule& rule) {
   const auto optimizer = rule.optimizer(groups);
   const auto batches = make_batches(6, 24, 5, TinyOptions{}.vocab);
   for (std::size_t i = 0; i < kSteps; ++i) {
+    for (auto& group : optimizer->param_groups()) {
+      if (adjust) adjust(group.options(), i);
+    }
     optimizer->zero_grad();
     model->forward(batches[i % 6].tokens, batches[i % 6].targets).backward();
     optimizer->step();
@@ -177,6 +183,113 @@ TEST(UpdateRules, AreCarriedWhenWhatTrainsChanges) {
           EXPECT_TRUE(first.same_bits(values)) << rule.name;
         },
         [&](Strategy& s) { with_rule(s, rule); });
+  }
+}
+
+// ---- Numbers that change while training -------------------------------------------------------------------------------
+
+/// What a program gives an option before step `i`: on the Engine, and in PyTorch's optimizer.
+struct Changes {
+  Rule rule;
+  std::function<void(Engine&, std::size_t i)> engine;
+  std::function<void(torch::optim::OptimizerOptions&, std::size_t i)> plain;
+};
+
+double momentum_at(std::size_t i) { return i % 5 == 3 || i % 5 == 4 ? 0.0 : 0.9 - 0.02 * static_cast<double>(i); }
+double dampening_at(std::size_t i) { return i > 10 ? 0.1 * static_cast<double>(i % 3) : 0.0; }
+bool nesterov_at(std::size_t i) { return i % 3 == 0; }
+
+std::vector<Changes> all_changes() {
+  return {{sgd(),
+           [](Engine& engine, std::size_t i) {
+             engine.set_option("momentum", momentum_at(i));
+             engine.set_option("dampening", dampening_at(i));
+             engine.set_option("nesterov", nesterov_at(i));
+           },
+           [](torch::optim::OptimizerOptions& options, std::size_t i) {
+             auto& o = static_cast<torch::optim::SGDOptions&>(options);
+             o.momentum(momentum_at(i)).dampening(dampening_at(i)).nesterov(nesterov_at(i));
+           }},
+          {rmsprop(0.9, true),
+           [](Engine& engine, std::size_t i) {
+             engine.set_option("momentum", momentum_at(i));
+             engine.set_option("alpha", 0.8 + 0.01 * static_cast<double>(i % 4));
+             engine.set_option("eps", i % 2 == 0 ? 1e-2 : 2e-2);
+           },
+           [](torch::optim::OptimizerOptions& options, std::size_t i) {
+             auto& o = static_cast<torch::optim::RMSpropOptions&>(options);
+             o.momentum(momentum_at(i)).alpha(0.8 + 0.01 * static_cast<double>(i % 4)).eps(i % 2 == 0 ? 1e-2 : 2e-2);
+           }},
+          {adagrad(),
+           [](Engine& engine, std::size_t i) { engine.set_option("lr_decay", 0.1 / static_cast<double>(1 + i)); },
+           [](torch::optim::OptimizerOptions& options, std::size_t i) {
+             static_cast<torch::optim::AdagradOptions&>(options).lr_decay(0.1 / static_cast<double>(1 + i));
+           }}};
+}
+
+TEST(UpdateRules, NumbersSetByHandAreThoseOfPyTorchAtEachStep) {
+  for (const Changes& changes : all_changes()) {
+    const Values wanted = train_plainly(changes.rule, changes.plain);
+    on_each_placement(
+        2,
+        [&](const Mesh& mesh, const Strategy& strategy) {
+          Session session(mesh, strategy);
+          for (std::size_t i = 0; i < kSteps; ++i) {
+            changes.engine(session.engine, i);
+            session.train(i);
+          }
+          const Values values = session.values();
+          if (mesh.rank() == 0) expect_close(values, wanted, 1e-5, changes.rule.name);
+        },
+        [&](Strategy& s) { with_rule(s, changes.rule); });
+  }
+}
+
+/// Other numbers than the defaults, but for what decides which states there are.
+OptimizerConfig with_other_numbers(OptimizerType type) {
+  OptimizerConfig config;
+  config.type = type;
+  config.weight_decay = 0.2;
+  if (has_momentum(type)) config.momentum = 0.5;
+  if (type == OptimizerType::kMuon) config.muon.momentum = 0.5;
+  if (has_eps(type)) config.eps = 1e-2;
+  if (has_betas(type)) config.beta1 = 0.7, config.beta2 = 0.9;
+  if (has_nesterov(type)) config.nesterov = true;
+  if (type == OptimizerType::kSgd) config.dampening = 0.25;
+  if (type == OptimizerType::kRmsprop) config.alpha = 0.8;
+  if (type == OptimizerType::kAdagrad) config.lr_decay = 0.1;
+  return config;
+}
+
+TEST(UpdateRules, NumbersSetBeforeTheFirstStepHaveTheBitsOfTheStrategys) {
+  using enum OptimizerType;
+  for (const OptimizerType type : {kAdamW, kAdam, kSgd, kLion, kAdagrad, kRmsprop, kMuon, kAdafactor, kLamb, kLars}) {
+    FirstValues first;
+    for (const bool by_hand : {false, true}) {
+      run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+        const OptimizerConfig other = with_other_numbers(type);
+        Strategy strategy = strategy_for(ShardingStrategy::kFullShard, [&](Strategy& s) {
+          s.optimizer = other;
+          s.gradient_clipping = 0;
+        });
+        if (by_hand) {
+          strategy.optimizer = {.type = type, .lr = other.lr};
+          if (has_momentum(type)) strategy.optimizer.momentum = 0.9;
+        }
+        Session session(mesh, strategy);
+        if (by_hand) {
+          Session wanted(mesh, strategy_for(ShardingStrategy::kFullShard, [&](Strategy& s) { s.optimizer = other; }));
+          for (const auto& [name, numbers] : wanted.engine.options()) {
+            numbers.size() == 1 ? session.engine.set_option(name, numbers[0])
+                                : session.engine.set_option(name, {numbers[0], numbers[1]});
+          }
+          EXPECT_EQ(session.engine.options(), wanted.engine.options());
+        }
+        for (std::size_t i = 0; i < 4; ++i) session.train(i);
+        const Values values = session.values();
+        if (mesh.rank() == 0) EXPECT_TRUE(first.same_bits(values)) << name_of(type);
+      });
+    }
   }
 }
 

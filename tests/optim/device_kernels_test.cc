@@ -255,13 +255,12 @@ TEST_F(DeviceKernels, ParameterGroupsHaveNumbersAndRatesOfTheirOwn) {
   other.beta1 = 0.8;
   other.weight_decay = 0.3;
   const RuleOptimizer optimizer(adamw()), others(other);
-  const Shared<GroupNumbers> numbers(std::vector<GroupNumbers>{{others.numbers(), 0.5}, {optimizer.numbers(), 1.0}});
+  const Shared<GroupNumbers> numbers(
+      std::vector<GroupNumbers>{{others.numbers(), 0.5, NAN}, {optimizer.numbers(), 1.0, 0.25}});
   const Shared<std::uint32_t> number(std::vector<std::uint32_t>{0, 1, 1, 2, 1, 1});
-  const Shared<double> rates(std::vector<double>{NAN, 0.25});
   QueuedStep step({{0, 4}, {4, 2}});
   step.tables.group_numbers = numbers.data();
   step.tables.group_number = number.data();
-  step.tables.group_lr = rates.data();
   step.decide(request_of(optimizer, 3e-4));
   for (std::size_t p = 0; p < step.count; ++p) {
     const RuleNumbers& own = number.values()[p] == 1 ? others.numbers() : optimizer.numbers();
@@ -382,6 +381,14 @@ TEST_F(DeviceKernels, MessagesAreReadInRankOrder) {
   step.decide(request_of(RuleOptimizer(adamw()), 0.01));
   EXPECT_EQ(step.decision.values()[0].is_skipped, 1);
   EXPECT_EQ(step.decision.values()[0].is_overflow, 0);
+
+  reinterpret_cast<StepMessageHeader*>(device_messages.data() + kBytes)->gathers = 5;
+  EXPECT_EQ(step.decision.values()[0].numbers_differ, 0);
+  reinterpret_cast<StepMessageHeader*>(device_messages.data() + 2 * kBytes)->numbers = 7;
+  check(cuda::read_messages(step.tables, nullptr));
+  EXPECT_EQ(step.decision.values()[0].numbers_differ, 2) << "rates or options";
+  step.decide(request_of(RuleOptimizer(adamw()), 0.01));
+  EXPECT_EQ(step.decision.values()[0].is_skipped, 1);
 }
 
 }  // namespace

@@ -254,14 +254,12 @@ TEST_F(DevicePasses, GroupsMayKeepTheirRates) {
                            .link_scratch = scratch.data(),
                            .squares = squares.data()};
   const Shared<GroupNumbers> groups(std::vector<GroupNumbers>{
-      {cpu.elements().numbers(), 0.5}, {.numbers = cpu.elements().numbers(), .adapts_layers = false}});
+      {cpu.elements().numbers(), 0.5, NAN}, {.numbers = cpu.elements().numbers(), .lr = 0.25, .adapts_layers = false}});
   const Shared<std::uint32_t> number(std::vector<std::uint32_t>{0, 1, 1, 2});
-  const Shared<double> rates(std::vector<double>{NAN, 0.25});
   QueuedStep step({{0, 3}, {3, 1}});
   step.tables.tensors = SentNorms::kTensors;
   step.tables.group_numbers = groups.data();
   step.tables.group_number = number.data();
-  step.tables.group_lr = rates.data();
   const StepRequest request = request_of(cpu.elements(), 0.01);
   step.decide(request);
   EXPECT_EQ(step.uniform.values()[1], 1);

@@ -19,6 +19,7 @@
 #include "engine/device/uploader.h"
 #include "engine/gradient_hooks.h"
 #include "engine/memory/durable_files.h"
+#include "engine/memory/frozen_states.h"
 #include "engine/memory/make_plan.h"
 #include "engine/memory/training_memory.h"
 #include "engine/mesh_shape.h"
@@ -49,7 +50,11 @@ struct Engine::State {
   ~State();
   /// A State over the same module, planned anew after `change`: it goes on with the values, optimizer states and counts of this one,
   /// which is of no more use. Between steps. Collective.
-  std::unique_ptr<State> planned_anew(std::int64_t steps, const std::function<void()>& change);
+  /// `other`: a strategy with more groups of parameters, in place of the Engine's.
+  std::unique_ptr<State> planned_anew(std::int64_t steps, const std::function<void()>& change,
+                                      std::shared_ptr<const Strategy> other = nullptr);
+  /// Throws tessera::Error (64) where a program may not plan anew now. `what`: the call.
+  void expect_may_plan_anew(const char* what) const;
   /// Plans `state` anew where outer steps begin or end with `steps`, and says whether it has. Between steps. Collective where it does.
   static bool follow_sync(std::unique_ptr<State>& state, std::int64_t steps);
 
@@ -70,11 +75,12 @@ struct Engine::State {
   void expect_microbatch(const at::Tensor& loss, const MicrobatchInfo& info) const;
   /// Throws if a program did to parameters what it may not (ParameterChecks). Under Gathered(kWrite) it may. Waits for values that are
   /// on their way.
-  void expect_parameters() {
+  /// `may_unfreeze`: the call makes memory for what was frozen.
+  void expect_parameters(bool may_unfreeze = false) {
     if (open_writes > 0) return;
     if (publication) publication->finish();
     if (residency) residency->expect_values();
-    checks->expect_accepted();
+    checks->expect_accepted(may_unfreeze);
   }
   bool publishes_behind() const;
   bool updates_in_backward() const { return plan.input().updates_in_backward; }
@@ -162,6 +168,7 @@ struct Engine::State {
   std::optional<OpWatch> watch;
   std::shared_ptr<SavedActivations> activations;  ///< null where they stay in memory
 
+  FrozenStates frozen_states;   ///< of what set_trainable froze
   bool half_loaded = false;     ///< a load of a checkpoint failed after it had begun to write
   int open_guards = 0;          ///< Gathered guards that live
   int open_writes = 0;          ///< Gathered(kWrite) guards that live

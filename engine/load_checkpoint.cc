@@ -292,6 +292,7 @@ class Load {
       if (auto problem = read_options(manifest().options, progress.options))
         matched_.inexact.push_back(std::move(*problem));
       s_.attempts = manifest().step;
+      s_.frozen_states.clear();  // of the training before
     }
     s_.step->resume(progress);
     // Graphs made before must not be run backward on the new values.

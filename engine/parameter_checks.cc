@@ -110,13 +110,13 @@ void ParameterChecks::accept(Unit& unit) {
   });
 }
 
-void ParameterChecks::expect_accepted() const {
+void ParameterChecks::expect_accepted(bool may_unfreeze) const {
   for_each_parameter(units_, [&](const FlatGroup& group, std::size_t i) {
     const FlatParameter& parameter = group.parameters[i];
     expect_in_place(group, i);
     if (version_of(parameter) != parameter.version) throw_written(parameter);
     if (checks_values_ && hash_of_part(group, i) != parameter.hash) throw_written_secretly(parameter);
-    if (!group.trainable && parameter.tensor.requires_grad()) throw_unfrozen(parameter);
+    if (!may_unfreeze && !group.trainable && parameter.tensor.requires_grad()) throw_unfrozen(parameter);
   });
 }
 

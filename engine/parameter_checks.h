@@ -32,7 +32,8 @@ class ParameterChecks {
   void accept();
   void accept(Unit& unit);
   /// Throws tessera::Error (64) naming the first parameter of which one of the above is true.
-  void expect_accepted() const;
+  /// But the third, where `may_unfreeze`: a call comes that makes memory for it.
+  void expect_accepted(bool may_unfreeze) const;
 
  private:
   const std::vector<std::unique_ptr<Unit>>& units_;

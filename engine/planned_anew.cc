@@ -1,3 +1,4 @@
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -5,17 +6,38 @@
 #include "engine/engine_state.h"
 #include "engine/memory/carried_states.h"
 #include "engine/step/outer_steps.h"
+#include "engine/step/update_options.h"
+#include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
 
 namespace tessera {
+namespace {
 
-std::unique_ptr<Engine::State> Engine::State::planned_anew(std::int64_t steps, const std::function<void()>& change) {
-  const StepProgress progress = step->progress();
+void report_frozen_states(const FrozenStates& frozen, int rank) {
+  if (frozen.empty() || rank != 0) return;
+  log_info("the optimizer states of " + std::to_string(frozen.parameters()) +
+           " frozen parameters stay in the host's memory until these train again: " + format_bytes(frozen.bytes()) +
+           " on this rank, beside the plan");
+}
+
+}  // namespace
+
+std::unique_ptr<Engine::State> Engine::State::planned_anew(std::int64_t steps, const std::function<void()>& change,
+                                                           std::shared_ptr<const Strategy> other) {
+  StepProgress progress = step->progress();
   const CarriedStates states(units, plan, position, memory, axes);
   detach_parameters();
   change();
-  auto next = std::make_unique<State>(module, given_strategy, mesh, own_rules, steps);
-  states.write_to(next->units, *next->whole.control);
+  auto next = std::make_unique<State>(module, other ? std::move(other) : given_strategy, mesh, own_rules, steps);
+  Collectives& control = *next->whole.control;
+  next->frozen_states = std::move(frozen_states);
+  states.write_to(next->units, control, next->frozen_states, progress.updates);
+  next->frozen_states.note_updates(progress.updates);
+  next->frozen_states.give_back(next->units, control, progress.updates);
+  report_frozen_states(next->frozen_states, mesh.rank());
+  const std::size_t groups = next->strategy.optimizer.groups.size();
+  progress.rates.resize(1 + groups, std::numeric_limits<double>::quiet_NaN());
+  progress.options.resize((1 + groups) * UpdateOptions::kNumbers, std::numeric_limits<double>::quiet_NaN());
   next->step->resume(progress);
   next->attempts = attempts;
   next->exceptions_at_start = exceptions_at_start;

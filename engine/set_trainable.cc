@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,6 +10,8 @@
 #include "engine/expect.h"
 #include "engine/parameter_groups.h"
 #include "runtime/base/text.h"
+#include "runtime/border/throw.h"
+#include "runtime/config/strategy_file.h"
 
 namespace tessera {
 namespace {
@@ -18,40 +21,67 @@ struct Named {
   bool replans = false;  ///< whether the set of parameters that have gradients and states would change
 };
 
-/// The parameters that `pattern` names.
-Named named(const std::vector<std::unique_ptr<Unit>>& units, const std::string& pattern, bool trainable) {
+/// The parameters that `patterns` name.
+Named named(const std::vector<std::unique_ptr<Unit>>& units, std::span<const std::string> patterns, bool trainable) {
   Named found;
   std::vector<std::string> names;
+  std::vector<bool> fits(patterns.size());
   for_each_parameter(units, [&](const FlatGroup& group, std::size_t i) {
     const FlatParameter& parameter = group.parameters[i];
     names.push_back(parameter.name);
-    if (!is_named(parameter, pattern)) return;
+    bool is_meant = false;
+    for (std::size_t p = 0; p < patterns.size(); ++p) {
+      if (!is_named(parameter, patterns[p])) continue;
+      fits[p] = is_meant = true;
+    }
+    if (!is_meant) return;
     found.tensors.push_back(parameter.tensor);
     found.replans |= group.trainable != trainable;
   });
-  expect(!found.tensors.empty(), "set_trainable: \"", pattern, "\" matches no parameter", did_you_mean(pattern, names));
+  for (std::size_t p = 0; p < patterns.size(); ++p)
+    expect(fits[p], "set_trainable: \"", patterns[p], "\" matches no parameter", did_you_mean(patterns[p], names));
   return found;
+}
+
+/// `units` have the groups of `optimizer`, of which the last is new; or, where it throws, those that they had.
+void assign_new_group(const std::vector<std::unique_ptr<Unit>>& units, const OptimizerConfig& optimizer) {
+  try {
+    assign_groups(units, optimizer);
+  } catch (...) {
+    for_each_parameter(units, [&](FlatGroup& group, std::size_t i) {
+      std::size_t& index = group.parameters[i].group;
+      if (index == optimizer.groups.size() - 1) index = FlatParameter::kNoGroup;
+    });
+    throw;
+  }
 }
 
 }  // namespace
 
-void Engine::set_trainable(const std::string& pattern, bool trainable) {
+void Engine::State::expect_may_plan_anew(const char* what) const {
+  expect(microbatch == 0, what, " between backward and step: call step() or zero_grad() first");
+  expect_weights(what);
+  expect(open_guards == 0, what, " under a Gathered guard: close that guard first");
+  expect(
+      !durable, what,
+      " with \"durable\", whose commits are of one plan. hint: save a checkpoint, and load it in a run that makes the "
+      "change before its Engine");
+  expect(
+      !outer, what,
+      " with \"sync\" local_sgd or diloco, whose outer steps are of one plan. hint: save a checkpoint, and load it in "
+      "a run that makes the change before its Engine");
+}
+
+void Engine::set_trainable(const std::string& pattern, bool trainable) { set_trainable({&pattern, 1}, trainable); }
+
+void Engine::set_trainable(std::span<const std::string> patterns, bool trainable) {
   State& s = *state_;
   std::unique_ptr<State> replaced;  // goes when nothing refers to it any more
-  expect(s.microbatch == 0, "set_trainable between backward and step: call step() or zero_grad() first");
-  s.expect_weights("set_trainable");
-  expect(s.open_guards == 0, "set_trainable under a Gathered guard: close that guard first");
-  expect(!s.durable,
-         "set_trainable with \"durable\", whose commits are of one plan. hint: save a checkpoint, and load it in a "
-         "run that makes the change before its Engine");
-  expect(!s.outer,
-         "set_trainable with \"sync\" local_sgd or diloco, whose outer steps are of one plan. hint: save a checkpoint, "
-         "and load it in a "
-         "run that makes the change before its Engine");
-  auto [tensors, replans] = named(s.units, pattern, trainable);
+  s.expect_may_plan_anew("set_trainable");
+  auto [tensors, replans] = named(s.units, patterns, trainable);
   EngineCheckpoints(*this).finish();
   s.or_abort("set_trainable", [&, &tensors = tensors, replans = replans] {
-    s.expect_parameters();
+    s.expect_parameters(/*may_unfreeze=*/true);
     if (!replans) {
       for (at::Tensor& tensor : tensors) tensor.requires_grad_(trainable);
       return;
@@ -59,6 +89,34 @@ void Engine::set_trainable(const std::string& pattern, bool trainable) {
     auto next = s.planned_anew(s.attempts, [&] {
       for (at::Tensor& tensor : tensors) tensor.requires_grad_(trainable);
     });
+    replaced = std::exchange(state_, std::move(next));
+  });
+}
+
+void Engine::add_group(const ParameterGroup& group) {
+  State& s = *state_;
+  std::unique_ptr<State> replaced;
+  s.expect_may_plan_anew("add_group");
+  // What strategy() has returned stays good: the new strategy keeps the one before.
+  auto* const extended = new Strategy(s.strategy);
+  const std::shared_ptr<const Strategy> next_strategy(
+      extended, [before = s.given_strategy](const Strategy* gone) { delete gone; });
+  extended->optimizer.groups.push_back(group);
+  throw_if_error(check_strategy(*extended));
+  assign_new_group(s.units, extended->optimizer);
+  std::vector<at::Tensor> tensors;
+  for_each_parameter(s.units, [&](const FlatGroup& flat, std::size_t i) {
+    if (flat.parameters[i].group == extended->optimizer.groups.size() - 1) tensors.push_back(flat.parameters[i].tensor);
+  });
+  EngineCheckpoints(*this).finish();
+  s.or_abort("add_group", [&] {
+    s.expect_parameters(/*may_unfreeze=*/true);
+    auto next = s.planned_anew(
+        s.attempts,
+        [&] {
+          for (at::Tensor& tensor : tensors) tensor.requires_grad_(true);
+        },
+        next_strategy);
     replaced = std::exchange(state_, std::move(next));
   });
 }

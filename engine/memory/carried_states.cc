@@ -34,22 +34,34 @@ CarriedStates::CarriedStates(const std::vector<std::unique_ptr<Unit>>& units, co
   });
 }
 
-void CarriedStates::write_to(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control) const {
-  write_tensor_states(units, control);
+void CarriedStates::write_to(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control,
+                             FrozenStates& frozen, const Updates& updates) const {
+  const auto has_moved = [&](const c10::TensorImpl* parameter) {
+    const auto found = updates.find(parameter);
+    return found != updates.end() && found->second > 0;
+  };
+  write_tensor_states(units, control, frozen, has_moved);
   const auto places = places_in(units);
   for (const FlatGroup& group : groups_) {
     for (std::size_t state = 0; state < group.records.state().states.size(); ++state) {
-      const Joined joined = join(group, state, control);
+      const JoinedState joined = join(group, state, control);
       for (std::size_t i = 0; i < group.parameters.size(); ++i) {
-        const auto place = places.find(group.parameters[i].tensor.unsafeGetTensorImpl());
-        if (place == places.end()) continue;  // it trains no longer
-        hand_out(joined, group.layout.extent(i).offset, *place->second.group, place->second.parameter, state);
+        const c10::TensorImpl* const parameter = group.parameters[i].tensor.unsafeGetTensorImpl();
+        const auto place = places.find(parameter);
+        const Extent from = group.layout.extent(i);
+        if (place != places.end()) {
+          hand_out(joined, from.offset, *place->second.group, place->second.parameter, state);
+        } else if (has_moved(parameter)) {  // it trains no longer
+          frozen.keep(parameter, group.records.state().states[state], joined, from.offset, from.numel, control);
+        }
       }
     }
   }
 }
 
-void CarriedStates::write_tensor_states(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control) const {
+void CarriedStates::write_tensor_states(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control,
+                                        FrozenStates& frozen,
+                                        c10::function_ref<bool(const c10::TensorImpl*)> has_moved) const {
   const auto places = places_in(units);
   for (const FlatGroup& group : groups_) {
     const std::int64_t numel = group.tensor_states.numel();
@@ -64,27 +76,28 @@ void CarriedStates::write_tensor_states(const std::vector<std::unique_ptr<Unit>>
       throw_if_error(control.broadcast("optimizer state", joined.data() + part.offset, bytes, rank).wait());
     });
     for (std::size_t i = 0; i < group.parameters.size(); ++i) {
-      const auto place = places.find(group.parameters[i].tensor.unsafeGetTensorImpl());
-      if (place == places.end()) continue;
-      const FlatGroup& target = *place->second.group;
-      std::size_t state = group.tensor_states.first[i];
-      for_each_tensor_state(target, place->second.parameter, [&](const TensorState&, Extent whole) {
-        const Extent own = intersect(whole, target.tensor_state_part);
-        const std::int64_t begin = group.tensor_states.layout.extent(state++).offset + (own.offset - whole.offset);
-        visit_tensor_states(target, StateUse::kUpdate, [&](const TensorStatesView& view) {
-          write_state(view.at(own.offset), joined.data() + begin, own.numel * 4, view.place);
-        });
-      });
+      const c10::TensorImpl* const parameter = group.parameters[i].tensor.unsafeGetTensorImpl();
+      const auto place = places.find(parameter);
+      const std::size_t first = group.tensor_states.first[i], end = group.tensor_states.first[i + 1];
+      for (std::size_t state = first; state < end; ++state) {
+        const Extent whole = group.tensor_states.layout.extent(state);
+        const float* const values = joined.data() + whole.offset;
+        if (place != places.end()) {
+          hand_out_tensor_state(values, *place->second.group, place->second.parameter, state - first);
+        } else if (has_moved(parameter)) {
+          frozen.keep_tensor_state(parameter, {values, static_cast<std::size_t>(whole.numel)}, control);
+        }
+      }
     }
   }
 }
 
-CarriedStates::Joined CarriedStates::join(const FlatGroup& group, std::size_t state, Collectives& control) const {
+JoinedState CarriedStates::join(const FlatGroup& group, std::size_t state, Collectives& control) const {
   const StateDType dtype = group.records.state().states[state];
   const std::int64_t numel = group.layout.numel();
   const StateBytes whole = state_bytes(dtype, numel);
-  Joined joined{std::vector<std::byte>(static_cast<std::size_t>(whole.data)),
-                std::vector<std::byte>(static_cast<std::size_t>(whole.scales))};
+  JoinedState joined{std::vector<std::byte>(static_cast<std::size_t>(whole.data)),
+                     std::vector<std::byte>(static_cast<std::size_t>(whole.scales))};
   for_each_state(
       group, StateKind::kMastersAndStates, group.optimizer_part, StateUse::kRead, [&](const StateView& view) {
         const StateBytes begin = state_bytes(dtype, view.run.offset), size = state_bytes(dtype, view.run.numel);
@@ -101,19 +114,6 @@ CarriedStates::Joined CarriedStates::join(const FlatGroup& group, std::size_t st
     send(joined.scales.data() + at.scales, size.scales, rank);
   });
   return joined;
-}
-
-void CarriedStates::hand_out(const Joined& joined, std::int64_t begin, FlatGroup& target, std::size_t i,
-                             std::size_t state) const {
-  const Extent place = target.layout.extent(i), mine = intersect(place, target.optimizer_part);
-  if (mine.numel <= 0) return;
-  const StateDType dtype = target.records.state().states[state];
-  for_each_state(target, StateKind::kMastersAndStates, mine, StateUse::kUpdate, [&](const StateView& view) {
-    const StateBytes from = state_bytes(dtype, begin + view.run.offset - place.offset);
-    const StateBytes size = state_bytes(dtype, view.run.numel);
-    write_state(view.state[state].data, joined.data.data() + from.data, size.data, view.states_place);
-    write_state(view.state[state].scales, joined.scales.data() + from.scales, size.scales, view.states_place);
-  });
 }
 
 }  // namespace tessera

@@ -1,12 +1,16 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <vector>
 
+#include "engine/memory/frozen_states.h"
+#include "engine/memory/joined_state.h"
 #include "engine/memory/training_memory.h"
 #include "runtime/comm/mesh_groups.h"
 #include "sharding/unit.h"
@@ -17,25 +21,24 @@ namespace tessera {
 /// it plans anew (Engine::set_trainable).
 class CarriedStates {
  public:
+  /// StepProgress::updates.
+  using Updates = std::map<const c10::TensorImpl*, std::int64_t>;
+
   /// Of the trainable parameters of `units`, on a rank that is at `mesh` among all. Shares the memory that holds them.
   CarriedStates(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshPosition& mesh,
                 const TrainingMemory& memory, const MeshAxes& axes);
 
   /// Writes this rank's parts of them into `units`, whose trainable parameters begin with zeros where they had no states
-  /// before. Each state is joined from all ranks' parts, one group at a time. REQUIRES: the same formats of
+  /// before. What trains no longer goes to `frozen`, if `updates` says that some step updated it. Each state is joined from all ranks' parts, one group at a time. REQUIRES: the same formats of
   /// states, and the same mesh. Collective over `control`.
-  void write_to(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control) const;
+  void write_to(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control, FrozenStates& frozen,
+                const Updates& updates) const;
 
  private:
-  void write_tensor_states(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control) const;
-  /// One state of a whole group: its numbers, and its scales where they have some.
-  struct Joined {
-    std::vector<std::byte> data, scales;
-  };
-
-  Joined join(const FlatGroup& group, std::size_t state, Collectives& control) const;
-  /// Copies this rank's part of parameter `i` of `target` from `joined`, where it begins at element `begin`.
-  void hand_out(const Joined& joined, std::int64_t begin, FlatGroup& target, std::size_t i, std::size_t state) const;
+  void write_tensor_states(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control, FrozenStates& frozen,
+                           c10::function_ref<bool(const c10::TensorImpl*)> has_moved) const;
+  /// A state of a whole group.
+  JoinedState join(const FlatGroup& group, std::size_t state, Collectives& control) const;
 
   std::shared_ptr<Collectives> transport_;  ///< the memory came from it, and goes before it
   Arena memory_;

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -113,7 +114,7 @@ struct TrafficCounts {
 /// | reads or writes `.grad`                            | c10::Error with the remedy                              |
 /// | clears `.grad` between backward and step           | Error (64): call zero_grad of the Engine                |
 /// | freezes and unfreezes what could train at the start | goes along: a parameter without gradients stays as it is |
-/// | unfreezes what was frozen at the start             | Error (64): call set_trainable                          |
+/// | unfreezes what was frozen at the start             | Error (64): call set_trainable, or add_group            |
 /// | writes a parameter, by `.data()` too, or gives it other memory | under Gathered(kWrite): takes the values; else Error (64) |
 /// | takes a raw pointer of a sharded parameter or a view of it | under Gathered: valid as long as the guard; else c10::Error with the remedy |
 /// | writes through a raw pointer                       | not noticed, except under `"check"` (docs/strategy.md)   |
@@ -174,7 +175,6 @@ class Engine {
   double lr() const;
   double lr(const std::string& group) const;
 
-  /// Drops the microbatches begun since the last step, their losses and gradients. All ranks call it at the same place.
   /// A number of the update rule from the next step on, by its key in the strategy's "optimizer": weight_decay, eps, momentum,
   /// dampening, nesterov (0 or 1), alpha, lr_decay and muon.momentum, of those that the rule has; and betas, which are two. It is
   /// everybody's, and groups of optimizer.groups that have their own keep it; or that of the group of this name. A rule that updates
@@ -196,14 +196,24 @@ class Engine {
   std::map<std::string, std::vector<double>> options() const;
   std::map<std::string, std::vector<double>> options(const std::string& group) const;
 
+  /// Drops the microbatches begun since the last step, their losses and gradients. All ranks call it at the same place.
   void zero_grad();
 
   /// Makes the parameters whose name matches `pattern` (`*` and `?` as in file names, over the whole path: "layers.*.bias")
   /// trainable or frozen, and plans memory anew: what trains has gradients and optimizer states, what is frozen has none.
-  /// Values, masters, the states of what trained before and goes on, and the schedule's place are kept. Between steps;
-  /// collective, with equal arguments on all ranks. Needs both plans' memory while it runs. Waits for steps under way.
-  /// Errors: 64 if nothing matches or microbatches were begun.
+  /// Values, masters, the states of what trained before and goes on, and the schedule's place are kept. The states of what is frozen
+  /// stay too, as an optimizer of PyTorch keeps them, and go on when it trains again: until then each rank has an equal share of
+  /// them in the host's memory, beside the plan. (Averages, "ema", stand still meanwhile. Checkpoints do not have them, and loading one
+  /// forgets them.) Between steps; collective, with equal arguments on all ranks. Needs both plans' memory while it runs. Waits for
+  /// steps under way. Errors: 64 if nothing matches or microbatches were begun.
   void set_trainable(const std::string& pattern, bool trainable);
+  /// Likewise with several patterns, each of which has to match something, and one plan.
+  void set_trainable(std::span<const std::string> patterns, bool trainable);
+
+  /// Puts what `group` matches into a group of its own behind those of optimizer.groups, and makes it trainable: what
+  /// Optimizer::add_param_group of PyTorch does. The group has a rate of its own by `lr_ratio`, or by set_lr with its name. Plans memory
+  /// anew, as set_trainable, and under the same conditions. Errors: 78 if a pattern fits nothing, or something is in another group.
+  void add_group(const ParameterGroup& group);
 
   /// What `evaluate` found.
   struct Evaluation {

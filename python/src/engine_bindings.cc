@@ -283,6 +283,12 @@ class Deferring {
   std::optional<DeferredInitScope> scope_;
 };
 
+/// One of "optimizer.groups", as JSON. Throws tessera::Error (78).
+ParameterGroup group_from(const std::string& json, OptimizerType type) {
+  const std::string text = R"({"optimizer": {"type": ")" + name_of(type) + R"(", "groups": [)" + json + "]}}";
+  return Strategy::from_json(text, "add_group").optimizer.groups.at(0);
+}
+
 PlannedMemory plan_of(const std::shared_ptr<ModuleView>& mirror, const Strategy& strategy, int world_size, int hosts) {
   if (world_size < 1 || hosts < 1 || world_size % hosts != 0) {
     throw Error(ExitCode::kUsage, "plan: " + std::to_string(world_size) + " ranks do not fill " +
@@ -313,9 +319,25 @@ void bind_engine(py::module_& module) {
            })
       .def("evaluate", &evaluate)
       .def("zero_grad", &Engine::zero_grad, Released())
-      .def("set_trainable", &Engine::set_trainable, Released())
+      .def("set_trainable",
+           [](Engine& engine, const std::vector<std::string>& patterns, bool trainable) {
+             const py::gil_scoped_release released;
+             engine.set_trainable(patterns, trainable);
+           })
+      .def("add_group",
+           [](Engine& engine, const std::string& group) {
+             const py::gil_scoped_release released;
+             engine.add_group(group_from(group, engine.strategy().optimizer.type));
+           })
       .def("set_lr", py::overload_cast<double>(&Engine::set_lr))
       .def("set_lr", [](Engine& engine, double lr, const std::string& group) { engine.set_lr(group, lr); })
+      .def("set_option", py::overload_cast<const std::string&, double>(&Engine::set_option))
+      .def("set_option", py::overload_cast<const std::string&, std::pair<double, double>>(&Engine::set_option))
+      .def("set_option", py::overload_cast<const std::string&, const std::string&, double>(&Engine::set_option))
+      .def("set_option",
+           py::overload_cast<const std::string&, const std::string&, std::pair<double, double>>(&Engine::set_option))
+      .def("options", py::overload_cast<>(&Engine::options, py::const_))
+      .def("options", py::overload_cast<const std::string&>(&Engine::options, py::const_))
       .def("lr", py::overload_cast<>(&Engine::lr, py::const_), Released())
       .def("lr", py::overload_cast<const std::string&>(&Engine::lr, py::const_), Released())
       .def("step_is_due", &Engine::step_is_due)
@@ -331,13 +353,6 @@ void bind_engine(py::module_& module) {
       .def("gathered",
            [](const EnginePointer& engine, const std::string& mode) {
              expect_own_process();
-      .def("set_option", py::overload_cast<const std::string&, double>(&Engine::set_option))
-      .def("set_option", py::overload_cast<const std::string&, std::pair<double, double>>(&Engine::set_option))
-      .def("set_option", py::overload_cast<const std::string&, const std::string&, double>(&Engine::set_option))
-      .def("set_option",
-           py::overload_cast<const std::string&, const std::string&, std::pair<double, double>>(&Engine::set_option))
-      .def("options", py::overload_cast<>(&Engine::options, py::const_))
-      .def("options", py::overload_cast<const std::string&>(&Engine::options, py::const_))
              const py::gil_scoped_release released;
              return std::make_unique<Guarding<Gathered>>(engine, mode_of(mode));
            })

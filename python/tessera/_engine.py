@@ -156,9 +156,21 @@ class Engine:
         """The learning rate of the next step."""
         return self._live().lr(*(() if group is None else (group,)))
 
-    def set_trainable(self, pattern: str, trainable: bool) -> None:
-        """Makes the parameters whose name matches `pattern` (`*`, `?`) trainable or frozen. Collective, between steps."""
-        self._live().set_trainable(pattern, trainable)
+    def set_trainable(self, pattern: str | Sequence[str], trainable: bool) -> None:
+        """Makes the parameters whose name matches `pattern` (`*`, `?`), or one of several, trainable or frozen.
+
+        Memory is planned anew: what is frozen has no gradients. Its optimizer states stay in the host's memory and go on when it trains
+        again, as those of a torch.optim optimizer do; checkpoints do not have them meanwhile. Collective, between steps.
+        """
+        self._live().set_trainable([pattern] if isinstance(pattern, str) else list(pattern), trainable)
+
+    def add_group(self, group: Mapping[str, Any]) -> None:
+        """Puts parameters into a group of their own, and makes them trainable: what `add_param_group` of torch.optim does.
+
+        `group` is what the strategy's "optimizer.groups" would have: {"name": "backbone", "match": ["backbone.*"], "lr_ratio": 0.1}.
+        Collective, between steps. Raises Error (78) where a pattern fits nothing, or something is in another group.
+        """
+        self._live().add_group(json.dumps(dict(group)))
 
     def state_dict(self) -> dict[str, Any]:
         """On rank 0 what `model.state_dict()` would be without Tessera, in memory of its own; {} on the others. Collective.

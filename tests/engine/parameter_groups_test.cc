@@ -352,6 +352,97 @@ TEST(SetLr, RanksWithDifferentRatesAreToldAtTheStep) {
   }
 }
 
+// ---- Groups that come while training -----------------------------------------------------------------------------------
+
+constexpr TinyOptions kFrozen{.frozen_first_block = true};
+
+void without_groups(Strategy& s) {
+  by_hand(s);
+  s.optimizer.groups.clear();
+}
+
+/// The first block trains from step 3 on, at half the rate, and from step 6 on at a rate of its own.
+Values train_plainly_with_added_group(const OptimizerConfig& config) {
+  Tiny model = make_tiny(kFrozen, /*deferred=*/false);
+  const auto options = [&](double lr, double decay) {
+    return std::make_unique<torch::optim::AdamWOptions>(
+        torch::optim::AdamWOptions(lr).weight_decay(decay).eps(config.eps).betas({config.beta1, config.beta2}));
+  };
+  std::vector<at::Tensor> first, others;
+  for (const auto& item : model->named_parameters())
+    (item.key().starts_with("blocks.0.") ? first : others).push_back(item.value());
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(others, options(config.lr, config.weight_decay));
+  torch::optim::AdamW optimizer(groups);
+  const auto batches = make_batches(6, 24, 5, kFrozen.vocab);
+  for (std::size_t i = 0; i < 8; ++i) {
+    if (i == 3) {
+      for (at::Tensor& parameter : first) parameter.requires_grad_(true);
+      optimizer.add_param_group(torch::optim::OptimizerParamGroup(first, options(0.5 * config.lr, 0.25)));
+    }
+    if (i == 6) optimizer.param_groups()[1].options().set_lr(2e-3);
+    optimizer.zero_grad();
+    model->forward(batches[i % 6].tokens, batches[i % 6].targets).backward();
+    optimizer.step();
+  }
+  return values_of(*model);
+}
+
+TEST(AddGroup, IsThatOfPyTorch) {
+  std::optional<Values> wanted;
+  on_each_placement(
+      2,
+      [&](const Mesh& mesh, const Strategy& strategy) {
+        Session session(mesh, strategy, kFrozen);
+        const Strategy& before = session.engine.strategy();
+        for (std::size_t i = 0; i < 8; ++i) {
+          if (i == 3)
+            session.engine.add_group({.name = "first", .match = {"blocks.0.*"}, .lr_ratio = 0.5, .weight_decay = 0.25});
+          if (i == 6) session.engine.set_lr("first", 2e-3);
+          session.train(i);
+        }
+        EXPECT_EQ(session.engine.strategy().optimizer.groups.size(), 1u);
+        EXPECT_TRUE(before.optimizer.groups.empty());
+        const Values values = session.values();
+        if (mesh.rank() != 0) return;
+        if (!wanted) wanted = train_plainly_with_added_group(strategy.optimizer);
+        expect_close(values, *wanted, 1e-5, "a group that came");
+      },
+      without_groups);
+}
+
+TEST(AddGroup, OneThatCannotBeMeantIsRefusedAndHarmless) {
+  FirstValues first;
+  for (const bool tries : {false, true}) {
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+      Session session(mesh, strategy_for(ShardingStrategy::kFullShard, with_groups));
+      session.train(0);
+      const auto refused = [&](const ParameterGroup& group) -> std::string {
+        try {
+          session.engine.add_group(group);
+        } catch (const Error& error) {
+          EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
+          return error.message();
+        }
+        return "";
+      };
+      if (tries) {
+        EXPECT_THAT(refused({.match = {"hed"}}), HasSubstr("fits no parameter"));
+        EXPECT_THAT(refused({.match = {"head", "*.bias"}}), HasSubstr("is in group 0 (vectors) and in group 2"));
+        EXPECT_THAT(refused({.name = "blocks", .match = {"head"}}), HasSubstr("two groups are named"));
+        session.engine.backward(session.loss(1));
+        EXPECT_THAT(usage_error_of([&] { session.engine.add_group({.match = {"head"}}); }), HasSubstr("step()"));
+        session.engine.step();
+      } else {
+        session.train(1);
+      }
+      for (std::size_t i = 2; i < 4; ++i) session.train(i);
+      const Values values = session.values();
+      if (mesh.rank() == 0) EXPECT_TRUE(first.same_bits(values));
+    });
+  }
+}
+
 // ---- Numbers of the update rule set by hand ---------------------------------------------------------------------------
 
 double share(std::size_t step) { return static_cast<double>(step + 1) / static_cast<double>(kSteps); }

@@ -54,13 +54,37 @@ TEST(SetTrainable, WhatWasFrozenTrainsFromThenOnAndTheOthersGoOn) {
   });
 }
 
-/// A block that nobody uses is frozen and unfrozen; whatever is carried over must not have changed a bit.
+TEST(SetTrainable, WhatTrainsAgainGoesOnWithItsStates) {
+  expect_like_plain([](Scene& scene) {
+    Tiny model = tiny();
+    const auto trainer = scene.trainer(model);
+    const auto set = [&](const std::string& prefix, bool trainable) {
+      set_trainable(*trainer, model, prefix + "*", prefix, trainable);
+    };
+    train(scene, *trainer, model, 0, 3);
+    set("blocks.1.", false);
+    train(scene, *trainer, model, 3, 4);
+    set("embedding.", false);
+    train(scene, *trainer, model, 4, 6);
+    set("blocks.1.", true);
+    train(scene, *trainer, model, 6, 7);
+    set("embedding.", true);
+    train(scene, *trainer, model, 7, 10);
+    scene.note(*trainer, *model);
+  });
+}
+
+/// A block that nobody uses is frozen and unfrozen, and one that trains at once again; whatever is carried over must not have changed a bit.
 Values trained(const Mesh& mesh, const Placed& placed, StateDType states, DType dtype, bool replans) {
   Strategy strategy = strategy_for(placed, nullptr, dtype);
   strategy.optimizer.state_dtype = states;
   Session session(mesh, strategy, {.unused_block = true});
   for (std::size_t i = 0; i < 6; ++i) {
     session.train(i);
+    if (replans && i == 3) {
+      session.engine.set_trainable("blocks.0.*", false);
+      session.engine.set_trainable("blocks.0.*", true);
+    }
     if (!replans || i % 2 == 1) continue;
     const std::size_t unused = session.model->blocks->size() - 1;
     session.engine.set_trainable("blocks." + std::to_string(unused) + ".*", i % 4 != 0);

@@ -9,6 +9,7 @@ import pathlib
 import sys
 import warnings
 
+import handed_on
 import lightning
 import torch
 from launched import LONG
@@ -109,6 +110,7 @@ def run_plain(folder):
         module, trainer = module_of(case), trainer_of(folder, case)
         trainer.fit(module, loader(1), loader(1))
         torch.save({**results(trainer, module), "weights": module.state_dict()}, folder / f"{case}.pt")
+    handed_on.run_plain(folder, lambda: loader(1))
 
 
 def run_ranks(folder):
@@ -228,6 +230,10 @@ def run_ranks(folder):
             print(case, title, flush=True)
             like_plain(case, title, strategy)
     like_plain("autocast", "FULL_SHARD", {}, 3e-2)
+
+    def strategy_of(index):
+        return TesseraStrategy({"units": {"classes": ["Block"]}, **[*STRATEGIES.values()][index % len(STRATEGIES)]})
+    handed_on.run_ranks(folder, lambda: loader(ranks, rank), ranks, rank, strategy_of)
     best_checkpoint()
     print("trained like Lightning alone")
 

@@ -12,7 +12,7 @@ import transformers
 from launched import LONG
 from safetensors.torch import load_file
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 VOCABULARY, LENGTH, SAMPLES, WIDTH, CLASSES, BATCH = 61, 12, 20, 6, 4, 4
 STRATEGIES = {"FULL_SHARD": {}, "private copies": {"host_sharing": False}, "NO_SHARD": {"strategy": "NO_SHARD"}}
@@ -80,9 +80,20 @@ def results(trainer, data):
     return {"steps": steps, "loss": trainer.evaluate(data)["eval_loss"], "logits": torch.as_tensor(logits)}
 
 
-def plain(folder, name, case, **changed):
+class Numbers(TrainerCallback):
+    """Changes numbers of the update rule before each step."""
+
+    def on_step_begin(self, args, state, control, optimizer=None, **_):
+        for index, group in enumerate(optimizer.param_groups):
+            group["weight_decay"] = 0.5 * state.global_step + index
+            group["betas"] = (0.9 - 0.1 * state.global_step, 0.99)
+            group["note"] = "of the program"
+
+
+def plain(folder, name, case, callbacks=(), **changed):
     model, data = made(case)
-    trainer = Trainer(model, arguments(folder / "plain", 1, save_strategy="no", **changed), train_dataset=data)
+    trainer = Trainer(model, arguments(folder / "plain", 1, save_strategy="no", **changed), train_dataset=data,
+                      callbacks=[*callbacks])
     trainer.train()
     torch.save({**results(trainer, data), "weights": model.state_dict()}, folder / f"{name}.pt")
 
@@ -91,6 +102,7 @@ def run_plain(folder):
     for case in CASES:
         plain(folder, case, case)
     plain(folder, "autocast", "language model", bf16=True)
+    plain(folder, "numbers", "classifier", [Numbers()])
     plain(folder, "recomputation", "language model", activation_checkpointing=True, max_steps=4)
 
 
@@ -99,10 +111,10 @@ def run_ranks(folder):
     from tessera.integrations.transformers import TesseraTrainer
     rank, ranks = tessera.rank(), tessera.world_size()
 
-    def sharded(case, strategy, output, **changed):
+    def sharded(case, strategy, output, callbacks=(), **changed):
         model, data = made(case)
         trainer = TesseraTrainer(model, arguments(output, ranks, **changed), strategy=strategy, train_dataset=data,
-                                 eval_dataset=data)
+                                 eval_dataset=data, callbacks=[*callbacks])
         return trainer, data
 
     def expect_close(name, wanted, got, tolerance):
@@ -142,6 +154,21 @@ def run_ranks(folder):
             for key, value in resumed.engine.state_dict().items():
                 assert torch.equal(state[key], value), f"{name}: resumed at {step}: {key}"
             resumed.engine.close()
+
+    def numbers_that_change():
+        """What a callback writes into the optimizer's groups holds from the next step on, or is an error."""
+        trainer, data = sharded("classifier", {}, folder / "numbers", [Numbers()], save_strategy="no")
+        trainer.train()
+        wanted = torch.load(folder / "numbers.pt")
+        expect_close("numbers", wanted, results(trainer, data), 1e-5)
+        expect_weights("numbers", wanted["weights"], trainer.engine.state_dict(), 1e-5)
+        try:
+            trainer.optimizer.param_groups[1]["amsgrad"] = True
+        except tessera.Error as error:
+            assert "sets amsgrad=True in a group of the Engine's optimizer" in str(error), error
+        else:
+            raise AssertionError("amsgrad was not refused")
+        trainer.engine.close()
 
     def other_modes():
         """Autocast and recomputation are the Trainer's own; sums of bf16 differ with the number of rows."""
@@ -244,7 +271,7 @@ def run_ranks(folder):
                 continue
             print(case, title, flush=True)
             like_plain(case, title, strategy)
-    for extra in (other_modes, adapters, best_model, stopped_and_trained_again):
+    for extra in (numbers_that_change, other_modes, adapters, best_model, stopped_and_trained_again):
         print(extra.__name__, flush=True)
         extra()
     print("trained like the plain Trainer")

@@ -63,6 +63,8 @@ def completed(strategy: Strategy, args: TrainingArguments, model: torch.nn.Modul
         _expect_defaults(args)
     else:
         _add_adamw(optimizer, args, model, trainer)
+    for index, group in enumerate(optimizer.get("groups", ())):
+        group["name"] = group.get("name") or f"group {index}"  # so that schedulers and callbacks reach it
     return strategy
 
 

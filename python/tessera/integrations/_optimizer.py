@@ -1,5 +1,6 @@
 """An optimizer of torch.optim, said as a strategy says it. It never steps: the Engine does what it stands for."""
 
+import operator
 from typing import Any
 
 import torch
@@ -7,52 +8,135 @@ import torch
 from tessera._engine import Engine
 from tessera._error import Error
 from tessera.integrations._bridge import agree
+from tessera.integrations._groups import WatchedGroup, plain, refuse, watch
 
-# What the strategy calls a rule, and those of its numbers that the strategy has too.
+# What the strategy calls a rule, and those of its numbers that the Engine has too.
 _RULES = {torch.optim.AdamW: ("adamw", ("betas", "eps", "weight_decay")),
           torch.optim.Adam: ("adam", ("betas", "eps", "weight_decay")),
           torch.optim.SGD: ("sgd", ("momentum", "dampening", "nesterov", "weight_decay"))}
-_OF_A_GROUP = ("betas", "eps", "weight_decay")
-_WITHOUT_EFFECT = ("params", "param_names", "lr", "initial_lr", "foreach", "fused", "capturable")  # on what is computed
+_OF_A_GROUP = ("betas", "eps", "weight_decay")  # in a strategy; others reach the Engine as they would when they change
 
 
-def add_optimizer(strategy: dict[str, Any], optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> None:
-    """Sets the strategy's "optimizer". The first group's numbers are everybody's; others are groups "1", "2", ..."""
-    kind = type(optimizer)
-    if kind not in _RULES:
-        raise Error("TesseraStrategy trains with AdamW, Adam or SGD of torch.optim, but configure_optimizers made "
-                    f"{kind.__name__}")
-    rule, numbers = _RULES[kind]
-    options, who = strategy.setdefault("optimizer", {}), "configure_optimizers"
-    agree(options, "type", rule, who)
-    names = {value: name for name, value in module.named_parameters()}
-    groups = [{key: list(value) if key == "betas" else value for key, value in group.items()}
-              for group in optimizer.param_groups]
-    for key in ("lr", *numbers):
-        agree(options, key, groups[0][key], who)
-    for index, group in enumerate(groups):
-        _expect_sayable(group, groups[0], kind, numbers)
-        matched = [names.pop(value) for value in group["params"]]
-        if index > 0:
-            own = {key: group[key] for key in _OF_A_GROUP if key in numbers}
-            options.setdefault("groups", []).append({"name": str(index), "match": matched, **own})
-    left_out = [name for value, name in names.items() if value.requires_grad]
-    if left_out:
-        raise Error(f"configure_optimizers leaves {left_out[0]} out, which the Engine would train. hint: freeze it "
-                    "with requires_grad_(False)")
+class FollowedOptimizer:
+    """Hands on to an Engine what schedulers, callbacks and the program write into an optimizer's groups, and which parameters train.
 
+    The first group is the Engine's own; others are groups "1", "2", ... of the strategy.
+    """
 
-def _expect_sayable(group: dict[str, Any], first: dict[str, Any], kind: type, numbers: tuple[str, ...]) -> None:
-    usual = kind([torch.zeros(())]).defaults
-    for key in set(group) - {*numbers, *_WITHOUT_EFFECT}:
-        if group[key] != usual.get(key):
-            raise Error(f"TesseraStrategy cannot train with {key}={group[key]} of {kind.__name__}")
-    for key in set(numbers) - {*_OF_A_GROUP}:
-        if group[key] != first[key]:
-            raise Error(f"TesseraStrategy cannot train groups of parameters with a {key} of their own")
+    def __init__(self, optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> None:
+        kind = type(optimizer)
+        if kind not in _RULES:
+            raise Error("TesseraStrategy trains with AdamW, Adam or SGD of torch.optim, but configure_optimizers made "
+                        f"{kind.__name__}")
+        self._optimizer, self._module, self._kind = optimizer, module, kind
+        self._rule, self._numbers = _RULES[kind]
+        self._usual = kind([torch.zeros(())]).defaults
+        self._sent: dict[int, dict[str, Any]] = {}  # numbers that the Engine has, by group
+        self._members: list[list[torch.Tensor]] = []  # of the groups that the Engine has
+        self._frozen: list[tuple[str, torch.Tensor]] = []  # in the Engine
+        self._watch()
 
+    def add_to(self, strategy: dict[str, Any]) -> None:
+        """Sets the strategy's "optimizer"."""
+        options, who = strategy.setdefault("optimizer", {}), "configure_optimizers"
+        agree(options, "type", self._rule, who)
+        names = {value: name for name, value in self._module.named_parameters()}
+        groups = self._optimizer.param_groups
+        first = {key: groups[0][key] for key in ("lr", *self._numbers)}
+        if "momentum" in first:  # there is memory for it if some group has one
+            first["momentum"] = first["momentum"] or max(group["momentum"] for group in groups)
+        for key, value in first.items():
+            agree(options, key, list(value) if key == "betas" else value, who)
+        for index, group in enumerate(groups):
+            matched = [names.pop(value) for value in group["params"]]
+            if index > 0:
+                options.setdefault("groups", []).append(self._said(index, group, matched))
+        left_out = [name for value, name in names.items() if value.requires_grad]
+        if left_out:
+            raise Error(f"configure_optimizers leaves {left_out[0]} out, which the Engine would train. hint: freeze it "
+                        "with requires_grad_(False)")
+        self._frozen = [item for item in self._module.named_parameters() if not item[1].requires_grad]
+        self._members = [[*group["params"]] for group in groups]
+        self._sent.clear()
 
-def set_rates(engine: Engine, optimizer: torch.optim.Optimizer) -> None:
-    """Gives the Engine the rates that the optimizer's schedulers have set."""
-    for index, group in enumerate(optimizer.param_groups):
-        engine.set_lr(float(group["lr"]), str(index) if index > 0 else None)
+    def _said(self, index: int, group: dict[str, Any], names: list[str]) -> dict[str, Any]:
+        own = {key: group[key] for key in _OF_A_GROUP if key in self._numbers}
+        return {"name": str(index), "match": names, **{k: list(v) if k == "betas" else v for k, v in own.items()}}
+
+    def _watch(self) -> None:
+        """Also sees what was written before anybody watched."""
+        for group in self._optimizer.param_groups:
+            if type(group) is WatchedGroup:
+                continue
+            for key in set(self._usual) - {"lr", *self._numbers, "foreach", "fused", "capturable"}:
+                if group[key] != self._usual[key]:
+                    raise Error(f"TesseraStrategy cannot train with {key}={group[key]} of {self._kind.__name__}")
+        watch(self._optimizer, self._usual, ("lr", *self._numbers), self._kind.__name__)
+
+    def forget_sent(self) -> None:
+        """The Engine may have other numbers than it was sent: a checkpoint's."""
+        self._sent.clear()
+
+    def hand_on(self, engine: Engine) -> None:
+        """Gives the Engine the rates and numbers that the groups have now, for the step that comes."""
+        groups = self._optimizer.param_groups
+        for index, group in enumerate(groups):
+            name = str(index) if index > 0 else None
+            engine.set_lr(float(group["lr"]), name)
+            numbers = {key: plain(group[key]) for key in self._numbers}
+            if self._sent.get(index) == numbers:
+                continue
+            for key, value in numbers.items():
+                try:
+                    engine.set_option(key, value, name)
+                except Error as error:
+                    raise Error(f"group {index} of {self._kind.__name__} has {key}={group[key]!r} now, by a scheduler, a "
+                                f"callback or the module, which the Engine cannot follow: {error}") from error
+            self._sent[index] = numbers
+
+    def follow(self, engine: Engine) -> None:
+        """Sees to it that the Engine trains what requires gradients now. Before a forward; collective where something has changed."""
+        self._watch()  # groups that load_state_dict has made
+        groups = self._optimizer.param_groups
+        unfrozen = [name for name, value in self._frozen if value.requires_grad]
+        is_same = len(groups) == len(self._members) and all(
+            len(group["params"]) == len(known) and all(map(operator.is_, group["params"], known))
+            for group, known in zip(groups, self._members))
+        if is_same and not unfrozen:
+            return
+        self._expect_same_members(groups)
+        names = {value: name for name, value in self._module.named_parameters()}
+        for index in range(len(self._members), len(groups)):
+            self._add_group(engine, index, names)
+        frozen = {name: value for name, value in self._frozen}
+        unfrozen = [name for name in unfrozen if name in frozen]
+        members = {id(value) for group in groups for value in group["params"]}
+        for name in unfrozen:
+            if id(frozen[name]) not in members:
+                refuse(f"{name} requires gradients since training began, but no group of {self._kind.__name__} has it, so that "
+                       "plain PyTorch would never update it", "optimizer.add_param_group, as "
+                       "BaseFinetuning.unfreeze_and_add_param_group does; or requires_grad_(False)")
+        if unfrozen:
+            engine.set_trainable(unfrozen, True)
+            self._frozen = [item for item in self._frozen if item[0] not in set(unfrozen)]
+
+    def _expect_same_members(self, groups: list[dict[str, Any]]) -> None:
+        for index, known in enumerate(self._members):
+            if index >= len(groups) or [*map(id, groups[index]["params"])] != [*map(id, known)]:
+                refuse(f"group {index} of {self._kind.__name__} has other parameters than when training began, which the Engine "
+                       "cannot follow", "add a group with optimizer.add_param_group, or freeze parameters with "
+                       "requires_grad_(False)")
+
+    def _add_group(self, engine: Engine, index: int, names: dict[torch.Tensor, str]) -> None:
+        group = self._optimizer.param_groups[index]
+        unknown = [value for value in group["params"] if value not in names]
+        if unknown:
+            refuse(f"group {index} of {self._kind.__name__} has a parameter of shape {list(unknown[0].shape)} that is not the "
+                   "module's", "register it in the module before the Trainer's fit")
+        still = [names[value] for value in group["params"] if not value.requires_grad]
+        added = [names[value] for value in group["params"]]
+        engine.add_group(self._said(index, group, added))
+        if still:
+            engine.set_trainable(still, False)
+        self._members.append([*group["params"]])
+        self._frozen = [item for item in self._frozen if item[0] not in set(added) - set(still)]

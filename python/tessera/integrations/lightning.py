@@ -4,16 +4,21 @@
     trainer.fit(module, loader)
 
 `tessera launch` or torchrun starts the ranks, `devices` on each host. The module stays as it is: configure_optimizers
-says how AdamW, Adam or SGD updates, and its schedulers set the learning rate. The Trainer says how many microbatches a
+says how AdamW, Adam or SGD updates. What schedulers, callbacks and the module write into the optimizer's groups while it
+trains (lr, weight_decay, betas, momentum ...) holds from the next step on, as without Tessera; what the Engine cannot do is
+an Error where it is written. Parameters may be frozen and unfrozen, with groups of their own (BackboneFinetuning), and
+Lightning's callbacks that average weights write them. The Trainer says how many microbatches a
 step has and how gradients are clipped. The strategy, a file or a dict, says the rest. What two say has to be the same.
 """
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.plugins import MixedPrecision, Precision
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer import call
@@ -24,7 +29,7 @@ from tessera._engine import Engine, Strategy
 from tessera._error import Error
 from tessera._job import world_size
 from tessera.integrations._bridge import agree, copy_of, expect_device, take_step, use_manual_schedule
-from tessera.integrations._optimizer import add_optimizer, set_rates
+from tessera.integrations._optimizer import FollowedOptimizer
 
 
 class TesseraStrategy(DDPStrategy):
@@ -34,6 +39,7 @@ class TesseraStrategy(DDPStrategy):
         super().__init__()
         self._given = copy_of(strategy)
         self._checkpoint = ""
+        self._followed: FollowedOptimizer | None = None
         self.engine: Engine | None = None
         self.result: Any = None
 
@@ -51,7 +57,16 @@ class TesseraStrategy(DDPStrategy):
             self._make_engine(self._completed(trainer))
         elif self.engine is None or self.engine.model is not self.lightning_module:
             self._make_engine({**self._given, "optimizer": {"type": "sgd", "weight_decay": 0.0}})  # without state
+        for callback in trainer.callbacks:
+            self._let_write(callback)
         self.setup_precision_plugin()
+
+    def _let_write(self, callback: Any) -> None:
+        """Lightning's callbacks that write weights do so where the Engine takes them."""
+        for name in _WRITERS:
+            method = getattr(callback, name, None)
+            if method is not None and not isinstance(method, _Writing):
+                setattr(callback, name, _Writing(self, method))
 
     def _make_engine(self, strategy: dict[str, Any]) -> None:
         if self.engine is not None:
@@ -85,13 +100,19 @@ class TesseraStrategy(DDPStrategy):
             key = "gradient_clip_value" if trainer.gradient_clip_algorithm == "value" else "gradient_clipping"
             agree(strategy, key, float(trainer.gradient_clip_val), "Trainer(gradient_clip_val)")
         use_manual_schedule(strategy, "the optimizer of configure_optimizers, with its schedulers,")
-        add_optimizer(strategy, self.optimizers[0], self.lightning_module)  # Lightning refuses several
+        self._followed = FollowedOptimizer(self.optimizers[0], self.lightning_module)  # Lightning refuses several
+        self._followed.add_to(strategy)
         return strategy
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        self._followed.follow(self.engine)
+        return super().training_step(*args, **kwargs)
 
     def backward(self, closure_loss: torch.Tensor, optimizer: torch.optim.Optimizer | None) -> torch.Tensor:
         """Lightning has divided the loss by accumulate_grad_batches; the Engine takes the mean itself."""
         loss = self.precision_plugin.pre_backward(closure_loss, self.lightning_module)
-        self.engine.backward(loss * self.lightning_module.trainer.accumulate_grad_batches)
+        with _in_lightning():
+            self.engine.backward(loss * self.lightning_module.trainer.accumulate_grad_batches)
         return self.precision_plugin.post_backward(loss, self.lightning_module)
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None) -> Any:
@@ -101,8 +122,9 @@ class TesseraStrategy(DDPStrategy):
                         "hint: remove GradientAccumulationScheduler")
         for call_hooks in (call._call_callback_hooks, call._call_lightning_module_hook):
             call_hooks(trainer, "on_before_optimizer_step", optimizer)
-        set_rates(self.engine, optimizer)
-        self.result = take_step(self.engine)
+        self._followed.hand_on(self.engine)
+        with _in_lightning():
+            self.result = take_step(self.engine)
         optimizer._opt_called = True  # as schedulers expect
         return loss
 
@@ -133,8 +155,14 @@ class TesseraStrategy(DDPStrategy):
             super().load_model_state_dict(checkpoint, strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        super().load_optimizer_state_dict(checkpoint)  # rates
+        module = self.lightning_module
+        for callback in module.trainer.callbacks:
+            if isinstance(callback, BaseFinetuning):
+                callback.on_fit_start(module.trainer, module)  # the groups that it had added, which it knows of only now
+        super().load_optimizer_state_dict(checkpoint)  # rates, and numbers
+        self._followed.follow(self.engine)
         self.engine.load_checkpoint(_folder_beside(self._checkpoint))
+        self._followed.forget_sent()
 
     def model_to_device(self) -> None:
         """Does nothing: the Engine brings each rank's shards to its device."""
@@ -143,6 +171,33 @@ class TesseraStrategy(DDPStrategy):
         """The module stays sharded, and where it is, for the next fit or test."""
         for part in (self.precision_plugin, self.accelerator, self.checkpoint_io, self.cluster_environment):
             part.teardown()
+
+
+# Of StochasticWeightAveraging, and of WeightAveraging with what is derived from it.
+_WRITERS = ("transfer_weights", "_swap_models", "_copy_average_to_current")
+
+
+class _Writing:
+    """A method that writes parameters, under Engine.gathered(write=True)."""
+
+    def __init__(self, strategy: TesseraStrategy, method: Callable[..., Any]) -> None:
+        self._strategy, self._method = strategy, method
+
+    def __call__(self, *args: Any) -> Any:
+        with self._strategy.engine.gathered(write=True):
+            return self._method(*args)
+
+
+@contextmanager
+def _in_lightning() -> Iterator[None]:
+    """Says in an Error that names the Engine where it is at hand."""
+    try:
+        yield
+    except Error as error:
+        if "engine" not in str(error):
+            raise
+        raise Error(f"{error}. In Lightning the Engine is trainer.strategy.engine; hooks that freeze, unfreeze or write "
+                    "come before training_step, such as on_train_batch_start", error.exit_code) from error
 
 
 def _folder_beside(file: Any) -> str:

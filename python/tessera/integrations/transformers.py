@@ -21,8 +21,11 @@ from tessera._error import Error
 from tessera._job import join, read_strategy, world_size
 from tessera.integrations._arguments import completed, expect_possible
 from tessera.integrations._bridge import expect_device, take_step
+from tessera.integrations._groups import plain, watch
 
 _FOLDER = "tessera"  # the Engine's checkpoint, in the folder of the Trainer's
+_RULES = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD,
+          "rmsprop": torch.optim.RMSprop, "adagrad": torch.optim.Adagrad}
 _log = logging.get_logger(__name__)
 
 
@@ -86,8 +89,17 @@ class TesseraTrainer(Trainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
+            self.optimizer.forget_sent()
+            self._spread_rates()
             for text in self.engine.load_checkpoint(os.path.join(checkpoint, _FOLDER)).inexact:
                 _log.warning(text)
+
+    def _spread_rates(self) -> None:
+        """Of a checkpoint of 0.1 the scheduler has one rate, which is that of all groups."""
+        for name in ("base_lrs", "_last_lr"):
+            rates = getattr(self.lr_scheduler, name, None)
+            if isinstance(rates, list) and len(rates) == 1:
+                setattr(self.lr_scheduler, name, rates * len(self.optimizer.param_groups))
 
     def _load_best_model(self) -> None:
         with self.engine.gathered(write=True):
@@ -95,16 +107,51 @@ class TesseraTrainer(Trainer):
 
 
 class EngineOptimizer(torch.optim.Optimizer):
-    """What the Trainer and its scheduler see in place of an optimizer: a learning rate, and the Engine's step."""
+    """What the Trainer, its scheduler and callbacks see in place of an optimizer: groups with the numbers of the Engine's update rule, and
+    the Engine's step.
+
+    The first group is of what is in no group of the strategy, the others are its groups, in their order. What is written there holds from
+    the next step on; what the rule of torch.optim has and the Engine cannot do is an Error where it is written.
+    """
 
     _is_accelerate_prepared = True  # so accelerate does not wrap it
 
     def __init__(self, engine: Engine, lr: float) -> None:
         self.engine, self.grad_norm, self.step_was_skipped = engine, torch.zeros(()), False
-        super().__init__([torch.zeros(())], {"lr": lr})  # parameters are the Engine's
+        self._sent: dict[int, dict[str, Any]] = {}
+        said = engine.strategy["optimizer"]
+        self._names = [None, *(group["name"] for group in said["groups"])]
+        self._numbers = sorted(engine.options())
+        ratios = [1.0, *(group["lr_ratio"] for group in said["groups"])]
+        # Parameters are the Engine's.
+        groups = [{"params": [torch.zeros(())], "lr": lr * ratio, **engine.options(name)}
+                  for name, ratio in zip(self._names, ratios)]
+        self._plain = {**_RULES[said["type"]]([torch.zeros(())]).defaults} if said["type"] in _RULES else {}
+        super().__init__(groups, {**self._plain, "lr": lr})
+        self._watch()
+
+    def _watch(self) -> None:
+        watch(self, self._plain, ("lr", *self._numbers), "the Engine's optimizer")
+
+    def forget_sent(self) -> None:
+        """The Engine may have other numbers than it was sent: a checkpoint's."""
+        self._sent.clear()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Of a checkpoint of 0.1 there is one group, whose rate all have."""
+        saved = state_dict["param_groups"]
+        for index, group in enumerate(self.param_groups):
+            group.update({key: value for key, value in saved[min(index, len(saved) - 1)].items() if key != "params"
+                          and (index < len(saved) or "lr" in key)})
 
     def step(self, closure: None = None) -> None:
-        self.engine.set_lr(self.param_groups[0]["lr"])
+        for index, (group, name) in enumerate(zip(self.param_groups, self._names)):
+            self.engine.set_lr(float(group["lr"]), name)
+            numbers = {key: plain(group[key]) for key in self._numbers}
+            if self._sent.get(index) != numbers:
+                for key, value in numbers.items():
+                    self.engine.set_option(key, value, name)
+                self._sent[index] = numbers
         result = take_step(self.engine)
         self.grad_norm.fill_(result.grad_norm)
         self.step_was_skipped = result.overflow or result.spike

@@ -51,7 +51,7 @@ struct TrainCommand {
   std::uint64_t seed = 0;         ///< of the weights and of the order of the data
   std::string
       tokenizer;  ///< of text: tokenizer.json or its folder, or "bytes"; empty: that of init_from or model, else bytes
-  bool pad_tail = false;        ///< fill an epoch's last step instead of dropping it
+  bool pad_tail = false;        ///< an epoch's last step may be short instead of dropped
   std::string out;              ///< run directory (run_outputs.h); empty: none
   std::string metrics;          ///< JSON lines, a step each, or a table (".csv"); empty: none
   std::string trace;            ///< Chrome trace of the last steps; empty: none

@@ -18,6 +18,7 @@ absl::StatusOr<TokenBatches> batches_of(const std::shared_ptr<const TokenDataset
   sampling.rank = options.rank;
   sampling.world_size = options.world_size;
   sampling.shuffle = false;
+  sampling.tail = Tail::kPad;  // so that each sample counts once on any number of ranks
   return TokenStream::batches_of(dataset, options.seq_len, options.vocab_size, sampling);
 }
 
@@ -56,11 +57,12 @@ EvaluationResult Evaluation::run(models::LanguageModel& model, Engine& engine) c
   const EvaluationMode mode(model);
   const auto found = engine.evaluate(std::views::iota(std::int64_t{0}, batches_), [&](std::int64_t) {
     const TokenBatch batch = batches.next(engine.device());
-    return model.forward(batch.input, batch.target);
+    const double tokens = batch.weight > 0 ? static_cast<double>(batch.input.numel()) : 0.0;
+    return WeightedLoss{model.forward(batch.input, batch.target), tokens};
   });
   EvaluationResult result;
   result.loss = found.loss;
-  result.tokens = found.batches * options_.batch * options_.seq_len;
+  result.tokens = static_cast<std::int64_t>(found.weight);
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return result;
 }

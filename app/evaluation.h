@@ -32,11 +32,11 @@ struct EvaluationResult {
   double seconds = 0.0;
 };
 
-/// The loss on data that is held out: always the same samples in the same order, as many on every rank, so that a model
-/// whose parameters are sharded can be evaluated at all. What does not fill a batch on every rank is left out.
+/// The loss on data that is held out: always the same samples in the same order, each once, so that it is the same number for any number of
+/// ranks (with `most_batches`: of the first ones). Ranks have the same number of batches.
 class Evaluation {
  public:
-  /// 65 if the data do not fill one batch a rank; otherwise the errors of open_dataset.
+  /// 65 if the data have no sample; otherwise the errors of open_dataset.
   static absl::StatusOr<Evaluation> open(const EvaluationOptions& options);
 
   /// Collective, between two steps: every rank calls it after the same step. Dropout is off meanwhile; neither the

@@ -238,7 +238,7 @@ void print_start(const TrainCommand& command, const Prepared& run, const Engine&
   text += "data    " + TokenStream::of(batches).dataset().describe() + "\n";
   text += "step    " + global + " samples of " + std::to_string(run.seq_len) + " tokens; " +
           std::to_string(batches.steps_per_epoch()) + " steps an epoch, " +
-          (command.pad_tail ? std::to_string(batches.padded_samples()) + " samples seen twice"
+          (command.pad_tail ? std::to_string(batches.padded_samples()) + " places of the last one are empty"
                             : std::to_string(batches.dropped_samples()) + " samples left out") +
           "\n";
   std::fputs(text.c_str(), stdout);
@@ -280,7 +280,7 @@ class BatchesAhead {
     start();
     epoch_ = now.epoch;
     cursor_ = now.cursor;
-    return {now.upload.tensors()[0], now.upload.tensors()[1]};
+    return {now.upload.tensors()[0], now.upload.tensors()[1], now.weight};
   }
   /// Of the latest `next`.
   std::int64_t epoch() const { return epoch_; }
@@ -290,13 +290,14 @@ class BatchesAhead {
  private:
   struct Ahead {
     Upload upload;
+    double weight;
     std::int64_t epoch;
     SamplerCursor cursor;
   };
   void start() {
     if (left_-- <= 0) return;
     const TokenBatch batch = batches_.next();
-    ahead_ = Ahead{engine_.upload({batch.input, batch.target}), batches_.epoch(), batches_.cursor()};
+    ahead_ = Ahead{engine_.upload({batch.input, batch.target}), batch.weight, batches_.epoch(), batches_.cursor()};
   }
 
   TokenBatches& batches_;
@@ -310,7 +311,8 @@ StepResult train_step(Engine& engine, models::LanguageModel& model, BatchesAhead
   while (!engine.step_is_due()) {
     const TokenBatch batch = batches.next();
     const at::Tensor loss = forward(model, batch);
-    engine.backward(loss, {batch.input.numel(), batch.input.size(0)});
+    const std::int64_t rows = batch.weight > 0 ? batch.input.size(0) : 0;
+    engine.backward(loss, {.tokens = rows * batch.input.size(1), .samples = rows, .weight = batch.weight});
   }
   return engine.step();
 }

@@ -14,6 +14,7 @@
 #include "engine/engine_checkpoints.h"
 #include "engine/engine_state.h"
 #include "engine/expect.h"
+#include "engine/loop/divided_loss.h"
 #include "engine/memory/device_gradients.h"
 #include "engine/memory/gradient_records.h"
 #include "engine/memory/state_records.h"
@@ -23,6 +24,7 @@
 #include "engine/step/outer_steps.h"
 #include "engine/step/own_optimizer.h"
 #include "engine/step/tensor_rule.h"
+#include "runtime/base/log.h"
 #include "runtime/base/text.h"
 #include "runtime/border/phrase.h"
 #include "runtime/border/throw.h"
@@ -65,22 +67,26 @@ Engine::~Engine() {
   state_->detach_parameters();
 }
 
-void Engine::State::expect_microbatch(const at::Tensor& loss, const MicrobatchInfo& info) const {
-  expect(!half_loaded,
-         "backward after load_checkpoint failed half-way: some parameters are the checkpoint's, others are not. hint: "
+void Engine::State::expect_backward(const char* what) const {
+  expect(!half_loaded, what,
+         " after load_checkpoint failed half-way: some parameters are the checkpoint's, others are not. hint: "
          "load a "
          "checkpoint that is whole, or make the Engine anew");
-  expect(microbatch < strategy.gradient_accumulation, "backward was called ", microbatch + 1,
+  expect(microbatch < strategy.gradient_accumulation, what, " was called ", microbatch + 1,
          " times in a step, but gradient_accumulation is ", strategy.gradient_accumulation, ": call step() first");
-  expect_weights("backward");
-  expect(open_writes == 0, "backward under ", say(phrases::kWriteGuard),
+  expect_weights(what);
+  expect(open_writes == 0, what, " under ", say(phrases::kWriteGuard),
          ": close that guard first, so that all ranks train the same values");
+  expect(!updates_in_backward() || open_guards == 0, what,
+         " under Gathered with optimizer.in_backward: close that guard first, since backward changes what it "
+         "shows");
+}
+
+void Engine::State::expect_microbatch(const at::Tensor& loss, const MicrobatchInfo& info) const {
+  expect_backward("backward");
   expect(!updates_in_backward() || !info.retain_graph,
          "backward with retain_graph: several losses a microbatch go without optimizer.in_backward, which updates "
          "parameters with the gradients of the first");
-  expect(!updates_in_backward() || open_guards == 0,
-         "backward under Gathered with optimizer.in_backward: close that guard first, since backward changes what it "
-         "shows");
   expect(loss.defined() && loss.numel() == 1, "backward wants a scalar loss, got ",
          loss.defined() ? c10::str("a tensor of sizes ", loss.sizes()) : "an undefined tensor",
          ". hint: .mean() of the losses of a microbatch");
@@ -90,8 +96,22 @@ void Engine::State::expect_microbatch(const at::Tensor& loss, const MicrobatchIn
          "gradients. hint: was it computed under NoGradGuard or detached?");
   expect(loss.device() == accelerator.device.device, "backward wants a loss on ", accelerator.device.device,
          ", got one on ", loss.device(), ": move the module's inputs there");
-  expect(strategy.lr_schedule.base_batch_size == 0 || info.samples > 0,
+  expect_weight(info);
+  expect(strategy.lr_schedule.base_batch_size == 0 || info.samples > 0 || info.weight == 0,
          "lr_schedule.base_batch_size needs the number of samples: pass MicrobatchInfo::samples to backward");
+}
+
+void Engine::State::expect_weight(const MicrobatchInfo& info) const {
+  expect(std::isfinite(info.weight) && info.weight >= 0,
+         "backward wants a weight that is finite and not negative, got ", info.weight,
+         ". hint: the number of tokens, pixels or samples that the loss is a mean over");
+  expect(microbatch_weight.value_or(info.weight) == info.weight, "backward was told weight ", info.weight,
+         ", but an earlier loss of this microbatch (retain_graph) came with weight ", microbatch_weight.value_or(0),
+         ". hint: one weight for all losses of a microbatch; multiply a loss by a factor of its own");
+  expect(
+      info.weight == 1 || strategy.compression.sign != SignForm::kMajority, "backward was told weight ", info.weight,
+      ", but under compression.sign \"majority\" each rank has one vote, whatever its loss is a mean over. hint: leave "
+      "the weight out, or set compression.sign to another form");
 }
 
 void Engine::State::expect_weights(const char* what) const {
@@ -105,7 +125,41 @@ void Engine::State::expect_not_updated(const char* what) const {
          "step() first");
 }
 
+void Engine::State::expect_nothing() const {
+  expect_backward("backward_nothing");
+  expect(!microbatch_weight,
+         "backward_nothing in the middle of a microbatch that has more losses (retain_graph): end it with a backward "
+         "that says retain_graph false");
+  expect(strategy.compression.sign != SignForm::kMajority,
+         "backward_nothing, or step(partial = true), under compression.sign \"majority\": a rank without a batch has a "
+         "vote "
+         "all the same. hint: give every rank as many batches, or set compression.sign to another form");
+  expect(!rounds.last().empty() || !gathers_with_others(),
+         "backward_nothing before this rank's first microbatch under this plan: it does not know yet in which order "
+         "ranks gather units. hint: run forward and backward of any batch, with weight 0 if it must not count");
+  expect(!(strategy.check.as_across_hosts && plan.input().placement.shared),
+         "backward_nothing under check.as_across_hosts: a rank without a batch uses no units, so it cannot be compared "
+         "with the others. hint: leave the key out, or set host_sharing to false, which makes copies private");
+}
+
 void Engine::backward(const at::Tensor& loss, const MicrobatchInfo& info) { tessera::backward(loss, {this}, info); }
+
+void Engine::backward_nothing() {
+  state_->expect_nothing();
+  state_->or_abort("backward_nothing", [&] { state_->run_nothing(); });
+}
+
+/// Once, before the first backward: a loop that was ported may still divide its losses.
+void Engine::State::warn_of_division(const at::Tensor& loss) {
+  const std::int64_t microbatches = strategy.gradient_accumulation;
+  if (std::exchange(has_looked_at_loss, true) || microbatches == 1 || activations || mesh.rank() != 0) return;
+  if (!is_divided_by(loss, microbatches)) return;
+  log_warning(c10::str(
+      "backward: the loss was divided by ", microbatches, ", and gradient_accumulation is ", microbatches,
+      ". The Engine takes the mean over the microbatches of a step itself, so gradients and the loss that "
+      "step tells are 1 / ",
+      microbatches, " of a plain loop's. hint: leave the division out; if it has another reason, nothing is wrong"));
+}
 
 /// The gradients of all engines begin with the first one's loss scale; another's own scale is made up for by a factor.
 std::vector<at::Tensor> Engine::State::factors_of(const std::vector<Engine*>& engines, const LossSeed& first) {
@@ -124,12 +178,14 @@ std::vector<at::Tensor> Engine::State::factors_of(const std::vector<Engine*>& en
 void Engine::State::run_backward(const at::Tensor& loss, const std::vector<Engine*>& engines,
                                  const MicrobatchInfo& info) {
   const Span span("backward");
-  for (Engine* engine : engines) engine->state_->begin_backward();
-  const LossSeed seed = engines[0]->state_->step->seed_of(loss);
+  for (Engine* engine : engines) engine->state_->begin_backward(info.weight);
+  const bool counts = info.weight > 0;
+  const LossSeed seed = engines[0]->state_->step->seed_of(loss, counts ? info.weight : 1.0);
   const std::vector<at::Tensor> factors = factors_of(engines, seed);
   {
     std::list<GradientHooks::Taking> taking;
-    for (std::size_t i = 0; i < engines.size(); ++i) taking.emplace_back(*engines[i]->state_->hooks, factors[i]);
+    for (std::size_t i = 0; i < engines.size(); ++i)
+      taking.emplace_back(*engines[i]->state_->hooks, factors[i], counts);
     torch::autograd::backward({loss}, {seed.seed}, info.retain_graph);
   }
   for (Engine* engine : engines) engine->state_->end_backward(loss, info);
@@ -143,6 +199,7 @@ void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const
            " was given an Engine twice. hint: each Engine once, whatever the loss does with its module");
     (*engine)->state_->expect_microbatch(loss, info);
   }
+  for (Engine* engine : engines) engine->state_->warn_of_division(loss);
   try {
     engines[0]->state_->or_abort("backward", [&] { Engine::State::run_backward(loss, engines, info); });
   } catch (...) {
@@ -153,10 +210,16 @@ void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const
 
 bool Engine::step_is_due() const { return state_->microbatch == state_->strategy.gradient_accumulation; }
 
-StepResult Engine::step() {
+StepResult Engine::step(bool partial) {
   State& s = *state_;
-  expect(step_is_due(), "step wants ", s.strategy.gradient_accumulation,
-         " microbatches (gradient_accumulation), backward was called ", s.microbatch, " times");
+  expect(step_is_due() || (partial && s.microbatch > 0), "step wants ",
+         partial ? std::string("one microbatch or more")
+                 : std::to_string(s.strategy.gradient_accumulation) + " microbatches",
+         " (gradient_accumulation), backward was called ", s.microbatch, " times. hint: ",
+         s.microbatch > 0 ? "where the data end, step(partial = true) makes a step of these, and zero_grad() drops them"
+                          : "call backward first; a rank without a batch calls backward_nothing()");
+  if (!step_is_due()) s.expect_nothing();
+  while (!step_is_due()) backward_nothing();
   s.expect_weights("step");
   expect(s.open_guards == 0, "step under Gathered: close that guard first, since step changes what it shows");
   bool saved = false;

@@ -288,6 +288,7 @@ void Engine::State::set_up() {
     });
     if (memory.state_records || memory.parameter_records) reducer->on_gradient([this] { step->read_ahead(); });
   }
+  reducer->tell(rounds);
   log.emplace(static_cast<std::size_t>(plan.input().prefetch) + 1);
   if (plan.gathers()) {
     if (memory.parameter_records && device.is_queued) {
@@ -298,6 +299,7 @@ void Engine::State::set_up() {
     if (shards) memory_use[MemoryCategory::kHostRecords] += shards->pinned_bytes();
     residency.emplace(plan, pointers_to(units), *axes.gather, std::move(memory.slots), device, *log, on_failure,
                       shards.get());
+    residency->tell(rounds);
     if (strategy.check.values && !device.is_queued) residency->check_values();
     watch.emplace();
   } else if (publication) {
@@ -469,7 +471,7 @@ void Engine::State::detach_parameters() {
   }
 }
 
-void Engine::State::begin_backward() {
+void Engine::State::begin_backward(double weight) {
   const Span span("checks");
   if (use_times) use_times->mark(UseTimes::Event::kBackward);
   if (activations) hook_saved_tensors(activations);  // a program may train on another thread than it made the Engine on
@@ -480,19 +482,76 @@ void Engine::State::begin_backward() {
   reducer->use_methods(plain_steps == 0 || step->applied() >= plain_steps, attempts + 1);
   if (updates_in_backward() || kept_gradient_bytes(plan) > 0) settle_commit();  // of what backward changes
   if (updates_in_backward()) {
-    reducer->begin_round(digest_of_gathers(log->entries()));
+    reducer->begin_round(digest_of_gathers(log->entries()), weight);
   }
   if (microbatch + 1 == strategy.gradient_accumulation) step->expect_update(reducer->order());
+  rounds.add(RoundLog::kBackward);
+}
+
+void Engine::State::end_round(bool ends, bool has_batch) {
+  const bool last = ends && microbatch + 1 == strategy.gradient_accumulation;
+  reducer->finish(last || strategy.gradient_sync == GradientSync::kEachMicrobatch, has_batch);
+  if (residency) residency->end_round();
+  rounds.add(RoundLog::kEnd);
+}
+
+void Engine::State::run_nothing() {
+  const Span span("backward");
+  static constexpr int kNoGathers[] = {RoundLog::kBackward, RoundLog::kEnd};
+  const std::span<const int> known = rounds.last().empty() ? std::span<const int>(kNoGathers) : rounds.last();
+  rounds.forget();  // what a program has done beside microbatches
+  repeat_round(std::vector<int>(known.begin(), known.end()));
+  rounds.forget();
+  ++microbatch;
+  if (use_times) use_times->mark(UseTimes::Event::kBackwardEnd);
+}
+
+/// A unit stays in use until the next one is, or until something else happens.
+void Engine::State::repeat_round(std::span<const int> events) {
+  std::size_t last_end = events.size();
+  while (last_end > 0 && events[last_end - 1] != RoundLog::kEnd) --last_end;  // its place, from 1
+  std::vector<Unit*> in_use;
+  const auto let_go = [&] {
+    for (Unit* unit : in_use) residency->unpin(*unit);
+    in_use.clear();
+  };
+  for (std::size_t i = 0; i < events.size(); ++i) {
+    if (events[i] == RoundLog::kBesides) continue;
+    if (i == 0 || events[i - 1] != RoundLog::kBesides) let_go();
+    if (events[i] >= 0 && gathers_with_others()) {
+      Unit& unit = *units[static_cast<std::size_t>(events[i])];
+      residency->use(unit);
+      in_use.push_back(&unit);
+    } else if (events[i] == RoundLog::kBackward) {
+      begin_backward(/*weight=*/0);
+    } else if (events[i] == RoundLog::kReduction) {
+      reducer->reduce_nothing();
+    } else if (events[i] == RoundLog::kEnd) {
+      end_round(/*ends=*/i + 1 == last_end, /*has_batch=*/false);
+    }
+  }
+}
+
+bool Engine::State::any_rank(bool own) {
+  const char mine = own ? 1 : 0;
+  std::vector<char> all(static_cast<std::size_t>(whole.control->size()));
+  throw_if_error(whole.control->all_gather("batches left", &mine, all.data(), 1).wait());
+  return std::ranges::any_of(all, [](char theirs) { return theirs != 0; });
 }
 
 void Engine::State::end_backward(const at::Tensor& loss, const MicrobatchInfo& info) {
-  const bool last = !info.retain_graph && microbatch + 1 == strategy.gradient_accumulation;
-  reducer->finish(last || strategy.gradient_sync == GradientSync::kEachMicrobatch);
-  if (residency) residency->end_round();
-  step->add_loss(loss, strategy.gradient_accumulation);
+  end_round(/*ends=*/!info.retain_graph, /*has_batch=*/true);
+  if (info.weight > 0) step->add_loss(loss, info.weight, strategy.gradient_accumulation);
   local.tokens += info.tokens;
   local.samples += info.samples;
-  if (!info.retain_graph) ++microbatch;
+  if (info.retain_graph) {
+    microbatch_weight = info.weight;
+  } else {
+    ++microbatch;
+    local.weight += info.weight;
+    microbatch_weight.reset();
+    rounds.end_microbatch();
+  }
   if (use_times) use_times->mark(UseTimes::Event::kBackwardEnd);
 }
 
@@ -602,9 +661,9 @@ void Engine::State::begin_next_step() {
   log->reset();
   drop_microbatches();
   // Where units are updated in backward, one whose gradients were taken for complete could not take another, so all are
-  // waited for.
+  // waited for. And a step in which nothing counted says nothing of the next one.
   const std::vector<char>* const used = updates_in_backward() ? nullptr : step->known_used();
-  if (used) reducer->expect(*used);
+  if (used && std::ranges::any_of(*used, [](char each) { return each != 0; })) reducer->expect(*used);
   for (auto& unit : units) unit->reopen();
   accept_new_values();
   if (residency) residency->gather_ahead();
@@ -625,6 +684,7 @@ void Engine::State::drop_microbatches() {
   hooks->begin_step();
   local = {};
   microbatch = 0;
+  microbatch_weight.reset();
 }
 
 }  // namespace tessera

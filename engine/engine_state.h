@@ -32,6 +32,7 @@
 #include "sharding/publication.h"
 #include "sharding/reducer.h"
 #include "sharding/residency.h"
+#include "sharding/round_log.h"
 #include "sharding/use_times.h"
 #include "tessera/engine.h"
 #include "tessera/own_rules.h"
@@ -73,6 +74,8 @@ struct Engine::State {
   void detach_parameters();
 
   void expect_microbatch(const at::Tensor& loss, const MicrobatchInfo& info) const;
+  void expect_weight(const MicrobatchInfo& info) const;
+  void warn_of_division(const at::Tensor& loss);
   /// Throws if a program did to parameters what it may not (ParameterChecks). Under Gathered(kWrite) it may. Waits for values that are
   /// on their way.
   /// `may_unfreeze`: the call makes memory for what was frozen.
@@ -107,8 +110,21 @@ struct Engine::State {
   /// All of a backward but the backward itself.
   static std::vector<at::Tensor> factors_of(const std::vector<Engine*>& engines, const LossSeed& first);
   static void run_backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const MicrobatchInfo& info);
-  void begin_backward();
+  /// `weight`: of the microbatch.
+  void begin_backward(double weight);
   void end_backward(const at::Tensor& loss, const MicrobatchInfo& info);
+  /// Backward is over. `ends`: and so is the microbatch. `has_batch`: it was one, with a loss.
+  void end_round(bool ends, bool has_batch);
+  /// What any backward needs. `what`: the call.
+  void expect_backward(const char* what) const;
+  void expect_nothing() const;
+  /// A microbatch of a rank without a batch: what the others do together, as the last microbatch here did it.
+  void run_nothing();
+  void repeat_round(std::span<const int> events);
+  /// Whether what ranks do together in a microbatch is more than sums of gradients in the order agreed on.
+  bool gathers_with_others() const { return residency && mesh.world_size() > 1; }
+  /// Whether any rank says so. Collective.
+  bool any_rank(bool own);
   StepResult take_step();
   /// Where replicas may differ ("sync"), the outer step comes now. `what`: the call that needs it. Collective over the mesh.
   void bring_replicas_together(const char* what);
@@ -163,17 +179,20 @@ struct Engine::State {
   std::unique_ptr<Step> step;
   std::unique_ptr<OuterSteps> outer;    ///< null where "sync" is not in effect
   std::optional<GatherLog> log;         ///< of this step
+  RoundLog rounds;                      ///< of microbatches
   std::unique_ptr<ShardSource> shards;  ///< null where no parameters lie below memory
   std::optional<Residency> residency;   ///< where parameters are sharded, or lie below memory
   std::optional<OpWatch> watch;
   std::shared_ptr<SavedActivations> activations;  ///< null where they stay in memory
 
-  FrozenStates frozen_states;   ///< of what set_trainable froze
-  bool half_loaded = false;     ///< a load of a checkpoint failed after it had begun to write
-  int open_guards = 0;          ///< Gathered guards that live
-  int open_writes = 0;          ///< Gathered(kWrite) guards that live
-  bool shows_ema = false;       ///< parameters and their averages have changed places
-  std::int64_t microbatch = 0;  ///< since the last step
+  FrozenStates frozen_states;               ///< of what set_trainable froze
+  bool has_looked_at_loss = false;          ///< warn_of_division
+  bool half_loaded = false;                 ///< a load of a checkpoint failed after it had begun to write
+  int open_guards = 0;                      ///< Gathered guards that live
+  int open_writes = 0;                      ///< Gathered(kWrite) guards that live
+  bool shows_ema = false;                   ///< parameters and their averages have changed places
+  std::int64_t microbatch = 0;              ///< since the last step
+  std::optional<double> microbatch_weight;  ///< of a microbatch that has more losses (MicrobatchInfo::retain_graph)
   std::int64_t attempts = 0;
   LocalStep local;
   double communication_before = 0;

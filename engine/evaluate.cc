@@ -1,6 +1,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <optional>
 #include <vector>
@@ -15,13 +16,14 @@ namespace {
 /// What each rank says before a round of evaluation.
 struct EvaluationRound {
   std::int64_t has_next = 0, batches = 0;
-  double loss = 0.0;  ///< summed so far
+  double loss = 0.0, weight = 0.0;  ///< summed so far; losses by weight
+  std::int64_t has_wrong_weight = 0;
 };
 
 }  // namespace
 
 Engine::Evaluation Engine::evaluate_batches(const std::function<bool()>& has_next,
-                                            const std::function<std::optional<double>()>& loss_of_next) {
+                                            const std::function<std::optional<LossNumber>()>& loss_of_next) {
   State& s = *state_;
   s.expect_not_updated("evaluate");
   return s.or_abort("evaluate", [&] {
@@ -30,6 +32,7 @@ Engine::Evaluation Engine::evaluate_batches(const std::function<bool()>& has_nex
     Collectives& control = *s.whole.control;
     std::vector<EvaluationRound> rounds(static_cast<std::size_t>(control.size()));
     EvaluationRound own;
+    double wrong = 0;
     for (bool is_first = true;; is_first = false) {
       own.has_next = has_next() ? 1 : 0;
       throw_if_error(control.all_gather("evaluate", &own, rounds.data(), sizeof own).wait());
@@ -37,15 +40,26 @@ Engine::Evaluation Engine::evaluate_batches(const std::function<bool()>& has_nex
       expect(!is_first || without == rounds.end(), "evaluate: rank ", without - rounds.begin(),
              " has no batch. hint: give every rank at least one");
       if (std::none_of(rounds.begin(), rounds.end(), [](const auto& r) { return r.has_next != 0; })) break;
-      if (const std::optional<double> loss = loss_of_next()) own.loss += *loss, ++own.batches;
+      const std::optional<LossNumber> found = loss_of_next();
+      if (!found) continue;
+      if (!(std::isfinite(found->weight) && found->weight >= 0)) own.has_wrong_weight = 1, wrong = found->weight;
+      if (found->weight > 0) own.loss += found->weight * found->loss;  // of what counts nothing the loss may be NaN
+      own.weight += found->weight;
+      ++own.batches;
     }
+    s.rounds.forget();
     throw_if_error(s.axes.status());  // what a GPU had queued has failed: the losses are worthless
     Evaluation result;
     for (const EvaluationRound& round : rounds) {
       result.loss += round.loss;
       result.batches += round.batches;
+      result.weight += round.weight;
     }
-    result.loss /= static_cast<double>(result.batches);
+    const auto bad = std::find_if(rounds.begin(), rounds.end(), [](const auto& r) { return r.has_wrong_weight != 0; });
+    expect(bad == rounds.end(), "evaluate: a weight on rank ", bad - rounds.begin(), " is negative or not finite",
+           own.has_wrong_weight != 0 ? c10::str(": ", wrong) : std::string(),
+           ". hint: the number of samples or tokens that the loss is a mean over");
+    result.loss /= result.weight;
     return result;
   });
 }

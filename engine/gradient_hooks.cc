@@ -125,10 +125,11 @@ void GradientHooks::unhook_before(Watched& watched) {
                 [&](const std::unique_ptr<autograd::FunctionPreHook>& hook) { return hook.get() == watched.before; });
 }
 
-GradientHooks::Taking::Taking(GradientHooks& hooks, at::Tensor factor) : hooks_(hooks) {
+GradientHooks::Taking::Taking(GradientHooks& hooks, at::Tensor factor, bool counts) : hooks_(hooks) {
   ++backwards_of_engines;
   hooks_.taking_ = true;
   hooks_.factor_ = std::move(factor);
+  hooks_.counts_ = counts;
 }
 
 GradientHooks::Taking::~Taking() {
@@ -149,11 +150,11 @@ void GradientHooks::receive(Watched& watched) {
   watched.is_lifted = false;
   if (taking_) {
     if (!gradient.defined()) throw_taken_away(watched);
-    if (factor_.defined()) {
+    if (factor_.defined() && counts_) {
       const Unrecorded unrecorded;
       gradient = gradient.mul(factor_);  // two parameters' gradients may be views of one tensor
     }
-    reducer_.take(*watched.group, watched.parameter);
+    reducer_.take(*watched.group, watched.parameter, counts_);
     watched.counts = true;
     if (!watched.taken.defined()) {
       watched.taken = make_stand_in(watched.flat(), *watched.group, text_of_taken(watched.flat().name));

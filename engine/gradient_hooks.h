@@ -34,10 +34,11 @@ class GradientHooks {
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;
 
-  /// While one lives, gradients count for these hooks' Engine. `factor`, if defined: what each is multiplied by first.
+  /// While one lives, gradients are these hooks' Engine's. `factor`, if defined: what each is multiplied by first. `counts`: false: zeros
+  /// take the place of each, and no parameter is used by it.
   class Taking {
    public:
-    Taking(GradientHooks& hooks, at::Tensor factor);
+    Taking(GradientHooks& hooks, at::Tensor factor, bool counts);
     ~Taking();
     Taking(const Taking&) = delete;
     Taking& operator=(const Taking&) = delete;
@@ -88,6 +89,7 @@ class GradientHooks {
   std::vector<Watched> watched_;  ///< [trainable parameter]; stays where it is
   bool taking_ = false;
   at::Tensor factor_;
+  bool counts_ = true;  ///< what is taken
   bool warned_ = false;
 };
 

@@ -40,6 +40,7 @@ std::unique_ptr<Engine::State> Engine::State::planned_anew(std::int64_t steps, c
   progress.options.resize((1 + groups) * UpdateOptions::kNumbers, std::numeric_limits<double>::quiet_NaN());
   next->step->resume(progress);
   next->attempts = attempts;
+  next->has_looked_at_loss = has_looked_at_loss;
   next->exceptions_at_start = exceptions_at_start;
   next->step_finishes_saves = step_finishes_saves;
   return next;
@@ -54,6 +55,7 @@ bool Engine::State::follow_sync(std::unique_ptr<State>& state, std::int64_t step
     s.expect_parameters();
     s.bring_replicas_together("\"sync\"");
     auto next = s.planned_anew(steps, [] {});
+    next->rounds = s.rounds;
     replaced = std::exchange(state, std::move(next));
   });
   if (state->mesh.rank() == 0)

@@ -28,11 +28,14 @@ TokenBatch TokenStream::next(at::Device device) {
     TORCH_INTERNAL_ASSERT(sampler_.next(samples_), "an epoch has no sample");
   }
   const auto batch = static_cast<std::int64_t>(samples_.size());
-  const at::Tensor windows = at::empty({batch, seq_len_ + 1}, at::kLong);
+  const std::int64_t counted = sampler_.counted(), rows = counted > 0 ? counted : batch;
+  const double weight = static_cast<double>(counted) / static_cast<double>(batch);
+  const at::Tensor windows = at::empty({rows, seq_len_ + 1}, at::kLong);
   const std::span<std::int64_t> tokens(windows.mutable_data_ptr<std::int64_t>(), windows.numel());
-  throw_if_error(copy_windows(*dataset_, samples_, seq_len_, tokens, vocab_size_));
+  throw_if_error(copy_windows(*dataset_, std::span(samples_).first(static_cast<std::size_t>(rows)), seq_len_, tokens,
+                              vocab_size_));
   const at::Tensor there = device.is_cpu() ? windows : windows.pin_memory().to(device, /*non_blocking=*/true);
-  return {there.narrow(1, 0, seq_len_).contiguous(), there.narrow(1, 1, seq_len_).contiguous()};
+  return {there.narrow(1, 0, seq_len_).contiguous(), there.narrow(1, 1, seq_len_).contiguous(), weight};
 }
 
 TokenBatches::TokenBatches(const std::filesystem::path& data, std::int64_t seq_len, std::int64_t vocab_size,

@@ -22,7 +22,8 @@ int main(int argc, char** argv) {
     for (int step = 1; step <= 100; ++step) {
       while (!engine.step_is_due()) {  // gradient_accumulation microbatches
         auto batch = batches.next(engine.device());
-        engine.backward(model->forward(batch.input, batch.target));  // the model's own forward, unchanged
+        auto loss = model->forward(batch.input, batch.target);  // the model's own forward, unchanged
+        engine.backward(loss, {.weight = batch.weight});        // not divided by gradient_accumulation
       }
       tessera::StepResult result = engine.step();
       result.wait();  // on a GPU, `step` does not

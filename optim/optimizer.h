@@ -16,7 +16,7 @@ namespace tessera {
 
 /// What one step needs beside the tensors. All parameters of a step share them.
 struct StepScalars {
-  float gradient_scale = 1.0f;  ///< every gradient is multiplied by it: clip / (ranks * microbatches * loss scale)
+  float gradient_scale = 1.0f;  ///< every gradient is multiplied by it: clip / (sum of weights * loss scale)
   float clip_value = 0.0f;      ///< after that, each is cut off at -clip_value and clip_value; 0: not
   float lr = 0.0f;
   std::int64_t step = 1;         ///< counts applied steps from 1: bias correction

@@ -20,7 +20,8 @@ constexpr int kMostStepsInFlight = 4;
 /// The front of a message. Behind it a flag for each parameter (did this rank give it a gradient?), and from
 /// StepTables::sums_offset on the norm's sums over this rank's parts.
 struct StepMessageHeader {
-  double loss = 0.0;  ///< mean over this rank's microbatches; the device's own, the rest is the host's
+  double loss = 0.0;    ///< LocalStep::loss; the device's own, the rest is the host's
+  double weight = 0.0;  ///< sum of the weights of this rank's microbatches
   std::int64_t tokens = 0, samples = 0;
   std::uint64_t gathers = 0;  ///< digest of the order in which units were gathered
   std::uint64_t numbers = 0;  ///< digest of rates and options (digest_of_numbers)
@@ -29,11 +30,12 @@ struct StepMessageHeader {
 /// What the device decided about a step, and what it needs to know of the steps before. Before the first: all zero, but
 /// for the scaler.
 struct DeviceDecision {
-  double loss;       ///< mean over ranks, added in rank order
+  double loss;       ///< mean over ranks and microbatches (weighted_mean.h), added in rank order
+  double weight;     ///< sum of weights, added in rank order
   double grad_norm;  ///< of the mean gradient, before clipping
   double lr;
   std::int64_t tokens, samples;  ///< over all ranks
-  float gradient_scale;          ///< clip / (ranks * microbatches * loss scale)
+  float gradient_scale;          ///< clip / (weight * loss scale)
   float loss_scale;              ///< that this step's backward used
   std::int32_t is_overflow;      ///< a gradient is infinite or NaN
   std::int32_t gathers_differ;   ///< ranks gathered units in different orders
@@ -74,6 +76,7 @@ struct UnitRequest {
   std::uint32_t sum_count = 0, digest_bits = 0;
   const double* sums =
       nullptr;  ///< [sum_count]: of the norm, over this rank's part of the unit's gradients. Device memory, as all here
+  const float* weight = nullptr;  ///< [1]: sum of the weights of all ranks
   const float* used = nullptr;    ///< [parameters]: above 0 where some rank used it
   const float* differ = nullptr;  ///< [digest_bits]: 0 unless ranks gathered units in different orders
 };

@@ -95,6 +95,15 @@ void GradientPacker::take(const FlatGroup& group, std::size_t parameter, const a
   part.used[parameter] = 1;
 }
 
+void GradientPacker::take_zeros(const FlatGroup& group, std::size_t parameter, std::byte* bucket) {
+  Part& part = parts_[group.index];
+  if (part.arrived[parameter]) return;
+  const auto element = static_cast<std::int64_t>(size_of(dtype_));
+  clear(bucket + group.layout.extent(parameter).offset * element, group.layout.extent(parameter).numel * element);
+  note_arrival(part, parameter);
+  part.arrived[parameter] = 1;
+}
+
 void GradientPacker::note_arrival(Part& part, std::size_t parameter) {
   if (expects_all_ || part.expected[parameter]) {
     --missing_;

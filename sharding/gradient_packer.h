@@ -38,6 +38,8 @@ class GradientPacker {
   /// `is_usual`: the bucket is one of the few that this unit gets again and again.
   void take(const FlatGroup& group, std::size_t parameter, const at::Tensor& gradient, std::byte* bucket,
             bool is_usual);
+  /// The same of a gradient that does not count: zeros, unless one came before, and the parameter is not used by it.
+  void take_zeros(const FlatGroup& group, std::size_t parameter, std::byte* bucket);
   /// Writes zeros where no gradient came, and into the layout's gaps unless those are zero already.
   void fill_missing(const FlatGroup& group, std::byte* bucket, bool gaps_are_zero) const;
 

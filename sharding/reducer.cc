@@ -105,6 +105,7 @@ Reducer::Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxe
       entry.bucket.memory = memory_.buckets.take(entry.bucket_bytes);
     }
   }
+  was_late_.resize(entries_.size());
   const Entry& root = entries_[0];
   if (plan_.bucket_mode() == BucketMode::kShared) {
     buckets_ = UnitSlots(memory_.buckets, root.bucket_bytes, plan_.shared_buckets(), plan_.bucket_bytes());
@@ -177,7 +178,7 @@ DType Reducer::bucket_dtype() const {
   return plan_.bucket_mode() == BucketMode::kShared ? plan_.bucket_dtype() : DType::kF32;
 }
 
-void Reducer::take(FlatGroup& group, std::size_t parameter) {
+void Reducer::take(FlatGroup& group, std::size_t parameter, bool counts) {
   Entry& entry = this->entry(*group.unit);
   at::Tensor& gradient = group.parameters[parameter].tensor.mutable_grad();
   if (updates_in_backward()) expect_not_updated(entry, group, parameter);
@@ -186,7 +187,9 @@ void Reducer::take(FlatGroup& group, std::size_t parameter) {
   const bool was_ready = entry.phase == Phase::kReady;  // and one more gradient comes: it is added
   if (entry.phase == Phase::kIdle) open(entry);
   const bool is_usual_bucket = entry.bucket.overflow.bytes() == 0 && entry.sum.overflow.bytes() == 0;
-  entry.gradients.take(group, parameter, gradient, bucket_of(entry, group), is_usual_bucket);
+  std::byte* const bucket = bucket_of(entry, group);
+  counts ? entry.gradients.take(group, parameter, gradient, bucket, is_usual_bucket)
+         : entry.gradients.take_zeros(group, parameter, bucket);
   gradient.reset();
   if (is_alone_in_place() && ++entry.taken == entry.gradients.trainable()) tell(entry);
   if (accumulates()) return copies_.flush_if_many();
@@ -315,6 +318,7 @@ void Reducer::expect(const std::vector<char>& used) {
 
 void Reducer::reduce(Entry& entry) {
   const Span span("reduce", entry.unit->name, &counts_.reduction_seconds);
+  if (rounds_) rounds_->add(RoundLog::kReduction);
   start(entry);
   follow(plan_.reduction_lag(), plan_.end_lag());
 }
@@ -465,9 +469,9 @@ void Reducer::start_notes(UnitReduction& reduction) {
 }
 
 void Reducer::write_notes(const UnitReduction& reduction) {
-  if (!device_.is_queued) return unit_notes::write(reduction.notes, reduction.used, digest_);
+  if (!device_.is_queued) return unit_notes::write(reduction.notes, reduction.used, digest_, weight_);
   std::vector<float> notes(reduction.notes.size());
-  unit_notes::write(notes, reduction.used, digest_);
+  unit_notes::write(notes, reduction.used, digest_, weight_);
   const Unrecorded unrecorded;
   const auto numel = static_cast<std::int64_t>(notes.size());
   const at::Tensor there = flat_view(reduction.notes.data(), DType::kF32, numel, device_.device);
@@ -504,12 +508,14 @@ UnitAgreement Reducer::agreement_on(UnitReduction& reduction) {
   }
   if (device_.is_queued) {
     agreed.used_there = reduction.notes.data();
+    agreed.weight_there = agreed.used_there + unit_notes::place_of_weight(parameters);
     agreed.differ_there = agreed.used_there + parameters;
     agreed.digest_bits = MemoryPlan::kDigestBits;
     return agreed;
   }
   unit_notes::read_used(reduction.notes, reduction.used);
   agreed.used = reduction.used;
+  agreed.weight = reduction.notes[static_cast<std::size_t>(unit_notes::place_of_weight(parameters))];
   return agreed;
 }
 
@@ -633,7 +639,15 @@ float* Reducer::scratch(UnitReduction& reduction, std::int64_t numel) {
   return reinterpret_cast<float*>(arena.take(arena.bytes()));
 }
 
-void Reducer::finish(bool reduce_now) {
+void Reducer::reduce_nothing() {
+  if (accumulates() || next_ == order_.size()) return;  // `finish` does it
+  Entry& entry = entries_[order_[next_++]];
+  if (entry.phase == Phase::kIdle) open(entry);
+  completed_.push_back(entry.unit->index);
+  reduce(entry);
+}
+
+void Reducer::finish(bool reduce_now, bool has_batch) {
   if (accumulates()) {
     copies_.flush();
     if (reduce_now) {
@@ -650,7 +664,7 @@ void Reducer::finish(bool reduce_now) {
     if (!entry.reduced && entry.phase == Phase::kFilling) completed_.push_back(entry.unit->index);
     reduce(entry);
   }
-  reduce_late();
+  reduce_late(has_batch);
   end_reductions();
   for (Entry& entry : entries_) entry.reduced = false;
   next_ = 0;
@@ -661,13 +675,15 @@ void Reducer::finish(bool reduce_now) {
 /// Gradients that came after their unit had been reduced: each such unit is reduced once more, on all ranks. Where every
 /// gradient is waited for, only a module's code makes one late, which is the same on all ranks. Else ranks that took
 /// different branches may differ, and tell each other.
-void Reducer::reduce_late() {
+void Reducer::reduce_late(bool has_batch) {
   const bool may_differ = !expects_all_ && axes_.control->size() > 1;
   const std::vector<char> late = may_differ ? late_anywhere() : std::vector<char>();
   for (int index : order_) {
     Entry& entry = entries_[index];
     const bool is_idle = entry.phase == Phase::kIdle;
-    if (may_differ ? !late[static_cast<std::size_t>(index)] : is_idle) continue;
+    char& was_late = was_late_[static_cast<std::size_t>(index)];
+    if (has_batch) was_late = is_idle ? 0 : 1;
+    if (may_differ ? !late[static_cast<std::size_t>(index)] : was_late == 0) continue;
     if (is_idle) open(entry);
     reduce(entry);
   }

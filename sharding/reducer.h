@@ -17,6 +17,7 @@
 #include "sharding/gradient_store.h"
 #include "sharding/gradient_visitor.h"
 #include "sharding/kept_gradients.h"
+#include "sharding/round_log.h"
 #include "sharding/unit.h"
 #include "sharding/unit_agreement.h"
 #include "sharding/unit_slots.h"
@@ -91,18 +92,27 @@ class Reducer {
   /// `told`: each time that a gradient has come.
   void on_gradient(std::function<void()> told) { on_gradient_ = std::move(told); }
 
+  /// From now on `rounds` hears of every reduction that begins. It outlives this.
+  void tell(RoundLog& rounds) { rounds_ = &rounds; }
+
+  /// For a rank without a batch, where the others begin the reduction of a unit in the order agreed on: it takes part with zeros.
+  void reduce_nothing();
+
   /// A program's rule makes the sums of all gradients, over any transport.
   void sum_by(const std::shared_ptr<CommHook>& hook);
 
-  /// A backward begins. `digest` of what ranks must have done alike so far; used where units are updated in backward.
-  void begin_round(std::uint64_t digest) { digest_ = digest; }
+  /// A backward begins, where units are updated in it. `digest` of what ranks must have done alike so far; `weight`: of this rank's
+  /// microbatch (UnitAgreement).
+  void begin_round(std::uint64_t digest, double weight) { digest_ = digest, weight_ = weight; }
 
-  /// Called from the hook: `parameter`'s gradient is in `.grad`; it is taken and reset.
-  void take(FlatGroup& group, std::size_t parameter);
+  /// Called from the hook: `parameter`'s gradient is in `.grad`; it is taken and reset. Where it does not count, zeros take its place, and
+  /// it makes no parameter a used one.
+  void take(FlatGroup& group, std::size_t parameter, bool counts = true);
 
   /// Ends a microbatch's backward. With `reduce` false, gradients stay in their (unsharded) accumulators. Afterwards
-  /// every unit's gradient is in place.
-  void finish(bool reduce);
+  /// every unit's gradient is in place. `has_batch` false: this rank did nothing, and what the others reduce late is what was late in the
+  /// last backward.
+  void finish(bool reduce, bool has_batch = true);
 
   /// To be called after the optimizer has used the gradients: the next gradient taken starts a new sum.
   void reset();
@@ -190,7 +200,7 @@ class Reducer {
   std::byte* bucket_of(const Entry& entry, const FlatGroup& group) const;
   void launch_ready();
   void tell(Entry& entry);
-  void reduce_late();
+  void reduce_late(bool has_batch);
   std::vector<char> late_anywhere() const;
   void note_overflow(const Arena& arena);
   void reduce(Entry& entry);
@@ -221,9 +231,12 @@ class Reducer {
   OnReduced on_reduced_;
   std::function<void()> on_gradient_;
   std::uint64_t digest_ = 0;
+  double weight_ = 0;
   std::vector<int> order_;      ///< unit indices
   std::vector<int> completed_;  ///< of this round, in this rank's order
-  std::size_t next_ = 0;        ///< into order_
+  std::vector<char> was_late_;  ///< [unit]: it had a late gradient in the last round with a batch
+  RoundLog* rounds_ = nullptr;
+  std::size_t next_ = 0;  ///< into order_
   bool order_agreed_ = false;
   std::vector<char> expected_;  ///< what `expect` was told last
   bool expects_all_ = true;     ///< a gradient of every trainable parameter

@@ -73,6 +73,10 @@ void Residency::use(Unit& unit) {
   if (!is_held && std::exchange(is_exact_[unit.index], 0) != 0 && unit.state() != Unit::State::kReleased) release(unit);
   // What a guard holds may be read by some ranks only, so it must not move the schedule, by which all ranks gather ahead.
   if ((is_held || &unit == last_) && unit.state() == Unit::State::kGathered) return;
+  if (rounds_) {
+    if (last_ && last_ != &unit && last_->pins > 0) rounds_->add(RoundLog::kBesides);
+    rounds_->add(unit.index);
+  }
   last_ = &unit;
   schedule_.use(unit.index);
   const std::int64_t overflows = counts_.overflow_slots;

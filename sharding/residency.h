@@ -14,6 +14,7 @@
 #include "sharding/compute_device.h"
 #include "sharding/gather_log.h"
 #include "sharding/layout/schedule.h"
+#include "sharding/round_log.h"
 #include "sharding/shard_source.h"
 #include "sharding/unit.h"
 #include "sharding/unit_keeper.h"
@@ -67,6 +68,9 @@ class Residency final : public UnitKeeper {
   void check_values() { checks_values_ = true; }
   /// Throws as above for what is gathered now. No-op without check_values.
   void expect_values() const;
+
+  /// From now on `rounds` hears of every use by which the schedule goes. It outlives this.
+  void tell(RoundLog& rounds) { rounds_ = &rounds; }
 
   /// A round is forward and backward of one microbatch.
   void end_round() {
@@ -128,6 +132,7 @@ class Residency final : public UnitKeeper {
   std::vector<char> is_exact_;              ///< by unit index: it was gathered for `hold`, and is not rounded
   std::vector<char> is_coming_;             ///< by unit index: its part, from the source
   Schedule schedule_;
+  RoundLog* rounds_ = nullptr;
   const int exceptions_at_start_ = std::uncaught_exceptions();
   Unit* last_ = nullptr;
   bool warned_ = false;

@@ -10,6 +10,7 @@
 #include "runtime/data/permutation.h"
 #include "tessera/error.h"
 #include "tessera/seed_for_rank.h"
+#include "tessera/unpadded_epoch.h"
 
 namespace tessera {
 
@@ -31,13 +32,15 @@ void RankSampler::expect_enough() const {
 }
 
 std::size_t RankSampler::share_of(std::size_t samples) const {
-  const std::size_t whole = samples / world_size_;
-  return options_.tail == Tail::kPad && samples % world_size_ != 0 ? whole + 1 : whole;
+  const std::size_t whole = samples / world_size_, rest = samples % world_size_;
+  if (options_.tail == Tail::kDrop || rest == 0) return whole;
+  return is_padded_ || rank_ < rest ? whole + 1 : whole;
 }
 
 std::size_t RankSampler::size() const { return share_of(num_samples_); }
 
 void RankSampler::reset(std::optional<std::size_t> new_size) {
+  is_padded_ = !UnpaddedEpoch::lives();
   const bool goes_on = std::exchange(goes_on_, false) && !new_size && left() > 0;
   if (goes_on) return;
   if (new_size) {

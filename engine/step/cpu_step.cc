@@ -10,6 +10,7 @@
 #include "engine/step/step_outcome.h"
 #include "optim/clip.h"
 #include "optim/lr_schedule.h"
+#include "optim/weighted_mean.h"
 #include "runtime/base/log.h"
 #include "runtime/base/text.h"
 #include "tessera/error.h"
@@ -64,16 +65,17 @@ CpuStep::CpuStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPl
   if (strategy.on_spike.action != SpikeAction::kNone) spikes_.emplace(strategy.on_spike);
 }
 
-LossSeed CpuStep::seed_of(const at::Tensor& loss) const {
+LossSeed CpuStep::seed_of(const at::Tensor& loss, double weight) const {
   const double scale = loss_scale();
   const double seed = loss.scalar_type() == at::kHalf ? std::min(scale, kMostFp16Seed) : scale;
   LossSeed result{at::full_like(loss, seed), {}};
   if (seed != scale) result.factor = at::full({}, scale / seed, at::kFloat);
+  weigh(result, weight);
   return result;
 }
 
-void CpuStep::add_loss(const at::Tensor& loss, std::int64_t microbatches) {
-  loss_ += loss.item<double>() / static_cast<double>(microbatches);
+void CpuStep::add_loss(const at::Tensor& loss, double weight, std::int64_t microbatches) {
+  loss_ += weight * loss.item<double>() / static_cast<double>(microbatches);
 }
 
 double CpuStep::scheduled_lr(std::int64_t samples) const {
@@ -101,7 +103,7 @@ void CpuStep::update(Unit& unit, const UnitAgreement& agreed) {
   for (const auto& group : unit.groups) {
     if (group->trainable && !norm_.sums_of(*group).finite()) throw_not_finite(*group);
   }
-  update_.apply(unit, rates(1.0 / microbatches_, scheduled_lr(/*samples=*/0)), agreed.used);
+  update_.apply(unit, rates(mean_factor(agreed.weight, 1.0), scheduled_lr(/*samples=*/0)), agreed.used);
 }
 
 void CpuStep::run(const LocalStep& local, StepResult& result) {
@@ -114,13 +116,13 @@ void CpuStep::run(const LocalStep& local, StepResult& result) {
   used_ = &agreed.used;
   const std::string slow = stragglers_.add(agreed.busy_seconds);
   if (speaks_ && !slow.empty()) log_warning("step " + std::to_string(result.step) + ": " + slow);
-  result.loss = agreed.loss;
+  result.loss = mean_loss(agreed.loss, microbatches_, agreed.weight);
   result.tokens = agreed.tokens;
   result.loss_scale = loss_scale();
   result.overflow = !agreed.finite || !std::isfinite(agreed.sum_of_squares);
   result.spike = !result.overflow && is_spike(result);
   result.lr = scheduled_lr(agreed.samples);
-  const double mean = 1.0 / (microbatches_ * result.loss_scale);
+  const double mean = mean_factor(agreed.weight, result.loss_scale);
   result.grad_norm = std::sqrt(agreed.sum_of_squares) * mean;
   if (strategy_.optimizer.in_backward) {
     update_.finish();

@@ -20,8 +20,8 @@ class CpuStep final : public Step {
           const Reducer& reducer, GradientNorm& norm, const Strategy& strategy, const TrainingMemory& memory,
           const OwnRules& own_rules, Publication* behind);
 
-  LossSeed seed_of(const at::Tensor& loss) const override;
-  void add_loss(const at::Tensor& loss, std::int64_t microbatches) override;
+  LossSeed seed_of(const at::Tensor& loss, double weight) const override;
+  void add_loss(const at::Tensor& loss, double weight, std::int64_t microbatches) override;
   void expect_update(std::span<const int> order) override;
   void read_ahead() override;
   void update(Unit& unit, const UnitAgreement& agreed) override;
@@ -60,7 +60,7 @@ class CpuStep final : public Step {
   std::optional<LossSpikes> spikes_;  ///< with Strategy::on_spike
   std::int64_t applied_ = 0;
   const std::vector<char>* used_ = nullptr;  ///< the agreement's
-  double loss_ = 0;                          ///< mean over this rank's microbatches so far
+  double loss_ = 0;                          ///< LocalStep::loss so far
 };
 
 }  // namespace tessera

@@ -126,9 +126,11 @@ void QueuedStep::fill_tables() {
   t.steps = memory_.take<std::int64_t>(parameters);
 }
 
-void QueuedStep::add_loss(const at::Tensor& loss, std::int64_t microbatches) {
+void QueuedStep::add_loss(const at::Tensor& loss, double weight, std::int64_t microbatches) {
   const Unrecorded unrecorded;
-  loss_.add_(loss.detach().reshape({1}).to(at::kDouble).div(static_cast<double>(microbatches)));
+  at::Tensor counted = loss.detach().reshape({1}).to(at::kDouble);
+  if (weight != 1.0) counted = counted.mul(weight);
+  loss_.add_(counted.div(static_cast<double>(microbatches)));
 }
 
 double QueuedStep::lr(std::optional<std::size_t> group) const {
@@ -154,16 +156,16 @@ void QueuedStep::forget_losses() {
   loss_.zero_();
 }
 
-LossSeed QueuedStep::seed_of(const at::Tensor& loss) const {
+LossSeed QueuedStep::seed_of(const at::Tensor& loss, double weight) const {
   const Unrecorded unrecorded;
   LossSeed result{at::ones_like(loss), {}};
-  if (!scales_loss_) return result;
-  if (loss.scalar_type() != at::kHalf) {
+  if (scales_loss_ && loss.scalar_type() != at::kHalf) {
     result.seed.mul_(loss_scale_);
-  } else {
+  } else if (scales_loss_) {
     result.seed.mul_(loss_scale_.clamp_max(kMostFp16Seed));
     result.factor = loss_scale_.div(kMostFp16Seed).clamp_min(1.0);
   }
+  weigh(result, weight);
   return result;
 }
 
@@ -175,6 +177,7 @@ void QueuedStep::update(Unit& unit, const UnitAgreement& agreed) {
   of_unit.sums = sums.data();
   of_unit.sum_count = static_cast<std::uint32_t>(sums.size());
   of_unit.used = agreed.used_there;
+  of_unit.weight = agreed.weight_there;
   of_unit.differ = agreed.differ_there;
   of_unit.digest_bits = static_cast<std::uint32_t>(agreed.digest_bits);
   kernels_.begin_unit(request(), of_unit, tables_);
@@ -233,6 +236,7 @@ QueuedStep::InFlight& QueuedStep::take_slot() {
 /// parameter that got a gradient, and numbers of groups. It lies behind the loss, which the device adds up.
 void QueuedStep::send_host_part(InFlight& slot, const LocalStep& local) {
   StepMessageHeader header;
+  header.weight = local.weight;
   header.tokens = local.tokens;
   header.samples = local.samples;
   header.gathers = digest_of_gathers(local.gathered);

@@ -45,8 +45,8 @@ class QueuedStep final : public Step {
              const Reducer& reducer, const Strategy& strategy, const Optimizer& optimizer, const TrainingMemory& memory,
              const OwnRules& own_rules, Accelerator& accelerator);
 
-  LossSeed seed_of(const at::Tensor& loss) const override;
-  void add_loss(const at::Tensor& loss, std::int64_t microbatches) override;
+  LossSeed seed_of(const at::Tensor& loss, double weight) const override;
+  void add_loss(const at::Tensor& loss, double weight, std::int64_t microbatches) override;
   /// Begins to bring records.
   void expect_update(std::span<const int> order) override;
   void reduced(const Unit& unit) override;

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "engine/step/loss_seed.h"
 #include "engine/step/loss_spikes.h"
 #include "engine/step/step_agreement.h"
 #include "engine/step/update_options.h"
@@ -16,12 +17,6 @@
 #include "tessera/engine.h"
 
 namespace tessera {
-
-/// What a backward begins with.
-struct LossSeed {
-  at::Tensor seed;    ///< the gradient of the loss, of its sizes, dtype and device
-  at::Tensor factor;  ///< what every gradient has to be multiplied by afterwards (a scalar); undefined: nothing
-};
 
 /// How far training has come: what a step needs of the steps before, beside parameters and optimizer states.
 struct StepProgress {
@@ -42,12 +37,12 @@ class Step {
  public:
   virtual ~Step() = default;
 
-  /// The loss scale, for a loss of one element. Where the loss is fp16, which ends at 65504, the scale is split into a seed
-  /// and a factor.
-  virtual LossSeed seed_of(const at::Tensor& loss) const = 0;
+  /// The loss scale times `weight` (weigh), for a loss of one element. Where the loss is fp16, which ends at 65504, the scale is split into
+  /// a seed and a factor.
+  virtual LossSeed seed_of(const at::Tensor& loss, double weight) const = 0;
 
-  /// Adds `loss` to the step's: the mean over `microbatches` of them.
-  virtual void add_loss(const at::Tensor& loss, std::int64_t microbatches) = 0;
+  /// Adds `weight` times `loss` to the step's: the mean over `microbatches` of them.
+  virtual void add_loss(const at::Tensor& loss, double weight, std::int64_t microbatches) = 0;
 
   /// A step's last backward begins. `order`: indices of the units, as they will be reduced.
   virtual void expect_update(std::span<const int> order) = 0;

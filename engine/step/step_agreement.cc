@@ -20,7 +20,7 @@ namespace tessera {
 namespace {
 
 struct Header {
-  double loss = 0.0;
+  double loss = 0.0, weight = 0.0;
   std::int64_t tokens = 0, samples = 0;
   std::int64_t finite = 1;
   std::uint64_t gathers = 0;
@@ -93,7 +93,7 @@ StepAgreement::StepAgreement(const std::vector<std::unique_ptr<Unit>>& units, co
 const AgreedStep& StepAgreement::agree(const LocalStep& local) {
   write_message(local);
   exchange();
-  agreed_.loss = 0.0;
+  agreed_.loss = agreed_.weight = 0.0;
   agreed_.tokens = agreed_.samples = 0;
   agreed_.finite = true;
   std::fill(agreed_.used.begin(), agreed_.used.end(), 0);
@@ -108,6 +108,7 @@ const AgreedStep& StepAgreement::agree(const LocalStep& local) {
 
 void StepAgreement::write_message(const LocalStep& local) {
   Header header{.loss = local.loss,
+                .weight = local.weight,
                 .tokens = local.tokens,
                 .samples = local.samples,
                 .finite = 1,
@@ -137,6 +138,7 @@ void StepAgreement::read_message(int rank) {
   const std::byte* message = message_of(rank);
   const Header header = header_of(message);
   agreed_.loss += header.loss / axes_.world->size();
+  agreed_.weight += header.weight;
   agreed_.tokens += header.tokens;
   agreed_.samples += header.samples;
   agreed_.busy_seconds[static_cast<std::size_t>(rank)] = header.busy_seconds;

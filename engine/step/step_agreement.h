@@ -22,7 +22,8 @@ std::uint64_t digest_of_numbers(std::span<const double> rates, std::span<const d
 
 /// What one rank knows at the end of a step's backward.
 struct LocalStep {
-  double loss = 0.0;  ///< mean over this rank's microbatches
+  double loss = 0.0;    ///< sum over this rank's microbatches of weight * loss, divided by their number in a whole step
+  double weight = 0.0;  ///< sum of their weights (MicrobatchInfo::weight)
   std::int64_t tokens = 0, samples = 0;
   std::span<const int> gathered;    ///< units gathered in this step, in order (Residency::gathered)
   std::span<const double> rates;    ///< LearningRates::all
@@ -32,7 +33,8 @@ struct LocalStep {
 
 /// What all ranks agree on before the update: the same bits everywhere.
 struct AgreedStep {
-  double loss = 0.0;  ///< mean over ranks, summed in rank order
+  double loss = 0.0;  ///< sum over ranks in rank order, divided by their number: see mean_loss (optim/weighted_mean.h)
+  double weight = 0.0;  ///< sum over ranks in rank order
   std::int64_t tokens = 0, samples = 0;
   double sum_of_squares = 0.0;  ///< of the summed, unscaled gradients of all parameters
   bool finite = true;

@@ -22,6 +22,7 @@
 #include "tessera/own_rules.h"
 #include "tessera/strategy.h"
 #include "tessera/topology.h"
+#include "tessera/unpadded_epoch.h"
 #include "tessera/upload.h"
 
 namespace tessera {
@@ -39,8 +40,10 @@ class StepOutcome;
 ///
 /// Between outer steps (Strategy::sync) "ranks" are those of this rank's replica.
 struct StepResult {
-  std::int64_t step = 0;   ///< attempts, from 1
-  double loss = 0.0;       ///< mean over ranks and microbatches of the losses given to backward
+  std::int64_t step = 0;  ///< attempts, from 1
+  /// Mean over ranks and microbatches of the losses given to backward, by their weights (MicrobatchInfo::weight). NaN where all weights
+  /// are 0.
+  double loss = 0.0;
   double grad_norm = 0.0;  ///< global 2-norm of the averaged gradient, before clipping
   double lr = 0.0;
   bool overflow = false;  ///< a gradient was infinite or NaN: the step was skipped on all ranks
@@ -73,6 +76,18 @@ struct MicrobatchInfo {
   /// This microbatch has more losses: the graph stays, and the microbatch ends with the backward that says false. Losses
   /// add up, as the gradients do.
   bool retain_graph = false;
+  /// Over how many things this microbatch's loss is a mean: tokens with a label, pixels, samples. What the step trains with, and the loss
+  /// that it tells, are sum(weight * mean) / sum(weight) over ranks and microbatches, so they are the means over all things, however many each
+  /// microbatch has. Only ratios count. With fp16 parameters give numbers near 1 (tokens / the tokens of a full microbatch): gradients are
+  /// multiplied by them before they are added up. 0: this backward takes part in what ranks do together, and counts nothing, though its loss
+  /// were NaN. Each loss of one microbatch (retain_graph) comes with the same weight.
+  double weight = 1.0;
+};
+
+/// A loss, and over how many things it is a mean (MicrobatchInfo::weight).
+struct WeightedLoss {
+  at::Tensor loss;
+  double weight = 1.0;
 };
 
 /// Collectives begun by this rank since the Engine was made.
@@ -151,7 +166,10 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   /// Backward of one microbatch: `loss` is a scalar, the mean over this rank's microbatch. Gradients are averaged over
-  /// ranks and over the `gradient_accumulation` microbatches of a step.
+  /// ranks and over the `gradient_accumulation` microbatches of a step, by MicrobatchInfo::weight: the loss is not divided by
+  /// `gradient_accumulation`, as it is in a plain loop. Where microbatches are means over different numbers of things, say how many:
+  ///
+  ///   engine.backward(loss, {.weight = static_cast<double>(labels.ne(-100).sum().item<std::int64_t>())});
   ///
   /// With "optimizer.in_backward" it updates parameters too, each unit's as soon as its gradients are summed. Until `step`
   /// they cannot be read then: a forward throws c10::Error, zero_grad, evaluate and Gathered throw Error (64). A gradient
@@ -159,9 +177,19 @@ class Engine {
   /// of this step or a later one, or with a call some steps later, and the rank that has what is not finite updates nothing from there on.
   void backward(const at::Tensor& loss, const MicrobatchInfo& info = {});
 
+  /// A microbatch of a rank that has no batch, while others have: it takes part in what they do together, and counts nothing, as a
+  /// backward with weight 0 whose forward need not be run. It does what this rank's latest microbatch did, so it comes after a first one
+  /// (with `set_trainable`: a first one since). A module whose forward makes collectives of its own (SyncBatchNorm) needs a batch on every
+  /// rank. Throws Error (64): none came before, under "sign": "majority", and under check.as_across_hosts where ranks share parameters.
+  /// For loaders of different lengths see tessera/uneven.h, which calls it.
+  void backward_nothing();
+
   /// After `gradient_accumulation` calls of backward: agrees on norm and overflow with the other ranks, clips, updates
-  /// parameters. Throws if called early.
-  StepResult step();
+  /// parameters. Throws Error (64) if called early, but with `partial`: then the window ends with the microbatches that there are, at least
+  /// one, and the step takes the mean over those. Ranks may have begun different numbers of microbatches. What is missing is a
+  /// backward_nothing each. Where the data of an epoch end in the middle of a window, a program may also go on into the next epoch, whose
+  /// first microbatches fill it, or drop it with zero_grad.
+  StepResult step(bool partial = false);
 
   /// The learning rate from the next step on, with lr_schedule.type "manual": everybody's, of which each group of
   /// optimizer.groups has its lr_ratio; or that of the group of this name alone, until everybody's is set again. All ranks
@@ -217,27 +245,38 @@ class Engine {
 
   /// What `evaluate` found.
   struct Evaluation {
-    double loss = 0.0;         ///< mean over all batches of all ranks
+    double loss = 0.0;         ///< mean over all batches of all ranks, by weight; NaN where all weights are 0
     std::int64_t batches = 0;  ///< on all ranks
+    double weight = 0.0;       ///< sum over all batches of all ranks; as many as batches where none was given
   };
 
-  /// The mean of `loss_of(batch)` (a scalar tensor) over the batches of `loader`, a range; without gradients. Ranks may have
-  /// different numbers of batches, but each at least one: who has fewer runs its last one again, uncounted, so that all
-  /// ranks gather alike. (Own loops under NoGradGuard or InferenceMode work too where all ranks make the same number of
-  /// forwards.) Between steps; collective. Put the module in eval mode first. Errors: 64 on all ranks if one has no batch.
+  /// The mean of `loss_of(batch)` over the batches of `loader`, a range; without gradients. `loss_of` returns a scalar tensor, or a
+  /// WeightedLoss or pair {loss, weight}. With weights the number is the same on any number of ranks and for any batch size:
+  ///
+  ///   engine.evaluate(*loader, [&](auto& batch) {
+  ///     return tessera::WeightedLoss{model->forward(batch.data, batch.target), static_cast<double>(batch.data.size(0))};
+  ///   });
+  ///
+  /// Ranks may have different numbers of batches, but each at least one: who has fewer runs its last one again, uncounted, so that all
+  /// ranks gather alike. So a RankSampler gives each sample once here, and pads nothing. (Own loops under NoGradGuard or InferenceMode
+  /// work too where all ranks make the same number of forwards.) Between steps; collective. Put the module in eval mode first.
+  /// Errors: 64 on all ranks if one has no batch, or where a weight is negative or not finite.
   template <class Loader, class LossOf>
   Evaluation evaluate(Loader&& loader, LossOf&& loss_of) {
-    auto next = std::begin(loader);
+    auto next = [&] {
+      const UnpaddedEpoch unpadded;
+      return std::begin(loader);
+    }();
     const auto end = std::end(loader);
     std::optional<std::decay_t<decltype(*next)>> batch;
-    const auto loss_of_next = [&]() -> std::optional<double> {
+    const auto loss_of_next = [&]() -> std::optional<LossNumber> {
       const bool is_new = next != end;
       if (is_new) {
         batch.emplace(*next);
         ++next;
       }
-      const at::Tensor loss = loss_of(*batch);
-      return is_new ? std::optional<double>(loss.template item<double>()) : std::nullopt;
+      const LossNumber found = number_of(loss_of(*batch));
+      return is_new ? std::optional<LossNumber>(found) : std::nullopt;
     };
     return evaluate_batches([&] { return next != end; }, loss_of_next);
   }
@@ -280,11 +319,24 @@ class Engine {
   friend class EngineCheckpoints;
   friend class EngineSafetensors;
   friend class Gathered;
+  friend class UnevenLoop;
   friend void save_weights(Engine& engine, const std::filesystem::path& path, Existing existing);
   friend void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const MicrobatchInfo& info);
+  struct LossNumber {
+    double loss = 0.0, weight = 1.0;
+  };
+  template <class Loss>
+  static LossNumber number_of(const Loss& found) {
+    if constexpr (std::is_convertible_v<const Loss&, at::Tensor>) {
+      return {static_cast<at::Tensor>(found).template item<double>(), 1.0};
+    } else {
+      const auto& [loss, weight] = found;
+      return {loss.template item<double>(), static_cast<double>(weight)};
+    }
+  }
   /// `has_next`: has this rank a batch that was not counted? `loss_of_next`: its loss, or nothing if it was counted before.
   Evaluation evaluate_batches(const std::function<bool()>& has_next,
-                              const std::function<std::optional<double>()>& loss_of_next);
+                              const std::function<std::optional<LossNumber>()>& loss_of_next);
 
   struct State;
   std::unique_ptr<State> state_;

@@ -30,7 +30,8 @@ struct RankSamplerOptions {
 ///  1. In an epoch every sample is given to exactly one rank, but for the first few of the order, which Tail::kPad gives
 ///     twice (more often where there are fewer samples than ranks), or the last few of the order, which Tail::kDrop leaves
 ///     out: fewer than there are ranks.
-///  2. Every rank gets the same number of samples, so also of batches, and its last batch is as large as the others' last.
+///  2. Every rank gets the same number of samples, so also of batches, and its last batch is as large as the others' last. But in
+///     Engine::evaluate and tessera::uneven, which go on where ranks differ, Tail::kPad gives no sample twice, and some ranks get one less.
 ///  3. The order depends on the number of samples, seed and epoch only. Sample number p of it is rank p mod world_size's.
 /// Unlike there, nobody has to say set_epoch: each `reset`, which the DataLoader makes when an iteration begins, begins the
 /// next epoch, and the first one `options.epoch`. (LibTorch's own DistributedRandomSampler gives every epoch one order,
@@ -64,7 +65,7 @@ class RankSampler : public torch::data::samplers::Sampler<> {
   /// The next `batch_size` samples of this rank, or what is left of the epoch; nothing at its end.
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
 
-  /// Samples that each rank gets in an epoch.
+  /// Samples that this rank gets in the epoch that began last, the same number on all ranks unless UnpaddedEpoch made it.
   std::size_t size() const;
   std::int64_t epoch() const { return epoch_; }
 
@@ -94,6 +95,7 @@ class RankSampler : public torch::data::samplers::Sampler<> {
   std::size_t taken_ = 0;   ///< by this rank in this epoch, behind them
   bool has_begun_ = false;  ///< the first epoch
   bool goes_on_ = false;    ///< nothing was taken since `resume` or `load`
+  bool is_padded_ = true;   ///< this epoch, with Tail::kPad
 };
 
 }  // namespace tessera

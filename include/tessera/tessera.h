@@ -18,5 +18,6 @@
 #include "tessera/strategy.h"              // IWYU pragma: export
 #include "tessera/token_batches.h"         // IWYU pragma: export
 #include "tessera/trace.h"                 // IWYU pragma: export
+#include "tessera/uneven.h"                // IWYU pragma: export
 #include "tessera/upload.h"                // IWYU pragma: export
 #include "tessera/weights.h"               // IWYU pragma: export

@@ -13,8 +13,14 @@ namespace tessera {
 class TokenStream;
 
 /// One microbatch: [batch, seq_len] int64 each, targets[b][t] = the token that follows input[b][t].
+///
+///   engine.backward(loss, {.tokens = batch.input.numel(), .weight = batch.weight});
+///
+/// In the last step of an epoch, with Tail::kPad, it has only the samples that are left, and its weight says how many; a rank for which none
+/// is left gets samples a second time, with weight 0.
 struct TokenBatch {
   at::Tensor input, target;
+  double weight = 1.0;  ///< MicrobatchInfo::weight: tokens that count, as a part of a full microbatch's
 };
 
 /// Tokens on disk, given to the ranks as tensors, epoch after epoch. Every epoch has an order of its own. Sample i is the

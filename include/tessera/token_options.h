@@ -24,7 +24,7 @@ struct DatasetOptions {
 /// What becomes of the samples that do not fill the last step of an epoch.
 enum class Tail {
   kDrop,  ///< left out; another epoch's shuffle leaves out others
-  kPad,   ///< the step is filled with the first samples of the epoch, seen twice then
+  kPad,  ///< the step is filled with the first samples of the epoch, a second time; TokenBatches leaves those out, or gives them no weight
 };
 
 /// How the samples of a dataset are dealt out.

@@ -12,6 +12,7 @@
 #include "optim/cuda/staged_blocks.cuh"
 #include "optim/scaled_gradient.h"
 #include "optim/scaled_lr.h"
+#include "optim/weighted_mean.h"
 #include "runtime/base/cuda_launch.h"
 #include "runtime/base/noise.h"
 
@@ -43,12 +44,13 @@ __global__ void read(StepTables t) {
   }
   if (threadIdx.x > 0) return;
   DeviceDecision& d = *t.decision;
-  d.loss = 0.0;
+  d.loss = d.weight = 0.0;
   d.tokens = d.samples = 0;
   if (!t.updates_in_backward) d.gathers_differ = d.numbers_differ = 0;
   for (int rank = 0; rank < t.ranks; ++rank) {
     const StepMessageHeader& header = header_of(t, rank);
     d.loss += header.loss / t.ranks;
+    d.weight += header.weight;
     d.tokens += header.tokens;
     d.samples += header.samples;
     if (header.gathers != header_of(t, rank - rank % t.shard_size).gathers) d.gathers_differ = 1;
@@ -65,7 +67,7 @@ struct Verdict {
 
 __device__ Verdict verdict_on(const StepRequest& request, const StepTables& t) {
   const DeviceDecision& d = *t.decision;
-  const double mean = 1.0 / (request.microbatches * d.scaler.scale);
+  const double mean = mean_factor(d.weight, d.scaler.scale);
   Verdict v;
   v.norm = sqrt(*t.sum_of_squares) * mean;
   v.is_overflow = !isfinite(*t.sum_of_squares);
@@ -134,7 +136,7 @@ __global__ void begin_update(StepRequest request, UnitRequest unit, StepTables t
     return;
   }
   if (threadIdx.x == 0) {
-    d.gradient_scale = static_cast<float>(1.0 / request.microbatches);
+    d.gradient_scale = static_cast<float>(mean_factor(*unit.weight, 1.0));
     d.lr = lr;
   }
   for (unsigned i = threadIdx.x; i < unit.parameters; i += blockDim.x) {
@@ -154,6 +156,7 @@ __global__ void decide(StepRequest request, StepTables t) {
   __syncthreads();  // all have read the decision before one writes it
   if (threadIdx.x == 0) {
     DeviceDecision& d = *t.decision;
+    d.loss = mean_loss(d.loss, request.microbatches, d.weight);
     d.grad_norm = v.norm;
     d.lr = v.lr;
     d.gradient_scale = v.gradient_scale;

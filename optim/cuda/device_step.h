@@ -15,13 +15,13 @@ cudaError_t read_messages(const StepTables& tables, cudaStream_t stream);
 /// folds the constants of each parameter:
 ///   norm = sqrt(sum_of_squares) * mean;  clip = max_norm > 0 ? min(1, max_norm / (norm + 1e-6)) : 1
 ///   steps[p] += used[p], constants[p] = rule_constants(rule, numbers, steps[p], lr), unless skipped
-/// with mean = 1 / (microbatches * loss scale) and the lr that belongs to the steps applied so far; of a parameter group its own numbers and
+/// with mean = 1 / (sum of weights * loss scale) and the lr that belongs to the steps applied so far; of a parameter group its own numbers and
 /// its share of that lr, or its own. Then moves the scale. Where units were updated in backward, their parameters are left as they are.
 cudaError_t decide_step(const StepRequest& request, const StepTables& tables, cudaStream_t stream);
 
 /// Begins the update of a unit whose gradients are summed, while backward goes on:
 ///   steps[p] += used[p], constants[p] = rule_constants(rule, numbers, steps[p], lr) of its parameters
-/// and in the decision the gradients' scale, 1 / microbatches, and lr. Where a gradient of it is not finite, or ranks differ, this step's updates end instead: it
+/// and in the decision the gradients' scale, 1 / the sum of weights, and lr. Where a gradient of it is not finite, or ranks differ, this step's updates end instead: it
 /// is skipped from here on, and so is what follows it.
 cudaError_t begin_unit(const StepRequest& request, const UnitRequest& unit, const StepTables& tables,
                        cudaStream_t stream);

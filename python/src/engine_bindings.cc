@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "tessera/engine.h"
 #include "tessera/error.h"
 #include "tessera/module_view.h"
+#include "tessera/uneven.h"
 
 namespace tessera::python {
 namespace {
@@ -225,24 +227,26 @@ class Batches {
   py::iterator source_;
 };
 
-std::pair<double, std::int64_t> evaluate(Engine& engine, const py::iterable& loader, const py::function& loss_of) {
+std::tuple<double, std::int64_t, double> evaluate(Engine& engine, const py::iterable& loader,
+                                                  const py::function& loss_of) {
   expect_own_process();
   Batches batches(py::iter(loader));
   const py::gil_scoped_release released;
   const Engine::Evaluation found = engine.evaluate(batches, [&](const Batches::Batch& batch) {
     const py::gil_scoped_acquire gil;
-    return loss_of(*batch).cast<at::Tensor>();
+    auto [loss, weight] = loss_of(*batch).cast<std::pair<at::Tensor, double>>();
+    return WeightedLoss{std::move(loss), weight};
   });
-  return {found.loss, found.batches};
+  return {found.loss, found.batches, found.weight};
 }
 
 void backward_of(const at::Tensor& loss, const std::vector<EnginePointer>& engines, std::int64_t tokens,
-                 std::int64_t samples, bool retain_graph) {
+                 std::int64_t samples, bool retain_graph, double weight) {
   expect_own_process();
   std::vector<Engine*> pointers;
   for (const EnginePointer& engine : engines) pointers.push_back(engine.get());
   const py::gil_scoped_release released;
-  backward(loss, pointers, {tokens, samples, retain_graph});
+  backward(loss, pointers, {tokens, samples, retain_graph, weight});
 }
 
 Gathered::Mode mode_of(const std::string& name) {
@@ -272,6 +276,25 @@ py::dict dict_of(const TrafficCounts& counts) {
   result["bytes_to_gpu"] = counts.host_step.to_gpu;
   return result;
 }
+
+/// An UnevenLoop, which keeps the Engine. `on_step`: a function, or None.
+class UnevenLooping {
+ public:
+  UnevenLooping(EnginePointer engine, py::object on_step)
+      : engine_(std::move(engine)), on_step_(std::move(on_step)), loop_(*engine_, [this](const StepResult& result) {
+          const py::gil_scoped_acquire gil;
+          if (!on_step_.is_none()) on_step_(result);
+        }) {}
+  bool next(bool has_batch) {
+    expect_own_process();
+    return loop_.next(has_batch);
+  }
+
+ private:
+  EnginePointer engine_;
+  py::object on_step_;
+  UnevenLoop loop_;
+};
 
 /// The scope of `with tessera.deferred_init():`, which ends on the thread that began it.
 class Deferring {
@@ -312,10 +335,16 @@ void bind_engine(py::module_& module) {
   py::class_<Engine, EnginePointer>(module, "Engine", py::module_local())
       .def(py::init(&make_engine))
       .def("step",
+           [](Engine& engine, bool partial) {
+             expect_own_process();
+             const py::gil_scoped_release released;
+             return engine.step(partial);
+           })
+      .def("backward_nothing",
            [](Engine& engine) {
              expect_own_process();
              const py::gil_scoped_release released;
-             return engine.step();
+             engine.backward_nothing();
            })
       .def("evaluate", &evaluate)
       .def("zero_grad", &Engine::zero_grad, Released())
@@ -368,6 +397,9 @@ void bind_engine(py::module_& module) {
         return std::make_unique<Guarding<EmaWeights>>(engine);
       });
   module.def("backward", &backward_of);
+  py::class_<UnevenLooping>(module, "UnevenLoop", py::module_local())
+      .def(py::init<EnginePointer, py::object>())
+      .def("next", &UnevenLooping::next, Released());
   module.def("plan", &plan_of);
   module.def("is_deferred", &is_deferred);
   py::class_<Deferring>(module, "Deferring", py::module_local()).def(py::init<>()).def("end", &Deferring::end);

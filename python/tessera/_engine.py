@@ -1,6 +1,7 @@
 """The Engine: training of one module under a strategy."""
 
 import json
+import math
 import numbers
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,9 +37,11 @@ class Evaluation(NamedTuple):
     """What `Engine.evaluate` found."""
 
     loss: float
-    """mean over all batches of all ranks"""
+    """mean over all batches of all ranks, by weight"""
     batches: int
     """on all ranks"""
+    weight: float
+    """sum over all batches of all ranks; as many as batches where none was given"""
 
 
 class Engine:
@@ -74,21 +77,43 @@ class Engine:
         self._registrations = _registrations
         closing.add(self)
 
-    def backward(self, loss: torch.Tensor, *, tokens: int = 0, samples: int = 0, retain_graph: bool = False) -> None:
+    def backward(self, loss: torch.Tensor, *, tokens: int = 0, samples: int = 0, retain_graph: bool = False,
+                 weight: float | torch.Tensor = 1.0) -> None:
         """Backward of one microbatch. `loss` is a scalar, the mean over this rank's microbatch.
 
-        Gradients are averaged over ranks and over the `gradient_accumulation` microbatches of a step. `tokens` is for
-        StepResult.tokens_per_second, `samples` for lr_schedule.base_batch_size. With `retain_graph` the microbatch has more losses,
-        which add up.
-        """
-        backward(loss, [self], tokens=tokens, samples=samples, retain_graph=retain_graph)
+        Gradients are averaged over ranks and over the `gradient_accumulation` microbatches of a step: do not divide the loss by
+        `gradient_accumulation`, as a plain loop does. `tokens` is for StepResult.tokens_per_second, `samples` for
+        lr_schedule.base_batch_size. With `retain_graph` the microbatch has more losses, which add up.
 
-    def step(self) -> _native.StepResult:
-        """After `gradient_accumulation` calls of backward: agrees with the other ranks on norm and overflow, clips, updates."""
+        `weight` is the number of things that the loss is a mean over: tokens with a label, pixels, samples. Where microbatches differ in it,
+        say it; the step then trains with the mean over all things, and StepResult.loss is that mean:
+
+            engine.backward(loss, weight=(labels != -100).sum())
+
+        Only ratios count. With fp16 parameters give numbers near 1. 0: this backward takes part in what ranks do together, and counts
+        nothing.
+        """
+        backward(loss, [self], tokens=tokens, samples=samples, retain_graph=retain_graph, weight=weight)
+
+    def backward_nothing(self) -> None:
+        """A microbatch of a rank that has no batch, while others have: it takes part in what they do together, and counts nothing.
+
+        It does what this rank's latest microbatch did, so it comes after a first one. A module whose forward makes collectives of its own
+        needs a batch on every rank. For loaders of different lengths see `uneven`, which calls it.
+        """
+        self._live().backward_nothing()
+
+    def step(self, *, partial: bool = False) -> _native.StepResult:
+        """After `gradient_accumulation` calls of backward: agrees with the other ranks on norm and overflow, clips, updates.
+
+        With `partial` it may come earlier, after one microbatch or more: the step takes the mean over those that there are. Where the data of
+        an epoch end in the middle of a window, a program may also go on into the next epoch, whose first microbatches fill it, or drop it
+        with zero_grad.
+        """
         engine = self._live()
         if self._steps_write_buffers:
             self._mirror.refresh()
-        return engine.step()
+        return engine.step(partial)
 
     def step_is_due(self) -> bool:
         """Whether the next call is `step`, since all microbatches of a step are there."""
@@ -114,8 +139,14 @@ class Engine:
         """`with engine.ema_weights():` parameters are the averages of their weights ("ema" in the strategy), still sharded."""
         return Guard(lambda: self._live().ema_weights())
 
-    def evaluate(self, loader: Iterable, loss_of: Callable[[Any], torch.Tensor | float]) -> Evaluation:
-        """The mean of `loss_of(batch)`, a scalar tensor or a number, over the batches of all ranks, without gradients.
+    def evaluate(self, loader: Iterable, loss_of: Callable[[Any], Any]) -> Evaluation:
+        """The mean of `loss_of(batch)` over the batches of all ranks, without gradients. `loss_of` returns a scalar tensor or a number, or a
+        pair (loss, weight): the loss is a mean over `weight` things. With weights the number is the same on any number of ranks and for any
+        batch size:
+
+            engine.evaluate(loader, lambda batch: (model(batch.x, batch.y), len(batch.x)))
+
+        DistributedSampler gives some ranks a sample twice. To evaluate each once: Subset(data, range(rank(), len(data), world_size())).
 
         Ranks may have different numbers of batches, but each at least one. Put the module in eval mode first. Collective. Raises Error (64)
         on a rank where `loss_of` returned anything else; the other ranks find a loss of NaN, and the job can go on.
@@ -338,17 +369,41 @@ class Engine:
         self._registrations = _registrations
 
 
-def backward(loss: torch.Tensor, engines: Sequence[Engine], *, tokens: int = 0, samples: int = 0, retain_graph: bool = False) -> None:
+def backward(loss: torch.Tensor, engines: Sequence[Engine], *, tokens: int = 0, samples: int = 0, retain_graph: bool = False,
+             weight: float | torch.Tensor = 1.0) -> None:
     """Backward of one loss that trains several Engines' modules; each takes its own gradients, those of others are dropped."""
     natives = []
     for engine in engines:
         natives.append(engine._live())
         engine._expect_known_parameters()
-    _native.backward(loss, natives, tokens, samples, retain_graph)
+    _native.backward(loss, natives, tokens, samples, retain_graph, float(weight))
+
+
+def uneven(loader: Iterable, engine: Engine, on_step: Callable[[_native.StepResult], Any] | None = None) -> Iterator:
+    """The batches of a loader, for a loop in which ranks may have different numbers of them (PyTorch's Join):
+
+        for x, y in tessera.uneven(loader, engine):
+            engine.backward(loss_of(model(x), y), weight=len(x))
+            if engine.step_is_due():
+                engine.step()
+
+    The body runs on ranks that have a batch, and makes one backward, and a step where that is due. A rank that has none takes part in the
+    others' microbatches and steps and counts nothing, and where all are out, the microbatches that are left make a step. So with weights
+    an epoch trains as on one rank. Give `on_step` what all ranks must do after a step (set_lr, a save): it is called with the steps that
+    this function makes itself, and the body does the same after its own. A small message goes round for each batch. Leave the loop on
+    all ranks alike, or on none.
+    """
+    batches, loop = iter(loader), _native.UnevenLoop(engine._live(), on_step)
+    missing = object()
+    while True:
+        batch = next(batches, missing)
+        if not loop.next(batch is not missing):
+            return
+        yield batch
 
 
 class _Losses:
-    """What a program's function says of batches, as scalar tensors. Ranks gather together in each batch, so an exception in between would end
+    """What a program's function says of batches, as pairs of a scalar tensor and a weight. Ranks gather together in each batch, so an exception in between would end
     the job: what is no loss is kept as a `problem`, and no more batches of this rank are asked for."""
 
     def __init__(self, loss_of: Callable[[Any], Any]) -> None:
@@ -361,18 +416,31 @@ class _Losses:
             if self.problem is not None:
                 return
 
-    def __call__(self, batch: Any) -> torch.Tensor:
+    def __call__(self, batch: Any) -> tuple[torch.Tensor, float]:
         value = self._loss_of(batch)
-        if isinstance(value, torch.Tensor):
-            if value.numel() == 1 and not value.is_complex():
-                return value
-            got = f"a tensor of shape {list(value.shape)} and {value.dtype}"
-        elif isinstance(value, numbers.Real):
-            return torch.tensor(float(value), dtype=torch.float64)
-        else:
-            got = "None" if value is None else f"a {type(value).__name__}"
-        self.problem = f"evaluate: the function must return the loss of the batch, a scalar tensor or a number, and returned {got}"
-        return torch.tensor(float("nan"))
+        loss, weight = value if isinstance(value, tuple) and len(value) == 2 else (value, 1.0)
+        if _is_number(loss) and _is_number(weight):
+            weight = float(weight)
+            if math.isfinite(weight) and weight >= 0:
+                return loss if isinstance(loss, torch.Tensor) else torch.tensor(float(loss), dtype=torch.float64), weight
+        got = f"({_kind_of(value[0])}, {_kind_of(value[1])})" if isinstance(value, tuple) and len(value) == 2 else _kind_of(value)
+        self.problem = ("evaluate: the function must return the loss of the batch, a scalar tensor or a number, or a pair of that and its "
+                        f"weight, which is finite and not negative, and returned {got}")
+        return torch.tensor(float("nan")), 1.0
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and not value.is_complex()
+    return isinstance(value, numbers.Real)
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {list(value.shape)} and {value.dtype}"
+    if isinstance(value, numbers.Real):
+        return str(value)
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 class Guard:

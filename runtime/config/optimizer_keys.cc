@@ -225,7 +225,7 @@ std::vector<StrategyKey> step_keys() {
        .unit = "microbatches",
        .default_json = "1",
        .example_json = "4",
-       .doc = "Microbatches whose gradients make one step.",
+       .doc = "Microbatches whose gradients make one step. The Engine takes their mean: a loss is not divided by it.",
        .cost = "Time of a step; the global batch grows with it."},
       {.pointer = "/gradient_sync",
        .field = choice_field(AT(gradient_sync), gradient_syncs()),

@@ -67,6 +67,7 @@ bool DistributedSampler::next(std::span<std::int64_t> samples) {
   if (consumed_ >= end_) return false;
   const std::int64_t first = consumed_ + options_.rank * options_.batch;
   for (std::size_t i = 0; i < samples.size(); ++i) samples[i] = sample_at(first + static_cast<std::int64_t>(i));
+  counted_ = std::clamp<std::int64_t>(options_.num_samples - first, 0, options_.batch);
   consumed_ += options_.batch * options_.world_size;
   return true;
 }

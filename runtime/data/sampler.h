@@ -34,6 +34,8 @@ class DistributedSampler {
   /// Writes this rank's next samples and moves on. False, and nothing written, at the end of the epoch.
   /// REQUIRES: samples.size() == batch.
   bool next(std::span<std::int64_t> samples);
+  /// How many of the samples that `next` wrote last are no repetition (Tail::kPad): the first ones.
+  std::int64_t counted() const { return counted_; }
 
   /// Starts `epoch` from its first sample.
   void set_epoch(std::int64_t epoch);
@@ -60,6 +62,7 @@ class DistributedSampler {
   Permutation order_;
   std::int64_t epoch_ = 0;
   std::int64_t consumed_ = 0;
+  std::int64_t counted_ = 0;
   std::int64_t end_ = 0;  ///< where this epoch's last whole step ends, counted as consumed_ is
 };
 

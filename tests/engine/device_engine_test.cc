@@ -10,6 +10,7 @@
 #include <cmath>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <string>
 #include <thread>
 #include <utility>
@@ -610,6 +611,51 @@ TEST(DeviceEngine, ClearsStatesThatACheckpointHasNotAsTheCpuDoes) {
   const Told wanted = told_on({.ranks = 2}, body);
   on_gpus(2,
           [&](const ThreadRanks& joined, const std::string& how) { expect_same(told_on(joined, body), wanted, how); });
+}
+
+// Ranks with other weights, a loss that counts nothing, a rank without a batch, and a window that ends early.
+TEST(DeviceEngine, WeighsMicrobatchesAsTheCpuDoes) {
+  struct How {
+    std::int64_t accumulation;
+    bool in_backward;
+  };
+  constexpr How kHows[] = {{1, false}, {3, false}, {1, true}};
+  for (const auto& [kind, dtype, how] :
+       pairwise_of(kThree, std::array{DType::kF32, DType::kBF16, DType::kF16}, kHows)) {
+    if (how.in_backward && dtype == DType::kF16) continue;
+    Strategy strategy = strategy_of(kind, dtype, how.accumulation);
+    if (how.in_backward) update_in_backward(strategy);
+    const auto body = [&](const Mesh& mesh) {
+      Session session(mesh, strategy, kTwoBlocks);
+      const bool is_last = mesh.rank() + 1 == mesh.world_size();
+      std::vector<StepResult> steps;
+      for (std::size_t i = 0; i < 8; ++i) {
+        const std::size_t window = i == 6 ? 1 : session.microbatches;
+        for (std::size_t m = 0; m < window; ++m) {
+          const at::Tensor loss = session.loss(i * session.microbatches + m);
+          if (is_last && i % 4 == 3) {
+            session.engine.backward_nothing();
+          } else if (is_last && i % 4 == 2) {
+            session.engine.backward(loss * std::numeric_limits<float>::quiet_NaN(), {.weight = 0});
+          } else {
+            session.engine.backward(loss, {.weight = 0.25 + 0.3 * mesh.rank() + 0.1 * static_cast<double>(m)});
+          }
+        }
+        steps.push_back(session.engine.step(/*partial=*/true));
+      }
+      return told_by(session, std::move(steps));
+    };
+    const std::string what = name_of(kind) + ", " + std::string(name_of(dtype)) + ", " +
+                             std::to_string(how.accumulation) + " microbatches" +
+                             (how.in_backward ? ", in backward" : "");
+    for (const int ranks : {1, 2}) {
+      if (ranks == 1 && how.accumulation > 1) continue;
+      const Told wanted = told_on({.ranks = ranks}, body);
+      on_gpus(ranks, [&](const ThreadRanks& joined, const std::string& joined_how) {
+        expect_same(told_on(joined, body), wanted, what + ", " + joined_how);
+      });
+    }
+  }
 }
 
 TEST(DeviceEngine, ImportsSafetensorsAsTheCpuDoes) {

@@ -13,8 +13,10 @@
 #include <set>
 #include <sstream>
 
+#include "tessera/collectives.h"
 #include "tessera/error.h"
 #include "tessera/seed_for_rank.h"
+#include "tessera/uneven.h"
 #include "tests/support/session.h"
 
 namespace tessera::testing {
@@ -247,6 +249,41 @@ TEST(RankSampler, GoesOnOnAnotherNumberOfRanks) {
     }
   });
   for (std::size_t i = 10; i < 21; ++i) EXPECT_EQ(got[(i - 10) % 3][(i - 10) / 3], order[i]) << i;
+}
+
+/// Loaders with workers take samples ahead.
+TEST(RankSampler, AnEvaluationCountsEachSampleOnceOnAnyNumberOfRanks) {
+  constexpr std::size_t kSamples = 25;
+  const Batch all = make_batches(1, kSamples, 5, TinyOptions().vocab)[0];
+  Tiny plain = make_tiny({}, false);
+  const double wanted = plain->forward(all.tokens, all.targets).item<double>();
+  for (const int ranks : {1, 2, 3}) {
+    for (const std::size_t batch : {3, 4, 8}) {  // of the last, 24 fill whole batches on three ranks
+      on_each_rank(ranks, [&](const Mesh& mesh) {
+        Session session(mesh, strategy_for(ShardingStrategy::kFullShard));
+        auto loader = torch::data::make_data_loader(Numbers(kSamples), RankSampler(kSamples, mesh, {.seed = 4}),
+                                                    torch::data::DataLoaderOptions(batch).workers(batch == 4 ? 2 : 0));
+        const auto found = session.engine.evaluate(*loader, [&](const Samples& samples) {
+          const at::Tensor rows = at::tensor(std::vector<std::int64_t>(samples.begin(), samples.end()));
+          const at::Tensor loss =
+              session.model->forward(all.tokens.index_select(0, rows), all.targets.index_select(0, rows));
+          return WeightedLoss{loss, static_cast<double>(samples.size())};
+        });
+        EXPECT_NEAR(found.loss, wanted, 1e-6 * wanted) << ranks << " ranks, batches of " << batch;
+        EXPECT_EQ(found.weight, kSamples);
+        std::size_t of_epoch = 0;  // which is padded again
+        for (const auto& samples : *loader) of_epoch += samples.size();
+        EXPECT_EQ(of_epoch, (kSamples + static_cast<std::size_t>(ranks) - 1) / static_cast<std::size_t>(ranks));
+        std::size_t once = 0;
+        for (const auto& samples : uneven(loader, session.engine)) {
+          once += samples.size();
+          session.engine.backward(session.loss(0));
+          session.engine.step();
+        }
+        EXPECT_EQ(all_reduce(mesh, static_cast<double>(once), Reduce::kSum), kSamples);
+      });
+    }
+  }
 }
 
 TEST(SeedForRank, DiffersBetweenRanksInTheBitsThatLibTorchTakes) {

@@ -180,10 +180,13 @@ struct UnitsInBackward {
   QueuedStep step{{{0, kFirst}, {kFirst, kSecond}}};
   Shared<float> used{std::vector<float>(kFirst + kSecond, 2.0f)}, differ{std::vector<float>(2 * kBits)};
   Shared<double> sums{std::vector<double>(2 * kSums, 1.0)};
+  Shared<float> weight{{1.0f}};
 
   UnitsInBackward() { step.tables.updates_in_backward = true; }
   void begin(const StepRequest& request, unsigned unit) {
+    weight.set(0, static_cast<float>(request.microbatches));
     UnitRequest of;
+    of.weight = weight.data();
     of.unit = static_cast<int>(unit);
     of.first_group = unit;
     of.groups = 1;
@@ -356,7 +359,8 @@ TEST_F(DeviceKernels, MessagesAreReadInRankOrder) {
   std::vector<std::byte> messages(3 * kBytes);
   for (int rank = 0; rank < 3; ++rank) {
     std::byte* const message = messages.data() + kBytes * static_cast<std::size_t>(rank);
-    const StepMessageHeader header{.loss = 0.1 * (rank + 1), .tokens = rank, .samples = 2 * rank, .gathers = 5};
+    const StepMessageHeader header{
+        .loss = 0.1 * (rank + 1), .weight = 0.5 * rank, .tokens = rank, .samples = 2 * rank, .gathers = 5};
     std::memcpy(message, &header, sizeof header);
     message[sizeof header + static_cast<std::size_t>(rank % 2)] = std::byte{1};
   }
@@ -370,6 +374,7 @@ TEST_F(DeviceKernels, MessagesAreReadInRankOrder) {
   check(cuda::read_messages(step.tables, nullptr));
   const DeviceDecision decision = step.decision.values()[0];
   EXPECT_EQ(decision.loss, 0.1 / 3 + 0.2 / 3 + 0.1 * 3 / 3);
+  EXPECT_EQ(decision.weight, 1.5);
   EXPECT_EQ(decision.tokens, 3);
   EXPECT_EQ(decision.samples, 6);
   EXPECT_EQ(decision.gathers_differ, 0);

@@ -151,7 +151,13 @@ struct QueuedStep {
     tables.steps = steps.data();
     tables.decision = decision.data();
   }
-  void decide(const StepRequest& request) { check(cuda::decide_step(request, tables, nullptr)); }
+  /// Each microbatch has weight 1.
+  void decide(const StepRequest& request) {
+    DeviceDecision before = decision.values()[0];
+    before.weight = request.microbatches;
+    decision.set(0, before);
+    check(cuda::decide_step(request, tables, nullptr));
+  }
 
   const std::size_t count;
   Shared<StepGroup> group;

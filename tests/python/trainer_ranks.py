@@ -179,6 +179,16 @@ def run_ranks(folder):
             expect_close(name, torch.load(folder / f"{name}.pt"), results(trainer, data), tolerance)
             trainer.engine.close()
 
+    def tokens_of_each_rank():
+        """Where the Trainer divides by the labels of one rank, the step is a mean over those of all ranks nevertheless."""
+        trainer, data = sharded("language model", {}, folder / "own labels", save_strategy="no", average_tokens_across_devices=False)
+        trainer.train()
+        wanted, got = torch.load(folder / "language model.pt"), results(trainer, data)
+        for (_, norm, _), (_, found, _) in zip(wanted["steps"], got["steps"], strict=True):
+            assert abs(norm - found) <= 1e-5 * norm, f"wanted a norm of {norm}, got {found}"
+        expect_weights("labels of each rank", wanted["weights"], trainer.engine.state_dict(), 1e-5)
+        trainer.engine.close()
+
     def adapters():
         """A model of peft that is made without memory: a checkpoint has its adapters, and resumes."""
         from peft import LoraConfig, get_peft_model
@@ -271,7 +281,7 @@ def run_ranks(folder):
                 continue
             print(case, title, flush=True)
             like_plain(case, title, strategy)
-    for extra in (numbers_that_change, other_modes, adapters, best_model, stopped_and_trained_again):
+    for extra in (numbers_that_change, other_modes, tokens_of_each_rank, adapters, best_model, stopped_and_trained_again):
         print(extra.__name__, flush=True)
         extra()
     print("trained like the plain Trainer")

@@ -5,6 +5,7 @@ Each model is trained under FULL_SHARD and one other strategy, the next one with
 
 import sys
 
+import tessera
 import torch
 from beside_plain import STRATEGIES, Training, expect_like_plain
 from launched import LONG
@@ -45,8 +46,61 @@ def train_all(models, accumulating, strategies):
                           Training(accumulation=2), some(strategies, turn))
 
 
+def train_unevenly(strategies):
+    """Rank r has 5 - 2r batches of r + 1 samples in each of two epochs, and of one padded label each no loss; two microbatches make a step.
+    Plain PyTorch takes the samples of all ranks at once."""
+    ranks, rank = tessera.world_size(), tessera.rank()
+
+    def samples_of(place, of):
+        generator = torch.Generator().manual_seed(100 * place + of)
+        labels = torch.randint(0, CLASSES, (of + 2,), generator=generator)
+        labels[0] = -100
+        return torch.randn(of + 2, WIDTH, generator=generator), labels
+
+    def loss_on(model, x, y):
+        return torch.nn.functional.cross_entropy(model(x), y)
+
+    def net():
+        torch.manual_seed(3)
+        return torch.nn.Sequential(torch.nn.Linear(WIDTH, 16), torch.nn.Tanh(), torch.nn.Linear(16, CLASSES))
+
+    windows = [[samples_of(place, of) for place in places for of in range(ranks) if place < 5 - 2 * of] for places in ((0, 1), (2, 3), (4,))]
+    plain, losses = net(), []
+    optimizer = torch.optim.AdamW(plain.parameters(), 0.01, eps=1e-5, weight_decay=0.01)
+    for window in 2 * windows:
+        optimizer.zero_grad()
+        loss = loss_on(plain, *map(torch.cat, zip(*window)))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    held_out = [samples_of(99, of) for of in range(ranks)]
+    with torch.no_grad():
+        wanted = loss_on(plain, *map(torch.cat, zip(*held_out))).item()
+
+    for name, strategy in strategies.items():
+        model, told = net(), []
+        engine = tessera.Engine(model, {"gradient_accumulation": 2, "optimizer": {"lr": 0.01, "eps": 1e-5, "weight_decay": 0.01},
+                                        "units": {"classes": ["Linear"]}, "comm": {"timeout_s": 60}, **strategy})
+        loader = [samples_of(place, rank) for place in range(5 - 2 * rank)]
+        for _ in range(2):
+            for x, y in tessera.uneven(loader, engine, told.append):
+                engine.backward(loss_on(model, x, y), weight=(y != -100).sum())
+                if engine.step_is_due():
+                    told.append(engine.step())
+        for step, (a, b) in enumerate(zip(losses, told, strict=True)):
+            assert abs(a - b.loss) <= 1e-6 * a, f"{name}: loss of step {step}: wanted {a}, got {b.loss}"
+        found = engine.evaluate([held_out[rank]], lambda batch: (loss_on(model, *batch), (batch[1] != -100).sum()))
+        assert abs(found.loss - wanted) <= 2e-6 * wanted and found.weight == sum(of + 1 for of in range(ranks)), f"{name}: {found}, wanted {wanted}"
+        state = engine.state_dict()
+        engine.close()
+        for key, value in (plain.state_dict() if rank == 0 else {}).items():
+            assert torch.allclose(value, state[key], rtol=1e-5, atol=1e-6), f"{name}: {key}"
+
+
 if "gloo" in sys.argv:
+    train_unevenly({"gloo": {"comm": {"transport": "gloo", "timeout_s": 60}}})
     train_all([Classifier, Tied, Transformer] if LONG else [Tied, Transformer], [Classifier, Hooked] if LONG else [Hooked], {"gloo": {"comm": {"transport": "gloo", "timeout_s": 60}}})
 else:
+    train_unevenly(STRATEGIES)
     train_all(MODELS, [Classifier, Hooked], STRATEGIES)
 print("trained like plain PyTorch")

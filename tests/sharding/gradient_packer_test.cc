@@ -98,6 +98,23 @@ TEST(GradientPacker, AddsWhatComesAgain) {
   });
 }
 
+TEST(GradientPacker, AGradientThatDoesNotCountIsZerosAndUsesNoParameter) {
+  alone([](const Mesh& mesh) {
+    Packed packed(mesh, DType::kBF16);
+    for (const std::size_t i : {0u, 0u, 1u}) packed.packer.take_zeros(packed.group, i, packed.memory());
+    EXPECT_FALSE(packed.packer.is_complete());
+    packed.take(2, packed.gradient(2));
+    EXPECT_TRUE(packed.packer.is_complete());
+    packed.take(1, packed.gradient(1));
+    packed.packer.take_zeros(packed.group, 2, packed.memory());
+    packed.fill();
+    EXPECT_EQ(packed.part(0).count_nonzero().item<std::int64_t>(), 0);
+    for (const std::size_t i : {1u, 2u}) EXPECT_TRUE(at::equal(packed.part(i), packed.gradient(i).to(at::kBFloat16)));
+    EXPECT_FALSE(packed.packer.used(packed.group, 0));
+    EXPECT_TRUE(packed.packer.used(packed.group, 1));
+  });
+}
+
 TEST(GradientPacker, BeginForgetsArrivalsAndResetUsesToo) {
   alone([](const Mesh& mesh) {
     Packed packed(mesh, DType::kF32);

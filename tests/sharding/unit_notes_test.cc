@@ -19,7 +19,7 @@ std::vector<float> sum_of_notes(const Digests& digests, std::size_t parameters) 
   for (std::size_t rank = 0; rank < digests.size(); ++rank) {
     std::vector<char> used(parameters);
     for (std::size_t p = 0; p < parameters; ++p) used[p] = p == rank ? 1 : 0;
-    unit_notes::write(notes, used, digests[rank]);
+    unit_notes::write(notes, used, digests[rank], 0.5 * static_cast<double>(rank));
     for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += notes[i];
   }
   return sum;
@@ -29,6 +29,12 @@ TEST(UnitNotes, SayWhichParametersAnyRankUsed) {
   std::vector<char> used(3, 2);
   unit_notes::read_used(sum_of_notes({0, 0}, 3), used);
   EXPECT_EQ(used, (std::vector<char>{1, 1, 0}));
+}
+
+TEST(UnitNotes, AddUpWeights) {
+  const std::vector<float> sum = sum_of_notes({7, 7, 7}, 3);
+  EXPECT_EQ(sum[static_cast<std::size_t>(unit_notes::place_of_weight(3))], 1.5F);
+  EXPECT_TRUE(unit_notes::have_one_digest(sum, 3, 3));
 }
 
 TEST(UnitNotes, TellOneDigestFromSeveral) {

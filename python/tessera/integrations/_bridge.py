@@ -35,7 +35,8 @@ def use_manual_schedule(strategy: dict[str, Any], who: str) -> None:
 
 
 def take_step(engine: Engine) -> _native.StepResult:
-    """A step of the microbatches there are. Of the last step of an epoch some can be missing: they count as zero."""
+    """A step of the microbatches there are. Of the last step of an epoch some can be missing: they count as zero, as in Lightning, which
+    divides each loss by the number of a whole step."""
     while not engine.step_is_due():
         engine.backward(0 * next(each for each in engine.model.parameters() if each.requires_grad).sum())
     return engine.step()

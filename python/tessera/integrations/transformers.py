@@ -20,7 +20,7 @@ from tessera._engine import Engine, Strategy
 from tessera._error import Error
 from tessera._job import join, read_strategy, world_size
 from tessera.integrations._arguments import completed, expect_possible
-from tessera.integrations._bridge import expect_device, take_step
+from tessera.integrations._bridge import expect_device
 from tessera.integrations._groups import plain, watch
 
 _FOLDER = "tessera"  # the Engine's checkpoint, in the folder of the Trainer's
@@ -61,9 +61,20 @@ class TesseraTrainer(Trainer):
         self.optimizer = self.optimizer or EngineOptimizer(self.engine, self.args.learning_rate)
         return self.optimizer
 
+    def training_step(self, model: torch.nn.Module, inputs: dict, num_items_in_batch: Any = None) -> torch.Tensor:
+        self._items = num_items_in_batch
+        return super().training_step(model, inputs, num_items_in_batch)
+
     def _backward(self, loss: torch.Tensor, **_: Any) -> None:
-        """The Trainer's losses are to be added up over the microbatches of a step; the Engine takes the mean."""
-        self.engine.backward(loss * self.args.gradient_accumulation_steps)
+        """The Trainer's losses are to be added up over the microbatches that this step has; the Engine takes the mean.
+
+        They are divided by num_items_in_batch, the labels of the step. Where that is the number of this rank alone
+        (average_tokens_across_devices=False), it is this rank's weight, so that the step is a mean over all labels."""
+        microbatches, weight = self.current_gradient_accumulation_steps, 1.0
+        is_by_items = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
+        if self._items is not None and is_by_items and not self.args.average_tokens_across_devices:
+            weight = float(self._items) / microbatches
+        self.engine.backward(loss * microbatches, weight=weight)
 
     def _clip_grad_norm(self, model: torch.nn.Module) -> None:
         """Does nothing: Engine.step clips."""
@@ -152,6 +163,6 @@ class EngineOptimizer(torch.optim.Optimizer):
                 for key, value in numbers.items():
                     self.engine.set_option(key, value, name)
                 self._sent[index] = numbers
-        result = take_step(self.engine)
+        result = self.engine.step(partial=True)  # the last window of an epoch may be short
         self.grad_norm.fill_(result.grad_norm)
         self.step_was_skipped = result.overflow or result.spike

@@ -410,7 +410,7 @@ def evaluations():
     yield Row("--eval-every without data", [*TRAIN, "--eval-every", "1"], USAGE, ["--eval-data"])
     yield Row("--eval-batches without data", [*TRAIN, "--eval-batches", "1"], USAGE, ["--eval-data"])
     yield Row("--eval-data too short", [*TRAIN, "--eval-data", "tiny"], CORRUPT, ["--eval-data tiny", "hint:"],
-              files={"tiny": "x" * 20})
+              files={"tiny": "x" * 5})
     yield Row("--metrics is the held-out data", [*TRAIN, "--eval-data", "held_out", "--metrics", "held_out", "--overwrite"],
               USAGE, ["--eval-data", "same file"])
 

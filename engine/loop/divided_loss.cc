@@ -1,0 +1,39 @@
+#include "engine/loop/divided_loss.h"
+
+#include <torch/csrc/autograd/generated/Functions.h>
+
+#include <cmath>
+#include <optional>
+
+#include "sharding/unrecorded.h"
+
+namespace tessera {
+namespace {
+
+namespace generated = torch::autograd::generated;
+
+/// Of a number in C++ or Python, which is saved as a tensor without dimensions on the CPU.
+std::optional<double> number_in(const torch::autograd::SavedVariable& saved) {
+  const at::Tensor value = saved.unpack();
+  if (!value.defined() || value.dim() != 0 || !value.is_cpu() || value.requires_grad()) return std::nullopt;
+  return value.item<double>();
+}
+
+bool is_near(std::optional<double> number, double wanted) {
+  return number && std::abs(*number - wanted) <= 1e-6 * wanted;  // in the loss's dtype it may be rounded
+}
+
+}  // namespace
+
+bool is_divided_by(const at::Tensor& loss, std::int64_t number) {
+  const Unrecorded unrecorded;
+  const torch::autograd::Node* const made_by = loss.grad_fn().get();
+  const auto wanted = static_cast<double>(number);
+  if (const auto* const division = dynamic_cast<const generated::DivBackward0*>(made_by))
+    return is_near(number_in(division->other_), wanted);
+  if (const auto* const product = dynamic_cast<const generated::MulBackward0*>(made_by))
+    return is_near(number_in(product->other_), 1 / wanted);
+  return false;
+}
+
+}  // namespace tessera

@@ -1,0 +1,26 @@
+#include "tessera/uneven.h"
+
+#include "engine/engine_state.h"
+
+namespace tessera {
+
+bool UnevenLoop::next(bool has_batch) {
+  const auto any_rank_has = [&] {
+    Engine::State& state = *engine_.state_;  // a step may have made another one
+    return state.or_abort("uneven", [&] { return state.any_rank(has_batch); });
+  };
+  while (any_rank_has()) {
+    if (has_batch) return true;
+    engine_.backward_nothing();
+    if (engine_.step_is_due()) step(/*partial=*/false);
+  }
+  if (engine_.state_->microbatch > 0) step(/*partial=*/true);
+  return false;
+}
+
+void UnevenLoop::step(bool partial) {
+  const StepResult result = engine_.step(partial);
+  if (on_step_) on_step_(result);
+}
+
+}  // namespace tessera

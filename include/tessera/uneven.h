@@ -1,0 +1,109 @@
+#pragma once
+
+#include <functional>
+#include <iterator>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+#include "tessera/engine.h"
+#include "tessera/unpadded_epoch.h"
+
+namespace tessera {
+
+/// For what all ranks do after a step, as `set_lr`, or a save.
+using OnStep = std::function<void(const StepResult&)>;
+
+/// What a training loop does beside its batches where ranks may have different numbers of them: `uneven` below calls it, and so may a loop of
+/// another form. All ranks make one and call `next` until it says false.
+class UnevenLoop {
+ public:
+  /// `engine` outlives this. `on_step`: called with each step that `next` makes.
+  explicit UnevenLoop(Engine& engine, OnStep on_step = {}) : engine_(engine), on_step_(std::move(on_step)) {}
+
+  /// `has_batch`: whether this rank has one more. True: it is to train with it now, by one backward, and by a step where that is due. False:
+  /// no rank has one, and the last window has ended in a step. A rank without a batch is kept here meanwhile, and takes part in what the
+  /// others do (Engine::backward_nothing, Engine::step). Collective.
+  bool next(bool has_batch);
+
+ private:
+  void step(bool partial);
+
+  Engine& engine_;
+  OnStep on_step_;
+};
+
+/// The batches of a loader, for a loop in which ranks may have different numbers of them (PyTorch's Join):
+///
+///   for (auto& batch : tessera::uneven(*loader, engine)) {
+///     const at::Tensor loss = model->forward(batch.data, batch.target);
+///     engine.backward(loss, {.weight = static_cast<double>(batch.data.size(0))});
+///     if (engine.step_is_due()) engine.step();
+///   }
+///
+/// The body runs on ranks that have a batch. One that has none takes part in the others' microbatches and steps and counts nothing, and where
+/// all are out, the microbatches that are left make a step (`step(partial)`). So with weights an epoch trains as on one rank, whatever
+/// the number of ranks. Give `on_step` what all ranks must do after a step: it is called with the steps that the loop makes itself, and the
+/// body does the same after its own. RankSampler pads nothing here. A small message goes round for each batch. Leave the loop on all ranks
+/// alike, or on none.
+template <class Loader>
+class Uneven {
+ public:
+  Uneven(Loader& loader, Engine& engine, OnStep on_step) : loader_(loader), loop_(engine, std::move(on_step)) {}
+
+  struct End {};
+  class Iterator {
+   public:
+    explicit Iterator(Uneven& batches)
+        : batches_(batches), next_(begin_of(batches.loader_)), end_(std::end(batches.loader_)) {
+      look();
+    }
+    decltype(auto) operator*() {
+      using Batch = decltype(*next_);
+      if constexpr (std::is_lvalue_reference_v<Batch>) {
+        return *next_;
+      } else {
+        if (!made_) made_.emplace(*next_);
+        return (*made_);
+      }
+    }
+    Iterator& operator++() {
+      made_.reset();
+      ++next_;
+      look();
+      return *this;
+    }
+    bool operator!=(End) const { return goes_on_; }
+
+   private:
+    static auto begin_of(Loader& loader) {
+      const UnpaddedEpoch unpadded;
+      return std::begin(loader);
+    }
+    void look() { goes_on_ = batches_.loop_.next(next_ != end_); }
+
+    Uneven& batches_;
+    decltype(std::begin(std::declval<Loader&>())) next_;
+    decltype(std::end(std::declval<Loader&>())) end_;
+    std::optional<std::decay_t<decltype(*std::declval<decltype(std::begin(std::declval<Loader&>()))&>())>> made_;
+    bool goes_on_ = false;
+  };
+  Iterator begin() { return Iterator(*this); }
+  End end() const { return {}; }
+
+ private:
+  Loader& loader_;
+  UnevenLoop loop_;
+};
+
+/// `loader`: a range, or a pointer to one, as make_data_loader returns; it outlives the loop.
+template <class Loader>
+auto uneven(Loader& loader, Engine& engine, OnStep on_step = {}) {
+  if constexpr (requires { std::begin(loader); }) {
+    return Uneven<Loader>(loader, engine, std::move(on_step));
+  } else {
+    return Uneven<std::remove_reference_t<decltype(*loader)>>(*loader, engine, std::move(on_step));
+  }
+}
+
+}  // namespace tessera

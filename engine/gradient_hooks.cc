@@ -135,6 +135,7 @@ GradientHooks::Taking::Taking(GradientHooks& hooks, at::Tensor factor, bool coun
 GradientHooks::Taking::~Taking() {
   hooks_.taking_ = false;
   hooks_.factor_.reset();
+  hooks_.counts_ = true;
   --backwards_of_engines;
 }
 

@@ -7,6 +7,9 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -95,8 +98,12 @@ struct DataParallel::State {
 
   void on_gradient();
   void average();
-  std::vector<Has> agree_on_gradients();
-  void average(const GradientBucket& bucket, const std::vector<Has>& on_any_rank);
+  struct Agreed {
+    std::vector<Has> on_any_rank;  ///< [parameter]
+    double weight = 0;             ///< of all ranks
+  };
+  Agreed agree_on_gradients();
+  void average(const GradientBucket& bucket, const Agreed& agreed);
 
   struct AfterAccumulation;
 
@@ -109,6 +116,7 @@ struct DataParallel::State {
   at::Tensor memory;  ///< fp32, of the largest bucket; in the group's memory
   std::unique_ptr<CommBuffer> buffer;
   int open_no_syncs = 0;
+  double weight = 1;  ///< of the next averaging
   /// When the running backward ends.
   std::shared_ptr<bool> will_average = std::make_shared<bool>(false);
 };
@@ -201,35 +209,50 @@ void DataParallel::State::on_gradient() {
 
 void DataParallel::State::average() {
   const at::NoGradGuard no_grad;
-  const std::vector<Has> on_any_rank = agree_on_gradients();
-  if (group->size() == 1) return;
-  for (const GradientBucket& bucket : buckets) average(bucket, on_any_rank);
-}
-
-std::vector<Has> DataParallel::State::agree_on_gradients() {
-  std::vector<Has> own(parameters.size(), Has::kNone);
+  const Agreed agreed = agree_on_gradients();
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const at::Tensor& gradient = parameters[i].grad();
-    if (gradient.defined()) own[i] = gradient.layout() == at::kStrided ? Has::kDense : Has::kSparse;
+    if (weight == 0 && agreed.on_any_rank[i] == Has::kNone) parameters[i].mutable_grad().reset();
   }
-  std::vector<Has> all(own.size() * static_cast<std::size_t>(group->size()));
-  throw_if_error(group->all_gather("gradients that ranks have", own.data(), all.data(), own.size()).wait());
-  throw_if_error(group->status());
-  std::vector<Has> on_any(own.size(), Has::kNone);
-  for (std::size_t k = 0; k < all.size(); ++k) {
-    const std::size_t i = k % own.size();
-    expect(all[k] != Has::kSparse, "DataParallel: the gradient of ", names[i], " is sparse on rank ", k / own.size(),
-           ", and only dense ones can be averaged. hint: EmbeddingOptions::sparse(false)");
-    if (all[k] == Has::kDense) on_any[i] = Has::kDense;
+  if (group->size() > 1) {
+    for (const GradientBucket& bucket : buckets) average(bucket, agreed);
   }
-  return on_any;
+  weight = 1;
 }
 
-void DataParallel::State::average(const GradientBucket& bucket, const std::vector<Has>& on_any_rank) {
+/// A rank's message: its weight, and what it has of each gradient.
+DataParallel::State::Agreed DataParallel::State::agree_on_gradients() {
+  const std::size_t count = parameters.size(), bytes = sizeof weight + count;
+  std::vector<std::byte> own(bytes), all(bytes * static_cast<std::size_t>(group->size()));
+  std::memcpy(own.data(), &weight, sizeof weight);
+  for (std::size_t i = 0; i < count; ++i) {
+    const at::Tensor& gradient = parameters[i].grad();
+    Has has = Has::kNone;
+    if (gradient.defined() && weight > 0) has = gradient.layout() == at::kStrided ? Has::kDense : Has::kSparse;
+    own[sizeof weight + i] = static_cast<std::byte>(has);
+  }
+  throw_if_error(group->all_gather("gradients that ranks have", own.data(), all.data(), bytes).wait());
+  throw_if_error(group->status());
+  Agreed agreed{std::vector<Has>(count, Has::kNone)};
+  for (std::size_t rank = 0; rank * bytes < all.size(); ++rank) {
+    const std::byte* const message = all.data() + rank * bytes;
+    double theirs = 0;
+    std::memcpy(&theirs, message, sizeof theirs);
+    agreed.weight += theirs;
+    for (std::size_t i = 0; i < count; ++i) {
+      const Has has = static_cast<Has>(message[sizeof weight + i]);
+      expect(has != Has::kSparse, "DataParallel: the gradient of ", names[i], " is sparse on rank ", rank,
+             ", and only dense ones can be averaged. hint: EmbeddingOptions::sparse(false)");
+      if (has == Has::kDense) agreed.on_any_rank[i] = Has::kDense;
+    }
+  }
+  return agreed;
+}
+
+void DataParallel::State::average(const GradientBucket& bucket, const Agreed& agreed) {
   std::vector<std::size_t> wanted;
   std::int64_t numel = 0;
   for (const std::size_t i : bucket.parameters) {
-    if (on_any_rank[i] == Has::kNone) continue;
+    if (agreed.on_any_rank[i] == Has::kNone) continue;
     wanted.push_back(i);
     numel += parameters[i].numel();
   }
@@ -243,9 +266,10 @@ void DataParallel::State::average(const GradientBucket& bucket, const std::vecto
       at += parameters[i].numel();
     }
   };
-  for_each_part([](const at::Tensor& parameter, const at::Tensor& part) {
-    parameter.grad().defined() ? part.copy_(parameter.grad()) : part.zero_();
+  for_each_part([this](const at::Tensor& parameter, const at::Tensor& part) {
+    parameter.grad().defined() && weight > 0 ? part.copy_(parameter.grad()) : part.zero_();
   });
+  if (weight != 1 && weight > 0) flat.mul_(weight);
   // Groups of a GPU, whose calls are made through its memory here, make no sums for the host.
   const bool sums = group->kind() != TransportKind::kNccl && group->kind() != TransportKind::kCudaHost;
   if (in_memory && sums) {
@@ -255,7 +279,7 @@ void DataParallel::State::average(const GradientBucket& bucket, const std::vecto
     flat = reduce_over_ranks(*group, flat, Reduce::kSum);
   }
   throw_if_error(group->status());
-  flat.div_(group->size());
+  flat.div_(agreed.weight);
   for_each_part([](const at::Tensor& parameter, const at::Tensor& part) {
     if (!parameter.grad().defined()) parameter.mutable_grad() = at::empty_like(parameter);
     parameter.mutable_grad().copy_(part);
@@ -272,6 +296,19 @@ void DataParallel::broadcast_buffers() {
   const at::NoGradGuard no_grad;
   expect_same_call(*state_->group, "broadcast_buffers");
   state_->broadcast_buffers();
+}
+
+void DataParallel::set_weight(double weight) {
+  expect(std::isfinite(weight) && weight >= 0,
+         "DataParallel::set_weight wants a finite number that is not negative, got ", weight,
+         ". hint: the number of samples or tokens that the loss is a mean over");
+  state_->weight = weight;
+}
+
+void DataParallel::backward_nothing() {
+  expect(state_->open_no_syncs == 0, "DataParallel::backward_nothing under NoSync, where nothing is averaged");
+  state_->weight = 0;
+  state_->average();
 }
 
 std::size_t DataParallel::num_buckets() const { return state_->buckets.size(); }

@@ -35,6 +35,8 @@ struct DataParallelOptions {
 ///
 /// * A parameter that some ranks did not use gets the mean in which they count as zero; one that no rank used keeps an
 ///   undefined `.grad`, and optimizers leave it alone.
+/// * Where ranks' losses are means over different numbers of things, `set_weight` says how many before backward, and gradients are means
+///   over all things. A rank without a batch calls `backward_nothing`.
 /// * Accumulation: backwards under a NoSync add up in `.grad` on each rank; the next one without it averages the sum.
 /// * An optimizer that looks at the loss (LBFGS stops by it) must see the same number on all ranks: give it
 ///   tessera::all_reduce(mesh, loss.item<double>(), tessera::Reduce::kMean).
@@ -66,6 +68,15 @@ class DataParallel {
    private:
     DataParallel& parallel_;
   };
+
+  /// The loss of the next backward that averages is a mean over so many things (samples, tokens): gradients are then
+  /// sum(weight * gradient) / sum(weight) over ranks. After that backward the weight is 1 again. 0: this rank counts nothing, though its
+  /// gradients were NaN. Throws Error (64) for what is negative or not finite.
+  void set_weight(double weight);
+
+  /// For a rank without a batch, while others run a backward that averages: takes part, counts nothing, and gets the mean in every
+  /// `.grad`.
+  void backward_nothing();
 
   /// Rank 0's buffers (running statistics of a BatchNorm) for every rank. Collective.
   void broadcast_buffers();

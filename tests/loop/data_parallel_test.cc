@@ -137,6 +137,42 @@ TEST(DataParallel, WithoutSyncGradientsAddUpAndAreAveragedOnce) {
   });
 }
 
+// Rank r has r + 1 of six rows, and of the second batch the last rank has none.
+TEST(DataParallel, WeighsRanksByWhatTheirLossesAreMeansOver) {
+  const auto gradients_of = [](const Tiny& model) {
+    std::vector<at::Tensor> gradients;
+    for (const at::Tensor& parameter : parameters_of(*model)) gradients.push_back(parameter.grad().clone());
+    return gradients;
+  };
+  const Batch batch = make_batches(1, 6, 5, TinyOptions().vocab)[0];
+  for (const std::int64_t rows : {6, 3}) {
+    Tiny plain = make_tiny({}, false);
+    plain->forward(batch.tokens.narrow(0, 0, rows), batch.targets.narrow(0, 0, rows)).backward();
+    const std::vector<at::Tensor> wanted = gradients_of(plain);
+    run_ranks({.ranks = 3}, [&](const Mesh& mesh) {
+      Tiny model = make_tiny({}, false);
+      DataParallel parallel(model, mesh);
+      const std::int64_t own = mesh.rank() + 1, first = own * (own - 1) / 2;
+      const auto loss = [&] {
+        return model->forward(batch.tokens.narrow(0, first, own), batch.targets.narrow(0, first, own));
+      };
+      for (const bool has_batch : {false, true}) {
+        for (at::Tensor& parameter : model->parameters()) parameter.mutable_grad().reset();
+        const bool counts = first < rows;
+        if (!counts && !has_batch) {
+          parallel.backward_nothing();
+        } else {
+          parallel.set_weight(counts ? static_cast<double>(own) : 0);
+          (counts ? loss() : loss() * std::numeric_limits<float>::quiet_NaN()).backward();
+        }
+        const std::vector<at::Tensor> got = gradients_of(model);
+        for (std::size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(at::allclose(got[i], wanted[i], 1e-5, 1e-6)) << i;
+      }
+      EXPECT_THROW(parallel.set_weight(-1), Error);
+    });
+  }
+}
+
 TEST(DataParallel, DtypesAreKept) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     torch::nn::Sequential model(torch::nn::Linear(3, 3), torch::nn::Linear(3, 3), torch::nn::Linear(3, 3));

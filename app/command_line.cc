@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "app/parts.h"
+#include "runtime/base/process_limits.h"
 #include "runtime/base/text.h"
 #include "tessera/exit_code.h"
 
@@ -133,6 +134,7 @@ int refuse(const std::string& what) {
 CommandLine::CommandLine()
     : app("Tessera trains LibTorch modules with parameters, gradients and optimizer state sharded over ranks.",
           "tessera") {
+  take_process_limits();
   app.require_subcommand(1);
   // Said twice, the last one counts, so that a script can append to a command line. Subcommands inherit it.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);

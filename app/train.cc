@@ -10,6 +10,7 @@
 #include "app/commands.h"
 #include "app/durable_steps.h"
 #include "app/evaluation.h"
+#include "app/exit_code_after.h"
 #include "app/hugging_face.h"
 #include "app/operator_trace.h"
 #include "app/plan_of_world.h"
@@ -421,11 +422,11 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
   }
   if (profiler)
     throw_if_error(write_output(run.outputs.profile, to_json(profiler->profile()), run.outputs.existing, "--profile"));
-  if (speaks) report.finish(entropy);
+  const absl::Status reported = speaks ? report.finish(entropy) : absl::OkStatus();
   if (!trace.empty()) try_to_write_trace(trace, mesh);
   if (operators.is_on()) operators.try_to_write(run.outputs.operators);
   if (command.sample.tokens > 0) print_sample(*run.model, run, command.sample, engine.device(), speaks);
-  return 0;
+  return exit_code_after(reported);
 }
 
 int train_on(const TrainCommand& command, const Strategy& strategy, const Mesh& mesh) {

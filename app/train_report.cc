@@ -157,11 +157,12 @@ void TrainReport::write(const std::vector<Metric>& line, const std::vector<Metri
     if (metrics.empty()) return false;
     const absl::Status status = file.writer.write(run + metrics);
     if (!status.ok()) log_warning(message_of(status) + "; training goes on without metrics from here");
+    lost_.Update(status);
     return !status.ok();
   });
 }
 
-void TrainReport::finish(std::optional<double> unigram_entropy) {
+absl::Status TrainReport::finish(std::optional<double> unigram_entropy) {
   if (last_mean_steps_ == 0) {
     std::printf("all steps were done before");
   } else {
@@ -172,13 +173,13 @@ void TrainReport::finish(std::optional<double> unigram_entropy) {
   std::printf("\n");
   const RunOutputs& outputs = options_.outputs;
   for (File& file : files_) {
-    if (const absl::Status status = file.writer.close(); !status.ok())
-      log_warning(message_of(status));
-    else
-      std::printf("run %s: metrics are in %s\n", outputs.run_id.c_str(), file.path.c_str());
+    const absl::Status status = file.writer.close();
+    lost_.Update(status);
+    if (status.ok()) std::printf("run %s: metrics are in %s\n", outputs.run_id.c_str(), file.path.c_str());
   }
   if (!outputs.weights.empty()) std::printf("weights are in %s\n", outputs.weights.c_str());
   std::fflush(stdout);
+  return lost_;
 }
 
 }  // namespace tessera::app

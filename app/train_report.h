@@ -33,7 +33,7 @@ namespace tessera::app {
 /// file (--tensorboard) has the same numbers by name. Neither has the header.
 ///
 /// A metrics file that can no longer be written is worth a warning, not the training: it is warned about once, with the
-/// cause, and left alone from then on.
+/// cause, and left alone from then on. `finish` has the cause again, for the exit code.
 class TrainReport {
  public:
   struct Options {
@@ -53,8 +53,9 @@ class TrainReport {
   void add(const StepResult& result, std::int64_t epoch, const TrafficCounts& traffic);
   /// `traffic`: the engine's counts after the evaluation, whose gathers belong to no step.
   void add(const EvaluationResult& result, std::int64_t after_step, const TrafficCounts& traffic);
-  /// "final loss 1.9 (mean of the last 10 steps); ..."; closes the file and says what is where.
-  void finish(std::optional<double> unigram_entropy);
+  /// "final loss 1.9 (mean of the last 10 steps); ..."; closes the file and says what is where. 74 where a metrics file
+  /// lacks something.
+  absl::Status finish(std::optional<double> unigram_entropy);
 
  private:
   void print(const StepResult& result) const;
@@ -72,6 +73,7 @@ class TrainReport {
 
   Options options_;
   std::vector<File> files_;
+  absl::Status lost_;  ///< why a metrics file was given up
   StepTimes times_;
   TrafficCounts before_;      ///< of the step before
   double recent_loss_ = 0.0;  ///< sum since the last line, and its count

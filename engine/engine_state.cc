@@ -9,6 +9,7 @@
 #include "engine/background_save.h"
 #include "engine/expect.h"
 #include "engine/first_values.h"
+#include "engine/last_words.h"
 #include "engine/memory/device_shards.h"
 #include "engine/memory/gradient_records.h"
 #include "engine/memory/kept_group.h"
@@ -443,9 +444,10 @@ void Engine::State::rethrow(const char* what) {
                                                    shares_memory, activation_bytes);
     fail(make_error(ExitCode::kOsResource, text));
     throw Error(ExitCode::kOsResource, text);
-  } catch (const std::exception& error) {
+  } catch (const std::exception&) {
     const bool known = failed;
-    fail(make_error(ExitCode::kInternal, std::string(what) + ": " + first_line(error.what())));
+    const absl::Status status = status_of(std::current_exception());
+    fail(make_error(exit_code_of(status), std::string(what) + ": " + message_of(status)));
     if (known) throw error_of(groups_of(mesh).status());
     throw;
   }

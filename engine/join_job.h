@@ -11,7 +11,8 @@
 namespace tessera {
 
 /// What every init does: finds this process's place among the ranks, has `make` join them, and within tessera::run sees to it that this
-/// rank's end is reported. Throws tessera::Error.
+/// rank's end is reported. Raises this process's limit of descriptors (process_limits.h). Throws tessera::Error: 71 where
+/// the system has too few threads.
 Mesh join_job(const std::function<absl::StatusOr<Mesh>(const Topology&)>& make,
               const Environment& environment = process_environment);
 

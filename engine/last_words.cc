@@ -1,5 +1,6 @@
 #include "engine/last_words.h"
 
+#include <cerrno>
 #include <cstdlib>
 #include <ctime>
 #include <fstream>
@@ -7,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/run_scope.h"
+#include "runtime/base/process_limits.h"
 #include "runtime/border/throw.h"
 
 namespace tessera {
@@ -45,6 +47,17 @@ const char* hint_for(ExitCode code) {
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
+std::string memory_story() { return RunScope::current ? RunScope::current->memory_story : std::string(); }
+
+/// What somebody else's code threw: 71 or 74 where a limit of the process is why, else 70.
+absl::Status foreign_error(const std::string& text) {
+  const std::string line = first_line(text);
+  const int limit = limit_in(line);
+  if (limit == 0) return make_error(ExitCode::kInternal, line);
+  const std::string remedy = limit == ENOMEM ? memory_story() : "";
+  return make_error(exit_code_of_errno(limit), line + (remedy.empty() ? ". hint: " + limit_hint(limit) : remedy));
+}
+
 }  // namespace
 
 absl::Status status_of(const std::exception_ptr& failure) {
@@ -53,14 +66,13 @@ absl::Status status_of(const std::exception_ptr& failure) {
   } catch (const Error& error) {
     return make_error(error.exit_code(), error.message());
   } catch (const c10::OutOfMemoryError& error) {
-    const std::string story = RunScope::current ? RunScope::current->memory_story : std::string();
-    return make_error(ExitCode::kOsResource, first_line(error.what_without_backtrace()) + story);
+    return make_error(ExitCode::kOsResource, first_line(error.what_without_backtrace()) + memory_story());
   } catch (const std::bad_alloc&) {
-    return make_error(ExitCode::kOsResource, "out of memory");
+    return make_error(ExitCode::kOsResource, "out of memory. hint: " + limit_hint(ENOMEM));
   } catch (const c10::Error& error) {
-    return make_error(ExitCode::kInternal, first_line(error.what_without_backtrace()));
+    return foreign_error(error.what_without_backtrace());
   } catch (const std::exception& error) {
-    return make_error(ExitCode::kInternal, first_line(error.what()));
+    return foreign_error(error.what());
   } catch (...) {
     return make_error(ExitCode::kInternal, "an exception that is no std::exception");
   }

@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-/// What was thrown, as a status with an exit code: Tessera's own as they are, std::bad_alloc 71, all others 70. Stack
-/// traces that LibTorch puts below a message are left out.
+/// What was thrown, as a status with an exit code: Tessera's own as they are, std::bad_alloc 71, what names a limit of
+/// the process ("Too many open files") 71 or 74, all others 70. Stack traces that LibTorch puts below a message are left out.
 absl::Status status_of(const std::exception_ptr& failure);
 
 /// `message` with "hint: ..." for the status's exit code, unless it gives one itself.

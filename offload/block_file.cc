@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -162,11 +161,6 @@ absl::Status BlockFile::sync(const std::string& who) const {
 }
 
 absl::Status BlockFile::take_room(const BlockFileOptions& options) {
-  // The kernel would send SIGXFSZ, which ends a process.
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
-      static_cast<rlim_t>(bytes_) > limit.rlim_cur)
-    return error(options, "reservation", EFBIG, -1, bytes_, static_cast<std::int64_t>(limit.rlim_cur));
   const int got = retried([&] { return file_calls::reserve(buffered_fd_, name_, bytes_); });
   if (got == 0) return options.write_zeros && !was_there_ ? write_zeros(options) : absl::OkStatus();
   // No reservations on this file system: writing takes the room just as well.

@@ -16,6 +16,7 @@
 #include "offload/retries.h"
 #include "offload/sector.h"
 #include "offload/unsynced_files.h"
+#include "runtime/base/process_limits.h"
 
 namespace tessera::file_calls {
 namespace {
@@ -53,6 +54,7 @@ ssize_t claimed(const Fault& fault, ssize_t result, std::size_t bytes) {
 }  // namespace
 
 int open(const std::string& name, int flags, mode_t mode) {
+  turn_size_signal_into_error();
   Fault fault;
   ssize_t result = 0;
   if (fails_at(FaultSite::kOpen, name, fault, result)) return static_cast<int>(result);
@@ -60,6 +62,7 @@ int open(const std::string& name, int flags, mode_t mode) {
 }
 
 int open_unnamed(const std::string& directory, const std::string& name, mode_t mode) {
+  turn_size_signal_into_error();
   Fault fault;
   ssize_t result = 0;
   if (fails_at(FaultSite::kOpen, name, fault, result)) return static_cast<int>(result);

@@ -4,9 +4,9 @@
 #include <sys/statvfs.h>
 
 #include <cerrno>
-#include <system_error>
 
 #include "runtime/base/bytes.h"
+#include "runtime/base/process_limits.h"
 #include "runtime/base/status.h"
 
 namespace tessera {
@@ -21,8 +21,6 @@ std::string hint_for(const FileTrouble& trouble) {
                          trouble.wanted > 0 ? format_bytes(trouble.wanted) : std::string("some space"));
     case EDQUOT:
       return "this user's quota is used up; raise it, or name another directory";
-    case EFBIG:
-      return "raise the limit of file sizes (ulimit -f), or name a directory on another file system";
     case EIO:
       return "the device reported an error (see dmesg); name a directory on another disk";
     case EACCES:
@@ -37,13 +35,8 @@ std::string hint_for(const FileTrouble& trouble) {
     case ENAMETOOLONG:
     case ELOOP:
       return "name a shorter path without circles of links";
-    case EMFILE:
-    case ENFILE:
-      return "raise the limit of open files (ulimit -n)";
-    case ENOMEM:
-      return "memory or locked memory is used up (ulimit -l); ask for less, or raise the limit";
     default:
-      return "";
+      return limit_hint(trouble.error);
   }
 }
 
@@ -74,33 +67,6 @@ absl::Status file_error(const FileTrouble& trouble) {
   text += ": " + (trouble.error == 0 ? std::string("the file ended too early") : errno_text(trouble.error));
   if (const std::string hint = hint_for(trouble); !hint.empty()) text += ". hint: " + hint;
   return make_error(exit_code_of_errno(trouble.error), text);
-}
-
-ExitCode exit_code_of_errno(int error) {
-  switch (error) {
-    case EACCES:
-    case EPERM:
-      return ExitCode::kPermission;
-    case ENOMEM:
-    case EMFILE:
-    case ENFILE:
-      return ExitCode::kOsResource;
-    case ENOENT:
-    case ENOTDIR:
-    case EISDIR:
-    case EEXIST:
-    case EROFS:
-    case ENAMETOOLONG:
-    case ELOOP:
-    case EFBIG:
-      return ExitCode::kCannotCreate;
-    default:
-      return ExitCode::kIo;
-  }
-}
-
-std::string errno_text(int error) {
-  return fmt::format("{} (errno {})", std::generic_category().message(error), error);
 }
 
 }  // namespace tessera

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "tessera/exit_code.h"
+#include "runtime/base/process_limits.h"  // exit_code_of_errno, errno_text
 
 namespace tessera {
 
@@ -25,12 +25,5 @@ struct FileTrouble {
 /// "rank 0 optimizer state: write of /scratch (scratch file) at offset 8192: wanted 4096 bytes, got 0: No space left on
 /// device (errno 28). hint: free 4.00 KiB more there, or name another directory", with `exit_code_of_errno`.
 absl::Status file_error(const FileTrouble& trouble);
-
-/// 77 permission; 71 memory, file descriptors, locked memory; 73 a path that cannot hold the file; 74 everything else:
-/// EIO, a full disk, a file that ended too early (0).
-ExitCode exit_code_of_errno(int error);
-
-/// "No space left on device (errno 28)".
-std::string errno_text(int error);
 
 }  // namespace tessera

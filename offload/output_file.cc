@@ -5,25 +5,25 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <system_error>
 
+#include "runtime/base/process_limits.h"
 #include "runtime/base/status.h"
 
 namespace tessera {
-namespace {
-
-std::string reason(int error) { return std::generic_category().message(error); }
-
-}  // namespace
 
 std::filesystem::path partial_of(const std::filesystem::path& path) { return path.string() + ".partial"; }
 
 absl::Status cannot_create(const std::string& what, int error) {
   const bool denied = error == EACCES || error == EPERM || error == EROFS;
-  return make_error(denied ? ExitCode::kPermission : ExitCode::kCannotCreate, what + ": " + reason(error));
+  const bool is_limit = !limit_hint(error).empty();
+  return make_error(denied     ? ExitCode::kPermission
+                    : is_limit ? exit_code_of_errno(error)
+                               : ExitCode::kCannotCreate,
+                    what + ": " + reason_of(error));
 }
 
 absl::StatusOr<OutputFile> OutputFile::create(const std::filesystem::path& path, const std::string& what) {
+  turn_size_signal_into_error();
   const std::filesystem::path partial = partial_of(path);
   const int fd = ::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
   if (fd < 0) return cannot_create(what + ": cannot create " + partial.string(), errno);
@@ -43,7 +43,7 @@ OutputFile::~OutputFile() {
 }
 
 absl::Status OutputFile::write_error(int error) const {
-  return make_error(ExitCode::kIo, what_ + ": cannot write " + partial_.string() + ": " + reason(error));
+  return make_error(exit_code_of_errno(error), what_ + ": cannot write " + partial_.string() + ": " + reason_of(error));
 }
 
 absl::Status OutputFile::append(std::string_view bytes) {

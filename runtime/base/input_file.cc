@@ -7,32 +7,19 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <system_error>
 #include <utility>
 
 #include "runtime/base/bytes.h"
+#include "runtime/base/process_limits.h"
 #include "runtime/base/status.h"
 
 namespace tessera {
 namespace {
 
-ExitCode exit_code_of_errno(int error) {
-  switch (error) {
-    case ENOENT:
-    case ENOTDIR:
-    case ENAMETOOLONG:
-    case ELOOP:
-      return ExitCode::kNoInput;
-    case EACCES:
-    case EPERM:
-      return ExitCode::kPermission;
-    case ENOMEM:
-    case EMFILE:
-    case ENFILE:
-      return ExitCode::kOsResource;
-    default:
-      return ExitCode::kIo;
-  }
+/// What cannot hold an output is a missing input.
+ExitCode exit_code_of_input(int error) {
+  const ExitCode code = exit_code_of_errno(error);
+  return code == ExitCode::kCannotCreate ? ExitCode::kNoInput : code;
 }
 
 std::string name_of(const std::filesystem::path& path, const std::string& kind) {
@@ -75,8 +62,7 @@ bool wait_for_pipe(int fd) {
 }  // namespace
 
 absl::Status input_error(const std::filesystem::path& path, const std::string& kind, const char* what, int error) {
-  return make_error(exit_code_of_errno(error), fmt::format("{}: {}: {} (errno {})", name_of(path, kind), what,
-                                                           std::generic_category().message(error), error));
+  return make_error(exit_code_of_input(error), fmt::format("{}: {}: {}", name_of(path, kind), what, reason_of(error)));
 }
 
 absl::StatusOr<InputFile> InputFile::open(const std::filesystem::path& path, const std::string& kind) {

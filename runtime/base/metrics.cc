@@ -12,9 +12,9 @@
 #include <optional>
 #include <set>
 #include <string_view>
-#include <system_error>
 #include <utility>
 
+#include "runtime/base/process_limits.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
 
@@ -22,8 +22,7 @@ namespace tessera {
 namespace {
 
 absl::Status os_error(ExitCode code, const std::filesystem::path& path, const char* what, int error) {
-  return make_error(code, fmt::format("metrics file {}: {}: {} (errno {})", path.string(), what,
-                                      std::generic_category().message(error), error));
+  return make_error(code, fmt::format("metrics file {}: {}: {}", path.string(), what, reason_of(error)));
 }
 
 // Keeps other writers of the file out, so that nobody takes a line that is being written for one that was torn. Where a
@@ -100,11 +99,16 @@ absl::StatusOr<MetricsWriter> MetricsWriter::open(const std::filesystem::path& p
 }
 
 absl::StatusOr<MetricsWriter> MetricsWriter::open(const std::filesystem::path& path, const Options& options) {
+  turn_size_signal_into_error();
   const int fd = open_for(path, options.format == MetricsFormat::kEvents ? Start::kNew : options.start);
   if (fd < 0) {
     const int error = errno;
     const bool denied = error == EACCES || error == EPERM || error == EROFS;
-    return os_error(denied ? ExitCode::kPermission : ExitCode::kCannotCreate, path, "cannot be opened", error);
+    const bool is_limit = !limit_hint(error).empty();
+    return os_error(denied     ? ExitCode::kPermission
+                    : is_limit ? exit_code_of_errno(error)
+                               : ExitCode::kCannotCreate,
+                    path, "cannot be opened", error);
   }
   MetricsWriter writer(fd, path, form_of(options));
   TESSERA_RETURN_IF_ERROR(writer.go_on_with_content());

@@ -8,8 +8,8 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <system_error>
 
+#include "runtime/base/process_limits.h"
 #include "runtime/base/status.h"
 
 namespace tessera {
@@ -37,9 +37,9 @@ class Output {
   absl::Status finish() {
     stream_.close();
     if (stream_) return absl::OkStatus();
-    return make_error(created_ ? ExitCode::kIo : ExitCode::kCannotCreate,
-                      fmt::format("{}: cannot {}: {}", path_.string(), created_ ? "write" : "create",
-                                  std::generic_category().message(errno)));
+    return make_error(
+        created_ ? ExitCode::kIo : ExitCode::kCannotCreate,
+        fmt::format("{}: cannot {}: {}", path_.string(), created_ ? "write" : "create", reason_of(errno)));
   }
 
  private:

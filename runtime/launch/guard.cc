@@ -1,16 +1,15 @@
 #include "runtime/launch/guard.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
-#include <system_error>
 #include <utility>
 
+#include "runtime/base/process_limits.h"
 #include "runtime/base/status.h"
 
 namespace tessera {
@@ -56,8 +55,7 @@ absl::StatusOr<Guard> Guard::start(const std::string& error_directory, const std
   for (const std::string& file : error_files) files.push_back(file.c_str());
   std::array<int, 2> ends;
   if (::pipe2(ends.data(), O_CLOEXEC) != 0)
-    return make_error(ExitCode::kOsResource,
-                      fmt::format("launch: no pipe: {}", std::generic_category().message(errno)));
+    return make_error(ExitCode::kOsResource, "launch: no pipe: " + reason_of(errno));
   const pid_t pid = ::fork();
   if (pid == 0) {
     detach(ends[0]);  // closes ends[1] too
@@ -66,8 +64,7 @@ absl::StatusOr<Guard> Guard::start(const std::string& error_directory, const std
   ::close(ends[0]);
   if (pid > 0) return Guard(pid, ends[1]);
   ::close(ends[1]);
-  return make_error(ExitCode::kOsResource,
-                    fmt::format("launch: no process: {}", std::generic_category().message(errno)));
+  return make_error(ExitCode::kOsResource, "launch: no process: " + reason_of(errno));
 }
 
 Guard::Guard(Guard&& other) noexcept : pid_(std::exchange(other.pid_, -1)), pipe_(std::exchange(other.pipe_, -1)) {}

@@ -16,6 +16,7 @@
 #include <system_error>
 #include <thread>
 
+#include "runtime/base/process_limits.h"
 #include "runtime/base/status.h"
 #include "runtime/launch/supervisor.h"
 
@@ -44,9 +45,7 @@ absl::Status check(const LaunchOptions& options) {
 /// another program take it in between, rank 0 finds it in use and says so (69).
 absl::StatusOr<int> find_port(int port) {
   const OwnedFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!socket.is_open())
-    return make_error(ExitCode::kOsResource,
-                      fmt::format("launch: no socket: {}", std::generic_category().message(errno)));
+  if (!socket.is_open()) return make_error(ExitCode::kOsResource, "launch: no socket: " + reason_of(errno));
   const int on = 1;  // as the store's server does: connections of an ended job do not count as a port in use
   ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   sockaddr_in address{};
@@ -74,8 +73,7 @@ class ErrorDirectory {
     if (error) root = "/tmp";
     std::string name = (root / "tessera-launch-XXXXXX").string();
     if (!::mkdtemp(name.data()))
-      return make_error(ExitCode::kCannotCreate,
-                        fmt::format("launch: cannot create {}: {}", name, std::generic_category().message(errno)));
+      return make_error(ExitCode::kCannotCreate, fmt::format("launch: cannot create {}: {}", name, reason_of(errno)));
     return ErrorDirectory(name);
   }
   ErrorDirectory(ErrorDirectory&& other) noexcept : path_(std::exchange(other.path_, {})) {}
@@ -197,6 +195,7 @@ absl::StatusOr<int> run(const LaunchOptions& options) {
 }  // namespace
 
 int launch(const LaunchOptions& options) {
+  take_process_limits();  // ranks inherit that of descriptors
   const auto code = run(options);
   if (code.ok()) return *code;
   write_all(options.stderr_fd, message_of(code.status()) + "\n");

@@ -15,6 +15,7 @@
 #include <system_error>
 #include <utility>
 
+#include "runtime/base/process_limits.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
 
@@ -68,7 +69,7 @@ bool RankProcess::is_stopped() const {
 namespace {
 
 absl::Status os_error(const char* what, int error) {
-  return make_error(ExitCode::kOsResource, fmt::format("launch: {}: {}", what, std::generic_category().message(error)));
+  return make_error(ExitCode::kOsResource, fmt::format("launch: {}: {}", what, reason_of(error)));
 }
 
 struct Pipe {

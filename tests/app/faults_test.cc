@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <chrono>
+#include <filesystem>
 #include <thread>
 
 #include "tests/support/workplace.h"
@@ -88,6 +89,19 @@ TEST_F(Faults, TokenOutsideOfTheVocabulary) {
   const Ended ended = fail(launch(2) + train(strategy("FULL_SHARD"), "none"));
   EXPECT_EQ(ended.code, 65) << ended.err;
   EXPECT_LT(ended.seconds, kSoon);
+}
+
+// F47. `ulimit -f` counts blocks of 512 bytes.
+TEST_F(Faults, ALimitOfFileSizesEndsARunByNameAndLeavesNothingHalf) {
+  for (const char* option : {"--save-weights", "--checkpoint-dir"}) {
+    const Words command = train(strategy("FULL_SHARD"), "metrics", {option, path("limited")});
+    const Ended ended = fail({"/bin/sh", "-c", "ulimit -f 1; exec \"$@\"", "sh"} + command);
+    EXPECT_EQ(ended.code, 74) << option << ended.err;
+    EXPECT_THAT(ended.err, AllOf(HasSubstr(path("limited")), HasSubstr("(ulimit -f), which is 512 B here")));
+    EXPECT_FALSE(std::filesystem::exists(path("limited.partial")));
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(path("")))
+      EXPECT_THAT(entry.path().string(), ::testing::Not(HasSubstr(".tmp"))) << option;
+  }
 }
 
 TEST_F(Faults, LastWordsGoToTheLaunchersFile) {

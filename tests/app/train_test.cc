@@ -14,6 +14,7 @@ namespace tessera::testing {
 namespace {
 
 using nlohmann::json;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 class Train : public Workplace {
@@ -211,16 +212,15 @@ TEST_F(Train, ARunDirectoryHoldsAllThatBelongsToARun) {
   EXPECT_NE(read_lines(path("runs/a/metrics.jsonl"))[0].at("run"), config.at("run"));
 }
 
-TEST_F(Train, AFailingMetricsFileCostsAWarningAndNotTheTraining) {
+TEST_F(Train, AFailingMetricsFileCostsAWarningAndTheExitCodeAndNotTheTraining) {
   // No file may grow beyond 8 KiB, which the objects of 20 steps fill.
-  std::string line = "trap '' XFSZ; ulimit -f 8; exec";
-  for (const std::string& word : train(strategy("FULL_SHARD"), "limited", {"--steps", "40", "--log-every", "20"}))
-    line += " '" + word + "'";
-  const Ended ended = run({"/bin/bash", "-c", line});
+  const Words command = train(strategy("FULL_SHARD"), "limited", {"--steps", "40", "--log-every", "20"});
+  const Ended ended = run_program({"/bin/bash", "-c", "ulimit -f 8; exec \"$@\"", "bash"} + command, path("run"));
+  EXPECT_EQ(ended.code, 74) << ended.err;
   EXPECT_THAT(ended.out, HasSubstr("step 40/40"));
   const auto at = ended.err.find("training goes on without metrics");
   ASSERT_NE(at, std::string::npos) << ended.err;
-  EXPECT_THAT(ended.err, HasSubstr("File too large"));
+  EXPECT_THAT(ended.err, AllOf(HasSubstr(path("limited")), HasSubstr("(ulimit -f), which is 8.00 KiB here")));
   EXPECT_EQ(ended.err.find("training goes on without metrics", at + 1), std::string::npos) << "said once";
 }
 

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <cmath>
-#include <csignal>
 #include <limits>
 
 #include "runtime/base/metrics.h"
@@ -113,7 +112,6 @@ TEST_F(MetricsForms, WhatIsCutShortIsCutOff) {
     const std::string whole = content();
     const pid_t child = ::fork();
     if (child == 0) {
-      ::signal(SIGXFSZ, SIG_IGN);
       const rlimit small{whole.size() + 5, RLIM_INFINITY}, none{RLIM_INFINITY, RLIM_INFINITY};
       bool right = ::setrlimit(RLIMIT_FSIZE, &small) == 0;
       right = right && exit_code_of(writer.write({{"step", 2}, {"loss", 0.25}})) == ExitCode::kIo && content() == whole;

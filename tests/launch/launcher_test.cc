@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,6 +18,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <optional>
 #include <sstream>
 #include <thread>
 
@@ -32,13 +34,16 @@ using namespace std::chrono_literals;
 /// `launch` in a process of its own, whose output is read here. Ends it, and with it the ranks, when it leaves scope.
 class Launcher {
  public:
-  explicit Launcher(LaunchOptions options) {
+  explicit Launcher(LaunchOptions options, std::optional<rlimit> descriptors = std::nullopt) {
     EXPECT_EQ(::pipe2(out_.data(), O_CLOEXEC), 0);
     EXPECT_EQ(::pipe2(err_.data(), O_CLOEXEC), 0);
     options.stdout_fd = out_[1];
     options.stderr_fd = err_[1];
     pid_ = ::fork();
-    if (pid_ == 0) ::_exit(launch(options));
+    if (pid_ == 0) {
+      if (descriptors) ::setrlimit(RLIMIT_NOFILE, &*descriptors);
+      ::_exit(launch(options));
+    }
     ::close(out_[1]);
     ::close(err_[1]);
   }
@@ -400,6 +405,18 @@ TEST(Launch, RanksStartWithOrdinarySignals) {
   Launcher launcher(shell(1, "grep -E 'Sig(Blk|Ign)' /proc/self/status; yes | head -1 > /dev/null"));
   EXPECT_EQ(launcher.wait(), 0);
   EXPECT_THAT(launcher.out, AllOf(HasSubstr("SigBlk:\t0000000000000000"), HasSubstr("SigIgn:\t0000000000000000")));
+}
+
+TEST(Launch, RanksMayOpenAsManyFilesAsTheHardLimitAllows) {
+  Launcher launcher(shell(1, "ulimit -n"), {100, 200});
+  EXPECT_EQ(launcher.wait(), 0);
+  EXPECT_EQ(launcher.out, "[rank 0] 200\n");
+}
+
+TEST(Launch, ALimitOfDescriptorsIsNamed) {
+  Launcher launcher(shell(8, "exit 0"), {12, 12});
+  EXPECT_EQ(launcher.wait(), 71);
+  EXPECT_THAT(launcher.err, HasSubstr("hint: raise the limit of open files (ulimit -n), which is 12 here"));
 }
 
 struct Wrong {

@@ -7,8 +7,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <csignal>
-
 #include "tessera/error.h"
 #include "tests/support/session.h"
 #include "tests/support/test_folder.h"
@@ -72,7 +70,6 @@ TEST(MetricsFile, ThatCannotBeWrittenIsAWarningAndNoMore) {
   const TestFolder folder;
   const pid_t child = ::fork();
   if (child == 0) {
-    ::signal(SIGXFSZ, SIG_IGN);
     MetricsFile table(folder / "table.csv");
     table.write(1, {{"loss", 0.5}});
     const rlimit small{12, RLIM_INFINITY};

@@ -195,10 +195,12 @@ TEST(BlockFile, TooManyOpenFilesIsAnError) {
 
 TEST(BlockFile, ALimitOfFileSizesIsAnErrorAndNoSignal) {
   ScratchFolder folder;
-  expect_in_child(folder, ExitCode::kCannotCreate, "wanted 40960 bytes, got 8192: File too large", [] {
-    const rlimit limit{8192, 8192};
-    return ::setrlimit(RLIMIT_FSIZE, &limit) == 0;
-  });
+  expect_in_child(folder, ExitCode::kIo,
+                  "File too large (errno 27). hint: raise the limit of file sizes (ulimit -f), which is 8.00 KiB here",
+                  [] {
+                    const rlimit limit{8192, 8192};
+                    return ::setrlimit(RLIMIT_FSIZE, &limit) == 0;
+                  });
 }
 
 TEST(BlockFile, AReadOnlyFileSystemIsAnError) {

@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>  // reads gloo_stubs/
 #include <utility>
 
+#include "runtime/base/process_limits.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/c10d/c10d_collectives.h"
 #include "runtime/comm/c10d/failure_report.h"
@@ -41,9 +42,12 @@ absl::StatusOr<std::shared_ptr<Collectives>> gloo_collectives(const Group& group
     return c10d_collectives(group, TransportKind::kGloo, connect(group, address, own_keys), std::move(store),
                             std::move(choose));
   } catch (const std::exception& error) {
+    const std::string text = text_of_c10_exception(error);
+    if (const int limit = limit_in(text))
+      return make_error(exit_code_of_errno(limit),
+                        group.self() + ": group " + group.key() + " cannot connect: " + reason_of(limit));
     return report.explain_arrival(group.self() + ": group " + group.key() + " cannot connect over " + address + ": " +
-                                  text_of_c10_exception(error) +
-                                  "; GLOO_SOCKET_IFNAME names the network interface to use");
+                                  text + "; GLOO_SOCKET_IFNAME names the network interface to use");
   }
 }
 

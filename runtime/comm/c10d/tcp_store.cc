@@ -14,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
+#include "runtime/base/process_limits.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
 #include "runtime/comm/c10d/endpoint.h"
@@ -34,6 +35,9 @@ std::string self(const Topology& topology) {
 }
 
 absl::Status port_error(const Topology& topology, int error) {
+  if (!limit_hint(error).empty())
+    return make_error(exit_code_of_errno(error), self(topology) + ": cannot serve the store on port " +
+                                                     std::to_string(topology.master_port) + ": " + reason_of(error));
   const std::string hint = error == EADDRINUSE ? "another job or a process that has not ended yet uses it; choose "
                                                  "another MASTER_PORT, or let the launcher choose one"
                                                : "choose another MASTER_PORT";
@@ -101,7 +105,11 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> connect(const Topology& topology
     store->setTimeout(std::chrono::milliseconds(static_cast<std::int64_t>(init_timeout_s * 1000)));
     return store;
   } catch (const std::exception& error) {
-    return no_store(topology, init_timeout_s, text_of_c10_exception(error));
+    const std::string text = text_of_c10_exception(error);
+    if (const int limit = limit_in(text))
+      return make_error(exit_code_of_errno(limit),
+                        self(topology) + ": cannot join the store at " + endpoint(topology) + ": " + reason_of(limit));
+    return no_store(topology, init_timeout_s, text);
   }
 }
 

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "runtime/base/process_limits.h"
 #include "runtime/base/status.h"
 
 #ifndef MADV_POPULATE_WRITE
@@ -21,8 +22,12 @@ namespace {
 std::string error_text() { return std::strerror(errno); }
 
 absl::Status no_memory(std::size_t bytes, const char* call) {
-  return make_error(ExitCode::kOsResource, "cannot have " + std::to_string(bytes) + " bytes of shared memory: " + call +
-                                               ": " + error_text() + "; free memory or shard over more ranks");
+  const int error = errno;
+  const bool is_short = error == ENOMEM || error == ENOSPC;
+  return make_error(
+      ExitCode::kOsResource,
+      "cannot have " + std::to_string(bytes) + " bytes of shared memory: " + call + ": " +
+          (is_short ? errno_text(error) + ". hint: free memory or shard over more ranks" : reason_of(error)));
 }
 
 }  // namespace

@@ -1,0 +1,92 @@
+#include "runtime/base/process_limits.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <functional>
+#include <string>
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// The limits are the process's, so a child runs into them. Its wait status.
+int in_child(const std::function<bool()>& is_right) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(is_right() ? 0 : 1);
+  int status = -1;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  return status;
+}
+
+bool set(decltype(RLIMIT_FSIZE) resource, rlim_t soft, rlim_t hard) {
+  const rlimit limit{soft, hard};
+  return ::setrlimit(resource, &limit) == 0;
+}
+
+TEST(ProcessLimits, AWriteBeyondTheLimitOfFileSizesIsAnError) {
+  EXPECT_EQ(in_child([] {
+              turn_size_signal_into_error();
+              const int fd = ::open("/tmp", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+              if (fd < 0 || !set(RLIMIT_FSIZE, 8, RLIM_INFINITY)) return false;
+              return ::write(fd, "0123456789", 10) == 8 && ::write(fd, "8", 1) < 0 && errno == EFBIG &&
+                     limit_hint(EFBIG).find("(ulimit -f), which is 8 B here") != std::string::npos;
+            }),
+            0);
+}
+
+TEST(ProcessLimits, AProgramThatIsStartedHasTheSignalAsBefore) {
+  EXPECT_EQ(in_child([] {
+              turn_size_signal_into_error();
+              ::execl("/bin/sh", "sh", "-c", "kill -s XFSZ $$", nullptr);
+              return false;
+            }),
+            SIGXFSZ);
+}
+
+TEST(ProcessLimits, AProgramsOwnHandlerStays) {
+  EXPECT_EQ(in_child([] {
+              ::signal(SIGXFSZ, SIG_IGN);
+              turn_size_signal_into_error();
+              return ::signal(SIGXFSZ, SIG_DFL) == SIG_IGN;
+            }),
+            0);
+}
+
+TEST(ProcessLimits, TheSoftLimitOfDescriptorsBecomesTheHardOne) {
+  EXPECT_EQ(in_child([] {
+              rlimit limit{};
+              if (!set(RLIMIT_NOFILE, 20, 40)) return false;
+              take_process_limits();
+              return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur == 40 && limit.rlim_max == 40 &&
+                     limit_hint(EMFILE) == "raise the limit of open files (ulimit -n), which is 40 here";
+            }),
+            0);
+}
+
+TEST(ProcessLimits, ThreadsThatTheSystemRefusesAreAnErrno) {
+  EXPECT_EQ(try_threads(3), 0);
+  // Each thread's stack takes addresses, of which there are none left.
+  EXPECT_EQ(in_child([] { return set(RLIMIT_AS, 1 << 20, RLIM_INFINITY) && try_threads(1) == EAGAIN; }), 0);
+  EXPECT_THAT(limit_hint(EAGAIN), HasSubstr("processes and threads (ulimit -u)"));
+}
+
+TEST(ProcessLimits, ATextOfAnotherLibrarySpeaksOfALimitOrOfNone) {
+  EXPECT_EQ(limit_in("[../gloo/transport/tcp/listener.cc:30] accept: Too many open files"), EMFILE);
+  EXPECT_EQ(limit_in("Resource temporarily unavailable"), EAGAIN);
+  EXPECT_EQ(limit_in("Connection refused"), 0);
+  EXPECT_EQ(reason_of(EIO), "Input/output error (errno 5)");
+  EXPECT_EQ(limit_hint(ENOENT), "");
+  EXPECT_EQ(exit_code_of_errno(EFBIG), ExitCode::kIo);
+  EXPECT_EQ(exit_code_of_errno(EAGAIN), ExitCode::kOsResource);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <pcre2.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "runtime/base/status.h"
@@ -16,6 +17,7 @@ namespace {
 constexpr std::size_t kMostExpressionBytes = std::size_t{1} << 14;
 constexpr std::size_t kFirstStack = std::size_t{32} << 10,
                       kMostStack = std::size_t{16} << 20;  // of the compiled matcher
+constexpr std::uint32_t kMostHeapKib = 64 << 10;           // of the other one
 /// White_Space: PCRE2's own \s has U+180E too, which Unicode took out of it.
 constexpr std::string_view kSpace = R"(\p{Z}\t-\r\x{85})";
 
@@ -99,34 +101,117 @@ absl::StatusOr<SplitPattern> SplitPattern::compile(const std::string& expression
     return refused(expression, fmt::format("is not understood: {} (at byte {} of {})",
                                            reinterpret_cast<const char*>(text), place, quoted_text(ours, 200)));
   }
-  pcre2_jit_compile(compiled->code,
-                    PCRE2_JIT_COMPLETE);  // where there is no compiler for this processor, it is interpreted
+  // Where there is no compiler for this processor, it is interpreted.
+  pcre2_jit_compile(compiled->code, PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);
   compiled->match = pcre2_match_data_create_from_pattern(compiled->code, nullptr);
   compiled->context = pcre2_match_context_create(nullptr);
+  pcre2_set_heap_limit(compiled->context, kMostHeapKib);
   compiled->stack = pcre2_jit_stack_create(kFirstStack, kMostStack, nullptr);
   pcre2_jit_stack_assign(compiled->context, nullptr, compiled->stack);
   return SplitPattern(std::move(compiled));
 }
 
-absl::Status SplitPattern::split(std::string_view text, absl::FunctionRef<void(std::string_view, bool)> piece) const {
-  const auto* const subject = reinterpret_cast<PCRE2_SPTR>(text.data());
-  const PCRE2_SIZE* const ends = pcre2_get_ovector_pointer(compiled_->match);
-  std::size_t done = 0;  // text before it was handed out
-  for (std::size_t from = 0; from < text.size();) {
-    const int found = pcre2_match(compiled_->code, subject, text.size(), from, PCRE2_NO_UTF_CHECK, compiled_->match,
-                                  compiled_->context);
-    if (found == PCRE2_ERROR_NOMATCH) break;
-    if (found < 0)
-      return refused(compiled_->expression,
-                     fmt::format("cannot be matched (PCRE2's error {}): it takes too many steps", found));
-    const std::size_t begin = ends[0], end = ends[1];
-    if (end <= begin || begin < from) {  // a match of nothing cuts nothing
-      from += utf8_length(text.substr(from));
-      continue;
+namespace {
+
+/// A place in `text` at or before `place` where a character begins.
+std::size_t begin_of_character(std::string_view text, std::size_t place) {
+  while (place < text.size() && (static_cast<unsigned char>(text[place]) & 0xC0) == 0x80) --place;
+  return place;
+}
+
+}  // namespace
+
+/// Looks for matches in one text, front to back, in work that is linear in the text.
+///
+/// PCRE2 counts steps, but anew at each character where a match may begin, and not those of a repeat of one character
+/// ("\s+"). So a search sees a window of the text only, and few steps a character. Where they do not do (a long word),
+/// characters are tried one by one with more of either, and what is granted is taken from a budget of the text's.
+class SplitPattern::Search {
+ public:
+  Search(Compiled& compiled, std::string_view text)
+      : compiled_(compiled), text_(text), budget_(kFreeSteps + kStepsPerByte * text.size()) {}
+
+  struct Match {
+    std::size_t begin = 0, end = 0;
+  };
+  /// The first one at or behind `from` that is not empty; an empty one where there is none.
+  absl::StatusOr<Match> next(std::size_t from) {
+    grant_least();
+    while (from < text_.size()) {
+      const std::size_t window_end = begin_of_character(text_, std::min(text_.size(), from + window_));
+      const bool is_careful = from < careful_until_;
+      const int found = search(from, window_end, is_careful);
+      const Match match = found >= 0 || found == PCRE2_ERROR_PARTIAL ? Match{ends()[0], ends()[1]} : Match{};
+      if (found == PCRE2_ERROR_MATCHLIMIT && !is_careful) {
+        careful_until_ = window_end;
+      } else if (found == PCRE2_ERROR_MATCHLIMIT) {
+        steps_ = std::min(kGrowth * steps_, kMostSteps);
+        TESSERA_RETURN_IF_ERROR(take(steps_));
+      } else if (found == PCRE2_ERROR_PARTIAL && match.begin > from) {
+        from = match.begin;  // nothing matches before it
+        grant_least();
+      } else if (found == PCRE2_ERROR_PARTIAL) {
+        window_ *= kGrowth;
+        TESSERA_RETURN_IF_ERROR(take(window_));
+      } else if (found < 0 && found != PCRE2_ERROR_NOMATCH) {
+        return too_long(fmt::format("PCRE2's error {}", found));
+      } else if (found >= 0 && match.end > match.begin) {
+        return match;
+      } else {  // a match of nothing cuts nothing, and at the window's end it may be due to that
+        const std::size_t seen = found >= 0 ? match.begin : is_careful ? from : window_end;
+        from = seen < window_end ? seen + utf8_length(text_.substr(seen)) : window_end;
+        grant_least();
+      }
     }
-    if (begin > done) piece(text.substr(done, begin - done), false);
-    piece(text.substr(begin, end - begin), true);
-    done = from = end;
+    return Match{};
+  }
+
+ private:
+  static constexpr std::size_t kLeastSteps = 128, kLeastWindow = 1024;  // of a character where a match may begin
+  static constexpr std::size_t kMostSteps = 10'000'000, kGrowth = 4;
+  static constexpr std::size_t kFreeSteps = 4096, kStepsPerByte = 64;  // granted beyond those
+
+  const PCRE2_SIZE* ends() const { return pcre2_get_ovector_pointer(compiled_.match); }
+
+  void grant_least() {
+    steps_ = kLeastSteps;
+    window_ = kLeastWindow;
+  }
+
+  int search(std::size_t from, std::size_t window_end, bool is_careful) {
+    pcre2_set_match_limit(compiled_.context, static_cast<std::uint32_t>(steps_));
+    const std::uint32_t options =
+        PCRE2_NO_UTF_CHECK | (is_careful ? PCRE2_ANCHORED : 0U) | (window_end < text_.size() ? PCRE2_PARTIAL_HARD : 0U);
+    return pcre2_match(compiled_.code, reinterpret_cast<PCRE2_SPTR>(text_.data()), window_end, from, options,
+                       compiled_.match, compiled_.context);
+  }
+
+  absl::Status take(std::size_t steps) {
+    if (steps > budget_) return too_long(fmt::format("{} bytes of text", text_.size()));
+    budget_ -= steps;
+    return absl::OkStatus();
+  }
+
+  absl::Status too_long(const std::string& where) const {
+    return refused(compiled_.expression, fmt::format("cannot be matched ({}): it takes too many steps", where));
+  }
+
+  Compiled& compiled_;
+  const std::string_view text_;
+  std::size_t budget_;
+  std::size_t steps_ = kLeastSteps, window_ = kLeastWindow;
+  std::size_t careful_until_ = 0;  ///< characters before it are tried one by one
+};
+
+absl::Status SplitPattern::split(std::string_view text, absl::FunctionRef<void(std::string_view, bool)> piece) const {
+  Search search(*compiled_, text);
+  std::size_t done = 0;  // text before it was handed out
+  while (true) {
+    TESSERA_ASSIGN_OR_RETURN(const Search::Match match, search.next(done));
+    if (match.end == 0) break;
+    if (match.begin > done) piece(text.substr(done, match.begin - done), false);
+    piece(text.substr(match.begin, match.end - match.begin), true);
+    done = match.end;
   }
   if (done < text.size()) piece(text.substr(done), false);
   return absl::OkStatus();

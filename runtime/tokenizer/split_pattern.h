@@ -22,11 +22,12 @@ class SplitPattern {
   ~SplitPattern();
 
   /// Calls `piece(part, is_match)` for the matches and for what lies between them, in order; none is empty. REQUIRES:
-  /// `text` is UTF-8. 65 where a match takes too long.
+  /// `text` is UTF-8. The work is linear in the text, whatever the expression: 65 where it would need more.
   absl::Status split(std::string_view text, absl::FunctionRef<void(std::string_view, bool)> piece) const;
 
  private:
   struct Compiled;
+  class Search;
   explicit SplitPattern(std::unique_ptr<Compiled> compiled);
   std::unique_ptr<Compiled> compiled_;
 };

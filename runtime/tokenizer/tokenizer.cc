@@ -23,15 +23,48 @@ bool may_change(std::string_view text) {
   return std::ranges::any_of(text, [](char c) { return static_cast<unsigned char>(c) >= 0xCC; });
 }
 
+/// Marks that follow each other in Unicode's order, which normalizing would bring them into, with a sort that takes the square of
+/// their number.
+std::string with_sorted_marks(std::string_view text) {
+  struct Mark {
+    int order;  ///< utf8proc's combining class; 0: no mark
+    std::string_view bytes;
+  };
+  std::string result;
+  std::vector<Mark> marks;
+  const auto append_marks = [&] {
+    std::ranges::stable_sort(marks, {}, &Mark::order);
+    for (const Mark& mark : marks) result += mark.bytes;
+    marks.clear();
+  };
+  result.reserve(text.size());
+  while (!text.empty()) {
+    const std::size_t length = utf8_length(text);
+    const auto code = static_cast<utf8proc_int32_t>(code_point(text, length));
+    const std::string_view bytes = text.substr(0, length);
+    const int order = utf8proc_get_property(code)->combining_class;
+    if (order == 0) {
+      append_marks();
+      result += bytes;
+    } else {
+      marks.push_back({order, bytes});
+    }
+    text.remove_prefix(length);
+  }
+  append_marks();
+  return result;
+}
+
 void append_composed(std::string_view text, std::string& result) {
   if (!may_change(text)) {
     result += text;
     return;
   }
+  const std::string sorted = with_sorted_marks(text);
   utf8proc_uint8_t* composed = nullptr;
   const auto options = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
-  const utf8proc_ssize_t bytes = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
-                                              static_cast<utf8proc_ssize_t>(text.size()), &composed, options);
+  const utf8proc_ssize_t bytes = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(sorted.data()),
+                                              static_cast<utf8proc_ssize_t>(sorted.size()), &composed, options);
   const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(composed, std::free);
   if (bytes < 0) throw std::bad_alloc();  // valid UTF-8 has no other failure
   result.append(reinterpret_cast<const char*>(composed), static_cast<std::size_t>(bytes));

@@ -194,16 +194,72 @@ TEST(TokenizerFile, WhatIsDamagedHostileOrOfAnotherKindIsRefused) {
   EXPECT_THAT(refusal(without_a), HasSubstr("0x61"));
 }
 
-// A pattern that doubles its steps with each letter ends with an error, not in a day.
+absl::StatusOr<Tokenizer> with_pattern(const std::string& expression) {
+  return Tokenizer::parse(
+      tokenizer_json(R"("pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":")" +
+                     expression + R"("},"behavior":"Isolated"},{"type":"ByteLevel","use_regex":false}]},)"));
+}
+
+// A pattern that doubles its steps with each letter ends with an error, not in a day. Neither does one whose steps are few
+// for each place of a text and many for all of it.
 TEST(TokenizerFile, APatternWithoutEndIsAnError) {
-  const auto tokenizer = Tokenizer::parse(tokenizer_json(
-      R"("pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":"(a|aa)+$"},"behavior":"Isolated"},)"
-      R"({"type":"ByteLevel","use_regex":false}]},)"));
+  std::string lines;
+  for (int line = 0; line < 60; ++line) lines += std::string(32, 'a') + "b\n";
+  std::string spaces;
+  for (int line = 0; line < 2000; ++line) spaces += std::string(500, ' ') + "y\n";
+  const std::vector<std::pair<std::string, std::string>> cases = {{"(a|aa)+$", std::string(200, 'a') + "!"},
+                                                                  {"(?:a|aa)+$", lines},
+                                                                  {"(?:\\\\s+)+x", spaces},
+                                                                  {"a(?=[^\\n]*z)", std::string(1'000'000, 'a')}};
+  for (const auto& [expression, text] : cases) {
+    const auto tokenizer = with_pattern(expression);
+    ASSERT_TRUE(tokenizer.ok()) << message_of(tokenizer.status());
+    std::vector<Tokenizer::Id> ids;
+    const auto result = tokenizer->encode(text, true, ids);
+    EXPECT_EQ(exit_code_of(result.status()), ExitCode::kCorruptData) << expression;
+    EXPECT_THAT(message_of(result.status()), HasSubstr("too many steps"));
+  }
+}
+
+// A search sees a part of the text at a time, and nothing of that shows: words may be longer than any part, and end where
+// one ends, and what a pattern looks ahead to may be in the next.
+TEST(TokenizerFile, APatternCutsLongTextsAsShortOnes) {
+  const auto tokenizer = with_pattern("(?:c\\\\S)+|\\\\s+(?!\\\\S)|^ab|ab$");
   ASSERT_TRUE(tokenizer.ok()) << message_of(tokenizer.status());
-  std::vector<Tokenizer::Id> ids;
-  const auto result = tokenizer->encode(std::string(200, 'a') + "!", true, ids);
-  EXPECT_EQ(exit_code_of(result.status()), ExitCode::kCorruptData);
-  EXPECT_THAT(message_of(result.status()), HasSubstr("too many steps"));
+  const auto encode = [&](const std::string& text) {
+    std::vector<Tokenizer::Id> ids;
+    EXPECT_TRUE(tokenizer->encode(text, true, ids).ok());
+    return ids;
+  };
+  for (const std::size_t words : {1u, 340u, 341u, 342u, 50'000u}) {
+    for (const std::size_t before : {0u, 1u, 1022u, 1023u, 1024u, 5000u}) {
+      // Pieces are "xx...", "cacaca...", "bc...", so "ab" is joined only where the pattern has not cut it.
+      std::string text = std::string(before, 'x') + "ab", word;
+      for (std::size_t i = 0; i < words; ++i) word += "ca";
+      text += word + "bc";
+      std::vector<Tokenizer::Id> wanted;
+      for (const char c : std::string(before, 'x')) wanted.push_back(static_cast<unsigned char>(c));
+      wanted.push_back(256);
+      for (const char c : word) wanted.push_back(static_cast<unsigned char>(c));
+      wanted.insert(wanted.end(), {'b', 'c'});
+      EXPECT_EQ(encode(text), wanted) << words << " words behind " << before;
+    }
+  }
+}
+
+// Sorting the marks of one letter takes the square of their number in utf8proc: a day for these.
+TEST(TokenizerFile, ManyMarksOfOneLetterAreNormalizedInTime) {
+  const auto tokenizer = Tokenizer::parse(tokenizer_json(std::string(kByteLevel) + R"("normalizer":{"type":"NFC"},)"));
+  ASSERT_TRUE(tokenizer.ok()) << message_of(tokenizer.status());
+  constexpr int kPairs = 1'000'000;
+  std::string text = "x", sorted = "x";
+  for (int i = 0; i < kPairs; ++i) text += "\u0301\u0316";
+  for (const char* mark : {"\u0316", "\u0301"})
+    for (int i = 0; i < kPairs; ++i) sorted += mark;
+  std::vector<Tokenizer::Id> ids, wanted;
+  ASSERT_TRUE(tokenizer->encode(text, true, ids).ok());
+  ASSERT_TRUE(tokenizer->encode(sorted, true, wanted).ok());
+  EXPECT_EQ(ids, wanted);
 }
 
 }  // namespace

@@ -107,7 +107,9 @@ void add_bench(CLI::App& app, BenchCommand& bench) {
   }
 }
 
-int run(int argc, char** argv) {
+}  // namespace
+
+int run_command_line(int argc, char** argv) {
   CommandLine line;
   BenchCommand bench;
   DoctorCommand doctor;
@@ -126,7 +128,4 @@ int run(int argc, char** argv) {
   return static_cast<int>(ExitCode::kUsage);
 }
 
-}  // namespace
 }  // namespace tessera::app
-
-int main(int argc, char** argv) { return tessera::app::run(argc, argv); }

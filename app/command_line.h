@@ -20,6 +20,10 @@ CLI::Validator not_empty();
 
 constexpr std::int64_t kMostLaunched = 1024;  ///< ranks on one machine
 
+/// What each of the programs does, by its own main file; entry.cc calls it, and turns success into 74 where standard output could
+/// not be written.
+int run_command_line(int argc, char** argv);
+
 /// One line on stderr. Returns 64.
 int refuse(const std::string& what);
 

@@ -19,7 +19,9 @@ void add_import_config(CLI::App& app, ImportConfigCommand& config) {
   command->add_flag("--skip-refused", config.skip_refused, "leave out keys that the strategy cannot say");
 }
 
-int run(int argc, char** argv) {
+}  // namespace
+
+int run_command_line(int argc, char** argv) {
   CommandLine line;
   ImportConfigCommand config;
   add_import_config(line.app, config);
@@ -27,7 +29,4 @@ int run(int argc, char** argv) {
   return run_import_config(config);
 }
 
-}  // namespace
 }  // namespace tessera::app
-
-int main(int argc, char** argv) { return tessera::app::run(argc, argv); }

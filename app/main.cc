@@ -68,7 +68,9 @@ std::string take_words(const CLI::App& command, LaunchOptions& launch) {
   return "";
 }
 
-int run(int argc, char** argv) {
+}  // namespace
+
+int run_command_line(int argc, char** argv) {
   if (const Part* const part = argc > 1 ? part_with(argv[1]) : nullptr) return run_part(*part, argv);
   CommandLine line;
   LaunchOptions launching;
@@ -85,7 +87,4 @@ int run(int argc, char** argv) {
   return 0;
 }
 
-}  // namespace
 }  // namespace tessera::app
-
-int main(int argc, char** argv) { return tessera::app::run(argc, argv); }

@@ -304,7 +304,9 @@ void add_checkpoint(CLI::App& app, CheckpointCommand& checkpoint) {
   }
 }
 
-int run(int argc, char** argv) {
+}  // namespace
+
+int run_command_line(int argc, char** argv) {
   CommandLine line;
   TrainCommand train;
   SampleCommand sample;
@@ -334,7 +336,4 @@ int run(int argc, char** argv) {
   return run_checkpoint_diff(checkpoint);
 }
 
-}  // namespace
 }  // namespace tessera::app
-
-int main(int argc, char** argv) { return tessera::app::run(argc, argv); }

@@ -165,6 +165,9 @@ absl::StatusOr<Attempt> run_once(const LaunchOptions& options, const JobSettings
   // Nobody failed by itself; a third signal may still have ended some.
   for (const RankRecord& record : records)
     if (record.exit.failed()) return Attempt{record.exit.code()};
+  if (const int error = supervisor.output_error(); error != 0)
+    return make_error(ExitCode::kIo, "launch: all ranks ended with success, but some of what they printed is lost: " +
+                                         reason_of(error));
   return Attempt{};
 }
 

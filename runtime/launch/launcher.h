@@ -26,7 +26,8 @@ struct LaunchOptions {
 /// Returns 0 if every rank returned 0, else the exit code of the *first cause*: the earliest failure that is neither
 /// "a peer was lost" (75) nor one of which a peer told, or the earliest at all (first_cause); 128 + n for signal n. That rank, its code and its last words are the
 /// last thing printed. 64 for options that make no sense, 66 and 77 for a program that is missing or not executable,
-/// 69 for a port in use, 71 where the system refuses more processes.
+/// 69 for a port in use, 71 where the system refuses more processes, 74 where all went well but for what ranks printed, which a
+/// full device took no more of.
 ///
 /// | event                               | what happens                                                              |
 /// |-------------------------------------|---------------------------------------------------------------------------|

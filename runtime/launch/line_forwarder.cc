@@ -20,7 +20,8 @@ void LineForwarder::add(std::string_view bytes) {
     take_line(std::string_view(partial_).substr(0, kLongestLine));
     partial_.erase(0, kLongestLine);
   }
-  write_all(fd_, prefixed_);
+  const int error = write_all(fd_, prefixed_);
+  if (error_ == 0 && error != EPIPE) error_ = error;
   prefixed_.clear();
 }
 
@@ -38,7 +39,7 @@ void LineForwarder::take_line(std::string_view line) {
   if (last_lines_.size() > kKeptLines) last_lines_.pop_front();
 }
 
-bool write_all(int fd, std::string_view text) {
+int write_all(int fd, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = ::write(fd, text.data(), text.size());
     if (written >= 0) {
@@ -47,10 +48,10 @@ bool write_all(int fd, std::string_view text) {
       pollfd ready = {fd, POLLOUT, 0};
       ::poll(&ready, 1, -1);
     } else if (errno != EINTR) {
-      return false;
+      return errno;
     }
   }
-  return true;
+  return 0;
 }
 
 }  // namespace tessera

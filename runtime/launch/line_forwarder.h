@@ -11,7 +11,7 @@ namespace tessera {
 /// so that ranks never tear one another's lines. Keeps the last lines for the report.
 ///
 /// A line longer than 64 KiB is written in parts of that length. A carriage return (a progress bar) ends no line.
-/// Where nobody reads `fd` any more, lines are dropped: a broken log does not end the job.
+/// Where `fd` takes no more, lines are dropped: a broken log does not end the job. `error` tells of it.
 class LineForwarder {
  public:
   LineForwarder(int fd, std::string prefix) : fd_(fd), prefix_(std::move(prefix)) {}
@@ -21,6 +21,8 @@ class LineForwarder {
   void finish();
 
   const std::deque<std::string>& last_lines() const { return last_lines_; }
+  /// Why lines were dropped, an errno; 0 where none were, or where nobody wanted them (a closed pipe).
+  int error() const { return error_; }
 
  private:
   void take_line(std::string_view line);
@@ -34,9 +36,10 @@ class LineForwarder {
   std::string partial_;   ///< no end of line yet
   std::string prefixed_;  ///< whole lines to write
   std::deque<std::string> last_lines_;
+  int error_ = 0;
 };
 
-/// Writes all of `text`, waiting where the reader is slow. False if nobody reads.
-bool write_all(int fd, std::string_view text);
+/// Writes all of `text`, waiting where the reader is slow. 0, or the errno of what stopped it.
+int write_all(int fd, std::string_view text);
 
 }  // namespace tessera

@@ -71,6 +71,13 @@ std::vector<RankRecord> Supervisor::wait_all() {
   return records;
 }
 
+int Supervisor::output_error() const {
+  for (const Rank& rank : ranks_)
+    for (const LineForwarder* lines : {&rank.out, &rank.err})
+      if (lines->error() != 0) return lines->error();
+  return 0;
+}
+
 bool Supervisor::all_done() const {
   return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.ended && rank.group_empty; });
 }

@@ -37,6 +37,8 @@ class Supervisor {
   absl::Status start_all();
   /// Returns when no process of any rank is left.
   std::vector<RankRecord> wait_all();
+  /// Why output of ranks was lost, an errno; 0 if none was.
+  int output_error() const;
   /// Signals that were forwarded.
   int signals_taken() const { return signals_taken_; }
 

@@ -33,6 +33,23 @@ TEST_F(Command, HelpAndVersion) {
   EXPECT_THAT(run({TESSERA_PROGRAM, "--version"}).out, HasSubstr("tessera "));
 }
 
+// A device that is full takes nothing, and tells nobody who does not ask.
+TEST_F(Command, WhatCannotBePrintedIs74InEveryProgram) {
+  const std::string checkpoints = path("checkpoints"), bad = path("deepspeed.json");
+  run(train(strategy("NO_SHARD"), "metrics", {"--checkpoint-dir", checkpoints}));
+  write_file(bad, R"({"train_micro_batch_size_per_gpu": 1})");
+  for (const Words& command :
+       {Words{"schema"}, Words{"--help"}, Words{"--version"}, Words{"checkpoint", "ls", checkpoints},
+        Words{"checkpoint", "show", checkpoints},
+        Words{"plan", "--model", path("model.json"), "--strategy", strategy("FULL_SHARD"), "--world-size", "2"},
+        Words{"import-config", bad}, Words{"doctor"}, Words{"launch", "-n", "1", "--", "echo", "text"}}) {
+    const Ended ended =
+        run_program(Words{"/bin/sh", "-c", "exec \"$@\" > /dev/full", "sh", TESSERA_PROGRAM} + command, path("run"));
+    EXPECT_EQ(ended.code, 74) << command[0] << ended.err;
+    EXPECT_THAT(ended.err, HasSubstr("No space left on device")) << command[0];
+  }
+}
+
 TEST_F(Command, SchemaIsTheCommittedOne) {
   EXPECT_EQ(run({TESSERA_PROGRAM, "schema"}).out, read_file(TESSERA_SOURCE "/docs/strategy.schema.json"));
 }

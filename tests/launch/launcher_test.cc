@@ -12,6 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -385,6 +386,23 @@ TEST(Launch, AClosedLogDoesNotEndTheJob) {
   ASSERT_EQ(::waitpid(pid, &status, 0), pid);
   EXPECT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+TEST(Launch, AFullLogDoesNotEndTheJobAndIsSaidAtItsEnd) {
+  const int full = ::open("/dev/full", O_WRONLY | O_CLOEXEC);
+  ASSERT_GE(full, 0);
+  std::array<int, 2> err;
+  ASSERT_EQ(::pipe2(err.data(), O_CLOEXEC), 0);
+  auto options = shell(2, "echo a; sleep 0.1; echo b >&2");
+  options.stdout_fd = full;
+  options.stderr_fd = err[1];
+  EXPECT_EQ(launch(options), 74);
+  ::close(err[1]);
+  std::string said(4096, '\0');
+  said.resize(static_cast<std::size_t>(std::max<ssize_t>(::read(err[0], said.data(), said.size()), 0)));
+  EXPECT_THAT(said, AllOf(HasSubstr("[rank 1] b"), HasSubstr("some of what they printed is lost: No space left")));
+  ::close(err[0]);
+  ::close(full);
 }
 
 TEST(Launch, SettingsAreRestored) {

@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "offload/fault_environment.h"
@@ -16,13 +18,45 @@
 #include "runtime/base/status.h"
 
 namespace tessera {
+namespace {
 
-absl::StatusOr<RegularFile> RegularFile::open(const std::string& path, const std::string& who) {
+namespace fs = std::filesystem;
+
+/// The last `count` parts of `path`, as "of/them".
+fs::path last_parts(const fs::path& path, int count) {
+  fs::path parts = path.filename(), above = path.parent_path();
+  for (; count > 1; --count, above = above.parent_path()) parts = above.filename() / parts;
+  return parts;
+}
+
+/// Which of the parts of `path` behind `folder` is a link.
+std::string link_in(const fs::path& folder, const fs::path& parts) {
+  fs::path each = folder;
+  std::error_code error;
+  for (const fs::path& part : parts)
+    if (fs::is_symlink(fs::symlink_status(each /= part, error))) break;
+  return each.string();
+}
+
+}  // namespace
+
+int parts_of_checkpoint(const std::string& path) {
+  return fs::path(path).parent_path().filename().native().starts_with("step-") ? 2 : 1;
+}
+
+absl::StatusOr<RegularFile> RegularFile::open(const std::string& path, const std::string& who, int parts) {
   TESSERA_RETURN_IF_ERROR(take_faults_from_environment());
   // O_NONBLOCK, since opening a pipe would wait for its writer before fstat can tell what it is.
-  const int fd = retried([&] { return file_calls::open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0); });
+  const fs::path below = last_parts(path, parts);
+  fs::path folder = fs::path(path).parent_path();
+  for (int part = 1; part < parts; ++part) folder = folder.parent_path();
+  if (folder.empty()) folder = ".";
+  const int fd =
+      retried([&] { return file_calls::open_below(folder.string(), below, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0); });
   if (fd == -ELOOP)
-    return make_error(ExitCode::kCorruptData, who + ": " + path + " is a link, and links are not followed");
+    return make_error(ExitCode::kCorruptData, who + ": " + link_in(folder, below) +
+                                                  " is a link, and links are not followed. hint: put in its "
+                                                  "place what it leads to, or name that");
   if (fd < 0) return input_error(path, who + ":", "cannot be opened", -fd);
   struct stat info {};
   const bool is_regular = ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
@@ -72,9 +106,9 @@ absl::Status RegularFile::read(std::int64_t offset, std::span<std::byte> bytes) 
 
 void RegularFile::read_in_order() const { (void)::posix_fadvise(fd_, 0, 0, POSIX_FADV_SEQUENTIAL); }
 
-absl::StatusOr<std::string> read_regular_text(const std::string& path, std::int64_t most_bytes,
-                                              const std::string& who) {
-  TESSERA_ASSIGN_OR_RETURN(const RegularFile file, RegularFile::open(path, who));
+absl::StatusOr<std::string> read_regular_text(const std::string& path, std::int64_t most_bytes, const std::string& who,
+                                              int parts) {
+  TESSERA_ASSIGN_OR_RETURN(const RegularFile file, RegularFile::open(path, who, parts));
   if (file.bytes() > most_bytes)
     return make_error(ExitCode::kCorruptData, fmt::format("{}: {} has {} bytes, a file of its kind has at most {}", who,
                                                           path, file.bytes(), most_bytes));

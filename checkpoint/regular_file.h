@@ -11,14 +11,15 @@
 namespace tessera {
 
 /// A file that nobody vouches for, open for reading. Only a regular file is opened; a link, a folder, a pipe or a
-/// device is an error at once. Move-only.
+/// device is an error at once. The user vouches for the folder that was named, which may be a link or lie behind one; none
+/// of the `parts` of a path below it may be. Move-only.
 ///
 /// Errors, with `who` and the file in front: 66 missing, 77, 71; 65 a link or no regular file; 74 a failed read, or an
 /// end before the bytes that were wanted.
 class RegularFile {
  public:
-  /// `who` stands in front of messages: "rank 0".
-  static absl::StatusOr<RegularFile> open(const std::string& path, const std::string& who);
+  /// `who` stands in front of messages: "rank 0". `parts`: how many at the end of `path` may be no links, 1 or more.
+  static absl::StatusOr<RegularFile> open(const std::string& path, const std::string& who, int parts = 1);
   RegularFile(RegularFile&& other) noexcept;
   RegularFile& operator=(RegularFile&& other) noexcept;
   ~RegularFile();
@@ -41,6 +42,11 @@ class RegularFile {
 };
 
 /// The whole text of a small file, of at most `most_bytes`. Errors as RegularFile's; 65 for a larger file.
-absl::StatusOr<std::string> read_regular_text(const std::string& path, std::int64_t most_bytes, const std::string& who);
+absl::StatusOr<std::string> read_regular_text(const std::string& path, std::int64_t most_bytes, const std::string& who,
+                                              int parts = 1);
+
+/// The `parts` of a file of a checkpoint: 2 where the checkpoint lies in a folder of checkpoints under its own name ("step-..."),
+/// so that no link stands in for it; 1 where a user gave its folder another name.
+int parts_of_checkpoint(const std::string& path);
 
 }  // namespace tessera

@@ -49,7 +49,8 @@ absl::StatusOr<std::unique_ptr<SavedCheckpoint>> SavedCheckpoint::open(const std
 
 absl::Status SavedCheckpoint::read_manifest() {
   const std::string path = folder_ + "/manifest.json";
-  TESSERA_ASSIGN_OR_RETURN(const std::string text, read_regular_text(path, kMostManifestBytes, who_));
+  TESSERA_ASSIGN_OR_RETURN(const std::string text,
+                           read_regular_text(path, kMostManifestBytes, who_, parts_of_checkpoint(path)));
   hash_ = checkpoint_hash(text);
   TESSERA_ASSIGN_OR_RETURN(manifest_, tessera::read_manifest(who_ + ": " + path, text));
   return absl::OkStatus();

@@ -20,7 +20,7 @@ ShardReader::ShardReader(std::string folder, const SavedFile& file, std::string 
 
 absl::Status ShardReader::open() {
   if (opened_) return absl::OkStatus();
-  TESSERA_ASSIGN_OR_RETURN(RegularFile file, RegularFile::open(path_, who_));
+  TESSERA_ASSIGN_OR_RETURN(RegularFile file, RegularFile::open(path_, who_, parts_of_checkpoint(path_)));
   if (file.bytes() != file_.bytes)
     return make_error(ExitCode::kCorruptData, fmt::format("{}: {} has {} bytes, the manifest wants {}", who_, path_,
                                                           file.bytes(), file_.bytes));

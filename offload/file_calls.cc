@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <thread>
 
 #include "offload/aligned_memory.h"
@@ -59,6 +60,28 @@ int open(const std::string& name, int flags, mode_t mode) {
   ssize_t result = 0;
   if (fails_at(FaultSite::kOpen, name, fault, result)) return static_cast<int>(result);
   return negative_errno(::open(name.c_str(), flags, mode));
+}
+
+int open_below(const std::string& folder, const std::filesystem::path& parts, int flags, mode_t mode) {
+  Fault fault;
+  ssize_t result = 0;
+  if (fails_at(FaultSite::kOpen, folder + "/" + parts.string(), fault, result)) return static_cast<int>(result);
+  // Part by part, each from the one before: what is looked at is what is opened. openat2 would do it in one call, but
+  // containers forbid it.
+  int at = negative_errno(::open(folder.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  for (auto part = parts.begin(); at >= 0 && part != parts.end(); ++part) {
+    const bool is_last = std::next(part) == parts.end();
+    int next = negative_errno(
+        ::openat(at, part->c_str(), is_last ? flags | O_NOFOLLOW : O_PATH | O_NOFOLLOW | O_CLOEXEC, mode));
+    ::close(at);
+    struct stat seen {};
+    if (next >= 0 && !is_last && (::fstat(next, &seen) != 0 || !S_ISDIR(seen.st_mode))) {
+      ::close(next);
+      next = S_ISLNK(seen.st_mode) ? -ELOOP : -ENOTDIR;
+    }
+    at = next;
+  }
+  return at;
 }
 
 int open_unnamed(const std::string& directory, const std::string& name, mode_t mode) {

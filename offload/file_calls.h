@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <cstddef>
+#include <filesystem>
 #include <span>
 #include <string>
 
@@ -13,6 +14,8 @@ namespace tessera::file_calls {
 /// `name` is the file's in messages and in rules.
 
 int open(const std::string& name, int flags, mode_t mode);
+/// Opens `parts`, a path below `folder`, of which no part may be a link: -ELOOP. `folder` itself may be.
+int open_below(const std::string& folder, const std::filesystem::path& parts, int flags, mode_t mode);
 /// A new file in `directory` that has no name (O_TMPFILE); `name` is made up.
 int open_unnamed(const std::string& directory, const std::string& name, mode_t mode);
 /// A second description of an open file, which may have no name.

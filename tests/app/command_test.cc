@@ -35,14 +35,13 @@ TEST_F(Command, HelpAndVersion) {
 
 // A device that is full takes nothing, and tells nobody who does not ask.
 TEST_F(Command, WhatCannotBePrintedIs74InEveryProgram) {
-  const std::string checkpoints = path("checkpoints"), bad = path("deepspeed.json");
+  const std::string checkpoints = path("checkpoints");
   run(train(strategy("NO_SHARD"), "metrics", {"--checkpoint-dir", checkpoints}));
-  write_file(bad, R"({"train_micro_batch_size_per_gpu": 1})");
   for (const Words& command :
        {Words{"schema"}, Words{"--help"}, Words{"--version"}, Words{"checkpoint", "ls", checkpoints},
         Words{"checkpoint", "show", checkpoints},
         Words{"plan", "--model", path("model.json"), "--strategy", strategy("FULL_SHARD"), "--world-size", "2"},
-        Words{"import-config", bad}, Words{"doctor"}, Words{"launch", "-n", "1", "--", "echo", "text"}}) {
+        Words{"import-config", TESSERA_SOURCE "/tests/app/import/configs/ds_zero3_bf16.json"}, Words{"doctor"}, Words{"launch", "-n", "1", "--", "echo", "text"}}) {
     const Ended ended =
         run_program(Words{"/bin/sh", "-c", "exec \"$@\" > /dev/full", "sh", TESSERA_PROGRAM} + command, path("run"));
     EXPECT_EQ(ended.code, 74) << command[0] << ended.err;

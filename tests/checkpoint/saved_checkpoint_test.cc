@@ -161,6 +161,23 @@ TEST(SavedCheckpoint, LinksPipesAndFoldersAreNotOpened) {
   ASSERT_TRUE(read_all(folder.path()).ok());
 }
 
+// The folder of checkpoints is the user's, who may have a link for it; what lies in it is not.
+TEST(SavedCheckpoint, NoPartBelowTheFolderOfCheckpointsIsALink) {
+  const ScratchFolder folder, other;
+  const std::string name = "step-000000000004", step = folder.file(name);
+  std::filesystem::create_directory(step);
+  write_made_up_checkpoint(step);
+  std::filesystem::create_symlink(folder.path(), other.file("link"));
+  EXPECT_TRUE(read_all(other.file("link/" + name)).ok());
+  std::filesystem::rename(step, other.file("moved"));
+  EXPECT_TRUE(read_all(other.file("moved")).ok());
+  std::filesystem::create_symlink(other.file("moved"), step);
+  expect_refused(step, "a checkpoint that is a link", HasSubstr(step + " is a link"));
+  expect_refused(step + "/", "the same with a slash", HasSubstr(step + " is a link"));
+  std::filesystem::create_symlink(other.file("moved"), other.file("named-by-its-user"));
+  EXPECT_TRUE(read_all(other.file("named-by-its-user")).ok());
+}
+
 // Pieces that a hostile writer hashed rightly.
 TEST(SavedCheckpoint, TensorsAreThereOnceAndWhole) {
   const auto with = [](std::vector<Piece> first, std::vector<Piece> second, const std::string& what, const char* text) {

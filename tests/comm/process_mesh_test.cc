@@ -1,7 +1,10 @@
 #include "runtime/comm/job/process_mesh.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +15,8 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "runtime/base/process_limits.h"
+#include "runtime/comm/c10d/endpoint.h"
 #include "runtime/comm/c10d/tcp_store.h"
 #include "runtime/comm/sum/pairwise_sum.h"
 #include "runtime/comm/sum/wire_codec.h"
@@ -348,6 +353,54 @@ TEST(TcpStore, ARankThatNobodyServesSaysWhere) {
   EXPECT_THAT(message_of(store.status()), HasSubstr("rank 1/2: no store at 127.0.0.1:"));
 }
 
+/// A socket that listens on the loopback interface, and says nothing to whoever connects.
+class SilentListener {
+ public:
+  SilentListener() : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{};
+    socklen_t length = sizeof address;
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const auto raw = reinterpret_cast<sockaddr*>(&address);
+    require(bind(fd_, raw, length) == 0 && listen(fd_, 16) == 0 && getsockname(fd_, raw, &length) == 0, "listen");
+    port_ = ntohs(address.sin_port);
+  }
+  ~SilentListener() { close(fd_); }
+  int port() const { return port_; }
+
+ private:
+  int fd_, port_ = 0;
+};
+
+TEST(TcpStore, AListenerThatKeepsSilentIsNamedInTime) {
+  const SilentListener listener;
+  // In a process of its own: a rank that has said so ends, and its thread with it.
+  ForkedRanks ranks(
+      1, [&](int, KeyValueStore&) { return tcp_store(topology_of(1, 2, 1, listener.port()), 1.0).status(); });
+  const RankEnd end = ranks.wait(0);
+  EXPECT_EQ(end.exit_code, ExitCode::kPeerLost) << end.message;
+  EXPECT_EQ(end.signal, 0);
+  EXPECT_THAT(end.message, AllOf(HasSubstr("rank 1/2: no store at 127.0.0.1:"), HasSubstr("does not answer as a store"),
+                                 HasSubstr("choose another MASTER_PORT")));
+}
+
+TEST(TcpStore, ARankZeroThatStandsStillIsNamedInTime) {
+  const int port = free_port();
+  ForkedRanks ranks(2, [&](int rank, KeyValueStore& outside) -> absl::Status {
+    if (rank == 0) return tcp_store(topology_of(0, 3, 1, port), 60).status();
+    TESSERA_RETURN_IF_ERROR(outside.get("stopped", std::chrono::seconds(20)).status());
+    return tcp_store(topology_of(1, 3, 1, port), 1.0).status();
+  });
+  ASSERT_TRUE(wait_for_listener(*resolve_in_time("127.0.0.1", Clock::now() + std::chrono::seconds(20)), port,
+                                Clock::now() + std::chrono::seconds(20))
+                  .ok());
+  ranks.signal(0, SIGSTOP);
+  ASSERT_TRUE(ranks.store().set("stopped", "yes").ok());
+  const RankEnd end = ranks.wait(1);
+  EXPECT_EQ(end.exit_code, ExitCode::kPeerLost) << end.message;
+  EXPECT_THAT(end.message, HasSubstr("no store at 127.0.0.1:"));
+}
+
 TEST(TcpStore, AHostThatNobodyKnowsTakesNoLongerThanItMay) {
   for (const int rank : {0, 1}) {
     Topology topology = topology_of(rank, 2, 1, free_port());
@@ -576,6 +629,70 @@ std::vector<int> own_ports() {
       ports.push_back(std::stoi(line.substr(line.find(':', line.find(':') + 1) + 1, 4), nullptr, 16));
   }
   return ports;
+}
+
+/// Connections to `port` that say nothing.
+void connect_in_silence(int port, int count, std::vector<int>& sockets) {
+  for (int i = 0; i < count; ++i) {
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    ASSERT_GE(fd, 0);
+    sockets.push_back(fd);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(static_cast<std::uint16_t>(port));
+    (void)connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address);
+    if (i % 50 == 49) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
+
+// F21: strangers who hold more connections than a rank may have descriptors, before the ranks have met and after.
+TEST(ProcessMeshTest, MoreStrangersThanDescriptorsEndNoRank) {
+  constexpr int kDescriptors = 400, kStrangers = 1000;
+  const int port = free_port();
+  take_process_limits();  // this process holds the strangers' ends
+  ForkedRanks ranks(2, [&](int rank, KeyValueStore& outside) -> absl::Status {
+    const rlimit limit{kDescriptors, kDescriptors};
+    require(::setrlimit(RLIMIT_NOFILE, &limit) == 0, "setrlimit");
+    if (rank == 1) TESSERA_RETURN_IF_ERROR(outside.get("strangers/store", std::chrono::seconds(30)).status());
+    TESSERA_ASSIGN_OR_RETURN(const Mesh mesh,
+                             make_process_mesh(topology_of(rank, 2, 1, port), quick(TransportChoice::kGloo, 20)));
+    TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, groups_of(mesh).axes(1, 2));
+    std::string ports;
+    for (const int each : own_ports()) ports += std::to_string(each) + " ";
+    TESSERA_RETURN_IF_ERROR(outside.set("ports/" + std::to_string(rank), ports));
+    TESSERA_RETURN_IF_ERROR(outside.get("strangers/gloo", std::chrono::seconds(30)).status());
+    std::vector<float> data(5000, 1);
+    TESSERA_RETURN_IF_ERROR(axes.world->all_reduce("sum", data.data(), DType::kF32, data.data(), data.size()).wait());
+    require(data[0] == 2 && data.back() == 2, "sums");
+    std::vector<int> opened;  // as a save does
+    for (int i = 0; i < kDescriptors / 4; ++i) opened.push_back(::open("/dev/null", O_RDONLY));
+    require(opened.back() >= 0, "descriptors are left");
+    TESSERA_ASSIGN_OR_RETURN(const MeshAxes again, groups_of(mesh).axes(2, 1));  // needs the store
+    return again.world->barrier("end").wait();
+  });
+  std::vector<int> strangers;
+  ASSERT_TRUE(wait_for_listener(*resolve_in_time("127.0.0.1", Clock::now() + std::chrono::seconds(20)), port,
+                                Clock::now() + std::chrono::seconds(20))
+                  .ok());
+  connect_in_silence(port, kStrangers, strangers);
+  ASSERT_TRUE(ranks.store().set("strangers/store", "yes").ok());
+  std::set<int> ports;
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto text = ranks.store().get("ports/" + std::to_string(rank), std::chrono::seconds(30));
+    ASSERT_TRUE(text.ok()) << text.status();
+    std::istringstream words(*text);
+    for (int each = 0; words >> each;) ports.insert(each);
+  }
+  EXPECT_GE(ports.size(), 3u);
+  for (const int each : ports) connect_in_silence(each, kStrangers, strangers);
+  ASSERT_TRUE(ranks.store().set("strangers/gloo", "yes").ok());
+  for (int rank = 0; rank < 2; ++rank) {
+    const RankEnd end = ranks.wait(rank);
+    EXPECT_EQ(end.exit_code, ExitCode::kOk) << end.message;
+    EXPECT_EQ(end.signal, 0);
+  }
+  for (const int fd : strangers) close(fd);
 }
 
 // F21: a job over Gloo goes on, while strangers hold many connections to each of its ports and send random bytes.

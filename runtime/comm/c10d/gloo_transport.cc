@@ -1,14 +1,17 @@
 #include "runtime/comm/c10d/gloo_transport.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>  // reads gloo_stubs/
 #include <utility>
+#include <vector>
 
 #include "runtime/base/process_limits.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/c10d/c10d_collectives.h"
 #include "runtime/comm/c10d/failure_report.h"
+#include "runtime/comm/c10d/strangers.h"
 
 namespace tessera {
 namespace {
@@ -17,15 +20,33 @@ std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
 }
 
+/// Gloo keeps its listening sockets to itself.
+class NewListeners {
+ public:
+  void watch() {
+    for (const int socket : listening_sockets()) {
+      if (std::find(known_.begin(), known_.end(), socket) != known_.end()) continue;
+      known_.push_back(socket);
+      watch_for_strangers(socket);
+    }
+  }
+
+ private:
+  std::vector<int> known_ = listening_sockets();
+};
+
 c10::intrusive_ptr<c10d::ProcessGroupGloo> connect(const Group& group, const std::string& address,
                                                    const c10::intrusive_ptr<c10d::Store>& store) {
   auto options = c10d::ProcessGroupGloo::Options::create(milliseconds(group.init_timeout_s));
+  NewListeners listeners;
   const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
   options->devices.push_back(interface ? c10d::ProcessGroupGloo::createDeviceForInterface(interface)
                                        : c10d::ProcessGroupGloo::createDeviceForHostname(address));
+  listeners.watch();
   // One call of a group runs at a time, so one thread serves it.
   options->threads = 1;
   auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(store, group.rank, group.size(), options);
+  listeners.watch();
   backend->setTimeout(milliseconds(group.timeout_s));
   return backend;
 }

@@ -5,19 +5,25 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <utility>
 #include <vector>
 
+#include "runtime/base/log.h"
 #include "runtime/base/process_limits.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
 #include "runtime/comm/c10d/endpoint.h"
+#include "runtime/comm/c10d/in_time.h"
+#include "runtime/comm/c10d/strangers.h"
 
 namespace tessera {
 namespace {
@@ -25,6 +31,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kMostAskedFor = 1024;  // ranks that an error looks for one by one
+/// Beyond the limit, for a rank that missed others to find out which, and to tell (RollCall).
+constexpr std::chrono::milliseconds kTimeToReport{2500};
+
+/// How far a rank has come in joining the store; what it waits for if it comes no further.
+enum class Stage { kFind, kConnect, kMeet };
 
 std::string endpoint(const Topology& topology) {
   return topology.master_addr + ":" + std::to_string(topology.master_port);
@@ -83,7 +94,7 @@ absl::Status no_store(const Topology& topology, double init_timeout_s, const std
 }
 
 absl::StatusOr<c10::intrusive_ptr<c10d::Store>> connect(const Topology& topology, double init_timeout_s,
-                                                        Clock::time_point deadline) {
+                                                        Clock::time_point deadline, std::atomic<Stage>& stage) {
   const auto known = resolve_in_time(topology.master_addr, deadline);
   if (!known.ok()) return make_error(exit_code_of(known.status()), self(topology) + ": " + message_of(known.status()));
   c10d::TCPStoreOptions options;
@@ -93,10 +104,12 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> connect(const Topology& topology
   if (options.isServer) {
     const bool loopback_only = is_loopback(topology.master_addr);  // no other host can mean this one by it
     TESSERA_ASSIGN_OR_RETURN(const int fd, bound_socket(topology, known->is_ipv6(), loopback_only));
+    watch_for_strangers(fd);
     options.masterListenFd = fd;
   } else if (const absl::Status there = wait_for_listener(*known, topology.master_port, deadline); !there.ok()) {
     return no_store(topology, init_timeout_s, message_of(there));
   }
+  stage = Stage::kConnect;
   // Time of its own for what is left to do, so that a listener that came late is not refused.
   options.timeout = std::max(std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()),
                              std::chrono::milliseconds(1000));
@@ -184,10 +197,13 @@ bool is_loopback(const std::string& address) {
   return address == "localhost" || address == "::1" || address.rfind("127.", 0) == 0;
 }
 
-absl::StatusOr<std::shared_ptr<C10dStore>> tcp_store(const Topology& topology, double init_timeout_s) {
+namespace {
+
+absl::StatusOr<std::shared_ptr<C10dStore>> join(const Topology& topology, double init_timeout_s,
+                                                Clock::time_point deadline, std::atomic<Stage>& stage) {
   const auto timeout = std::chrono::milliseconds(static_cast<std::int64_t>(init_timeout_s * 1000));
-  const auto deadline = Clock::now() + timeout;
-  TESSERA_ASSIGN_OR_RETURN(auto connected, connect(topology, init_timeout_s, deadline));
+  TESSERA_ASSIGN_OR_RETURN(auto connected, connect(topology, init_timeout_s, deadline, stage));
+  stage = Stage::kMeet;
   C10dStore whole(connected);
   TESSERA_RETURN_IF_ERROR(check_owner(topology, whole, timeout));
   const bool of_agent = topology.agent_store && topology.launcher != "torch.distributed";
@@ -196,6 +212,39 @@ absl::StatusOr<std::shared_ptr<C10dStore>> tcp_store(const Topology& topology, d
                                            of_agent ? "torchrun's agent" : "rank 0");
   TESSERA_RETURN_IF_ERROR(RollCall(topology, *store, deadline).run());
   return store;
+}
+
+absl::Status silence(const Topology& topology, double init_timeout_s, Stage stage) {
+  if (stage == Stage::kConnect)
+    return no_store(topology, init_timeout_s,
+                    "something listens there, and does not answer as a store. hint: another program has that port, so "
+                    "choose another MASTER_PORT; or rank 0 stands still");
+  return no_store(topology, init_timeout_s,
+                  "rank 0, which serves it, does not answer any more. hint: see whether its process is stopped or its "
+                  "host gone");
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<C10dStore>> tcp_store(const Topology& topology, double init_timeout_s) {
+  // c10d waits without end for what a listener that took a connection does not say. So a thread of its own does all of it, and is left
+  // behind where it comes to no end; then this process has nothing more to do than to say so.
+  struct Joining {
+    std::atomic<Stage> stage = Stage::kFind;
+    absl::StatusOr<std::shared_ptr<C10dStore>> result;
+  };
+  const auto joining = std::make_shared<Joining>();
+  const auto limit = std::chrono::milliseconds(static_cast<std::int64_t>(init_timeout_s * 1000));
+  const auto deadline = Clock::now() + limit;
+  const auto body = [joining, topology, init_timeout_s, deadline, log = log_rank()] {
+    set_log_rank(log);
+    joining->result = join(topology, init_timeout_s, deadline, joining->stage);
+  };
+  if (ends_in_time(body, limit + kTimeToReport)) return std::move(joining->result);
+  if (Clock::now() < deadline)
+    return make_error(ExitCode::kOsResource,
+                      self(topology) + ": cannot start a thread that joins the store: " + reason_of(EAGAIN));
+  return silence(topology, init_timeout_s, joining->stage);
 }
 
 }  // namespace tessera

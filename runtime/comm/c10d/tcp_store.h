@@ -19,7 +19,7 @@ namespace tessera {
 /// `master_addr` may be a name that is not known yet (a host that is starting), an IPv4 or an IPv6 address.
 ///
 /// Errors: 69 port in use, or the store is another job's; 75 a name that is not known, a store that does not answer, or
-/// ranks that did not come within `init_timeout_s`, by number; 78 two processes claim one rank.
+/// ranks that did not come within `init_timeout_s`, by number, whatever keeps silent meanwhile; 78 two processes claim one rank; 71 a limit of this process.
 absl::StatusOr<std::shared_ptr<C10dStore>> tcp_store(const Topology& topology, double init_timeout_s);
 
 /// True for "localhost", "::1" and 127.0.0.0/8.

@@ -1,0 +1,191 @@
+#include "runtime/comm/c10d/strangers.h"
+
+#include <fcntl.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "runtime/base/log.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kMostGap = 1024;  // numbers without a descriptor, behind which none is looked for
+constexpr std::chrono::milliseconds kTimeToAccept{1};
+
+/// Calls `look(fd)` for each descriptor of this process. By number: /proc would take a descriptor.
+template <class Look>
+void for_each_descriptor(const Look& look) {
+  for (int fd = 0, gap = 0; gap < kMostGap; ++fd) {
+    gap = ::fcntl(fd, F_GETFD) < 0 ? gap + 1 : 0;
+    if (gap == 0) look(fd);
+  }
+}
+
+bool is_listening(int fd) {
+  int listens = 0;
+  socklen_t size = sizeof listens;
+  return ::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) == 0 && listens != 0;
+}
+
+/// Of a TCP socket; 0 for anything else.
+int port_of(int fd) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) return 0;
+  if (address.ss_family == AF_INET) return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
+  if (address.ss_family == AF_INET6) return ntohs(reinterpret_cast<const sockaddr_in6&>(address).sin6_port);
+  return 0;
+}
+
+/// A connection over which nothing has come yet.
+bool has_sent_nothing(int fd) {
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  return ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 &&
+         size >= offsetof(tcp_info, tcpi_bytes_received) + sizeof info.tcpi_bytes_received &&
+         info.tcpi_state == 1 /* established */ && info.tcpi_bytes_received == 0;
+}
+
+std::size_t most_unproven() {
+  constexpr std::size_t kMost = 4096;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return kMost;
+  return std::min<std::size_t>(kMost, limit.rlim_cur / 4);
+}
+
+class Watch {
+ public:
+  /// One for the process, whose descriptors it looks after; never destroyed, since its thread uses it to the end.
+  static Watch& of_process() {
+    static Watch* const watch = new Watch;
+    return *watch;
+  }
+
+  void add(int listener) {
+    const std::lock_guard lock(mutex_);
+    if (!is_running_in_this_process()) start();
+    if (epoll_ < 0) return;
+    ports_.insert(port_of(listener));
+    epoll_event event{};
+    event.events = EPOLLIN;
+    // A set of epoll's does not keep a socket open: it goes from the set when its owner closes it.
+    ::epoll_ctl(epoll_, EPOLL_CTL_ADD, listener, &event);
+  }
+
+ private:
+  bool is_running_in_this_process() const { return process_ == ::getpid(); }  // a fork takes no threads along
+
+  void start() {
+    process_ = ::getpid();
+    ports_.clear();
+    epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
+    if (epoll_ < 0) return;
+    try {
+      std::thread([this, epoll = epoll_] { run(epoll); }).detach();
+    } catch (const std::system_error&) {
+      log_warning("no thread can be had that looks after idle connections of strangers");
+    }
+  }
+
+  void run(int epoll) {
+    epoll_event event{};
+    while (true) {
+      if (::epoll_wait(epoll, &event, 1, -1) < 0 && errno != EINTR) return;
+      std::this_thread::sleep_for(kTimeToAccept);
+      const std::lock_guard lock(mutex_);
+      shut_down_oldest();
+    }
+  }
+
+  /// The number that the next descriptor will have: no fewer are open. Looks at no others.
+  static bool are_few_open(std::size_t most) {
+    const int next = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (next >= 0) ::close(next);
+    return next >= 0 && static_cast<std::size_t>(next) < most;
+  }
+
+  void shut_down_oldest() {
+    const std::size_t most = most_unproven();
+    if (are_few_open(most)) return;
+    struct Unproven {
+      std::uint64_t order;
+      int fd;
+      ino_t socket;
+    };
+    std::vector<Unproven> unproven;
+    std::map<ino_t, std::uint64_t> still_there;
+    std::set<int> listening;
+    for_each_descriptor([&](int fd) {
+      const int port = port_of(fd);
+      if (ports_.count(port) == 0) return;
+      struct stat info {};
+      if (is_listening(fd)) {
+        listening.insert(port);
+      } else if (has_sent_nothing(fd) && ::fstat(fd, &info) == 0) {
+        const auto known = order_.find(info.st_ino);
+        const std::uint64_t order = known == order_.end() ? next_order_++ : known->second;
+        still_there[info.st_ino] = order;
+        unproven.push_back({order, fd, info.st_ino});
+      }
+    });
+    order_ = std::move(still_there);
+    ports_ = std::move(listening);
+    if (unproven.size() <= most) return;
+    std::ranges::sort(unproven, {}, &Unproven::order);
+    unproven.resize(unproven.size() - most);
+    if (!std::exchange(has_warned_, true))
+      log_warning("strangers hold more than " + std::to_string(most) +
+                  " idle connections to this job's ports; the oldest are shut down. hint: SECURITY.md says which ports "
+                  "want a firewall");
+    for (const Unproven& each : unproven) shut_down(each.fd, each.socket);
+  }
+
+  /// The number may be another file's by now, so a copy is looked at; where no copy can be had, there is no time to lose.
+  static void shut_down(int fd, ino_t socket) {
+    const int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    struct stat info {};
+    if (copy < 0 || (::fstat(copy, &info) == 0 && info.st_ino == socket && has_sent_nothing(copy)))
+      ::shutdown(copy < 0 ? fd : copy, SHUT_RDWR);
+    if (copy >= 0) ::close(copy);
+  }
+
+  std::mutex mutex_;
+  pid_t process_ = -1;
+  int epoll_ = -1;
+  std::set<int> ports_;                   ///< of the sockets that are watched
+  std::map<ino_t, std::uint64_t> order_;  ///< in which idle connections were seen first
+  std::uint64_t next_order_ = 0;
+  bool has_warned_ = false;
+};
+
+}  // namespace
+
+void watch_for_strangers(int listener) { Watch::of_process().add(listener); }
+
+std::vector<int> listening_sockets() {
+  std::vector<int> sockets;
+  for_each_descriptor([&](int fd) {
+    if (is_listening(fd) && port_of(fd) != 0) sockets.push_back(fd);
+  });
+  return sockets;
+}
+
+}  // namespace tessera

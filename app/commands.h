@@ -62,6 +62,7 @@ struct TrainCommand {
   std::string save_weights;  ///< empty: not saved
   std::string export_hf;     ///< folder for a model of Hugging Face; empty: not written
   bool overwrite = false;    ///< replace existing results
+  bool plan = false;         ///< say the whole memory plan (TESSERA_PLAN=table)
   std::int64_t log_every = 10;
   std::string eval_data;          ///< held out, in data_format; empty: no evaluation
   std::int64_t eval_every = 0;    ///< steps between evaluations; 0: after the last step only

@@ -40,6 +40,7 @@ void add_launch(CLI::App& app, LaunchOptions& launch) {
       ->capture_default_str();
   command->add_flag("--strict", launch.strict,
                     "ranks as if each had a host of its own: private copies of parameters, and writes to them checked");
+  command->add_flag("--plan", launch.plan, "say the whole memory plan, a row a kind of memory, not one line of it");
   command->add_flag("!--no-prefix", launch.prefix, "do not put [rank n] before lines");
   command->prefix_command();  // the first word that is no option is the program, with or without a "--" before it
 }

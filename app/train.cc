@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
@@ -445,6 +446,7 @@ int train_on(const TrainCommand& command, const Strategy& strategy, const Mesh& 
 
 int run_train(const TrainCommand& command) {
   int code = 0;
+  if (command.plan) ::setenv("TESSERA_PLAN", "table", /*overwrite=*/1);
   const int failed = run([&] {
     const Strategy strategy = with_checkpoints(Strategy::from_file(command.strategy), command.checkpoints);
     const Mesh mesh = init(strategy);

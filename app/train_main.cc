@@ -135,6 +135,7 @@ void add_outputs(CLI::App& command, TrainCommand& train) {
   command.add_option("--export-hf", train.export_hf, "folder for the model at the end, as transformers reads it")
       ->check(not_empty());
   command.add_flag("--overwrite", train.overwrite, "replace results that exist; otherwise they are kept, an error");
+  command.add_flag("--plan", train.plan, "say the whole memory plan, a row a kind of memory, not one line of it");
 }
 
 void add_evaluation(CLI::App& command, TrainCommand& train) {

@@ -3,6 +3,7 @@
 #include <torch/nn/modules/embedding.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <sstream>
 
 #include "engine/activations/offload_activations.h"
@@ -29,6 +30,7 @@
 #include "engine/step/tensor_rule.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
+#include "runtime/base/text.h"
 #include "runtime/border/phrase.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
@@ -372,6 +374,20 @@ void Engine::State::check_transport() const {
                                      say(phrases::kInit));
 }
 
+namespace {
+
+/// A program's output is its own: the whole plan is said to whoever asked for it.
+bool wants_table_of_plan() {
+  const char* const wish = std::getenv("TESSERA_PLAN");
+  const std::string said = wish == nullptr ? "" : wish;
+  if (!said.empty() && said != "table" && said != "line")
+    log_warning("TESSERA_PLAN: " + quoted_text(said) + " is neither \"line\", the default, nor \"table\"" +
+                did_you_mean(said, {"line", "table"}));
+  return said == "table";
+}
+
+}  // namespace
+
 void Engine::State::report_plan() const {
   std::ostringstream text;
   text << "plan of " << name_of(strategy.strategy) << ", mesh " << plan.input().mesh.replicate_size << " x "
@@ -379,9 +395,13 @@ void Engine::State::report_plan() const {
        << name_of(strategy.mixed_precision.param) << words_of_gathers(plan.input()) << ", gradients on the wire "
        << name_of(strategy.mixed_precision.reduce) << words_of_compression(plan.input()) << ", optimizer state "
        << name_of(strategy.optimizer.state_dtype)
-       << (plan.input().placement.shared ? ", one copy of the parameters for the ranks of a host\n" : "\n")
-       << plan.to_table();
-  if (const std::string groups = table_of_groups(units, strategy.optimizer); !groups.empty()) text << "\n" << groups;
+       << (plan.input().placement.shared ? ", one copy of the parameters for the ranks of a host" : "");
+  if (wants_table_of_plan()) {
+    text << "\n" << plan.to_table();
+    if (const std::string groups = table_of_groups(units, strategy.optimizer); !groups.empty()) text << "\n" << groups;
+  } else {
+    text << ": " << format_bytes(plan.use().total()) << " a rank beside activations (TESSERA_PLAN=table shows of what)";
+  }
   log_info(text.str());
   const PlanInput& input = plan.input();
   if (input.outer.makes_outer_steps() && input.replicas == 1) {

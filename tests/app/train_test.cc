@@ -55,6 +55,17 @@ TEST_F(Train, EveryStrategyGivesTheSameBitsAndWhatWasPlanned) {
   }
 }
 
+TEST_F(Train, ThePlanIsOneLineUnlessItIsAskedFor) {
+  const Words command = train(strategy("FULL_SHARD"), "metrics", {"--steps", "1", "--overwrite"});
+  const auto with_table = HasSubstr("this rank's part of the parameters");
+  const auto with_line = AllOf(HasSubstr("plan of FULL_SHARD"), HasSubstr(" a rank beside activations"));
+  EXPECT_THAT(run(launch(2) + command).err, AllOf(with_line, ::testing::Not(with_table)));
+  EXPECT_THAT(run(launch(2, {"--plan"}) + command).err, with_table);
+  EXPECT_THAT(run(command + Words{"--plan"}).err, with_table);
+  EXPECT_THAT(run_program(command, path("run"), 60, {{"TESSERA_PLAN", "tabel"}}).err,
+              AllOf(with_line, HasSubstr("did you mean \"table\"?")));
+}
+
 TEST_F(Train, HybridOnTwoHostsEqualsFullShard) {
   run(launch(4) + train(strategy("FULL_SHARD"), "full"));
   const auto full = losses("full");

@@ -41,7 +41,8 @@ TEST_F(Command, WhatCannotBePrintedIs74InEveryProgram) {
        {Words{"schema"}, Words{"--help"}, Words{"--version"}, Words{"checkpoint", "ls", checkpoints},
         Words{"checkpoint", "show", checkpoints},
         Words{"plan", "--model", path("model.json"), "--strategy", strategy("FULL_SHARD"), "--world-size", "2"},
-        Words{"import-config", TESSERA_SOURCE "/tests/app/import/configs/ds_zero3_bf16.json"}, Words{"doctor"}, Words{"launch", "-n", "1", "--", "echo", "text"}}) {
+        Words{"import-config", TESSERA_SOURCE "/tests/app/import/configs/ds_zero3_bf16.json"}, Words{"doctor"},
+        Words{"launch", "-n", "1", "--", "echo", "text"}}) {
     const Ended ended =
         run_program(Words{"/bin/sh", "-c", "exec \"$@\" > /dev/full", "sh", TESSERA_PROGRAM} + command, path("run"));
     EXPECT_EQ(ended.code, 74) << command[0] << ended.err;

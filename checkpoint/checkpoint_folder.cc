@@ -93,6 +93,11 @@ absl::Status sync_folder(const std::string& folder, const std::string& who) {
 absl::Status remove_tree(const std::string& path, const std::string& who) {
   absl::Status status;
   const auto note = [&](int got, const std::string& what) {
+    if (got == -EISDIR && status.ok())
+      status = make_error(ExitCode::kCannotCreate,
+                          who + ": " + what +
+                              " is a folder, and no save makes one there. hint: it is somebody else's; "
+                              "move it away, and save again");
     if (got < 0 && got != -ENOENT && status.ok()) status = failed(who, "removal", what, -got);
   };
   struct stat info {};

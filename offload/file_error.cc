@@ -33,8 +33,11 @@ std::string hint_for(const FileTrouble& trouble) {
     case ENOTDIR:
       return "name a directory, not a file";
     case ENAMETOOLONG:
+      return "name a shorter path";
     case ELOOP:
-      return "name a shorter path without circles of links";
+      return "a link stands in its place, and links are not followed: remove it, or name another directory";
+    case EISDIR:
+      return "a directory stands in its place: move it away, or give another name";
     default:
       return limit_hint(trouble.error);
   }

@@ -161,14 +161,17 @@ class ValueReader {
   Diagnostics& diagnostics_;
 };
 
-// Where else the file format has a key of this name: "lr" at the top belongs to "optimizer".
+// Where else the file format has a key of this name: "lr" at the top belongs to "optimizer", and "durable" in "offload" to the top.
 std::string found_elsewhere(const std::string& name) {
   std::vector<std::string> places;
+  const auto add = [&](const std::string& pointer) {
+    places.push_back(pointer == "/" + name ? "\"" + name + "\" at the top level of the file" : dotted(pointer));
+  };
   for (const StrategyKey& key : strategy_keys()) {
-    if (key.name() == name) places.push_back(dotted(key.pointer));
+    if (key.name() == name) add(key.pointer);
   }
   for (const StrategyGroup& group : strategy_groups()) {
-    if (group.pointer.ends_with("/" + name)) places.push_back(dotted(group.pointer));
+    if (group.pointer.ends_with("/" + name)) add(group.pointer);
   }
   return joined(places, " or ");
 }

@@ -221,6 +221,24 @@ TEST(CheckpointFolder, BadFoldersAreNamed) {
   EXPECT_EQ(exit_code_of(find_checkpoint(folder.path(), "x").status()), ExitCode::kCorruptData);
 }
 
+// What stands where a save writes is named, with what to do about it.
+TEST(CheckpointFolder, WhatStandsInTheWayOfASaveIsNamed) {
+  const ScratchFolder folder, other;
+  std::filesystem::create_symlink(other.file("lock"), folder.file("lock"));
+  absl::Status status = save(folder.path(), 1).status();
+  EXPECT_EQ(exit_code_of(status), ExitCode::kCannotCreate);
+  EXPECT_THAT(message_of(status), AllOf(HasSubstr(folder.file("lock")), HasSubstr("a link stands in its place")));
+  EXPECT_FALSE(std::filesystem::exists(other.file("lock")));
+  std::filesystem::remove(folder.file("lock"));
+  const std::string strange = folder.file("step-000000000001.tmp-1-0/notes");
+  std::filesystem::create_directories(strange);
+  status = save(folder.path(), 1).status();
+  EXPECT_EQ(exit_code_of(status), ExitCode::kCannotCreate);
+  EXPECT_THAT(message_of(status), AllOf(HasSubstr(strange + " is a folder"), HasSubstr("move it away")));
+  std::filesystem::remove(strange);
+  EXPECT_TRUE(save(folder.path(), 1).ok());
+}
+
 constexpr FaultSite kSites[] = {FaultSite::kOpen,   FaultSite::kRead,   FaultSite::kWrite, FaultSite::kFsync,
                                 FaultSite::kRename, FaultSite::kUnlink, FaultSite::kMkdir};
 

@@ -89,6 +89,10 @@ const BadFile kValues[] = {
      R"(s.json:1:11: /param: unknown key; did you mean mixed_precision.param?)"
      "\n"
      R"(s.json:1:28: /type: unknown key; did you mean optimizer.type or lr_schedule.type or sync.type?)"},
+    {"UnknownKeyThatBelongsToTheTop", R"({"offload": {"durable": {"dir": "d"}}, "memory": {"prefetch": 1}})",
+     R"(s.json:1:14: /offload/durable: unknown key; did you mean "durable" at the top level of the file?)"
+     "\n"
+     R"(s.json:1:51: /memory/prefetch: unknown key; did you mean "prefetch" at the top level of the file?)"},
     {"UnknownKeyWithoutGuess", R"({"memory": {"zzz": 1}})",
      R"(s.json:1:13: /memory/zzz: unknown key; known here: limit, tensor_heap)"},
     {"KeysAreEscaped", "{\"a/b~c\\n\": 1}",

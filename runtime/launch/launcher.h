@@ -14,11 +14,13 @@ struct LaunchOptions {
   double grace_s = 10;   ///< after the first failure: how long the others may report and end by themselves
   double term_s = 5;     ///< between SIGTERM and SIGKILL
   int max_restarts = 0;  ///< so often all ranks are started again after a failure that another start may not have
-  bool strict = false;   ///< TESSERA_STRICT=1 for the ranks: private copies, as on hosts of their own, and checked values
-  bool plan = false;     ///< TESSERA_PLAN=table for the ranks: an Engine says its whole memory plan, and not one line of it
-  bool prefix = true;    ///< "[rank 2] " before every line
-  int stdout_fd = 1;     ///< where the ranks' output goes, line by line
-  int stderr_fd = 2;     ///< their errors, and the launcher's own messages
+  bool strict =
+      false;  ///< TESSERA_STRICT=1 for the ranks: private copies, as on hosts of their own, and checked values
+  bool plan =
+      false;  ///< TESSERA_PLAN=table for the ranks: an Engine says its whole memory plan, and not one line of it
+  bool prefix = true;  ///< "[rank 2] " before every line
+  int stdout_fd = 1;   ///< where the ranks' output goes, line by line
+  int stderr_fd = 2;   ///< their errors, and the launcher's own messages
 };
 
 /// Starts the ranks with torchrun's variables (rank_environment.h), forwards their output, and waits for all of them.

@@ -22,8 +22,8 @@
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
 #include "runtime/comm/c10d/endpoint.h"
-#include "runtime/comm/c10d/in_time.h"
 #include "runtime/comm/c10d/strangers.h"
+#include "runtime/comm/in_time.h"
 
 namespace tessera {
 namespace {

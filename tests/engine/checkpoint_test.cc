@@ -385,7 +385,8 @@ TEST(Checkpoint, WhatTheStrategyLeavesOutIsAsInTheRunThatWasSaved) {
     run({.type = type}, [&](Session& session, bool is_first) {
       load_checkpoint(session.engine, saved);
       const Steps steps = train(session, 3, 6);
-      if (is_first) EXPECT_FALSE(all_same_bits(steps.values, wanted.values)) << name_of(type);
+      if (!is_first) return;
+      EXPECT_FALSE(all_same_bits(steps.values, wanted.values)) << name_of(type);
     });
     date_back(saved);
     run({.type = type}, [&](Session& session, bool is_first) {

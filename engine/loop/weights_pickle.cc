@@ -1,6 +1,6 @@
 #include "engine/loop/weights_pickle.h"
 
-#include <fmt/format.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <iterator>
@@ -57,7 +57,7 @@ struct Value {
       case kTuple:
         return "a tuple";
       case kDictionary:
-        return fmt::format("a dictionary of {} tensors", dictionary->entries.tensors.size());
+        return c10::str("a dictionary of ", dictionary->entries.tensors.size(), " tensors");
       case kName:
         return text;
       case kStorage:
@@ -282,7 +282,7 @@ class Reader {
   absl::Status push_name() {
     TESSERA_ASSIGN_OR_RETURN(const std::string_view module, line());
     TESSERA_ASSIGN_OR_RETURN(const std::string_view name, line());
-    return push({.kind = Value::kName, .text = fmt::format("{} {}", module, name)});
+    return push({.kind = Value::kName, .text = c10::str(module, " ", name)});
   }
 
   absl::Status push_name_of_stack() {
@@ -437,7 +437,8 @@ class Reader {
       default:
         break;
     }
-    return damaged(fmt::format("its pickle has the instruction {:#x}, which torch.save does not write", code));
+    return damaged(
+        c10::str("its pickle has the instruction ", static_cast<int>(code), ", which torch.save does not write"));
   }
 
   std::string_view rest_;

@@ -1,9 +1,9 @@
 #include "engine/loop/weights_reader.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/util/StringUtil.h>
 #include <caffe2/serialize/inline_container.h>
 #include <caffe2/serialize/read_adapter_interface.h>
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -138,35 +138,33 @@ class WeightsFile {
     if (pickled.others.empty()) return absl::OkStatus();
     std::string list;
     for (std::size_t i = 0; i < std::min(pickled.others.size(), kMostOthers); ++i) list += "\n  " + pickled.others[i];
-    if (pickled.others.size() > kMostOthers)
-      list += fmt::format("\n  and {} more", pickled.others.size() - kMostOthers);
+    if (pickled.others.size() > kMostOthers) list += c10::str("\n  and ", pickled.others.size() - kMostOthers, " more");
     return damaged("is not a file of weights (a dictionary from names to tensors, as torch.save writes it):" + list +
                    "\n" + kHint);
   }
 
   absl::Status compare(const std::string& name, const PickledTensor& tensor) {
     const std::optional<at::ScalarType> type = type_of(tensor.type);
-    if (!type) return damaged(fmt::format("{}: elements of the type {} are not known", name, tensor.type));
+    if (!type) return damaged(c10::str(name, ": elements of the type ", tensor.type, " are not known"));
     const auto element = static_cast<std::int64_t>(c10::elementSize(*type));
     std::int64_t wanted = tensor.storage_numel;
     if (wanted < 0 || __builtin_mul_overflow(wanted, tensor.is_untyped ? 1 : element, &wanted))
-      return damaged(fmt::format("{}: a storage cannot have {} elements", name, tensor.storage_numel));
+      return damaged(c10::str(name, ": a storage cannot have ", tensor.storage_numel, " elements"));
     const std::optional<std::int64_t> reach = reach_of(tensor);
     if (!reach || *reach > wanted / element)
-      return damaged(
-          fmt::format("{}: the tensor reaches beyond its storage {} of {} bytes: sizes {}, strides {}, offset {}, "
-                      "{} bytes an element",
-                      name, tensor.record, wanted, c10::str(at::IntArrayRef(tensor.sizes)),
-                      c10::str(at::IntArrayRef(tensor.strides)), tensor.offset, element));
+      return damaged(c10::str(name, ": the tensor reaches beyond its storage ", tensor.record, " of ", wanted,
+                              " bytes: sizes ", c10::str(at::IntArrayRef(tensor.sizes)), ", strides ",
+                              c10::str(at::IntArrayRef(tensor.strides)), ", offset ", tensor.offset, ", ", element,
+                              " bytes an element"));
     if (wanted == 0) return absl::OkStatus();
     const std::string record = record_of(tensor);
-    if (!archive_.hasRecord(record)) return damaged(fmt::format("{}: its storage {} is missing", name, tensor.record));
+    if (!archive_.hasRecord(record)) return damaged(c10::str(name, ": its storage ", tensor.record, " is missing"));
     const std::size_t got = archive_.getRecordSize(record);
     if (got != static_cast<std::size_t>(wanted))
       return damaged(
-          fmt::format("{}: its storage {} wants {} bytes, and the file has {}", name, tensor.record, wanted, got));
+          c10::str(name, ": its storage ", tensor.record, " wants ", wanted, " bytes, and the file has ", got));
     if (got > bytes_)
-      return damaged(fmt::format("{}: its storage {} has {} bytes, more than the file", name, tensor.record, got));
+      return damaged(c10::str(name, ": its storage ", tensor.record, " has ", got, " bytes, more than the file"));
     return absl::OkStatus();
   }
 

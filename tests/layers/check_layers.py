@@ -86,6 +86,8 @@ SOURCES = (".h", ".cc", ".cu", ".cuh")
 # Stands in for the folder of headers that LibTorch's wheel lacks.
 GLOO_STUBS = "runtime/comm/c10d/gloo_stubs"
 TORCH = re.compile(r"^(ATen|c10|torch|caffe2)/")
+# Beside LibTorch's headers an include of fmt finds LibTorch's own copy of them.
+WITHOUT_FMT = ["engine", "sharding", "python"]
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.MULTILINE)
 
 
@@ -134,6 +136,8 @@ def complaints(root, source):
             if name == "torch/torch.h":
                 yield "includes torch/torch.h, which costs 25 s a file"
             continue
+        if name.startswith("fmt/") and own and own not in FREE_OF_TORCH and own.split("/")[0] in WITHOUT_FMT:
+            yield f"includes {name}, and LibTorch's headers bring another version of it that nothing defines. hint: c10::str"
         target = target_of(root, source, name)
         if target is None:
             if bracket == '"':

@@ -766,29 +766,36 @@ TEST(GlooFailures, OthersNameAStoppedRankEvenIfItServesTheStore) {
   }
 }
 
-// Ranks that wait in different groups never exchange a message, so no transport can notice it.
+/// Rank 0 gathers, and the others reduce: in groups of their own, so that no transport can notice it.
+ForkedRanks::Body in_different_groups(const World& world, int port) {
+  return [=](int rank, KeyValueStore& outside) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(
+        const Mesh mesh, make_process_mesh(topology_of(rank, world.ranks, world.hosts, port), quick(world.choice, 60)));
+    TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, groups_of(mesh).axes(1, world.ranks));
+    require(axes.world->transport() == world.transport, axes.world->transport());
+    std::vector<float> full(100 * static_cast<std::size_t>(world.ranks));
+    if (rank != 0)
+      return axes.reduce->reduce_scatter("head", full.data(), DType::kF32, full.data(), 100, nullptr, Waits::kLater)
+          .wait();
+    absl::Status status = axes.gather->all_gather("blocks.3", full.data(), full.data(), 400).wait();
+    outside.get("end/1", std::chrono::seconds(20)).status().IgnoreError();  // it serves the store
+    return status;
+  };
+}
+
 TEST(CallsOfRanks, WaitsInDifferentGroupsAreNamedOverEveryTransport) {
-  for (const World& world : {World{2, 1, TransportChoice::kHost, "host"}, World{2, 1, TransportChoice::kGloo, "gloo"},
-                             World{4, 2, TransportChoice::kAuto, "hierarchical(host, gloo)"}}) {
-    SCOPED_TRACE(world.transport);
-    const int port = free_port();
-    const auto ends = fork_ranks(world.ranks, [&](int rank, KeyValueStore& outside) -> absl::Status {
-      TESSERA_ASSIGN_OR_RETURN(const Mesh mesh, make_process_mesh(topology_of(rank, world.ranks, world.hosts, port),
-                                                                  quick(world.choice, 60)));
-      TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, groups_of(mesh).axes(1, world.ranks));
-      require(axes.world->transport() == world.transport, axes.world->transport());
-      std::vector<float> full(100 * static_cast<std::size_t>(world.ranks));
-      const absl::Status status =
-          rank == 0
-              ? axes.gather->all_gather("blocks.3", full.data(), full.data(), 400).wait()
-              : axes.reduce->reduce_scatter("head", full.data(), DType::kF32, full.data(), 100, nullptr, Waits::kLater)
-                    .wait();
-      if (rank == 0) outside.get("end/1", std::chrono::seconds(20)).status().IgnoreError();
-      return status;
-    });
-    for (int rank = 0; rank < world.ranks; ++rank) {
-      EXPECT_EQ(ends[rank].exit_code, ExitCode::kInternal) << ends[rank].message;
-      EXPECT_THAT(ends[rank].message,
+  const World worlds[] = {{2, 1, TransportChoice::kHost, "host"},
+                          {2, 1, TransportChoice::kGloo, "gloo"},
+                          {4, 2, TransportChoice::kAuto, "hierarchical(host, gloo)"}};
+  std::vector<std::unique_ptr<ForkedRanks>> started;
+  for (const World& world : worlds)
+    started.push_back(std::make_unique<ForkedRanks>(world.ranks, in_different_groups(world, free_port())));
+  for (std::size_t i = 0; i < started.size(); ++i) {
+    for (int rank = 0; rank < worlds[i].ranks; ++rank) {
+      SCOPED_TRACE(worlds[i].transport + ", rank " + std::to_string(rank));
+      const RankEnd end = started[i]->wait(rank);
+      EXPECT_EQ(end.exit_code, ExitCode::kInternal) << end.message;
+      EXPECT_THAT(end.message,
                   AllOf(HasSubstr("rank " + std::to_string(rank) + "/"),
                         HasSubstr("rank 0 waits in all_gather 'blocks.3' of 400 bytes (#1), which rank"),
                         HasSubstr("waits in reduce_scatter 'head' of 100 fp32 (#1), which rank 0 has not begun"),

@@ -196,6 +196,7 @@ absl::Status FailureReport::explain(const CallSignature& call, const std::string
             " has ended. hint: every rank takes as many steps, and makes as many other calls, as the others";
   }
   if (code == ExitCode::kInternal) text += "; ranks disagree: every rank must make the same calls in the same order";
+  if (code == ExitCode::kPeerLost && !silent.empty() && !answers->store_is_gone) text += kHintOfSilence;
   return make_error(code, text);
 }
 

@@ -90,7 +90,7 @@ std::string defaults_of_types(const StrategyKey& key) {
     if (!key.only_if.text.empty() && !key.only_if.holds(strategy)) continue;
     const Json value = key.rules_default->of(type.value, OptimizerConfig::kDefaultsVersion);
     auto found = std::ranges::find(defaults, value, &std::pair<Json, std::vector<std::string>>::first);
-    if (found == defaults.end()) found = defaults.insert(found, {value, {}});
+    if (found == defaults.end()) found = defaults.emplace(found, value, std::vector<std::string>());
     found->second.push_back(type.name);
   }
   if (defaults.size() == 1) return code(defaults[0].first.dump());

@@ -72,7 +72,11 @@ void Engine::State::set_option(const std::string* group, const std::string& name
   const bool is_muons = name == "muon.momentum";
   if (name == "momentum" || is_muons)
     expect_momentum(name, numbers[0], (is_muons ? config.muon.momentum : config.momentum) > 0);
-  expect(!is_muons || !group, "set_option: muon.momentum is that of all matrices. hint: leave the group out");
+  if (is_muons && group) {
+    expect(numbers[0] == options(FlatParameter::kNoGroup).at(name)[0],
+           "set_option: muon.momentum is that of all matrices. hint: leave the group out");
+    return;
+  }
   expect_not_updated("set_option");
   const auto index = group ? std::optional(index_of_group("set_option", *group)) : std::nullopt;
   for (std::size_t i = 0; i < key.count; ++i) step->options().set(key.first + i, numbers[i], index);

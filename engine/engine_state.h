@@ -53,7 +53,7 @@ struct Engine::State {
   /// which is of no more use. Between steps. Collective.
   /// `other`: a strategy with more groups of parameters, in place of the Engine's.
   std::unique_ptr<State> planned_anew(std::int64_t steps, const std::function<void()>& change,
-                                      std::shared_ptr<const Strategy> other = nullptr);
+                                      std::shared_ptr<Strategy> other = nullptr);
   /// Throws tessera::Error (64) where a program may not plan anew now. `what`: the call.
   void expect_may_plan_anew(const char* what) const;
   /// Plans `state` anew where outer steps begin or end with `steps`, and says whether it has. Between steps. Collective where it does.

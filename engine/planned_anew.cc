@@ -23,7 +23,7 @@ void report_frozen_states(const FrozenStates& frozen, int rank) {
 }  // namespace
 
 std::unique_ptr<Engine::State> Engine::State::planned_anew(std::int64_t steps, const std::function<void()>& change,
-                                                           std::shared_ptr<const Strategy> other) {
+                                                           std::shared_ptr<Strategy> other) {
   StepProgress progress = step->progress();
   const CarriedStates states(units, plan, position, memory, axes);
   detach_parameters();

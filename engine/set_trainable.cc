@@ -98,9 +98,8 @@ void Engine::add_group(const ParameterGroup& group) {
   std::unique_ptr<State> replaced;
   s.expect_may_plan_anew("add_group");
   // What strategy() has returned stays good: the new strategy keeps the one before.
-  auto* const extended = new Strategy(s.strategy);
-  const std::shared_ptr<const Strategy> next_strategy(
-      extended, [before = s.given_strategy](const Strategy* gone) { delete gone; });
+  const std::shared_ptr<Strategy> extended(new Strategy(s.strategy),
+                                           [before = s.given_strategy](const Strategy* gone) { delete gone; });
   extended->optimizer.groups.push_back(group);
   throw_if_error(check_strategy(*extended));
   assign_new_group(s.units, extended->optimizer);
@@ -116,7 +115,7 @@ void Engine::add_group(const ParameterGroup& group) {
         [&] {
           for (at::Tensor& tensor : tensors) tensor.requires_grad_(true);
         },
-        next_strategy);
+        extended);
     replaced = std::exchange(state_, std::move(next));
   });
 }

@@ -49,8 +49,8 @@ auto deferred_init(Make&& make) {
 /// As deferred_init, but for shapes alone: random operators leave the generator where it is, and the result can never be
 /// materialised. Takes no longer for a large model than for a small one of as many layers. For `plan_memory`:
 ///
-///   const auto model = tessera::shapes_only([&] { return GPT(config); });
-///   std::cout << tessera::plan_memory(*model, strategy, topology).to_table();
+///   auto model = tessera::shapes_only([&] { return GPT(config); });
+///   std::cout << tessera::plan_memory(*model, strategy, topology).table;
 ///
 /// To materialise it, to give it to an Engine, or to read a value in `make` (`item()`) is a c10::Error that says so. Inside
 /// an outer deferred_init, that one's rules hold.

@@ -350,7 +350,7 @@ void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const
 /// forward. A parameter that no step has updated is its own average. Weights and averages change places in memory, so nothing
 /// is needed for it. Collective, between steps: all ranks make and end it at the same place.
 ///
-///   { tessera::EmaWeights average(engine); loss = engine.evaluate(batches, loss_of).loss; }
+///   { tessera::EmaWeights average(engine); held_out = engine.evaluate(batches, loss_of).loss; }
 ///
 /// Throws Error (64): no "ema", microbatches begun, or under another guard. Under it backward, step, set_trainable and
 /// Gathered(kWrite) throw that. An exception that leaves it ends the group on all ranks.
@@ -371,10 +371,10 @@ class EmaWeights {
 /// While it lives, parameters have their full values in memory on every rank: for code that takes `data_ptr()` or an
 /// accessor, for initialisation by hand, for export. Collective: all ranks make and end it at the same place.
 ///
-///   tessera::Gathered guard(engine);                        // read
-///   tessera::Gathered guard(engine, tessera::Gathered::kWrite);  // changes made under it are kept: rank 0's values
-///                                                           // become every rank's parameters and master weights
-///   tessera::Gathered guard(engine, tessera::Gathered::kEma);    // read the averages of weights: see EmaWeights
+///   { tessera::Gathered guard(engine); }                            // read
+///   { tessera::Gathered guard(engine, tessera::Gathered::kWrite); }  // changes made under it are kept: rank 0's values
+///                                                                // become every rank's parameters and master weights
+///   { tessera::Gathered guard(engine, tessera::Gathered::kEma); }    // read the averages of weights: see EmaWeights
 class Gathered {
  public:
   enum Mode { kRead, kWrite, kEma };

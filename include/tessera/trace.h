@@ -10,7 +10,7 @@ namespace tessera {
 /// A picture of training steps, to open in Perfetto (ui.perfetto.dev) or chrome://tracing:
 ///
 ///   tessera::Trace::start();
-///   ... some steps; a tessera::Span names what the program itself does ...
+///   ...  // some steps; a tessera::Span names what the program itself does
 ///   tessera::write_trace("trace.json", mesh);
 ///
 /// Collective: ends the recording on all ranks and writes their spans into one file on rank 0, a process a rank. An

@@ -28,7 +28,8 @@ namespace tessera {
 namespace {
 
 constexpr int kMostGap = 1024;  // numbers without a descriptor, behind which none is looked for
-constexpr std::chrono::milliseconds kTimeToAccept{1};
+constexpr std::chrono::milliseconds kTimeToAccept{1}, kLongPause{100};
+constexpr int kMostInARow = 10'000;
 
 /// Calls `look(fd)` for each descriptor of this process. By number: /proc would take a descriptor.
 template <class Look>
@@ -107,9 +108,13 @@ class Watch {
 
   void run(int epoll) {
     epoll_event event{};
+    int in_a_row = 0;
     while (true) {
-      if (::epoll_wait(epoll, &event, 1, -1) < 0 && errno != EINTR) return;
-      std::this_thread::sleep_for(kTimeToAccept);
+      const int ready = ::epoll_wait(epoll, &event, 1, 0);
+      if (ready == 0) in_a_row = 0;
+      if ((ready == 0 ? ::epoll_wait(epoll, &event, 1, -1) : ready) < 0 && errno != EINTR) return;
+      // A connection that nobody accepts (the copy of a socket that a forked process keeps) is no reason to be busy.
+      std::this_thread::sleep_for(++in_a_row < kMostInARow ? kTimeToAccept : kLongPause);
       const std::lock_guard lock(mutex_);
       shut_down_oldest();
     }

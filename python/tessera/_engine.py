@@ -33,15 +33,21 @@ torch_module.register_module_parameter_registration_hook(_count_registration)
 torch_module.register_module_module_registration_hook(_count_registration)
 
 
-class Evaluation(NamedTuple):
-    """What `Engine.evaluate` found."""
-
+class _Evaluation(NamedTuple):
     loss: float
-    """mean over all batches of all ranks, by weight"""
     batches: int
-    """on all ranks"""
+
+
+class Evaluation(_Evaluation):
+    """What `Engine.evaluate` found: the pair of `loss`, the mean over all batches of all ranks, by weight, and `batches`, on all ranks."""
+
     weight: float
     """sum over all batches of all ranks; as many as batches where none was given"""
+
+    def __new__(cls, loss: float, batches: int, weight: float | None = None) -> "Evaluation":
+        self = super().__new__(cls, loss, batches)
+        self.weight = float(batches) if weight is None else weight
+        return self
 
 
 class Engine:

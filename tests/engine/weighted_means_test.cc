@@ -273,7 +273,7 @@ TEST(WeightedMeans, EqualWeightsHaveTheBitsOfNone) {
     strategy.gradient_accumulation = accumulation;
     const Values without = trained_with(strategy, std::nullopt);
     EXPECT_TRUE(all_same_bits(trained_with(strategy, 1.0), without)) << name_of(placed);
-    if (dtype != DType::kF16) EXPECT_TRUE(all_same_bits(trained_with(strategy, 4.0), without)) << name_of(placed);
+    EXPECT_TRUE(dtype == DType::kF16 || all_same_bits(trained_with(strategy, 4.0), without)) << name_of(placed);
     expect_close(trained_with(strategy, 0.75), without, dtype == DType::kF32 ? 1e-3 : 6e-2, name_of(placed));
   }
 }
@@ -354,10 +354,9 @@ TEST(WeightedMeans, TokensAtTheEndOfAnEpochCountOnceOnAnyNumberOfRanks) {
   std::ofstream(file, std::ios::binary) << text;
   const auto batches_on = [&](int rank, int ranks) {
     return TokenBatches(file, 5, 19,
-                        {.batch = 4, .rank = rank, .world_size = ranks, .shuffle = false, .tail = Tail::kPad},
-                        {.format = TokenFormat::kText});
+                        {.batch = 4, .rank = rank, .world_size = ranks, .shuffle = false, .tail = Tail::kPad});
   };
-  TokenBatches one = TokenBatches(file, 5, 19, {.batch = 11, .shuffle = false}, {.format = TokenFormat::kText});
+  TokenBatches one = TokenBatches(file, 5, 19, {.batch = 11, .shuffle = false});
   const TokenBatch all = one.next();
   const double wanted = make_tiny({}, false)->forward(all.input, all.target).item<double>();
   for (const int ranks : {1, 2, 3}) {

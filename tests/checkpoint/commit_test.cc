@@ -109,8 +109,8 @@ TEST(CommitLog, AFolderWhoseCommitsAreLostIsDamaged) {
     const std::string stem = folder.path() + "/rank-00000";
     auto log = CommitLog::open(folder.path(), 0, "rank 0");
     EXPECT_TRUE((*log)->write(some_commit(1)).ok());
-    if (begun) EXPECT_TRUE((*log)->begin().ok());
-    if (two) EXPECT_TRUE((*log)->write(some_commit(2)).ok());
+    EXPECT_TRUE(!begun || (*log)->begin().ok());
+    EXPECT_TRUE(!two || (*log)->write(some_commit(2)).ok());
     damage(stem + ".commit-1");
     if (two) damage(stem + ".commit-0");
     const auto read = (*log)->read();

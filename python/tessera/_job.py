@@ -40,10 +40,10 @@ _told: tuple[int, int] | None = None  # rank and world size that the program was
 
 
 def join(strategy: _native.Strategy) -> None:
-    if _native.is_joined():
-        expect_one_truth()
-    else:
-        _join(strategy)
+    if not _native.is_joined():
+        return _join(strategy)
+    expect_one_truth()
+    _native.join(strategy, {})  # which a forked process cannot
 
 
 def _join(strategy: _native.Strategy) -> None:

@@ -17,9 +17,9 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kBetweenLooks = 500ms;
-constexpr auto kOften = 10s;  // so long ranks exchange at each look
-constexpr auto kForOthersToHear = 1200ms;
-constexpr auto kForTheProgram = 4s;  // to come out of a call that has failed
+constexpr auto kOften = 10s;           // so long ranks exchange at each look
+constexpr auto kForOthersToHear = 2s;  // more than an exchange every second takes
+constexpr auto kForTheProgram = 4s;    // to come out of a call that has failed
 constexpr int kManyRanks = 16, kNeighbours = 4;
 constexpr std::size_t kGoneGroups = 32;
 

@@ -74,7 +74,7 @@ void Residency::use(Unit& unit) {
   // What a guard holds may be read by some ranks only, so it must not move the schedule, by which all ranks gather ahead.
   if ((is_held || &unit == last_) && unit.state() == Unit::State::kGathered) return;
   if (rounds_) {
-    if (last_ && last_ != &unit && last_->pins > 0) rounds_->add(RoundLog::kBesides);
+    if (last_ && last_ != &unit && last_->pins() > 0) rounds_->add(RoundLog::kBesides);
     rounds_->add(unit.index);
   }
   last_ = &unit;

@@ -1,5 +1,6 @@
 """The Engine: training of one module under a strategy."""
 
+import itertools
 import json
 import math
 import numbers
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
+from torch.utils.data import DistributedSampler
 
 from tessera import _native
 from tessera._error import Error
@@ -152,14 +154,14 @@ class Engine:
 
             engine.evaluate(loader, lambda batch: (model(batch.x, batch.y), len(batch.x)))
 
-        DistributedSampler gives some ranks a sample twice. To evaluate each once: Subset(data, range(rank(), len(data), world_size())).
+        A DataLoader with a DistributedSampler gives each sample once here, though the sampler would give some ranks one twice.
 
         Ranks may have different numbers of batches, but each at least one. Put the module in eval mode first. Collective. Raises Error (64)
         on a rank where `loss_of` returned anything else; the other ranks find a loss of NaN, and the job can go on.
         """
         engine = self._live()
         try:
-            batches = iter(loader)
+            batches = _without_padding(loader)
         except TypeError as error:
             raise Error(f"evaluate wants batches to iterate over, got {type(loader).__name__}: {error}") from error
         losses = _Losses(loss_of)
@@ -396,16 +398,32 @@ def uneven(loader: Iterable, engine: Engine, on_step: Callable[[_native.StepResu
     The body runs on ranks that have a batch, and makes one backward, and a step where that is due. A rank that has none takes part in the
     others' microbatches and steps and counts nothing, and where all are out, the microbatches that are left make a step. So with weights
     an epoch trains as on one rank. Give `on_step` what all ranks must do after a step (set_lr, a save): it is called with the steps that
-    this function makes itself, and the body does the same after its own. A small message goes round for each batch. Leave the loop on
+    this function makes itself, and the body does the same after its own. A DistributedSampler gives no sample twice here. A small message goes round for each batch. Leave the loop on
     all ranks alike, or on none.
     """
-    batches, loop = iter(loader), _native.UnevenLoop(engine._live(), on_step)
+    batches, loop = _without_padding(loader), _native.UnevenLoop(engine._live(), on_step)
     missing = object()
     while True:
         batch = next(batches, missing)
         if not loop.next(batch is not missing):
             return
         yield batch
+
+
+def _without_padding(loader: Iterable) -> Iterator:
+    """The batches of one pass. Of a DataLoader whose DistributedSampler would give some ranks a sample twice, without those."""
+    sampler = getattr(loader, "sampler", None)
+    if not isinstance(sampler, DistributedSampler) or sampler.drop_last:
+        return iter(loader)
+    padded = sampler.total_size, sampler.num_samples
+    samples = len(sampler.dataset)
+    sampler.total_size, sampler.num_samples = samples, len(range(sampler.rank, samples, sampler.num_replicas))
+    try:
+        batches = iter(loader)
+        first = list(itertools.islice(batches, 1))  # the sampler has begun then
+    finally:
+        sampler.total_size, sampler.num_samples = padded
+    return itertools.chain(first, batches)
 
 
 class _Losses:

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
+#include <cstdint>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -50,6 +52,7 @@ void take_process_limits() {
 
 int try_threads(int count) {
   std::vector<std::thread> threads;
+  threads.reserve(static_cast<std::size_t>(count));
   int error = 0;
   try {
     for (int i = 0; i < count; ++i) threads.emplace_back([] {});

@@ -438,7 +438,8 @@ TEST(AddGroup, OneThatCannotBeMeantIsRefusedAndHarmless) {
       }
       for (std::size_t i = 2; i < 4; ++i) session.train(i);
       const Values values = session.values();
-      if (mesh.rank() == 0) EXPECT_TRUE(first.same_bits(values));
+      if (mesh.rank() != 0) return;
+      EXPECT_TRUE(first.same_bits(values));
     });
   }
 }

@@ -287,7 +287,8 @@ TEST(UpdateRules, NumbersSetBeforeTheFirstStepHaveTheBitsOfTheStrategys) {
         }
         for (std::size_t i = 0; i < 4; ++i) session.train(i);
         const Values values = session.values();
-        if (mesh.rank() == 0) EXPECT_TRUE(first.same_bits(values)) << name_of(type);
+        if (mesh.rank() != 0) return;
+        EXPECT_TRUE(first.same_bits(values)) << name_of(type);
       });
     }
   }

@@ -1,5 +1,7 @@
 // `main` of every program of Tessera's: the one place where a command ends.
 
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -15,9 +17,10 @@ int with_output_checked(int code) {
   errno = 0;
   const bool flushed = std::fflush(stdout) == 0;
   if (flushed && std::ferror(stdout) == 0) return code;
-  const char* const reason = errno != 0 ? std::strerror(errno) : "a write failed earlier";
+  if (errno == 0 && ::write(STDOUT_FILENO, "\n", 1) == 1)
+    errno = EIO;  // why an earlier write failed is not known any more
   std::fprintf(stderr, "tessera: standard output could not be written: %s. hint: what was printed is not complete%s\n",
-               reason, errno == ENOSPC ? "; free some space there, or send it elsewhere" : "");
+               std::strerror(errno), errno == ENOSPC ? "; free some space there, or send it elsewhere" : "");
   return code != 0 ? code : static_cast<int>(ExitCode::kIo);
 }
 

@@ -173,7 +173,7 @@ TEST(SavedCheckpoint, NoPartBelowTheFolderOfCheckpointsIsALink) {
   EXPECT_TRUE(read_all(other.file("moved")).ok());
   std::filesystem::create_symlink(other.file("moved"), step);
   expect_refused(step, "a checkpoint that is a link", HasSubstr(step + " is a link"));
-  expect_refused(step + "/", "the same with a slash", HasSubstr(step + " is a link"));
+  EXPECT_THAT(message_of(read_all(step + "/")), HasSubstr(step + " is a link"));
   std::filesystem::create_symlink(other.file("moved"), other.file("named-by-its-user"));
   EXPECT_TRUE(read_all(other.file("named-by-its-user")).ok());
 }

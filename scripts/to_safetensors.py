@@ -20,7 +20,6 @@ DeepSpeed's classes as plain data. Exit codes: 64 wrong options; 65 a file is no
 """
 
 import argparse
-import collections
 import io
 import json
 import math
@@ -134,7 +133,7 @@ def from_dcp(folder):
     tensors = {name: torch.empty(each.size, dtype=each.properties.dtype)
                for name, each in metadata.state_dict_metadata.items() if isinstance(each, TensorStorageMetadata)}
     unused.extend(name for name in metadata.state_dict_metadata if name not in tensors)
-    filled = collections.Counter()
+    filled = {name: torch.zeros(tensor.shape, dtype=torch.bool) for name, tensor in tensors.items()}
     for index, info in metadata.storage_data.items():
         if index.fqn not in tensors:
             continue
@@ -142,11 +141,14 @@ def from_dcp(folder):
             file.seek(info.offset)
             piece = torch.load(io.BytesIO(file.read(info.length)), map_location="cpu", weights_only=True)
         place = tuple(slice(begin, begin + size) for begin, size in zip(index.offset or [0] * piece.dim(), piece.shape))
-        tensors[index.fqn][place] = piece
-        filled[index.fqn] += piece.numel()
+        tensor = tensors[index.fqn]
+        if piece.dtype != tensor.dtype or tensor[place].shape != piece.shape or filled[index.fqn][place].any():
+            raise Refusal(65, f"{folder}: a piece of {index.fqn} in {info.relative_path} does not fit the others")
+        tensor[place] = piece
+        filled[index.fqn][place] = True
     for name, tensor in tensors.items():
-        if filled[name] != tensor.numel():
-            raise Refusal(65, f"{folder}: {name} has {tensor.numel()} elements, and the files hold {filled[name]}")
+        if not filled[name].all():
+            raise Refusal(65, f"{folder}: {name} has {tensor.numel()} elements, and the files hold {int(filled[name].sum())}")
     return tensors
 
 

@@ -174,13 +174,13 @@ class WeightsFile {
   }
 
   at::Storage storage(const PickledTensor& tensor) {
+    if (tensor.storage_numel == 0) return at::empty({0}, at::TensorOptions(at::kByte)).storage();
     at::Storage& storage = storages_[tensor.record];
     if (storage) return storage;
     const std::string record = record_of(tensor);
-    const std::int64_t bytes =
-        tensor.storage_numel == 0 ? 0 : static_cast<std::int64_t>(archive_.getRecordSize(record));
-    const at::Tensor memory = at::empty({bytes}, at::TensorOptions(at::kByte));
-    if (bytes > 0) archive_.getRecord(record, memory.mutable_data_ptr(), static_cast<std::size_t>(bytes));
+    const std::size_t bytes = archive_.getRecordSize(record);
+    const at::Tensor memory = at::empty({static_cast<std::int64_t>(bytes)}, at::TensorOptions(at::kByte));
+    archive_.getRecord(record, memory.mutable_data_ptr(), bytes);
     storage = memory.storage();
     return storage;
   }
@@ -194,6 +194,10 @@ absl::Status of_file(const std::filesystem::path& path, const std::string& what)
   return make_error(ExitCode::kCorruptData, std::string(kKind) + " " + path.string() + " " + what);
 }
 
+absl::Status no_archive(const std::filesystem::path& path, const std::string& why) {
+  return of_file(path, "is no zip archive of torch.save, or cut short: " + why.substr(0, why.find('\n')) + "." + kHint);
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<std::pair<std::string, at::Tensor>>> read_weights(const std::filesystem::path& path) {
@@ -203,9 +207,9 @@ absl::StatusOr<std::vector<std::pair<std::string, at::Tensor>>> read_weights(con
     if (!weights.ok()) return of_file(path, message_of(weights.status()));
     return weights;
   } catch (const c10::Error& error) {  // of the archive's reader
-    const std::string why = error.what_without_backtrace();
-    return of_file(path,
-                   "is no zip archive of torch.save, or cut short: " + why.substr(0, why.find('\n')) + "." + kHint);
+    return no_archive(path, error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return no_archive(path, error.what());
   }
 }
 

@@ -4,6 +4,7 @@ DeepSpeed's files are made here, in the layout that its converter to fp32 reads;
 """
 
 import contextlib
+import dataclasses
 import importlib.util
 import io
 import os
@@ -137,6 +138,12 @@ class ToSafetensors(unittest.TestCase):
         subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", self.folder / "save.py", self.folder / "two"],
                        check=True, capture_output=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
         self.expect_same(self.convert(self.folder / "two"), {"w": torch.arange(35.).view(7, 5)})
+        # As many elements, but pieces that overlap and leave a hole.
+        metadata = pickle.loads((self.folder / "two" / ".metadata").read_bytes())
+        metadata.storage_data = {dataclasses.replace(index, offset=torch.Size([1, 0])) if index.offset[0] else index: info
+                                 for index, info in metadata.storage_data.items()}
+        (self.folder / "two" / ".metadata").write_bytes(pickle.dumps(metadata))
+        self.assertIn("does not fit the others", self.convert(self.folder / "two", code=65))
 
     def test_deepspeed(self):
         generator = torch.Generator().manual_seed(2)

@@ -61,6 +61,9 @@ class _MirroredModule:
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 _expect_plain_tensor(parameter, "parameter", path + name)
+                if parameter.is_inference():
+                    raise Error(f"parameter {path}{name} was made under torch.inference_mode(), and such a tensor cannot train. hint: make the "
+                                "module outside of it")
                 self.native.add_parameter(name, parameter)
                 self._parameters.add(name)
         self._known: dict[str, torch.Tensor] = {}

@@ -426,13 +426,13 @@ TEST(Launch, RanksStartWithOrdinarySignals) {
 }
 
 TEST(Launch, RanksMayOpenAsManyFilesAsTheHardLimitAllows) {
-  Launcher launcher(shell(1, "ulimit -n"), {100, 200});
+  Launcher launcher(shell(1, "ulimit -n"), rlimit{100, 200});
   EXPECT_EQ(launcher.wait(), 0);
   EXPECT_EQ(launcher.out, "[rank 0] 200\n");
 }
 
 TEST(Launch, ALimitOfDescriptorsIsNamed) {
-  Launcher launcher(shell(8, "exit 0"), {12, 12});
+  Launcher launcher(shell(8, "exit 0"), rlimit{12, 12});
   EXPECT_EQ(launcher.wait(), 71);
   EXPECT_THAT(launcher.err, HasSubstr("hint: raise the limit of open files (ulimit -n), which is 12 here"));
 }

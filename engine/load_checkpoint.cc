@@ -135,6 +135,7 @@ class Load {
     StepProgress anew = s_.step->progress();
     anew.scaler = progress_.scaler;
     anew.losses = std::move(progress_.losses);
+    anew.options = std::move(progress_.options);
     progress_ = std::move(anew);
   }
 

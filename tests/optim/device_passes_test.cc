@@ -207,8 +207,11 @@ TEST_F(DevicePasses, LambsAndLarsPassesHaveTheCpusBits) {
         StepRequest request = request_of(cpu.elements(), 0.01, 4);
         request.trust_coefficient = config.trust_coefficient;
         for (std::int64_t t = 1; t <= 2; ++t) {
-          const StepScalars scalars{
-              .gradient_scale = 0.25f, .clip_value = is_lamb ? 0.5f : 0.0f, .lr = 0.01f, .step = t};
+          const StepScalars scalars{.gradient_scale = 0.25f,
+                                    .clip_value = is_lamb ? 0.5f : 0.0f,
+                                    .lr = 0.01f,
+                                    .step = t,
+                                    .is_first_of_run = t == 1};
           step.decide(request);
           if (is_lamb) {
             check(cuda::update_step(directions, step.tables, nullptr));

@@ -25,9 +25,10 @@ void report_frozen_states(const FrozenStates& frozen, int rank) {
 std::unique_ptr<Engine::State> Engine::State::planned_anew(std::int64_t steps, const std::function<void()>& change,
                                                            std::shared_ptr<Strategy> other) {
   StepProgress progress = step->progress();
+  change();
+  frozen_states.keep_masters(units, plan.input().placement.optimizer, position, *whole.control);
   const CarriedStates states(units, plan, position, memory, axes);
   detach_parameters();
-  change();
   auto next = std::make_unique<State>(module, other ? std::move(other) : given_strategy, mesh, own_rules, steps);
   Collectives& control = *next->whole.control;
   next->frozen_states = std::move(frozen_states);

@@ -1,10 +1,16 @@
 #include "engine/memory/frozen_states.h"
 
-#include <algorithm>
+#include <ATen/Functions.h>
 
+#include <algorithm>
+#include <cstring>
+
+#include "engine/memory/master_weights.h"
 #include "engine/memory/state_views.h"
 #include "runtime/base/state_dtype.h"
 #include "runtime/border/throw.h"
+#include "sharding/memory_view.h"
+#include "sharding/unrecorded.h"
 
 namespace tessera {
 namespace {
@@ -14,6 +20,24 @@ Extent extent_of(std::int64_t numel, int rank, int ranks) {
   const std::int64_t blocks = (numel + kStateBlock - 1) / kStateBlock;
   const auto border = [&](std::int64_t i) { return std::min<std::int64_t>(numel, blocks * i / ranks * kStateBlock); };
   return {border(rank), border(rank + 1) - border(rank)};
+}
+
+/// The masters of parameter `i`, whole, where it is what rounding makes of them. While it was frozen it was rounded to the nearest even.
+void write_master(const JoinedState& joined, FlatGroup& group, std::size_t i, Collectives& control) {
+  const Extent place = group.layout.extent(i), mine = intersect(place, group.optimizer_part);
+  const at::Tensor master = at::empty({place.numel}), now = at::zeros({group.layout.numel()});
+  std::memcpy(master.mutable_data_ptr<float>(), joined.data.data(), joined.data.size());
+  read_values(group, now);
+  char is_same = 1;
+  if (mine.numel > 0) {
+    const at::Tensor own = master.narrow(0, mine.offset - place.offset, mine.numel);
+    const at::Tensor held = now.narrow(0, mine.offset, mine.numel);
+    const at::Tensor to_even = own.to(scalar_type_of(group.dtype)).to(at::kFloat);
+    is_same = held.eq(to_even).logical_or(held.eq(rounded_master(own, group))).all().item<bool>() ? 1 : 0;
+  }
+  std::vector<char> all(static_cast<std::size_t>(control.size()));
+  throw_if_error(control.all_gather("masters", &is_same, all.data(), 1).wait());
+  if (std::ranges::all_of(all, [](char same) { return same == 1; })) write_values(group, master, place);
 }
 
 std::vector<std::byte> part_of(const std::vector<std::byte>& bytes, std::int64_t begin, std::int64_t count) {
@@ -27,6 +51,7 @@ std::int64_t FrozenStates::bytes() const {
   for (const auto& [parameter, kept] : kept_) {
     for (const Share& share : kept.states) bytes += share.own.data.size() + share.own.scales.size();
     for (const Share& share : kept.tensor_states) bytes += share.own.data.size();
+    if (kept.master) bytes += kept.master->own.data.size();
   }
   return static_cast<std::int64_t>(bytes);
 }
@@ -38,6 +63,36 @@ FrozenStates::Share FrozenStates::share_of(StateDType dtype, const JoinedState& 
   return {dtype, numel, {part_of(joined.data, from.data, size.data), part_of(joined.scales, from.scales, size.scales)}};
 }
 
+FrozenStates::Share FrozenStates::share_of(std::span<const float> values, const Collectives& control) {
+  const auto numel = static_cast<std::int64_t>(values.size());
+  const Extent own = extent_of(numel, control.rank(), control.size());
+  const auto bytes =
+      std::as_bytes(values.subspan(static_cast<std::size_t>(own.offset), static_cast<std::size_t>(own.numel)));
+  return {StateDType::kF32, numel, {{bytes.begin(), bytes.end()}, {}}};
+}
+
+void FrozenStates::keep_masters(const std::vector<std::unique_ptr<Unit>>& units, AxisPlacement placement,
+                                const MeshPosition& mesh, Collectives& control) {
+  const Unrecorded unrecorded;
+  const auto is_leaving = [](const FlatParameter& parameter) { return !parameter.tensor.requires_grad(); };
+  for_each_trainable(units, [&](const FlatGroup& group) {
+    if (group.dtype == DType::kF32 || std::ranges::none_of(group.parameters, is_leaving)) return;
+    const at::Tensor flat = at::zeros({group.layout.numel()});
+    float* const values = flat.mutable_data_ptr<float>();
+    read_values(group, flat);
+    for_each_part(placement, mesh, group.layout.numel(), [&](int rank, Extent part) {
+      const auto bytes = static_cast<std::size_t>(part.numel) * sizeof(float);
+      throw_if_error(control.broadcast("masters", values + part.offset, bytes, rank).wait());
+    });
+    for (std::size_t i = 0; i < group.parameters.size(); ++i) {
+      if (!is_leaving(group.parameters[i])) continue;
+      const Extent place = group.layout.extent(i);
+      kept_[group.parameters[i].tensor.unsafeGetTensorImpl()].master =
+          share_of({values + place.offset, static_cast<std::size_t>(place.numel)}, control);
+    }
+  });
+}
+
 void FrozenStates::keep(const c10::TensorImpl* parameter, StateDType dtype, const JoinedState& joined,
                         std::int64_t begin, std::int64_t numel, const Collectives& control) {
   kept_[parameter].states.push_back(share_of(dtype, joined, begin, numel, control));
@@ -45,10 +100,7 @@ void FrozenStates::keep(const c10::TensorImpl* parameter, StateDType dtype, cons
 
 void FrozenStates::keep_tensor_state(const c10::TensorImpl* parameter, std::span<const float> values,
                                      const Collectives& control) {
-  const auto bytes = std::as_bytes(values);
-  const JoinedState joined{{bytes.begin(), bytes.end()}, {}};
-  kept_[parameter].tensor_states.push_back(
-      share_of(StateDType::kF32, joined, 0, static_cast<std::int64_t>(values.size()), control));
+  kept_[parameter].tensor_states.push_back(share_of(values, control));
 }
 
 JoinedState FrozenStates::join(const Share& share, Collectives& control) {
@@ -74,6 +126,7 @@ JoinedState FrozenStates::join(const Share& share, Collectives& control) {
 void FrozenStates::give_back(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control,
                              std::map<const c10::TensorImpl*, std::int64_t>& updates) {
   if (kept_.empty()) return;
+  const Unrecorded unrecorded;
   for_each_parameter(units, [&](FlatGroup& group, std::size_t i) {
     const auto found = kept_.find(group.parameters[i].tensor.unsafeGetTensorImpl());
     if (!group.trainable || found == kept_.end()) return;
@@ -87,6 +140,7 @@ void FrozenStates::give_back(const std::vector<std::unique_ptr<Unit>>& units, Co
         hand_out_tensor_state(reinterpret_cast<const float*>(joined.data.data()), group, i, state++);
       });
     }
+    if (kept.master) write_master(join(*kept.master, control), group, i, control);
     updates[found->first] = kept.updates;
     kept_.erase(found);
   });

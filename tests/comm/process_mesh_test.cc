@@ -642,13 +642,13 @@ void connect_in_silence(int port, int count, std::vector<int>& sockets) {
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     address.sin_port = htons(static_cast<std::uint16_t>(port));
     (void)connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address);
-    if (i % 50 == 49) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    if (i % 20 == 19) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
 }
 
 // F21: strangers who hold more connections than a rank may have descriptors, before the ranks have met and after.
 TEST(ProcessMeshTest, MoreStrangersThanDescriptorsEndNoRank) {
-  constexpr int kDescriptors = 400, kStrangers = 1000;
+  constexpr int kDescriptors = 1024, kStrangers = 1500;
   const int port = free_port();
   take_process_limits();  // this process holds the strangers' ends
   ForkedRanks ranks(2, [&](int rank, KeyValueStore& outside) -> absl::Status {
@@ -666,7 +666,7 @@ TEST(ProcessMeshTest, MoreStrangersThanDescriptorsEndNoRank) {
     TESSERA_RETURN_IF_ERROR(axes.world->all_reduce("sum", data.data(), DType::kF32, data.data(), data.size()).wait());
     require(data[0] == 2 && data.back() == 2, "sums");
     std::vector<int> opened;  // as a save does
-    for (int i = 0; i < kDescriptors / 4; ++i) opened.push_back(::open("/dev/null", O_RDONLY));
+    for (int i = 0; i < kDescriptors / 2; ++i) opened.push_back(::open("/dev/null", O_RDONLY));
     require(opened.back() >= 0, "descriptors are left");
     TESSERA_ASSIGN_OR_RETURN(const MeshAxes again, groups_of(mesh).axes(2, 1));  // needs the store
     return again.world->barrier("end").wait();

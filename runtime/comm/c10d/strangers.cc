@@ -27,8 +27,8 @@
 namespace tessera {
 namespace {
 
-constexpr int kMostGap = 1024;  // numbers without a descriptor, behind which none is looked for
-constexpr std::chrono::milliseconds kTimeToAccept{1}, kLongPause{100};
+constexpr int kMostGap = 256;  // numbers without a descriptor, behind which none is looked for
+constexpr std::chrono::microseconds kTimeToAccept{200}, kLongPause{100'000};
 constexpr int kMostInARow = 10'000;
 
 /// Calls `look(fd)` for each descriptor of this process. By number: /proc would take a descriptor.
@@ -69,7 +69,7 @@ std::size_t most_unproven() {
   constexpr std::size_t kMost = 4096;
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return kMost;
-  return std::min<std::size_t>(kMost, limit.rlim_cur / 4);
+  return std::min<std::size_t>(kMost, limit.rlim_cur / 8);
 }
 
 class Watch {
@@ -114,22 +114,23 @@ class Watch {
       if (ready == 0) in_a_row = 0;
       if ((ready == 0 ? ::epoll_wait(epoll, &event, 1, -1) : ready) < 0 && errno != EINTR) return;
       // A connection that nobody accepts (the copy of a socket that a forked process keeps) is no reason to be busy.
-      std::this_thread::sleep_for(++in_a_row < kMostInARow ? kTimeToAccept : kLongPause);
+      std::this_thread::sleep_for(in_a_row < kMostInARow ? kTimeToAccept : kLongPause);
       const std::lock_guard lock(mutex_);
-      shut_down_oldest();
+      in_a_row = shut_down_oldest() ? 0 : in_a_row + 1;
     }
   }
 
-  /// The number that the next descriptor will have: no fewer are open. Looks at no others.
+  /// As the number of the next descriptor says, since the lowest that is free is taken: two calls, whatever there is.
   static bool are_few_open(std::size_t most) {
     const int next = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
     if (next >= 0) ::close(next);
     return next >= 0 && static_cast<std::size_t>(next) < most;
   }
 
-  void shut_down_oldest() {
+  /// False where so few are open that there is nothing to look for.
+  bool shut_down_oldest() {
     const std::size_t most = most_unproven();
-    if (are_few_open(most)) return;
+    if (are_few_open(most)) return false;
     struct Unproven {
       std::uint64_t order;
       int fd;
@@ -153,7 +154,7 @@ class Watch {
     });
     order_ = std::move(still_there);
     ports_ = std::move(listening);
-    if (unproven.size() <= most) return;
+    if (unproven.size() <= most) return true;
     std::ranges::sort(unproven, {}, &Unproven::order);
     unproven.resize(unproven.size() - most);
     if (!std::exchange(has_warned_, true))
@@ -161,6 +162,7 @@ class Watch {
                   " idle connections to this job's ports; the oldest are shut down. hint: SECURITY.md says which ports "
                   "want a firewall");
     for (const Unproven& each : unproven) shut_down(each.fd, each.socket);
+    return true;
   }
 
   /// The number may be another file's by now, so a copy is looked at; where no copy can be had, there is no time to lose.

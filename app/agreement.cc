@@ -79,7 +79,9 @@ class Exchange {
   static absl::Status status_of(const nlohmann::json& verdict) {
     const auto failed = verdict.at("failed").get<std::vector<std::string>>();
     const auto differs = verdict.at("differs").get<std::vector<std::string>>();
-    if (!failed.empty()) return make_error(ExitCode::kPeerLost, "could not start: " + joined(failed, "; "));
+    if (!failed.empty())
+      return make_error(ExitCode::kPeerLost, "could not start: " + joined(failed, "; ") +
+                                                 ". hint: what those ranks said themselves tells more");
     if (differs.empty()) return absl::OkStatus();
     return make_error(ExitCode::kConfig, "ranks were started differently: " + joined(differs, "; ") +
                                              ". hint: give every rank the same files and options; on several hosts, "

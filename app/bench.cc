@@ -203,14 +203,15 @@ InstructionSet instruction_set_of(const std::string& name) {
                                             ": this processor does not have it. hint: the best it has is " +
                                             std::string(name_of(best_instruction_set())));
   }
-  throw Error(ExitCode::kUsage, "--isa wants portable, avx2 or avx512, got \"" + name + "\"");
+  throw Error(ExitCode::kUsage, "--isa: \"" + name + "\" is unknown. hint: give portable, avx2 or avx512");
 }
 
 }  // namespace
 
 int run_bench_collectives(const BenchCommand& command) {
   if (command.fit && command.transport == "host")
-    throw Error(ExitCode::kUsage, "bench collectives: --fit is about gloo, got --transport host");
+    throw Error(ExitCode::kUsage,
+                "bench collectives: --fit is about gloo, got --transport host. hint: --transport gloo");
   if (starts_ranks(command)) return launch_ranks("collectives", command);
   if (command.fit) return run_bench_algorithms(command);
   return run([&] {

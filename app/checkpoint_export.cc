@@ -48,8 +48,11 @@ template <class Key>
 absl::StatusOr<WordAndType> type_named(const std::string& name, Key WordAndType::*key) {
   for (const WordAndType& each : kTypes)
     if (name == each.*key) return each;
-  return make_error(ExitCode::kConfig,
-                    c10::str(kExport, ": a parameter is ", name, ", and exported are F32, BF16 and F16"));
+  return make_error(
+      ExitCode::kConfig,
+      c10::str(
+          kExport, ": a parameter is ", name,
+          ", and exported are F32, BF16 and F16. hint: export_safetensors (tessera/safetensors.h) writes every type"));
 }
 
 std::span<const std::byte> bytes_of_tensor(const at::Tensor& tensor) {

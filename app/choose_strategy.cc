@@ -120,7 +120,7 @@ std::vector<TriedStrategy> try_strategies(const models::ModelConfig& config, con
     each.fits = like.memory.limit_bytes <= 0 || each.bytes <= like.memory.limit_bytes;
     each.step = predicted_step(*plan, files, topology.local_world_size);
   }
-  if (tried.empty()) throw Error(*refusal);
+  if (tried.empty()) throw Error(refusal->exit_code(), refusal->message());
   std::ranges::stable_sort(tried, [](const TriedStrategy& a, const TriedStrategy& b) {
     return a.fits != b.fits ? a.fits : a.seconds_a_microbatch() < b.seconds_a_microbatch();
   });

@@ -53,6 +53,11 @@ std::vector<std::string> names_of_options(const CLI::App& command) {
   return names;
 }
 
+std::string hint_of_options(const std::string& name, const std::vector<std::string>& options) {
+  const std::string near = did_you_mean(name, options);
+  return (near.empty() ? ". hint: run with --help for all of them" : near + " Run with --help for all of them") + ".";
+}
+
 /// The first option in `words` that `command` does not have.
 std::string unknown_option(const CLI::App& command, const std::vector<std::string>& words, std::size_t first) {
   for (std::size_t i = first; i < words.size(); ++i) {
@@ -66,7 +71,7 @@ std::string unknown_option(const CLI::App& command, const std::vector<std::strin
     }
     if (!is_long) continue;  // a negative number where none belongs, or a stray letter: CLI11 says which
     return "`" + command.get_parent()->get_name() + " " + command.get_name() + "` has no option " + clipped(name, 80) +
-           did_you_mean(name, names_of_options(command)) + " Run with --help for all of them.";
+           hint_of_options(name, names_of_options(command));
   }
   return "";
 }
@@ -112,8 +117,7 @@ std::string unknown_word(const CLI::App& app, const std::vector<std::string>& wo
     if (next == commands.end()) {
       const std::vector<std::string> names = names_of(commands);
       const std::string path = command == &app ? app.get_name() : app.get_name() + " " + command->get_name();
-      return "`" + path + "` has no command " + quoted_text(words[at]) + did_you_mean(words[at], names) +
-             " Commands: " + joined(names) + ".";
+      return "`" + path + "` has no command " + quoted_text(words[at]) + hint_of_names(words[at], names);
     }
     command = *next;
     ++at;

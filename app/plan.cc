@@ -224,7 +224,8 @@ void expect_no_choice(const PlanCommand& command) {
         std::pair("--write", !command.write.empty())}) {
     if (is_given)
       throw Error(ExitCode::kUsage,
-                  std::string("plan: ") + option + " goes with --strategy auto, which compares strategies");
+                  std::string("plan: ") + option +
+                      " goes with --strategy auto, which compares strategies. hint: leave it out, or give that");
   }
 }
 

@@ -31,11 +31,16 @@ bool is_folder(const std::string& path) {
 
 int run_sample(const SampleCommand& command) {
   return run([&] {
-    if (command.sample.tokens < 1) throw Error(ExitCode::kUsage, "sample: --tokens must be 1 or more");
+    if (command.sample.tokens < 1)
+      throw Error(ExitCode::kUsage,
+                  "sample: --tokens must be 1 or more. hint: it is how many tokens to add to the prompt");
     if (command.sample.temperature < 0 || command.sample.top_k < 0)
-      throw Error(ExitCode::kUsage, "sample: --temperature and --top-k cannot be negative");
+      throw Error(ExitCode::kUsage,
+                  "sample: --temperature and --top-k cannot be negative. hint: 0 is the least of each");
     if (command.weights.empty() && !is_folder(command.model))
-      throw Error(ExitCode::kUsage, "sample: --weights is required where --model is no folder of Hugging Face");
+      throw Error(ExitCode::kUsage,
+                  "sample: --weights is required where --model is no folder of Hugging Face. hint: name what tessera "
+                  "train --save-weights wrote");
     set_threads_of_rank(1);
     const models::ModelConfig config = value_or_throw(models::read_model_config(command.model));
     const models::CheckpointFn recompute = [](const auto& segment, const at::Tensor& x) {

@@ -22,7 +22,7 @@ std::pair<int, double> straggler_of(const std::string& text) {
   const bool fits = std::sscanf(text.c_str(), "%d=%lf%n", &rank, &factor, &read) == 2;
   if (!fits || static_cast<std::size_t>(read) != text.size())
     throw Error(ExitCode::kUsage,
-                "simulate: --straggler wants a rank and a factor, such as 7=1.5, got \"" + text + "\"");
+                "simulate: --straggler \"" + text + "\" is no rank and factor. hint: write them such as 7=1.5");
   return {rank, factor};
 }
 

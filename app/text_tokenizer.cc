@@ -115,7 +115,9 @@ absl::StatusOr<std::shared_ptr<const TokenDataset>> open_tokens(const fs::path& 
   TESSERA_ASSIGN_OR_RETURN(const std::vector<MappedFile> files, open_text_files(path, options.extensions));
   auto text = std::make_shared<TokenizedText>(path.string(), tokenizer->vocab_size());
   for (const MappedFile& file : files) TESSERA_RETURN_IF_ERROR(text->add(file, *tokenizer));
-  if (text->num_tokens() == 0) return make_error(ExitCode::kCorruptData, path.string() + ": its text has no tokens");
+  if (text->num_tokens() == 0)
+    return make_error(ExitCode::kCorruptData,
+                      path.string() + ": its text has no tokens. hint: name text, or another --tokenizer");
   return text;
 }
 

@@ -24,7 +24,8 @@ absl::Status tokenize(const TokenizeCommand& command) {
   if (!command.end.empty()) {
     const std::optional<Tokenizer::Id> id = tokenizer.id_of(command.end);
     if (!id)
-      return make_error(ExitCode::kUsage, "tokenize: --end " + command.end + " is no token of " + command.tokenizer);
+      return make_error(ExitCode::kUsage, "tokenize: --end " + command.end + " is no token of " + command.tokenizer +
+                                              ". hint: take one of its \"added_tokens\", such as <|endoftext|>");
     end.push_back(*id);
   }
   TESSERA_RETURN_IF_ERROR(

@@ -64,15 +64,18 @@ std::string counted(std::int64_t count, const std::string& word) {
 absl::Status check_numbers(const TrainCommand& command) {
   const auto refuse = [](const std::string& what) { return make_error(ExitCode::kUsage, "train: " + what); };
   if (command.model.empty() && command.init_from.empty())
-    return refuse("--model is required, a model file; or --init-from, a folder of Hugging Face");
-  if (command.steps < 1) return refuse("--steps must be 1 or more");
-  if (command.batch < 1) return refuse("--batch must be 1 or more");
-  if (command.seq_len < 0) return refuse("--seq-len must be 1 or more");
-  if (command.log_every < 1) return refuse("--log-every must be 1 or more");
+    return refuse(
+        "--model is required. hint: name a model file (docs/models.md), or by --init-from a folder of Hugging Face");
+  if (command.steps < 1) return refuse("--steps must be 1 or more. hint: it is how many updates the run makes");
+  if (command.batch < 1)
+    return refuse("--batch must be 1 or more. hint: it is how many samples a rank takes at a time");
+  if (command.seq_len < 0) return refuse("--seq-len must be 1 or more. hint: leave it out for the model's own");
+  if (command.log_every < 1)
+    return refuse("--log-every must be 1 or more. hint: it is how many steps there are from one line to the next");
   if (command.eval_data.empty() && (command.eval_every > 0 || command.eval_batches > 0))
-    return refuse("--eval-every and --eval-batches want --eval-data, the file to evaluate on");
+    return refuse("--eval-every and --eval-batches want --eval-data. hint: name the file to evaluate on by it");
   if (command.eval_data.empty() && command.checkpoints.keep_best)
-    return refuse("--keep-best wants --eval-data, the file by whose loss the best checkpoint is told");
+    return refuse("--keep-best wants --eval-data. hint: name by it the file by whose loss the best checkpoint is told");
   return absl::OkStatus();
 }
 

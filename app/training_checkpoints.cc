@@ -48,8 +48,7 @@ absl::StatusOr<std::string> checkpoint_to_resume(const CheckpointOptions& option
                       options.keep_best || options.signal_exit_code > 0))
     return refuse(
         "--every-steps, --every-minutes, --keep, --keep-best and --signal-exit-code, and the keys of \"checkpoint\", "
-        "want "
-        "--checkpoint-dir (or checkpoint.dir in the strategy file), the folder for checkpoints");
+        "want a folder for checkpoints. hint: name it by --checkpoint-dir, or by checkpoint.dir in the strategy file");
   if (options.resume == "none" || (!has_folder && options.resume == "auto")) return "";
   if (options.resume != "auto") return find_checkpoint(options.resume, "--resume");
   std::error_code error;
@@ -117,7 +116,8 @@ void TrainingCheckpoints::take_best(const CheckpointItems& items) {
   if (item == items.json.end()) return;
   const nlohmann::json loss = nlohmann::json::parse(item->second, nullptr, /*allow_exceptions=*/false);
   if (!loss.is_number())
-    throw Error(ExitCode::kCorruptData, std::string("the checkpoint's item ") + kLeastLoss + " is no number");
+    throw Error(ExitCode::kCorruptData, std::string("the checkpoint's item ") + kLeastLoss +
+                                            " is no number. hint: another program saved it: load another checkpoint");
   least_loss_ = loss.get<double>();
 }
 

@@ -197,7 +197,8 @@ absl::StatusOr<std::unique_ptr<UnfinishedCheckpoint>> UnfinishedCheckpoint::begi
                                                                                   std::int64_t step,
                                                                                   const std::string& who) {
   TESSERA_RETURN_IF_ERROR(take_faults_from_environment());
-  if (folder.empty()) return make_error(ExitCode::kConfig, who + ": the path of the folder for checkpoints is empty");
+  if (folder.empty())
+    return make_error(ExitCode::kConfig, who + ": the path of the folder for checkpoints is empty. hint: name one");
   TESSERA_RETURN_IF_ERROR(make_folders(folder, who));
   std::unique_ptr<UnfinishedCheckpoint> checkpoint(new UnfinishedCheckpoint(folder, who));
   TESSERA_ASSIGN_OR_RETURN(checkpoint->lock_,

@@ -91,7 +91,10 @@ absl::StatusOr<std::vector<Commit>> CommitLog::read() const {
     TESSERA_RETURN_IF_ERROR(text.status());
     absl::StatusOr<Commit> commit = read_commit(path, *text);
     if (commit.ok() && commit->generation % 2 != which)
-      commit = make_error(ExitCode::kCorruptData, path + ": it holds the other file's commit");
+      commit = make_error(ExitCode::kCorruptData, path +
+                                                      ": it holds the other file's commit. hint: was it renamed? Where "
+                                                      "no other commit is whole, remove the folder to begin "
+                                                      "anew");
     if (commit.ok()) {
       commits.push_back(*std::move(commit));
     } else {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "checkpoint/damage.h"
 #include "checkpoint/hash.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
@@ -26,16 +27,17 @@ absl::StatusOr<JsonNode> parse_checkpoint_json(const std::string& file, std::str
   std::optional<JsonNode> root = parse_json(text, diagnostics, most_values);
   if (!diagnostics.empty()) return make_error(ExitCode::kCorruptData, message_of(diagnostics.to_status()));
   if (!root || !root->is_object())
-    return make_error(ExitCode::kCorruptData,
-                      file + ": wanted a JSON object, got " + (root ? describe(*root) : std::string("something else")));
+    return make_error(ExitCode::kCorruptData, file + ": wanted a JSON object, got " +
+                                                  (root ? describe(*root) : std::string("something else")) +
+                                                  kDamagedFileHint);
   return *std::move(root);
 }
 
 JsonFields::JsonFields(const JsonNode& node, const std::string& file, std::string place, absl::Status& status)
     : node_(node), file_(file), place_(std::move(place)), status_(status) {
   if (!node_.is_object() && status_.ok())
-    status_ = make_error(ExitCode::kCorruptData,
-                         fmt::format("{}: {}: wanted an object, got {}", file_, place_, describe(node_)));
+    status_ = make_error(ExitCode::kCorruptData, fmt::format("{}: {}: wanted an object, got {}{}", file_, place_,
+                                                             describe(node_), kDamagedFileHint));
 }
 
 std::string JsonFields::place_of(std::string_view key) const { return json_pointer(place_, key); }
@@ -49,8 +51,8 @@ const JsonNode* JsonFields::find(std::string_view key) const {
 void JsonFields::refuse(std::string_view key, const std::string& what) const {
   if (!status_.ok()) return;
   const JsonNode* const node = find(key);
-  status_ = make_error(ExitCode::kCorruptData, fmt::format("{}: {}: {}, got {}", file_, place_of(key), what,
-                                                           node ? describe(*node) : "nothing"));
+  status_ = make_error(ExitCode::kCorruptData, fmt::format("{}: {}: {}, got {}{}", file_, place_of(key), what,
+                                                           node ? describe(*node) : "nothing", kDamagedFileHint));
 }
 
 std::int64_t JsonFields::integer(std::string_view key, std::int64_t least, std::int64_t most) const {

@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "checkpoint/damage.h"
 #include "checkpoint/hash.h"
 #include "checkpoint/json_fields.h"
 #include "checkpoint/manifest.h"
@@ -23,7 +24,7 @@ constexpr std::string_view kLineBegin = "{\"tessera_checkpoint\": ", kLineMiddle
                            kLineEnd = "\",\n";
 
 absl::Status corrupt_manifest(const std::string& file, const std::string& what) {
-  return make_error(ExitCode::kCorruptData, file + ": " + what);
+  return make_error(ExitCode::kCorruptData, file + ": " + what + kDamagedCheckpointHint);
 }
 
 /// The product of sizes; false where it is more than any file holds.

@@ -10,6 +10,7 @@
 #include <system_error>
 #include <utility>
 
+#include "checkpoint/damage.h"
 #include "offload/fault_environment.h"
 #include "offload/file_calls.h"
 #include "offload/file_error.h"
@@ -62,7 +63,7 @@ absl::StatusOr<RegularFile> RegularFile::open(const std::string& path, const std
   const bool is_regular = ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
   if (is_regular) return RegularFile(path, who, fd, info.st_size);
   ::close(fd);
-  return make_error(ExitCode::kCorruptData, who + ": " + path + " is no regular file");
+  return make_error(ExitCode::kCorruptData, who + ": " + path + " is no regular file. hint: name one");
 }
 
 RegularFile::RegularFile(RegularFile&& other) noexcept
@@ -110,8 +111,8 @@ absl::StatusOr<std::string> read_regular_text(const std::string& path, std::int6
                                               int parts) {
   TESSERA_ASSIGN_OR_RETURN(const RegularFile file, RegularFile::open(path, who, parts));
   if (file.bytes() > most_bytes)
-    return make_error(ExitCode::kCorruptData, fmt::format("{}: {} has {} bytes, a file of its kind has at most {}", who,
-                                                          path, file.bytes(), most_bytes));
+    return make_error(ExitCode::kCorruptData, fmt::format("{}: {} has {} bytes, a file of its kind has at most {}{}",
+                                                          who, path, file.bytes(), most_bytes, kDamagedFileHint));
   std::string text(static_cast<std::size_t>(file.bytes()), '\0');
   TESSERA_RETURN_IF_ERROR(file.read(0, std::as_writable_bytes(std::span(text))));
   return text;

@@ -130,8 +130,10 @@ absl::StatusOr<SavedFile> write_file(SavedCheckpoint& from, const std::string& f
 absl::StatusOr<std::string> reshard_checkpoint(SavedCheckpoint& from, const std::string& folder, std::int64_t files,
                                                const std::string& who) {
   if (files < 1 || files > kMostShards)
-    return make_error(ExitCode::kUsage,
-                      fmt::format("{}: a checkpoint is cut into 1 to {} files, not into {}", who, kMostShards, files));
+    return make_error(
+        ExitCode::kUsage,
+        fmt::format("{}: a checkpoint is cut into 1 to {} files, not into {}. hint: give a number in between (--files)",
+                    who, kMostShards, files));
   Manifest manifest = from.manifest();
   manifest.files.clear();
   TESSERA_ASSIGN_OR_RETURN(const auto unfinished, UnfinishedCheckpoint::begin(folder, manifest.step, who));

@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "checkpoint/damage.h"
 #include "checkpoint/hash.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
@@ -76,8 +77,8 @@ absl::Status SavedCheckpoint::read_headers() {
 absl::Status SavedCheckpoint::check_tensor(const std::string& what, const std::string& name, const std::string& dtype,
                                            std::int64_t numel) {
   const auto corrupt = [&](const std::string& problem) {
-    return make_error(ExitCode::kCorruptData,
-                      fmt::format("{}: {}: {} of {}: {}", who_, folder_, what, quoted_text(name), problem));
+    return make_error(ExitCode::kCorruptData, fmt::format("{}: {}: {} of {}: {}{}", who_, folder_, what,
+                                                          quoted_text(name), problem, kDamagedCheckpointHint));
   };
   std::int64_t next = 0;
   for (const Place& place : pieces(what, name)) {
@@ -115,9 +116,9 @@ absl::Status SavedCheckpoint::check_parts(const std::string& what, const std::st
       return make_error(
           ExitCode::kCorruptData,
           fmt::format("{}: {}/{} has elements {} to {} of {} of {} as {}, wanted F32 and elements from {} "
-                      "to {}",
+                      "to {}{}",
                       who_, folder_, manifest_.files[place.file].name, piece.offset, piece.offset + piece.numel - 1,
-                      what, quoted_text(name), piece.dtype, next, numel - 1));
+                      what, quoted_text(name), piece.dtype, next, numel - 1, kDamagedCheckpointHint));
     next = piece.offset + piece.numel;
   }
   if (const auto found = checked_.find(key_of(what, name)); found != checked_.end()) found->second = true;
@@ -165,8 +166,9 @@ absl::Status SavedCheckpoint::check_tensors() {
   for (const auto& [key, is_known] : checked_) {
     if (is_known) continue;
     const Place& place = tensors_.at(key).front();
-    return make_error(ExitCode::kCorruptData, fmt::format("{}: {}/{} has {}, of which the manifest knows nothing", who_,
-                                                          folder_, manifest_.files[place.file].name, quoted_text(key)));
+    return make_error(ExitCode::kCorruptData,
+                      fmt::format("{}: {}/{} has {}, of which the manifest knows nothing{}", who_, folder_,
+                                  manifest_.files[place.file].name, quoted_text(key), kDamagedCheckpointHint));
   }
   checked_.clear();
   return absl::OkStatus();

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "checkpoint/damage.h"
 #include "checkpoint/json_fields.h"
 #include "checkpoint/safetensors_text.h"
 #include "offload/sector.h"
@@ -28,7 +29,7 @@ constexpr std::string_view kFormat = "tessera-checkpoint";
 constexpr std::size_t kMostValues = std::size_t{1} << 24;
 
 absl::Status corrupt(const std::string& file, const std::string& what) {
-  return make_error(ExitCode::kCorruptData, file + ": header: " + what);
+  return make_error(ExitCode::kCorruptData, file + ": header: " + what + kDamagedCheckpointHint);
 }
 
 /// "master|blocks.0.weight|512" -> a piece's what, name and offset.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "checkpoint/damage.h"
 #include "checkpoint/hash.h"
 #include "runtime/base/status.h"
 
@@ -22,8 +23,8 @@ absl::Status ShardReader::open() {
   if (opened_) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(RegularFile file, RegularFile::open(path_, who_, parts_of_checkpoint(path_)));
   if (file.bytes() != file_.bytes)
-    return make_error(ExitCode::kCorruptData, fmt::format("{}: {} has {} bytes, the manifest wants {}", who_, path_,
-                                                          file.bytes(), file_.bytes));
+    return make_error(ExitCode::kCorruptData, fmt::format("{}: {} has {} bytes, the manifest wants {}{}", who_, path_,
+                                                          file.bytes(), file_.bytes, kDamagedCheckpointHint));
   file.read_in_order();
   opened_ = std::move(file);
   return absl::OkStatus();
@@ -39,9 +40,10 @@ absl::StatusOr<ShardHeader> ShardReader::read_header() {
   std::string head(static_cast<std::size_t>(file_.header_bytes), '\0');
   TESSERA_RETURN_IF_ERROR(read(0, std::as_writable_bytes(std::span(head))));
   if (const std::uint64_t got = checkpoint_hash(head); got != file_.header_hash)
-    return make_error(ExitCode::kCorruptData,
-                      fmt::format("{}: {}: the header at offset 0 is damaged: its {} bytes have the hash {}, wanted {}",
-                                  who_, path_, head.size(), hash_text(got), hash_text(file_.header_hash)));
+    return make_error(
+        ExitCode::kCorruptData,
+        fmt::format("{}: {}: the header at offset 0 is damaged: its {} bytes have the hash {}, wanted {}{}", who_,
+                    path_, head.size(), hash_text(got), hash_text(file_.header_hash), kDamagedCheckpointHint));
   return tessera::read_header(who_ + ": " + path_, head, file_.data_bytes());
 }
 
@@ -56,9 +58,9 @@ absl::Status ShardReader::check(std::int64_t chunk, std::uint64_t got, const Des
   const auto [begin, end] = range_of(chunk);
   return make_error(
       ExitCode::kCorruptData,
-      fmt::format("{}: {}: the {} bytes at offset {} are damaged: they have the hash {}, wanted {}. They hold {}", who_,
-                  path_, end - begin, file_.header_bytes + begin, hash_text(got), hash_text(wanted),
-                  describe(begin, end)));
+      fmt::format("{}: {}: the {} bytes at offset {} are damaged: they have the hash {}, wanted {}. They hold {}{}",
+                  who_, path_, end - begin, file_.header_bytes + begin, hash_text(got), hash_text(wanted),
+                  describe(begin, end), kDamagedCheckpointHint));
 }
 
 std::size_t ShardReader::chunk_bytes(std::int64_t chunk) const {

@@ -11,6 +11,7 @@
 #include <system_error>
 #include <utility>
 
+#include "checkpoint/damage.h"
 #include "checkpoint/json_fields.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
@@ -25,7 +26,7 @@ constexpr std::size_t kMostIndexValues = std::size_t{1} << 21;
 constexpr std::size_t kMostFiles = 10'000;
 constexpr std::size_t kMostFileName = 255;
 constexpr std::string_view kSuffix = ".safetensors";
-constexpr char kHint[] =
+constexpr char kConvertHint[] =
     ". hint: scripts/to_safetensors.py turns .pt and .bin files, DCP and DeepSpeed's checkpoints into safetensors";
 
 /// Of a file that is no safetensors file: there these bytes may be a length.
@@ -40,14 +41,15 @@ bool is_plain_name(const std::string& name) {
 absl::Status pickle_refused(const std::string& name) {
   return make_error(
       ExitCode::kCorruptData,
-      name + " is a pickle or a zip archive of PyTorch, and such files are not read: they may run any program" + kHint);
+      name + " is a pickle or a zip archive of PyTorch, and such files are not read: they may run any program" +
+          kConvertHint);
 }
 
 absl::Status no_safetensors(const std::string& name, std::uint64_t length, const RegularFile& file) {
   return make_error(ExitCode::kCorruptData,
                     fmt::format("{} is no safetensors file: wanted 8 bytes with the length of its header, which is at "
-                                "most {} and that of the rest of the file, got {} in a file of {} bytes",
-                                name, TensorHeader::kMostBytes, length, file.bytes()));
+                                "most {} and that of the rest of the file, got {} in a file of {} bytes{}",
+                                name, TensorHeader::kMostBytes, length, file.bytes(), kDamagedFileHint));
 }
 
 absl::Status no_model_in(const std::string& folder, const std::string& who) {
@@ -58,7 +60,7 @@ absl::Status no_model_in(const std::string& folder, const std::string& who) {
   const std::string what = fmt::format("{}: {} holds neither {} nor {}", who, folder, kModelFile, kIndexFile);
   return make_error(ExitCode::kNoInput, pickles.empty()
                                             ? what + ". hint: name the folder of a model, or a safetensors file"
-                                            : what + ", but " + pickles + kHint);
+                                            : what + ", but " + pickles + kConvertHint);
 }
 
 }  // namespace
@@ -101,7 +103,8 @@ absl::Status TensorFiles::add_file(const std::string& path) {
     const auto [place, is_new] = tensors_.try_emplace(tensor.name, Place{files_.size(), tensor});
     if (!is_new)
       return make_error(ExitCode::kCorruptData, name + " holds the tensor " + quoted_text(tensor.name, 120) +
-                                                    ", and so does " + files_[place->second.file].path);
+                                                    ", and so does " + files_[place->second.file].path +
+                                                    ". hint: leave one of the files out of the index");
   }
   files_.push_back({path, TensorHeader::kLengthBytes + static_cast<std::int64_t>(length), file.bytes()});
   return absl::OkStatus();
@@ -120,20 +123,20 @@ absl::Status TensorFiles::add_indexed(const std::string& folder, const std::stri
     const std::string file = each.value.is_string() ? each.value.get<std::string>() : "";
     if (!is_plain_name(file))
       return make_error(ExitCode::kCorruptData,
-                        fmt::format("{}: {}: wanted the name of a {} file of this folder, got {}", name,
-                                    json_pointer("/weight_map", each.key), kSuffix, describe(each)));
+                        fmt::format("{}: {}: wanted the name of a {} file of this folder, got {}{}", name,
+                                    json_pointer("/weight_map", each.key), kSuffix, describe(each), kDamagedFileHint));
     names.insert(file);
   }
   if (names.empty() || names.size() > kMostFiles)
-    return make_error(ExitCode::kCorruptData,
-                      fmt::format("{}: /weight_map: wanted 1 to {} files, got {}", name, kMostFiles, names.size()));
+    return make_error(ExitCode::kCorruptData, fmt::format("{}: /weight_map: wanted 1 to {} files, got {}{}", name,
+                                                          kMostFiles, names.size(), kDamagedFileHint));
   for (const std::string& file : names) TESSERA_RETURN_IF_ERROR(add_file(folder + "/" + file));
   for (const JsonNode& each : map) {
     const auto place = tensors_.find(each.key);
     const std::string wanted = folder + "/" + each.value.get<std::string>();
     if (place == tensors_.end() || files_[place->second.file].path != wanted)
-      return make_error(ExitCode::kCorruptData,
-                        name + ": the tensor " + quoted_text(each.key, 120) + " is not in " + wanted);
+      return make_error(ExitCode::kCorruptData, name + ": the tensor " + quoted_text(each.key, 120) + " is not in " +
+                                                    wanted + ". hint: take index and files from one source");
   }
   return absl::OkStatus();
 }
@@ -145,8 +148,10 @@ absl::Status TensorFiles::read(const Place& place, std::int64_t first, std::span
     open_file_ = std::move(opened);
   }
   if (open_file_->bytes() != file.bytes)
-    return make_error(ExitCode::kCorruptData, fmt::format("{}: {} has {} bytes, and had {} when it was looked at", who_,
-                                                          file.path, open_file_->bytes(), file.bytes));
+    return make_error(
+        ExitCode::kCorruptData,
+        fmt::format("{}: {} has {} bytes, and had {} when it was looked at. hint: let nobody write it meanwhile", who_,
+                    file.path, open_file_->bytes(), file.bytes));
   return open_file_->read(file.data_begin + place.tensor.begin + first, bytes);
 }
 

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "checkpoint/tensor_files.h"
+#include "runtime/base/errno_hint.h"
 #include "runtime/base/status.h"
 
 namespace tessera {
@@ -50,7 +51,8 @@ absl::StatusOr<std::vector<std::string>> TensorFilesWriter::model_files() const 
   for (; !error && entry != fs::directory_iterator(); entry.increment(error))
     if (is_model_file(entry->path().filename().string())) names.push_back(entry->path().filename().string());
   if (error)
-    return make_error(ExitCode::kCannotCreate, who_ + ": cannot list the folder " + folder_ + ": " + error.message());
+    return make_error(ExitCode::kCannotCreate, who_ + ": cannot list the folder " + folder_ + ": " + error.message() +
+                                                   hint_of_writing(error.value()));
   return names;
 }
 
@@ -61,8 +63,9 @@ absl::StatusOr<TensorFilesWriter> TensorFilesWriter::create(const std::string& f
   std::error_code error;
   fs::create_directories(folder, error);
   if (error)
-    return make_error(error == std::errc::permission_denied ? ExitCode::kPermission : ExitCode::kCannotCreate,
-                      who + ": cannot create the folder " + folder + ": " + error.message());
+    return make_error(
+        error == std::errc::permission_denied ? ExitCode::kPermission : ExitCode::kCannotCreate,
+        who + ": cannot create the folder " + folder + ": " + error.message() + hint_of_writing(error.value()));
   TensorFilesWriter writer(folder, parts_of(tensors, most_bytes), existing, who);
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> there, writer.model_files());
   if (existing == Existing::kKept && !there.empty())

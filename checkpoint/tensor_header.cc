@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "checkpoint/damage.h"
 #include "checkpoint/json_fields.h"
 #include "checkpoint/safetensors_text.h"
 #include "runtime/base/status.h"
@@ -20,7 +21,7 @@ constexpr std::int64_t kMostNumel = std::int64_t{1} << 62;
 constexpr std::size_t kMostNameInMessages = 120;
 
 absl::Status corrupt_header(const std::string& file, const std::string& what) {
-  return make_error(ExitCode::kCorruptData, file + ": header: " + what);
+  return make_error(ExitCode::kCorruptData, file + ": header: " + what + kDamagedFileHint);
 }
 
 absl::Status check_metadata(const std::string& file, const JsonNode& node) {

@@ -163,11 +163,16 @@ absl::StatusOr<std::string> CheckpointSave::note() {
 absl::Status CheckpointSave::copy_items() {
   for (const auto& [name, text] : items_.json) {
     if (!nlohmann::json::accept(text))
-      return make_error(ExitCode::kUsage, "save_checkpoint: the item \"" + name + "\" is no JSON text");
+      return make_error(
+          ExitCode::kUsage,
+          "save_checkpoint: the item \"" + name +
+              "\" is no JSON text. hint: a text as a JSON library's dump writes it, so words stand in quotes");
   }
   for (const auto& [name, tensor] : items_.tensors) {
     if (!tensor.defined())
-      return make_error(ExitCode::kUsage, "save_checkpoint: the item \"" + name + "\" is an undefined tensor");
+      return make_error(ExitCode::kUsage,
+                        "save_checkpoint: the item \"" + name +
+                            "\" is an undefined tensor. hint: give it a value, or leave the item out");
     safetensors_word(tensor.scalar_type(), "item \"" + name + "\"");
     host_items_.emplace_back(name, host_copy(tensor));
   }
@@ -243,7 +248,10 @@ absl::StatusOr<std::string> CheckpointSave::write() {
   const std::string number = std::to_string(rank_), zeros(5 - std::min<std::size_t>(5, number.size()), '0');
   const auto count = [&](std::size_t bytes) {
     written_ += static_cast<std::int64_t>(bytes);
-    return is_cancelled_ ? make_error(ExitCode::kPeerLost, who_ + ": training ended while the checkpoint was written")
+    return is_cancelled_ ? make_error(ExitCode::kPeerLost,
+                                      who_ +
+                                          ": training ended while the checkpoint was written. hint: go on from the one "
+                                          "before; the first failure, not this one, is what to repair")
                          : absl::OkStatus();
   };
   TESSERA_ASSIGN_OR_RETURN(SavedFile file,

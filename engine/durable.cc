@@ -81,9 +81,11 @@ std::string text_of_items(const CheckpointItems& items) {
   CommitParts parts;
   json tensors = json::array();
   for (const auto& [name, text] : items.json)
-    expect(json::accept(text), "commit_durable: the item \"", name, "\" is no JSON text");
+    expect(json::accept(text), "commit_durable: the item \"", name,
+           "\" is no JSON text. hint: a text as a JSON library's dump writes it, so words stand in quotes");
   for (const auto& [name, tensor] : items.tensors) {
-    expect(tensor.defined(), "commit_durable: the item \"", name, "\" is an undefined tensor");
+    expect(tensor.defined(), "commit_durable: the item \"", name,
+           "\" is an undefined tensor. hint: give it a value, or leave the item out");
     tensors.push_back({name, safetensors_word(tensor.scalar_type(), "item \"" + name + "\""), tensor.sizes().vec()});
     parts[item_part(name)] = text_of(host_copy(tensor));
   }
@@ -224,8 +226,10 @@ class Resume {
   }
 
   absl::Status no_items() const {
-    return make_error(ExitCode::kCorruptData, c10::str(s_.durable->folder(), ": the commit of step ", step_,
-                                                       " holds items that are none of commit_durable"));
+    return make_error(ExitCode::kCorruptData,
+                      c10::str(s_.durable->folder(), ": the commit of step ", step_,
+                               " holds items that are none of commit_durable. hint: another version of Tessera wrote "
+                               "it: resume with that one, or remove the folder on every host to begin anew"));
   }
 
   EngineCheckpoints::State& s_;
@@ -309,10 +313,10 @@ void EngineCheckpoints::finish_commit() {
 }
 
 void EngineCheckpoints::expect_durable(const char* call) const {
-  expect(s_.durable != nullptr, call, " without \"durable\" in the strategy: set durable.every and durable.dir");
-  expect(s_.microbatch == 0, call, " between backward and step: call step() or zero_grad() first");
+  expect(s_.durable != nullptr, call, " without \"durable\" in the strategy. hint: set durable.every and durable.dir");
+  expect(s_.microbatch == 0, call, " between backward and step. hint: call step() or zero_grad() first");
   s_.expect_weights(call);
-  expect(s_.open_guards == 0, call, " under a Gathered guard: close that guard first");
+  expect(s_.open_guards == 0, call, " under a Gathered guard. hint: close that guard first");
 }
 
 std::optional<std::int64_t> EngineCheckpoints::commit_to_resume() const {
@@ -326,7 +330,9 @@ bool EngineCheckpoints::commit(const CheckpointItems& items) {
          s_.durable->last() ? s_.durable->last()->step : 0,
          " of an earlier run, from which this run did not go on. hint: call resume_durable before the first step; or "
          "remove the folder on every host");
-  expect(!s_.half_loaded, "commit_durable after a load failed half-way: the values are of no one step");
+  expect(!s_.half_loaded,
+         "commit_durable after a load failed half-way: the values are of no one step. hint: load a checkpoint that is "
+         "whole, or make the Engine anew");
   finish_commit();  // of the commit before
   if (s_.attempts == 0 || s_.attempts % s_.strategy.durable.every != 0) return false;
   const Span span("commit");
@@ -342,7 +348,8 @@ bool EngineCheckpoints::commit(const CheckpointItems& items) {
 std::optional<LoadedCheckpoint> EngineCheckpoints::resume_durable() {
   expect_durable("resume_durable");
   if (!s_.durable->last()) return std::nullopt;
-  expect(!s_.durable->is_resumed(), "resume_durable after this run's first commit, or twice");
+  expect(!s_.durable->is_resumed(),
+         "resume_durable after this run's first commit, or twice. hint: call it once, before the first step");
   finish();
   return value_or_throw(s_.or_abort("resume_durable", [&]() -> absl::StatusOr<LoadedCheckpoint> {
     s_.expect_parameters();

@@ -73,32 +73,36 @@ void Engine::State::expect_backward(const char* what) const {
          "load a "
          "checkpoint that is whole, or make the Engine anew");
   expect(microbatch < strategy.gradient_accumulation, what, " was called ", microbatch + 1,
-         " times in a step, but gradient_accumulation is ", strategy.gradient_accumulation, ": call step() first");
+         " times in a step, but gradient_accumulation is ", strategy.gradient_accumulation,
+         ". hint: call step() first");
   expect_weights(what);
   expect(open_writes == 0, what, " under ", say(phrases::kWriteGuard),
-         ": close that guard first, so that all ranks train the same values");
+         ". hint: close that guard first, so that all ranks train the same values");
   expect(!updates_in_backward() || open_guards == 0, what,
-         " under Gathered with optimizer.in_backward: close that guard first, since backward changes what it "
+         " under Gathered with optimizer.in_backward. hint: close that guard first, since backward changes what it "
          "shows");
 }
 
 void Engine::State::expect_microbatch(const at::Tensor& loss, const MicrobatchInfo& info) const {
   expect_backward("backward");
   expect(!updates_in_backward() || !info.retain_graph,
-         "backward with retain_graph: several losses a microbatch go without optimizer.in_backward, which updates "
-         "parameters with the gradients of the first");
+         "backward with retain_graph: several losses a microbatch do not go with optimizer.in_backward, which updates "
+         "parameters with the gradients of the first. hint: add the losses up before one backward, or set "
+         "\"optimizer\": {\"in_backward\": false}");
   expect(loss.defined() && loss.numel() == 1, "backward wants a scalar loss, got ",
          loss.defined() ? c10::str("a tensor of sizes ", loss.sizes()) : "an undefined tensor",
          ". hint: .mean() of the losses of a microbatch");
-  expect(loss.is_floating_point(), "backward wants a floating loss, got ", loss.scalar_type());
+  expect(loss.is_floating_point(), "backward wants a floating loss, got ", loss.scalar_type(),
+         ". hint: counts and comparisons have no gradients; take a mean of floating values");
   expect(loss.requires_grad(),
          "backward wants a loss that depends on a parameter that trains; this one requires no "
          "gradients. hint: was it computed under NoGradGuard or detached?");
   expect(loss.device() == accelerator.device.device, "backward wants a loss on ", accelerator.device.device,
-         ", got one on ", loss.device(), ": move the module's inputs there");
+         ", got one on ", loss.device(), ". hint: move the module's inputs there");
   expect_weight(info);
   expect(strategy.lr_schedule.base_batch_size == 0 || info.samples > 0 || info.weight == 0,
-         "lr_schedule.base_batch_size needs the number of samples: pass MicrobatchInfo::samples to backward");
+         "lr_schedule.base_batch_size needs the number of samples. hint: pass ", say(phrases::kSamples),
+         " to backward");
 }
 
 void Engine::State::expect_weight(const MicrobatchInfo& info) const {
@@ -116,7 +120,7 @@ void Engine::State::expect_weight(const MicrobatchInfo& info) const {
 
 void Engine::State::expect_weights(const char* what) const {
   expect(!shows_ema, what, " under ", say(phrases::kAverages),
-         ": close that guard first, since parameters are averages there");
+         ". hint: close that guard first, since parameters are averages there");
 }
 
 void Engine::State::expect_not_updated(const char* what) const {
@@ -128,7 +132,8 @@ void Engine::State::expect_not_updated(const char* what) const {
 void Engine::State::expect_nothing() const {
   expect_backward("backward_nothing");
   expect(!microbatch_weight,
-         "backward_nothing in the middle of a microbatch that has more losses (retain_graph): end it with a backward "
+         "backward_nothing in the middle of a microbatch that has more losses (retain_graph). hint: end it with a "
+         "backward "
          "that says retain_graph false");
   expect(strategy.compression.sign != SignForm::kMajority,
          "backward_nothing, or step(partial = true), under compression.sign \"majority\": a rank without a batch has a "
@@ -192,9 +197,11 @@ void Engine::State::run_backward(const at::Tensor& loss, const std::vector<Engin
 }
 
 void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const MicrobatchInfo& info) {
-  expect(!engines.empty(), say(phrases::kBackward), " wants at least one Engine");
+  expect(!engines.empty(), say(phrases::kBackward),
+         " wants at least one Engine. hint: list those whose modules the loss went through");
   for (auto engine = engines.begin(); engine != engines.end(); ++engine) {
-    expect(*engine != nullptr, say(phrases::kBackward), " was given an Engine that is null");
+    expect(*engine != nullptr, say(phrases::kBackward),
+           " was given an Engine that is null. hint: leave it out of the list, or make it first");
     expect(std::find(engines.begin(), engine, *engine) == engine, say(phrases::kBackward),
            " was given an Engine twice. hint: each Engine once, whatever the loss does with its module");
     (*engine)->state_->expect_microbatch(loss, info);
@@ -221,7 +228,7 @@ StepResult Engine::step(bool partial) {
   if (!step_is_due()) s.expect_nothing();
   while (!step_is_due()) backward_nothing();
   s.expect_weights("step");
-  expect(s.open_guards == 0, "step under Gathered: close that guard first, since step changes what it shows");
+  expect(s.open_guards == 0, "step under Gathered. hint: close that guard first, since step changes what it shows");
   bool saved = false;
   const StepResult result = s.or_abort("step", [&] {
     StepResult taken = s.take_step();
@@ -278,16 +285,19 @@ std::size_t Engine::State::index_of_group(const char* what, const std::string& g
   const auto found = std::ranges::find(groups, group, &ParameterGroup::name);
   std::vector<std::string> names;
   for (const ParameterGroup& each : groups) names.push_back(each.name);
-  expect(!group.empty(), what, " wants the name of a group of optimizer.groups, got an empty one");
+  expect(!group.empty(), what,
+         " wants the name of a group of optimizer.groups, got an empty one. hint: without a group the rate is "
+         "everybody's");
   expect(found != groups.end(), what, ": no group of optimizer.groups is named \"", group, "\"",
-         did_you_mean(group, names));
+         hint_of_names(group, names));
   return static_cast<std::size_t>(found - groups.begin());
 }
 
 void Engine::State::set_lr(const std::string* group, double lr) {
   expect(strategy.lr_schedule.type == LrScheduleType::kManual,
          "set_lr: the schedule sets the learning rate. hint: set lr_schedule.type to \"manual\"");
-  expect(std::isfinite(lr) && lr >= 0 && lr <= 1000, "set_lr wants a rate from 0 to 1000, got ", lr);
+  expect(std::isfinite(lr) && lr >= 0 && lr <= 1000, "set_lr wants a rate from 0 to 1000, got ", lr,
+         ". hint: look where the program computed it; 0 stops updates");
   expect_not_updated("set_lr");
   step->set_lr(lr, group ? std::optional(index_of_group("set_lr", *group)) : std::nullopt);
 }

@@ -635,9 +635,9 @@ void Engine::State::bring_replicas_together(const char* what) {
   // Averages ("ema") that have the masters' place are no weights to step with: they stay the replica's until a save.
   if (!outer || !outer->is_due() || shows_ema) return;
   expect(open_guards == 0, what,
-         " between two outer steps makes one, which cannot be under a Gathered guard: close it first");
+         " between two outer steps makes one, which cannot be under a Gathered guard. hint: close it first");
   expect(microbatch == 0, what,
-         " between backward and step makes an outer step (\"sync\"): call step() or zero_grad() first");
+         " between backward and step makes an outer step (\"sync\"). hint: call step() or zero_grad() first");
   or_abort(what, [&] {
     expect_parameters();
     // Others of this replica may still be reading the copy that they share.

@@ -33,7 +33,8 @@ Exported exported(const std::string& name, const at::Tensor& tensor, const std::
                   const ExportOptions& options) {
   const NameInFile in_file = options.names ? options.names(name) : NameInFile{{name}};
   if (in_file.names.empty())
-    throw Error(ExitCode::kUsage, "export_safetensors: ExportOptions::names gives " + name + " no name");
+    throw Error(ExitCode::kUsage, "export_safetensors: ExportOptions::names gives " + name +
+                                      " no name. hint: return at least one name for each parameter and buffer");
   Exported result;
   result.tensor = tensor;
   result.transposed = in_file.transposed && sizes.size() == 2;
@@ -59,8 +60,9 @@ std::vector<Exported> tensors_of(EngineSafetensors::State& s, const ExportOption
   std::set<std::string> names;
   for (const Exported& each : tensors)
     if (!names.insert(each.in_file.name).second)
-      throw Error(ExitCode::kUsage, "export_safetensors: two tensors would have the name " +
-                                        quoted_text(each.in_file.name, 200) + " in the file");
+      throw Error(ExitCode::kUsage,
+                  "export_safetensors: two tensors would have the name " + quoted_text(each.in_file.name, 200) +
+                      " in the file. hint: ExportOptions::names must give every tensor a name of its own");
   return tensors;
 }
 

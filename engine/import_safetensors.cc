@@ -149,7 +149,10 @@ class ImportToEngine {
     absl::Status own = is_reader_ ? status_from(fill) : absl::OkStatus();
     std::int64_t failed = own.ok() ? 0 : 1;
     throw_if_error(s_.whole.control->broadcast("safetensors", &failed, sizeof failed, 0).wait());
-    if (failed != 0) return own.ok() ? make_error(ExitCode::kIo, "rank 0 could not read " + name) : own;
+    if (failed != 0)
+      return own.ok()
+                 ? make_error(ExitCode::kIo, "rank 0 could not read " + name + ". hint: rank 0's own message says why")
+                 : own;
     if (values.numel() > 0)
       throw_if_error(s_.whole.control->broadcast(name, values.data_ptr(), values.nbytes(), 0).wait());
     return absl::OkStatus();
@@ -180,9 +183,9 @@ class ImportToEngine {
 }  // namespace
 
 void EngineSafetensors::expect_between_steps(const char* what) const {
-  expect(s_.microbatch == 0, what, " between backward and step: call step() or zero_grad() first");
+  expect(s_.microbatch == 0, what, " between backward and step. hint: call step() or zero_grad() first");
   s_.expect_weights(what);
-  expect(s_.open_guards == 0, what, " under a Gathered guard: close that guard first");
+  expect(s_.open_guards == 0, what, " under a Gathered guard. hint: close that guard first");
 }
 
 void EngineSafetensors::import_from(const std::string& path, const ImportOptions& options) {

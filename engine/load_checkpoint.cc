@@ -264,7 +264,8 @@ class Load {
     if (bytes != wanted)
       return make_error(ExitCode::kCorruptData, who_ + ": " + path_ + ": the state of LibTorch's generator has " +
                                                     std::to_string(bytes) + " bytes, this LibTorch's has " +
-                                                    std::to_string(wanted));
+                                                    std::to_string(wanted) +
+                                                    ". hint: load it with the version of LibTorch that saved it");
     const at::Tensor state = at::empty({bytes}, at::TensorOptions(at::kByte));
     TESSERA_RETURN_IF_ERROR(checkpoint_->read(what, name, 0, bytes_of(state)));
     set_generator(device, state);
@@ -351,9 +352,9 @@ LoadedCheckpoint EngineCheckpoints::load(Engine& engine, const std::string& path
   };
   {
     const State& s = *engine.state_;
-    expect(s.microbatch == 0, "load_checkpoint between backward and step: call step() or zero_grad() first");
+    expect(s.microbatch == 0, "load_checkpoint between backward and step. hint: call step() or zero_grad() first");
     s.expect_weights("load_checkpoint");
-    expect(s.open_guards == 0, "load_checkpoint under a Gathered guard: close that guard first");
+    expect(s.open_guards == 0, "load_checkpoint under a Gathered guard. hint: close that guard first");
     EngineCheckpoints(engine).finish();
   }
   auto [load, step] = examined(path);

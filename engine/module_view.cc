@@ -24,9 +24,9 @@ std::vector<std::string> words_of_path(std::string_view path) {
 }
 
 void expect_dense(const std::string& what, const at::Tensor& tensor) {
-  expect(tensor.defined(), what, ": the tensor is undefined");
+  expect(tensor.defined(), what, ": the tensor is undefined. hint: give it a value first, or leave it out");
   expect(tensor.layout() == at::kStrided, what, ": the tensor has the layout ", tensor.layout(),
-         ". Tessera shards dense tensors only");
+         ". hint: Tessera shards dense tensors only: add tensor.to_dense()");
 }
 
 std::string class_of_script(const torch::jit::Module& script) {
@@ -57,10 +57,12 @@ ModuleView::Spot ModuleView::make_way(const std::string& what, const std::string
   static constexpr const char* kKinds[] = {"a parameter", "a buffer", "a module"};
   const std::vector<std::string> words = words_of_path(path);
   const auto refuse_if_held = [&](const Held* held, const std::string& name) {
-    expect(!held, what, ": ", name, " is ", held ? kKinds[static_cast<int>(held->kind)] : "", " already");
+    expect(!held, what, ": ", name, " is ", held ? kKinds[static_cast<int>(held->kind)] : "",
+           " already. hint: each name once; take another");
   };
   for (const std::string& word : words) {
-    expect(!word.empty(), what, ": a name is words with dots between them, such as layers.0.weight");
+    expect(!word.empty(), what,
+           ": the name has an empty part. hint: a name is words with dots between them, such as layers.0.weight");
   }
   // All is looked at before anything is made.
   ModuleView* owner = this;
@@ -95,7 +97,7 @@ void ModuleView::add_module(const std::string& path, const std::string& class_na
 
 void ModuleView::add_module(const std::string& path, const std::shared_ptr<ModuleView>& module) {
   const std::string what = "ModuleView::add_module(\"" + path + "\")";
-  expect(module != nullptr, what, ": the module is null");
+  expect(module != nullptr, what, ": the module is null. hint: make it first");
   const Spot spot = make_way(what, path);
   spot.owner->register_module(spot.name, module);
   spot.owner->held_.emplace(spot.name, Held{Kind::kModule, module.get()});

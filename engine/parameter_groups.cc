@@ -22,7 +22,7 @@ namespace {
   for_each_parameter(units, [&](const FlatGroup& group, std::size_t i) { names.push_back(group.parameters[i].name); });
   const std::optional<std::int64_t> most = optimizer.groups[index].max_dim;
   refuse(name_of_group(optimizer, index) + ": \"" + pattern + "\" fits no parameter" +
-         (most ? c10::str(" of at most ", *most, " dimensions") : std::string()) + did_you_mean(pattern, names));
+         (most ? c10::str(" of at most ", *most, " dimensions") : std::string()) + hint_of_names(pattern, names));
 }
 
 /// Whether `pattern`, one of the group's, and its max_dim let the parameter in.

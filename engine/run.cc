@@ -9,7 +9,8 @@
 namespace tessera {
 
 int run(const std::function<void()>& body) {
-  if (RunScope::current) throw Error(ExitCode::kUsage, "tessera::run was called inside tessera::run");
+  if (RunScope::current)
+    throw Error(ExitCode::kUsage, "tessera::run was called inside tessera::run. hint: one run is around all of main");
   RunScope scope;
   try {
     body();

@@ -38,9 +38,9 @@ const OptionKey& key_named(const std::string& name, const Strategy& strategy) {
     names.emplace_back(key.name);
   }
   const std::string type = name_of(strategy.optimizer.type);
-  expect(name != "lr", "set_option: \"lr\" is set by set_lr");
+  expect(name != "lr", "set_option has no \"lr\". hint: set_lr sets it");
   expect(false, "set_option: \"", name, "\" is no number of ", type, " that can change while it trains",
-         did_you_mean(name, names), ". hint: of ", type, " there are ", joined(names));
+         hint_of_names(name, names));
   return UpdateOptions::keys().front();
 }
 
@@ -64,10 +64,12 @@ void Engine::State::set_option(const std::string* group, const std::string& name
   const OptionKey& key = key_named(name, strategy);
   const StrategyKey& row = row_of(key);
   expect(numbers.size() == key.count, "set_option: ", name, " wants ", key.count,
-         key.count == 1 ? " number" : " numbers", ", got ", numbers.size());
+         key.count == 1 ? " number" : " numbers", ", got ", numbers.size(),
+         ". hint: give as many as the strategy's key has");
   for (const double number : numbers) {
     expect(is_allowed(row, number), "set_option: ", name, " must be ",
-           row.field.kind == ValueKind::kBoolean ? std::string("0 or 1") : describe_range(row.range), ", got ", number);
+           row.field.kind == ValueKind::kBoolean ? std::string("0 or 1") : describe_range(row.range), ", got ", number,
+           ". hint: look where the program computed it");
   }
   const bool is_muons = name == "muon.momentum";
   if (name == "momentum" || is_muons)

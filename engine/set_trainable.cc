@@ -39,7 +39,7 @@ Named named(const std::vector<std::unique_ptr<Unit>>& units, std::span<const std
     found.replans |= group.trainable != trainable;
   });
   for (std::size_t p = 0; p < patterns.size(); ++p)
-    expect(fits[p], "set_trainable: \"", patterns[p], "\" matches no parameter", did_you_mean(patterns[p], names));
+    expect(fits[p], "set_trainable: \"", patterns[p], "\" matches no parameter", hint_of_names(patterns[p], names));
   return found;
 }
 
@@ -59,9 +59,9 @@ void assign_new_group(const std::vector<std::unique_ptr<Unit>>& units, const Opt
 }  // namespace
 
 void Engine::State::expect_may_plan_anew(const char* what) const {
-  expect(microbatch == 0, what, " between backward and step: call step() or zero_grad() first");
+  expect(microbatch == 0, what, " between backward and step. hint: call step() or zero_grad() first");
   expect_weights(what);
-  expect(open_guards == 0, what, " under a Gathered guard: close that guard first");
+  expect(open_guards == 0, what, " under a Gathered guard. hint: close that guard first");
   expect(
       !durable, what,
       " with \"durable\", whose commits are of one plan. hint: save a checkpoint, and load it in a run that makes the "

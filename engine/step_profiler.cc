@@ -35,8 +35,9 @@ StepProfiler::StepProfiler(Engine& engine)
   expect(s.mesh.world_size() == 1, "a profile of ", s.mesh.world_size(),
          " ranks: it is what a rank alone computes. hint: start one rank");
   expect(!s.accelerator.device.is_queued,
-         "a profile of a GPU, whose operators end later than they return, is not built");
-  expect(!s.residency, "a profile with parameters on disk: leave \"offload\": {\"parameters\": ...} out");
+         "a profile of a GPU, whose operators end later than they return, is not built. hint: profile on the CPU "
+         "(comm.transport \"host\"), or with LibTorch's profiler");
+  expect(!s.residency, "a profile with parameters on disk. hint: leave \"offload\": {\"parameters\": ...} out");
   for (auto& unit : s.units) unit->use_log = &*s.log;
   s.log->time_uses(&times_);
   s.use_times = &times_;
@@ -91,7 +92,7 @@ void StepProfiler::end_step(bool counts) {
 }
 
 StepProfile StepProfiler::profile() const {
-  expect(!rounds_.empty(), "a profile of no step: train two steps at least");
+  expect(!rounds_.empty(), "a profile of no step. hint: train two steps at least");
   const auto& s = EngineCheckpoints(engine_).state();
   StepProfile profile;
   profile.entries = rounds_.back();

@@ -140,7 +140,9 @@ void load_weights(torch::nn::Module& module, const std::filesystem::path& path) 
     if (!parameters.contains(name) && !buffers.contains(name)) fitting.add_superfluous(name);
   }
   if (!fitting.problems().empty())
-    throw Error(ExitCode::kCorruptData, path.string() + " does not fit the model:" + fitting.problems());
+    throw Error(ExitCode::kCorruptData,
+                path.string() + " does not fit the model:" + fitting.problems() +
+                    "\nhint: make the module with the sizes and names of the one that was saved");
   fitting.apply();
 }
 

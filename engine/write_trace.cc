@@ -35,7 +35,9 @@ void write_trace(const std::string& path, const Mesh& mesh) {
   char written = 1;
   if (mesh.rank() == 0) written = write_file(path, texts) ? 1 : 0;
   throw_if_error(world.broadcast("trace written", &written, 1, 0).wait());
-  if (!written) throw Error(ExitCode::kCannotCreate, path + ": the trace cannot be written");
+  if (!written)
+    throw Error(ExitCode::kCannotCreate,
+                path + ": the trace cannot be written. hint: its folder must exist and be writable");
 }
 
 }  // namespace tessera

@@ -97,7 +97,7 @@ void ConfigReader::finish() {
   for (const JsonNode& child : root_.children) {
     if (std::find(known_.begin(), known_.end(), child.key) != known_.end()) continue;
     diagnostics_.add(child.key_offset, json_pointer(place_, child.key),
-                     "unknown key" + did_you_mean(child.key, known_));
+                     "unknown key" + hint_of_names(child.key, known_));
   }
 }
 

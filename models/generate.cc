@@ -46,9 +46,9 @@ at::Tensor draw(at::Tensor scores, const GenerateOptions& options, const at::Gen
 
 at::Tensor generate(LanguageModel& model, const at::Tensor& tokens, const GenerateOptions& options) {
   TORCH_CHECK(tokens.dim() == 2 && tokens.size(1) > 0, "generate: tokens want [batch, time] with time > 0, got ",
-              tokens.sizes());
+              tokens.sizes(), ". hint: .unsqueeze(0) makes a batch of one");
   TORCH_CHECK(options.temperature >= 0.0 && options.top_k >= 0 && options.new_tokens >= 0,
-              "generate: temperature, top_k and new_tokens cannot be negative");
+              "generate: temperature, top_k and new_tokens cannot be negative. hint: 0 is the least of each");
   const at::NoGradGuard no_grad;
   const EvaluationMode evaluation(model);
   const at::Generator generator = at::detail::createCPUGenerator(options.seed);

@@ -301,7 +301,8 @@ struct Family {
 /// The model type that has all of what `c` has.
 absl::StatusOr<Family> family_of(const LlamaConfig& c) {
   const auto none = [](const std::string& what) {
-    return make_error(ExitCode::kConfig, "model: no model type of Hugging Face that is known here has " + what);
+    return make_error(ExitCode::kConfig, "model: no model type of Hugging Face that is known here has " + what +
+                                             ". hint: keep checkpoints of Tessera, or change the model file");
   };
   if (c.qk_norm) {
     if (c.qkv_bias || c.mlp_bias) return none("qk_norm together with qkv_bias or mlp_bias");
@@ -377,10 +378,7 @@ absl::StatusOr<HfConfig> parse_hf_config(const std::string& text, const std::str
       diagnostics.add(root->offset, "", "must be an object, got " + describe(*root));
     }
   }
-  const absl::Status status = diagnostics.to_status();
-  if (!status.ok())
-    return make_error(exit_code_of(status),
-                      message_of(status) + "\nhint: docs/huggingface.md says which models are understood");
+  TESSERA_RETURN_IF_ERROR(diagnostics.to_status("docs/huggingface.md says which models are understood"));
   // The same rules as for a model file, and the bound on all parameters together.
   const auto checked = parse_model_config(to_json(result.config), name);
   if (!checked.ok()) return checked.status();
@@ -402,7 +400,8 @@ absl::StatusOr<std::string> to_hf_config(const ModelConfig& config, const std::s
     json = hugging_face_json(*gpt);
     if (!gpt->bias)
       return make_error(ExitCode::kConfig,
-                        "model: GPT-2 of Hugging Face has biases in its linear layers, and \"bias\" is false");
+                        "model: GPT-2 of Hugging Face has biases in its linear layers, and \"bias\" is false. hint: "
+                        "train with \"bias\": true");
   } else {
     json = hugging_face_json(std::get<LlamaConfig>(config));
   }

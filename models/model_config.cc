@@ -137,10 +137,8 @@ absl::StatusOr<ModelConfig> parse_model_config(const std::string& text, const st
   Diagnostics diagnostics(name, text);
   ModelConfig config;
   if (const auto root = parse_json(text, diagnostics)) config = read_root(*root, diagnostics);
-  const absl::Status status = diagnostics.to_status();
-  if (status.ok()) return config;
-  return make_error(exit_code_of(status),
-                    message_of(status) + "\nhint: docs/models.md lists every key of a model file");
+  TESSERA_RETURN_IF_ERROR(diagnostics.to_status("docs/models.md lists every key of a model file"));
+  return config;
 }
 
 absl::StatusOr<ModelConfig> read_model_config(const std::filesystem::path& path) {

@@ -50,8 +50,11 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
   return parts;
 }
 
+constexpr const char kRuleHint[] = ". hint: a rule is such as \"write nth=3 errno=ENOSPC path=commit\"";
+
 absl::Status wrong(std::string_view rule, const std::string& what) {
-  return make_error(ExitCode::kConfig, fmt::format("TESSERA_TEST_FAULTS: rule {}: {}", quoted_text(rule), what));
+  return make_error(ExitCode::kConfig, fmt::format("TESSERA_TEST_FAULTS: rule {}: {}{}", quoted_text(rule), what,
+                                                   what.find("hint: ") == std::string::npos ? kRuleHint : ""));
 }
 
 bool read_number(std::string_view text, std::int64_t least, std::int64_t& number) {
@@ -85,8 +88,8 @@ absl::StatusOr<FaultRule> parse_rule(std::string_view text) {
   FaultRule rule;
   const auto site = kSites.find(std::string(words.front()));
   if (site == kSites.end())
-    return wrong(text, fmt::format("{} is no site; sites are {}{}", quoted_text(words.front()),
-                                   joined(names_of(kSites)), did_you_mean(words.front(), names_of(kSites))));
+    return wrong(text, fmt::format("{} is no site{}", quoted_text(words.front()),
+                                   hint_of_names(words.front(), names_of(kSites))));
   rule.site = site->second;
   for (std::size_t i = 1; i < words.size(); ++i) {
     const std::size_t equals = std::min(words[i].find('='), words[i].size());
@@ -103,8 +106,7 @@ absl::StatusOr<FaultRule> parse_rule(std::string_view text) {
       if (rule.action != FaultAction::kNone) return wrong(text, "has two actions, want one");
       good = read_action(action->second, value, rule);
     } else {
-      return wrong(text, fmt::format("{} is no action; actions are {}{}", quoted_text(key), joined(names_of(kActions)),
-                                     did_you_mean(key, names_of(kActions))));
+      return wrong(text, fmt::format("{} is no action{}", quoted_text(key), hint_of_names(key, names_of(kActions))));
     }
     if (!good) return wrong(text, fmt::format("{} has a wrong or missing value", quoted_text(words[i])));
   }

@@ -23,7 +23,7 @@ constexpr std::size_t kMostPaths = 64;
 constexpr std::uint64_t kCopies = std::uint64_t{1} << 32;  ///< tags of copies in the ring; below are the slots'
 
 absl::Status bad_options(const FileTierOptions& options, const std::string& what) {
-  return make_error(ExitCode::kConfig, fmt::format("{}: {}", options.who, what));
+  return make_error(ExitCode::kInternal, fmt::format("{}: {}", options.who, what));
 }
 
 absl::Status check_options(const FileTierOptions& options) {

@@ -75,11 +75,11 @@ struct FileTierOptions {
 class FileTier final : public RecordTier, public DurableTier {
  public:
   /// Bytes of memory that `create` will take: exact, but for io_uring's rings (some KiB) or the threads' stacks.
-  /// Errors: 78 options that make no sense.
+  /// Errors: 70 options that make no sense.
   static absl::StatusOr<std::size_t> memory_bytes(const FileTierOptions& options);
-  /// Bytes that `create` will take in each of `options.paths`: exact. Errors: 78.
+  /// Bytes that `create` will take in each of `options.paths`: exact. Errors: 70.
   static absl::StatusOr<std::vector<std::int64_t>> file_bytes(const FileTierOptions& options);
-  /// Takes all memory and all room on disk. Errors: 78, those of `BlockFile::create` and `IoRing::make`, 71 no memory.
+  /// Takes all memory and all room on disk. Errors: 70, those of `BlockFile::create` and `IoRing::make`, 71 no memory.
   static absl::StatusOr<std::unique_ptr<FileTier>> create(const FileTierOptions& options);
 
   /// Waits for what is being written; a failure is logged. `flush` before, to know of it.

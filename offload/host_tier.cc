@@ -37,16 +37,16 @@ absl::StatusOr<std::unique_ptr<HostTier>> HostTier::create(const HostTierOptions
   std::size_t wanted = 0;
   if (options.records < 1 || options.record_bytes < 1 ||
       __builtin_mul_overflow(static_cast<std::size_t>(options.records), options.record_bytes, &wanted))
-    return make_error(ExitCode::kConfig,
+    return make_error(ExitCode::kInternal,
                       fmt::format("{}: {} records of {} bytes: want at least 1 of 1, and a product that "
                                   "fits into 64 bits",
                                   options.who, options.records, options.record_bytes));
   if (!options.sizes.empty() && options.sizes.size() != static_cast<std::size_t>(options.records))
-    return make_error(ExitCode::kConfig,
+    return make_error(ExitCode::kInternal,
                       fmt::format("{}: {} sizes of {} records", options.who, options.sizes.size(), options.records));
   for (const std::size_t size : options.sizes) {
     if (size < 1 || size > options.record_bytes)
-      return make_error(ExitCode::kConfig,
+      return make_error(ExitCode::kInternal,
                         fmt::format("{}: a record of {} bytes, want 1 to {}", options.who, size, options.record_bytes));
   }
   wanted = all_bytes(options);

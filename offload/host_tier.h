@@ -30,7 +30,7 @@ class HostTier final : public RecordTier {
   static std::size_t memory_bytes(const HostTierOptions& options);
   /// Of those, the records'.
   static std::size_t all_bytes(const HostTierOptions& options);
-  /// Errors: 78 options that make no sense, 71 no memory.
+  /// Errors: 70 options that make no sense, 71 no memory.
   static absl::StatusOr<std::unique_ptr<HostTier>> create(const HostTierOptions& options);
 
   std::int64_t num_records() const override { return options_.records; }

@@ -25,7 +25,7 @@ constexpr std::size_t kMostTransferBytes = std::size_t{1} << 30;
 
 absl::Status check_range(const char* what, int value, int most) {
   if (value >= 1 && value <= most) return absl::OkStatus();
-  return make_error(ExitCode::kConfig, fmt::format("disk I/O: {} is {}, want 1 to {}", what, value, most));
+  return make_error(ExitCode::kInternal, fmt::format("disk I/O: {} is {}, want 1 to {}", what, value, most));
 }
 
 const char* verb(IoKind kind) { return kind == IoKind::kRead ? "read" : "write"; }

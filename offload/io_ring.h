@@ -71,7 +71,7 @@ class IoRing {
  public:
   static constexpr int kMostInFlight = 64;
 
-  /// Errors: 69 `kUring` is not to be had, 71 no threads, 78 a number out of range.
+  /// Errors: 69 `kUring` is not to be had, 71 no threads, 70 a number out of range.
   static absl::StatusOr<std::unique_ptr<IoRing>> make(const IoRingOptions& options);
   ~IoRing();
   IoRing(const IoRing&) = delete;

@@ -6,6 +6,7 @@
 
 #include <cerrno>
 
+#include "runtime/base/errno_hint.h"
 #include "runtime/base/process_limits.h"
 #include "runtime/base/status.h"
 
@@ -19,7 +20,7 @@ absl::Status cannot_create(const std::string& what, int error) {
   return make_error(denied     ? ExitCode::kPermission
                     : is_limit ? exit_code_of_errno(error)
                                : ExitCode::kCannotCreate,
-                    what + ": " + reason_of(error));
+                    what + ": " + reason_of(error) + hint_of_writing(error));
 }
 
 absl::StatusOr<OutputFile> OutputFile::create(const std::filesystem::path& path, const std::string& what) {
@@ -43,7 +44,8 @@ OutputFile::~OutputFile() {
 }
 
 absl::Status OutputFile::write_error(int error) const {
-  return make_error(exit_code_of_errno(error), what_ + ": cannot write " + partial_.string() + ": " + reason_of(error));
+  return make_error(exit_code_of_errno(error),
+                    what_ + ": cannot write " + partial_.string() + ": " + reason_of(error) + hint_of_writing(error));
 }
 
 absl::Status OutputFile::append(std::string_view bytes) {
@@ -71,7 +73,8 @@ absl::Status OutputFile::rename(Existing existing) {
     if (errno == EEXIST)
       return make_error(ExitCode::kCannotCreate,
                         what_ + ": " + path_.string() +
-                            " appeared while the job ran, and is kept; what this job made is in " + partial_.string());
+                            " appeared while the job ran, and is kept. hint: what this job made is in " +
+                            partial_.string());
     if (errno != EINVAL && errno != ENOSYS) return cannot_create(problem, errno);
   }
   if (::rename(partial_.c_str(), path_.c_str()) == 0) return absl::OkStatus();

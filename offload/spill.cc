@@ -24,7 +24,7 @@ absl::Status check_options(const SpillOptions& options) {
       options.queue_depth <= kMostQueueDepth && !options.directories.empty())
     return absl::OkStatus();
   return make_error(
-      ExitCode::kConfig,
+      ExitCode::kInternal,
       fmt::format("{}: pieces of {} bytes, queue_depth {}, {} directories: want 1 to 2^40, 1 to {}, at least 1",
                   options.who, options.piece_bytes, options.queue_depth, options.directories.size(), kMostQueueDepth));
 }

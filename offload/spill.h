@@ -53,7 +53,7 @@ class Spill {
     return slots_of(queue_depth) * whole_sectors(piece_bytes);
   }
   /// Looks at the directories; takes memory, and nothing on the disk. Errors: those of look_at_scratch_directory; 71 no memory;
-  /// 78 options that make no sense.
+  /// 70 options that make no sense.
   static absl::StatusOr<std::unique_ptr<Spill>> create(SpillOptions options);
   ~Spill();
   Spill(const Spill&) = delete;

@@ -207,7 +207,11 @@ class UringBackend final : public IoBackend {
   }
 
   static absl::Status broken(const char* what, int error) {
-    return make_error(exit_code_of_errno(error), fmt::format("{} failed: {}", what, errno_text(error)));
+    return make_error(
+        exit_code_of_errno(error),
+        fmt::format("{} failed: {}. hint: the kernel gave io_uring up (see dmesg); without it, such as by "
+                    "sysctl kernel.io_uring_disabled=2, disk I/O goes through threads",
+                    what, errno_text(error)));
   }
 
   io_uring ring_{};

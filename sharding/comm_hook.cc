@@ -12,9 +12,10 @@ namespace {
 
 void expect_dense(const char* call, const std::string& bucket, const at::Tensor& tensor) {
   if (tensor.defined() && tensor.layout() == at::kStrided && tensor.is_cpu()) return;
-  throw Error(ExitCode::kUsage, c10::str("CommHook, bucket ", bucket, ": ", call, " was given ",
-                                         tensor.defined() ? tensor.toString() : "an undefined tensor",
-                                         ", but takes dense tensors on the CPU"));
+  throw Error(ExitCode::kUsage,
+              c10::str("CommHook, bucket ", bucket, ": ", call, " was given ",
+                       tensor.defined() ? tensor.toString() : "an undefined tensor",
+                       ", but takes dense tensors on the CPU. hint: .cpu() and .to_dense() make one"));
 }
 
 }  // namespace
@@ -26,8 +27,9 @@ int CommHook::Ranks::size() const { return group_.size(); }
 void CommHook::Ranks::all_reduce(const at::Tensor& tensor) {
   expect_dense("all_reduce", label_, tensor);
   if (tensor.scalar_type() != at::kFloat || !tensor.is_contiguous())
-    throw Error(ExitCode::kUsage, c10::str("CommHook, bucket ", label_, ": all_reduce was given ", tensor.toString(),
-                                           ", but takes contiguous tensors of fp32"));
+    throw Error(ExitCode::kUsage,
+                c10::str("CommHook, bucket ", label_, ": all_reduce was given ", tensor.toString(),
+                         ", but takes contiguous tensors of fp32. hint: .to(fp32) and .contiguous() make one"));
   auto* const data = tensor.mutable_data_ptr<float>();
   throw_if_error(group_.all_reduce(label_, data, DType::kF32, data, static_cast<std::size_t>(tensor.numel())).wait());
 }
@@ -46,7 +48,8 @@ at::Tensor CommHook::Ranks::all_to_all(const at::Tensor& tensor) {
   expect_dense("all_to_all", label_, tensor);
   if (tensor.dim() == 0 || tensor.size(0) != size())
     throw Error(ExitCode::kUsage, c10::str("CommHook, bucket ", label_, ": all_to_all was given a tensor of ",
-                                           tensor.sizes(), ", but takes one of ", size(), " rows, one a rank"));
+                                           tensor.sizes(), ", but takes one of ", size(),
+                                           " rows, one a rank. hint: its first dimension is Ranks::size()"));
   const at::Tensor own = tensor.contiguous(), came = at::empty_like(own);
   throw_if_error(group_
                      .all_to_all(label_, own.const_data_ptr(), came.mutable_data_ptr(),

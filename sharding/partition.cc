@@ -141,20 +141,21 @@ class Partitioner {
   }
 
   void check_names() const {
-    std::string errors;
+    std::string lines_with_hints;
     const auto check = [&](const std::vector<std::string>& names, const std::set<std::string>& seen, const char* what) {
       for (const std::string& name : names) {
         if (seen.count(name)) continue;
-        errors += std::string("\n  /units/") + what + ": \"" + name + "\" matches no module";
-        errors += did_you_mean(name, {seen.begin(), seen.end()});
+        lines_with_hints += std::string("\n  /units/") + what + ": \"" + name + "\" matches no module";
+        lines_with_hints += hint_of_names(name, {seen.begin(), seen.end()});
       }
     };
     check(strategy_.units.classes, classes_seen_, "classes");
     check(strategy_.units.modules, paths_seen_, "modules");
-    if (errors.empty()) return;
+    if (lines_with_hints.empty()) return;
     std::string classes;
     for (const std::string& name : classes_seen_) classes += " " + name;
-    throw Error(ExitCode::kConfig, "units that do not exist:" + errors + "\n  classes of this module:" + classes);
+    throw Error(ExitCode::kConfig,
+                "units that do not exist:" + lines_with_hints + "\n  classes of this module:" + classes);
   }
 
   const Strategy& strategy_;

@@ -15,7 +15,7 @@ namespace {
   std::vector<std::string> names;
   for (const auto& item : parameters) names.push_back(item.key());
   throw Error(ExitCode::kConfig,
-              "/units/ignored: \"" + pattern + "\" fits no parameter" + did_you_mean(pattern, names));
+              "/units/ignored: \"" + pattern + "\" fits no parameter" + hint_of_names(pattern, names));
 }
 
 }  // namespace

@@ -30,10 +30,8 @@ absl::StatusOr<JsonNode> parse(const std::string& text, const std::string& name)
                                                      : parse_yaml(text, diagnostics, kMostConfigValues);
   if (root && !root->is_object())
     diagnostics.add(root->offset, "", "must be an object with keys, got " + describe(*root));
-  const absl::Status status = diagnostics.to_status();
-  if (status.ok()) return *std::move(root);
-  return make_error(exit_code_of(status),
-                    message_of(status) + "\nhint: docs/import-config.md says which files are read");
+  TESSERA_RETURN_IF_ERROR(diagnostics.to_status("docs/import-config.md says which files are read"));
+  return *std::move(root);
 }
 
 void collect_keys(const JsonNode& node, const std::string& path, std::vector<ConfigKey>& keys) {
@@ -69,9 +67,8 @@ absl::StatusOr<const ImportFormat*> format_of(const std::vector<ConfigKey>& keys
   for (const ImportFormat& each : import_formats())
     if (each.name == format) return &each;
   if (!format.empty())
-    return make_error(ExitCode::kUsage, "there is no format " + quoted_text(format) +
-                                            did_you_mean(format, import_format_names()) +
-                                            " Formats: " + joined(import_format_names()));
+    return make_error(ExitCode::kUsage,
+                      "there is no format " + quoted_text(format) + hint_of_names(format, import_format_names()));
   if (const ImportFormat* found = detect(keys)) return found;
   return make_error(ExitCode::kConfig, name +
                                            ":1:1: no key of this file is one of DeepSpeed's, Accelerate's or FSDP's. "

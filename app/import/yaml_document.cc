@@ -93,8 +93,8 @@ class YamlBuilder final : public YAML::EventHandler {
     Open& object = open_.back();
     const auto [first, is_new] = object.keys.emplace(text, offset_of(mark));
     if (!is_new)
-      diagnostics_.add(offset_of(mark), json_pointer(object.pointer, text), "given twice; first given at",
-                       first->second);
+      diagnostics_.add(offset_of(mark), json_pointer(object.pointer, text),
+                       "given twice. hint: remove one; the first is at", first->second);
     object.key = text;
     object.key_offset = offset_of(mark);
     object.wants_key = false;
@@ -103,7 +103,8 @@ class YamlBuilder final : public YAML::EventHandler {
   bool is_at_key() const { return !open_.empty() && open_.back().wants_key; }
 
   JsonNode& add(const YAML::Mark& mark, nlohmann::json value) {
-    if (values_left_ == 0) throw YAML::ParserException(mark, "more values than a file of this kind may have");
+    if (values_left_ == 0)
+      throw YAML::ParserException(mark, "more values than a file of this kind may have. hint: is it the right file?");
     --values_left_;
     JsonNode node;
     node.offset = offset_of(mark);
@@ -128,7 +129,8 @@ class YamlBuilder final : public YAML::EventHandler {
     check_tag(mark, tag);
     if (is_at_key()) throw YAML::ParserException(mark, "a key must be a word, not a list or a mapping");
     if (open_.size() == kMaxJsonDepth)
-      throw YAML::ParserException(mark, "nested more than " + std::to_string(kMaxJsonDepth) + " deep");
+      throw YAML::ParserException(
+          mark, "nested more than " + std::to_string(kMaxJsonDepth) + " deep. hint: is it the right file?");
     std::string pointer = next_pointer();
     const bool is_object = empty.is_object();
     // The parent's list of children does not grow before this node is closed, so the pointer to it stays good.
@@ -164,11 +166,12 @@ bool is_utf8(const std::string& text) {
 
 std::optional<JsonNode> parse_yaml(const std::string& text, Diagnostics& diagnostics, std::size_t most_values) {
   if (const std::size_t nul = text.find('\0'); nul != std::string::npos) {
-    diagnostics.add(nul, "", "a NUL byte: this is not a text file");
+    diagnostics.add(nul, "", "a NUL byte: this is not a text file. hint: is it the right file?");
     return std::nullopt;
   }
   if (!is_utf8(text)) {
-    diagnostics.add(0, "", "not UTF-8: this is not a text file, or one in another encoding");
+    diagnostics.add(
+        0, "", "not UTF-8: this is not a text file, or one in another encoding. hint: iconv -t UTF-8 writes it anew");
     return std::nullopt;
   }
   std::istringstream stream(text);

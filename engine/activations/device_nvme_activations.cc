@@ -54,7 +54,8 @@ void DeviceNvmeActivations::spill_oldest() {
 
 /// It is not where putting it there failed, which is an error already.
 void DeviceNvmeActivations::expect_spilled(const Value& value) {
-  if (!value.spilled) throw Error(ExitCode::kIo, "an activation could not be put on disk, as was said before");
+  if (!value.spilled)
+    throw Error(ExitCode::kIo, "an activation could not be put on disk. hint: an earlier message says why");
 }
 
 /// Begins to.

@@ -127,7 +127,10 @@ class Matcher {
     const std::size_t more = problems_.size() > kMostProblems ? problems_.size() - kMostProblems : 0;
     problems_.resize(problems_.size() - more);
     return make_error(ExitCode::kCorruptData, "it does not fit the model:\n  " + joined(problems_, "\n  ") +
-                                                  (more > 0 ? c10::str("\n  and ", more, " more") : ""));
+                                                  (more > 0 ? c10::str("\n  and ", more, " more") : "") +
+                                                  "\nhint: make the model and its optimizer as in the run that saved "
+                                                  "it (tessera checkpoint show lists what it "
+                                                  "holds), or begin anew with its weights alone");
   }
 
  private:

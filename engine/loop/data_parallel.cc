@@ -64,7 +64,7 @@ std::string difference_of(const std::string& own, const std::string& of_rank_0) 
     if (!has_a && !has_b) return "";
     if (has_a != has_b || a != b)
       return c10::str("DataParallel: the module has ", has_a ? a : "nothing more", " where rank 0's has ",
-                      has_b ? b : "nothing more");
+                      has_b ? b : "nothing more", ". hint: construct the module alike on every rank");
   }
 }
 
@@ -129,14 +129,17 @@ struct DataParallel::State::AfterAccumulation : autograd::PostAccumulateGradHook
 
 /// Why this rank cannot take part.
 std::string DataParallel::State::problem(const DataParallelOptions& options) const {
-  if (!(options.bucket_mb > 0)) return c10::str("DataParallel wants a bucket_mb above 0, got ", options.bucket_mb);
+  if (!(options.bucket_mb > 0))
+    return c10::str("DataParallel wants a bucket_mb above 0, got ", options.bucket_mb,
+                    ". hint: leave it out for the usual size");
   for (const auto& item : module->named_parameters()) {
     if (is_deferred(item.value()))
       return c10::str("DataParallel: parameter ", item.key(),
                       " is deferred. hint: call tessera::materialize_module first; an Engine needs no such call");
     if (autograd::impl::post_acc_grad_hooks(item.value()))
-      return c10::str("DataParallel: parameter ", item.key(),
-                      " belongs to an Engine or to another DataParallel that still lives");
+      return c10::str(
+          "DataParallel: parameter ", item.key(),
+          " belongs to an Engine or to another DataParallel that still lives. hint: destroy that one first");
   }
   return "";
 }
@@ -306,7 +309,8 @@ void DataParallel::set_weight(double weight) {
 }
 
 void DataParallel::backward_nothing() {
-  expect(state_->open_no_syncs == 0, "DataParallel::backward_nothing under NoSync, where nothing is averaged");
+  expect(state_->open_no_syncs == 0,
+         "DataParallel::backward_nothing under NoSync, where nothing is averaged. hint: leave it out there");
   state_->weight = 0;
   state_->average();
 }

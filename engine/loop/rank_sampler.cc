@@ -28,7 +28,7 @@ RankSampler::RankSampler(std::size_t num_samples, const Mesh& mesh, const RankSa
 void RankSampler::expect_enough() const {
   const std::size_t wanted = options_.tail == Tail::kDrop ? world_size_ : 1;
   expect(num_samples_ >= wanted, "RankSampler wants ", wanted, " samples or more for ", world_size_, " ranks, got ",
-         num_samples_);
+         num_samples_, ". hint: more samples, or fewer ranks");
 }
 
 std::size_t RankSampler::share_of(std::size_t samples) const {
@@ -83,7 +83,7 @@ void RankSampler::resume(const SamplerCursor& cursor) {
   expect_same("the seed", cursor.seed, options_.seed);
   expect_same("shuffling", cursor.shuffle, options_.shuffle);
   expect(cursor.epoch >= 0 && cursor.consumed >= 0, "RankSampler::resume: epoch ", cursor.epoch, " and ",
-         cursor.consumed, " samples taken are no place");
+         cursor.consumed, " samples taken are no place. hint: both are 0 or more");
   go_to(cursor.epoch, std::min(static_cast<std::size_t>(cursor.consumed), num_samples_), 0);
 }
 
@@ -111,14 +111,15 @@ void RankSampler::load(torch::serialize::InputArchive& archive) {
   const std::int64_t samples = read("samples"), ranks = read("ranks");
   expect(samples == static_cast<std::int64_t>(num_samples_) && ranks == static_cast<std::int64_t>(world_size_),
          "RankSampler: the archive is of ", samples, " samples on ", ranks, " ranks, here are ", num_samples_, " on ",
-         world_size_);
+         world_size_, ". hint: an archive goes on with the same dataset on as many ranks");
   c10::IValue begin(std::int64_t{0});
   archive.try_read("begin", begin);  // 0.1 wrote none
   const std::int64_t epoch = read("epoch"), taken = read("taken");
   const auto behind = static_cast<std::size_t>(begin.toInt());
   expect(epoch >= 0 && taken >= 0 && begin.toInt() >= 0 && behind <= num_samples_ &&
              static_cast<std::size_t>(taken) <= share_of(num_samples_ - behind),
-         "RankSampler: the archive's place, epoch ", epoch, " and ", taken, " samples taken, is none of this epoch");
+         "RankSampler: the archive's place, epoch ", epoch, " and ", taken,
+         " samples taken, is none of this epoch. hint: it was cut short; begin the epoch anew");
   go_to(epoch, behind, static_cast<std::size_t>(taken));
 }
 

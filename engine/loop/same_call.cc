@@ -53,7 +53,10 @@ void expect_same_call(Collectives& group, const std::string& call, const std::st
     problems = problems || each.has_problem;
     equal = equal && each.text == own.text;
   }
-  if (problems) throw Error(ExitCode::kUsage, by_rank(all, /*problems_only=*/true));
+  if (problems) {
+    const std::string texts_with_hints = by_rank(all, /*problems_only=*/true);
+    throw Error(ExitCode::kUsage, texts_with_hints);
+  }
   if (equal) return;
   throw Error(ExitCode::kUsage, "ranks called different collectives, where all must make the same call: " +
                                     by_rank(all, /*problems_only=*/false) +

@@ -119,7 +119,7 @@ SyncBatchNormImpl::SyncBatchNormImpl(const torch::nn::BatchNormOptions& options_
 void SyncBatchNormImpl::_check_input_dim(const at::Tensor& input) {
   expect(input.dim() >= 2 && input.dim() <= 5 && input.size(1) == options.num_features() && input.is_floating_point(),
          "SyncBatchNorm wants a floating point input of 2 to 5 dimensions [B, ", options.num_features(), ", ...], got ",
-         input.scalar_type(), " ", input.sizes());
+         input.scalar_type(), " ", input.sizes(), ". hint: its second dimension is that of channels");
 }
 
 at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {

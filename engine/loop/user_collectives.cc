@@ -51,11 +51,12 @@ bool can_travel(at::ScalarType type) {
 
 /// Why `tensor` cannot be given to `function`, or nothing.
 std::string problem_of(const char* function, const at::Tensor& tensor) {
-  if (!tensor.defined()) return c10::str(function, " was given an undefined tensor");
+  if (!tensor.defined())
+    return c10::str(function, " was given an undefined tensor. hint: give it a value on every rank");
   const bool dense = tensor.layout() == at::kStrided && !tensor.is_quantized() && !tensor.is_meta();
   if (!dense || !can_travel(tensor.scalar_type()))
     return c10::str(function, " was given a tensor of ", tensor.toString(), " ", tensor.sizes(),
-                    ", but takes dense tensors of fp64, fp32, bf16, fp16, integers or bool");
+                    ", but takes dense tensors of fp64, fp32, bf16, fp16, integers or bool. hint: convert it first");
   return "";
 }
 
@@ -76,7 +77,8 @@ std::string problem_of(Reduce operation, const at::Tensor& tensor) {
 
 std::string problem_of_root(const char* function, int root, const Mesh& mesh) {
   if (root >= 0 && root < mesh.world_size()) return "";
-  return c10::str(function, " wants a root from 0 to ", mesh.world_size() - 1, ", got ", root);
+  return c10::str(function, " wants a root from 0 to ", mesh.world_size() - 1, ", got ", root,
+                  ". hint: a root is a rank's number");
 }
 
 at::Tensor in_host_memory(const at::Tensor& tensor) { return tensor.detach().to(at::kCPU).contiguous(); }
@@ -158,7 +160,9 @@ double mean_over_ranks(const Mesh& mesh, double mean, std::int64_t count) {
 std::vector<double> mean_over_ranks(const Mesh& mesh, const std::vector<double>& means, std::int64_t count) {
   Collectives& group = group_of(mesh);
   expect_same_call(group, c10::str("mean_over_ranks of ", means.size(), " metrics"),
-                   count >= 0 ? "" : c10::str("mean_over_ranks wants a count of 0 or more, got ", count));
+                   count >= 0 ? ""
+                              : c10::str("mean_over_ranks wants a count of 0 or more, got ", count,
+                                         ". hint: it is how many samples the mean is of"));
   const at::Tensor row = at::zeros({static_cast<std::int64_t>(means.size()) + 1}, at::kDouble);
   double* const values = row.mutable_data_ptr<double>();
   values[0] = static_cast<double>(count);
@@ -167,7 +171,10 @@ std::vector<double> mean_over_ranks(const Mesh& mesh, const std::vector<double>&
   throw_if_error(group.status());
   const double* const sum = sums.const_data_ptr<double>();
   // Every rank sees the same sum, so all throw.
-  if (sum[0] == 0) throw Error(ExitCode::kUsage, "mean_over_ranks was given a count of 0 by every rank");
+  if (sum[0] == 0)
+    throw Error(ExitCode::kUsage,
+                "mean_over_ranks was given a count of 0 by every rank. hint: is the loader empty? A rank without "
+                "samples gives 0, but one must have some");
   std::vector<double> result(means.size());
   for (std::size_t i = 0; i < means.size(); ++i) result[i] = sum[i + 1] / sum[0];
   return result;

@@ -75,7 +75,10 @@ Value number(std::int64_t value) { return {.kind = Value::kNumber, .number = val
 Value other(std::string what) { return {.kind = Value::kOther, .text = std::move(what)}; }
 Value text_value(std::string_view text) { return {.kind = Value::kText, .text = std::string(text)}; }
 
-absl::Status damaged(const std::string& what) { return make_error(ExitCode::kCorruptData, what); }
+absl::Status damaged(const std::string& what) {
+  return make_error(ExitCode::kCorruptData,
+                    what + ". hint: write it anew with save_weights, or with torch.save(model.state_dict(), path)");
+}
 
 std::optional<std::vector<std::int64_t>> numbers_of(const Value& value) {
   if (value.kind != Value::kTuple) return std::nullopt;

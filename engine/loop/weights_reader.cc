@@ -104,7 +104,10 @@ class WeightsFile {
   }
 
  private:
-  static absl::Status damaged(const std::string& what) { return make_error(ExitCode::kCorruptData, what); }
+  static absl::Status damaged(const std::string& what) {
+    const bool has_hint = what.find("hint: ") != std::string::npos;
+    return make_error(ExitCode::kCorruptData, has_hint ? what : what + "." + kHint);
+  }
   static std::string record_of(const PickledTensor& tensor) { return "data/" + tensor.record; }
 
   absl::Status expect_weights() {

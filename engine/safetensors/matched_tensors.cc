@@ -85,7 +85,10 @@ class Matching {
       else
         problem(name, "the model has no such tensor");
     }
-    if (!problems_.empty()) return make_error(ExitCode::kCorruptData, "the tensors do not fit the model:" + problems_);
+    if (!problems_.empty())
+      return make_error(ExitCode::kCorruptData, "the tensors do not fit the model:" + problems_ +
+                                                    "\nhint: ImportOptions::names says what the file calls each "
+                                                    "parameter, ImportOptions::ignored what to pass over");
     if (!unused.empty()) {
       const std::size_t count = unused.size();
       unused.resize(std::min(count, kMostUnused));

@@ -29,11 +29,13 @@ std::vector<TensorState> OwnMatrixRule::states_of(const FlatParameter& parameter
         "\" is no name for a state. hint: each once, without '|' and '.', and none that checkpoints use: ema, "
         "master, value, buffer, item, generator, gpu_generator");
     require_of_rule(std::ranges::all_of(state.sizes, [](std::int64_t size) { return size >= 0; }), parameter,
-                    "the state \"", state.name, "\" wants sizes of 0 and more, got ", at::IntArrayRef(state.sizes));
+                    "the state \"", state.name, "\" wants sizes of 0 and more, got ", at::IntArrayRef(state.sizes),
+                    ". hint: MatrixOptimizer::states returned them");
     states.push_back({std::move(state.name), std::move(state.sizes)});
   }
   require_of_rule(states.size() <= MatrixOptimizer::kMostStates, parameter, "at most ", MatrixOptimizer::kMostStates,
-                  " states, got ", states.size());
+                  " states, got ", states.size(),
+                  ". hint: MatrixOptimizer::states returned them; join some into one tensor");
   return states;
 }
 
@@ -62,7 +64,8 @@ void OwnMatrixRule::update(const WholeTensor& tensor) const {
                   ", got ",
                   m.parameter.defined()
                       ? c10::str(m.parameter.scalar_type(), " ", m.parameter.sizes(), " on ", m.parameter.device())
-                      : "nothing");
+                      : "nothing",
+                  ". hint: update changes m.parameter in place, or gives a tensor of its shape");
   for (std::size_t i = 0; i < states.size(); ++i) {
     const bool is_same = i < m.states.size() && m.states[i].is_same(as_given[i]);
     require_of_rule(is_same, parameter, "after update, the state \"", states[i].name,

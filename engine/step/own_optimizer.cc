@@ -66,7 +66,8 @@ OwnOptimizer::OwnOptimizer(std::shared_ptr<const ElementwiseOptimizer> rule, con
   }
   own_states_ = states_.size();
   require(own_states_ <= ElementwiseOptimizer::kMostStates, "ElementwiseOptimizer::states: at most ",
-          ElementwiseOptimizer::kMostStates, " states, got ", own_states_);
+          ElementwiseOptimizer::kMostStates, " states, got ", own_states_,
+          ". hint: states that change together may be one of them");
   for (const StateInfo& average : bare_.states()) states_.push_back(average);
 }
 
@@ -136,7 +137,8 @@ at::Tensor OwnOptimizer::updated(const StepScalars& scalars, const OptimizerSlic
           parameters.device(), ", got ",
           e.parameters.defined()
               ? c10::str(e.parameters.scalar_type(), " ", e.parameters.sizes(), " on ", e.parameters.device())
-              : "nothing");
+              : "nothing",
+          ". hint: update changes e.parameters in place, or gives a tensor of its shape");
   for (std::size_t i = 0; i < own_states_; ++i) {
     const bool is_same = i < e.states.size() && e.states[i].is_same(states[i]);
     require(is_same, "ElementwiseOptimizer::update: state \"", states_[i].name,

@@ -138,7 +138,7 @@ class Engine:
         Collective. An exception that leaves the block is not waited for by the other ranks: nothing is written back.
         """
         if write and ema:
-            raise Error("gathered: write and ema exclude each other, since averages are not what is trained")
+            raise Error("gathered: write and ema exclude each other, since averages are not what is trained. hint: write without ema=True")
         mode = "write" if write else "ema" if ema else "read"
         arguments = (mode,) if parameters is None else (mode, list(parameters))
         return Guard(lambda: self._live().gathered(*arguments))
@@ -163,7 +163,7 @@ class Engine:
         try:
             batches = _without_padding(loader)
         except TypeError as error:
-            raise Error(f"evaluate wants batches to iterate over, got {type(loader).__name__}: {error}") from error
+            raise Error(f"evaluate wants batches to iterate over, got {type(loader).__name__}: {error}. hint: a list or a DataLoader has them") from error
         losses = _Losses(loss_of)
         found = engine.evaluate(losses.of_this_rank(batches), losses)
         if losses.problem is not None:
@@ -362,7 +362,7 @@ class Engine:
 
     def _live(self) -> _native.Engine:
         if self._native is None:
-            raise Error("this Engine was closed")
+            raise Error("this Engine was closed. hint: make another, and load the checkpoint or weights that this one saved")
         expect_one_truth()
         return self._native
 
@@ -449,7 +449,7 @@ class _Losses:
                 return loss if isinstance(loss, torch.Tensor) else torch.tensor(float(loss), dtype=torch.float64), weight
         got = f"({_kind_of(value[0])}, {_kind_of(value[1])})" if isinstance(value, tuple) and len(value) == 2 else _kind_of(value)
         self.problem = ("evaluate: the function must return the loss of the batch, a scalar tensor or a number, or a pair of that and its "
-                        f"weight, which is finite and not negative, and returned {got}")
+                        f"weight, which is finite and not negative, and returned {got}. hint: such as loss.mean()")
         return torch.tensor(float("nan")), 1.0
 
 
@@ -507,7 +507,7 @@ def _dump(name: str, value: Any) -> str:
     try:
         return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise Error(f"save_checkpoint: json[{name!r}] cannot be written as JSON: {error}") from None
+        raise Error(f"save_checkpoint: json[{name!r}] cannot be written as JSON: {error}. hint: numbers, text, lists and dicts can; tensors go into tensors=") from None
 
 
 def plan(model: torch.nn.Module, strategy: Strategy, *, world_size: int = 1, hosts: int = 1) -> _native.PlannedMemory:

@@ -15,7 +15,7 @@ class Mirror:
     def __init__(self, model: torch.nn.Module) -> None:
         """Raises Error (64), naming the parameter or module, for what an Engine cannot train."""
         if not isinstance(model, torch.nn.Module):
-            raise Error(f"an Engine wants a torch.nn.Module, got {type(model).__name__}")
+            raise Error(f"an Engine wants a torch.nn.Module, got {type(model).__name__}. hint: give it the model itself")
         if isinstance(model, (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)):
             raise Error(f"an Engine averages gradients itself, and cannot train a module inside {type(model).__name__}. hint: give the Engine the "
                         "module inside, which is .module of it")
@@ -105,7 +105,7 @@ def _expect_plain_tensor(tensor: torch.Tensor, what: str, name: str) -> None:
     if torch.nn.parameter.is_lazy(tensor):
         raise Error(f"{what} {name} has no shape yet. hint: run one forward before the Engine is made")
     if tensor.layout != torch.strided:
-        raise Error(f"{what} {name} has the layout {tensor.layout}. Tessera shards dense tensors only")
+        raise Error(f"{what} {name} has the layout {tensor.layout}. hint: Tessera shards dense tensors only: make it with to_dense()")
     # A Parameter's data is the plain tensor below it; a DTensor or a quantised tensor is one of a class of its own there too.
     if type(tensor.data) is not torch.Tensor:
         raise Error(f"{what} {name} is a {type(tensor.data).__name__}, not a plain tensor. hint: give the Engine the module before any other "

@@ -27,7 +27,7 @@ def expect_one_torch() -> None:
     found = {line.split(maxsplit=5)[5].strip() for line in pathlib.Path("/proc/self/maps").read_text().splitlines()
              if line.endswith("/libtorch_cpu.so")}
     if len(found) > 1:
-        raise ImportError(f"two LibTorches are in this process: {', '.join(sorted(found))}. Is LD_PRELOAD or LD_LIBRARY_PATH set?")
+        raise ImportError(f"two LibTorches are in this process: {', '.join(sorted(found))}. hint: is LD_PRELOAD or LD_LIBRARY_PATH set?")
 
 
 def _numbers(version: str) -> tuple[int, int]:

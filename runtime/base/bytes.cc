@@ -33,8 +33,8 @@ constexpr std::array<Unit, 11> kUnits = {{{"B", 1},
                                           {"PB", kKilo* kKilo* kKilo* kKilo* kKilo}}};
 constexpr std::size_t kBinaryUnits = 6;  // B and those with an i come first
 
-absl::Status bad_bytes(std::string_view text, const std::string& why) {
-  return make_error(ExitCode::kConfig, fmt::format("{} is not a number of bytes: {}", quoted_text(text), why));
+absl::Status bad_bytes(std::string_view text, const std::string& why_and_hint) {
+  return make_error(ExitCode::kConfig, fmt::format("{} is not a number of bytes{}", quoted_text(text), why_and_hint));
 }
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
@@ -56,8 +56,7 @@ absl::StatusOr<std::int64_t> bytes_of_unit(std::string_view text, std::string_vi
     if (unit.name == name) return unit.bytes;
     known.emplace_back(unit.name);
   }
-  return bad_bytes(text, fmt::format("unknown unit {}; units are {}{}", quoted_text(name), joined(known),
-                                     did_you_mean(name, known)));
+  return bad_bytes(text, fmt::format(": unknown unit {}{}", quoted_text(name), hint_of_names(name, known)));
 }
 
 }  // namespace
@@ -74,7 +73,7 @@ std::string format_bytes(std::int64_t bytes) {
 
 absl::StatusOr<std::int64_t> parse_bytes(std::string_view text) {
   const std::size_t length = number_length(text);
-  if (length == 0) return bad_bytes(text, "it must begin with a digit, such as \"8GiB\" or \"500MB\"");
+  if (length == 0) return bad_bytes(text, ". hint: it begins with a digit, such as \"8GiB\" or \"500MB\"");
   std::string_view name = text.substr(length);
   if (!name.empty() && name.front() == ' ') name.remove_prefix(1);
   TESSERA_ASSIGN_OR_RETURN(const std::int64_t unit, bytes_of_unit(text, name));
@@ -82,7 +81,8 @@ absl::StatusOr<std::int64_t> parse_bytes(std::string_view text) {
   const std::string number(text.substr(0, length));
   // long double has 64 bits of mantissa on x86-64, so whole numbers of bytes are exact.
   const long double bytes = std::round(std::strtold(number.c_str(), nullptr) * static_cast<long double>(unit));
-  if (!(bytes < 9223372036854775808.0L)) return bad_bytes(text, "it is more than 2^63 - 1");
+  if (!(bytes < 9223372036854775808.0L))
+    return bad_bytes(text, ": it is more than 2^63 - 1. hint: write what the machine has, such as \"64GiB\"");
   return static_cast<std::int64_t>(bytes);
 }
 

@@ -48,7 +48,7 @@ std::string Diagnostics::line_of(const Problem& problem) const {
                      problem.pointer.empty() ? "/" : problem.pointer, problem.message, related);
 }
 
-absl::Status Diagnostics::to_status() const {
+absl::Status Diagnostics::to_status(const std::string& hint) const {
   if (problems_.empty()) return absl::OkStatus();
   std::vector<const Problem*> sorted;
   for (const Problem& problem : problems_) sorted.push_back(&problem);
@@ -60,7 +60,9 @@ absl::Status Diagnostics::to_status() const {
   if (sorted.size() > kMaxReported) {
     lines.push_back(fmt::format("{}: and {} more errors", name_, sorted.size() - kMaxReported));
   }
-  return make_error(ExitCode::kConfig, joined(lines, "\n"));
+  const std::string text = joined(lines, "\n");
+  const bool has_hint = hint.empty() || text.find("hint: ") != std::string::npos;
+  return make_error(ExitCode::kConfig, has_hint ? text : text + "\nhint: " + hint);
 }
 
 }  // namespace tessera

@@ -12,7 +12,7 @@ namespace tessera {
 /// Collects everything that is wrong with a text file and reports it in one status, sorted by position:
 ///
 ///     strategy.json:3:19: /optimizer/lr: must be a number from 0 to 1000, got -1
-///     strategy.json:7:3: /optimiser: unknown key; did you mean "optimizer"?
+///     strategy.json:7:3: /optimiser: unknown key. hint: did you mean "optimizer"?
 ///
 /// Lines and columns count from 1, columns in characters. The text must outlive the object.
 class Diagnostics {
@@ -30,8 +30,9 @@ class Diagnostics {
   bool empty() const { return problems_.empty(); }
   /// Is there a problem at this pointer, inside it, or at something that holds it?
   bool touches(std::string_view pointer) const;
-  /// OK, or all problems, one a line, with exit code 78.
-  absl::Status to_status() const;
+  /// OK, or all problems, one a line, with exit code 78. `hint`: what helps with a file of this kind, a last line where no problem has
+  /// a hint of its own.
+  absl::Status to_status(const std::string& hint = "") const;
 
  private:
   struct Problem {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "runtime/base/bytes.h"
+#include "runtime/base/errno_hint.h"
 #include "runtime/base/process_limits.h"
 #include "runtime/base/status.h"
 
@@ -40,7 +41,8 @@ absl::Status refuse(const std::filesystem::path& path, const std::string& kind, 
 /// Any kind of file, and what it is. The open itself waits for nobody: O_NONBLOCK, since opening a pipe would wait for
 /// its writer before fstat can tell what it is.
 absl::StatusOr<int> open_any(const std::filesystem::path& path, const std::string& kind, struct stat& info) {
-  if (path.native().empty()) return make_error(ExitCode::kUsage, (kind.empty() ? "file" : kind) + ": an empty path");
+  if (path.native().empty())
+    return make_error(ExitCode::kUsage, (kind.empty() ? "file" : kind) + ": an empty path. hint: name a file");
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (fd < 0) return input_error(path, kind, "cannot be opened", errno);
   if (::fstat(fd, &info) == 0) return fd;
@@ -62,7 +64,8 @@ bool wait_for_pipe(int fd) {
 }  // namespace
 
 absl::Status input_error(const std::filesystem::path& path, const std::string& kind, const char* what, int error) {
-  return make_error(exit_code_of_input(error), fmt::format("{}: {}: {}", name_of(path, kind), what, reason_of(error)));
+  return make_error(exit_code_of_input(error),
+                    fmt::format("{}: {}: {}{}", name_of(path, kind), what, reason_of(error), hint_of_reading(error)));
 }
 
 absl::StatusOr<InputFile> InputFile::open(const std::filesystem::path& path, const std::string& kind) {
@@ -104,8 +107,9 @@ absl::StatusOr<std::string> read_input_file(const std::filesystem::path& path, c
     done += static_cast<std::size_t>(got);
   }
   if (done > most_bytes)
-    return make_error(ExitCode::kConfig, fmt::format("{}:1:1: /: larger than {}: this is not a {}", path.string(),
-                                                     format_bytes(static_cast<std::int64_t>(most_bytes)), kind));
+    return make_error(ExitCode::kConfig,
+                      fmt::format("{}:1:1: /: larger than {}: this is not a {}. hint: name the right file",
+                                  path.string(), format_bytes(static_cast<std::int64_t>(most_bytes)), kind));
   text.resize(done);
   return text;
 }

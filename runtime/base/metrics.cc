@@ -14,6 +14,7 @@
 #include <string_view>
 #include <utility>
 
+#include "runtime/base/errno_hint.h"
 #include "runtime/base/process_limits.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
@@ -22,7 +23,8 @@ namespace tessera {
 namespace {
 
 absl::Status os_error(ExitCode code, const std::filesystem::path& path, const char* what, int error) {
-  return make_error(code, fmt::format("metrics file {}: {}: {}", path.string(), what, reason_of(error)));
+  return make_error(
+      code, fmt::format("metrics file {}: {}: {}{}", path.string(), what, reason_of(error), hint_of_writing(error)));
 }
 
 // Keeps other writers of the file out, so that nobody takes a line that is being written for one that was torn. Where a
@@ -160,7 +162,8 @@ absl::Status MetricsWriter::write(const std::vector<Metric>& metrics) {
     if (metric.name.empty() || !names.insert(metric.name).second) {
       return make_error(ExitCode::kInternal,
                         fmt::format("metrics file {}: name {} is {}", path_.string(), quoted_text(metric.name),
-                                    metric.name.empty() ? "empty" : "given twice in one line"));
+                                    metric.name.empty() ? "empty. hint: name each metric"
+                                                        : "given twice in one line. hint: each metric has one name"));
     }
   }
   const absl::StatusOr<std::string> bytes = form_->bytes_of(metrics);

@@ -20,6 +20,7 @@ std::string grouped(std::size_t number) {
 
 // Longer words are never slips of a known name, and would make the distance costly.
 constexpr std::size_t kLongestWord = 64;
+constexpr std::size_t kMostNamesBytes = 300;
 
 }  // namespace
 
@@ -103,7 +104,12 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
 
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates) {
   const std::string best = nearest(word, candidates);
-  return best.empty() ? "" : "; did you mean \"" + best + "\"?";
+  return best.empty() ? "" : ". hint: did you mean \"" + best + "\"?";
+}
+
+std::string hint_of_names(std::string_view word, const std::vector<std::string>& candidates) {
+  const std::string near = did_you_mean(word, candidates);
+  return near.empty() ? ". hint: known here: " + clipped(joined(candidates), kMostNamesBytes) : near;
 }
 
 }  // namespace tessera

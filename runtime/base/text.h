@@ -35,7 +35,10 @@ std::size_t edit_distance(std::string_view a, std::string_view b);
 /// "".
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
-/// "; did you mean \"lr\"?", or "" if nothing is near.
+/// ". hint: did you mean \"lr\"?", or "" if nothing is near.
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates);
+
+/// The same, or, if nothing is near, ". hint: known here: lr, type": the candidates, as many as fit into a line.
+std::string hint_of_names(std::string_view word, const std::vector<std::string>& candidates);
 
 }  // namespace tessera

@@ -24,6 +24,8 @@ inline constexpr Phrase kWriteGuard = {"tessera::Gathered(engine, tessera::Gathe
                                        "engine.gathered(write=True)"};
 inline constexpr Phrase kAverages = {"EmaWeights or Gathered(kEma)",
                                      "engine.ema_weights() or engine.gathered(ema=True)"};
+inline constexpr Phrase kEma = {"EmaWeights", "engine.ema_weights()"};
+inline constexpr Phrase kSamples = {"MicrobatchInfo::samples", "samples=..."};
 inline constexpr Phrase kEndEngine = {"destroy that Engine first, with engine.reset() before std::make_unique",
                                       "call close() of that Engine first"};
 inline constexpr Phrase kInit = {"tessera::init(strategy)", "tessera.init(strategy)"};

@@ -75,7 +75,8 @@ absl::StatusOr<MeshAxes> MeshGroups::axes(int replicate, int shard) {
   if (replicate < 1 || shard < 1 || static_cast<std::int64_t>(replicate) * shard != topology_.world_size)
     return make_error(ExitCode::kConfig, "mesh of replicate " + std::to_string(replicate) + " x shard " +
                                              std::to_string(shard) + " does not make the world of " +
-                                             std::to_string(topology_.world_size) + " ranks");
+                                             std::to_string(topology_.world_size) +
+                                             " ranks. hint: their product is the number of ranks");
   MeshAxes axes;
   axes.replicate_size = replicate;
   axes.shard_size = shard;

@@ -64,7 +64,8 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
     Open& object = open_.back();
     const auto [first, is_new] = object.keys.emplace(name, offset);
     if (!is_new) {
-      diagnostics_.add(offset, json_pointer(object.pointer, name), "given twice; first given at", first->second);
+      diagnostics_.add(offset, json_pointer(object.pointer, name), "given twice. hint: remove one; the first is at",
+                       first->second);
     }
     pending_key_ = name;
     pending_key_offset_ = offset;
@@ -109,7 +110,7 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
 
   bool count_value() {
     if (values_left_-- > 0) return true;
-    diagnostics_.add(take_token(), "", "more values than a file of this kind may have");
+    diagnostics_.add(take_token(), "", "more values than a file of this kind may have. hint: is it the right file?");
     return false;
   }
 
@@ -140,7 +141,8 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
     // good.
     JsonNode& node = add_node(std::move(empty));
     if (open_.size() == kMaxJsonDepth) {
-      diagnostics_.add(node.offset, std::move(pointer), fmt::format("nested more than {} deep", kMaxJsonDepth));
+      diagnostics_.add(node.offset, std::move(pointer),
+                       fmt::format("nested more than {} deep. hint: is it the right file?", kMaxJsonDepth));
       return false;
     }
     open_.push_back({&node, std::move(pointer), {}});
@@ -226,7 +228,8 @@ bool TreeBuilder::parse_error(std::size_t, const std::string&, const nlohmann::j
   if (reason.find("unexpected end of input") != std::string::npos) at = text_.size();
   const std::string hint = hint_for(text_, at, reason);
   diagnostics_.add(at, open_.empty() ? "" : open_.back().pointer,
-                   hint.empty() ? "not JSON: in " + reason : "not JSON: " + hint);
+                   hint.empty() ? "not JSON: in " + reason + ". hint: repair this place; json.org shows the grammar"
+                                : "not JSON. hint: " + hint);
   return false;
 }
 
@@ -235,7 +238,7 @@ bool TreeBuilder::parse_error(std::size_t, const std::string&, const nlohmann::j
 std::optional<JsonNode> parse_json(std::string_view text, Diagnostics& diagnostics, std::size_t most_values) {
   // nlohmann's lexer takes a NUL for the end of the text and would not see what follows.
   if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos) {
-    diagnostics.add(nul, "", "a NUL byte: this is not a text file");
+    diagnostics.add(nul, "", "a NUL byte: this is not a text file. hint: is it the right file?");
     return std::nullopt;
   }
   std::size_t taken = 0;

@@ -15,11 +15,15 @@
 namespace tessera {
 namespace {
 
+/// Where no problem has a hint of its own.
+constexpr const char kStrategyHint[] = "docs/strategy.md lists every key and what it may be";
+
 constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;
 
 absl::Status too_large(const std::string& name) {
-  return make_error(ExitCode::kConfig, fmt::format("{}:1:1: /: larger than {}: this is not a strategy file", name,
-                                                   format_bytes(static_cast<std::int64_t>(kMaxFileBytes))));
+  return make_error(ExitCode::kConfig,
+                    fmt::format("{}:1:1: /: larger than {}: this is not a strategy file. hint: name the right file",
+                                name, format_bytes(static_cast<std::int64_t>(kMaxFileBytes))));
 }
 
 }  // namespace
@@ -34,7 +38,7 @@ absl::StatusOr<Strategy> parse_strategy(const std::string& text, const std::stri
   Diagnostics diagnostics(name, text);
   Strategy strategy;
   if (const auto root = parse_json(text, diagnostics)) strategy = StrategyReader(diagnostics).read(*root);
-  TESSERA_RETURN_IF_ERROR(diagnostics.to_status());
+  TESSERA_RETURN_IF_ERROR(diagnostics.to_status(kStrategyHint));
   return as_launched(std::move(strategy));
 }
 
@@ -52,7 +56,7 @@ absl::Status check_strategy(const Strategy& strategy) {
   const std::string text = strategy.to_json();
   Diagnostics diagnostics("the strategy given to the Engine, as JSON", text);
   if (const auto root = parse_json(text, diagnostics)) StrategyReader(diagnostics).read_from_code(*root);
-  return diagnostics.to_status();
+  return diagnostics.to_status(kStrategyHint);
 }
 
 std::string Strategy::to_json() const {

@@ -19,7 +19,7 @@ StrategyRule every_rule() {
           "A sync.type other than each_step needs sync.every above 0.",
           [](const Strategy& s) -> std::string {
             if (!s.sync.makes_outer_steps() || s.sync.every > 0) return "";
-            return "needs \"every\" above 0: the steps from one outer step to the next";
+            return "needs \"every\" above 0. hint: give it the steps from one outer step to the next";
           }};
 }
 
@@ -28,7 +28,7 @@ StrategyRule start_step_rule() {
           "sync.type post_local_sgd needs sync.start_step above 0.",
           [](const Strategy& s) -> std::string {
             if (s.sync.type != SyncType::kPostLocalSgd || s.sync.start_step > 0) return "";
-            return "needs \"start_step\" above 0: the steps that are made as each_step makes them, first";
+            return "needs \"start_step\" above 0. hint: give it the steps that are made as each_step makes them, first";
           }};
 }
 
@@ -43,7 +43,7 @@ StrategyRule fragments_rule() {
         if (least <= sync.every) return "";
         return fmt::format(
             "{} fragments with a delay of {} need \"every\" to be {} or more, since one is on its way at a time; it "
-            "is {}",
+            "is {}. hint: raise \"every\", or give fewer fragments",
             sync.fragments, sync.delay, least, sync.every);
       }};
 }
@@ -54,25 +54,26 @@ StrategyRule without(std::string other, std::string what, std::function<bool(con
           fmt::format("A sync.type other than each_step goes without {}: {}.", what, why),
           [holds, what, why](const Strategy& s) -> std::string {
             if (!s.sync.makes_outer_steps() || !holds(s)) return "";
-            return fmt::format("cannot stand beside {}: {}", what, why);
+            return fmt::format("cannot stand beside {}: {}. hint: leave one of them out", what, why);
           }};
 }
 
 StrategyRule compression_rule() {
-  return {
-      {"/sync/type", "/compression/gradients", "/compression/sums", "/compression/axes"},
-      "With outer steps, compression.gradients and sums go with sync.type diloco or streaming_diloco, and need "
-      "compression.axes replicate.",
-      [](const Strategy& s) -> std::string {
-        const bool compresses = s.compression.gradients != WireForm::kPlain || s.compression.sums != WireForm::kPlain;
-        if (!s.sync.makes_outer_steps() || !compresses) return "";
-        if (!s.sync.has_outer_optimizer())
-          return "sends weights as they are: leave \"gradients\" and \"sums\" of \"compression\" out, or "
-                 "take diloco";
-        if (s.compression.axes != CompressedAxes::kReplicate)
-          return "compresses outer gradients, over the replicate axis: \"compression\" needs \"axes\": \"replicate\"";
-        return "";
-      }};
+  return {{"/sync/type", "/compression/gradients", "/compression/sums", "/compression/axes"},
+          "With outer steps, compression.gradients and sums go with sync.type diloco or streaming_diloco, and need "
+          "compression.axes replicate.",
+          [](const Strategy& s) -> std::string {
+            const bool compresses =
+                s.compression.gradients != WireForm::kPlain || s.compression.sums != WireForm::kPlain;
+            if (!s.sync.makes_outer_steps() || !compresses) return "";
+            if (!s.sync.has_outer_optimizer())
+              return "sends weights as they are. hint: leave \"gradients\" and \"sums\" of \"compression\" out, or "
+                     "take diloco";
+            if (s.compression.axes != CompressedAxes::kReplicate)
+              return "compresses outer gradients, over the replicate axis. hint: give \"compression\" \"axes\": "
+                     "\"replicate\"";
+            return "";
+          }};
 }
 
 }  // namespace
@@ -101,7 +102,7 @@ std::vector<StrategyRule> sync_rules() {
       without(
           "/mixed_precision/param", "param fp16",
           [](const Strategy& s) { return s.mixed_precision.param == DType::kF16; },
-          "replicas would have loss scales of their own; take bf16"),
+          "replicas would have loss scales of their own, and bf16 needs none"),
       without(
           "/lr_schedule/base_batch_size", "lr_schedule.base_batch_size",
           [](const Strategy& s) { return s.lr_schedule.base_batch_size > 0; },

@@ -12,12 +12,12 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kRecordBytes = 1 + ImageDataset::kNumel;
-constexpr char kHint[] = "hint: unpack CIFAR-10's binary version, cifar-10-binary.tar.gz, anew";
+constexpr char kCifarHint[] = "hint: unpack CIFAR-10's binary version, cifar-10-binary.tar.gz, anew";
 constexpr float kMean[] = {0.4914f, 0.4822f, 0.4465f}, kDeviation[] = {0.2470f, 0.2435f, 0.2616f};
 
 absl::Status corrupt_images(const MappedFile& file, std::size_t offset, const std::string& what) {
   return make_error(ExitCode::kCorruptData,
-                    fmt::format("{}: at byte {}: {}. {}", file.path().string(), offset, what, kHint));
+                    fmt::format("{}: at byte {}: {}. {}", file.path().string(), offset, what, kCifarHint));
 }
 
 absl::Status check(const MappedFile& file) {

@@ -6,6 +6,7 @@
 #include <system_error>
 #include <utility>
 
+#include "runtime/base/errno_hint.h"
 #include "runtime/base/status.h"
 #include "runtime/data/mapped_file.h"
 #include "runtime/data/text_files.h"
@@ -82,8 +83,9 @@ absl::StatusOr<std::vector<fs::path>> walk(const fs::path& root, const std::vect
     if (entry->is_regular_file(broken_link) && wanted(entry->path(), extensions)) found.push_back(entry->path());
   }
   if (error)
-    return make_error(error == std::errc::permission_denied ? ExitCode::kPermission : ExitCode::kIo,
-                      fmt::format("{}: cannot list: {}", root.string(), error.message()));
+    return make_error(
+        error == std::errc::permission_denied ? ExitCode::kPermission : ExitCode::kIo,
+        fmt::format("{}: cannot list: {}{}", root.string(), error.message(), hint_of_reading(error.value())));
   std::sort(found.begin(), found.end(), [](const fs::path& a, const fs::path& b) { return a.native() < b.native(); });
   return found;
 }
@@ -106,8 +108,8 @@ absl::StatusOr<std::vector<MappedFile>> open_text_files(const fs::path& path,
     std::string filter;
     for (const auto& extension : extensions) filter += " " + extension;
     return make_error(ExitCode::kCorruptData,
-                      fmt::format("{}: holds no text: {} file(s){}{}, all empty", path.string(), paths.size(),
-                                  filter.empty() ? "" : " with extension", filter));
+                      fmt::format("{}: holds no text: {} file(s){}{}, all empty. hint: name a folder with text in it",
+                                  path.string(), paths.size(), filter.empty() ? "" : " with extension", filter));
   }
   return files;
 }

@@ -104,7 +104,7 @@ absl::StatusOr<TokenFormat> parse_token_format(std::string_view name) {
   if (name == "llmc") return TokenFormat::kLlmc;
   if (name == "megatron") return TokenFormat::kMegatron;
   return make_error(ExitCode::kUsage,
-                    fmt::format("unknown token format \"{}\": want auto, text, llmc or megatron", name));
+                    fmt::format("unknown token format \"{}\". hint: it is auto, text, llmc or megatron", name));
 }
 
 absl::StatusOr<std::unique_ptr<TokenDataset>> open_dataset(const fs::path& path, const DatasetOptions& options) {

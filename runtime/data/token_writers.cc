@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "runtime/base/errno_hint.h"
 #include "runtime/base/process_limits.h"
 #include "runtime/base/status.h"
 
@@ -37,9 +38,10 @@ class Output {
   absl::Status finish() {
     stream_.close();
     if (stream_) return absl::OkStatus();
-    return make_error(
-        created_ ? ExitCode::kIo : ExitCode::kCannotCreate,
-        fmt::format("{}: cannot {}: {}", path_.string(), created_ ? "write" : "create", reason_of(errno)));
+    const int error = errno;
+    return make_error(created_ ? ExitCode::kIo : ExitCode::kCannotCreate,
+                      fmt::format("{}: cannot {}: {}{}", path_.string(), created_ ? "write" : "create",
+                                  reason_of(error), hint_of_writing(error)));
   }
 
  private:
@@ -52,7 +54,8 @@ absl::Status check_fit(const std::filesystem::path& path, std::span<const std::i
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     if (!fits(type, tokens[i]))
       return make_error(ExitCode::kCorruptData,
-                        fmt::format("{}: token {} is {}, which is no {}", path.string(), i, tokens[i], name_of(type)));
+                        fmt::format("{}: token {} is {}, which is no {}. hint: write them as a wider type",
+                                    path.string(), i, tokens[i], name_of(type)));
   }
   if (tokens.size() > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()))
     return make_error(ExitCode::kCorruptData, fmt::format("{}: {} tokens, but the format counts to 2^31 - 1. hint: "
@@ -82,7 +85,8 @@ std::optional<std::uint8_t> megatron_code(TokenType type) {
 }
 
 absl::Status no_such_type(const std::filesystem::path& path, const char* format, TokenType type) {
-  return make_error(ExitCode::kUsage, fmt::format("{}: {} files hold no {}", path.string(), format, name_of(type)));
+  return make_error(ExitCode::kUsage, fmt::format("{}: {} files hold no {}. hint: write u16 or i32", path.string(),
+                                                  format, name_of(type)));
 }
 
 absl::Status write_index(const std::filesystem::path& path, std::span<const std::vector<std::int64_t>> documents,

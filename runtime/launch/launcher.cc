@@ -30,14 +30,19 @@ absl::Status check(const LaunchOptions& options) {
   if (options.command.empty() || options.command.front().empty())
     return refuse("no program given. hint: tessera launch -n 4 -- ./train strategy.json");
   if (options.ranks < 1 || options.ranks > kMostRanks)
-    return refuse(fmt::format("the number of ranks must be 1 to {}, got {}", kMostRanks, options.ranks));
+    return refuse(
+        fmt::format("the number of ranks must be 1 to {}, got {}. hint: -n says how many", kMostRanks, options.ranks));
   if (options.hosts < 1 || options.ranks % options.hosts != 0)
-    return refuse(fmt::format("{} pretended hosts do not divide {} ranks", options.hosts, options.ranks));
+    return refuse(fmt::format("{} pretended hosts do not divide {} ranks. hint: give -n a multiple of --hosts",
+                              options.hosts, options.ranks));
   if (options.port < 0 || options.port > 65535)
-    return refuse(fmt::format("port {} is outside of 0 to 65535", options.port));
-  if (options.max_restarts < 0) return refuse(fmt::format("{} restarts make no sense", options.max_restarts));
+    return refuse(fmt::format("port {} is outside of 0 to 65535. hint: --port 0 takes a free one", options.port));
+  if (options.max_restarts < 0)
+    return refuse(
+        fmt::format("{} restarts make no sense. hint: --max-restarts 0 starts ranks once", options.max_restarts));
   for (const double time : {options.grace_s, options.term_s})
-    if (!(time >= 0 && time <= 1e6)) return refuse(fmt::format("a time of {} s makes no sense", time));
+    if (!(time >= 0 && time <= 1e6))
+      return refuse(fmt::format("a time of {} s makes no sense. hint: --grace is seconds, from 0", time));
   return absl::OkStatus();
 }
 
@@ -60,7 +65,8 @@ absl::StatusOr<int> find_port(int port) {
                                   "free one",
                                   port, std::generic_category().message(errno)));
   if (::getsockname(socket.get(), raw, &length) != 0)
-    return make_error(ExitCode::kOsResource, "launch: the system does not tell which port it chose");
+    return make_error(ExitCode::kOsResource,
+                      "launch: the system does not tell which port it chose. hint: name one by --port");
   return ntohs(address.sin_port);
 }
 
@@ -73,7 +79,11 @@ class ErrorDirectory {
     if (error) root = "/tmp";
     std::string name = (root / "tessera-launch-XXXXXX").string();
     if (!::mkdtemp(name.data()))
-      return make_error(ExitCode::kCannotCreate, fmt::format("launch: cannot create {}: {}", name, reason_of(errno)));
+      return make_error(
+          ExitCode::kCannotCreate,
+          fmt::format(
+              "launch: cannot create {}: {}. hint: set TMPDIR to a folder with room that this user may write to", name,
+              errno_text(errno)));
     return ErrorDirectory(name);
   }
   ErrorDirectory(ErrorDirectory&& other) noexcept : path_(std::exchange(other.path_, {})) {}

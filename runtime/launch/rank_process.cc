@@ -114,10 +114,26 @@ struct ChildPlan {
   ::_exit(127);
 }
 
-const char* hint_for(ExitCode code) {
-  if (code == ExitCode::kNoInput) return ". hint: give its path, or put its folder in PATH";
-  if (code == ExitCode::kPermission) return ". hint: the file must be a program that may be executed (chmod +x)";
-  return "";
+/// Of a program that could not become this process. A script says by "No such file" that its interpreter is missing.
+std::string hint_of_start(const std::string& program, int error) {
+  std::error_code ignored;
+  switch (error) {
+    case ENOENT:
+      return std::filesystem::exists(program, ignored)
+                 ? ". hint: its first line (#!) names an interpreter that is not there"
+                 : ". hint: give its path, or put its folder in PATH";
+    case ENOTDIR:
+      return ". hint: a part of this path is a file, not a folder";
+    case EACCES:
+    case EPERM:
+      return ". hint: the file must be a program that may be executed (chmod +x)";
+    case ENOEXEC:
+      return ". hint: it is neither a program of this machine's kind nor a script that begins with #!";
+    case E2BIG:
+      return ". hint: shorten its arguments or the environment";
+    default:
+      return limit_hint(error).empty() ? "" : ". hint: " + limit_hint(error);
+  }
 }
 
 absl::Status exec_error(const std::string& program, int error) {
@@ -129,7 +145,7 @@ absl::Status exec_error(const std::string& program, int error) {
                         : error == EACCES || error == ENOEXEC ? ExitCode::kPermission
                                                               : ExitCode::kOsResource;
   return make_error(code, fmt::format("launch: cannot start {}: {}{}", clipped(program, 200),
-                                      std::generic_category().message(error), hint_for(code)));
+                                      std::generic_category().message(error), hint_of_start(program, error)));
 }
 
 /// The child's errno, or 0 once it has become the program.

@@ -41,8 +41,10 @@ absl::StatusOr<BytePairEncoding> BytePairEncoding::make(const Parts& parts) {
     const auto& [left, right] = parts.merges[rank];
     const Id a = id_of(left), b = id_of(right), joined = id_of(left + right);
     if (a == kNone || b == kNone || joined == kNone)
-      return corrupt(fmt::format("merge {} joins {} and {}, and one of them or the two together are no token", rank,
-                                 quoted_text(left), quoted_text(right)));
+      return corrupt(
+          fmt::format("merge {} joins {} and {}, and one of them or the two together are no token. hint: fetch "
+                      "vocabulary and merges from one source",
+                      rank, quoted_text(left), quoted_text(right)));
     result.merges_.insert_or_assign(key_of(a, b), Merge{rank, joined});  // given twice, the last one counts
   }
   if (parts.ignore_merges)

@@ -20,6 +20,7 @@
 namespace tessera {
 namespace {
 
+constexpr const char kTokenizerHint[] = "docs/huggingface.md says which tokenizer.json files are read";
 constexpr std::size_t kMostFileBytes = std::size_t{256} << 20;
 constexpr std::size_t kMostValues = std::size_t{1} << 23;
 constexpr std::int64_t kMostId = std::int64_t{1} << 27;
@@ -60,7 +61,7 @@ class TokenizerReader {
     const std::optional<JsonNode> root = parse_json(text, diagnostics_, kMostValues);
     if (root && !root->is_object()) wrong(*root, "", "must be an object, got " + describe(*root));
     if (root && root->is_object()) read_root(*root);
-    const absl::Status status = diagnostics_.to_status();
+    const absl::Status status = diagnostics_.to_status(kTokenizerHint);
     if (status.ok()) return std::move(result_);
     return make_error(ExitCode::kCorruptData, message_of(status));
   }

@@ -98,7 +98,7 @@ void MeasuredFields::finish() {
   for (const JsonNode& child : node_.children) {
     if (std::ranges::find(known_, child.key) != known_.end()) continue;
     diagnostics_.add(child.key_offset, json_pointer(place_, child.key),
-                     "unknown key" + did_you_mean(child.key, known_));
+                     "unknown key" + hint_of_names(child.key, known_));
   }
 }
 
@@ -109,8 +109,8 @@ std::optional<JsonNode> parse_measurements(std::string_view text, Diagnostics& d
   return std::nullopt;
 }
 
-absl::Status status_of(const Diagnostics& diagnostics) {
-  const absl::Status status = diagnostics.to_status();
+absl::Status status_of(const Diagnostics& diagnostics, const std::string& hint) {
+  const absl::Status status = diagnostics.to_status(hint);
   return status.ok() ? status : make_error(ExitCode::kCorruptData, message_of(status));
 }
 

@@ -58,6 +58,7 @@ class MeasuredFields {
 std::optional<JsonNode> parse_measurements(std::string_view text, Diagnostics& diagnostics, std::size_t most_values);
 
 /// OK, or all that `diagnostics` hold, as the content of a file that is wrong (65).
-absl::Status status_of(const Diagnostics& diagnostics);
+/// `hint`: what writes such files.
+absl::Status status_of(const Diagnostics& diagnostics, const std::string& hint);
 
 }  // namespace tessera

@@ -76,9 +76,9 @@ absl::StatusOr<std::vector<int>> units_of(const StepProfile& profile, const Memo
       for (const UnitShape& unit : units) names.push_back(unit.name);
       return make_error(
           ExitCode::kCorruptData,
-          fmt::format("profile: /entries/{}/unit: {} is no unit of the plan, which has {} of them{}. hint: "
+          fmt::format("profile: /entries/{}/unit: {} is no unit of the plan, which has {} of them{}; "
                       "measure the profile with the same model and the same \"units\"",
-                      indices.size(), quoted_text(entry.unit), units.size(), did_you_mean(entry.unit, names)));
+                      indices.size(), quoted_text(entry.unit), units.size(), hint_of_names(entry.unit, names)));
     }
     indices.push_back(found->second);
   }
@@ -90,7 +90,7 @@ absl::StatusOr<StepProfile> parse_step_profile(const std::string& text, const st
   StepProfile profile;
   if (const auto root = parse_measurements(text, diagnostics, kMostValues))
     profile = read(MeasuredFields(*root, "", diagnostics), diagnostics);
-  TESSERA_RETURN_IF_ERROR(status_of(diagnostics));
+  TESSERA_RETURN_IF_ERROR(status_of(diagnostics, "tessera train --profile writes such files"));
   return profile;
 }
 

@@ -94,10 +94,11 @@ absl::StatusOr<StepScript> script_of_step(const MemoryPlan& plan, const StepProf
   const std::int64_t rounds = plan.input().accumulation;
   TESSERA_ASSIGN_OR_RETURN(const std::vector<int> units, units_of(profile, plan));
   if (rounds > kMostUses / static_cast<std::int64_t>(std::max<std::size_t>(units.size(), 1)))
-    return make_error(ExitCode::kUsage,
-                      fmt::format("a step of {} microbatches, each of which uses units {} times, is longer than "
-                                  "what can be timed: {} uses",
-                                  rounds, units.size(), kMostUses));
+    return make_error(
+        ExitCode::kUsage,
+        fmt::format("a step of {} microbatches, each of which uses units {} times, is longer than "
+                    "what can be timed: {} uses. hint: a smaller gradient_accumulation shows the same step",
+                    rounds, units.size(), kMostUses));
   WholeStep step(plan, profile, units);
   StepScript first, steady;
   ScriptWriter first_writer(plan, links, first), steady_writer(plan, links, steady);

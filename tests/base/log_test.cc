@@ -101,7 +101,7 @@ TEST(LogDeathTest, EnvironmentSetsTheLevel) {
   EXPECT_EXIT(log_all_with("error"), ::testing::ExitedWithCode(0), "^[^\n]* three\n$");
   EXPECT_EXIT(log_all_with("off"), ::testing::ExitedWithCode(0), "^$");
   EXPECT_EXIT(log_all_with("eror"), ::testing::ExitedWithCode(0),
-              "TESSERA_LOG_LEVEL: \"eror\" is not a level; levels are info, warning, error, off; did you mean "
+              "TESSERA_LOG_LEVEL: \"eror\" is not a level; levels are info, warning, error, off. hint: did you mean "
               "\"error\"\\?\n.*one\n.*two\n.*three\n");
 }
 

@@ -163,7 +163,7 @@ TEST(ThreadFailures, ARankThatReturnsEarlyHasLeft) {
   });
   EXPECT_TRUE(results[1].ok());
   for (int rank : {0, 2}) {
-    EXPECT_EQ(exit_code_of(results[rank]), ExitCode::kCorruptData);
+    EXPECT_EQ(exit_code_of(results[rank]), ExitCode::kPeerLost);
     EXPECT_THAT(message_of(results[rank]), AllOf(HasSubstr("second barrier #2"), HasSubstr("rank 1 ")));
   }
   EXPECT_THAT(message_of(results[0]) + message_of(results[2]), HasSubstr("rank 1 has left, last in barrier 'first'"));
@@ -178,7 +178,7 @@ TEST(ThreadFailures, ARankWhoseProgramEndsIsNotWaitedForWhileItsGroupsLive) {
     groups_of(mesh).leave();
     return user->barrier("the end").wait();  // for which the others do not come
   });
-  for (int rank : {0, 2}) EXPECT_EQ(exit_code_of(results[rank]), ExitCode::kCorruptData);
+  for (int rank : {0, 2}) EXPECT_EQ(exit_code_of(results[rank]), ExitCode::kPeerLost);
   EXPECT_THAT(message_of(results[0]) + message_of(results[2]), HasSubstr("rank 1 has left, last in barrier 'first'"));
   EXPECT_FALSE(results[1].ok());
 }

@@ -218,7 +218,7 @@ TEST(HostFailures, ALeftRankIsNamed) {
     TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(world_of(rank, 2), store));
     return rank == 1 ? absl::OkStatus() : group->barrier("alone").wait();
   });
-  EXPECT_EQ(ends[0].exit_code, ExitCode::kCorruptData);
+  EXPECT_EQ(ends[0].exit_code, ExitCode::kPeerLost);
   EXPECT_THAT(ends[0].message, AllOf(HasSubstr("rank 1 (pid "), HasSubstr("has left, which has made no call yet")));
 }
 

@@ -42,7 +42,8 @@ TEST(JsonDocument, KeysAreTheSameHoweverTheyAreSpelled) {
   const std::string text = R"({"a": 1, "\u0061": 2})";
   Diagnostics diagnostics("x", text);
   EXPECT_TRUE(parse_json(text, diagnostics).has_value());
-  EXPECT_EQ(std::string(diagnostics.to_status().message()), "x:1:10: /a: given twice; first given at 1:2");
+  EXPECT_EQ(std::string(diagnostics.to_status().message()),
+            "x:1:10: /a: given twice. hint: remove one; the first is at 1:2");
 }
 
 TEST(JsonDocument, DepthLimitIsExact) {

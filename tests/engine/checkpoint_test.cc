@@ -531,9 +531,9 @@ TEST(Checkpoint, TheNearestNameIsOffered) {
     } catch (const Error& error) {
       EXPECT_EQ(error.exit_code(), ExitCode::kCorruptData);
       EXPECT_THAT(error.message(),
-                  AllOf(HasSubstr("\"projektion.bias\" of the model is not in the checkpoint; did you mean "
+                  AllOf(HasSubstr("\"projektion.bias\" of the model is not in the checkpoint. hint: did you mean "
                                   "\"projection.bias\"?"),
-                        HasSubstr("\"projection.bias\" of the checkpoint is not in the model; did you mean "
+                        HasSubstr("\"projection.bias\" of the checkpoint is not in the model. hint: did you mean "
                                   "\"projektion.bias\"?")));
     }
   });

@@ -524,7 +524,7 @@ TEST(SetOption, CallsThatCannotBeMeantAreRefusedAndHarmless) {
       return usage_error_of([&] { engine.set_option(arguments...); });
     };
     EXPECT_THAT(refused("weight_deca", 0.1), HasSubstr("did you mean \"weight_decay\"?"));
-    EXPECT_THAT(refused("momentum", 0.1), HasSubstr("of adamw there are weight_decay, eps, betas"));
+    EXPECT_THAT(refused("momentum", 0.1), HasSubstr("hint: known here: weight_decay, eps, betas"));
     EXPECT_THAT(refused("lr", 0.1), HasSubstr("set_lr"));
     EXPECT_THAT(refused("betas", 0.9), HasSubstr("wants 2 numbers, got 1"));
     EXPECT_THAT(refused("eps", std::pair(0.1, 0.1)), HasSubstr("wants 1 number, got 2"));

@@ -282,7 +282,7 @@ TEST(IoRing, OptionsOutOfRangeAreRefused) {
   for (const IoRingOptions& options :
        {IoRingOptions{.in_flight = 0}, IoRingOptions{.in_flight = 65}, IoRingOptions{.queue_entries = 0},
         IoRingOptions{.queue_entries = 5000}, IoRingOptions{.threads = 0}, IoRingOptions{.threads = 65}})
-    EXPECT_EQ(exit_code_of(IoRing::make(options).status()), ExitCode::kConfig);
+    EXPECT_EQ(exit_code_of(IoRing::make(options).status()), ExitCode::kInternal);
 }
 
 // F43: a container that forbids io_uring.

@@ -215,10 +215,10 @@ TEST(Spill, RefusesOptionsThatMakeNoSense) {
     change(options);
     return Spill::create(std::move(options)).status();
   };
-  EXPECT_EQ(exit_code_of(refused([](SpillOptions& o) { o.piece_bytes = 0; })), ExitCode::kConfig);
-  EXPECT_EQ(exit_code_of(refused([](SpillOptions& o) { o.queue_depth = 0; })), ExitCode::kConfig);
-  EXPECT_EQ(exit_code_of(refused([](SpillOptions& o) { o.queue_depth = 33; })), ExitCode::kConfig);
-  EXPECT_EQ(exit_code_of(refused([](SpillOptions& o) { o.directories = {}; })), ExitCode::kConfig);
+  EXPECT_EQ(exit_code_of(refused([](SpillOptions& o) { o.piece_bytes = 0; })), ExitCode::kInternal);
+  EXPECT_EQ(exit_code_of(refused([](SpillOptions& o) { o.queue_depth = 0; })), ExitCode::kInternal);
+  EXPECT_EQ(exit_code_of(refused([](SpillOptions& o) { o.queue_depth = 33; })), ExitCode::kInternal);
+  EXPECT_EQ(exit_code_of(refused([](SpillOptions& o) { o.directories = {}; })), ExitCode::kInternal);
   EXPECT_THAT(message_of(refused([](SpillOptions& o) { o.directories = {"/nowhere/at/all"}; })),
               HasSubstr("/nowhere/at/all"));
 }

@@ -349,9 +349,9 @@ TEST(TierSizes, RecordsOfAHostTierMayDifferInSize) {
           std::ranges::all_of(bytes, [&](std::byte byte) { return byte == static_cast<std::byte>(record + 1); }));
     }
     options.sizes[1] = 5001;
-    EXPECT_EQ(exit_code_of(HostTier::create(options).status()), ExitCode::kConfig);
+    EXPECT_EQ(exit_code_of(HostTier::create(options).status()), ExitCode::kInternal);
     options.sizes.pop_back();
-    EXPECT_EQ(exit_code_of(HostTier::create(options).status()), ExitCode::kConfig);
+    EXPECT_EQ(exit_code_of(HostTier::create(options).status()), ExitCode::kInternal);
   }
   EXPECT_EQ(pages.given, 0u);
 }
@@ -406,7 +406,7 @@ TEST(TierSizes, OptionsThatMakeNoSenseAreRefused) {
   wrong[12].resident_first = 9;
   wrong[13].resident_first = -1;
   for (std::size_t i = 0; i < wrong.size(); ++i)
-    EXPECT_EQ(exit_code_of(FileTier::create(wrong[i]).status()), ExitCode::kConfig) << i;
+    EXPECT_EQ(exit_code_of(FileTier::create(wrong[i]).status()), ExitCode::kInternal) << i;
 }
 
 TEST(TierSizes, WhereAllIsResidentThereIsNoFile) {

@@ -70,7 +70,7 @@ class FollowedOptimizer:
                 continue
             for key in set(self._usual) - {"lr", *self._numbers, "foreach", "fused", "capturable"}:
                 if group[key] != self._usual[key]:
-                    raise Error(f"TesseraStrategy cannot train with {key}={group[key]} of {self._kind.__name__}")
+                    raise Error(f"TesseraStrategy cannot train with {key}={group[key]} of {self._kind.__name__}. hint: leave it out")
         watch(self._optimizer, self._usual, ("lr", *self._numbers), self._kind.__name__)
 
     def forget_sent(self) -> None:

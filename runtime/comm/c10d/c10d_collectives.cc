@@ -96,7 +96,9 @@ class C10dCollectives : public Collectives {
   void leave() override {
     {
       std::lock_guard lock(mutex_);
-      if (status_.ok()) status_ = make_error(ExitCode::kUsage, group_.self() + " has left the group");
+      if (status_.ok())
+        status_ = make_error(ExitCode::kUsage,
+                             group_.self() + " has left the group. hint: make no call after the program's end");
     }
     drop_backend();
   }

@@ -17,7 +17,7 @@ Result C10dStore::guarded(const char* what, const std::string& key, Body body) c
   } catch (const std::exception& error) {
     return make_error(ExitCode::kPeerLost, std::string("store: cannot ") + what + " '" + key + "': " + server_ +
                                                " is gone, which serves the store (" + text_of_c10_exception(error) +
-                                               ")");
+                                               "). hint: what it printed last, or its launcher, says why it ended");
   }
 }
 
@@ -45,8 +45,10 @@ absl::StatusOr<std::string> C10dStore::get(const std::string& key, std::chrono::
     TESSERA_ASSIGN_OR_RETURN(const bool present, has(key));
     if (present) break;
     if (std::chrono::steady_clock::now() >= end)
-      return make_error(ExitCode::kPeerLost,
-                        "store: no rank set '" + key + "' within " + std::to_string(timeout.count()) + " ms");
+      return make_error(ExitCode::kPeerLost, "store: no rank set '" + key + "' within " +
+                                                 std::to_string(timeout.count()) +
+                                                 " ms. hint: a rank that has met the others stands still, or computes "
+                                                 "for longer than comm.init_timeout_s");
     std::this_thread::sleep_for(pause);
   }
   return guarded<absl::StatusOr<std::string>>("get", key, [&] {

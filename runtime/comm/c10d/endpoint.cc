@@ -102,11 +102,17 @@ absl::StatusOr<HostAddress> resolve_in_time(const std::string& host, Clock::time
   }
 }
 
+constexpr const char kListenerHint[] =
+    ". hint: start rank 0, and look whether this host may reach that port (nc -zv HOST PORT); a start that takes "
+    "longer needs a larger "
+    "comm.init_timeout_s";
+
 absl::Status wait_for_listener(const HostAddress& host, int port, Clock::time_point deadline) {
   for (auto pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
     const int error = try_to_connect(host, port, left_until(deadline));
     if (error == 0) return absl::OkStatus();
-    if (left_until(deadline) <= pause) return make_error(ExitCode::kPeerLost, std::strerror(error));
+    if (left_until(deadline) <= pause)
+      return make_error(ExitCode::kPeerLost, std::strerror(error) + std::string(kListenerHint));
     std::this_thread::sleep_for(pause);
   }
 }

@@ -24,6 +24,10 @@ constexpr const char* kHintOfSilence =
     "or "
     "was killed, and then its launcher says by what";
 
+constexpr const char* kHintOfAbsence =
+    ". hint: a rank that has started and does not come is elsewhere: all ranks must make the same groups, so the same "
+    "Engines, in the same order";
+
 std::string number_of(const CallSignature& call) { return "(#" + std::to_string(call.sequence) + ")"; }
 
 bool ends_with(const std::string& text, const std::string& end) {
@@ -131,9 +135,9 @@ absl::Status FailureReport::explain_arrival(const std::string& why) {
   }
   std::string text = why;
   if (!absent.empty())
-    text += "; rank " + number_ranges(absent) + (absent.size() == 1 ? " has" : " have") + " not come";
+    text += "; rank " + number_ranges(absent) + (absent.size() == 1 ? " has" : " have") + " not come" + kHintOfAbsence;
   else if (!silent.empty())
-    text += "; rank " + number_ranges(silent) + (silent.size() == 1 ? " does" : " do") + " not answer";
+    text += "; rank " + number_ranges(silent) + (silent.size() == 1 ? " does" : " do") + " not answer" + kHintOfSilence;
   return make_error(ExitCode::kPeerLost, text);
 }
 
@@ -142,7 +146,9 @@ std::string FailureReport::silent_server() const {
 }
 
 std::string FailureReport::gone_server() const {
-  return shared_->server() + " is gone, which serves the store: it has ended, or its host cannot be reached";
+  return shared_->server() +
+         " is gone, which serves the store. hint: what it printed last, or its launcher, says why it ended; or its "
+         "host cannot be reached any more";
 }
 
 void FailureReport::publish_call(const CallSignature& call) { publish("was in " + call.describe()); }
@@ -165,7 +171,10 @@ absl::Status FailureReport::explain(const CallSignature& call, const std::string
   const Group& group = shared_->group;
   std::string text = group.self() + " " + where(call) + ": " + why;
   const auto answers = std::make_shared<Answers>();
-  if (!ask_all(answers)) return make_error(ExitCode::kPeerLost, text + "; " + silent_server());
+  if (!ask_all(answers)) {
+    const std::string text_and_hint = text + "; " + silent_server();
+    return make_error(ExitCode::kPeerLost, text_and_hint);
+  }
   ExitCode code = ExitCode::kPeerLost;
   std::vector<int> silent, ended;
   std::size_t told = 0;
@@ -191,11 +200,11 @@ absl::Status FailureReport::explain(const CallSignature& call, const std::string
   else if (!silent.empty())
     text += "; rank " + number_ranges(silent) + (silent.size() == 1 ? " does" : " do") + " not answer";
   if (!ended.empty()) {
-    if (code == ExitCode::kPeerLost) code = ExitCode::kCorruptData;
     text += "; the program of rank " + number_ranges(ended) +
             " has ended. hint: every rank takes as many steps, and makes as many other calls, as the others";
   }
-  if (code == ExitCode::kInternal) text += "; ranks disagree: every rank must make the same calls in the same order";
+  if (code == ExitCode::kInternal)
+    text += "; ranks disagree. hint: every rank must make the same calls in the same order";
   if (code == ExitCode::kPeerLost && !silent.empty() && !answers->store_is_gone) text += kHintOfSilence;
   return make_error(code, text);
 }

@@ -54,7 +54,7 @@ absl::Status port_error(const Topology& topology, int error) {
                                                : "choose another MASTER_PORT";
   return make_error(ExitCode::kUnavailable, self(topology) + ": cannot serve the store on port " +
                                                 std::to_string(topology.master_port) + ": " + std::strerror(error) +
-                                                "; " + hint);
+                                                ". hint: " + hint);
 }
 
 // Bound here rather than by c10d, which always listens on all interfaces. For IPv6 addresses of several hosts, the
@@ -86,11 +86,11 @@ absl::StatusOr<int> bound_socket(const Topology& topology, bool ipv6, bool loopb
   return port_error(topology, error);
 }
 
-absl::Status no_store(const Topology& topology, double init_timeout_s, const std::string& why) {
+absl::Status no_store(const Topology& topology, double init_timeout_s, const std::string& why_and_hint) {
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%g", init_timeout_s);
   return make_error(ExitCode::kPeerLost, self(topology) + ": no store at " + endpoint(topology) + " within " + seconds +
-                                             " s: did rank 0 start, and can this host reach it? (" + why + ")");
+                                             " s: " + why_and_hint);
 }
 
 absl::StatusOr<c10::intrusive_ptr<c10d::Store>> connect(const Topology& topology, double init_timeout_s,
@@ -122,7 +122,8 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> connect(const Topology& topology
     if (const int limit = limit_in(text))
       return make_error(exit_code_of_errno(limit),
                         self(topology) + ": cannot join the store at " + endpoint(topology) + ": " + reason_of(limit));
-    return no_store(topology, init_timeout_s, text);
+    return no_store(topology, init_timeout_s,
+                    text + ". hint: is another program's server at that port? Choose another MASTER_PORT");
   }
 }
 
@@ -135,9 +136,10 @@ class RollCall {
   absl::Status run() {
     TESSERA_ASSIGN_OR_RETURN(const auto claims, store_.add(key(topology_.rank), 1));
     if (claims > 1)
-      return make_error(ExitCode::kConfig, self(topology_) + ": RANK " + std::to_string(topology_.rank) +
-                                               " is claimed by another process too (launcher: " + topology_.launcher +
-                                               ")");
+      return make_error(ExitCode::kConfig,
+                        self(topology_) + ": RANK " + std::to_string(topology_.rank) +
+                            " is claimed by another process too (launcher: " + topology_.launcher +
+                            "). hint: give each process a RANK of its own, or each job a MASTER_PORT of its own");
     TESSERA_RETURN_IF_ERROR(store_.add("present", 1).status());
     for (;; std::this_thread::sleep_for(std::chrono::milliseconds(2))) {
       TESSERA_ASSIGN_OR_RETURN(const auto present, store_.add("present", 0));
@@ -156,12 +158,13 @@ class RollCall {
       if (!is_present) missing.push_back(rank);
     }
     TESSERA_RETURN_IF_ERROR(linger(present));
-    return make_error(ExitCode::kPeerLost, self(topology_) + ": " + std::to_string(topology_.world_size - present) +
-                                               " of " + std::to_string(topology_.world_size) +
-                                               " ranks are still missing at the store of " + endpoint(topology_) +
-                                               ": rank " + number_ranges(missing) +
-                                               (topology_.world_size > kMostAskedFor ? ", ..." : "") +
-                                               " (comm.init_timeout_s sets the limit)");
+    return make_error(
+        ExitCode::kPeerLost,
+        self(topology_) + ": " + std::to_string(topology_.world_size - present) + " of " +
+            std::to_string(topology_.world_size) + " ranks are still missing at the store of " + endpoint(topology_) +
+            ": rank " + number_ranges(missing) + (topology_.world_size > kMostAskedFor ? ", ..." : "") +
+            " (comm.init_timeout_s sets the limit). hint: start them too, with this WORLD_SIZE, MASTER_ADDR and "
+            "MASTER_PORT, and look why their hosts did not (they have met nobody)");
   }
 
   // The store ends with the rank that serves it, so that rank lets the others look first.
@@ -188,7 +191,7 @@ absl::Status check_owner(const Topology& topology, C10dStore& store, std::chrono
   TESSERA_ASSIGN_OR_RETURN(const std::string owner, store.get("tessera/owner", timeout));
   if (owner == mine) return absl::OkStatus();
   return make_error(ExitCode::kUnavailable, self(topology) + ": the store at " + endpoint(topology) + " belongs to " +
-                                                owner + ", this is " + mine + "; choose another MASTER_PORT");
+                                                owner + ", this is " + mine + ". hint: choose another MASTER_PORT");
 }
 
 }  // namespace

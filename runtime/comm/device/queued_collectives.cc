@@ -39,7 +39,9 @@ class QueuedCollectives : public Collectives {
     const bool unwinding = std::uncaught_exceptions() > exceptions_at_start_;
     if (!unwinding && status().ok()) watch_->drain();
     watch_.reset();
-    if (unwinding) queued_.groups->end(make_error(ExitCode::kPeerLost, group_.self() + ": left by an exception"));
+    if (unwinding)
+      queued_.groups->end(make_error(
+          ExitCode::kPeerLost, group_.self() + ": left by an exception. hint: what that rank printed says which"));
     queued_.groups->remove(place_);
     if (unwinding || !status().ok()) return;
     for (const std::function<void()>& end : {queued_.release_memory, {[this] { queued_.backend->shutdown(); }}}) {

@@ -235,7 +235,7 @@ class Rendezvous {
     return make_error(ExitCode::kUnavailable,
                       group_.self() + ": descriptor " + std::to_string(invitation.fd) + " of process " +
                           std::to_string(invitation.pid) + " is not the control segment of " + group_.key() +
-                          "; do the ranks share one PID namespace? comm.transport gloo needs none");
+                          ". hint: start the ranks of a host in one PID namespace, or take comm.transport \"gloo\"");
   }
 
   std::chrono::milliseconds time_left() const {
@@ -250,7 +250,10 @@ class Rendezvous {
     for (std::size_t i = 0; i < missing.size(); ++i) text += (i ? ", " : " ") + group_.who(missing[i]);
     std::ostringstream seconds;
     seconds << group_.init_timeout_s;
-    return make_error(ExitCode::kPeerLost, text + " after " + seconds.str() + " s (comm.init_timeout_s)");
+    return make_error(ExitCode::kPeerLost, text + " after " + seconds.str() +
+                                               " s (comm.init_timeout_s). hint: those ranks have started and are "
+                                               "elsewhere: all ranks must make the same groups, so "
+                                               "the same Engines, in the same order");
   }
 
   const Group& group_;

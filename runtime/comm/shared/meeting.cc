@@ -88,10 +88,10 @@ absl::Status Meeting::disagreement(std::uint64_t phase) {
   const CallSignature first = call_of(0);
   int other = 1;
   while (other + 1 < peers_.size() && call_of(other) == first) ++other;
-  return peers_.fail(make_error(ExitCode::kInternal, peers_.prefix() + "ranks disagree: " + peers_.who(0) + " calls " +
-                                                         first.describe() + ", " + peers_.who(other) + " calls " +
-                                                         call_of(other).describe() +
-                                                         "; every rank must make the same calls in the same order"));
+  return peers_.fail(make_error(
+      ExitCode::kInternal, peers_.prefix() + "ranks disagree: " + peers_.who(0) + " calls " + first.describe() + ", " +
+                               peers_.who(other) + " calls " + call_of(other).describe() +
+                               ". hint: every rank must make the same calls in the same order"));
 }
 
 // Sequentially consistent, all of it: who stores an arrival and then looks (for sleepers, for a doubt, for the other

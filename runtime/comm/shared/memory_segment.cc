@@ -83,11 +83,12 @@ absl::StatusOr<MemorySegment> MemorySegment::open(pid_t pid, int fd, std::size_t
   if (segment.fd_ < 0 && (errno == EACCES || errno == EPERM))
     return make_error(ExitCode::kPermission,
                       "cannot open " + path + ": " + error_text() +
-                          "; ranks of one host must run as one user, or use comm.transport gloo");
+                          ". hint: run the ranks of a host as one user, or take comm.transport \"gloo\"");
   if (segment.fd_ < 0)
-    return make_error(ExitCode::kPeerLost, "cannot open " + path + ": " + error_text() + "; process " +
-                                               std::to_string(pid) +
-                                               " is gone, or in another PID namespace (then use comm.transport gloo)");
+    return make_error(
+        ExitCode::kPeerLost,
+        "cannot open " + path + ": " + error_text() + ": process " + std::to_string(pid) +
+            " is gone, or in another PID namespace. hint: in the latter case take comm.transport \"gloo\"");
   struct stat info {};
   if (fstat(segment.fd_, &info) != 0 || static_cast<std::size_t>(info.st_size) != bytes)
     return make_error(ExitCode::kInternal,

@@ -113,7 +113,9 @@ absl::Status Peers::reason_of_loss() {
   const auto everyone = [](int) { return true; };
   for (const auto end = Clock::now() + std::chrono::seconds(1); Clock::now() < end; std::this_thread::yield())
     if (auto reason = look(true, everyone); !reason.ok()) return reason;
-  return make_error(ExitCode::kPeerLost, prefix() + "another rank gave up, and was gone before it could say why");
+  return make_error(ExitCode::kPeerLost, prefix() +
+                                             "another rank gave up, and was gone before it could say why. hint: what "
+                                             "it printed last, or its launcher, says why it ended");
 }
 
 absl::Status Peers::begin_access() {
@@ -152,14 +154,17 @@ absl::Status Peers::look(bool slept, Arrived arrived) const {
   if (!alarm && !slept) return absl::OkStatus();
   for (int q : missing(arrived))
     if (!space_.alive(q) && !arrived(q) && blocks_[q]->state.load() == RankState::kRunning)
-      return make_error(ExitCode::kPeerLost, prefix() + who(q) + " is gone" + last_seen(q));
+      return make_error(
+          ExitCode::kPeerLost,
+          prefix() + who(q) + " is gone" + last_seen(q) +
+              ". hint: what it printed last, or its launcher, says why it ended (dmesg: was its memory short?)");
   for (int q = 0; alarm && q < size(); ++q)
     if (q != rank() && blocks_[q]->state.load() == RankState::kFailed) return failure_of(q);
   // Who left may have done so because of a failure that is still on its way to us, so leaving is the last to
   // be told.
   for (int q : slept ? missing(arrived) : std::vector<int>())
     if (blocks_[q]->state.load() == RankState::kLeft)
-      return make_error(ExitCode::kCorruptData,
+      return make_error(ExitCode::kPeerLost,
                         prefix() + who(q) + " has left" + last_seen(q) +
                             ". hint: every rank takes as many steps, and makes as many other calls, as the others");
   return Clock::now() < deadline_ ? absl::OkStatus() : timeout_error(arrived);
@@ -209,7 +214,8 @@ absl::Status Peers::status() const {
   if (self().state.load(std::memory_order_acquire) == RankState::kRunning) return absl::OkStatus();
   if (auto known = failure(); !known.ok()) return known;
   // Ended from outside: by run_ranks, which saw the rank's body throw or return.
-  return make_error(ExitCode::kPeerLost, prefix() + "this rank has already left the group");
+  return make_error(ExitCode::kPeerLost,
+                    prefix() + "this rank has already left the group. hint: make no call after the program's end");
 }
 
 absl::Status Peers::failure() const {

@@ -96,7 +96,10 @@ SharedMemoryCollectives::~SharedMemoryCollectives() {
   if (std::uncaught_exceptions() == exceptions_at_start_) {
     peers_.leave();
   } else if (space_->between_processes()) {
-    peers_.fail(make_error(ExitCode::kPeerLost, "an exception ended " + group_.self())).IgnoreError();
+    peers_
+        .fail(make_error(ExitCode::kPeerLost,
+                         "an exception ended " + group_.self() + ". hint: what that rank printed says which"))
+        .IgnoreError();
   }
 }
 

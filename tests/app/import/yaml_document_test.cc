@@ -48,7 +48,7 @@ TEST(YamlDocument, PlacesAreThoseOfValues) {
 TEST(YamlDocument, HostileTextIsRefusedWithItsPlace) {
   EXPECT_THAT(error("a: &x [1]\nb: *x\n"), HasSubstr("file:2:4: /: not YAML: aliases"));
   EXPECT_THAT(error("a: !!python/object:os.system x\n"), HasSubstr("tags (!name) are not read"));
-  EXPECT_THAT(error("a: 1\na: 2\n"), HasSubstr("file:2:1: /a: given twice; first given at 1:1"));
+  EXPECT_THAT(error("a: 1\na: 2\n"), HasSubstr("file:2:1: /a: given twice. hint: remove one; the first is at 1:1"));
   EXPECT_THAT(error("a: 1\n---\nb: 2\n"), HasSubstr("a second document"));
   EXPECT_THAT(error("? [a, b]\n: 1\n"), HasSubstr("a key must be a word"));
   EXPECT_THAT(error("a: \"\xff\"\n"), HasSubstr("not UTF-8"));

@@ -71,7 +71,7 @@ def commands():
     for word, wanted in meant.items():
         yield Row(f"command {word}", [word], USAGE, [f'has no command "{word}"', f'did you mean "{wanted}"?'])
     for word in ["help", "fly", "", "train train", "x" * 300, "тренировка", "\x1b[31m"]:
-        yield Row(f"command {word[:12]!r}", [word], USAGE, ["has no command", "Commands: train"])
+        yield Row(f"command {word[:12]!r}", [word], USAGE, ["has no command", "hint: known here: train"])
     yield Row("no command", [], USAGE, ["--help"])
     yield Row("bench alone", ["bench"], USAGE, ["--help"])
     yield Row("bench colectives", ["bench", "colectives"], USAGE, ['did you mean "collectives"?'])

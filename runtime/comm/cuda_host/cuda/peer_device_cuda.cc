@@ -21,10 +21,16 @@ static_assert(sizeof(cudaIpcMemHandle_t) == sizeof(PeerDevice::Handle));
 static_assert(sizeof(cudaIpcEventHandle_t) == sizeof(PeerDevice::Handle));
 static_assert(cuda::SumInputs::kMost == static_cast<int>(PeerDevice::kMostInputs));
 
+/// What CUDA itself says is all there is to say, but for memory.
+std::string hint_of(cudaError_t error) {
+  return error == cudaErrorMemoryAllocation ? ". hint: shard over more GPUs, or give \"offload\" a tier below memory"
+                                            : "";
+}
+
 absl::Status status_of(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return absl::OkStatus();
   const ExitCode code = error == cudaErrorMemoryAllocation ? ExitCode::kOsResource : ExitCode::kInternal;
-  return make_error(code, std::string(what) + ": " + cudaGetErrorString(error));
+  return make_error(code, std::string(what) + ": " + cudaGetErrorString(error) + hint_of(error));
 }
 
 template <class T>
@@ -215,8 +221,9 @@ absl::StatusOr<std::unique_ptr<PeerDevice>> cuda_peer_device(int index) {
   TESSERA_RETURN_IF_ERROR(
       status_of(cudaDeviceGetAttribute(&shares_events, cudaDevAttrIpcEventSupport, index), "cudaDeviceGetAttribute"));
   if (!shares_events) {
-    return make_error(ExitCode::kUnavailable, "comm.transport is \"cuda_host\", but GPU " + std::to_string(index) +
-                                                  " cannot share events between processes");
+    return make_error(ExitCode::kUnavailable,
+                      "comm.transport is \"cuda_host\", but GPU " + std::to_string(index) +
+                          " cannot share events between processes. hint: take comm.transport \"nccl\"");
   }
   int least = 0, greatest = 0;
   TESSERA_RETURN_IF_ERROR(

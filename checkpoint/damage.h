@@ -1,0 +1,11 @@
+#pragma once
+
+namespace tessera {
+
+/// How an error's text ends about a file whose content is wrong: of a checkpoint, or of tensors that any program wrote.
+inline constexpr char kDamagedCheckpointHint[] =
+    ". hint: load an earlier checkpoint, or another copy of this one (tessera checkpoint verify names all that is "
+    "damaged)";
+inline constexpr char kDamagedFileHint[] = ". hint: fetch or write this file again";
+
+}  // namespace tessera

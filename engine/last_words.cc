@@ -14,40 +14,15 @@
 namespace tessera {
 namespace {
 
-const char* hint_for(ExitCode code) {
-  switch (code) {
-    case ExitCode::kUsage:
-      return "--help lists the options";
-    case ExitCode::kCorruptData:
-      return "the file named is damaged or of another kind";
-    case ExitCode::kNoInput:
-      return "check the path; relative ones start at the folder the program was started in";
-    case ExitCode::kUnavailable:
-      return "tessera doctor shows what this machine offers";
-    case ExitCode::kInternal:
-      return "the model's code or Tessera failed";
-    case ExitCode::kOsResource:
-      return "tessera plan shows what each strategy needs";
-    case ExitCode::kCannotCreate:
-      return "check that the folder exists and can be written";
-    case ExitCode::kIo:
-      return "the system's own message says why; a full disk or a file server that went away are usual";
-    case ExitCode::kPeerLost:
-      return "the rank named ended first: its own message says why; if it ended with success, it did less than the "
-             "others, such as a loader with fewer batches";
-    case ExitCode::kPermission:
-      return "check owner and mode of what is named";
-    case ExitCode::kConfig:
-      return "docs/strategy.md lists every key";
-    case ExitCode::kOk:
-      break;
-  }
-  return "";
-}
-
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 std::string memory_story() { return RunScope::current ? RunScope::current->memory_story : std::string(); }
+
+/// The story has a hint, for which it needs the plan of an Engine.
+std::string memory_story_with_hint() {
+  const std::string story = memory_story();
+  return story.empty() ? ". hint: smaller batches, or fewer ranks on this host" : story;
+}
 
 /// What somebody else's code threw: 71 or 74 where a limit of the process is why, else 70.
 absl::Status foreign_error(const std::string& text) {
@@ -66,7 +41,7 @@ absl::Status status_of(const std::exception_ptr& failure) {
   } catch (const Error& error) {
     return make_error(error.exit_code(), error.message());
   } catch (const c10::OutOfMemoryError& error) {
-    return make_error(ExitCode::kOsResource, first_line(error.what_without_backtrace()) + memory_story());
+    return make_error(ExitCode::kOsResource, first_line(error.what_without_backtrace()) + memory_story_with_hint());
   } catch (const std::bad_alloc&) {
     return make_error(ExitCode::kOsResource, "out of memory. hint: " + limit_hint(ENOMEM));
   } catch (const c10::Error& error) {
@@ -78,22 +53,14 @@ absl::Status status_of(const std::exception_ptr& failure) {
   }
 }
 
-std::string with_hint(const absl::Status& status) {
-  const std::string message = message_of(status);
-  if (message.find("hint:") != std::string::npos) return message;
-  const char* between = message.find('\n') == std::string::npos ? ". hint: " : "\nhint: ";
-  return message + between + hint_for(exit_code_of(status));
-}
-
-void write_error_file(const std::string& message, const std::string& call_stack, bool told_by_peer) {
+void write_error_file(const std::string& message, const std::string& call_stack, bool told_by_peer,
+                      std::optional<ExitCode> code) {
   const char* path = std::getenv("TORCHELASTIC_ERROR_FILE");
   if (!path || !*path) return;
-  const nlohmann::json words = {{"message",
-                                 {{"message", message},
-                                  {"extraInfo",
-                                   {{"py_callstack", call_stack},
-                                    {"timestamp", std::to_string(std::time(nullptr))},
-                                    {"told_by_peer", told_by_peer}}}}}};
+  nlohmann::json more = {
+      {"py_callstack", call_stack}, {"timestamp", std::to_string(std::time(nullptr))}, {"told_by_peer", told_by_peer}};
+  if (code) more["code_of_tessera"] = static_cast<int>(*code);
+  const nlohmann::json words = {{"message", {{"message", message}, {"extraInfo", more}}}};
   std::ofstream(path, std::ios::trunc) << words.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
 }
 

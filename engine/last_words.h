@@ -3,7 +3,10 @@
 #include <absl/status/status.h>
 
 #include <exception>
+#include <optional>
 #include <string>
+
+#include "tessera/exit_code.h"
 
 namespace tessera {
 
@@ -11,16 +14,15 @@ namespace tessera {
 /// the process ("Too many open files") 71 or 74, all others 70. Stack traces that LibTorch puts below a message are left out.
 absl::Status status_of(const std::exception_ptr& failure);
 
-/// `message` with "hint: ..." for the status's exit code, unless it gives one itself.
-std::string with_hint(const absl::Status& status);
-
 /// The last words of this process in the form that torchrun and `tessera launch` read:
 ///
 ///     {"message": {"message": "...", "extraInfo": {"py_callstack": "...", "timestamp": "1700000000",
-///                                                  "told_by_peer": false}}}
+///                                                  "told_by_peer": false, "code_of_tessera": 70}}}
 ///
 /// `told_by_peer`: they are about another rank's failure (is_told_by_peer), which `tessera launch` looks for instead.
+/// `code`: with which Tessera ends the process; none where the program chose its exit code itself.
 /// Nothing happens if $TORCHELASTIC_ERROR_FILE is not set, or cannot be written: there is an error to report already.
-void write_error_file(const std::string& message, const std::string& call_stack, bool told_by_peer);
+void write_error_file(const std::string& message, const std::string& call_stack, bool told_by_peer,
+                      std::optional<ExitCode> code);
 
 }  // namespace tessera

@@ -16,17 +16,26 @@ void RunScope::leave_together() const {
   throw_if_error(late_failure);
 }
 
-ExitCode RunScope::end_with(absl::Status reason, const std::string& call_stack) const {
+absl::Status RunScope::tell(const absl::Status& reason, const std::string& call_stack, bool is_own_code) const {
+  absl::Status told = reason;
   bool told_by_peer = false;
   if (mesh) {
     told_by_peer = groups_of(*mesh).told_by_peer();
     groups_of(*mesh).abort(reason);
-    reason = groups_of(*mesh).status();  // an earlier reason, if there was one
+    told = groups_of(*mesh).status();  // an earlier reason, if there was one
   }
-  const std::string message = with_hint(reason);
-  write_error_file(message, call_stack, told_by_peer);
+  const std::string message = message_of(told);
+  write_error_file(message, call_stack, told_by_peer, is_own_code ? std::nullopt : std::optional(exit_code_of(told)));
   log_error(message);
-  return exit_code_of(reason);
+  return told;
+}
+
+ExitCode RunScope::end_with(const absl::Status& reason, const std::string& call_stack) const {
+  return exit_code_of(tell(reason, call_stack, /*is_own_code=*/false));
+}
+
+void RunScope::end_with_own_code(int code, const std::string& message) const {
+  tell(make_error(static_cast<ExitCode>(code), message), "none", /*is_own_code=*/true).IgnoreError();
 }
 
 }  // namespace tessera

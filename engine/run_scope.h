@@ -26,7 +26,10 @@ struct RunScope {
 
   /// An exception ends this rank: tells the other ranks `reason`, writes the error file and the log, and returns the exit
   /// code. An earlier reason of the mesh goes before. `call_stack`: of another language, for the error file.
-  ExitCode end_with(absl::Status reason, const std::string& call_stack = "none: a C++ program") const;
+  ExitCode end_with(const absl::Status& reason, const std::string& call_stack = "none: a C++ program") const;
+
+  /// The program ends itself with an exit code of its own, as by Python's sys.exit(3): the same, but for that the error file says so.
+  void end_with_own_code(int code, const std::string& message) const;
 
   static inline thread_local RunScope* current = nullptr;
   std::optional<Mesh> mesh;
@@ -34,6 +37,9 @@ struct RunScope {
   std::string memory_story;
   /// What failed behind the program's back, and was noticed when nobody could be told: ranks that leave together throw it.
   absl::Status late_failure;
+
+ private:
+  absl::Status tell(const absl::Status& reason, const std::string& call_stack, bool is_own_code) const;
 };
 
 }  // namespace tessera

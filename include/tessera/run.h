@@ -14,7 +14,7 @@ namespace tessera {
 ///   }
 ///
 /// Whatever `body` throws ends this rank in one way: the ranks of a mesh that it made with `init` are told the
-/// exception's text and end too, naming this rank; the text is logged once, with a hint; it is written to
+/// exception's text and end too, naming this rank; the text is logged once; it is written to
 /// $TORCHELASTIC_ERROR_FILE, where torchrun and `tessera launch` look for the first cause. Without `run`, other ranks
 /// learn from the Engine only *that* an exception ended this one.
 ///

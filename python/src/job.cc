@@ -62,6 +62,10 @@ int Job::fail(int code, const std::string& message, const std::string& call_stac
   return static_cast<int>(place->scope.end_with(reason, call_stack));
 }
 
+void Job::end(int code, const std::string& message) {
+  if (is_joined() && !is_forked()) place->scope.end_with_own_code(code, message);
+}
+
 void Job::leave() {
   if (is_joined() && !is_forked()) place->scope.leave_together();
 }

@@ -28,6 +28,8 @@ class Job {
   /// An exception ends the program: tells the other ranks, the error file and the log. Returns the exit code, with which the
   /// process will end (see set_exit_code). Nothing but the code where no job was joined.
   static int fail(int code, const std::string& message, const std::string& call_stack);
+  /// The program ends itself with an exit code of its own: tells the other ranks, the error file and the log.
+  static void end(int code, const std::string& message);
   /// The program has ended without an exception: waits for the other ranks. Throws tessera::Error.
   static void leave();
   /// Gives the mesh back. REQUIRES: Engines are gone, so that nothing of it is used any more.

@@ -30,6 +30,7 @@ void bind_job(py::module_& module) {
   module.def("launcher", [](const Said& said) { return Job::topology(said).launcher; });
   module.def("seed_for_rank", [](std::uint64_t seed, int rank) { return seed_for_rank(seed, rank); });
   module.def("fail", &Job::fail, Released());
+  module.def("end", &Job::end, Released());
   module.def("leave", &Job::leave, Released());
   module.def("forget", &Job::forget, Released());
   module.def("set_exit_code", &set_exit_code);

@@ -2,8 +2,10 @@
 
 import atexit
 import json
+import opcode
 import os
 import sys
+import threading
 import traceback
 import weakref
 from collections.abc import Callable, Mapping
@@ -30,7 +32,7 @@ def read_strategy(strategy: str | os.PathLike | Mapping | None) -> _native.Strat
         return _native.Strategy.from_json(json.dumps(strategy), "strategy")
     if isinstance(strategy, (str, os.PathLike)):
         return _native.Strategy.from_file(os.fspath(strategy))
-    raise Error(f"a strategy is the path of a JSON file or a dict, got {type(strategy).__name__}")
+    raise Error(f"a strategy of type {type(strategy).__name__} was given. hint: it is a dict, or the path of a JSON file")
 
 
 # Tells both torch.distributed and Tessera that a store is served at MASTER_PORT already, so that they connect to it.
@@ -127,9 +129,12 @@ def _leave() -> None:
         return
     if not hasattr(sys, "ps1") and getattr(sys, "last_type", None) is not None:  # another excepthook has taken our place
         _fail(sys.last_type, sys.last_value, sys.last_traceback)
+    status = None if _failed else _status_of_exit()
+    if status is not None:
+        _native.end(status if isinstance(status, int) else 1, f"the program called sys.exit({status!r:.200})")
     for engine in list(closing):
         engine.close()
-    if not _failed:
+    if not _failed and status is None:
         try:
             _native.leave()
         except Error as error:
@@ -171,6 +176,34 @@ def _fail(kind, value, trace) -> None:
     code = _native.fail(code, text, "".join(traceback.format_exception(kind, value, trace)))
     if not issubclass(kind, KeyboardInterrupt):  # with which Python ends by the signal
         _native.set_exit_code(code)
+
+
+_exit_of_python = sys.exit
+_exit_called: tuple[Any, Any] | None = None  # what sys.exit was last called with, and the program's outermost frame
+
+
+def _exit(status: Any = None, /) -> None:
+    """sys.exit, which leaves a note for _leave: no excepthook hears of SystemExit."""
+    global _exit_called
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+    if threading.current_thread() is threading.main_thread():
+        _exit_called = status, frame
+    _exit_of_python(status)
+
+
+def _status_of_exit() -> Any:
+    """What sys.exit ends this program with; None for success, and where something caught the SystemExit: the outermost frame has
+    returned then."""
+    if _exit_called is None:
+        return None
+    status, frame = _exit_called
+    returned = opcode.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
+    return None if returned or status == 0 else status
+
+
+sys.exit = _exit
 
 
 def _after(previous: Callable[..., Any]) -> Callable[..., None]:

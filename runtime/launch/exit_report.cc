@@ -37,7 +37,7 @@ std::string meaning_of(int code) {
     case ExitCode::kIo:
       return "input or output failed";
     case ExitCode::kPeerLost:
-      return "a peer was lost or did not answer in time";
+      return "a peer was lost, has ended or did not answer in time";
     case ExitCode::kPermission:
       return "no permission";
     case ExitCode::kConfig:
@@ -66,7 +66,7 @@ std::string explain_signal(const RankExit& exit, int signal) {
 std::string state_of(const RankRecord& record) {
   if (record.was_stopped) return "was stopped (SIGSTOP) and ended by the launcher";
   if (record.ended_by_launcher) return "did not end by itself and was ended by the launcher";
-  return record.exit.failed() ? explain(record.exit) : "exit code 0";
+  return record.exit.failed() ? explain(record.exit, record.code_of_tessera) : "exit code 0";
 }
 
 bool lost_a_peer(const RankRecord& record) { return record.exit.code() == static_cast<int>(ExitCode::kPeerLost); }
@@ -108,9 +108,9 @@ const RankRecord* first_cause(const std::vector<RankRecord>& records) {
   return best;
 }
 
-std::string explain(const RankExit& exit) {
+std::string explain(const RankExit& exit, std::optional<int> code_of_tessera) {
   if (const auto signal = exit.signal()) return explain_signal(exit, *signal);
-  const std::string meaning = meaning_of(exit.code());
+  const std::string meaning = code_of_tessera == exit.code() ? meaning_of(exit.code()) : "";
   if (meaning.empty()) return fmt::format("exit code {}", exit.code());
   return fmt::format("exit code {} ({})", exit.code(), meaning);
 }
@@ -153,6 +153,9 @@ void read_error_file(const std::string& path, RankRecord& record) {
   const nlohmann::json told =
       json.value(nlohmann::json::json_pointer("/message/extraInfo/told_by_peer"), nlohmann::json());
   record.told_by_peer = told.is_boolean() && told.get<bool>();
+  const nlohmann::json code =
+      json.value(nlohmann::json::json_pointer("/message/extraInfo/code_of_tessera"), nlohmann::json());
+  if (code.is_number_integer()) record.code_of_tessera = code.get<int>();
   const auto since_epoch = std::chrono::seconds(info.st_mtim.tv_sec) + std::chrono::nanoseconds(info.st_mtim.tv_nsec);
   record.message_time = std::chrono::system_clock::time_point(
       std::chrono::duration_cast<std::chrono::system_clock::duration>(since_epoch));

@@ -22,6 +22,8 @@ struct RankRecord {
   std::string message;                  ///< from its error file; empty: none
   std::optional<std::chrono::system_clock::time_point> message_time;
   bool told_by_peer = false;  ///< its error file says so: it ended because another rank had failed
+  /// Its error file says that Tessera chose this exit code (tessera/exit_code.h). Another one is the program's own, and may mean anything.
+  std::optional<int> code_of_tessera;
 
   bool failed() const { return exit.failed() && !ended_by_launcher; }
   /// When it failed: an error file is written before a rank's slow way out, so it is nearer to the truth.
@@ -32,15 +34,16 @@ struct RankRecord {
 /// told, counts only if there is no other. Ranks that the launcher ended explain nothing. nullptr: nobody failed.
 const RankRecord* first_cause(const std::vector<RankRecord>& records);
 
-/// "exit code 65 (corrupt data)", "signal 9 (SIGKILL): killed from outside, perhaps by the out-of-memory killer ...".
-std::string explain(const RankExit& exit);
+/// "exit code 65 (corrupt data)" where Tessera chose the code and "exit code 65" where the program did; "signal 9 (SIGKILL): killed from
+/// outside, perhaps by the out-of-memory killer ...".
+std::string explain(const RankExit& exit, std::optional<int> code_of_tessera);
 
 /// The block that is printed last: ranks in one line each (those that failed, where there are many), then the first
 /// cause with its last words. Where the cause is "a peer was lost" and a rank had ended with success before, it says so:
 /// nothing failed, that rank did less than the others.
 std::string failure_report(const std::vector<RankRecord>& records, const RankRecord& cause);
 
-/// Fills in message, message_time and told_by_peer from the file in torchrun's form,
+/// Fills in message, message_time, told_by_peer and code_of_tessera from the file in torchrun's form,
 /// `{"message": {"message": "...", ...}}` or `{"message": "..."}`. A missing or broken file changes nothing.
 void read_error_file(const std::string& path, RankRecord& record);
 

@@ -110,7 +110,9 @@ TEST_F(Faults, LastWordsGoToTheLaunchersFile) {
   EXPECT_NE(ended.code, 0);
   const auto words = nlohmann::json::parse(read_file(path("error.json")), nullptr, false);
   ASSERT_TRUE(words.is_object());
-  EXPECT_THAT(words.at("message").at("message").get<std::string>(), HasSubstr("no-such.json"));
+  EXPECT_THAT(words.at("message").at("message").get<std::string>(),
+              AllOf(HasSubstr("no-such.json"), HasSubstr("hint: check the path")));
+  EXPECT_EQ(words.at("message").at("extraInfo").at("code_of_tessera"), 66);
   EXPECT_TRUE(words.at("message").at("extraInfo").contains("py_callstack"));
   EXPECT_GT(std::stoll(words.at("message").at("extraInfo").at("timestamp").get<std::string>()), 1500000000);
 }

@@ -66,10 +66,21 @@ TEST(ExitReport, AnErrorFileSaysWhetherAPeerToldOfTheFailure) {
 TEST(ExitReport, Codes) {
   EXPECT_EQ(record(0, 65, 0).exit.code(), 65);
   EXPECT_EQ(record(0, 137, 0).exit.code(), 137);
-  EXPECT_EQ(explain(record(0, 1, 0).exit), "exit code 1");
-  EXPECT_THAT(explain(record(0, 78, 0).exit), HasSubstr("78 (wrong configuration)"));
-  EXPECT_THAT(explain(record(0, 139, 0).exit), HasSubstr("SIGSEGV"));
-  EXPECT_THAT(explain(record(0, 137, 0).exit), HasSubstr("out-of-memory"));
+  EXPECT_EQ(explain(record(0, 1, 0).exit, std::nullopt), "exit code 1");
+  EXPECT_THAT(explain(record(0, 78, 0).exit, 78), HasSubstr("78 (wrong configuration)"));
+  EXPECT_THAT(explain(record(0, 139, 0).exit, std::nullopt), HasSubstr("SIGSEGV"));
+  EXPECT_THAT(explain(record(0, 137, 0).exit, std::nullopt), HasSubstr("out-of-memory"));
+}
+
+TEST(ExitReport, ACodeThatTheProgramChoseHasNoMeaningOfTesseras) {
+  EXPECT_EQ(explain(record(0, 65, 0).exit, std::nullopt), "exit code 65");
+  EXPECT_EQ(explain(record(0, 65, 0).exit, 70), "exit code 65")
+      << "the program ended otherwise than Tessera meant it to";
+  const std::string path = ::testing::TempDir() + "/code.json";
+  std::ofstream(path) << R"({"message":{"message":"m","extraInfo":{"code_of_tessera":65}}})";
+  RankRecord result = record(0, 65, 0);
+  read_error_file(path, result);
+  EXPECT_THAT(failure_report({result}, result), HasSubstr("exit code 65 (corrupt data)"));
 }
 
 TEST(ExitReport, ErrorFiles) {

@@ -65,7 +65,28 @@ class ExitsTest(unittest.TestCase):
     engine = tessera.Engine(model, strategy)
     train(engine, 2 if tessera.rank() == 1 else 4)
     if tessera.rank() == 1: sys.exit(0)
-                """, 65, "rank 1", "every rank takes as many steps")
+                """, 75, "rank 1", "every rank takes as many steps")
+
+    def test_sys_exit_of_one_rank(self):
+        # 65 means something else where Tessera chooses it. An exit that the program catches is none.
+        for code in (3, 65):
+            with self.subTest(code=code):
+                output = self.expect(MADE + f"""
+    try:
+        sys.exit(9)
+    except SystemExit:
+        pass
+    train(engine)
+    if tessera.rank() == 1: sys.exit({code})
+    train(engine, 50)
+                """, code, f"the program called sys.exit({code})", "first cause: rank 1")
+                self.assertIn(f"exit code {code}\n", output)
+        self.expect(MADE + """
+    try:
+        sys.exit(9)
+    except SystemExit:
+        pass
+        """, 0)
 
     def test_an_exception_of_the_program(self):
         self.expect(MADE + """
@@ -94,6 +115,8 @@ class ExitsTest(unittest.TestCase):
     tessera.Engine(model, {"strategy": "FULL_SHRAD"})
         """, 78, "FULL_SHARD", ranks=1)
         self.assertIn("tessera._error.Error", output)
+        output = self.expect(MADE + "    engine.step()\n", 64, "hint: call backward first", ranks=1)
+        self.assertNotIn("--help", output)  # the remedy of another error with this code
 
     def test_interrupt_of_one_rank(self):
         self.expect(MADE + """

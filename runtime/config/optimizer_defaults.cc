@@ -51,15 +51,19 @@ void fill_in_defaults(OptimizerConfig& optimizer) {
 }
 
 std::vector<ChangedDefault> changed_defaults(const OptimizerConfig& optimizer) {
+  const auto with_defaults_of = [&](std::int64_t version) {
+    Strategy strategy;
+    strategy.optimizer = optimizer;
+    strategy.optimizer.defaults_version = version;
+    fill_in_defaults(strategy.optimizer);
+    return strategy;
+  };
+  const Strategy now = with_defaults_of(OptimizerConfig::kDefaultsVersion), before = with_defaults_of(1);
   std::vector<ChangedDefault> changed;
-  Strategy strategy;
-  strategy.optimizer.type = optimizer.type;
   for (const StrategyKey& key : strategy_keys()) {
-    if (!key.rules_default || key.rules_default->is_given(optimizer)) continue;
-    if (!key.only_if.text.empty() && !key.only_if.holds(strategy)) continue;
-    const auto now = key.rules_default->of(optimizer.type, OptimizerConfig::kDefaultsVersion);
-    const auto before = key.rules_default->of(optimizer.type, 1);
-    if (now != before) changed.push_back({dotted(key.pointer), now.dump(), before.dump()});
+    if (!key.rules_default || (!key.only_if.text.empty() && !key.only_if.holds(now))) continue;
+    const auto value = key.field.get(now), old = key.field.get(before);
+    if (value != old) changed.push_back({dotted(key.pointer), value.dump(), old.dump()});
   }
   return changed;
 }

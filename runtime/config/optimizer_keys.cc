@@ -50,29 +50,24 @@ Condition with_warmup_share() {
           }};
 }
 
-RulesDefault number_of_rules(double OptimizerDefaults::*number, OrDefault<double> OptimizerConfig::*member) {
-  return {[number](OptimizerType type, std::int64_t version) {
-            return nlohmann::ordered_json(defaults_of(type, version).*number);
-          },
-          [member](const OptimizerConfig& optimizer) { return (optimizer.*member).is_given(); }};
+RulesDefault number_of_rules(double OptimizerDefaults::*number) {
+  return [number](OptimizerType type, std::int64_t version) {
+    return nlohmann::ordered_json(defaults_of(type, version).*number);
+  };
 }
-RulesDefault lr_of_rules() { return number_of_rules(&OptimizerDefaults::lr, &OptimizerConfig::lr); }
-RulesDefault eps_of_rules() { return number_of_rules(&OptimizerDefaults::eps, &OptimizerConfig::eps); }
-RulesDefault weight_decay_of_rules() {
-  return number_of_rules(&OptimizerDefaults::weight_decay, &OptimizerConfig::weight_decay);
-}
+RulesDefault lr_of_rules() { return number_of_rules(&OptimizerDefaults::lr); }
+RulesDefault eps_of_rules() { return number_of_rules(&OptimizerDefaults::eps); }
+RulesDefault weight_decay_of_rules() { return number_of_rules(&OptimizerDefaults::weight_decay); }
 RulesDefault betas_of_rules() {
-  return {[](OptimizerType type, std::int64_t version) {
-            const OptimizerDefaults defaults = defaults_of(type, version);
-            return nlohmann::ordered_json::array({defaults.beta1, defaults.beta2});
-          },
-          [](const OptimizerConfig& optimizer) { return optimizer.beta1.is_given() && optimizer.beta2.is_given(); }};
+  return [](OptimizerType type, std::int64_t version) {
+    const OptimizerDefaults defaults = defaults_of(type, version);
+    return nlohmann::ordered_json::array({defaults.beta1, defaults.beta2});
+  };
 }
 RulesDefault lr_adjustment_of_rules() {
-  return {[](OptimizerType type, std::int64_t version) {
-            return nlohmann::ordered_json(name_of(defaults_of(type, version).adjust_lr));
-          },
-          [](const OptimizerConfig& optimizer) { return optimizer.muon.adjust_lr.is_given(); }};
+  return [](OptimizerType type, std::int64_t version) {
+    return nlohmann::ordered_json(name_of(defaults_of(type, version).adjust_lr));
+  };
 }
 
 // Of an optimizer's own numbers, and of a group's in their place.

@@ -88,7 +88,7 @@ std::string defaults_of_types(const StrategyKey& key) {
     Strategy strategy;
     strategy.optimizer.type = type.value;
     if (!key.only_if.text.empty() && !key.only_if.holds(strategy)) continue;
-    const Json value = key.rules_default->of(type.value, OptimizerConfig::kDefaultsVersion);
+    const Json value = key.rules_default(type.value, OptimizerConfig::kDefaultsVersion);
     auto found = std::ranges::find(defaults, value, &std::pair<Json, std::vector<std::string>>::first);
     if (found == defaults.end()) found = defaults.emplace(found, value, std::vector<std::string>());
     found->second.push_back(type.name);

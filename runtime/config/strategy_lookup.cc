@@ -33,7 +33,7 @@ std::string StrategyKey::group() const { return holder_of(pointer); }
 bool StrategyKey::says_nothing(const nlohmann::ordered_json& value, const Strategy& strategy) const {
   if (!rules_default) return value == nlohmann::ordered_json::parse(default_json);
   for (std::int64_t version = 1; version <= OptimizerConfig::kDefaultsVersion; ++version) {
-    if (value == rules_default->of(strategy.optimizer.type, version)) return true;
+    if (value == rules_default(strategy.optimizer.type, version)) return true;
   }
   return false;
 }

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -62,12 +61,8 @@ struct Condition {
   std::function<bool(const Strategy&)> holds;
 };
 
-/// A default that depends on the optimizer's type (OptimizerConfig, OrDefault).
-struct RulesDefault {
-  /// `version`: OptimizerConfig::defaults_version.
-  std::function<nlohmann::ordered_json(OptimizerType, std::int64_t version)> of;
-  std::function<bool(const OptimizerConfig&)> is_given;
-};
+/// A default that depends on the optimizer's type (OrDefault). `version`: OptimizerConfig::defaults_version.
+using RulesDefault = std::function<nlohmann::ordered_json(OptimizerType type, std::int64_t version)>;
 
 struct StrategyKey {
   std::string pointer;  ///< RFC 6901: "/optimizer/lr"
@@ -79,7 +74,7 @@ struct StrategyKey {
   std::string doc;   ///< one line
   std::string cost;  ///< what raising it (or turning it on) costs
   Condition only_if = {};
-  std::optional<RulesDefault> rules_default = {};
+  RulesDefault rules_default = {};  ///< empty: the default is default_json, whatever the type
 
   std::string name() const;   ///< "lr"
   std::string group() const;  ///< "/optimizer"; "" at the top

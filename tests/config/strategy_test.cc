@@ -219,6 +219,7 @@ TEST(Strategy, DefaultsThatChangedAreTold) {
   EXPECT_THAT(keys({.type = OptimizerType::kMuon, .weight_decay = 0.0}),
               ElementsAre(R"(optimizer.muon.adjust_lr "match_rms_adamw" "original")"));
   EXPECT_THAT(keys({.type = OptimizerType::kOwn}), ElementsAre());
+  EXPECT_THAT(keys({.type = OptimizerType::kLion, .lr = 1e-3, .beta2 = 0.99, .weight_decay = 0.01}), ElementsAre());
 }
 
 TEST(Strategy, NumbersKeepAllTheirBits) {

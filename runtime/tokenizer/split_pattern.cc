@@ -128,11 +128,11 @@ std::size_t begin_of_character(std::string_view text, std::size_t place) {
 ///
 /// PCRE2 counts steps, but anew at each character where a match may begin, and not those of a repeat of one character
 /// ("\s+"). So a search sees a window of the text only, and few steps a character. Where they do not do (a long word),
-/// characters are tried one by one with more of either, and what is granted is taken from a budget of the text's.
+/// characters are tried one by one with more of either, and what is granted is taken from the text's budget.
 class SplitPattern::Search {
  public:
-  Search(Compiled& compiled, std::string_view text)
-      : compiled_(compiled), text_(text), budget_(kFreeSteps + kStepsPerByte * text.size()) {}
+  Search(Compiled& compiled, std::string_view text, StepBudget& budget)
+      : compiled_(compiled), text_(text), budget_(budget) {}
 
   struct Match {
     std::size_t begin = 0, end = 0;
@@ -142,7 +142,7 @@ class SplitPattern::Search {
     grant_least();
     while (from < text_.size()) {
       const std::size_t window_end = begin_of_character(text_, std::min(text_.size(), from + window_));
-      const bool is_careful = from < careful_until_;
+      const bool is_careful = from < careful_until_ || window_ > kLeastWindow;
       const int found = search(from, window_end, is_careful);
       const Match match = found >= 0 || found == PCRE2_ERROR_PARTIAL ? Match{ends()[0], ends()[1]} : Match{};
       if (found == PCRE2_ERROR_MATCHLIMIT && !is_careful) {
@@ -155,7 +155,7 @@ class SplitPattern::Search {
         grant_least();
       } else if (found == PCRE2_ERROR_PARTIAL) {
         window_ *= kGrowth;
-        TESSERA_RETURN_IF_ERROR(take(window_));
+        TESSERA_RETURN_IF_ERROR(take(std::min(window_, text_.size() - from)));
       } else if (found < 0 && found != PCRE2_ERROR_NOMATCH) {
         return too_long(fmt::format("PCRE2's error {}", found));
       } else if (found >= 0 && match.end > match.begin) {
@@ -172,7 +172,6 @@ class SplitPattern::Search {
  private:
   static constexpr std::size_t kLeastSteps = 128, kLeastWindow = 1024;  // of a character where a match may begin
   static constexpr std::size_t kMostSteps = 10'000'000, kGrowth = 4;
-  static constexpr std::size_t kFreeSteps = 4096, kStepsPerByte = 64;  // granted beyond those
 
   const PCRE2_SIZE* ends() const { return pcre2_get_ovector_pointer(compiled_.match); }
 
@@ -190,9 +189,7 @@ class SplitPattern::Search {
   }
 
   absl::Status take(std::size_t steps) {
-    if (steps > budget_) return too_long(fmt::format("{} bytes of text", text_.size()));
-    budget_ -= steps;
-    return absl::OkStatus();
+    return budget_.take(steps) ? absl::OkStatus() : too_long(fmt::format("{} bytes of text", budget_.text_bytes()));
   }
 
   absl::Status too_long(const std::string& where) const {
@@ -201,13 +198,14 @@ class SplitPattern::Search {
 
   Compiled& compiled_;
   const std::string_view text_;
-  std::size_t budget_;
+  StepBudget& budget_;
   std::size_t steps_ = kLeastSteps, window_ = kLeastWindow;
   std::size_t careful_until_ = 0;  ///< characters before it are tried one by one
 };
 
-absl::Status SplitPattern::split(std::string_view text, absl::FunctionRef<void(std::string_view, bool)> piece) const {
-  Search search(*compiled_, text);
+absl::Status SplitPattern::split(std::string_view text, StepBudget& budget,
+                                 absl::FunctionRef<void(std::string_view, bool)> piece) const {
+  Search search(*compiled_, text, budget);
   std::size_t done = 0;  // text before it was handed out
   while (true) {
     TESSERA_ASSIGN_OR_RETURN(const Search::Match match, search.next(done));

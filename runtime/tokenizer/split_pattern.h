@@ -4,11 +4,30 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <string_view>
 
 namespace tessera {
+
+/// What expressions may take of time to cut one text, beyond a few steps a byte: linear in the text, whatever they are. A part
+/// that does not depend on it lets short texts be cut by expressions that try each place to the end.
+class StepBudget {
+ public:
+  explicit StepBudget(std::size_t text_bytes) : text_bytes_(text_bytes), left_(kFree + kPerByte * text_bytes) {}
+  /// False where that is more than is left.
+  bool take(std::size_t steps) {
+    if (steps > left_) return false;
+    left_ -= steps;
+    return true;
+  }
+  std::size_t text_bytes() const { return text_bytes_; }
+
+ private:
+  static constexpr std::size_t kFree = std::size_t{1} << 24, kPerByte = 64;
+  std::size_t text_bytes_, left_;
+};
 
 /// A regular expression that cuts text into words, in the syntax that tokenizer.json has (Oniguruma's) as far as PCRE2
 /// means the same by it: `\s` is Unicode's White_Space, `\p{L}` a general category, `^` and `$` are ends of lines. What
@@ -22,8 +41,9 @@ class SplitPattern {
   ~SplitPattern();
 
   /// Calls `piece(part, is_match)` for the matches and for what lies between them, in order; none is empty. REQUIRES:
-  /// `text` is UTF-8. The work is linear in the text, whatever the expression: 65 where it would need more.
-  absl::Status split(std::string_view text, absl::FunctionRef<void(std::string_view, bool)> piece) const;
+  /// `text` is UTF-8. `budget`: of the whole text, of which this may be a piece. 65 where it does not do.
+  absl::Status split(std::string_view text, StepBudget& budget,
+                     absl::FunctionRef<void(std::string_view, bool)> piece) const;
 
  private:
   struct Compiled;

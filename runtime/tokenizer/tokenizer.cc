@@ -94,13 +94,14 @@ absl::StatusOr<std::size_t> Tokenizer::encode(std::string_view text, bool add_sp
   std::size_t replaced = 0;
   const std::string_view valid = valid_utf8(text, buffer, replaced);
   Cache cache;
+  StepBudget budget(valid.size());
   absl::Status status;
   if (add_special) ids.insert(ids.end(), before_.begin(), before_.end());
   as_written_.split(valid, [&](std::string_view part, std::optional<Id> token) {
     if (token) {
       ids.push_back(*token);
     } else if (status.ok()) {
-      status = encode_normalized(part, cache, ids);
+      status = encode_normalized(part, budget, cache, ids);
     }
   });
   if (add_special) ids.insert(ids.end(), behind_.begin(), behind_.end());
@@ -108,20 +109,21 @@ absl::StatusOr<std::size_t> Tokenizer::encode(std::string_view text, bool add_sp
   return replaced;
 }
 
-absl::Status Tokenizer::encode_normalized(std::string_view text, Cache& cache, std::vector<Id>& ids) const {
+absl::Status Tokenizer::encode_normalized(std::string_view text, StepBudget& budget, Cache& cache,
+                                          std::vector<Id>& ids) const {
   const std::string composed = composes_ && may_change(text) ? composed_of(text) : "";
   absl::Status status;
   composed_.split(composed.empty() ? text : composed, [&](std::string_view part, std::optional<Id> token) {
     if (token) {
       ids.push_back(*token);
     } else if (status.ok()) {
-      status = encode_pieces(part, 0, cache, ids);
+      status = encode_pieces(part, 0, budget, cache, ids);
     }
   });
   return status;
 }
 
-absl::Status Tokenizer::encode_pieces(std::string_view text, std::size_t cutter, Cache& cache,
+absl::Status Tokenizer::encode_pieces(std::string_view text, std::size_t cutter, StepBudget& budget, Cache& cache,
                                       std::vector<Id>& ids) const {
   std::string prefixed;
   if (adds_prefix_space_ && cutter == prefix_space_at_ && !text.starts_with(' ')) {
@@ -135,9 +137,9 @@ absl::Status Tokenizer::encode_pieces(std::string_view text, std::size_t cutter,
   }
   const PieceCutter& step = cutters_[cutter];
   absl::Status status;
-  TESSERA_RETURN_IF_ERROR(step.pattern.split(text, [&](std::string_view piece, bool is_match) {
+  TESSERA_RETURN_IF_ERROR(step.pattern.split(text, budget, [&](std::string_view piece, bool is_match) {
     const bool removed = step.removes_matches && is_match != step.inverted;
-    if (!removed && status.ok()) status = encode_pieces(piece, cutter + 1, cache, ids);
+    if (!removed && status.ok()) status = encode_pieces(piece, cutter + 1, budget, cache, ids);
   }));
   return status;
 }

@@ -65,8 +65,9 @@ class Tokenizer {
   };
   using Cache = absl::flat_hash_map<std::string, std::vector<Id>>;
   Tokenizer() = default;
-  absl::Status encode_normalized(std::string_view text, Cache& cache, std::vector<Id>& ids) const;
-  absl::Status encode_pieces(std::string_view text, std::size_t cutter, Cache& cache, std::vector<Id>& ids) const;
+  absl::Status encode_normalized(std::string_view text, StepBudget& budget, Cache& cache, std::vector<Id>& ids) const;
+  absl::Status encode_pieces(std::string_view text, std::size_t cutter, StepBudget& budget, Cache& cache,
+                             std::vector<Id>& ids) const;
   void encode_word(std::string_view word, Cache& cache, std::vector<Id>& ids) const;
 
   BytePairEncoding bpe_;

@@ -707,6 +707,7 @@ void Engine::State::drop_microbatches() {
   local = {};
   microbatch = 0;
   microbatch_weight.reset();
+  rounds.forget();
 }
 
 }  // namespace tessera

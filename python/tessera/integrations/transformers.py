@@ -35,6 +35,8 @@ class TesseraTrainer(Trainer):
     Where the strategy has no "units", those are the blocks that the model names in `_no_split_modules`.
     """
 
+    _items: Any = None  # num_items_in_batch, of the latest training_step
+
     def __init__(self, model: torch.nn.Module, args: TrainingArguments, *, strategy: Strategy, **trainer: Any) -> None:
         expect_possible(args, trainer)
         strategy = completed(strategy, args, model, self)

@@ -21,9 +21,12 @@ struct DataParallelOptions {
 ///
 ///   tessera::DataParallel parallel(model, mesh);
 ///   torch::optim::LBFGS optimizer(model->parameters());
-///   ...
-///   loss.backward();      // when it returns, every `.grad` is the mean over the ranks
-///   optimizer.step();
+///   optimizer.step([&] {
+///     optimizer.zero_grad();
+///     const at::Tensor loss = model->forward(input, target);
+///     loss.backward();  // when it returns, every `.grad` is the mean over the ranks
+///     return at::full({}, tessera::all_reduce(mesh, loss.item<double>(), tessera::Reduce::kMean));
+///   });
 ///
 /// For what an Engine does not have (an optimizer of your own, second-order methods); it costs the memory of NO_SHARD and does
 /// not overlap communication with backward, so an Engine is smaller and faster.

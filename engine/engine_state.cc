@@ -707,7 +707,6 @@ void Engine::State::drop_microbatches() {
   local = {};
   microbatch = 0;
   microbatch_weight.reset();
-  rounds.forget();
 }
 
 }  // namespace tessera

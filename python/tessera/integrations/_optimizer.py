@@ -118,7 +118,8 @@ class FollowedOptimizer:
                        "BaseFinetuning.unfreeze_and_add_param_group does; or requires_grad_(False)")
         if unfrozen:
             engine.set_trainable(unfrozen, True)
-            self._frozen = [item for item in self._frozen if item[0] not in set(unfrozen)]
+        # The Engine has planned anew, by what requires gradients now: what a callback has frozen meanwhile has no memory for gradients.
+        self._frozen = [item for item in self._module.named_parameters() if not item[1].requires_grad]
 
     def _expect_same_members(self, groups: list[dict[str, Any]]) -> None:
         for index, known in enumerate(self._members):

@@ -159,7 +159,7 @@ def launches():
         yield Row(f"launch --grace {value}", [*LAUNCH, "--grace", value, "--", "/bin/true"], USAGE,
                   ["--grace", "must be a number from 0"])
     yield Row("launch of 3 ranks on 2 hosts", ["launch", "-n", "3", "--hosts", "2", "--", "/bin/true"], USAGE,
-              ["do not divide"], poor=True)
+              ["do not divide", "hint: give -n a multiple of --hosts"])
     yield Row("launch of nothing", LAUNCH, USAGE, ["no program given", "hint:"])
     yield Row("launch -- of nothing", [*LAUNCH, "--"], USAGE, ["no program given", "hint:"])
     yield Row("launch of an empty name", [*LAUNCH, "--", ""], USAGE, ["no program given", "hint:"])

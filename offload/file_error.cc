@@ -38,6 +38,9 @@ std::string hint_for(const FileTrouble& trouble) {
       return "a link stands in its place, and links are not followed: remove it, or name another directory";
     case EISDIR:
       return "a directory stands in its place: move it away, or give another name";
+    case EAGAIN:
+    case EBUSY:
+      return "the device was busy at each try; name a directory on another disk";
     default:
       return limit_hint(trouble.error);
   }
@@ -69,7 +72,8 @@ absl::Status file_error(const FileTrouble& trouble) {
   }
   text += ": " + (trouble.error == 0 ? std::string("the file ended too early") : errno_text(trouble.error));
   if (const std::string hint = hint_for(trouble); !hint.empty()) text += ". hint: " + hint;
-  return make_error(exit_code_of_errno(trouble.error), text);
+  // Of a file EAGAIN says that the device was busy, and not that there are too many processes.
+  return make_error(trouble.error == EAGAIN ? ExitCode::kIo : exit_code_of_errno(trouble.error), text);
 }
 
 }  // namespace tessera

@@ -131,8 +131,10 @@ TEST(OpWatch, NoOperatorThatReturnsAViewGathersOrGivesOutAPointer) {
     for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
       const auto op = c10::Dispatcher::singleton().findSchema(name);
       if (name.name.rfind("aten::", 0) != 0 || !op || op->schema().returns().empty()) continue;
-      const c10::AliasInfo* const alias = op->schema().returns()[0].alias_info();
-      if (!alias || alias->isWrite()) continue;
+      const auto is_view = [](const c10::Argument& result) {
+        return result.alias_info() && !result.alias_info()->isWrite();
+      };
+      if (!std::ranges::all_of(op->schema().returns(), is_view)) continue;
       const at::Tensor matrix = w.units.parameter(1, 0).detach();
       const std::int64_t before = w.residency.counts().gathers;
       const auto results = results_of(*op, matrix);

@@ -119,6 +119,8 @@ TEST_P(ImportConfig, TheStrategyHasNoDefaultsAndTheOrderOfThePage) {
     const nlohmann::ordered_json::json_pointer place(key.pointer);
     if (!written.contains(place)) continue;
     in_order[place] = written[place];
+    // What is left out of an optimizer depends on its rule here, and on the library there: so its numbers are always said.
+    if (key.pointer.rfind("/optimizer/", 0) == 0) continue;
     EXPECT_NE(written[place], key.field.get(Strategy{})) << key.pointer;
   }
   EXPECT_EQ(written.dump(), in_order.dump());

@@ -13,11 +13,10 @@ struct EmaWeights::State {
   explicit State(Engine::State& engine_given) : engine(engine_given) {
     expect(engine.strategy.ema.decay > 0,
            "the Engine keeps no average of its weights. hint: \"ema\": {\"decay\": 0.999}");
-    expect(!engine.shows_ema, "parameters are their averages already. hint: close the other ", say(phrases::kAverages),
+    expect(!engine.shows_ema, "parameters are their averages already. hint: close the other ", phrases::kAverages,
            " first");
-    expect(engine.microbatch == 0, say(phrases::kEma),
-           " between backward and step. hint: call step() or zero_grad() first");
-    expect(engine.open_guards == 0, say(phrases::kEma), " under a Gathered guard. hint: close that guard first");
+    expect(engine.microbatch == 0, phrases::kEma, " between backward and step. hint: call step() or zero_grad() first");
+    expect(engine.open_guards == 0, phrases::kEma, " under a Gathered guard. hint: close that guard first");
     engine.or_abort("EmaWeights", [&] {
       engine.expect_parameters();
       swap();
@@ -36,7 +35,7 @@ struct EmaWeights::State {
   }
 
   void close() const {
-    expect(engine.open_guards == 0, say(phrases::kEma), " ends under a Gathered guard. hint: close that guard first");
+    expect(engine.open_guards == 0, phrases::kEma, " ends under a Gathered guard. hint: close that guard first");
     engine.or_abort("EmaWeights", [&] {
       engine.expect_parameters();
       swap();

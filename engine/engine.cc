@@ -76,7 +76,7 @@ void Engine::State::expect_backward(const char* what) const {
          " times in a step, but gradient_accumulation is ", strategy.gradient_accumulation,
          ". hint: call step() first");
   expect_weights(what);
-  expect(open_writes == 0, what, " under ", say(phrases::kWriteGuard),
+  expect(open_writes == 0, what, " under ", phrases::kWriteGuard,
          ". hint: close that guard first, so that all ranks train the same values");
   expect(!updates_in_backward() || open_guards == 0, what,
          " under Gathered with optimizer.in_backward. hint: close that guard first, since backward changes what it "
@@ -101,8 +101,7 @@ void Engine::State::expect_microbatch(const at::Tensor& loss, const MicrobatchIn
          ", got one on ", loss.device(), ". hint: move the module's inputs there");
   expect_weight(info);
   expect(strategy.lr_schedule.base_batch_size == 0 || info.samples > 0 || info.weight == 0,
-         "lr_schedule.base_batch_size needs the number of samples. hint: pass ", say(phrases::kSamples),
-         " to backward");
+         "lr_schedule.base_batch_size needs the number of samples. hint: pass ", phrases::kSamples, " to backward");
 }
 
 void Engine::State::expect_weight(const MicrobatchInfo& info) const {
@@ -119,7 +118,7 @@ void Engine::State::expect_weight(const MicrobatchInfo& info) const {
 }
 
 void Engine::State::expect_weights(const char* what) const {
-  expect(!shows_ema, what, " under ", say(phrases::kAverages),
+  expect(!shows_ema, what, " under ", phrases::kAverages,
          ". hint: close that guard first, since parameters are averages there");
 }
 
@@ -197,12 +196,12 @@ void Engine::State::run_backward(const at::Tensor& loss, const std::vector<Engin
 }
 
 void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const MicrobatchInfo& info) {
-  expect(!engines.empty(), say(phrases::kBackward),
+  expect(!engines.empty(), phrases::kBackward,
          " wants at least one Engine. hint: list those whose modules the loss went through");
   for (auto engine = engines.begin(); engine != engines.end(); ++engine) {
-    expect(*engine != nullptr, say(phrases::kBackward),
+    expect(*engine != nullptr, phrases::kBackward,
            " was given an Engine that is null. hint: leave it out of the list, or make it first");
-    expect(std::find(engines.begin(), engine, *engine) == engine, say(phrases::kBackward),
+    expect(std::find(engines.begin(), engine, *engine) == engine, phrases::kBackward,
            " was given an Engine twice. hint: each Engine once, whatever the loss does with its module");
     (*engine)->state_->expect_microbatch(loss, info);
   }
@@ -219,10 +218,9 @@ bool Engine::step_is_due() const { return state_->microbatch == state_->strategy
 
 StepResult Engine::step(bool partial) {
   State& s = *state_;
-  expect(step_is_due() || (partial && s.microbatch > 0), "step wants ",
-         partial ? std::string("one microbatch or more")
-                 : std::to_string(s.strategy.gradient_accumulation) + " microbatches",
-         " (gradient_accumulation), backward was called ", s.microbatch, " times. hint: ",
+  expect(step_is_due() || (partial && s.microbatch > 0), "step wants ", partial ? 1 : s.strategy.gradient_accumulation,
+         partial ? " microbatch or more" : " microbatches", " (gradient_accumulation), backward was called ",
+         s.microbatch, " times. hint: ",
          s.microbatch > 0 ? "where the data end, step(partial = true) makes a step of these, and zero_grad() drops them"
                           : "call backward first; a rank without a batch calls backward_nothing()");
   if (!step_is_due()) s.expect_nothing();

@@ -19,6 +19,11 @@ std::optional<double> number_in(const torch::autograd::SavedVariable& saved) {
   return value.item<double>();
 }
 
+/// Of a number in C++ that goes to an operator as such.
+std::optional<double> number_in(const at::Scalar& saved) {
+  return saved.isComplex() ? std::nullopt : std::optional<double>(saved.to<double>());
+}
+
 bool is_near(std::optional<double> number, double wanted) {
   return number && std::abs(*number - wanted) <= 1e-6 * wanted;  // in the loss's dtype it may be rounded
 }
@@ -31,8 +36,12 @@ bool is_divided_by(const at::Tensor& loss, std::int64_t number) {
   const auto wanted = static_cast<double>(number);
   if (const auto* const division = dynamic_cast<const generated::DivBackward0*>(made_by))
     return is_near(number_in(division->other_), wanted);
+  if (const auto* const division = dynamic_cast<const generated::DivBackward1*>(made_by))
+    return is_near(number_in(division->other), wanted);
   if (const auto* const product = dynamic_cast<const generated::MulBackward0*>(made_by))
     return is_near(number_in(product->other_), 1 / wanted);
+  if (const auto* const product = dynamic_cast<const generated::MulBackward1*>(made_by))
+    return is_near(number_in(product->other), 1 / wanted);
   return false;
 }
 

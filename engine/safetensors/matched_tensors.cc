@@ -56,7 +56,9 @@ class Matching {
   absl::Status add(const WantedTensor& wanted) {
     NameInFile in_file = name_of(wanted.name);
     for (const std::string& alias : wanted.aliases) {
-      for (const std::string& name : name_of(alias).names) in_file.names.push_back(name);
+      const NameInFile other = name_of(alias);
+      in_file.names.insert(in_file.names.end(), other.names.begin(), other.names.end());
+      in_file.copies.insert(in_file.copies.end(), other.copies.begin(), other.copies.end());
     }
     const auto found = std::ranges::find_if(in_file.names, [&](const auto& name) { return has(name); });
     if (found == in_file.names.end()) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <ostream>
 #include <string>
 
 namespace tessera {
@@ -16,6 +17,10 @@ struct Phrase {
 inline std::atomic<bool> speaks_python = false;
 
 inline std::string say(const Phrase& phrase) { return speaks_python ? phrase.in_python : phrase.in_cpp; }
+/// For texts that are put together only where they are needed: `say` takes memory at once.
+inline std::ostream& operator<<(std::ostream& stream, const Phrase& phrase) {
+  return stream << (speaks_python ? phrase.in_python : phrase.in_cpp);
+}
 
 namespace phrases {
 

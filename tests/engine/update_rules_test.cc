@@ -254,8 +254,8 @@ OptimizerConfig with_other_numbers(OptimizerType type) {
   if (type == OptimizerType::kMuon) config.muon.momentum = 0.5;
   if (has_eps(type)) config.eps = 1e-2;
   if (has_betas(type)) config.beta1 = 0.7, config.beta2 = 0.9;
-  if (has_nesterov(type)) config.nesterov = true;
-  if (type == OptimizerType::kSgd) config.dampening = 0.25;
+  if (has_nesterov(type) && type != OptimizerType::kSgd) config.nesterov = true;
+  if (type == OptimizerType::kSgd) config.dampening = 0.25;  // which goes without nesterov
   if (type == OptimizerType::kRmsprop) config.alpha = 0.8;
   if (type == OptimizerType::kAdagrad) config.lr_decay = 0.1;
   return config;

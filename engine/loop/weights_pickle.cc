@@ -440,8 +440,9 @@ class Reader {
       default:
         break;
     }
-    return damaged(
-        c10::str("its pickle has the instruction ", static_cast<int>(code), ", which torch.save does not write"));
+    constexpr std::string_view kDigits = "0123456789abcdef";
+    return damaged(c10::str("its pickle has the instruction 0x", kDigits[code / 16], kDigits[code % 16],
+                            ", which torch.save does not write"));
   }
 
   std::string_view rest_;

@@ -134,7 +134,7 @@ class WeightsFile {
     if (pickled.ok()) return pickled;
     return damaged(
         "is not a file of weights (a dictionary from names to tensors, as torch.save writes it), or cut short: " +
-        message_of(pickled.status()) + "." + kHint);
+        message_of(pickled.status()));
   }
 
   static absl::Status expect_tensors_only(const PickledWeights& pickled) {

@@ -43,12 +43,13 @@ void FlatGroup::make_storage() {
                                                   at::DataPtr(nullptr, device),
                                                   /*allocator=*/nullptr, /*resizable=*/false);
   const std::string first = parameters.empty() ? std::string() : " (" + parameters[0].name + ", ...)";
-  refusal =
-      "the parameters of unit " + unit->name + first +
-      " are sharded, and their memory is another unit's when no operator reads them; or they are on their way from "
-      "other ranks after a step. hint: make a guard, " +
-      say(phrases::kGuard) + ", on all ranks around code that reads parameters, or views of them, outside operators (" +
-      say(phrases::kMemoryOf) + "); or read a copy (clone)";
+  refusal = "the parameters of unit " + unit->name + first +
+            " are sharded and not gathered: their memory is another unit's when no operator reads them, or they are on "
+            "their way from "
+            "other ranks after a step. hint: make a guard, " +
+            say(phrases::kGuard) +
+            ", on all ranks around code that reads parameters, or views of them, outside operators (" +
+            say(phrases::kMemoryOf) + "); or read a copy (clone)";
   set_refusal(*storage, refusal);
 }
 

@@ -13,7 +13,7 @@ def _tolist(tensor: torch.Tensor):
     try:
         return _list_of_memory(tensor)
     except RuntimeError as error:
-        if "are sharded, and their memory" not in str(error):
+        if "are sharded and not gathered" not in str(error):
             raise
         return _list_of_memory(tensor.detach().clone())
 

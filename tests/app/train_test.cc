@@ -344,7 +344,8 @@ TEST_F(Train, FailingTablesAndEventFilesCostWarningsAndEndWhole) {
   for (const std::string& word : train(strategy("FULL_SHARD"), "limited.csv",
                                        {"--steps", "50", "--log-every", "50", "--tensorboard", path("board")}))
     line += " '" + word + "'";
-  const Ended ended = run({"/bin/bash", "-c", line});
+  const Ended ended = run_program(Words{"/bin/bash", "-c", line}, path("run"));
+  EXPECT_EQ(ended.code, 74) << ended.err;
   EXPECT_THAT(ended.out, HasSubstr("step 50/50"));
   EXPECT_THAT(ended.err, HasSubstr("limited.csv: a line was not written: File too large"));
   EXPECT_THAT(ended.err, HasSubstr("/events.out.tfevents."));

@@ -64,7 +64,12 @@ TEST(Checks, AWriteThroughDataIsAnErrorUnderEveryStrategy) {
 
 TEST(Checks, AWriteThroughARawPointerIsRefusedOrFoundUnderCheckValues) {
   const Mistake write = [](Scene& scene, Trainer& trainer, Tiny& model) {
-    model->head.detach().mutable_data_ptr<float>()[0] += 1.0f;
+    try {
+      model->head.detach().mutable_data_ptr<float>()[0] += 1.0f;
+    } catch (const c10::Error& refused) {  // sharded: the storage does not give out a pointer
+      EXPECT_THAT(refused.what(), ::testing::HasSubstr("Gathered"));
+      model->head.data().mul_(0.5);
+    }
     train(scene, trainer, model, 1, 2);
   };
   expect_refused(write, {{"head", "Gathered"}},

@@ -195,9 +195,9 @@ TEST(TokenizerFile, WhatIsDamagedHostileOrOfAnotherKindIsRefused) {
 }
 
 absl::StatusOr<Tokenizer> with_pattern(const std::string& expression) {
-  return Tokenizer::parse(
-      tokenizer_json(R"("pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":")" +
-                     expression + R"("},"behavior":"Isolated"},{"type":"ByteLevel","add_prefix_space":false,"use_regex":false}]},)"));
+  return Tokenizer::parse(tokenizer_json(
+      R"("pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":")" + expression +
+      R"("},"behavior":"Isolated"},{"type":"ByteLevel","add_prefix_space":false,"use_regex":false}]},)"));
 }
 
 // A pattern that doubles its steps with each letter ends with an error, not in a day. Neither does one whose steps are few

@@ -67,7 +67,7 @@ TEST(Checks, AWriteThroughARawPointerIsRefusedOrFoundUnderCheckValues) {
     try {
       model->head.detach().mutable_data_ptr<float>()[0] += 1.0f;
     } catch (const c10::Error& refused) {  // sharded: the storage does not give out a pointer
-      EXPECT_THAT(refused.what(), ::testing::HasSubstr("Gathered"));
+      EXPECT_NE(std::string(refused.what()).find("Gathered"), std::string::npos);
       model->head.data().mul_(0.5);
     }
     train(scene, trainer, model, 1, 2);

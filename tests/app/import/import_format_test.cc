@@ -127,6 +127,22 @@ TEST(ImportDeepSpeed, DefaultsThatAreNotTesserasAreSet) {
   EXPECT_EQ(strategy_of(translated(R"({"train_batch_size": 8})")).strategy, ShardingStrategy::kNoShard);
 }
 
+/// So a strategy stays what it is where defaults change.
+TEST(ImportDeepSpeed, TheDefaultsOfAnOptimizerAreWrittenWhateverOursAre) {
+  for (const std::string type : {"Adam", "AdamW", "SGD", "Lion", "Adagrad", "RMSprop"}) {
+    for (const std::string mode : {"", R"(, "params": {"adam_w_mode": false})"}) {
+      if (!mode.empty() && type != "Adam") continue;
+      const auto written =
+          nlohmann::json::parse(translated(R"({"optimizer": {"type": ")" + type + "\"" + mode + "}}").strategy);
+      EXPECT_EQ(written.at("optimizer").at("weight_decay"), 0.0) << type << mode;
+      if (type == "Lion") {
+        EXPECT_EQ(written.at("optimizer").at("lr"), 0.001);
+        EXPECT_EQ(written.at("optimizer").at("betas"), (nlohmann::json{0.9, 0.99}));
+      }
+    }
+  }
+}
+
 TEST(ImportDeepSpeed, TheSchedulersPeakIsTheLearningRate) {
   const TranslatedConfig config = translated(
       R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.5}},

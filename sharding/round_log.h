@@ -34,6 +34,7 @@ class RoundLog {
     if (!same_end) last_.swap(running_);
     running_.clear();
   }
+  bool has_nothing() const { return running_.empty(); }
   /// What has come since then is of no microbatch.
   void forget() { running_.clear(); }
 

@@ -649,7 +649,7 @@ void connect_in_silence(int port, int count, std::vector<int>& sockets) {
 // F21: strangers who hold more connections than a rank may have descriptors, before the ranks have met and after.
 // The limits are Debian's soft one, which a job raises, and a hard one that this many strangers do not fill.
 TEST(ProcessMeshTest, MoreStrangersThanTheSoftLimitOfDescriptorsEndNoRank) {
-  constexpr int kDescriptors = 1024, kHardLimit = 4096, kStrangers = 1200;
+  constexpr int kDescriptors = 1024, kHardLimit = 8192, kStrangers = 1100;
   const int port = free_port();
   take_process_limits();  // this process holds the strangers' ends
   ForkedRanks ranks(2, [&](int rank, KeyValueStore& outside) -> absl::Status {

@@ -264,10 +264,6 @@ def begins_momentum(module, groups, step):
     groups[0]["momentum"] = 0.9
 
 
-def unfreezes_late(module, groups, step):
-    module.backbone[0].requires_grad_(step == 1)
-
-
 def unfreezes_alone(module, groups, step):
     module.backbone.requires_grad_(True)
 
@@ -285,11 +281,6 @@ def of_the_head(module):
     return what_trains(module)
 
 
-def with_first_frozen(module):
-    module.backbone[0].requires_grad_(False)
-    return everything(module)
-
-
 def momentless(module):
     return torch.optim.SGD(module.parameters(), lr=0.05)
 
@@ -300,7 +291,6 @@ REFUSED = [
     ({"callbacks": lambda: [Setting(drops_a_group)]}, "group 2 of AdamW has other parameters"),
     ({"optimizer": momentless, "write": begins_momentum}, "group 0 of SGD has momentum=0.9 now"),
     ({"optimizer": of_the_head, "callbacks": lambda: [Setting(unfreezes_alone)]}, "no group of AdamW has it"),
-    ({"optimizer": with_first_frozen, "write": unfreezes_late}, "In Lightning the Engine is trainer.strategy.engine"),
 ]
 
 

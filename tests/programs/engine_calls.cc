@@ -72,8 +72,7 @@ TEST(Checks, AWriteThroughARawPointerIsRefusedOrFoundUnderCheckValues) {
     }
     train(scene, trainer, model, 1, 2);
   };
-  expect_refused(write, {{"Gathered"}},
-                 {.adjust = [](Strategy& s) { s.check.values = true; }, .timeout_s = kShort});
+  expect_refused(write, {{"Gathered"}}, {.adjust = [](Strategy& s) { s.check.values = true; }, .timeout_s = kShort});
 }
 
 TEST(Checks, ChecksOfValuesChangeNothing) {

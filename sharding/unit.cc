@@ -178,10 +178,8 @@ bool is_in_place(const FlatGroup& group, std::size_t i) {
   const at::Tensor& tensor = group.parameters[i].tensor;
   if (!tensor.has_storage()) return false;
   c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
-  const void* const memory = storage->_mutable_data_ptr_no_checks().get();
-  // While a unit is being gathered, its storage has no memory yet.
-  const bool is_known = memory == nullptr || memory == group.full || memory == observed_pointer(group.gathered_bytes());
-  return storage == group.storage.get() && is_known &&
+  // Whatever memory the Engine has pointed the storage at: what others give it (share_memory) is not marked as the unit's.
+  return storage == group.storage.get() && unit_of(*storage) == group.unit &&
          tensor.unsafeGetTensorImpl()->storage_offset() == group.layout.extent(i).offset;
 }
 

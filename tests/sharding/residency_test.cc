@@ -2,11 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <optional>
 #include <random>
 
 #include "hand_made_units.h"
 #include "runtime/comm/shared/run_ranks.h"
+#include "tessera/observe_pointers.h"
 
 namespace tessera::testing {
 namespace {
@@ -68,6 +70,25 @@ TEST(Residency, AUnitInUseHoldsItsValuesWhateverTheOrder) {
       });
     }
   }
+}
+
+// What profilers are shown is as large as the largest unit that was looked at so far.
+TEST(Residency, UnitsOfAnySizeAreInPlaceWhileAProfilerLooks) {
+  run_ranks({.ranks = 2}, [](const Mesh& mesh) {
+    HandMadeUnits::Options options = options_of(3, 0);
+    options.sizes[2] = {{900, 700}};  // more than is shown of a small one
+    Resident resident(mesh, options);
+    observe_pointers(true);
+    for (std::size_t u : {0u, 1u, 2u}) {
+      EXPECT_TRUE(is_in_place(resident.units.group(u), 0)) << u;
+      EXPECT_TRUE(std::isnan(resident.units.parameter(u, 0).detach().const_data_ptr<float>()[0])) << u;
+    }
+    resident.use_once(2);
+    EXPECT_TRUE(is_in_place(resident.units.group(2), 0));
+    observe_pointers(false);
+    EXPECT_TRUE(resident.units.axes().control->barrier("neither looks").wait().ok());  // ranks are threads here
+    EXPECT_ANY_THROW(resident.units.parameter(2, 0).detach().data_ptr());
+  });
 }
 
 TEST(Residency, PinnedUnitsKeepTheirValuesAndOthersGetSlotsBeyondThePlan) {

@@ -72,7 +72,7 @@ absl::Status file_error(const FileTrouble& trouble) {
   }
   text += ": " + (trouble.error == 0 ? std::string("the file ended too early") : errno_text(trouble.error));
   if (const std::string hint = hint_for(trouble); !hint.empty()) text += ". hint: " + hint;
-  // Of a file EAGAIN says that the device was busy, and not that there are too many processes.
+  // EAGAIN of a file says that the device was busy, and not that there are too many processes.
   return make_error(trouble.error == EAGAIN ? ExitCode::kIo : exit_code_of_errno(trouble.error), text);
 }
 

@@ -38,7 +38,7 @@ class RoundLog {
   /// What has come since then is of no microbatch.
   void forget() { running_.clear(); }
 
-  /// Of the latest microbatch; empty before the first has ended.
+  /// The events of the latest microbatch; empty before the first has ended.
   std::span<const int> last() const { return last_; }
 
  private:

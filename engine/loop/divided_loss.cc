@@ -12,14 +12,14 @@ namespace {
 
 namespace generated = torch::autograd::generated;
 
-/// Of a number in C++ or Python, which is saved as a tensor without dimensions on the CPU.
+/// The value of a number that is saved as a tensor without dimensions on the CPU, as one in C++ or Python may be.
 std::optional<double> number_in(const torch::autograd::SavedVariable& saved) {
   const at::Tensor value = saved.unpack();
   if (!value.defined() || value.dim() != 0 || !value.is_cpu() || value.requires_grad()) return std::nullopt;
   return value.item<double>();
 }
 
-/// Of a number in C++ that goes to an operator as such.
+/// The value of a number in C++ that goes to an operator as such.
 std::optional<double> number_in(const at::Scalar& saved) {
   return saved.isComplex() ? std::nullopt : std::optional<double>(saved.to<double>());
 }

@@ -419,22 +419,16 @@ class Reader {
         return drop(1);  // BUILD: attributes, such as _metadata of a state_dict
       case 'Q':
         return push_storage();
-      case 'q': {
-        TESSERA_ASSIGN_OR_RETURN(const std::uint64_t place, unsigned_of(1));
-        return put(place);
-      }
+      case 'q':
       case 'r': {
-        TESSERA_ASSIGN_OR_RETURN(const std::uint64_t place, unsigned_of(4));
+        TESSERA_ASSIGN_OR_RETURN(const std::uint64_t place, unsigned_of(code == 'q' ? 1 : 4));
         return put(place);
       }
       case 0x94:
         return put(memo_.size());  // MEMOIZE
-      case 'h': {
-        TESSERA_ASSIGN_OR_RETURN(const std::uint64_t place, unsigned_of(1));
-        return get(place);
-      }
+      case 'h':
       case 'j': {
-        TESSERA_ASSIGN_OR_RETURN(const std::uint64_t place, unsigned_of(4));
+        TESSERA_ASSIGN_OR_RETURN(const std::uint64_t place, unsigned_of(code == 'h' ? 1 : 4));
         return get(place);
       }
       default:

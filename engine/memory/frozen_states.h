@@ -26,7 +26,7 @@ class FrozenStates {
  public:
   bool empty() const { return kept_.empty(); }
   std::size_t parameters() const { return kept_.size(); }
-  /// Of this rank.
+  /// What this rank keeps.
   std::int64_t bytes() const;
   void clear() { kept_.clear(); }
 
@@ -42,7 +42,7 @@ class FrozenStates {
   /// Likewise of a state of the whole tensor.
   void keep_tensor_state(const c10::TensorImpl* parameter, std::span<const float> values, const Collectives& control);
 
-  /// Of trainable parameters of `units` that are kept here, writes this rank's parts of their states, and of their masters where the
+  /// Writes this rank's parts of the states of trainable parameters of `units` that are kept here, and of their masters where the
   /// parameter is what rounding makes of these: else it was written meanwhile. Puts the steps in which they took part into `updates`, and
   /// forgets them. Collective over `control`.
   void give_back(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control,

@@ -82,7 +82,7 @@ class RankSampler : public torch::data::samplers::Sampler<> {
 
  private:
   void expect_enough() const;
-  /// Of so many samples that follow each other in the order: how many this rank gets.
+  /// How many this rank gets of so many samples that follow each other in the order.
   std::size_t share_of(std::size_t samples) const;
   std::size_t left() const { return share_of(num_samples_ - begin_) - taken_; }
   void go_to(std::int64_t epoch, std::size_t begin, std::size_t taken);

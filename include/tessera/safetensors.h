@@ -31,8 +31,8 @@ struct ImportOptions {
 
 /// Gives an Engine's parameters and buffers the values of a safetensors file, or of a folder with `model.safetensors`
 /// or `model.safetensors.index.json`. Files in F32, BF16, F16 and F64 fit every precision: masters get the file's
-/// values, parameters what an update would make of them. Optimizer states stay as they are. Of a tied parameter the file may have one of
-/// its names, or several with the same bits.
+/// values, parameters what an update would make of them. Optimizer states stay as they are. The file may have a tied parameter under one
+/// of its names, or under several with the same bits.
 ///
 /// Collective; between steps. Rank 0 alone reads, and sends a MiB or so at a time to the ranks, so no rank holds more
 /// than a portion beside its shards; rank 0 holds a whole tensor where that is transposed. Links are not followed, and

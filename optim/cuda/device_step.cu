@@ -190,7 +190,7 @@ __device__ std::size_t first_of_warp() {
 }
 __device__ std::size_t all_warps() { return std::size_t{gridDim.x} * kThreads / kWarp * kStateBlock; }
 
-/// Of a parameter that this step updates.
+/// Where the average begins of a parameter that this step updates.
 __device__ __forceinline__ AverageStart start_of_average(const StepTables& t, std::uint32_t parameter) {
   return average_start(t.steps[parameter], is_first_of_run(*t.decision, t.updates_in_backward));
 }

@@ -11,7 +11,7 @@ namespace tessera {
 
 /// What a rank that waits for others says of itself: the calls that it waits in, and how far it has come in each of its groups.
 struct WaitReport {
-  /// A call of a group that the rank has begun and not got through. Of number 0: the making of the group.
+  /// A call of a group that the rank has begun and not got through. Number 0 is the making of the group.
   struct Wait {
     std::string group;
     std::uint64_t call = 0;

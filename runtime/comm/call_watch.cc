@@ -31,7 +31,7 @@ constexpr const char* kHint =
 
 std::string key_of(int rank) { return "waits/" + std::to_string(rank); }
 
-/// Of the calling thread; from 1.
+/// The number of the calling thread, from 1.
 int number_of_thread() {
   static std::atomic<int> threads = 0;
   thread_local const int number = ++threads;

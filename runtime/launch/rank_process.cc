@@ -114,7 +114,7 @@ struct ChildPlan {
   ::_exit(127);
 }
 
-/// Of a program that could not become this process. A script says by "No such file" that its interpreter is missing.
+/// The hint for a program that could not become this process. A script says by "No such file" that its interpreter is missing.
 std::string hint_of_start(const std::string& program, int error) {
   std::error_code ignored;
   switch (error) {

@@ -165,7 +165,7 @@ class MemoryPlan {
   std::int64_t sum_bytes_of(const UnitShape& unit) const;
   /// And what ranks tell each other of a unit with its reduction: so many fp32 for each that may be under way.
   std::int64_t notes_numel() const { return notes_numel_; }
-  /// Of those, the bits of a digest, behind a number for each trainable parameter and before a weight.
+  /// The bits of a digest among those, behind a number for each trainable parameter and before a weight.
   static constexpr std::int64_t kDigestBits = 64;
 
   /// What the optimizer keeps of each element of a trainable group.

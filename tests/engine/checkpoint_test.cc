@@ -356,7 +356,7 @@ void date_back(const std::string& checkpoint) {
   std::ofstream(file, std::ios::trunc) << write_manifest(*manifest);
 }
 
-/// Of 0.1: what every rule had.
+/// What every rule had in 0.1.
 OptimizerConfig of_adamw(OptimizerType type) {
   OptimizerConfig config{
       .type = type, .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .momentum = 0.0};

@@ -226,7 +226,8 @@ TEST(RuleOptimizer, CutsNoNaNOff) {
   EXPECT_EQ(run.weights[1], 0.5f);
 }
 
-/// Of a parameter that the run's first step updates, it begins as a copy of the weights; of another, at the weights that this has until then.
+/// The average of a parameter that the run's first step updates begins as a copy of the weights; another's, at the weights that this has
+/// until then.
 TEST(Average, BeginsWithTheFirstStepOfTheRun) {
   const auto optimizer = make_optimizer(adam(OptimizerType::kAdamW), {.decay = 0.9});
   for (const bool is_first_of_run : {true, false}) {

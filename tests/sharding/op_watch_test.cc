@@ -124,7 +124,7 @@ std::optional<torch::jit::Stack> results_of(const c10::OperatorHandle& op, const
   return stack;
 }
 
-// Of LibTorch's own list, so that the next version's operators are tried too.
+// The list is LibTorch's own, so that the next version's operators are tried too.
 TEST(OpWatch, NoOperatorThatReturnsAViewGathersOrGivesOutAPointer) {
   on_two_ranks([](Watched& w) {
     std::set<std::string> tried;

@@ -46,7 +46,7 @@ bool is_listening(int fd) {
   return ::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) == 0 && listens != 0;
 }
 
-/// Of a TCP socket; 0 for anything else.
+/// The local port of a TCP socket; 0 for anything else.
 int port_of(int fd) {
   sockaddr_storage address{};
   socklen_t length = sizeof address;

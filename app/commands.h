@@ -96,16 +96,6 @@ struct TokenizeCommand {
 /// Turns text into tokens on disk, in Megatron's format.
 int run_tokenize(const TokenizeCommand& command);
 
-struct ImportConfigCommand {
-  std::string file;           ///< of DeepSpeed, Accelerate or transformers
-  std::string format;         ///< a name of import_formats(); empty: the keys tell
-  std::string out;            ///< strategy file; empty: stdout
-  bool overwrite = false;     ///< replace the strategy file
-  bool skip_refused = false;  ///< leave refused keys out, instead of writing nothing
-};
-/// Turns another program's configuration into a strategy file, and says on stderr what became of every key.
-int run_import_config(const ImportConfigCommand& command);
-
 /// A world that need not be there.
 struct WorldCommand {
   std::string model;

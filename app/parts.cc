@@ -25,8 +25,16 @@ constexpr Part kParts[] = {
     {"bench", "tessera-bench",
      "measure steps, memory, buckets, and collectives and optimizer steps beside this machine's limits"},
     {"doctor", "tessera-bench", "what this machine offers, and how to mend what it lacks"},
-    {"import-config", "tessera-import-config", "a configuration of DeepSpeed, Accelerate or FSDP as a strategy file"},
+    {"import-config", nullptr,
+     "python -m tessera.import_config: a configuration of DeepSpeed, Accelerate or FSDP as a strategy file",
+     "tessera.import_config"},
 };
+
+int say_module(const Part& part) {
+  std::fprintf(stderr, "tessera: `%s` is a module of the Python package. hint: python -m %s --help\n", part.command,
+               part.module);
+  return static_cast<int>(ExitCode::kUsage);
+}
 
 }  // namespace
 
@@ -38,6 +46,7 @@ const Part* part_with(std::string_view command) {
 }
 
 int run_part(const Part& part, char** argv) {
+  if (part.module != nullptr) return say_module(part);
   std::error_code error;
   const std::filesystem::path folder = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
   const std::string program = (folder / part.program).string();

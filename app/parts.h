@@ -5,20 +5,23 @@
 
 namespace tessera::app {
 
-/// The commands of `tessera` that are programs of their own: tessera-train, tessera-bench, tessera-import-config. They lie
-/// beside `tessera`, so that a build makes only those that it needs, and `tessera launch` starts without LibTorch.
+/// The commands of `tessera` that are elsewhere. Most are programs of their own, tessera-train and tessera-bench. They
+/// lie beside `tessera`, so that a build makes only those that it needs, and `tessera launch` starts without LibTorch.
+/// Others are modules of the Python package.
 struct Part {
-  const char* command;  ///< "train"
-  const char* program;  ///< "tessera-train"
-  const char* help;     ///< one line of `tessera --help`
+  const char* command;           ///< "train"
+  const char* program;           ///< "tessera-train"; null where a module has the command
+  const char* help;              ///< one line of `tessera --help`
+  const char* module = nullptr;  ///< "tessera.import_config"
 };
 
 std::span<const Part> parts();
 /// Null where `command` is none of theirs.
 const Part* part_with(std::string_view command);
 
-/// Becomes the part's program, which reads the same `argv`. Returns only where that is not there (69) or cannot be run (77),
-/// after a line on stderr that says how to build it.
+/// Becomes the part's program, which reads the same `argv`. Returns only where that is not there (69) or cannot be run
+/// (77), after a line on stderr that says how to build it; and where a module has the command (64), after a line that
+/// says how to call it.
 int run_part(const Part& part, char** argv);
 
 }  // namespace tessera::app

@@ -49,11 +49,10 @@ function(tessera_find_library target header libraries debian)
   target_include_directories(${target} SYSTEM INTERFACE ${${prefix}_INCLUDE})
   target_link_libraries(${target} INTERFACE ${${prefix}_LIBRARY})
 endfunction()
-# Expressions and normal forms of text, for tokenizers; YAML, for configurations of other programs.
+# Expressions and normal forms of text, for tokenizers.
 if(TESSERA_PROGRAMS)
   tessera_find_library(tessera_pcre2 pcre2.h "libpcre2-8.a;pcre2-8" libpcre2-dev)
   tessera_find_library(tessera_utf8proc utf8proc.h "libutf8proc.a;utf8proc" libutf8proc-dev)
-  tessera_find_library(tessera_yaml yaml-cpp/parser.h "libyaml-cpp.a;yaml-cpp" libyaml-cpp-dev)
 endif()
 
 if(TESSERA_TORCH AND TESSERA_PROGRAMS)

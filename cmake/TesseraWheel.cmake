@@ -87,8 +87,7 @@ install(FILES ${PROJECT_SOURCE_DIR}/python/_tessera_command.py DESTINATION . ${i
 install(FILES ${PROJECT_BINARY_DIR}/python/tessera/_built_with.py DESTINATION tessera ${in_wheel})
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION tessera ${in_wheel})
 # Parts of these packages are in the wheel, and their licences want to be named. Debian has them here.
-foreach(package libabsl-dev libcli11-dev libfmt-dev libpcre2-dev libspdlog-dev liburing-dev libutf8proc-dev libxxhash-dev libyaml-cpp-dev
-                nlohmann-json3-dev)
+foreach(package libabsl-dev libcli11-dev libfmt-dev libpcre2-dev libspdlog-dev liburing-dev libutf8proc-dev libxxhash-dev nlohmann-json3-dev)
   install(FILES /usr/share/doc/${package}/copyright DESTINATION tessera/licenses RENAME ${package}.txt OPTIONAL ${in_wheel})
 endforeach()
 install(TARGETS tessera_wheel_module LIBRARY DESTINATION tessera ${in_wheel})

@@ -72,13 +72,12 @@ ALLOWED = {
     "benchmarks/native": [*GROUND, *SHARED, "optim", "offload", "sharding/layout", "sharding/timing", *PUBLIC_LAYOUT],
     "benchmarks/native/studies": [*GROUND, "runtime/border", "runtime/comm", "runtime/comm/local", "runtime/data", "sharding/layout", "models",
                                   "benchmarks/native", "include/tessera"],
-    "app/import": GROUND,
-    "app": ["app/import", *GROUND, "runtime/border", *COMM, "runtime/launch", "runtime/tokenizer", "runtime/data", "engine", "engine/device", "engine/memory", "sharding/layout", "sharding/timing", "optim",
+    "app": [*GROUND, "runtime/border", *COMM, "runtime/launch", "runtime/tokenizer", "runtime/data", "engine", "engine/device", "engine/memory", "sharding/layout", "sharding/timing", "optim",
             "offload", "checkpoint", "models", "benchmarks/native", "benchmarks/native/studies", "include/tessera"],
     "python": [*GROUND, "runtime/border", "runtime/comm", "engine", "include/tessera"],
     "examples": ["include/tessera", "models"],
 }
-FREE_OF_TORCH = ["runtime/base", "runtime/config", "runtime/launch", "runtime/tokenizer", "runtime/data", "sharding/layout", "sharding/timing", "optim", "offload", "checkpoint", "app/import",
+FREE_OF_TORCH = ["runtime/base", "runtime/config", "runtime/launch", "runtime/tokenizer", "runtime/data", "sharding/layout", "sharding/timing", "optim", "offload", "checkpoint",
                  "runtime/comm/sum", "runtime/comm/local", "runtime/comm/compose", "runtime/comm/rounds", "runtime/comm/shared"]
 PUBLIC = "include/tessera"
 PUBLIC_FREE_OF_TORCH = ["include/tessera/metrics_file.h", *PUBLIC_CONFIG, *PUBLIC_COMM, *PUBLIC_DATA, *PUBLIC_LAYOUT, *PUBLIC_OFFLOAD, *PUBLIC_MODELS]

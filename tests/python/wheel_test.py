@@ -75,7 +75,7 @@ class WheelTest(unittest.TestCase):
             files = wheel.namelist()
             [metadata] = [file for file in files if file.endswith(".dist-info/METADATA")]
             self.assertIn(f"Requires-Dist: torch<{TORCH[0]}.{int(TORCH[1]) + 1},>={TORCH[0]}.{TORCH[1]}", wheel.read(metadata).decode())
-        for wanted in ("bin/tessera", "bin/tessera-train", "bin/tessera-bench", "bin/tessera-import-config", "include/tessera/tessera.h"):
+        for wanted in ("bin/tessera", "bin/tessera-train", "bin/tessera-bench", "import_config/__main__.py", "include/tessera/tessera.h"):
             self.assertIn(f"tessera/{wanted}", files)
         self.assertEqual([file for file in files if re.search(r"/lib(torch|c10|cu|nv|nccl)[^/]*\.so", file)], [])
         for file in [*self.site.glob("tessera/bin/*"), *self.site.glob("tessera/lib/*.so*"), *self.site.glob("tessera/*.so")]:
@@ -107,8 +107,11 @@ class WheelTest(unittest.TestCase):
         self.assertLess(losses[-1], losses[0])
 
     def test_the_command_finds_its_parts_and_libtorch(self):
-        for command in ("plan", "doctor", "import-config"):
+        for command in ("plan", "doctor"):
             self.run_ok(command, "tessera", command, "--help")
+        code, output = self.run_one("tessera", "import-config", "ds.json")
+        self.assertEqual((code, output.count("\n")), (64, 1), output)
+        self.run_ok("import_config", *re.search("hint: (python -m .*)", output)[1].split())
 
     def test_beside_another_torch(self):
         other = self.folder / "other" / "torch"

@@ -56,7 +56,7 @@ def some(values, count):
 
 def all_rows():
     rows = [*commands(), *options(), *required(), *numbers(), *worlds(), *launches(), *input_files(), *model_contents(),
-            *strategy_contents(), *data_contents(), *outputs(), *run_directories(), *evaluations(), *samples(), *hugging_face(), *import_configs(),
+            *strategy_contents(), *data_contents(), *outputs(), *run_directories(), *evaluations(), *samples(), *hugging_face(),
             *launcher_variables(), *accepted()]
     names = [row.name for row in rows]
     assert len(set(names)) == len(names), [name for name in names if names.count(name) > 1]
@@ -73,6 +73,8 @@ def commands():
     for word in ["help", "fly", "", "train train", "x" * 300, "тренировка", "\x1b[31m"]:
         yield Row(f"command {word[:12]!r}", [word], USAGE, ["has no command", "hint: known here: train"])
     yield Row("no command", [], USAGE, ["--help"])
+    yield Row("import-config", ["import-config", "c.json"], USAGE, ["python -m tessera.import_config"])
+    yield Row("import-cofig", ["import-cofig", "c.json"], USAGE, ['did you mean "import-config"?'])
     yield Row("bench alone", ["bench"], USAGE, ["--help"])
     yield Row("bench colectives", ["bench", "colectives"], USAGE, ['did you mean "collectives"?'])
     yield Row("bench of nothing known", ["bench", "everything"], USAGE, ["`tessera bench` has no command"])
@@ -428,35 +430,6 @@ def hugging_face():
     yield Row("tokenize with what is no tokenizer", ["tokenize", "--tokenizer", "t.json", "--data", "text", "--out", "out"], CORRUPT,
               ["t.json", "/model"], files=broken, absent=["out.idx", "out.bin"])
     yield Row("checkpoint export of no checkpoint", ["checkpoint", "export", ".", "out"], MISSING, ["latest"], absent=["out"])
-
-
-def import_configs():
-    def row(name, code, says, *words, text=None, file="c.json", **more):
-        return Row(f"import-config {name}", ["import-config", file, *words], code, says, files={} if text is None else {file: text}, **more)
-    yield row("of a missing file", MISSING, ["c.json", "No such file", "hint:"])
-    yield row("of a directory", CORRUPT, ["is a directory", "hint:"], file=".")
-    yield row("of an endless device", CORRUPT, ["is a device", "hint:"], file="/dev/zero")
-    yield row("of a pipe that nobody writes", CORRUPT, ["is a pipe", "hint:"], prepare=fifo("c.json"))
-    yield row("of a file too large", CONFIG, ["larger than 256.00 KiB"], text=" " * (1 << 18) + "{}")
-    yield row("of an empty file", CONFIG, ["empty", "hint:"], text="")
-    yield row("of random bytes", CONFIG, ["c.json", "hint:"], text=bytes(range(256)) * 8)
-    yield row("of random bytes as YAML", CONFIG, ["c.yaml", "hint:"], text=bytes(range(1, 256)) * 8, file="c.yaml")
-    yield row("of a million brackets", CONFIG, ["nested more than 32 deep", "hint:"], text="[" * 200_000)
-    yield row("of a key given twice", CONFIG, ["/fp16: given twice", "hint:"], text='{"fp16": {}, "fp16": {}}')
-    yield row("of YAML that names itself", CONFIG, ["aliases", "hint:"], text="a: &a [*a, *a]\n", file="c.yaml")
-    yield row("of YAML with a tag", CONFIG, ["tags", "hint:"], text="a: !!python/object/apply:os.system [ls]\n", file="c.yaml")
-    yield row("of a list", CONFIG, ["must be an object", "hint:"], text="[1]")
-    yield row("of a strategy file", CONFIG, ["mesh.shard", "unknown key"], text='{"gradient_clipping": 1.0, "mesh": {"shard": 2}}')
-    yield row("of no known key", CONFIG, ["--format", "hint:"], text='{"learning_rate": 1}')
-    yield row("of a thousand slips", CONFIG, ["more values than a file of this kind may have", "hint:"],
-              text="{" + ", ".join(f'"k{i}": 0' for i in range(1000)) + "}")
-    yield row("of control characters", CONFIG, ["\\u001b"], "--format", "deepspeed", text='{"\\u001b[31m": "\\u001b[0m"}')
-    yield row("over its input", USAGE, ["same file", "hint:"], "--out", "c.json", "--overwrite", text="{}", keeps=["c.json"])
-    yield row("over the text", CREATE, ["--out text", "--overwrite"], "--out", "text", text='{"train_batch_size": 1}', keeps=["text"])
-    yield row("--format of nobody", USAGE, ["--format"], "--format", "megatron", text="{}")
-    yield row("of a good file", 0, ["NO_SHARD"], text='{"train_batch_size": 1, "gradient_clipping": 1}')
-    yield Row("import-config of nothing", ["import-config"], USAGE, ["file", "--help"])
-    yield Row("import-cofig", ["import-cofig", "c.json"], USAGE, ['did you mean "import-config"?'])
 
 
 def samples():

@@ -1,0 +1,165 @@
+"""python -m tessera.import_config: a configuration of DeepSpeed, Accelerate or FSDP -> a strategy file.
+
+The strategy goes to stdout or --out, what became of each key to stderr. Exit codes are those of sysexits.h (tessera.Error).
+"""
+
+import argparse
+import errno
+import os
+import select
+import stat
+import sys
+from typing import NoReturn
+
+from tessera._error import Error
+from tessera.import_config import FORMATS, Translated, translate
+from tessera.import_config._documents import CONFIG, MOST_BYTES
+from tessera.import_config._session import IGNORED, MAPPED, REFUSED, setting_text
+
+_USAGE, _CORRUPT, _MISSING, _CANNOT_CREATE, _IO, _DENIED = 64, 65, 66, 73, 74, 77
+_PIPE_SECONDS = 3
+_MOST_NAMED = 20  # refused keys that the last line names
+_PREFIX = {MAPPED: "", IGNORED: "ignored: ", REFUSED: "REFUSED: "}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(_USAGE, f"{self.prog}: {message}. hint: --help lists the options\n")
+
+
+def _arguments(words: list[str] | None) -> argparse.Namespace:
+    parser = _Parser("python -m tessera.import_config", allow_abbrev=False,
+                     description="A configuration of DeepSpeed, Accelerate or FSDP as a strategy file (docs/import-config.md).")
+    parser.add_argument("file", type=_not_empty, help="JSON or YAML")
+    parser.add_argument("--format", choices=list(FORMATS), default="", help="default: the keys tell")
+    parser.add_argument("--device", choices=["cpu", "gpu"], default="", help="what will train, for files that move something to the host's memory")
+    parser.add_argument("--out", type=_not_empty, help="strategy file; default: stdout")
+    parser.add_argument("--overwrite", action="store_true", help="replace a file that exists; otherwise it is kept, an error")
+    parser.add_argument("--skip-refused", action="store_true", help="leave out keys that the strategy cannot say")
+    return parser.parse_args(words)
+
+
+def _not_empty(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("must not be empty")
+    return text
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(head, *rows)]
+    lines = [head, tuple("-" * width for width in widths), *rows]
+    return "".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() + "\n" for line in lines)
+
+
+def _report(translated: Translated, name: str) -> str:
+    rows = [(key.path, key.value, _PREFIX[key.fate] + key.text) for key in translated.keys]
+    text = f"{name} is {translated.title}\n\n" + _table(("key", "value", "what became of it"), rows) + "\n"
+    if translated.implied:
+        rows = [(setting_text(each.pointer, each.value), each.why) for each in translated.implied]
+        text += _table(("also set, as the file leaves it to a default", "why"), rows) + "\n"
+    text += "".join(f"note: {note}\n" for note in translated.notes)
+    counts = ", ".join(f"{sum(key.fate == fate for key in translated.keys)} {fate}" for fate in _PREFIX)
+    return f"{text}keys: {counts}\n"
+
+
+def _code_of(error: OSError, without_place: int) -> int:
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return _DENIED
+    return without_place if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP) else _IO
+
+
+def _read(path: str) -> bytes:
+    """A regular file, or a pipe that somebody writes to."""
+    hint = "hint: name a configuration of DeepSpeed, Accelerate or FSDP (docs/import-config.md)"
+    try:
+        file, data = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), b""
+        try:
+            mode = os.fstat(file).st_mode
+            if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
+                raise Error(f"{path} is {'a directory' if stat.S_ISDIR(mode) else 'a device or socket'}, want a regular file. {hint}", _CORRUPT)
+            while len(data) <= MOST_BYTES:
+                if stat.S_ISFIFO(mode) and not select.select([file], [], [], _PIPE_SECONDS)[0]:
+                    raise Error(f"{path} is a pipe that nobody wrote to for {_PIPE_SECONDS} s. {hint}", _CORRUPT)
+                more = os.read(file, MOST_BYTES + 1 - len(data))
+                if not more:
+                    return data
+                data += more
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise Error(f"{path} cannot be read: {error.strerror}. {hint}", _code_of(error, _MISSING)) from error
+    raise Error(f"{path}:1:1: /: larger than 256.00 KiB: this is no configuration. {hint}", CONFIG)
+
+
+def _expect_free(out: str, file: str, overwrite: bool) -> None:
+    """Before any work: that nothing is destroyed which was not meant."""
+    if os.path.lexists(out) and not os.path.islink(out) and os.path.samefile(out, file):
+        raise Error(f"--out {out} and the configuration {file} are the same file, which would be replaced. hint: give --out another name", _USAGE)
+    if os.path.lexists(out) and (os.path.islink(out) or not os.path.isfile(out)):
+        raise Error(f"--out {out} is a link, a directory or a device. hint: name a file that may be created", _CANNOT_CREATE)
+    if os.path.lexists(out) and not overwrite:
+        raise Error(f"--out {out} exists already, and is kept. hint: --overwrite replaces it; another name keeps both", _CANNOT_CREATE)
+
+
+def _write(out: str, text: str, overwrite: bool) -> None:
+    """Whole or not at all: the file gets its name when it is on the disk."""
+    partial = f"{out}.partial"
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
+        with open(partial, "xb") as file:
+            try:
+                file.write(text.encode())
+                file.flush()
+                os.fsync(file.fileno())
+                os.replace(partial, out)
+            except OSError:
+                os.unlink(partial)
+                raise
+    except OSError as error:
+        raise Error(f"--out {out} cannot be written: {error.strerror} ({error.filename or partial}). hint: name a place that may be written and has "
+                    "room", _code_of(error, _CANNOT_CREATE)) from error
+
+
+def _print(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left has nowhere to go when Python ends
+        raise Error(f"standard output could not be written: {error.strerror}. hint: what was printed is not complete; --out writes a file",
+                    _IO) from error
+
+
+def _import(options: argparse.Namespace) -> None:
+    text = _read(options.file)
+    if options.out:
+        _expect_free(options.out, options.file, options.overwrite)
+    translated = translate(text, options.file, options.format, options.device)
+    refused = translated.refused
+    sys.stderr.write(_report(translated, options.file))
+    names = ", ".join(refused[:_MOST_NAMED]) + (f" and {len(refused) - _MOST_NAMED} more" if len(refused) > _MOST_NAMED else "")
+    if refused and not options.skip_refused:
+        raise Error(f"{options.file}: no strategy is written, since keys are refused: {names}. hint: change them as the table says, or leave them "
+                    "out with --skip-refused", CONFIG)
+    if refused:
+        sys.stderr.write(f"left out, since they are refused: {names}\n")
+    if not translated.strategy:
+        raise Error(f"{options.file}: without the refused keys the strategy would contradict itself. hint: change them as the table says", CONFIG)
+    if options.out:
+        _write(options.out, translated.strategy, options.overwrite)
+    else:
+        _print(translated.strategy)
+
+
+def main(words: list[str] | None = None) -> int:
+    """The command. Returns its exit code."""
+    try:
+        _import(_arguments(words))
+    except Error as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -72,12 +72,18 @@ absl::StatusOr<int> list(const std::string& folder) {
   return 0;
 }
 
+/// "11 updates", "frozen", or, where it goes on with its states, "frozen after 11 updates".
+std::string training_of(const SavedParameter& parameter) {
+  const std::string updates = c10::str(parameter.updates, " updates");
+  if (parameter.trains) return updates;
+  return parameter.keeps_states() ? "frozen after " + updates : "frozen";
+}
+
 void print_parameters(const Manifest& manifest) {
   for (const SavedParameter& parameter : manifest.parameters) {
-    const std::string updates = parameter.trains ? c10::str(parameter.updates, " updates") : "frozen";
     const std::string tied = parameter.aliases.empty() ? "" : "  tied to " + joined(parameter.aliases);
     print(c10::str("  ", quoted_text(parameter.name, 200), "  ", parameter.dtype, " ",
-                   c10::IntArrayRef(parameter.shape), "  ", updates, tied, "\n"));
+                   c10::IntArrayRef(parameter.shape), "  ", training_of(parameter), tied, "\n"));
   }
 }
 

@@ -9,6 +9,7 @@
 #include <system_error>
 #include <utility>
 
+#include "checkpoint/hash.h"
 #include "checkpoint/regular_file.h"
 #include "offload/atomic_file.h"
 #include "offload/fault_environment.h"
@@ -29,6 +30,9 @@ std::string stem_of(const std::string& folder, int rank) { return fmt::format("{
 std::string commit_file(const std::string& stem, std::int64_t generation) {
   return stem + (generation % 2 == 0 ? ".commit-0" : ".commit-1");
 }
+
+/// In front of the hash of what it holds.
+constexpr std::string_view kKept = "kept-";
 
 /// It stays when its run ends.
 std::string lock_file(const std::string& stem) { return stem + ".lock"; }
@@ -69,16 +73,45 @@ absl::Status CommitLog::begin() const {
   return has_begun() ? absl::OkStatus() : write_file_atomically(begun_file(stem_), {}, who_);
 }
 
-absl::Status CommitLog::remove_leftovers() const {
+/// Of this rank's files those whose names behind the stem and a point are meant.
+absl::Status CommitLog::remove_files(const std::function<bool(std::string_view end)>& is_meant) const {
   const std::string begin = fs::path(stem_).filename().string() + ".";
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(folder_, error)) {
     const std::string name = entry.path().filename().string();
-    if (!name.starts_with(begin) || name.find(".tmp-") == std::string::npos) continue;
+    if (!name.starts_with(begin) || !is_meant(std::string_view(name).substr(begin.size()))) continue;
     if (const int got = file_calls::unlink(entry.path().string()); got < 0 && got != -ENOENT)
       return log_failure(who_, "unlink", entry.path().string(), -got);
   }
   return error ? log_failure(who_, "list", folder_, error.value()) : absl::OkStatus();
+}
+
+absl::Status CommitLog::remove_leftovers() const {
+  return remove_files([](std::string_view end) { return end.find(".tmp-") != std::string_view::npos; });
+}
+
+std::string CommitLog::kept_file(const std::string& hash) const { return fmt::format("{}.{}{}", stem_, kKept, hash); }
+
+absl::StatusOr<std::string> CommitLog::keep(std::string_view bytes) const {
+  const std::string hash = hash_text(checkpoint_hash(bytes));
+  TESSERA_RETURN_IF_ERROR(write_file_atomically(kept_file(hash), std::as_bytes(std::span(bytes)), who_));
+  return hash;
+}
+
+absl::StatusOr<std::string> CommitLog::kept(const std::string& hash) const {
+  const std::string path = kept_file(hash);
+  absl::StatusOr<std::string> bytes = read_regular_text(path, kMostCommitBytes, who_);
+  const bool is_missing = !bytes.ok() && exit_code_of(bytes.status()) == ExitCode::kNoInput;
+  if (!bytes.ok() && !is_missing) return bytes.status();
+  if (bytes.ok() && hash_text(checkpoint_hash(*bytes)) == hash) return bytes;
+  return make_error(ExitCode::kCorruptData,
+                    fmt::format("{}: {} is {}, and the commit wants what it held when it was made. hint: put the file "
+                                "back, if there is a copy; or load a checkpoint in a run with another durable.dir",
+                                who_, path, is_missing ? "missing" : "damaged"));
+}
+
+absl::Status CommitLog::remove_kept_but(const std::string& hash) const {
+  return remove_files([&](std::string_view end) { return end.starts_with(kKept) && end.substr(kKept.size()) != hash; });
 }
 
 absl::StatusOr<std::vector<Commit>> CommitLog::read() const {

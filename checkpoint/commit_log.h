@@ -4,8 +4,10 @@
 #include <absl/status/statusor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/commit.h"
@@ -18,7 +20,7 @@ namespace tessera {
 ///
 /// Files of the rank r: rank-0000r.commit-0 and .commit-1; .lock, which stays; and .begun, empty, from the moment on when all ranks have
 /// a commit. So a folder without commits is that of a run that ended before its first one only where there is no .begun: with it, the
-/// commits were lost.
+/// commits were lost. And .kept-0123456789abcdef, what commits name by the hash of its bytes, since it does not change with each of them.
 class CommitLog {
  public:
   /// Makes the folder if it is not there. `who` stands in front of messages: "rank 0".
@@ -42,6 +44,13 @@ class CommitLog {
   /// A commit of this generation is gone from the disk, if it was there. Errors: 74, ...
   absl::Status remove(std::int64_t generation) const;
 
+  /// Writes bytes that commits then name, to a file of their own. Its hash, in 16 digits.
+  absl::StatusOr<std::string> keep(std::string_view bytes) const;
+  /// The reverse. Errors: 65 it is missing or damaged.
+  absl::StatusOr<std::string> kept(const std::string& hash) const;
+  /// Removes all that was kept but `hash`, which may be empty.
+  absl::Status remove_kept_but(const std::string& hash) const;
+
   /// FolderLock::forget.
   void forget_lock() { lock_.forget(); }
 
@@ -52,6 +61,8 @@ class CommitLog {
   CommitLog(std::string folder, std::string stem, std::string who, FolderLock lock)
       : folder_(std::move(folder)), stem_(std::move(stem)), who_(std::move(who)), lock_(std::move(lock)) {}
   std::string file_of(std::int64_t generation) const;
+  std::string kept_file(const std::string& hash) const;
+  absl::Status remove_files(const std::function<bool(std::string_view end)>& is_meant) const;
   absl::Status no_whole_commit(const std::vector<std::string>& damaged) const;
 
   const std::string folder_, stem_, who_;

@@ -22,6 +22,7 @@ Json json_of(const SavedParameter& parameter) {
   if (!parameter.strides.empty()) json["strides"] = parameter.strides;
   if (parameter.states) json["states"] = *parameter.states;
   if (!parameter.state_shapes.empty()) json["state_shapes"] = parameter.state_shapes;
+  if (parameter.keeps_master) json["keeps_master"] = true;
   return json;
 }
 
@@ -72,7 +73,7 @@ std::string lines_of(const Json& root) {
 std::string this_program() { return "tessera " TESSERA_VERSION; }
 
 bool SavedParameter::has_state(const std::string& state) const {
-  return !states || std::ranges::find(*states, state) != states->end();
+  return states ? std::ranges::find(*states, state) != states->end() : trains;
 }
 
 const std::vector<std::int64_t>& SavedParameter::shape_of(const std::string& state) const {
@@ -84,6 +85,13 @@ std::int64_t SavedParameter::numel_of(const std::string& state) const {
   std::int64_t numel = 1;
   for (const std::int64_t size : shape_of(state)) numel *= size;
   return numel;
+}
+
+std::int64_t Manifest::version() const {
+  const bool has_frozen = std::ranges::any_of(parameters, [](const SavedParameter& parameter) {
+    return !parameter.trains && (parameter.keeps_states() || parameter.keeps_master);
+  });
+  return has_frozen ? 2 : 1;
 }
 
 std::string write_manifest(const Manifest& manifest) {
@@ -130,7 +138,7 @@ std::string write_manifest(const Manifest& manifest) {
   root["files"] = list_of(manifest.files);
   root["strategy"] = manifest.strategy;
   const std::string lines = lines_of(root);
-  return manifest_line(Manifest::kVersion, checkpoint_hash(lines)) + lines;
+  return manifest_line(manifest.version(), checkpoint_hash(lines)) + lines;
 }
 
 }  // namespace tessera

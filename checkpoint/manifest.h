@@ -32,17 +32,23 @@ struct SavedParameter {
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> strides;  ///< its elements are counted in this order; empty: rows one behind the other
   std::string dtype;                  ///< of safetensors, as the run computed with it: "F32", "BF16", ...
-  bool trains = false;                ///< pieces "master" (F32) and one a state; else "value" of `dtype`
-  std::int64_t updates = 0;           ///< steps that it took part in
+  bool trains = false;       ///< pieces "master" (F32) and one a state; else "value" of `dtype`, and see keeps_states
+  std::int64_t updates = 0;  ///< steps that it took part in
   /// What its noise depends on where states are rounded stochastically: numbers of its unit and of its group there, and its
   /// first element in that group's flat buffer.
   std::int64_t unit = 0, group = 0, first_element = 0;
-  std::int64_t numel = 0;                               ///< made from `shape`
-  std::optional<std::vector<std::string>> states = {};  ///< names of those it has; nothing: all of the manifest's
+  std::int64_t numel = 0;  ///< made from `shape`
+  /// Names of those it has; nothing: all of the manifest's, or of a frozen parameter none.
+  std::optional<std::vector<std::string>> states = {};
   /// Of states that are not kept of each element, but of the whole: their shapes, by name.
   std::map<std::string, std::vector<std::int64_t>> state_shapes = {};
 
+  bool keeps_master =
+      false;  ///< of a frozen parameter: what its "master" (F32) was, which rounding made the "value" of
+
   bool has_state(const std::string& state) const;
+  /// Whether it trains, or is frozen and goes on with its states when it trains again.
+  bool keeps_states() const { return trains || (states && !states->empty()); }
   const std::vector<std::int64_t>& shape_of(const std::string& state) const;
   std::int64_t numel_of(const std::string& state) const;
 };
@@ -96,7 +102,8 @@ struct SavedFile {
 std::string this_program();
 
 struct Manifest {
-  static constexpr std::int64_t kVersion = 1;
+  /// The newest version that is read. 2: of a frozen parameter there may be states and a master. Others are still written as 1.
+  static constexpr std::int64_t kVersion = 2;
 
   std::string written_by = this_program();
   std::int64_t step = 0;  ///< steps taken, those skipped for an overflow included
@@ -120,6 +127,9 @@ struct Manifest {
   std::vector<SavedFile> files;
   std::optional<SavedLosses> losses = {};        ///< of a run with on_spike
   std::optional<SavedResiduals> residuals = {};  ///< of a run whose compression keeps some
+
+  /// That its text has.
+  std::int64_t version() const;
 };
 
 /// The text of manifest.json. Its first line has the hash of all the others, so that nobody can read it half-written.

@@ -212,6 +212,7 @@ class ManifestReader {
     if (fields.has("strides")) parameter.strides = fields.integers("strides", 0, kMost);
     parameter.dtype = fields.text("dtype");
     parameter.trains = fields.boolean("trains");
+    if (fields.has("keeps_master")) parameter.keeps_master = fields.boolean("keeps_master");
     parameter.updates = fields.integer("updates", 0, kMost);
     parameter.unit = fields.integer("unit", 0, kMost);
     parameter.group = fields.integer("group", 0, kMost);
@@ -287,11 +288,12 @@ absl::StatusOr<Manifest> read_manifest(const std::string& file, std::string_view
         file,
         "its first line is not that of a checkpoint's manifest. hint: is this another program's file, or "
         "damaged? tessera checkpoint ls shows the checkpoints of a folder");
-  if (version != Manifest::kVersion)
+  if (version < 1 || version > Manifest::kVersion)
     return corrupt_manifest(
-        file, fmt::format("it has version {} of the format, and this program reads version {}. hint: read it with "
-                          "the version of Tessera that wrote it",
-                          version, Manifest::kVersion));
+        file,
+        fmt::format("it has version {} of the format, and this program reads versions 1 to {}. hint: read it with "
+                    "the version of Tessera that wrote it",
+                    version, Manifest::kVersion));
   if (const std::uint64_t got = checkpoint_hash(lines); got != hash)
     return corrupt_manifest(
         file, fmt::format("its text has the hash {}, wanted {}: it is damaged or cut short. hint: take an earlier "

@@ -129,12 +129,10 @@ absl::Status SavedCheckpoint::check_tensors() {
   const std::int64_t block = kScaledElements;
   for (const SavedParameter& parameter : manifest_.parameters) {
     const std::string& name = parameter.name;
-    if (!parameter.trains) {
-      TESSERA_RETURN_IF_ERROR(check_tensor(kValue, name, parameter.dtype, parameter.numel));
-      continue;
-    }
-    TESSERA_RETURN_IF_ERROR(check_tensor(kMaster, name, "F32", parameter.numel));
-    if (!pieces(kOuterMomentum, name).empty())
+    if (!parameter.trains) TESSERA_RETURN_IF_ERROR(check_tensor(kValue, name, parameter.dtype, parameter.numel));
+    if (parameter.trains || parameter.keeps_master)
+      TESSERA_RETURN_IF_ERROR(check_tensor(kMaster, name, "F32", parameter.numel));
+    if (parameter.trains && !pieces(kOuterMomentum, name).empty())
       TESSERA_RETURN_IF_ERROR(check_tensor(kOuterMomentum, name, "F32", parameter.numel));
     for (const SavedState& state : manifest_.states) {
       if (!parameter.has_state(state.name)) continue;

@@ -19,7 +19,7 @@
 namespace tessera {
 
 /// Words of pieces that are not an optimizer's states.
-inline constexpr char kMaster[] = "master";        ///< F32: a parameter that trains
+inline constexpr char kMaster[] = "master";        ///< F32: a parameter that trains, or SavedParameter::keeps_master
 inline constexpr char kValue[] = "value";          ///< a parameter that is frozen, in its own type
 inline constexpr char kBuffer[] = "buffer";        ///< of the module
 inline constexpr char kItem[] = "item";            ///< of the program

@@ -8,6 +8,7 @@
 #include "checkpoint/saved_checkpoint.h"
 #include "engine/checkpoint/generators.h"
 #include "engine/checkpoint/matched_checkpoint.h"
+#include "engine/checkpoint/saved_frozen.h"
 #include "engine/checkpoint/saved_residuals.h"
 #include "engine/checkpoint/tensor_bytes.h"
 #include "engine/outcomes.h"
@@ -55,10 +56,11 @@ SavedTensor describe_tensor(const std::string& name, const at::Tensor& tensor) {
 }
 
 /// In order of registration, which does not depend on units.
-std::vector<SavedParameter> describe_parameters(const std::vector<std::unique_ptr<Unit>>& units,
-                                                const StoredStates& states, const StepProgress& progress) {
+/// `all`: of the optimizer's states, to which those are added that only frozen parameters have.
+std::vector<SavedParameter> describe_parameters(const EngineCheckpoints::State& s, const StoredStates& states,
+                                                const StepProgress& progress, std::vector<SavedState>& all) {
   std::vector<std::pair<std::int64_t, SavedParameter>> numbered;
-  for_each_parameter(units, [&](const FlatGroup& group, std::size_t i) {
+  for_each_parameter(s.units, [&](const FlatGroup& group, std::size_t i) {
     const FlatParameter& parameter = group.parameters[i];
     SavedParameter saved;
     saved.name = parameter.name;
@@ -74,6 +76,7 @@ std::vector<SavedParameter> describe_parameters(const std::vector<std::unique_pt
     }
     const auto updates = progress.updates.find(parameter.tensor.unsafeGetTensorImpl());
     if (updates != progress.updates.end()) saved.updates = updates->second;
+    if (const FrozenParameter* const kept = s.frozen_states.find(parameter.tensor)) describe_frozen(*kept, saved, all);
     saved.unit = group.unit->index;
     saved.group = static_cast<std::int64_t>(group.index);
     saved.first_element = group.layout.extent(i).offset;
@@ -113,7 +116,7 @@ Manifest describe_engine(const EngineCheckpoints::State& s, const StoredStates& 
     manifest.losses = SavedLosses{progress.losses.losses, progress.losses.spikes_in_a_row};
   if (s.plan.kept_gradient_numel() > 0)
     manifest.residuals = SavedResiduals{s.strategy.gradient_accumulation, s.strategy.compression.one_bit_momentum};
-  manifest.parameters = describe_parameters(s.units, states, progress);
+  manifest.parameters = describe_parameters(s, states, progress, manifest.states);
   return manifest;
 }
 
@@ -149,6 +152,7 @@ absl::StatusOr<std::string> CheckpointSave::note() {
   manifest_ = describe_engine(*s_, states_);
   buffers_ = buffers_of(*s_->module, s_->strategy.units);
   writer_.emplace(s_->units, s_->plan, s_->position, states_);
+  add_frozen(s_->frozen_states, s_->units, rank_, s_->mesh.world_size(), *writer_);
   Start start{"", "", hashes_of(buffers_)};
   if (rank_ == 0) {
     TESSERA_RETURN_IF_ERROR(copy_items());

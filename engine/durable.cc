@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "engine/checkpoint/generators.h"
+#include "engine/checkpoint/saved_frozen.h"
 #include "engine/checkpoint/saved_noise.h"
 #include "engine/checkpoint/tensor_bytes.h"
 #include "engine/engine_checkpoints.h"
@@ -126,6 +127,8 @@ class Resume {
   absl::Status apply() {
     const Unrecorded unrecorded;
     engine_ = json::parse(parts_.at(kEngine));
+    TESSERA_ASSIGN_OR_RETURN(const std::string kept, s_.durable->kept());
+    if (!kept.empty() && !read_frozen(kept, s_.units, frozen_)) return no_frozen();
     TESSERA_RETURN_IF_ERROR(s_.durable->bring_back());
     const NamedTensors buffers = whole_tensors(*s_.module, s_.strategy.units);
     for (const auto& [part, bytes] : parts_) {
@@ -167,6 +170,7 @@ class Resume {
     });
     s_.step->resume(progress);
     s_.attempts = step_;
+    s_.frozen_states = std::move(frozen_);
     for (auto& unit : s_.units) unit->gathered_hash = 0;
     s_.accept_new_values();
     // Commits without the key are from before noise had versions.
@@ -225,10 +229,13 @@ class Resume {
     return absl::OkStatus();
   }
 
-  absl::Status no_items() const {
+  absl::Status no_items() const { return of_another_version("items that are none of commit_durable"); }
+  absl::Status no_frozen() const { return of_another_version("states of frozen parameters in another form"); }
+
+  absl::Status of_another_version(const char* what) const {
     return make_error(ExitCode::kCorruptData,
-                      c10::str(s_.durable->folder(), ": the commit of step ", step_,
-                               " holds items that are none of commit_durable. hint: another version of Tessera wrote "
+                      c10::str(s_.durable->folder(), ": the commit of step ", step_, " holds ", what,
+                               ". hint: another version of Tessera wrote "
                                "it: resume with that one, or remove the folder on every host to begin anew"));
   }
 
@@ -236,6 +243,7 @@ class Resume {
   const std::int64_t step_;
   CommitParts parts_;  ///< a copy: the commit itself changes when it is brought back
   json engine_;
+  FrozenStates frozen_;
   LoadedCheckpoint loaded_;
 };
 
@@ -366,6 +374,7 @@ std::optional<LoadedCheckpoint> EngineCheckpoints::resume_durable() {
     s_.half_loaded = false;
     if (s_.mesh.rank() != 0) return loaded;
     log_info("goes on from " + loaded.path + ", after step " + std::to_string(loaded.step));
+    s_.report_frozen_states();
     for (const std::string& inexact : loaded.inexact) log_warning(loaded.path + ": " + inexact);
     return loaded;
   }));

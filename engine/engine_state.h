@@ -69,6 +69,7 @@ struct Engine::State {
   bool use_defaults(std::int64_t version);
   void check_transport() const;
   void report_plan() const;
+  void report_frozen_states() const;
   /// What was allocated is what was planned, to the byte.
   void expect_plan() const;
   void detach_parameters();
@@ -185,7 +186,7 @@ struct Engine::State {
   std::optional<OpWatch> watch;
   std::shared_ptr<SavedActivations> activations;  ///< null where they stay in memory
 
-  FrozenStates frozen_states;               ///< of what set_trainable froze
+  FrozenStates frozen_states;               ///< of what trained before
   bool has_looked_at_loss = false;          ///< warn_of_division
   bool half_loaded = false;                 ///< a load of a checkpoint failed after it had begun to write
   int open_guards = 0;                      ///< Gathered guards that live

@@ -12,6 +12,7 @@
 #include "engine/background_save.h"
 #include "engine/checkpoint/generators.h"
 #include "engine/checkpoint/matched_checkpoint.h"
+#include "engine/checkpoint/saved_frozen.h"
 #include "engine/checkpoint/saved_noise.h"
 #include "engine/checkpoint/saved_residuals.h"
 #include "engine/checkpoint/state_reader.h"
@@ -141,7 +142,7 @@ class Load {
 
   absl::StatusOr<std::string> apply() {
     const Unrecorded unrecorded;
-    TESSERA_RETURN_IF_ERROR(StateReader(*checkpoint_, matched_, states_).read());
+    TESSERA_ASSIGN_OR_RETURN(frozen_, StateReader(*checkpoint_, matched_, states_, rank_, s_.mesh.world_size()).read());
     TESSERA_RETURN_IF_ERROR(read_residuals());
     TESSERA_RETURN_IF_ERROR(read_outer_momentum());
     TESSERA_RETURN_IF_ERROR(read_buffers());
@@ -277,7 +278,7 @@ class Load {
     StepProgress& progress = progress_;
     progress.applied = manifest().steps_applied;
     for (const MatchedParameter& parameter : matched_.parameters) {
-      const bool goes_on = parameter.group->trainable && parameter.saved->trains;
+      const bool goes_on = parameter.group->trainable && parameter.saved->keeps_states();
       progress.updates[parameter.group->parameters[parameter.index].tensor.unsafeGetTensorImpl()] =
           goes_on ? parameter.saved->updates : 0;
     }
@@ -294,9 +295,10 @@ class Load {
       if (auto problem = read_options(manifest().options, progress.options))
         matched_.inexact.push_back(std::move(*problem));
       s_.attempts = manifest().step;
-      s_.frozen_states.clear();  // of the training before
     }
     s_.step->resume(progress);
+    s_.frozen_states = std::move(frozen_);
+    if (s_.durable) s_.durable->keep(write_frozen(s_.frozen_states, s_.units));
     // Graphs made before must not be run backward on the new values.
     for_each_parameter(s_.units, [](FlatGroup& group, std::size_t i) {
       if (group.trainable) group.parameters[i].tensor.unsafeGetTensorImpl()->bump_version();
@@ -308,6 +310,7 @@ class Load {
     loaded_.inexact = std::move(matched_.inexact);
     if (rank_ != 0 || kind_ == LoadKind::kBackInTime) return;
     log_info("loaded " + path_ + ", of step " + std::to_string(loaded_.step));
+    s_.report_frozen_states();
     for (const std::string& text : loaded_.inexact) log_warning("checkpoint " + path_ + ": " + text);
   }
 
@@ -333,6 +336,7 @@ class Load {
   const KeptGradients kept_;
   bool own_residuals_ = false;  ///< ResidualReader::has_own on all ranks
   MatchedCheckpoint matched_;
+  FrozenStates frozen_;    ///< the checkpoint's
   StepProgress progress_;  ///< the Engine's, and then the checkpoint's
   LoadedCheckpoint loaded_;
 };

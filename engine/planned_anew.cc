@@ -3,24 +3,14 @@
 #include <string>
 #include <utility>
 
+#include "engine/checkpoint/stored_states.h"
 #include "engine/engine_state.h"
 #include "engine/memory/carried_states.h"
 #include "engine/step/outer_steps.h"
 #include "engine/step/update_options.h"
-#include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
 
 namespace tessera {
-namespace {
-
-void report_frozen_states(const FrozenStates& frozen, int rank) {
-  if (frozen.empty() || rank != 0) return;
-  log_info("the optimizer states of " + std::to_string(frozen.parameters()) +
-           " frozen parameters stay in the host's memory until these train again: " + format_bytes(frozen.bytes()) +
-           " on this rank, beside the plan");
-}
-
-}  // namespace
 
 std::unique_ptr<Engine::State> Engine::State::planned_anew(std::int64_t steps, const std::function<void()>& change,
                                                            std::shared_ptr<Strategy> other) {
@@ -28,14 +18,18 @@ std::unique_ptr<Engine::State> Engine::State::planned_anew(std::int64_t steps, c
   change();
   frozen_states.keep_masters(units, plan.input().placement.optimizer, position, *whole.control);
   const CarriedStates states(units, plan, position, memory, axes);
+  const StoredStates stored(strategy, own_rules, units);
+  const auto name_of = [&](const FlatGroup& group, std::size_t state) -> const std::string& {
+    return stored.name_in(group, state);
+  };
   detach_parameters();
   auto next = std::make_unique<State>(module, other ? std::move(other) : given_strategy, mesh, own_rules, steps);
   Collectives& control = *next->whole.control;
   next->frozen_states = std::move(frozen_states);
-  states.write_to(next->units, control, next->frozen_states, progress.updates);
+  states.write_to(next->units, control, name_of, next->frozen_states, progress.updates);
   next->frozen_states.note_updates(progress.updates);
-  next->frozen_states.give_back(next->units, control, progress.updates);
-  report_frozen_states(next->frozen_states, mesh.rank());
+  next->frozen_states.give_back(next->units, control, name_of, progress.updates);
+  next->report_frozen_states();
   const std::size_t groups = next->strategy.optimizer.groups.size();
   progress.rates.resize(1 + groups, std::numeric_limits<double>::quiet_NaN());
   progress.options.resize((1 + groups) * UpdateOptions::kNumbers, std::numeric_limits<double>::quiet_NaN());
@@ -45,6 +39,10 @@ std::unique_ptr<Engine::State> Engine::State::planned_anew(std::int64_t steps, c
   next->exceptions_at_start = exceptions_at_start;
   next->step_finishes_saves = step_finishes_saves;
   return next;
+}
+
+void Engine::State::report_frozen_states() const {
+  if (!frozen_states.empty() && mesh.rank() == 0) log_info(frozen_states.describe());
 }
 
 bool Engine::State::follow_sync(std::unique_ptr<State>& state, std::int64_t steps) {

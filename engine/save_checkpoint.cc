@@ -28,11 +28,6 @@ std::string EngineCheckpoints::save(const std::string& folder, const CheckpointI
   if (s_.saving && !s_.saving->has_ended() && s_.mesh.rank() == 0)
     log_warning("save_checkpoint waits for the checkpoint of step " + std::to_string(s_.saving->progress().step) +
                 ", which is still being written. hint: save less often, or to a faster disk");
-  if (!s_.frozen_states.empty() && s_.mesh.rank() == 0)
-    log_warning(
-        "the checkpoint of step " + std::to_string(s_.attempts) + " does not hold the optimizer states of " +
-        std::to_string(s_.frozen_states.parameters()) +
-        " parameters that set_trainable froze: in a run that goes on from it they begin anew when these train again");
   finish();
   std::vector<std::string> pruned;
   std::string path = value_or_throw(s_.or_abort("save_checkpoint", [&]() -> absl::StatusOr<std::string> {

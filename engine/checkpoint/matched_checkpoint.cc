@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "engine/checkpoint/saved_frozen.h"
 #include "engine/checkpoint/state_formats.h"
 #include "engine/checkpoint/tensor_bytes.h"
 #include "runtime/base/status.h"
@@ -108,7 +109,7 @@ class Matcher {
       }
     }
     for (const SavedState& state : manifest_.states) {
-      if (std::ranges::find(states, state.name, &SavedState::name) == states.end())
+      if (std::ranges::find(states, state.name, &SavedState::name) == states.end() && !kept_.contains(state.name))
         inexact("the optimizer has no state " + quoted(state.name) + ", so that of the checkpoint was left out");
     }
     const bool is_noisy = std::ranges::any_of(states, [](const SavedState& state) { return state.format != "fp32"; });
@@ -120,7 +121,6 @@ class Matcher {
   absl::StatusOr<MatchedCheckpoint> take() {
     if (problems_.empty()) {
       note("begin with states of zeros, since they were frozen", anew_);
-      note("are frozen now, so their states were left out", frozen_);
       note("were rounded to a narrower type, since they are frozen", rounded_);
       return std::move(matched_);
     }
@@ -159,16 +159,24 @@ class Matcher {
       return problem(who + ": the model ties it to [" + joined(parameter.aliases) + "], the checkpoint to [" +
                      joined(saved.aliases) + "]");
     check_type(group, who, saved);
-    if (group.trainable && saved.trains) check_states(group, i, who, saved);
-    if (group.trainable && !saved.trains) anew_.push_back(parameter.name);
-    if (!group.trainable && saved.trains) frozen_.push_back(parameter.name);
+    if (group.trainable && saved.keeps_states()) check_states(group, i, who, saved);
+    if (group.trainable && !saved.keeps_states()) anew_.push_back(parameter.name);
+    if (!group.trainable) note_kept(saved);
     if (group.trainable && (saved.unit != group.unit->index || saved.group != static_cast<std::int64_t>(group.index) ||
                             saved.first_element != group.layout.extent(i).offset))
       ++renumbered_;
     matched_.parameters.push_back({&group, i, &saved});
   }
 
-  /// `saved` trains, as the parameter does.
+  /// What a frozen parameter keeps of states that none that trains has.
+  void note_kept(const SavedParameter& saved) {
+    if (!saved.keeps_states()) return;
+    for (const SavedState& state : manifest_.states) {
+      if (saved.has_state(state.name) && kept_format(state, saved, states_)) kept_.insert(state.name);
+    }
+  }
+
+  /// `saved` has states, and the parameter trains.
   void check_states(const FlatGroup& group, std::size_t i, const std::string& who, const SavedParameter& saved) {
     bool fits = true;
     const auto check = [&](const std::string& name, const std::vector<std::int64_t>& sizes) {
@@ -193,12 +201,13 @@ class Matcher {
   }
 
   void check_type(const FlatGroup& group, const std::string& who, const SavedParameter& saved) {
+    const bool has_master = saved.trains || saved.keeps_master;  // which a frozen parameter keeps
     const std::string wanted = safetensors_word(group.dtype), got = saved.trains ? "F32" : saved.dtype;
     if (wanted == got || (group.trainable && got == "F32")) return;
     const auto is_float = [](const std::string& word) { return word == "F32" || word == "BF16" || word == "F16"; };
     if (!is_float(wanted) || !is_float(got))
       return problem(who + ": the model wants the type " + wanted + ", the checkpoint has " + got);
-    const bool widens = group.trainable || wanted == "F32";
+    const bool widens = group.trainable || has_master || wanted == "F32";
     if (!widens) rounded_.push_back(saved.name);
   }
 
@@ -206,8 +215,9 @@ class Matcher {
   const Manifest& manifest_;
   const std::map<std::string, const SavedParameter*> saved_;
   MatchedCheckpoint matched_;
-  std::vector<std::string> problems_, missing_, anew_, frozen_, rounded_;
-  std::set<std::string> needed_;  ///< names of states that some parameter has which trains in both
+  std::vector<std::string> problems_, missing_, anew_, rounded_;
+  std::set<std::string> needed_;  ///< names of states with which some parameter goes on
+  std::set<std::string> kept_;    ///< names of states that some frozen parameter keeps
   std::int64_t renumbered_ = 0;
 };
 

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
+#include "engine/checkpoint/saved_frozen.h"
 #include "engine/checkpoint/state_formats.h"
 #include "engine/checkpoint/stored_states.h"
 #include "engine/checkpoint/tensor_bytes.h"
@@ -32,20 +34,32 @@ absl::Status for_each_portion(Extent run, std::int64_t most, const Visit& visit)
 
 }  // namespace
 
-absl::Status StateReader::read() {
+absl::StatusOr<FrozenStates> StateReader::read() {
   const Unrecorded unrecorded;
+  FrozenStates frozen;
   for (const MatchedParameter& parameter : matched_.parameters) {
     TESSERA_RETURN_IF_ERROR(read_value(parameter));
-    if (!parameter.group->trainable) continue;
-    if (!parameter.saved->trains) {
-      clear_states(parameter);
+    const FlatGroup& group = *parameter.group;
+    if (group.trainable) {
+      TESSERA_RETURN_IF_ERROR(read_states(parameter));
       continue;
     }
-    for (std::size_t state = 0; state < states_.of(*parameter.group).size(); ++state)
-      TESSERA_RETURN_IF_ERROR(read_state(parameter, state));
-    TESSERA_RETURN_IF_ERROR(read_tensor_states(parameter));
+    TESSERA_ASSIGN_OR_RETURN(FrozenParameter kept,
+                             read_frozen(checkpoint_, *parameter.saved, group, states_, rank_, ranks_));
+    if (!kept.states.empty() || kept.master) frozen.put(group.parameters[parameter.index].tensor, std::move(kept));
   }
-  return absl::OkStatus();
+  return frozen;
+}
+
+/// Of a parameter that trains.
+absl::Status StateReader::read_states(const MatchedParameter& parameter) {
+  if (!parameter.saved->keeps_states()) {
+    clear_states(parameter);
+    return absl::OkStatus();
+  }
+  for (std::size_t state = 0; state < states_.of(*parameter.group).size(); ++state)
+    TESSERA_RETURN_IF_ERROR(read_state(parameter, state));
+  return read_tensor_states(parameter);
 }
 
 /// Masters, and parameters rounded from them; of frozen ones their values. What a rank holds of a parameter holds its masters.
@@ -54,14 +68,21 @@ absl::Status StateReader::read_value(const MatchedParameter& parameter) {
   const SavedParameter& saved = *parameter.saved;
   if (saved.trains && group.trainable && group.dtype == DType::kF32) return read_f32_value(parameter);
   const std::string word = saved.trains ? "F32" : saved.dtype;
+  const bool wants_master = saved.keeps_master && (group.trainable || group.dtype == DType::kF32);
   const Extent place = group.layout.extent(parameter.index);
+  const auto view = [&](const char* what, const std::string& type, Extent portion) -> absl::StatusOr<at::Tensor> {
+    TESSERA_ASSIGN_OR_RETURN(const std::span<const std::byte> bytes,
+                             checkpoint_.view(what, saved.name, portion.offset - place.offset,
+                                              static_cast<std::size_t>(portion.numel * element_bytes(type))));
+    return at::from_blob(const_cast<std::byte*>(bytes.data()), {portion.numel}, at::TensorOptions(*type_of_word(type)));
+  };
   return for_each_portion(intersect(place, group.parameter_part), kConverted, [&](Extent portion) {
-    TESSERA_ASSIGN_OR_RETURN(
-        const std::span<const std::byte> bytes,
-        checkpoint_.view(saved.trains ? kMaster : kValue, saved.name, portion.offset - place.offset,
-                         static_cast<std::size_t>(portion.numel * element_bytes(word))));
-    const at::Tensor values =
-        at::from_blob(const_cast<std::byte*>(bytes.data()), {portion.numel}, at::TensorOptions(*type_of_word(word)));
+    TESSERA_ASSIGN_OR_RETURN(at::Tensor values, view(saved.trains ? kMaster : kValue, word, portion));
+    if (wants_master) {
+      const at::Tensor held = values.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+      TESSERA_ASSIGN_OR_RETURN(const at::Tensor master, view(kMaster, "F32", portion));
+      values = masters_of_frozen(master, held, saved.dtype == "F16" ? DType::kF16 : DType::kBF16);
+    }
     write_values(group, values.to(flat_type_of(group)), portion);
     return absl::OkStatus();
   });

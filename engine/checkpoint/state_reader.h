@@ -1,6 +1,7 @@
 #pragma once
 
 #include <absl/status/status.h>
+#include <absl/status/statusor.h>
 
 #include <cstddef>
 #include <string>
@@ -9,6 +10,7 @@
 #include "checkpoint/saved_checkpoint.h"
 #include "engine/checkpoint/matched_checkpoint.h"
 #include "engine/checkpoint/stored_states.h"
+#include "engine/memory/frozen_states.h"
 #include "sharding/unit.h"
 
 namespace tessera {
@@ -16,14 +18,17 @@ namespace tessera {
 /// Brings this rank's parts of parameters, masters and states from a checkpoint to where they lie, a portion after the other.
 class StateReader {
  public:
-  /// `states`: the Engine's.
-  StateReader(SavedCheckpoint& checkpoint, const MatchedCheckpoint& matched, const StoredStates& states)
-      : checkpoint_(checkpoint), matched_(matched), states_(states) {}
+  /// `states`: the Engine's. `rank`, `ranks`: among those that load.
+  StateReader(SavedCheckpoint& checkpoint, const MatchedCheckpoint& matched, const StoredStates& states, int rank,
+              int ranks)
+      : checkpoint_(checkpoint), matched_(matched), states_(states), rank_(rank), ranks_(ranks) {}
 
-  /// Values and states of all parameters. After an error some are the checkpoint's, others are not.
-  absl::Status read();
+  /// Values and states of all parameters; what it returns are the states of those that are frozen. After an error some are the
+  /// checkpoint's, others are not.
+  absl::StatusOr<FrozenStates> read();
 
  private:
+  absl::Status read_states(const MatchedParameter& parameter);
   absl::Status read_value(const MatchedParameter& parameter);
   /// For parameters that are the masters: in place.
   absl::Status read_f32_value(const MatchedParameter& parameter);
@@ -36,6 +41,7 @@ class StateReader {
   SavedCheckpoint& checkpoint_;
   const MatchedCheckpoint& matched_;
   const StoredStates& states_;
+  const int rank_, ranks_;
 };
 
 }  // namespace tessera

@@ -173,6 +173,15 @@ void StateWriter::add(const std::string& what, const std::string& name, std::int
                       [values](const Sink& sink) { return append_bytes(std::as_bytes(values), sink); }});
 }
 
+void StateWriter::add(const std::string& what, const std::string& name, const std::string& dtype, std::int64_t first,
+                      std::shared_ptr<const std::vector<std::byte>> bytes) {
+  const std::int64_t numel = static_cast<std::int64_t>(bytes->size()) / element_bytes(dtype);
+  if (numel == 0) return;
+  sources_.push_back({{what, name, dtype, first, numel},
+                      [bytes = std::move(bytes)](const Sink& sink) { return append_bytes(*bytes, sink); },
+                      /*is_held=*/true});
+}
+
 absl::Status StateWriter::hold(std::span<std::byte> room) {
   for (Source& source : sources_) {
     if (source.is_held) continue;

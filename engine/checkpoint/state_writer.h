@@ -34,6 +34,10 @@ class StateWriter {
   /// And elements from `first` on, in memory that is read until `hold` or `write`.
   void add(const std::string& what, const std::string& name, std::int64_t first, std::span<const float> values);
 
+  /// And elements from `first` on in memory that does not change. `dtype`: safetensors' word.
+  void add(const std::string& what, const std::string& name, const std::string& dtype, std::int64_t first,
+           std::shared_ptr<const std::vector<std::byte>> bytes);
+
   /// Copies parameters, masters and states to `room`. From then on the units are not read any more. 70 if there is not enough room
   /// (MemoryCategory::kCheckpoint).
   absl::Status hold(std::span<std::byte> room);

@@ -10,7 +10,9 @@
 namespace tessera {
 
 StoredStates::StoredStates(const Strategy& strategy, const OwnRules& own_rules,
-                           const std::vector<std::unique_ptr<Unit>>& units) {
+                           const std::vector<std::unique_ptr<Unit>>& units)
+    : has_tensor_states_(strategy.optimizer.type == OptimizerType::kAdafactor ||
+                         strategy.optimizer.type == OptimizerType::kOwnMatrix) {
   of_elements_ = add(*make_optimizer(strategy.optimizer, strategy.ema, own_rules));
   of_matrices_ = strategy.optimizer.type == OptimizerType::kMuon
                      ? add(MuonOptimizer(strategy.optimizer, strategy.ema))

@@ -25,6 +25,10 @@ class StoredStates {
   std::span<const std::size_t> of(const FlatGroup& group) const {
     return group.matrices.empty() ? of_elements_ : of_matrices_;
   }
+  /// Of state number `state` of those.
+  const std::string& name_in(const FlatGroup& group, std::size_t state) const { return all_[of(group)[state]].name; }
+  /// Whether there may be states of whole tensors, of what is frozen now, too.
+  bool has_tensor_states() const { return has_tensor_states_; }
   /// Of a tensor state; its place in all().
   std::size_t place_of(const TensorState& state) const;
   /// Names of all that a parameter has, for SavedParameter::states: nothing where it has all there are.
@@ -36,6 +40,7 @@ class StoredStates {
 
   std::vector<SavedState> all_;
   std::vector<std::size_t> of_elements_, of_matrices_;
+  bool has_tensor_states_ = false;
 };
 
 /// Bytes that state `index` of a run of elements needs.

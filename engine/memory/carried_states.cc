@@ -1,6 +1,7 @@
 #include "engine/memory/carried_states.h"
 
 #include <algorithm>
+#include <optional>
 #include <unordered_map>
 
 #include "engine/memory/host_view.h"
@@ -23,6 +24,27 @@ std::unordered_map<const c10::TensorImpl*, ParameterPlace> places_in(const std::
   return places;
 }
 
+/// Whether some step updated it.
+bool has_moved(const at::Tensor& parameter, const CarriedStates::Updates& updates) {
+  const auto found = updates.find(parameter.unsafeGetTensorImpl());
+  return found != updates.end() && found->second > 0;
+}
+
+/// The state of each element that has this name.
+std::optional<std::size_t> state_named(const FlatGroup& group, const std::string& name, NameOfState name_of) {
+  for (std::size_t state = 0; state < group.records.state().states.size(); ++state) {
+    if (name_of(group, state) == name) return state;
+  }
+  return std::nullopt;
+}
+
+/// How many states a parameter has.
+std::size_t count_of_states(const FlatGroup& group, std::size_t parameter) {
+  std::size_t count = group.records.state().states.size();
+  for_each_tensor_state(group, parameter, [&](const TensorState&, Extent) { ++count; });
+  return count;
+}
+
 }  // namespace
 
 CarriedStates::CarriedStates(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan,
@@ -34,34 +56,42 @@ CarriedStates::CarriedStates(const std::vector<std::unique_ptr<Unit>>& units, co
   });
 }
 
-void CarriedStates::write_to(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control,
-                             FrozenStates& frozen, const Updates& updates) const {
-  const auto has_moved = [&](const c10::TensorImpl* parameter) {
-    const auto found = updates.find(parameter);
-    return found != updates.end() && found->second > 0;
-  };
-  write_tensor_states(units, control, frozen, has_moved);
+void CarriedStates::write_to(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control, NameOfState name_of,
+                             FrozenStates& frozen, Updates& updates) const {
+  std::unordered_map<const c10::TensorImpl*, std::size_t> given;
+  const auto count = [&](const c10::TensorImpl* parameter) { ++given[parameter]; };
+  write_tensor_states(units, control, frozen, updates, count);
   const auto places = places_in(units);
   for (const FlatGroup& group : groups_) {
-    for (std::size_t state = 0; state < group.records.state().states.size(); ++state) {
+    const StateFormats& formats = group.records.state().states;
+    for (std::size_t state = 0; state < formats.size(); ++state) {
+      const std::string& name = name_of(group, state);
       const JoinedState joined = join(group, state, control);
       for (std::size_t i = 0; i < group.parameters.size(); ++i) {
-        const c10::TensorImpl* const parameter = group.parameters[i].tensor.unsafeGetTensorImpl();
-        const auto place = places.find(parameter);
+        const at::Tensor& parameter = group.parameters[i].tensor;
+        const auto place = places.find(parameter.unsafeGetTensorImpl());
         const Extent from = group.layout.extent(i);
-        if (place != places.end()) {
-          hand_out(joined, from.offset, *place->second.group, place->second.parameter, state);
-        } else if (has_moved(parameter)) {  // it trains no longer
-          frozen.keep(parameter, group.records.state().states[state], joined, from.offset, from.numel, control);
+        if (place == places.end()) {  // it trains no longer
+          if (has_moved(parameter, updates))
+            frozen.keep(parameter, name, formats[state], joined, from.offset, from.numel, control);
+          continue;
         }
+        FlatGroup& to = *place->second.group;
+        const std::optional<std::size_t> there = state_named(to, name, name_of);
+        if (!there) continue;
+        hand_out(joined, from.offset, to, place->second.parameter, *there);
+        count(parameter.unsafeGetTensorImpl());
       }
     }
+  }
+  for (const auto& [parameter, place] : places) {
+    if (given[parameter] < count_of_states(*place.group, place.parameter)) updates.erase(parameter);
   }
 }
 
 void CarriedStates::write_tensor_states(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control,
-                                        FrozenStates& frozen,
-                                        c10::function_ref<bool(const c10::TensorImpl*)> has_moved) const {
+                                        FrozenStates& frozen, const Updates& updates,
+                                        c10::function_ref<void(const c10::TensorImpl*)> count) const {
   const auto places = places_in(units);
   for (const FlatGroup& group : groups_) {
     const std::int64_t numel = group.tensor_states.numel();
@@ -76,18 +106,24 @@ void CarriedStates::write_tensor_states(const std::vector<std::unique_ptr<Unit>>
       throw_if_error(control.broadcast("optimizer state", joined.data() + part.offset, bytes, rank).wait());
     });
     for (std::size_t i = 0; i < group.parameters.size(); ++i) {
-      const c10::TensorImpl* const parameter = group.parameters[i].tensor.unsafeGetTensorImpl();
-      const auto place = places.find(parameter);
-      const std::size_t first = group.tensor_states.first[i], end = group.tensor_states.first[i + 1];
-      for (std::size_t state = first; state < end; ++state) {
-        const Extent whole = group.tensor_states.layout.extent(state);
+      const at::Tensor& parameter = group.parameters[i].tensor;
+      const auto place = places.find(parameter.unsafeGetTensorImpl());
+      for_each_tensor_state(group, i, [&](const TensorState& state, Extent whole) {
         const float* const values = joined.data() + whole.offset;
-        if (place != places.end()) {
-          hand_out_tensor_state(values, *place->second.group, place->second.parameter, state - first);
-        } else if (has_moved(parameter)) {
-          frozen.keep_tensor_state(parameter, {values, static_cast<std::size_t>(whole.numel)}, control);
+        if (place == places.end()) {
+          if (has_moved(parameter, updates))
+            frozen.keep_tensor_state(parameter, state, {values, static_cast<std::size_t>(whole.numel)}, control);
+          return;
         }
-      }
+        FlatGroup& to = *place->second.group;
+        std::size_t number = 0;
+        for_each_tensor_state(to, place->second.parameter, [&](const TensorState& wanted, Extent) {
+          const std::size_t there = number++;
+          if (wanted.name != state.name || wanted.sizes != state.sizes) return;
+          hand_out_tensor_state(values, to, place->second.parameter, there);
+          count(parameter.unsafeGetTensorImpl());
+        });
+      });
     }
   }
 }

@@ -28,15 +28,17 @@ class CarriedStates {
   CarriedStates(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshPosition& mesh,
                 const TrainingMemory& memory, const MeshAxes& axes);
 
-  /// Writes this rank's parts of them into `units`, whose trainable parameters begin with zeros where they had no states
-  /// before. What trains no longer goes to `frozen`, if `updates` says that some step updated it. Each state is joined from all ranks' parts, one group at a time. REQUIRES: the same formats of
-  /// states, and the same mesh. Collective over `control`.
-  void write_to(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control, FrozenStates& frozen,
-                const Updates& updates) const;
+  /// Writes this rank's parts of them into `units`, by their names. What trains there and had no such state begins anew, with zeros and
+  /// without `updates`. What trains no longer goes to `frozen`, if `updates` says that some step updated it. Each state is joined from all
+  /// ranks' parts, one group at a time. `name_of`: of groups before and now. REQUIRES: the same formats of states, and the same mesh.
+  /// Collective over `control`.
+  void write_to(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control, NameOfState name_of,
+                FrozenStates& frozen, Updates& updates) const;
 
  private:
+  /// `count(parameter)`: it has got a state.
   void write_tensor_states(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control, FrozenStates& frozen,
-                           c10::function_ref<bool(const c10::TensorImpl*)> has_moved) const;
+                           const Updates& updates, c10::function_ref<void(const c10::TensorImpl*)> count) const;
   /// A state of a whole group.
   JoinedState join(const FlatGroup& group, std::size_t state, Collectives& control) const;
 

@@ -25,6 +25,7 @@ namespace {
 constexpr const char* kImage = "memory";
 constexpr const char* kWeights = "weights";
 constexpr const char* kAbout = "about";
+constexpr const char* kKept = "kept";
 
 /// What people tell runs apart by.
 std::string about_run(const PlanInput& input) {
@@ -86,6 +87,8 @@ absl::Status DurableFiles::forget_later() {
   for (const Commit& commit : found_) {
     if (!last_ || commit.generation > last_->generation) TESSERA_RETURN_IF_ERROR(log_->remove(commit.generation));
   }
+  if (last_ && last_->parts.contains(kKept)) kept_ = last_->parts.at(kKept);
+  TESSERA_RETURN_IF_ERROR(log_->remove_kept_but(kept_));
   found_.clear();
   is_resumed_ = !last_;
   return absl::OkStatus();
@@ -268,6 +271,22 @@ absl::Status DurableFiles::read_image() {
   return absl::OkStatus();
 }
 
+void DurableFiles::keep(std::string bytes) { to_keep_ = std::move(bytes); }
+
+absl::StatusOr<std::string> DurableFiles::kept() const { return kept_.empty() ? std::string() : log_->kept(kept_); }
+
+/// On the thread of its own. Files of commits before stay, since this one may not come to count.
+absl::Status DurableFiles::write_kept() {
+  if (!to_keep_) return absl::OkStatus();
+  if (to_keep_->empty()) {
+    kept_.clear();
+  } else {
+    TESSERA_ASSIGN_OR_RETURN(kept_, log_->keep(*to_keep_));
+  }
+  to_keep_.reset();
+  return absl::OkStatus();
+}
+
 void DurableFiles::begin(std::int64_t step, std::map<std::string, std::string> parts) {
   next_ = Commit{last_ ? last_->generation + 1 : 1, run_, step, layout_, std::move(parts)};
   next_->parts[kAbout] = about_;
@@ -298,6 +317,8 @@ absl::Status DurableFiles::write(Commit& commit) {
     TESSERA_RETURN_IF_ERROR(image_->sync());
   }
   for (const Kind& kind : kinds_) TESSERA_RETURN_IF_ERROR(kind.records->durable().sync());
+  TESSERA_RETURN_IF_ERROR(write_kept());
+  if (!kept_.empty()) commit.parts[kKept] = kept_;
   if (last_) TESSERA_RETURN_IF_ERROR(log_->begin());
   return log_->write(commit);
 }

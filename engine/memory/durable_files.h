@@ -76,6 +76,12 @@ class DurableFiles {
                    const std::vector<std::unique_ptr<Unit>>& units, c10::Device device, DeviceKernels* kernels);
   std::int64_t memory_bytes() const { return image_ ? static_cast<std::int64_t>(image_->record_memory_bytes()) : 0; }
 
+  /// What commits hold from the next one on beside training state and parts, until this is called again; empty: nothing. It is written
+  /// once, and not with each of them.
+  void keep(std::string bytes);
+  /// What the commit before the first one of this run holds so. Errors: those of CommitLog::kept.
+  absl::StatusOr<std::string> kept() const;
+
   /// Begins to write a commit of `step`; `parts`: what it holds beside training state. Errors are `end`'s. REQUIRES: of a GPU that all steps
   /// have ended, and that what follows does not change training state before `end`.
   void begin(std::int64_t step, std::map<std::string, std::string> parts);
@@ -105,6 +111,7 @@ class DurableFiles {
   void add_piece(std::byte* memory, std::int64_t bytes, MemoryPlace place);
   void add_records(const std::shared_ptr<StateRecords>& records, const RecordPool& pool, const char* kind);
   absl::Status write(Commit& commit);
+  absl::Status write_kept();
   absl::Status copy_to(std::span<std::byte> record, std::int64_t index) const;
   absl::Status write_image();
   absl::Status read_image();
@@ -122,7 +129,9 @@ class DurableFiles {
   std::vector<double> weights_;
   bool is_resumed_ = false;
   std::string scratch_stem_, about_;
-  std::vector<Piece> pieces_;  ///< of the image, one behind the other
+  std::optional<std::string> to_keep_;  ///< what is not written yet
+  std::string kept_;                    ///< the hash of what is (CommitLog::keep); empty: nothing
+  std::vector<Piece> pieces_;           ///< of the image, one behind the other
   DeviceKernels* kernels_ = nullptr;
   std::unique_ptr<FileTier> image_;
   std::int64_t image_record_bytes_ = 0;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -8,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -19,55 +21,64 @@
 
 namespace tessera {
 
-/// Optimizer states and masters of parameters that Engine::set_trainable froze, until they train again: as with an optimizer of PyTorch, which keeps
-/// what it knows of a parameter that gets no gradients. Each rank has an equal share of each state in memory of its host, beside the
-/// plan; so neither the layout nor the placement that they came from matters.
+/// The name of state number `state` of each element of a group: that of Optimizer::states.
+using NameOfState = c10::function_ref<const std::string&(const FlatGroup& group, std::size_t state)>;
+
+/// A state of a frozen parameter, or its fp32 masters, and this rank's share of it: the elements of FrozenStates::share_of.
+struct FrozenState {
+  std::string name;  ///< as an optimizer has it; of masters none
+  StateDType dtype = StateDType::kF32;
+  std::int64_t numel = 0;  ///< of the whole state
+  std::optional<std::vector<std::int64_t>>
+      sizes;                               ///< of a state of the whole tensor; nothing: a number for each element
+  std::shared_ptr<const JoinedState> own;  ///< does not change, so that a save may read it beside training
+};
+
+struct FrozenParameter {
+  std::vector<FrozenState> states;
+  std::optional<FrozenState> master;  ///< where parameters are narrower than fp32
+  std::int64_t updates = 0;           ///< steps in which it took part
+};
+
+/// Optimizer states and masters of parameters that are frozen and trained before, until they train again: as with an optimizer of
+/// PyTorch, which keeps what it knows of a parameter that gets no gradients. They come from Engine::set_trainable or from a checkpoint.
+/// Each rank has an equal share of each state in memory of its host, beside the plan; so neither the layout nor the placement that they
+/// came from matters.
 class FrozenStates {
  public:
   bool empty() const { return kept_.empty(); }
-  std::size_t parameters() const { return kept_.size(); }
-  /// What this rank keeps.
-  std::int64_t bytes() const;
-  void clear() { kept_.clear(); }
+  /// "the optimizer states of 3 frozen parameters ...", for a log. REQUIRES: not empty.
+  std::string describe() const;
+  /// Of a parameter; null where nothing is kept of it.
+  const FrozenParameter* find(const at::Tensor& parameter) const;
+  void put(const at::Tensor& parameter, FrozenParameter kept);
+  /// The elements of a state of `numel` that a rank keeps: whole blocks of 8-bit states, which have one scale.
+  static Extent share_of(std::int64_t numel, int rank, int ranks);
 
   /// Takes this rank's shares of the fp32 masters of parameters that train in `units`, in a narrower dtype, and do not require gradients
   /// any more. `placement`, `mesh`: the optimizer's, of this rank. Collective over `control`.
   void keep_masters(const std::vector<std::unique_ptr<Unit>>& units, AxisPlacement placement, const MeshPosition& mesh,
                     Collectives& control);
 
-  /// Takes this rank's share of a state of `parameter`, which has `numel` elements and begins at element `begin` of `joined`. States of a
-  /// parameter come in order.
-  void keep(const c10::TensorImpl* parameter, StateDType dtype, const JoinedState& joined, std::int64_t begin,
-            std::int64_t numel, const Collectives& control);
-  /// Likewise of a state of the whole tensor.
-  void keep_tensor_state(const c10::TensorImpl* parameter, std::span<const float> values, const Collectives& control);
+  /// Takes this rank's share of a state of `parameter`, which has `numel` elements and begins at element `begin` of `joined`.
+  void keep(const at::Tensor& parameter, const std::string& name, StateDType dtype, const JoinedState& joined,
+            std::int64_t begin, std::int64_t numel, const Collectives& control);
+  /// Likewise of a state of the whole tensor, whose values are `values`.
+  void keep_tensor_state(const at::Tensor& parameter, const TensorState& state, std::span<const float> values,
+                         const Collectives& control);
 
   /// Writes this rank's parts of the states of trainable parameters of `units` that are kept here, and of their masters where the
   /// parameter is what rounding makes of these: else it was written meanwhile. Puts the steps in which they took part into `updates`, and
-  /// forgets them. Collective over `control`.
-  void give_back(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control,
+  /// forgets them. A parameter that lacks a state begins anew, with zeros. Collective over `control`.
+  void give_back(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control, NameOfState name_of,
                  std::map<const c10::TensorImpl*, std::int64_t>& updates);
   /// In how many steps kept parameters took part, by `updates`.
   void note_updates(const std::map<const c10::TensorImpl*, std::int64_t>& updates);
 
  private:
-  struct Share {
-    StateDType dtype = StateDType::kF32;
-    std::int64_t numel = 0;  ///< of the whole state
-    JoinedState own;
-  };
-  struct Parameter {
-    std::vector<Share> states, tensor_states;
-    std::optional<Share> master;
-    std::int64_t updates = 0;
-  };
+  std::int64_t bytes() const;
 
-  static Share share_of(StateDType dtype, const JoinedState& joined, std::int64_t begin, std::int64_t numel,
-                        const Collectives& control);
-  static Share share_of(std::span<const float> values, const Collectives& control);
-  static JoinedState join(const Share& share, Collectives& control);
-
-  std::unordered_map<const c10::TensorImpl*, Parameter> kept_;
+  std::unordered_map<const c10::TensorImpl*, FrozenParameter> kept_;
 };
 
 }  // namespace tessera

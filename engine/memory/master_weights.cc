@@ -64,6 +64,18 @@ void keep_split(const StateView& view, float* values) {
   }
 }
 
+at::Tensor rounded_to_even(const at::Tensor& master, DType dtype) {
+  return master.to(scalar_type_of(dtype)).to(at::kFloat);
+}
+
+/// The high halves of split masters, as fp32.
+at::Tensor widened_high(const at::Tensor& master) {
+  at::Tensor high = at::empty_like(master, at::MemoryFormat::Contiguous).copy_(master);
+  const std::span values(high.mutable_data_ptr<float>(), static_cast<std::size_t>(high.numel()));
+  for (float& value : values) value = std::bit_cast<float>(split_high(bits_of(value)) << 16);
+  return high;
+}
+
 bool has_masters_beside(const FlatGroup& group) { return group.trainable && group.dtype != DType::kF32; }
 
 }  // namespace
@@ -110,11 +122,13 @@ void read_values(const FlatGroup& group, const at::Tensor& flat) {
 }
 
 at::Tensor rounded_master(const at::Tensor& master, const FlatGroup& group) {
-  if (group.master_kind != MasterKind::kSplitBF16) return master.to(scalar_type_of(group.dtype)).to(at::kFloat);
-  at::Tensor high = at::empty_like(master, at::MemoryFormat::Contiguous).copy_(master);
-  const std::span values(high.mutable_data_ptr<float>(), static_cast<std::size_t>(high.numel()));
-  for (float& value : values) value = std::bit_cast<float>(split_high(bits_of(value)) << 16);
-  return high;
+  return group.master_kind == MasterKind::kSplitBF16 ? widened_high(master) : rounded_to_even(master, group.dtype);
+}
+
+at::Tensor masters_of_frozen(const at::Tensor& master, const at::Tensor& held, DType dtype) {
+  at::Tensor is_rounded = held.eq(rounded_to_even(master, dtype));
+  if (dtype == DType::kBF16) is_rounded = is_rounded.logical_or(held.eq(widened_high(master)));
+  return at::where(is_rounded, master, held);
 }
 
 void keep_unchanged_masters(const FlatGroup& group, const at::Tensor& flat) {

@@ -21,6 +21,11 @@ void read_values(const FlatGroup& group, const at::Tensor& flat);
 /// `master` (fp32) as the group's parameters hold it: rounded to their dtype, and widened again.
 at::Tensor rounded_master(const at::Tensor& master, const FlatGroup& group);
 
+/// The fp32 masters of a parameter that was frozen, elements of `dtype` whose values are `held` now: those of `master` that rounding makes
+/// `held` of, to the nearest even or as split masters are rounded. Where nothing explains a value, somebody wrote it, and it is the
+/// master. `master`, `held`: fp32, of one shape.
+at::Tensor masters_of_frozen(const at::Tensor& master, const at::Tensor& held, DType dtype);
+
 /// `flat` holds gathered values, which are rounded masters. Where rounding explains a value, nobody changed it: its
 /// exact master takes the value's place in `flat`, within this rank's optimizer part.
 void keep_unchanged_masters(const FlatGroup& group, const at::Tensor& flat);

@@ -55,7 +55,7 @@ struct LoadedCheckpoint {
 ///   auto loaded = tessera::load_checkpoint(engine, "runs/a/checkpoints");   // in another process, on other ranks
 ///   batches.resume(*loaded.items.data);
 ///
-/// Holds parameters and fp32 masters, optimizer states as they are stored, how often each parameter was updated, the loss scale,
+/// Holds parameters and fp32 masters, optimizer states as they are stored (of frozen parameters that trained before, too), how often each parameter was updated, the loss scale,
 /// rates and options set by hand, the module's buffers, LibTorch's default generators of each rank, and `items`. docs/checkpoints.md
 /// is the format. Each rank writes its own shards, through 8 MiB of memory. At any moment, through errors and kills, `latest`
 /// names a whole checkpoint, if there was one. All ranks must reach `folder`.
@@ -80,6 +80,8 @@ std::optional<CheckpointProgress> checkpoint_progress(Engine& engine);
 /// Gives an Engine all that a checkpoint holds, at any number of ranks, under any strategy and precision, wherever state lies. With
 /// the number of ranks, the units and the strategy of the save, training goes on as if it had not stopped, bit for bit. `path`: a
 /// checkpoint, a folder with `latest`, or `folder`/best.
+///
+/// States of parameters that are frozen here stay in the host's memory until they train again, as with Engine::set_trainable.
 ///
 /// What is not the model's is not loaded: learning rates of a schedule, clipping, sharding come from the Engine's strategy.
 ///

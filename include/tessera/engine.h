@@ -231,8 +231,8 @@ class Engine {
   /// trainable or frozen, and plans memory anew: what trains has gradients and optimizer states, what is frozen has none.
   /// Values, masters, the states of what trained before and goes on, and the schedule's place are kept. The states of what is frozen
   /// stay too, as an optimizer of PyTorch keeps them, and go on when it trains again: until then each rank has an equal share of
-  /// them in the host's memory, beside the plan. (Averages, "ema", stand still meanwhile. Checkpoints do not have them, and loading one
-  /// forgets them.) Between steps; collective, with equal arguments on all ranks. Needs both plans' memory while it runs. Waits for
+  /// them in the host's memory, beside the plan. (Averages, "ema", stand still meanwhile.) Checkpoints and durable commits hold them too.
+  /// Between steps; collective, with equal arguments on all ranks. Needs both plans' memory while it runs. Waits for
   /// steps under way. Errors: 64 if nothing matches or microbatches were begun.
   void set_trainable(const std::string& pattern, bool trainable);
   /// Likewise with several patterns, each of which has to match something, and one plan.

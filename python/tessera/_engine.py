@@ -199,7 +199,7 @@ class Engine:
         """Makes the parameters whose name matches `pattern` (`*`, `?`), or one of several, trainable or frozen.
 
         Memory is planned anew: what is frozen has no gradients. Its optimizer states stay in the host's memory and go on when it trains
-        again, as those of a torch.optim optimizer do; checkpoints do not have them meanwhile. Collective, between steps.
+        again, as those of a torch.optim optimizer do; checkpoints hold them too. Collective, between steps.
         """
         self._live().set_trainable([pattern] if isinstance(pattern, str) else list(pattern), trainable)
 

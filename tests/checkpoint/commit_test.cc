@@ -102,6 +102,25 @@ TEST(CommitLog, ADamagedFileIsNoCommitAndWhatAKillLeftIsRemoved) {
   expect_same(read->front(), some_commit(1));
 }
 
+TEST(CommitLog, WhatIsKeptBesideCommitsComesBackOrIsDamage) {
+  const ScratchFolder folder;
+  auto log = CommitLog::open(folder.path(), 3, "rank 3");
+  const std::string bytes(5000, '\7');
+  const auto first = (*log)->keep("of the run before"), hash = (*log)->keep(bytes);
+  ASSERT_TRUE(hash.ok()) << hash.status();
+  EXPECT_EQ(*(*log)->kept(*hash), bytes);
+  ASSERT_TRUE((*log)->remove_kept_but(*hash).ok());
+  EXPECT_EQ(*(*log)->kept(*hash), bytes);
+  const auto refusal = [&](const std::string& of) {
+    const auto kept = (*log)->kept(of);
+    EXPECT_EQ(exit_code_of(kept.status()), ExitCode::kCorruptData);
+    return message_of(kept.status());
+  };
+  EXPECT_THAT(refusal(*first), AllOf(HasSubstr("rank 3"), HasSubstr(*first), HasSubstr("missing"), HasSubstr("hint:")));
+  std::ofstream(folder.path() + "/rank-00003.kept-" + *hash, std::ios::binary | std::ios::app) << "x";
+  EXPECT_THAT(refusal(*hash), AllOf(HasSubstr(*hash), HasSubstr("damaged"), HasSubstr("hint:")));
+}
+
 // A folder without a whole commit is that of a run before its first one only if there never was any.
 TEST(CommitLog, AFolderWhoseCommitsAreLostIsDamaged) {
   const auto refusal = [](bool begun, bool two, const std::function<void(const std::string& file)>& damage) {

@@ -58,6 +58,10 @@ Manifest write_made_up_files(const std::string& folder, std::uint64_t seed) {
                          {"odd|name \"quoted\"", {}, {300}, {}, "F32", true, 9, 1, 0, 256},
                          {"frozen", {}, {5, 3}, {1, 5}, "F16", false, 0, 1, 1, 0},
                          {"none", {}, {0, 4}, {}, "F32", true, 11, 1, 0, 1024}};
+  SavedParameter& frozen = manifest.parameters[2];  // it has trained before
+  frozen.states = {"exp_avg", "exp_avg_sq"};
+  frozen.updates = 7;
+  frozen.keeps_master = true;
   manifest.buffers = {{"running_mean", "F32", {7}, {1}}, {"count", "I64", {}, {}}};
   manifest.items = {{"table", "BOOL", {2, 2}, {}}};
   manifest.json_items = {{"best", R"({"loss": 1.5})"}};
@@ -82,6 +86,10 @@ Manifest write_made_up_files(const std::string& folder, std::uint64_t seed) {
     both(std::string("exp_avg_sq") + kScales, name, "F32", (numel + 255) / 256, cut / 256);
   }
   both(kValue, "frozen", "F16", 15, 15);
+  both(kMaster, "frozen", "F32", 15, 15);
+  both("exp_avg", "frozen", "BF16", 15, 15);
+  both("exp_avg_sq", "frozen", "U8", 15, 15);
+  both(std::string("exp_avg_sq") + kScales, "frozen", "F32", 1, 1);
   const std::string odd = "odd|name \"quoted\"";
   first.push_back({of_rank(kResidual, 0), odd, "F32", 10, 200});
   first.push_back({kFactors, odd, "F32", 0, 12});

@@ -58,7 +58,7 @@ TEST(Manifest, OneWithoutDefaultsIsFromBeforeTheyHadVersions) {
 // Another program reads it without knowing Tessera.
 TEST(Manifest, IsJson) {
   const auto json = nlohmann::json::parse(some_text());
-  EXPECT_EQ(json.at("tessera_checkpoint"), 1);
+  EXPECT_EQ(json.at("tessera_checkpoint"), 2);
   EXPECT_EQ(json.at("files").size(), 2u);
 }
 
@@ -88,12 +88,28 @@ TEST(Manifest, EveryTruncationIsNoticed) {
 // F35.
 TEST(Manifest, AnotherVersionIsNamed) {
   const std::string text = some_text(), lines = text.substr(text.find('\n') + 1);
-  for (const std::int64_t version : {0, 2, 17}) {
+  for (const std::int64_t version : {0, 3, 17}) {
     const auto read = read_manifest("m", manifest_line(version, checkpoint_hash(lines)) + lines);
     ASSERT_FALSE(read.ok());
     EXPECT_THAT(message_of(read.status()),
-                AllOf(HasSubstr("version " + std::to_string(version)), HasSubstr("reads version 1")));
+                AllOf(HasSubstr("version " + std::to_string(version)), HasSubstr("reads versions 1 to 2")));
   }
+}
+
+// What 0.1 can read is written as 0.1 wrote it.
+TEST(Manifest, OneWithoutStatesOfFrozenParametersHasTheVersionThatDoesNotKnowThem) {
+  Manifest manifest = *read_manifest("manifest.json", some_text());
+  EXPECT_TRUE(manifest.parameters[2].keeps_states());
+  EXPECT_TRUE(manifest.parameters[2].has_state("exp_avg"));
+  manifest.parameters[2].keeps_master = false;
+  EXPECT_EQ(manifest.version(), 2);
+  manifest.parameters[2].states.reset();
+  const std::string text = write_manifest(manifest);
+  EXPECT_EQ(nlohmann::json::parse(text).at("tessera_checkpoint"), 1);
+  const Manifest read = *read_manifest("manifest.json", text);
+  EXPECT_FALSE(read.parameters[2].keeps_states());
+  EXPECT_FALSE(read.parameters[2].has_state("exp_avg"));
+  EXPECT_TRUE(read.parameters[0].has_state("exp_avg"));
 }
 
 // F37: with a hash that fits.
@@ -121,6 +137,8 @@ TEST(Manifest, HostileOnesAreRefused) {
       {"\"shape\":[700,512]", "\"shape\":[700,512],\"state_shapes\":{\"exp_avg\":[-1]}", "/state_shapes/exp_avg"},
       {"\"shape\":[700,512]", "\"shape\":[700,512],\"state_shapes\":{\"sums\":[1]}", "not among \"states\""},
       {"\"shape\":[700,512]", "\"shape\":[700,512],\"state_shapes\":[[1]]", "wanted an object"},
+      {"\"keeps_master\":true", "\"keeps_master\":1", "/keeps_master"},
+      {"\"states\":[\"exp_avg\"", "\"states\":[\"sums\"", "not among \"states\""},
       {"\"step\": 12", "\"step\": -12", "/step"},
       {"\"noise\": " + std::to_string(kNoiseVersion), "\"noise\": 0", "/noise"},
       {"\"step\": 12", "\"step\": 1.2e1", "/step"},

@@ -38,10 +38,16 @@ struct Tensor {
   std::string what, name, dtype;
   std::int64_t numel;
 };
-const Tensor kTensors[] = {{kMaster, "a.weight", "F32", 700 * 512},      {"exp_avg", "a.weight", "BF16", 700 * 512},
-                           {"exp_avg_sq", "a.weight", "U8", 700 * 512},  {"exp_avg_sq.scales", "a.weight", "F32", 1400},
-                           {kMaster, "odd|name \"quoted\"", "F32", 300}, {kValue, "frozen", "F16", 15},
-                           {"buffer.rank1", "running_mean", "F32", 7},   {kGenerator, "1", "U8", 77}};
+const Tensor kTensors[] = {{kMaster, "a.weight", "F32", 700 * 512},
+                           {"exp_avg", "a.weight", "BF16", 700 * 512},
+                           {"exp_avg_sq", "a.weight", "U8", 700 * 512},
+                           {"exp_avg_sq.scales", "a.weight", "F32", 1400},
+                           {kMaster, "odd|name \"quoted\"", "F32", 300},
+                           {kValue, "frozen", "F16", 15},
+                           {kMaster, "frozen", "F32", 15},
+                           {"exp_avg", "frozen", "BF16", 15},
+                           {"buffer.rank1", "running_mean", "F32", 7},
+                           {kGenerator, "1", "U8", 77}};
 
 TEST(SavedCheckpoint, EveryElementComesBackWhereverItIsRead) {
   const ScratchFolder folder;

@@ -1,0 +1,333 @@
+// States of parameters that are frozen, in checkpoints and commits: a run that is saved while they are frozen goes on, when they train
+// again, as one that nothing happened to.
+
+#include "engine/memory/frozen_states.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "checkpoint/saved_checkpoint.h"
+#include "tessera/checkpoint.h"
+#include "tessera/durable.h"
+#include "tessera/error.h"
+#include "tests/support/durable_runs.h"
+#include "tests/support/offloaded.h"
+#include "tests/support/pairwise.h"
+#include "tests/support/test_folder.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+namespace fs = std::filesystem;
+
+const std::string kFrozen = "blocks.0.*";
+
+/// Every byte that a checkpoint has of parameters, by "what|name", whichever file has it.
+std::map<std::string, std::string> tensors_of(const std::string& path) {
+  auto checkpoint = SavedCheckpoint::open(path, "test");
+  EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+  std::map<std::string, std::string> tensors;
+  const auto add = [&](const std::string& what, const std::string& name) {
+    for (const auto& place : (*checkpoint)->pieces(what, name)) {
+      std::string bytes(static_cast<std::size_t>(place.piece.bytes()), '\0');
+      EXPECT_TRUE((*checkpoint)->read(what, name, place.piece.offset, std::as_writable_bytes(std::span(bytes))).ok());
+      tensors[what + "|" + name] += bytes;
+    }
+  };
+  for (const SavedParameter& parameter : (*checkpoint)->manifest().parameters) {
+    tensors["updates|" + parameter.name] = std::to_string(parameter.updates);
+    for (const char* what : {kMaster, kValue}) add(what, parameter.name);
+    for (const SavedState& state : (*checkpoint)->manifest().states) {
+      add(state.name, parameter.name);
+      add(state.name + kScales, parameter.name);
+    }
+  }
+  return tensors;
+}
+
+void freeze(Session& session) { session.engine.set_trainable(kFrozen, false); }
+void thaw(Session& session) { session.engine.set_trainable(kFrozen, true); }
+void train(Session& session, std::size_t begin, std::size_t end) {
+  for (std::size_t i = begin; i < end; ++i) session.train(i);
+}
+
+/// What a run that was saved after step 3, while the first block was frozen, becomes when that trains again after step 4.
+Values rest_of(Session& session) {
+  train(session, 3, 4);
+  thaw(session);
+  train(session, 4, 6);
+  return session.values();
+}
+
+/// Two runs go on from the checkpoint: one freezes before it loads, the other one behind that. Both have trained something else.
+void expect_goes_on_when_it_trains_again(const Mesh& mesh, const Strategy& strategy, const std::string& folder,
+                                         const std::string& what) {
+  Session first(mesh, strategy, kWide);
+  train(first, 0, 2);
+  freeze(first);
+  train(first, 2, 3);
+  const std::string path = save_checkpoint(first.engine, folder);
+  const Values wanted = rest_of(first);
+  finish_checkpoint(first.engine);
+  for (const bool freezes_first : {true, false}) {
+    Session second(mesh, strategy, kWide);
+    train(second, 4, 5);
+    if (freezes_first) freeze(second);
+    const LoadedCheckpoint loaded = load_checkpoint(second.engine, path);
+    if (freezes_first) {
+      EXPECT_THAT(loaded.inexact, IsEmpty()) << what;
+    } else {
+      freeze(second);
+    }
+    EXPECT_TRUE(all_same_bits(rest_of(second), wanted)) << what << (freezes_first ? "" : ", frozen after the load");
+  }
+}
+
+TEST(FrozenStates, ASavedRunGoesOnWithTheSameBitsWhenTheyTrainAgain) {
+  const int kRanks[] = {1, 2, 3};
+  for (const auto& [kept, placed, ranks] : pairwise_of(sampled_kept(), kOnePerPlacement, kRanks)) {
+    const TestFolder folder;
+    const std::string what = name_of(kept) + ", " + name_of(placed);
+    const Strategy strategy = strategy_of(kept, placed);
+    run_ranks({.ranks = ranks},
+              [&](const Mesh& mesh) { expect_goes_on_when_it_trains_again(mesh, strategy, folder.path(), what); });
+  }
+}
+
+TEST(FrozenStates, ThoseOfOtherRulesAndOfSavesBesideTrainingGoOnToo) {
+  const std::pair<const char*, Adjust> kinds[] = {
+      {"muon", [](Strategy& s) { s.optimizer.type = OptimizerType::kMuon; }},
+      {"adafactor", [](Strategy& s) { s.optimizer.type = OptimizerType::kAdafactor; }},
+      {"lamb", [](Strategy& s) { s.optimizer.type = OptimizerType::kLamb; }},
+      {"sgd", [](Strategy& s) { s.optimizer.type = OptimizerType::kSgd, s.optimizer.momentum = 0.9; }},
+      {"in backward", update_in_backward},
+      {"average", [](Strategy& s) { s.ema.decay = 0.5; }},
+      {"beside training", [](Strategy& s) { s.checkpoint.async = true; }}};
+  for (const auto& [name, adjust] : kinds) {
+    for (const bool shared : {false, true}) {
+      const TestFolder folder;
+      const Strategy strategy = strategy_for(Placed(ShardingStrategy::kFullShard, shared), adjust);
+      const std::string what = name;
+      run_ranks({.ranks = 2},
+                [&](const Mesh& mesh) { expect_goes_on_when_it_trains_again(mesh, strategy, folder.path(), what); });
+    }
+  }
+}
+
+// Loaded on other ranks, saved there frozen, and saved there trainable again.
+TEST(FrozenStates, EveryByteIsKeptOnOtherRanks) {
+  const Adjust kRules[] = {nullptr, [](Strategy& s) { s.optimizer.type = OptimizerType::kAdafactor; }};
+  for (const Adjust& rule : kRules) {
+    for (const Kept& kept : kKept) {
+      const TestFolder folder;
+      std::string saved;
+      std::map<std::string, std::string> frozen, trainable;
+      const auto strategy_on = [&](const Placed& placed) {
+        Strategy strategy = strategy_of(kept, placed);
+        if (!rule) return strategy;
+        rule(strategy);
+        strategy.optimizer.state_dtype = StateDType::kF32;
+        return strategy;
+      };
+      const auto save_both = [&](Session& session, bool is_first) {
+        const std::string path = save_checkpoint(session.engine, folder.path());
+        thaw(session);
+        const std::string later = save_checkpoint(session.engine, folder.path());
+        if (session.mesh.rank() != 0) return;
+        if (is_first) saved = path, frozen = tensors_of(path), trainable = tensors_of(later);
+        EXPECT_EQ(tensors_of(path), frozen) << name_of(kept);
+        EXPECT_EQ(tensors_of(later), trainable) << name_of(kept);
+      };
+      run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+        Session session(mesh, strategy_on(ShardingStrategy::kFullShard), kWide);
+        train(session, 0, 2);
+        freeze(session);
+        train(session, 2, 3);
+        save_both(session, true);
+      });
+      for (const int ranks : {3, 1}) {
+        run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+          Session session(mesh, strategy_on(ShardingStrategy::kShardGradOp), kWide);
+          freeze(session);
+          load_checkpoint(session.engine, saved);
+          save_both(session, false);
+        });
+      }
+    }
+  }
+}
+
+// Saved before it was frozen, and loaded where it is frozen already: with its states of then, not with those that it has here.
+TEST(FrozenStates, WhatTrainedInTheCheckpointKeepsItsStatesWhereItIsFrozen) {
+  for (const Kept& kept : sampled_kept()) {
+    const TestFolder folder;
+    const Strategy strategy = strategy_of(kept, ShardingStrategy::kFullShard);
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+      Session first(mesh, strategy, kWide);
+      train(first, 0, 3);
+      save_checkpoint(first.engine, folder.path());
+      freeze(first);
+      const Values wanted = rest_of(first);
+      Session second(mesh, strategy, kWide);
+      train(second, 3, 5);
+      freeze(second);
+      EXPECT_THAT(load_checkpoint(second.engine, folder.path()).inexact, IsEmpty()) << name_of(kept);
+      EXPECT_TRUE(all_same_bits(rest_of(second), wanted)) << name_of(kept);
+    });
+  }
+}
+
+// Values that are written while they are frozen are what trains on.
+TEST(FrozenStates, AValueThatWasWrittenMeanwhileIsTheMasterAfterALoadToo) {
+  for (const Kept& kept : {kKept[3], kKept[4]}) {
+    const TestFolder folder;
+    const Strategy strategy = strategy_of(kept, ShardingStrategy::kFullShard);
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+      Session first(mesh, strategy, kWide);
+      train(first, 0, 2);
+      freeze(first);
+      {
+        const Gathered guard(first.engine, Gathered::kWrite);
+        const torch::NoGradGuard no_grad;
+        first.model->named_parameters()["blocks.0.up.weight"].narrow(0, 0, 5).fill_(0.25);
+      }
+      train(first, 2, 3);
+      save_checkpoint(first.engine, folder.path());
+      const Values wanted = rest_of(first);
+      Session second(mesh, strategy, kWide);
+      freeze(second);
+      load_checkpoint(second.engine, folder.path());
+      EXPECT_TRUE(all_same_bits(rest_of(second), wanted)) << name_of(kept);
+    });
+  }
+}
+
+// ---- Commits -----------------------------------------------------------------------------------------------------------
+
+/// Files of what commits share, and when they were written.
+std::map<fs::path, fs::file_time_type> kept_files(const fs::path& folder) {
+  std::map<fs::path, fs::file_time_type> files;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const bool is_kept = entry.path().filename().string().find(".kept-") != std::string::npos;
+    if (is_kept) files[entry.path()] = entry.last_write_time();
+  }
+  return files;
+}
+
+/// A run of two ranks without "durable", whose first block was frozen after two steps. Its checkpoint, of step 3.
+std::string saved_with_frozen_block(const Strategy& strategy, const TestFolder& folder) {
+  std::string path;
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    Session session(mesh, strategy, kWide);
+    train(session, 0, 2);
+    freeze(session);
+    train(session, 2, 3);
+    const std::string own = save_checkpoint(session.engine, folder.path());
+    if (mesh.rank() == 0) path = own;
+  });
+  return path;
+}
+
+constexpr TinyOptions kWideWithFrozenBlock{.vocab = 32, .width = 32, .hidden = 64, .frozen_first_block = true};
+
+TEST(FrozenStates, CommitsHoldThemAndWriteThemOnce) {
+  for (const Kept& kept : sampled_kept()) {
+    const TestFolder folder, commits;
+    const Strategy strategy = strategy_of(kept, ShardingStrategy::kFullShard);
+    const std::string saved = saved_with_frozen_block(strategy, folder);
+    const Strategy durable = made_durable(strategy, commits.path());
+    std::string before, after;
+    for (const bool resumes : {false, true}) {
+      run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+        Session session(mesh, durable, kWideWithFrozenBlock);
+        if (resumes) {
+          ASSERT_EQ(resume_durable(session.engine)->step, 5);
+        } else {
+          load_checkpoint(session.engine, saved);
+          train_durably(session, 3, 5);
+          finish_commit(session.engine);
+        }
+        const std::string path = save_checkpoint(session.engine, folder.path());
+        if (mesh.rank() == 0) (resumes ? after : before) = path;
+      });
+    }
+    EXPECT_EQ(tensors_of(after), tensors_of(before)) << name_of(kept);
+    EXPECT_GT(tensors_of(after).count("exp_avg|blocks.0.up.weight"), 0u);
+    const auto written = kept_files(commits.path());
+    EXPECT_EQ(written.size(), 2u) << "one a rank";
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+      Session session(mesh, durable, kWideWithFrozenBlock);
+      resume_durable(session.engine);
+      train_durably(session, 5, 7);
+    });
+    EXPECT_EQ(kept_files(commits.path()), written);
+  }
+}
+
+TEST(FrozenStates, ADamagedFileBesideCommitsIsAnErrorThatNamesIt) {
+  const TestFolder folder, commits;
+  const Strategy strategy = strategy_for(ShardingStrategy::kFullShard);
+  const std::string saved = saved_with_frozen_block(strategy, folder);
+  const Strategy durable = made_durable(strategy, commits.path());
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    Session session(mesh, durable, kWideWithFrozenBlock);
+    load_checkpoint(session.engine, saved);
+    train_durably(session, 3, 5);
+  });
+  for (const auto& [file, time] : kept_files(commits.path())) {
+    if (file.filename().string().starts_with("rank-00001"))
+      std::ofstream(file, std::ios::binary | std::ios::app) << "x";
+  }
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    Session session(mesh, durable, kWideWithFrozenBlock);
+    try {
+      resume_durable(session.engine);
+      ADD_FAILURE() << "resumed";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.exit_code(), ExitCode::kCorruptData);
+      EXPECT_THAT(error.message(), AllOf(HasSubstr("rank 1"), HasSubstr(".kept-"), HasSubstr("damaged")));
+    }
+  });
+}
+
+// ---- Another rule ------------------------------------------------------------------------------------------------------
+
+// Muon has one state of a matrix, and AdamW two of each element: none is the other's.
+TEST(FrozenStates, WhatGetsAnotherRuleBeginsAnew) {
+  for (const bool frozen_meanwhile : {false, true}) {
+    const TestFolder folder;
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+      Session session(
+          mesh,
+          strategy_for(ShardingStrategy::kFullShard, [](Strategy& s) { s.optimizer.type = OptimizerType::kMuon; }),
+          kWide);
+      train(session, 0, 2);
+      if (frozen_meanwhile) freeze(session);
+      session.engine.add_group({.match = {"blocks.0.up.weight"}, .type = OptimizerType::kAdamW});
+      if (frozen_meanwhile) thaw(session);
+      const std::string path = save_checkpoint(session.engine, folder.path());
+      if (mesh.rank() != 0) return;
+      const auto tensors = tensors_of(path);
+      for (const char* state : {"exp_avg", "exp_avg_sq"}) {
+        const std::string bytes = tensors.at(std::string(state) + "|blocks.0.up.weight");
+        EXPECT_EQ(bytes, std::string(bytes.size(), '\0')) << state;
+      }
+      EXPECT_EQ(tensors.at("updates|blocks.0.up.weight"), "0");
+      EXPECT_EQ(tensors.at("updates|blocks.0.down.weight"), "2");
+    });
+  }
+}
+
+}  // namespace
+}  // namespace tessera::testing

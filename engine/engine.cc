@@ -138,9 +138,11 @@ void Engine::State::expect_nothing() const {
          "backward_nothing, or step(partial = true), under compression.sign \"majority\": a rank without a batch has a "
          "vote "
          "all the same. hint: give every rank as many batches, or set compression.sign to another form");
-  expect(!rounds.last().empty() || !gathers_with_others(),
+  expect(meeting || !rounds.last().empty() || !gathers_with_others(),
          "backward_nothing before this rank's first microbatch under this plan: it does not know yet in which order "
-         "ranks gather units. hint: run forward and backward of any batch, with weight 0 if it must not count");
+         "ranks gather units. hint: loop over uneven(loader, engine) on all ranks, where those with a batch tell it; "
+         "or run "
+         "forward and backward of any batch, with weight 0 if it must not count");
   expect(!(strategy.check.as_across_hosts && plan.input().placement.shared),
          "backward_nothing under check.as_across_hosts: a rank without a batch uses no units, so it cannot be compared "
          "with the others. hint: leave the key out, or set host_sharing to false, which makes copies private");

@@ -495,6 +495,7 @@ void Engine::State::detach_parameters() {
 
 void Engine::State::begin_backward(double weight) {
   const Span span("checks");
+  rounds.announce(RoundLog::kBackward);
   if (use_times) use_times->mark(UseTimes::Event::kBackward);
   if (activations) hook_saved_tensors(activations);  // a program may train on another thread than it made the Engine on
   expect_parameters();
@@ -511,54 +512,12 @@ void Engine::State::begin_backward(double weight) {
 }
 
 void Engine::State::end_round(bool ends, bool has_batch) {
+  rounds.announce(ends ? RoundLog::kEnd : RoundLog::kEndOfLoss);
   const bool last = ends && microbatch + 1 == strategy.gradient_accumulation;
   reducer->finish(last || strategy.gradient_sync == GradientSync::kEachMicrobatch, has_batch);
   if (residency) residency->end_round();
   rounds.add(RoundLog::kEnd);
-}
-
-void Engine::State::run_nothing() {
-  const Span span("backward");
-  static constexpr int kNoGathers[] = {RoundLog::kBackward, RoundLog::kEnd};
-  const std::span<const int> known = rounds.last().empty() ? std::span<const int>(kNoGathers) : rounds.last();
-  rounds.forget();  // what a program has done beside microbatches
-  repeat_round(std::vector<int>(known.begin(), known.end()));
-  rounds.forget();
-  ++microbatch;
-  if (use_times) use_times->mark(UseTimes::Event::kBackwardEnd);
-}
-
-/// A unit stays in use until the next one is, or until something else happens.
-void Engine::State::repeat_round(std::span<const int> events) {
-  std::size_t last_end = events.size();
-  while (last_end > 0 && events[last_end - 1] != RoundLog::kEnd) --last_end;  // its place, from 1
-  std::vector<Unit*> in_use;
-  const auto let_go = [&] {
-    for (Unit* unit : in_use) residency->unpin(*unit);
-    in_use.clear();
-  };
-  for (std::size_t i = 0; i < events.size(); ++i) {
-    if (events[i] == RoundLog::kBesides) continue;
-    if (i == 0 || events[i - 1] != RoundLog::kBesides) let_go();
-    if (events[i] >= 0 && gathers_with_others()) {
-      Unit& unit = *units[static_cast<std::size_t>(events[i])];
-      residency->use(unit);
-      in_use.push_back(&unit);
-    } else if (events[i] == RoundLog::kBackward) {
-      begin_backward(/*weight=*/0);
-    } else if (events[i] == RoundLog::kReduction) {
-      reducer->reduce_nothing();
-    } else if (events[i] == RoundLog::kEnd) {
-      end_round(/*ends=*/i + 1 == last_end, /*has_batch=*/false);
-    }
-  }
-}
-
-bool Engine::State::any_rank(bool own) {
-  const char mine = own ? 1 : 0;
-  std::vector<char> all(static_cast<std::size_t>(whole.control->size()));
-  throw_if_error(whole.control->all_gather("batches left", &mine, all.data(), 1).wait());
-  return std::ranges::any_of(all, [](char theirs) { return theirs != 0; });
+  rounds.end_round();
 }
 
 void Engine::State::end_backward(const at::Tensor& loss, const MicrobatchInfo& info) {

@@ -24,6 +24,7 @@
 #include "engine/memory/training_memory.h"
 #include "engine/mesh_shape.h"
 #include "engine/parameter_checks.h"
+#include "engine/round_meeting.h"
 #include "engine/step/gradient_norm.h"
 #include "engine/step/step.h"
 #include "optim/optimizer.h"
@@ -119,13 +120,13 @@ struct Engine::State {
   /// What any backward needs. `what`: the call.
   void expect_backward(const char* what) const;
   void expect_nothing() const;
-  /// A microbatch of a rank without a batch: what the others do together, as the last microbatch here did it.
+  /// A microbatch of a rank without a batch: what the others do together, as the last microbatch here did it, or as they tell it now.
   void run_nothing();
-  void repeat_round(std::span<const int> events);
   /// Whether what ranks do together in a microbatch is more than sums of gradients in the order agreed on.
   bool gathers_with_others() const { return residency && mesh.world_size() > 1; }
-  /// Whether any rank says so. Collective.
-  bool any_rank(bool own);
+  /// Whether any rank has a batch, before a microbatch. Where a rank that has none cannot know what the others will do, these tell it
+  /// (RoundMeeting). Collective.
+  bool any_rank_has_batch(bool own);
   StepResult take_step();
   /// Where replicas may differ ("sync"), the outer step comes now. `what`: the call that needs it. Collective over the mesh.
   void bring_replicas_together(const char* what);
@@ -181,6 +182,7 @@ struct Engine::State {
   std::unique_ptr<OuterSteps> outer;    ///< null where "sync" is not in effect
   std::optional<GatherLog> log;         ///< of this step
   RoundLog rounds;                      ///< of microbatches
+  std::optional<RoundMeeting> meeting;  ///< of the next microbatch, on a rank without a batch
   std::unique_ptr<ShardSource> shards;  ///< null where no parameters lie below memory
   std::optional<Residency> residency;   ///< where parameters are sharded, or lie below memory
   std::optional<OpWatch> watch;

@@ -5,11 +5,11 @@
 namespace tessera {
 
 bool UnevenLoop::next(bool has_batch) {
-  const auto any_rank_has = [&] {
+  const auto any_rank_has_batch = [&] {
     Engine::State& state = *engine_.state_;  // a step may have made another one
-    return state.or_abort("uneven", [&] { return state.any_rank(has_batch); });
+    return state.or_abort("uneven", [&] { return state.any_rank_has_batch(has_batch); });
   };
-  while (any_rank_has()) {
+  while (any_rank_has_batch()) {
     if (has_batch) return true;
     engine_.backward_nothing();
     if (engine_.step_is_due()) step(/*partial=*/false);

@@ -318,7 +318,7 @@ void Reducer::expect(const std::vector<char>& used) {
 
 void Reducer::reduce(Entry& entry) {
   const Span span("reduce", entry.unit->name, &counts_.reduction_seconds);
-  if (rounds_) rounds_->add(RoundLog::kReduction);
+  if (rounds_) rounds_->announce_and_add(RoundLog::kReduction);
   start(entry);
   follow(plan_.reduction_lag(), plan_.end_lag());
 }

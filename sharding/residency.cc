@@ -74,12 +74,12 @@ void Residency::use(Unit& unit) {
   // What a guard holds may be read by some ranks only, so it must not move the schedule, by which all ranks gather ahead.
   if ((is_held || &unit == last_) && unit.state() == Unit::State::kGathered) {
     // The unit that an evaluation used last may be the first one of a microbatch.
-    if (rounds_ && !is_held && rounds_->has_nothing()) rounds_->add(unit.index);
+    if (rounds_ && !is_held && rounds_->has_nothing()) rounds_->announce_and_add(unit.index);
     return;
   }
   if (rounds_) {
-    if (last_ && last_ != &unit && last_->pins() > 0) rounds_->add(RoundLog::kBesides);
-    rounds_->add(unit.index);
+    if (last_ && last_ != &unit && last_->pins() > 0) rounds_->announce_and_add(RoundLog::kBesides);
+    rounds_->announce_and_add(unit.index);
   }
   last_ = &unit;
   schedule_.use(unit.index);

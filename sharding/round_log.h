@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace tessera {
@@ -21,8 +23,28 @@ class RoundLog {
     kReduction = -2,
     kEnd = -3,
     kBesides = -4,  ///< the unit used next is used while the one before it still is
+    /// Is announced, and not kept, in place of kEnd where the microbatch goes on with another loss (MicrobatchInfo::retain_graph).
+    kEndOfLoss = -5,
   };
 
+  /// Who hears of events before they happen, where ranks meet at each of them, until the microbatch ends; null: nobody.
+  void tell(std::function<void(int event)> told) { told_ = std::move(told); }
+  /// This rank is about to do what the event stands for. Between the announcement of an end and end_round what all do alike is announced
+  /// no more.
+  void announce(int event) {
+    if (!told_ || ending_ != kGoesOn) return;
+    told_(event);
+    if (event == kEnd || event == kEndOfLoss) ending_ = event;
+  }
+  /// A backward, and what it began, has ended.
+  void end_round() {
+    if (std::exchange(ending_, kGoesOn) == kEnd) told_ = nullptr;
+  }
+
+  void announce_and_add(int event) {
+    announce(event);
+    add(event);
+  }
   void add(int event) {
     if (running_.size() == kMost) running_.erase(running_.begin(), running_.begin() + kMost / 2);
     running_.push_back(event);
@@ -43,7 +65,11 @@ class RoundLog {
 
  private:
   static constexpr std::size_t kMost = std::size_t{1} << 16;
+  static constexpr int kGoesOn = 0;
+
   std::vector<int> running_, last_;
+  std::function<void(int event)> told_;
+  int ending_ = kGoesOn;  ///< or the end that was announced
 };
 
 }  // namespace tessera

@@ -179,7 +179,7 @@ class Engine {
 
   /// A microbatch of a rank that has no batch, while others have: it takes part in what they do together, and counts nothing, as a
   /// backward with weight 0 whose forward need not be run. It does what this rank's latest microbatch did, so it comes after a first one
-  /// (with `set_trainable`: a first one since). A module whose forward makes collectives of its own (SyncBatchNorm) needs a batch on every
+  /// (with `set_trainable`: a first one since), but in the loop of tessera/uneven.h, where the others tell it. A module whose forward makes collectives of its own (SyncBatchNorm) needs a batch on every
   /// rank. Throws Error (64): none came before, under "sign": "majority", and under check.as_across_hosts where ranks share parameters.
   /// For loaders of different lengths see tessera/uneven.h, which calls it.
   void backward_nothing();

@@ -43,7 +43,7 @@ class UnevenLoop {
 ///
 /// The body runs on ranks that have a batch. One that has none takes part in the others' microbatches and steps and counts nothing, and where
 /// all are out, the microbatches that are left make a step (`step(partial)`). So with weights an epoch trains as on one rank, whatever
-/// the number of ranks. Give `on_step` what all ranks must do after a step: it is called with the steps that the loop makes itself, and the
+/// the number of ranks. It may have none from the first step on. Give `on_step` what all ranks must do after a step: it is called with the steps that the loop makes itself, and the
 /// body does the same after its own. RankSampler pads nothing here. A small message goes round for each batch. Leave the loop on all ranks
 /// alike, or on none.
 template <class Loader>

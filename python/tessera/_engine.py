@@ -106,7 +106,7 @@ class Engine:
     def backward_nothing(self) -> None:
         """A microbatch of a rank that has no batch, while others have: it takes part in what they do together, and counts nothing.
 
-        It does what this rank's latest microbatch did, so it comes after a first one. A module whose forward makes collectives of its own
+        It does what this rank's latest microbatch did, so it comes after a first one, but in `uneven`, where the others tell it. A module whose forward makes collectives of its own
         needs a batch on every rank. For loaders of different lengths see `uneven`, which calls it.
         """
         self._live().backward_nothing()

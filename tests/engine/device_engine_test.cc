@@ -22,6 +22,7 @@
 #include "runtime/comm/shared/run_ranks.h"
 #include "tessera/checkpoint.h"
 #include "tessera/safetensors.h"
+#include "tessera/uneven.h"
 #include "tests/support/late_backend.h"
 #include "tests/support/pairwise.h"
 #include "tests/support/session.h"
@@ -655,6 +656,28 @@ TEST(DeviceEngine, WeighsMicrobatchesAsTheCpuDoes) {
         expect_same(told_on(joined, body), wanted, what + ", " + joined_how);
       });
     }
+  }
+}
+
+// It learns from the others what ranks do together, the first time that it is to take part.
+TEST(DeviceEngine, ARankThatNeverHasABatchTakesPartAsOnTheCpu) {
+  for (const ShardingStrategy kind : kThree) {
+    const Strategy strategy = strategy_of(kind, DType::kF32, 1);
+    const auto body = [&](const Mesh& mesh) {
+      Session session(mesh, strategy, kTwoBlocks);
+      const std::vector<std::size_t> own(mesh.rank() == 0 ? 0 : 3, 0);
+      std::vector<StepResult> steps;
+      const auto after_step = [&](const StepResult& step) { steps.push_back(step); };
+      for (const std::size_t i : uneven(own, session.engine, after_step)) {
+        session.engine.backward(session.loss(i + steps.size()));
+        after_step(session.engine.step());
+      }
+      return told_by(session, std::move(steps));
+    };
+    const Told wanted = told_on({.ranks = 2}, body);
+    on_gpus(2, [&](const ThreadRanks& joined, const std::string& how) {
+      expect_same(told_on(joined, body), wanted, name_of(kind) + ", " + how);
+    });
   }
 }
 

@@ -207,34 +207,41 @@ TEST(WeightedMeans, AWindowThatEndsEarlyIsTheMeanOverWhatThereIs) {
   }
 }
 
-// Rank r has 5 - 2r batches of r + 1 rows in each of two epochs, and two microbatches make a step.
+/// How many batches each of three ranks has in an epoch. Some have none from the very first step on.
+using Lengths = std::array<std::int64_t, 3>;
+constexpr Lengths kLengths[] = {{5, 3, 1}, {0, 5, 2}, {4, 0, 0}, {0, 0, 3}};
+
+// Rank r has batches of r + 1 rows in each of two epochs, and two microbatches make a step.
 TEST(WeightedMeans, LoadersOfDifferentLengthsTrainAsOneLoader) {
   const std::vector<Batch> rows = make_batches(5, 6, 5, TinyOptions().vocab);
   const auto batch_of = [&](std::int64_t place, int rank) {
     return rows_of(rows[static_cast<std::size_t>(place)], rank * (rank + 1) / 2, (rank + 1) * (rank + 2) / 2);
   };
-  for (const auto& [placed, ranks, over_network] :
-       pairwise_of(kOnePerPlacement, std::array{1, 2, 3}, std::array{false, true})) {
+  for (const auto& [placed, ranks, over_network, lengths] :
+       pairwise_of(kOnePerPlacement, std::array{2, 3, 1}, std::array{false, true}, kLengths)) {
+    const auto length = [&lengths = lengths](int rank) { return lengths[static_cast<std::size_t>(rank)]; };
     std::vector<Batch> whole;  // of each step
-    for (std::int64_t place = 0; place < 5; ++place) {
-      for (int rank = 0; rank < ranks; ++rank) {
-        if (place >= 5 - 2 * rank) continue;
-        const Batch batch = batch_of(place, rank);
-        if (place % 2 == 0 && rank == 0) {
-          whole.push_back(batch);
-        } else {
-          whole.back() = {at::cat({whole.back().tokens, batch.tokens}), at::cat({whole.back().targets, batch.targets})};
+    for (std::int64_t window = 0; window < 3; ++window) {
+      std::vector<at::Tensor> tokens, targets;
+      for (std::int64_t place = 2 * window; place < std::min<std::int64_t>(5, 2 * window + 2); ++place) {
+        for (int rank = 0; rank < ranks; ++rank) {
+          if (place >= length(rank)) continue;
+          tokens.push_back(batch_of(place, rank).tokens);
+          targets.push_back(batch_of(place, rank).targets);
         }
       }
+      if (!tokens.empty()) whole.push_back({at::cat(tokens), at::cat(targets)});
     }
-    for (std::size_t i = 0; i < 3; ++i) whole.push_back(whole[i]);
+    const std::size_t of_epoch = whole.size();
+    for (std::size_t i = 0; i < of_epoch; ++i) whole.push_back(whole[i]);
     const PlainRun wanted = train_plainly(whole);
     const Strategy strategy = strategy_for(placed, plain_sgd(2));
-    const std::string what = name_of(placed) + ", " + std::to_string(ranks) + " ranks";
+    const std::string what =
+        name_of(placed) + ", " + std::to_string(ranks) + " ranks, rank 0 has " + std::to_string(length(0)) + " batches";
     run_ranks({.ranks = ranks, .hosts = over_network ? ranks : 1}, [&](const Mesh& mesh) {
       Session session(mesh, strategy);
       std::vector<Batch> own;
-      for (std::int64_t place = 0; place < 5 - 2 * mesh.rank(); ++place) own.push_back(batch_of(place, mesh.rank()));
+      for (std::int64_t place = 0; place < length(mesh.rank()); ++place) own.push_back(batch_of(place, mesh.rank()));
       std::size_t steps = 0, batches = 0;
       const auto after_step = [&](const StepResult& result) { expect_told(result, wanted.steps[steps++], what); };
       for (int epoch = 0; epoch < 2; ++epoch) {
@@ -312,7 +319,7 @@ TEST(WeightedMeans, WeightsAndCallsThatMakeNoSenseAreRefusedByName) {
     Session session(mesh, strategy_for(ShardingStrategy::kFullShard, plain_sgd(2)));
     Engine& engine = session.engine;
     EXPECT_THAT(usage_error_of([&] { engine.backward_nothing(); }),
-                AllOf(HasSubstr("first microbatch"), HasSubstr("weight 0")));
+                AllOf(HasSubstr("first microbatch"), HasSubstr("uneven"), HasSubstr("weight 0")));
     const at::Tensor loss = session.loss(0);
     for (const double weight : {-1.0, std::nan(""), HUGE_VAL})
       EXPECT_THAT(usage_error_of([&] { engine.backward(loss, {.weight = weight}); }), HasSubstr("not negative"));

@@ -46,9 +46,9 @@ def train_all(models, accumulating, strategies):
                           Training(accumulation=2), some(strategies, turn))
 
 
-def train_unevenly(strategies):
-    """Rank r has 5 - 2r batches of r + 1 samples in each of two epochs, and of one padded label each no loss; two microbatches make a step.
-    Plain PyTorch takes the samples of all ranks at once."""
+def train_unevenly(strategies, lengths=(5, 3, 1)):
+    """Rank r has lengths[r] batches of r + 1 samples in each of two epochs, and of one padded label each no loss; two microbatches make a
+    step. Plain PyTorch takes the samples of all ranks at once."""
     ranks, rank = tessera.world_size(), tessera.rank()
 
     def samples_of(place, of):
@@ -64,7 +64,8 @@ def train_unevenly(strategies):
         torch.manual_seed(3)
         return torch.nn.Sequential(torch.nn.Linear(WIDTH, 16), torch.nn.Tanh(), torch.nn.Linear(16, CLASSES))
 
-    windows = [[samples_of(place, of) for place in places for of in range(ranks) if place < 5 - 2 * of] for places in ((0, 1), (2, 3), (4,))]
+    windows = [[samples_of(place, of) for place in places for of in range(ranks) if place < lengths[of]] for places in ((0, 1), (2, 3), (4,))]
+    windows = [window for window in windows if window]
     plain, losses = net(), []
     optimizer = torch.optim.AdamW(plain.parameters(), 0.01, eps=1e-5, weight_decay=0.01)
     for window in 2 * windows:
@@ -81,7 +82,7 @@ def train_unevenly(strategies):
         model, told = net(), []
         engine = tessera.Engine(model, {"gradient_accumulation": 2, "optimizer": {"lr": 0.01, "eps": 1e-5, "weight_decay": 0.01},
                                         "units": {"classes": ["Linear"]}, "comm": {"timeout_s": 60}, **strategy})
-        loader = [samples_of(place, rank) for place in range(5 - 2 * rank)]
+        loader = [samples_of(place, rank) for place in range(lengths[rank])]
         for _ in range(2):
             for x, y in tessera.uneven(loader, engine, told.append):
                 engine.backward(loss_on(model, x, y), weight=(y != -100).sum())
@@ -98,9 +99,11 @@ def train_unevenly(strategies):
 
 
 if "gloo" in sys.argv:
-    train_unevenly({"gloo": {"comm": {"transport": "gloo", "timeout_s": 60}}})
+    for lengths in ((5, 3, 1), (0, 4, 3)):  # the first rank may have no batch from the first step on
+        train_unevenly({"gloo": {"comm": {"transport": "gloo", "timeout_s": 60}}}, lengths)
     train_all([Classifier, Tied, Transformer] if LONG else [Tied, Transformer], [Classifier, Hooked] if LONG else [Hooked], {"gloo": {"comm": {"transport": "gloo", "timeout_s": 60}}})
 else:
-    train_unevenly(STRATEGIES)
+    for lengths in ((5, 3, 1), (0, 4, 3)):
+        train_unevenly(STRATEGIES, lengths)
     train_all(MODELS, [Classifier, Hooked], STRATEGIES)
 print("trained like plain PyTorch")

@@ -5,11 +5,13 @@
 
 #include <cstdio>
 #include <memory>
+#include <utility>
 
 #include "engine/join_job.h"
 #include "engine/run_scope.h"
 #include "runtime/base/status.h"
 #include "runtime/border/throw.h"
+#include "runtime/comm/mesh_groups.h"
 #include "tessera/error.h"
 
 namespace tessera::python {
@@ -74,6 +76,12 @@ void Job::forget() {
   if (!place || is_forked()) return;
   delete place;
   place = nullptr;
+}
+
+bool Job::waits_long() { return is_joined() && !is_forked() && groups_of(*place->scope.mesh).watch().waits(); }
+
+void Job::tell(OutsideCalls calls) {
+  if (is_joined() && !is_forked()) groups_of(*place->scope.mesh).watch().tell(std::move(calls));
 }
 
 void set_exit_code(int code) {

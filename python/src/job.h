@@ -3,6 +3,7 @@
 #include <map>
 #include <string>
 
+#include "runtime/comm/call_watch.h"
 #include "runtime/comm/resolve_topology.h"
 #include "tessera/mesh.h"
 #include "tessera/strategy.h"
@@ -34,6 +35,10 @@ class Job {
   static void leave();
   /// Gives the mesh back. REQUIRES: Engines are gone, so that nothing of it is used any more.
   static void forget();
+
+  /// Of this rank's CallWatch (runtime/comm/call_watch.h). Any thread, from when the job is joined until `forget`.
+  static bool waits_long();
+  static void tell(OutsideCalls calls);
 };
 
 /// The interpreter's last act will be to end the process with `code`, in place of its own.

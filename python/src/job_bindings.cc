@@ -1,6 +1,11 @@
 #include <torch/csrc/utils/pybind.h>
 
+#include <cstdint>
+#include <map>
 #include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "python/src/bindings.h"
 #include "python/src/job.h"
@@ -12,6 +17,29 @@ namespace tessera::python {
 namespace {
 
 using Released = py::call_guard<py::gil_scoped_release>;
+
+/// As python/tessera/_outside.py has them.
+using GroupRow = std::tuple<std::string, int, int, int, std::uint64_t, std::vector<std::uint64_t>,
+                            std::map<std::uint64_t, std::string>>;
+using WaitRow = std::tuple<std::string, std::uint64_t, std::uint64_t, std::string>;
+
+/// Python's number of a thread is the system's.
+int number_of(std::uint64_t thread) { return CallWatch::number_of(static_cast<pthread_t>(thread)); }
+
+void tell_outside(const std::vector<GroupRow>& groups, const std::vector<WaitRow>& waits) {
+  OutsideCalls calls;
+  for (const auto& [name, first, count, stride, begun, threads, latest] : groups) {
+    WaitReport::Group& group = calls.groups[name];
+    group.first = first, group.count = count, group.stride = stride;
+    group.family = name;
+    group.begun = begun;
+    for (const std::uint64_t thread : threads) group.threads.push_back(number_of(thread));
+    group.latest = latest;
+    group.is_outside = true;
+  }
+  for (const auto& [group, call, thread, text] : waits) calls.waits.push_back({group, call, number_of(thread), text});
+  Job::tell(std::move(calls));
+}
 
 }  // namespace
 
@@ -35,6 +63,8 @@ void bind_job(py::module_& module) {
   module.def("forget", &Job::forget, Released());
   module.def("set_exit_code", &set_exit_code);
   module.def("observe_pointers", &observe_pointers);
+  module.def("waits_long", &Job::waits_long);
+  module.def("tell_outside", &tell_outside);
 }
 
 }  // namespace tessera::python

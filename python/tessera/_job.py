@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from multiprocessing import process, util
 from typing import Any
 
-from tessera import _native, _truths
+from tessera import _native, _outside, _truths
 from tessera._error import Error
 
 # Closed before the interpreter takes its modules apart, and told of forks.
@@ -71,6 +71,7 @@ def expect_one_truth() -> None:
     """Raises Error (78) where torch.distributed has by now another idea of who this process is than the job that it joined."""
     if _truths.has_group() and _native.is_joined() and not _native.is_forked():
         _truths.expect_unchanged((_native.rank({}), _native.world_size({})), _native.launcher({}))
+        _outside.begin()
 
 
 def _expect_told(now: tuple[int, int]) -> None:
@@ -134,6 +135,7 @@ def _leave() -> None:
         _native.end(status if isinstance(status, int) else 1, f"the program called sys.exit({status!r:.200})")
     for engine in list(closing):
         engine.close()
+    _outside.end()
     if not _failed and status is None:
         try:
             _native.leave()

@@ -36,6 +36,7 @@ bool keeps_from(const Node& other, const std::string& group) {
 bool waits_for(const Node& node, const Node& other) {
   if (node.report == other.report) return false;
   const WaitReport::Group& group = node.report->groups.at(node.wait->group);
+  if (group.is_outside && !other.report->groups.contains(node.wait->group)) return false;
   return group.has(other.report->rank) && !has_begun(*other.report, *node.wait) && keeps_from(other, node.wait->group);
 }
 
@@ -98,6 +99,7 @@ std::optional<WaitReport> report_of(const Json& json) {
     read.family = group.at("family").get<std::string>();
     read.begun = group.at("begun").get<std::uint64_t>();
     read.threads = group.at("threads").get<std::vector<int>>();
+    read.is_outside = group.value("outside", false);
     for (const Json& call : group.at("latest"))
       read.latest[call.at(0).get<std::uint64_t>()] = call.at(1).get<std::string>();
   }
@@ -123,6 +125,7 @@ std::string WaitReport::to_text() const {
                             {"begun", group.begun},
                             {"threads", group.threads},
                             {"latest", std::move(calls)}};
+    if (group.is_outside) json["groups"][name]["outside"] = true;
   }
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }

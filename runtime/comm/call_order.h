@@ -23,6 +23,7 @@ struct WaitReport {
     std::string family;                    ///< groups that one owner calls, one call at a time: those of an Engine
     std::uint64_t begun = 0;               ///< calls, from 1
     std::vector<int> threads;              ///< that have made calls of it
+    bool is_outside = false;  ///< of another library (OutsideCalls): who says nothing of it may have begun any call
     std::map<std::uint64_t, std::string> latest;  ///< of the calls begun
     bool has(int rank) const {
       return rank >= first && (rank - first) % stride == 0 && (rank - first) / stride < count;
@@ -44,7 +45,7 @@ struct WaitReport {
 /// 1. one rank waits in a call of a group, and another's call of that group and number is a different one;
 /// 2. ranks wait for each other in a ring: each in a call that the next one has not begun, and the thread that would begin it waits too.
 ///
-/// Nothing else is one: a rank whose thread computes may begin the call yet, and a call that all have begun may be under way. Neither are
+/// Where the group is outside, only a rank that says how far it has come in it can lack a call. Nothing else is one: a rank whose thread computes may begin the call yet, and a call that all have begun may be under way. Neither are
 /// calls of threads that never made calls of one group, since those have no order. A report that is old proves as much as a new one, as a
 /// rank waits until the others have begun its call.
 std::string disagreement_of(const std::vector<WaitReport>& reports);

@@ -20,6 +20,8 @@ constexpr auto kBetweenLooks = 500ms;
 constexpr auto kOften = 10s;           // so long ranks exchange at each look
 constexpr auto kForOthersToHear = 2s;  // more than an exchange every second takes
 constexpr auto kForTheProgram = 4s;    // to come out of a call that has failed
+constexpr auto kForOutside = 1s;       // likewise where nothing has failed that it waits in
+constexpr auto kFresh = 2s;            // what is told of other libraries' calls; less than kLong
 constexpr int kManyRanks = 16, kNeighbours = 4;
 constexpr std::size_t kGoneGroups = 32;
 
@@ -33,8 +35,7 @@ std::string key_of(int rank) { return "waits/" + std::to_string(rank); }
 
 /// The number of the calling thread, from 1.
 int number_of_thread() {
-  static std::atomic<int> threads = 0;
-  thread_local const int number = ++threads;
+  thread_local const int number = CallWatch::number_of(pthread_self());
   return number;
 }
 
@@ -158,6 +159,21 @@ CallWatch::~CallWatch() {
   thread_.join();
 }
 
+int CallWatch::number_of(pthread_t thread) {
+  static std::mutex mutex;
+  static std::map<pthread_t, int> numbers;
+  const std::lock_guard lock(mutex);
+  return numbers.try_emplace(thread, static_cast<int>(numbers.size()) + 1).first->second;
+}
+
+void CallWatch::tell(OutsideCalls calls) {
+  const std::lock_guard lock(mutex_);
+  outside_ = std::move(calls);
+  told_ = Clock::now();
+}
+
+bool CallWatch::hears_of_outside() const { return Clock::now() - told_ < kFresh; }
+
 absl::StatusOr<std::shared_ptr<Collectives>> CallWatch::watched(
     const std::string& name, const std::string& family, const GroupRanks& ranks,
     absl::FunctionRef<absl::StatusOr<std::shared_ptr<Collectives>>()> make) {
@@ -232,7 +248,8 @@ bool CallWatch::waits_long() {
     if (std::exchange(watched.place, place) != place || place == 0) watched.since = now;
     waits = waits || now - watched.since >= kLong;
   }
-  return waits;
+  waits_ = waits;
+  return waits || (hears_of_outside() && !outside_.waits.empty());
 }
 
 // What a group that is gone has begun is of use as long as others may still be in its last calls.
@@ -256,6 +273,9 @@ WaitReport CallWatch::report() {
     WaitReport::Wait wait = watched.calls->describe(watched.place);
     if (watched.calls->place() == watched.place) report.waits.push_back(std::move(wait));
   }
+  if (!hears_of_outside()) return report;
+  report.groups.insert(outside_.groups.begin(), outside_.groups.end());
+  report.waits.insert(report.waits.end(), outside_.waits.begin(), outside_.waits.end());
   return report;
 }
 
@@ -301,11 +321,12 @@ void CallWatch::take_back() {
 }
 
 void CallWatch::end_with(const absl::Status& verdict) {
-  const auto end = Clock::now() + kForTheProgram;
+  const auto end = Clock::now() + (waits_ ? kForTheProgram : kForOutside);
   report_(verdict);
   const auto is_out = [&] {
     const std::lock_guard lock(mutex_);
-    return std::all_of(watched_.begin(), watched_.end(), [](const Watched& watched) {
+    const bool is_outside = hears_of_outside() && !outside_.waits.empty();
+    return !is_outside && std::all_of(watched_.begin(), watched_.end(), [](const Watched& watched) {
       return watched.place % 2 == 0 || watched.calls->place() != watched.place;
     });
   };

@@ -3,6 +3,7 @@
 #include <absl/functional/function_ref.h>
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
+#include <pthread.h>
 #include <sys/types.h>
 
 #include <array>
@@ -12,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -96,6 +98,13 @@ class GroupCalls {
   const Collectives* group_ = nullptr;  // guarded by mutex_
 };
 
+/// What somebody has found of the calls that this process makes by another library, by which the same ranks talk: how far it has come in its
+/// groups, and in which calls threads wait since CallWatch::kLong. Python's package looks at torch.distributed.
+struct OutsideCalls {
+  std::map<std::string, WaitReport::Group> groups;
+  std::vector<WaitReport::Wait> waits;
+};
+
 /// Notices that ranks wait for each other in different calls, in whichever groups and over whichever transport.
 ///
 /// A thread of the rank looks twice a second, in this rank's memory, whether the program is in one call since 3 s. Only then ranks talk, through
@@ -122,6 +131,13 @@ class CallWatch {
 
   static constexpr std::chrono::seconds kLong{3};  ///< a wait that ranks talk about
 
+  /// Whether this rank waits for so long in a watched call, and calls of another library are of interest. Any thread.
+  bool waits() const { return waits_; }
+  /// What is so now; it counts for two seconds. Any thread. REQUIRES: what is said of groups was found out while this rank waited.
+  void tell(OutsideCalls calls);
+  /// The number of a thread of this process in reports.
+  static int number_of(pthread_t thread);
+
  private:
   using Clock = std::chrono::steady_clock;
   struct Watched {
@@ -135,6 +151,8 @@ class CallWatch {
   /// False once there is nothing more to look for.
   bool look();
   bool waits_long();
+  /// REQUIRES: mutex_ is held.
+  bool hears_of_outside() const;
   void forget_old_groups();
   WaitReport report();
   bool is_due();
@@ -156,6 +174,10 @@ class CallWatch {
   std::condition_variable changed_;
   std::vector<Watched> watched_;
   bool ends_ = false;
+  OutsideCalls outside_;
+  Clock::time_point told_ = {};
+
+  std::atomic<bool> waits_ = false;
 
   // The thread's own.
   std::shared_ptr<KeyValueStore> connection_;  ///< to the store, where the program may wait; null: none was needed yet

@@ -70,6 +70,9 @@ class MeshGroups {
   /// That of what the program itself sends (tessera/collectives.h).
   absl::StatusOr<std::shared_ptr<Collectives>> user_group() { return shared_world(kUser); }
 
+  /// Who names ranks that wait for each other.
+  CallWatch& watch() { return watch_; }
+
   /// Tells every rank of every group made through this mesh that this rank gives up, and why.
   /// The first reason counts.
   void abort(const absl::Status& reason);

@@ -100,6 +100,25 @@ TEST(CallOrder, ARankThatMakesAGroupAloneIsNamed) {
   EXPECT_THAT(disagreement_of({waiting(a, "other"), waiting(b, "gather")}), HasSubstr("rank 0 waits in other (#0)"));
 }
 
+// The calls of another library are looked at from outside, and a rank where nobody has looked may have begun any of them.
+TEST(CallOrder, ARankThatSaysNothingOfAnOutsideGroupLacksNoCallOfIt) {
+  WaitReport a = at(0, 5, 2), b = at(1, 5, 3);
+  const auto begun = [](std::uint64_t calls) {
+    return WaitReport::Group{
+        .first = 0, .count = 2, .stride = 1, .family = "torch", .begun = calls, .threads = {1}, .is_outside = true};
+  };
+  a.groups["torch"] = begun(3);
+  const auto found = [&] {
+    const auto read = WaitReport::from_text(waiting(a, "torch").to_text());
+    return disagreement_of({*read, waiting(b, "reduce")});
+  };
+  EXPECT_EQ(found(), "");
+  b.groups["torch"] = begun(3);
+  EXPECT_EQ(found(), "") << "it has begun the call, which may be under way";
+  b.groups["torch"] = begun(2);
+  EXPECT_THAT(found(), HasSubstr("rank 0 waits in torch (#3), which rank 1 has not begun"));
+}
+
 TEST(CallOrder, ReportsGoThroughTheStoreAsText) {
   const WaitReport report = waiting(at(1, 4, 3), "reduce");
   const auto read = WaitReport::from_text(report.to_text());

@@ -42,7 +42,62 @@ absl::Status reduce_later(Collectives& group, const char* label) {
   return work.wait();
 }
 
+/// What somebody who looks at another library tells of it as long as this lives: `begun` calls of a group of both ranks, and where `waits`
+/// that the thread which made this waits in the latest.
+class Told {
+ public:
+  Told(const Mesh& mesh, std::uint64_t begun, bool waits)
+      : watch_(groups_of(mesh).watch()), teller_([this, calls = calls_of(begun, waits)](const std::stop_token& ends) {
+          for (; !ends.stop_requested(); std::this_thread::sleep_for(100ms)) watch_.tell(calls);
+          watch_.tell({});
+        }) {}
+
+ private:
+  static OutsideCalls calls_of(std::uint64_t begun, bool waits) {
+    const int thread = CallWatch::number_of(pthread_self());
+    const std::string text = "barrier of torch.distributed (#" + std::to_string(begun) + ")";
+    OutsideCalls calls;
+    calls.groups["torch"] = {.count = 2,
+                             .family = "torch",
+                             .begun = begun,
+                             .threads = {thread},
+                             .is_outside = true,
+                             .latest = {{begun, text}}};
+    if (waits) calls.waits.push_back({"torch", begun, thread, text});
+    return calls;
+  }
+
+  CallWatch& watch_;
+  std::jthread teller_;
+};
+
+/// A call of that library, of `seconds` at most: it ends with the job.
+absl::Status outside_barrier(const Mesh& mesh, std::chrono::milliseconds most) {
+  const Told told(mesh, 1, /*waits=*/true);
+  const auto end = std::chrono::steady_clock::now() + most;
+  while (groups_of(mesh).status().ok() && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(50ms);
+  return groups_of(mesh).status();
+}
+
 const Scene kScenes[] = {
+    {"a call of another library, and one of an Engine",
+     [](const Mesh& mesh, const MeshAxes& axes) {
+       if (mesh.rank() == 0) return outside_barrier(mesh, 60s);
+       const Told told(mesh, 0, /*waits=*/false);
+       return axes.world->barrier("step").wait();
+     },
+     {"rank 0 waits in barrier of torch.distributed (#1), which rank 1 has not begun",
+      "rank 1 waits in barrier 'step' (#1), which rank 0 has not begun", "hint: "}},
+    {"the same where the other rank has begun that call, and does not wait in it",
+     [](const Mesh& mesh, const MeshAxes& axes) {
+       if (mesh.rank() == 0) {
+         TESSERA_RETURN_IF_ERROR(outside_barrier(mesh, 7s));
+         return axes.world->barrier("step").wait();
+       }
+       const Told told(mesh, 1, /*waits=*/false);
+       return axes.world->barrier("step").wait();
+     },
+     {}},
     {"a gather and a reduction",
      [](const Mesh& mesh, const MeshAxes& axes) {
        TESSERA_RETURN_IF_ERROR(gather(*axes.gather, "blocks.0"));

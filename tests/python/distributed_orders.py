@@ -34,7 +34,48 @@ def of_one_rank_each(tessera_first):
     tessera.Engine(torch.nn.Linear(2, 2), {})
 
 
+def waits_in_torch_distributed(kind):
+    """Rank 0 waits in a call of torch.distributed, and rank 1 in one of its Engine, over a transport of this kind."""
+    distributed.init_process_group("gloo")
+    model = make_model()
+    engine = tessera.Engine(model, {**SGD, "comm": {"transport": kind, "timeout_s": 60}})
+    for _ in range(2):
+        engine.backward(model(BATCHES[0]).square().mean())
+        if tessera.rank() == 0:
+            distributed.barrier()
+        engine.step()
+
+
+def waits_for_one_that_computes():
+    """Rank 0 waits in torch.distributed while rank 1 computes, and rank 1 in its Engine while rank 0 does. Both are right."""
+    distributed.init_process_group("gloo")
+    model = make_model()
+    engine = tessera.Engine(model, SGD)
+    for slow in (0, 1):
+        if tessera.rank() == slow:
+            time.sleep(6)
+        work = distributed.all_reduce(torch.ones(()), async_op=True)
+        engine.backward(model(BATCHES[0]).square().mean())
+        if tessera.rank() != slow:
+            time.sleep(6)
+        work.wait()
+        distributed.barrier()
+        engine.step()
+    engine.close()
+
+
 def launched():
+    for kind in ("host", "gloo"):
+        begun = time.monotonic()
+        codes, output = run_forked(2, functools.partial(waits_in_torch_distributed, kind))
+        assert codes == [70, 70], f"{kind}: ended with {codes}:\n{output}"
+        for rank in range(2):
+            told = [line for line in output.splitlines() if f"rank {rank}/2: ranks disagree" in line]
+            assert told and "rank 0 waits in barrier of torch.distributed (#1), which rank 1 has not begun" in told[0] \
+                and "; rank 1 waits in " in told[0], f"{kind}:\n{output}"
+        assert time.monotonic() - begun < 40, f"{kind}: it took as long as the timeout"
+    codes, output = run_forked(2, waits_for_one_that_computes)
+    assert codes == [0, 0], f"ended with {codes}:\n{output}"
     for tessera_first in (False, True):
         codes, output = run_forked(2, functools.partial(both, tessera_first))
         assert codes == [0, 0] and output.count("both have 2 and 2 ranks") == 2, f"{tessera_first}: ended with {codes}:\n{output}"

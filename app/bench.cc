@@ -199,9 +199,9 @@ InstructionSet instruction_set_of(const std::string& name) {
   for (const InstructionSet set : {InstructionSet::kPortable, InstructionSet::kAvx2, InstructionSet::kAvx512}) {
     if (name_of(set) != name) continue;
     if (supports(set)) return set;
-    throw Error(ExitCode::kUnavailable, "--isa " + name +
-                                            ": this processor does not have it. hint: the best it has is " +
-                                            std::string(name_of(best_instruction_set())));
+    throw Error(ExitCode::kUnavailable,
+                "--isa " + name + ": this processor does not have it. hint: leave it out for the best it has, " +
+                    std::string(name_of(best_instruction_set())));
   }
   throw Error(ExitCode::kUsage, "--isa: \"" + name + "\" is unknown. hint: give portable, avx2 or avx512");
 }
@@ -211,7 +211,7 @@ InstructionSet instruction_set_of(const std::string& name) {
 int run_bench_collectives(const BenchCommand& command) {
   if (command.fit && command.transport == "host")
     throw Error(ExitCode::kUsage,
-                "bench collectives: --fit is about gloo, got --transport host. hint: --transport gloo");
+                "bench collectives: --fit is about gloo, got --transport host. hint: give --transport gloo");
   if (starts_ranks(command)) return launch_ranks("collectives", command);
   if (command.fit) return run_bench_algorithms(command);
   return run([&] {

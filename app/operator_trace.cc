@@ -22,8 +22,8 @@ void OperatorTrace::start() {
     profiler::prepareProfiler(config, activities);
     profiler::enableProfiler(config, activities);
   } catch (const c10::Error& error) {
-    throw Error(ExitCode::kUnavailable,
-                std::string("--trace-operators: ") + error.what_without_backtrace() + ". hint: --trace needs nothing");
+    throw Error(ExitCode::kUnavailable, std::string("--trace-operators: ") + error.what_without_backtrace() +
+                                            ". hint: take --trace, which needs no profiler of LibTorch");
   }
   is_on_ = true;
 }

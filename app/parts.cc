@@ -53,10 +53,11 @@ int run_part(const Part& part, char** argv) {
   if (!error) execv(program.c_str(), argv);
   const int why = error ? error.value() : errno;
   const bool is_missing = why == ENOENT;
-  std::fprintf(stderr, "tessera: `%s` is a program of its own, and %s: %s. hint: %s\n", part.command, program.c_str(),
-               std::strerror(why),
-               is_missing ? (std::string("cmake --build BUILD --target ") + part.program + " builds it").c_str()
-                          : "it must be executable");
+  std::string text = std::string("tessera: `") + part.command + "` is a program of its own, and " + program + ": " +
+                     std::strerror(why);
+  text += is_missing ? std::string(". hint: cmake --build BUILD --target ") + part.program + " builds it"
+                     : ". hint: it must be executable";
+  std::fprintf(stderr, "%s\n", text.c_str());
   return static_cast<int>(is_missing ? ExitCode::kUnavailable : ExitCode::kPermission);
 }
 

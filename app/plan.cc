@@ -177,12 +177,12 @@ absl::Status check_limit(const MemoryPlan& plan, const Strategy& strategy, const
   if (limit <= 0 || plan.use().limited() <= limit) return absl::OkStatus();
   const bool shares_memory = would_share_memory(mesh_shape(strategy, topology), topology, strategy.comm.transport);
   const std::string cheaper = next_cheaper(plan, strategy, shares_memory, limit);
-  return make_error(ExitCode::kConfig, "/memory/limit: the plan for " + name_of(strategy.strategy) + " needs " +
-                                           format_bytes(plan.use().limited()) + " a rank, the limit is " +
-                                           format_bytes(limit) + ". hint: " +
-                                           (cheaper.empty() ? "no strategy fits; more ranks, a smaller model or bf16 "
-                                                              "parameters would"
-                                                            : "the next cheaper strategy that fits is " + cheaper));
+  return make_error(ExitCode::kConfig,
+                    "/memory/limit: the plan for " + name_of(strategy.strategy) + " needs " +
+                        format_bytes(plan.use().limited()) + " a rank, the limit is " + format_bytes(limit) +
+                        (cheaper.empty() ? ". hint: no strategy fits; take more ranks, a smaller "
+                                           "model or bf16 parameters"
+                                         : ". hint: the next cheaper strategy that fits is " + cheaper));
 }
 
 }  // namespace
@@ -212,7 +212,7 @@ void choose_strategy(const PlanCommand& command) {
     throw Error(ExitCode::kConfig, "/memory/limit: no strategy fits in " + format_bytes(like.memory.limit_bytes) +
                                        " a rank; " + name_of(least->strategy.strategy) + " needs least, " +
                                        format_bytes(least->bytes) +
-                                       ". hint: more ranks, bf16 parameters, or \"offload\"");
+                                       ". hint: take more ranks, bf16 parameters, or \"offload\"");
   }
   if (!command.write.empty())
     throw_if_error(write_output(command.write, best.strategy.to_json() + "\n", existing, "plan"));

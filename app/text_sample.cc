@@ -47,9 +47,10 @@ std::string printable(std::string text) {
 
 absl::Status check_byte_level(const models::LanguageModel& model) {
   if (model.vocab_size() >= kBytes) return absl::OkStatus();
-  return make_error(ExitCode::kConfig, "a prompt is read as bytes, but the model has only " +
-                                           std::to_string(model.vocab_size()) +
-                                           " tokens. hint: vocab_size of 256 or more");
+  return make_error(
+      ExitCode::kConfig,
+      "a prompt is read as bytes, but the model has only " + std::to_string(model.vocab_size()) +
+          " tokens. hint: name the model's --tokenizer, or train one with a \"vocab_size\" of 256 or more");
 }
 
 std::string continue_text(models::LanguageModel& model, const TextSampling& sampling, const Tokenizer* tokenizer,

@@ -100,7 +100,7 @@ absl::Status check_vocabulary(const Tokenizer& tokenizer, std::int64_t vocab_siz
   if (tokenizer.vocab_size() <= vocab_size) return absl::OkStatus();
   return make_error(ExitCode::kConfig, "the tokenizer has tokens up to " + std::to_string(tokenizer.vocab_size() - 1) +
                                            ", but the model has only " + std::to_string(vocab_size) +
-                                           ". hint: they are not of one model, or --tokenizer bytes");
+                                           ". hint: name the tokenizer of this model, or give --tokenizer bytes");
 }
 
 absl::StatusOr<std::shared_ptr<const TokenDataset>> open_tokens(const fs::path& path, const DatasetOptions& options,

@@ -93,7 +93,7 @@ absl::Status check_size(const models::ModelConfig& config, const Strategy& strat
       "the model has " + std::to_string(models::parameter_count(config)) + " parameters: on " +
           counted(topology.num_hosts(), "host") + " each holds " + format_bytes(static_cast<std::int64_t>(wanted)) +
           " of them at least, and this one has " + format_bytes(static_cast<std::int64_t>(memory)) +
-          " of memory. hint: a smaller model, or more hosts; tessera plan shows what each strategy needs");
+          " of memory. hint: take a smaller model, or more hosts; tessera plan shows what each strategy needs");
 }
 
 absl::StatusOr<std::shared_ptr<models::LanguageModel>> make_deferred(const models::ModelConfig& config,
@@ -113,7 +113,7 @@ Strategy with_global_batch(Strategy strategy, const TrainCommand& command, int r
     throw Error(ExitCode::kConfig, "--global-batch " + std::to_string(command.global_batch) +
                                        " is no multiple of the " + std::to_string(at_once) + " samples that " +
                                        counted(ranks, "rank") + " with --batch " + std::to_string(command.batch) +
-                                       " take at once. hint: another --batch, or another number of ranks");
+                                       " take at once. hint: give another --batch, or another number of ranks");
   }
   const std::int64_t microbatches = command.global_batch / at_once, said = strategy.gradient_accumulation;
   if (said != 1 && said != microbatches) {

@@ -12,7 +12,7 @@ namespace tessera {
 struct EmaWeights::State {
   explicit State(Engine::State& engine_given) : engine(engine_given) {
     expect(engine.strategy.ema.decay > 0,
-           "the Engine keeps no average of its weights. hint: \"ema\": {\"decay\": 0.999}");
+           "the Engine keeps no average of its weights. hint: set \"ema\": {\"decay\": 0.999} in the strategy");
     expect(!engine.shows_ema, "parameters are their averages already. hint: close the other ", phrases::kAverages,
            " first");
     expect(engine.microbatch == 0, phrases::kEma, " between backward and step. hint: call step() or zero_grad() first");

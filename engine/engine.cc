@@ -91,12 +91,13 @@ void Engine::State::expect_microbatch(const at::Tensor& loss, const MicrobatchIn
          "\"optimizer\": {\"in_backward\": false}");
   expect(loss.defined() && loss.numel() == 1, "backward wants a scalar loss, got ",
          loss.defined() ? c10::str("a tensor of sizes ", loss.sizes()) : "an undefined tensor",
-         ". hint: .mean() of the losses of a microbatch");
+         ". hint: take .mean() of the losses of a microbatch");
   expect(loss.is_floating_point(), "backward wants a floating loss, got ", loss.scalar_type(),
          ". hint: counts and comparisons have no gradients; take a mean of floating values");
   expect(loss.requires_grad(),
          "backward wants a loss that depends on a parameter that trains; this one requires no "
-         "gradients. hint: was it computed under NoGradGuard or detached?");
+         "gradients. hint: compute it outside of ",
+         phrases::kNoGrad, ", and do not detach it");
   expect(loss.device() == accelerator.device.device, "backward wants a loss on ", accelerator.device.device,
          ", got one on ", loss.device(), ". hint: move the module's inputs there");
   expect_weight(info);
@@ -107,10 +108,10 @@ void Engine::State::expect_microbatch(const at::Tensor& loss, const MicrobatchIn
 void Engine::State::expect_weight(const MicrobatchInfo& info) const {
   expect(std::isfinite(info.weight) && info.weight >= 0,
          "backward wants a weight that is finite and not negative, got ", info.weight,
-         ". hint: the number of tokens, pixels or samples that the loss is a mean over");
+         ". hint: give the number of tokens, pixels or samples that the loss is a mean over");
   expect(microbatch_weight.value_or(info.weight) == info.weight, "backward was told weight ", info.weight,
          ", but an earlier loss of this microbatch (retain_graph) came with weight ", microbatch_weight.value_or(0),
-         ". hint: one weight for all losses of a microbatch; multiply a loss by a factor of its own");
+         ". hint: give all losses of a microbatch one weight; multiply a loss by a factor of its own");
   expect(
       info.weight == 1 || strategy.compression.sign != SignForm::kMajority, "backward was told weight ", info.weight,
       ", but under compression.sign \"majority\" each rank has one vote, whatever its loss is a mean over. hint: leave "
@@ -134,8 +135,8 @@ void Engine::State::expect_nothing() const {
          "backward_nothing in the middle of a microbatch that has more losses (retain_graph). hint: end it with a "
          "backward "
          "that says retain_graph false");
-  expect(strategy.compression.sign != SignForm::kMajority,
-         "backward_nothing, or step(partial = true), under compression.sign \"majority\": a rank without a batch has a "
+  expect(strategy.compression.sign != SignForm::kMajority, "backward_nothing, or ", phrases::kPartialStep,
+         ", under compression.sign \"majority\": a rank without a batch has a "
          "vote "
          "all the same. hint: give every rank as many batches, or set compression.sign to another form");
   expect(meeting || !rounds.last().empty() || !gathers_with_others(),
@@ -204,7 +205,7 @@ void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const
     expect(*engine != nullptr, phrases::kBackward,
            " was given an Engine that is null. hint: leave it out of the list, or make it first");
     expect(std::find(engines.begin(), engine, *engine) == engine, phrases::kBackward,
-           " was given an Engine twice. hint: each Engine once, whatever the loss does with its module");
+           " was given an Engine twice. hint: list each Engine once, whatever the loss does with its module");
     (*engine)->state_->expect_microbatch(loss, info);
   }
   for (Engine* engine : engines) engine->state_->warn_of_division(loss);
@@ -222,9 +223,10 @@ StepResult Engine::step(bool partial) {
   State& s = *state_;
   expect(step_is_due() || (partial && s.microbatch > 0), "step wants ", partial ? 1 : s.strategy.gradient_accumulation,
          partial ? " microbatch or more" : " microbatches", " (gradient_accumulation), backward was called ",
-         s.microbatch, " times. hint: ",
-         s.microbatch > 0 ? "where the data end, step(partial = true) makes a step of these, and zero_grad() drops them"
-                          : "call backward first; a rank without a batch calls backward_nothing()");
+         s.microbatch, " times. ",
+         s.microbatch > 0 ? c10::str("hint: where the data end, ", phrases::kPartialStep,
+                                     " makes a step of these, and zero_grad() drops them")
+                          : "hint: call backward first; a rank without a batch calls backward_nothing()");
   if (!step_is_due()) s.expect_nothing();
   while (!step_is_due()) backward_nothing();
   s.expect_weights("step");
@@ -286,8 +288,8 @@ std::size_t Engine::State::index_of_group(const char* what, const std::string& g
   std::vector<std::string> names;
   for (const ParameterGroup& each : groups) names.push_back(each.name);
   expect(!group.empty(), what,
-         " wants the name of a group of optimizer.groups, got an empty one. hint: without a group the rate is "
-         "everybody's");
+         " wants the name of a group of optimizer.groups, got an empty one. hint: leave the group out to mean all "
+         "parameters");
   expect(found != groups.end(), what, ": no group of optimizer.groups is named \"", group, "\"",
          hint_of_names(group, names));
   return static_cast<std::size_t>(found - groups.begin());

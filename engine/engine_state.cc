@@ -141,7 +141,7 @@ std::string hint_of_queue_depth(const MemoryPlan& plan) {
   input.offload.queue_depth = wanted;
   const MemoryPlan deeper(std::move(input));
   return c10::str("\"offload.queue_depth\" is ", depth, ", and the update of a unit moves up to ", records,
-                  " records: backward waits for those beyond it. hint: ", wanted, " takes ",
+                  " records: backward waits for those beyond it. hint: raise it; ", wanted, " takes ",
                   format_bytes(deeper.use().total() - plan.use().total()), " more");
 }
 

@@ -58,7 +58,7 @@ Engine::Evaluation Engine::evaluate_batches(const std::function<bool()>& has_nex
     const auto bad = std::find_if(rounds.begin(), rounds.end(), [](const auto& r) { return r.has_wrong_weight != 0; });
     expect(bad == rounds.end(), "evaluate: a weight on rank ", bad - rounds.begin(), " is negative or not finite",
            own.has_wrong_weight != 0 ? c10::str(": ", wrong) : std::string(),
-           ". hint: the number of samples or tokens that the loss is a mean over");
+           ". hint: give the number of samples or tokens that the loss is a mean over");
     result.loss /= result.weight;
     return result;
   });

@@ -21,7 +21,7 @@ std::string memory_story() { return RunScope::current ? RunScope::current->memor
 /// The story has a hint, for which it needs the plan of an Engine.
 std::string memory_story_with_hint() {
   const std::string story = memory_story();
-  return story.empty() ? ". hint: smaller batches, or fewer ranks on this host" : story;
+  return story.empty() ? ". hint: take smaller batches, or fewer ranks on this host" : story;
 }
 
 /// What somebody else's code threw: 71 or 74 where a limit of the process is why, else 70.
@@ -30,7 +30,7 @@ absl::Status foreign_error(const std::string& text) {
   const int limit = limit_in(line);
   if (limit == 0) return make_error(ExitCode::kInternal, line);
   const std::string remedy = limit == ENOMEM ? memory_story() : "";
-  return make_error(exit_code_of_errno(limit), line + (remedy.empty() ? ". hint: " + limit_hint(limit) : remedy));
+  return make_error(exit_code_of_errno(limit), line + (remedy.empty() ? ". " + limit_hint(limit) : remedy));
 }
 
 }  // namespace
@@ -43,7 +43,7 @@ absl::Status status_of(const std::exception_ptr& failure) {
   } catch (const c10::OutOfMemoryError& error) {
     return make_error(ExitCode::kOsResource, first_line(error.what_without_backtrace()) + memory_story_with_hint());
   } catch (const std::bad_alloc&) {
-    return make_error(ExitCode::kOsResource, "out of memory. hint: " + limit_hint(ENOMEM));
+    return make_error(ExitCode::kOsResource, "out of memory. " + limit_hint(ENOMEM));
   } catch (const c10::Error& error) {
     return foreign_error(error.what_without_backtrace());
   } catch (const std::exception& error) {

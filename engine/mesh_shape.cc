@@ -44,11 +44,12 @@ MeshShape mesh_shape(const Strategy& strategy, const Topology& topology) {
                 "/mesh: replicate " + std::to_string(replicate) + " x shard " + std::to_string(shard) + " = " +
                     std::to_string(replicate * shard) + ", but the world size is " + std::to_string(world) + " (" +
                     topology.launcher +
-                    "). hint: shapes that fit (replicate x shard):" + shapes_that_fit(topology.world_size));
+                    "). hint: take a shape that fits (replicate x shard):" + shapes_that_fit(topology.world_size));
   }
   if (strategy.strategy == ShardingStrategy::kFullShard && replicate > 1) {
     throw Error(ExitCode::kConfig, "/mesh: FULL_SHARD shards over the whole world, but the mesh replicates " +
-                                       std::to_string(replicate) + " times. hint: that is \"HYBRID_SHARD\"");
+                                       std::to_string(replicate) +
+                                       " times. hint: take \"HYBRID_SHARD\", which does both, or leave replicate out");
   }
   return {static_cast<int>(replicate), static_cast<int>(shard)};
 }

@@ -58,7 +58,7 @@ ModuleView::Spot ModuleView::make_way(const std::string& what, const std::string
   const std::vector<std::string> words = words_of_path(path);
   const auto refuse_if_held = [&](const Held* held, const std::string& name) {
     expect(!held, what, ": ", name, " is ", held ? kKinds[static_cast<int>(held->kind)] : "",
-           " already. hint: each name once; take another");
+           " already. hint: take another name; each is given once");
   };
   for (const std::string& word : words) {
     expect(!word.empty(), what,

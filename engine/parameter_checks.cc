@@ -43,7 +43,7 @@ std::uint32_t version_of(const FlatParameter& parameter) {
               "parameter " + parameter.name +
                   " was frozen when the Engine was made and requires gradients now, for which there is "
                   "no memory. hint: call engine.set_trainable(\"" +
-                  parameter.name + "\", true) on all ranks in place of requires_grad_(true)");
+                  parameter.name + "\", " + say(phrases::kTrue) + ") on all ranks in place of requires_grad_()");
 }
 
 /// A tensor's place in memory.

@@ -38,7 +38,7 @@ const OptionKey& key_named(const std::string& name, const Strategy& strategy) {
     names.emplace_back(key.name);
   }
   const std::string type = name_of(strategy.optimizer.type);
-  expect(name != "lr", "set_option has no \"lr\". hint: set_lr sets it");
+  expect(name != "lr", "set_option has no \"lr\". hint: call set_lr for it");
   expect(false, "set_option: \"", name, "\" is no number of ", type, " that can change while it trains",
          hint_of_names(name, names));
   return UpdateOptions::keys().front();

@@ -378,7 +378,7 @@ absl::StatusOr<HfConfig> parse_hf_config(const std::string& text, const std::str
       diagnostics.add(root->offset, "", "must be an object, got " + describe(*root));
     }
   }
-  TESSERA_RETURN_IF_ERROR(diagnostics.to_status("docs/huggingface.md says which models are understood"));
+  TESSERA_RETURN_IF_ERROR(diagnostics.to_status("hint: docs/huggingface.md says which models are understood"));
   // The same rules as for a model file, and the bound on all parameters together.
   const auto checked = parse_model_config(to_json(result.config), name);
   if (!checked.ok()) return checked.status();

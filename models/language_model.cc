@@ -21,7 +21,7 @@ std::shared_ptr<LanguageModel> make(const LlamaConfig& config) { return std::mak
 
 at::Tensor LanguageModel::forward(const at::Tensor& tokens, const at::Tensor& targets) {
   TORCH_CHECK(targets.sizes() == tokens.sizes(), "targets want the tokens' shape ", tokens.sizes(), ", got ",
-              targets.sizes(), ". hint: the target of a place is the token after it");
+              targets.sizes(), ". hint: give each token a target: the token after it");
   const at::Tensor scores = logits(tokens).to(at::kFloat);
   return at::cross_entropy_loss(scores.view({-1, vocab_size()}), targets.reshape({-1}));
 }

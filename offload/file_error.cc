@@ -15,32 +15,32 @@ namespace {
 std::string hint_for(const FileTrouble& trouble) {
   switch (trouble.error) {
     case 0:
-      return "something cut the file while it was in use; look for what cleans up that directory";
+      return "hint: something cut the file while it was in use; look for what cleans up that directory";
     case ENOSPC:
-      return fmt::format("free {} there, or name another directory",
+      return fmt::format("hint: free {} there, or name another directory",
                          trouble.wanted > 0 ? format_bytes(trouble.wanted) : std::string("some space"));
     case EDQUOT:
-      return "this user's quota is used up; raise it, or name another directory";
+      return "hint: this user's quota is used up; raise it, or name another directory";
     case EIO:
-      return "the device reported an error (see dmesg); name a directory on another disk";
+      return "hint: the device reported an error (see dmesg); name a directory on another disk";
     case EACCES:
     case EPERM:
-      return "name a directory that this user may write to";
+      return "hint: name a directory that this user may write to";
     case EROFS:
-      return "the file system is mounted read-only; name another directory";
+      return "hint: the file system is mounted read-only; name another directory";
     case ENOENT:
-      return "create the directory first";
+      return "hint: create the directory first";
     case ENOTDIR:
-      return "name a directory, not a file";
+      return "hint: name a directory, not a file";
     case ENAMETOOLONG:
-      return "name a shorter path";
+      return "hint: name a shorter path";
     case ELOOP:
-      return "a link stands in its place, and links are not followed: remove it, or name another directory";
+      return "hint: a link stands in its place, and links are not followed: remove it, or name another directory";
     case EISDIR:
-      return "a directory stands in its place: move it away, or give another name";
+      return "hint: a directory stands in its place: move it away, or give another name";
     case EAGAIN:
     case EBUSY:
-      return "the device was busy at each try; name a directory on another disk";
+      return "hint: the device was busy at each try; name a directory on another disk";
     default:
       return limit_hint(trouble.error);
   }
@@ -71,7 +71,7 @@ absl::Status file_error(const FileTrouble& trouble) {
     text += fmt::format(": wanted {} bytes", trouble.wanted);
   }
   text += ": " + (trouble.error == 0 ? std::string("the file ended too early") : errno_text(trouble.error));
-  if (const std::string hint = hint_for(trouble); !hint.empty()) text += ". hint: " + hint;
+  if (const std::string hint = hint_for(trouble); !hint.empty()) text += ". " + hint;
   // EAGAIN of a file says that the device was busy, and not that there are too many processes.
   return make_error(trouble.error == EAGAIN ? ExitCode::kIo : exit_code_of_errno(trouble.error), text);
 }

@@ -35,26 +35,26 @@ constexpr std::array<Setup, 3> kSetups = {{
     {0, "no flags"},
 }};
 
-std::string cure(int error) {
+std::string hint_of(int error) {
   switch (error) {
     case EPERM:
     case EACCES:
     case ENOSYS:
-      return "allow io_uring_setup, io_uring_enter and io_uring_register in the container's seccomp profile, and set "
+      return "hint: allow io_uring_setup, io_uring_enter and io_uring_register in the container's seccomp profile, and "
+             "set "
              "kernel.io_uring_disabled=0; the kernel must be 5.6 or newer";
     case ENOMEM:
-      return "raise the limit of locked memory (ulimit -l)";
+      return "hint: raise the limit of locked memory (ulimit -l)";
     case EMFILE:
     case ENFILE:
-      return "raise the limit of open files (ulimit -n)";
+      return "hint: raise the limit of open files (ulimit -n)";
     default:
-      return "use Linux 5.6 or newer";
+      return "hint: use Linux 5.6 or newer";
   }
 }
 
 absl::Status unavailable(const char* what, int error) {
-  return make_error(ExitCode::kUnavailable,
-                    fmt::format("io_uring: {}: {}. hint: {}", what, errno_text(error), cure(error)));
+  return make_error(ExitCode::kUnavailable, fmt::format("io_uring: {}: {}. {}", what, errno_text(error), hint_of(error)));
 }
 
 bool knows_read_and_write(io_uring& ring) {

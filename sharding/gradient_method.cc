@@ -1,5 +1,6 @@
 #include "sharding/gradient_method.h"
 
+#include "runtime/border/phrase.h"
 #include "runtime/border/throw.h"
 #include "sharding/layout/method_layout.h"
 #include "sharding/level_method.h"
@@ -15,12 +16,11 @@ namespace tessera {
 void expect_comm_hook(const CompressionConfig& compression, const CommHook* hook) {
   if (compression.hook && !hook)
     throw Error(ExitCode::kUsage,
-                "compression.hook is true, and the program brings no rule. hint: give the Engine a CommHook "
-                "(tessera/comm_hook.h)");
+                "compression.hook is true, and the program brings no rule. hint: " + say(phrases::kBringHook));
   if (!compression.hook && hook)
     throw Error(
         ExitCode::kUsage,
-        "the Engine is given a CommHook, and compression.hook is false. hint: \"compression\": {\"hook\": true}");
+        "the Engine is given a CommHook, and compression.hook is false. hint: set \"compression\": {\"hook\": true}");
 }
 
 std::unique_ptr<GradientMethod> make_gradient_method(const MemoryPlan& plan, const FlatGroup& group, float* kept,

@@ -18,7 +18,7 @@ AlignedMemory::Give pinned_memory_of(DeviceKernels& kernels, int rank, const std
     } catch (const std::runtime_error& error) {
       throw Error(ExitCode::kOsResource,
                   c10::str("rank ", rank, ": wanted ", format_bytes(static_cast<std::int64_t>(bytes)),
-                           " of pinned memory of the host for ", what, ": ", error.what(), ". hint: ", hint));
+                           " of pinned memory of the host for ", what, ": ", error.what(), ". ", hint));
     }
   };
 }

@@ -71,7 +71,7 @@ BatchStatistics statistics_of(const at::Tensor& input, Collectives& group) {
   expect(statistics.count > 1,
          "SyncBatchNorm wants more than 1 value a channel on all ranks together while training, got ", statistics.count,
          " with inputs such as ", input.sizes(),
-         ". hint: larger batches; or eval() for a module that keeps its statistics");
+         ". hint: take larger batches; or eval() for a module that keeps its statistics");
   statistics.mean = (means * counts).sum(0) / statistics.count;
   statistics.variance = (squares + counts * (means - statistics.mean).square()).sum(0) / statistics.count;
   return statistics;

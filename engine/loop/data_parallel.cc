@@ -244,7 +244,7 @@ DataParallel::State::Agreed DataParallel::State::agree_on_gradients() {
     for (std::size_t i = 0; i < count; ++i) {
       const Has has = static_cast<Has>(message[sizeof weight + i]);
       expect(has != Has::kSparse, "DataParallel: the gradient of ", names[i], " is sparse on rank ", rank,
-             ", and only dense ones can be averaged. hint: EmbeddingOptions::sparse(false)");
+             ", and only dense ones can be averaged. hint: make the module with EmbeddingOptions::sparse(false)");
       if (has == Has::kDense) agreed.on_any_rank[i] = Has::kDense;
     }
   }
@@ -304,7 +304,7 @@ void DataParallel::broadcast_buffers() {
 void DataParallel::set_weight(double weight) {
   expect(std::isfinite(weight) && weight >= 0,
          "DataParallel::set_weight wants a finite number that is not negative, got ", weight,
-         ". hint: the number of samples or tokens that the loss is a mean over");
+         ". hint: give the number of samples or tokens that the loss is a mean over");
   state_->weight = weight;
 }
 

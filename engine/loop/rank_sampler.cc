@@ -28,7 +28,7 @@ RankSampler::RankSampler(std::size_t num_samples, const Mesh& mesh, const RankSa
 void RankSampler::expect_enough() const {
   const std::size_t wanted = options_.tail == Tail::kDrop ? world_size_ : 1;
   expect(num_samples_ >= wanted, "RankSampler wants ", wanted, " samples or more for ", world_size_, " ranks, got ",
-         num_samples_, ". hint: more samples, or fewer ranks");
+         num_samples_, ". hint: take more samples, or fewer ranks");
 }
 
 std::size_t RankSampler::share_of(std::size_t samples) const {
@@ -83,7 +83,7 @@ void RankSampler::resume(const SamplerCursor& cursor) {
   expect_same("the seed", cursor.seed, options_.seed);
   expect_same("shuffling", cursor.shuffle, options_.shuffle);
   expect(cursor.epoch >= 0 && cursor.consumed >= 0, "RankSampler::resume: epoch ", cursor.epoch, " and ",
-         cursor.consumed, " samples taken are no place. hint: both are 0 or more");
+         cursor.consumed, " samples taken are no place. hint: give an epoch and samples of 0 or more");
   go_to(cursor.epoch, std::min(static_cast<std::size_t>(cursor.consumed), num_samples_), 0);
 }
 

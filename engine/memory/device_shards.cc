@@ -19,7 +19,7 @@ DeviceShards::DeviceShards(const MemoryPlan& plan, const std::vector<std::unique
       kernels_(kernels),
       take_memory_(
           pinned_memory_of(kernels, rank, "parameters on their way to the GPU",
-                           "units of fewer parameters (\"units\"), or a smaller \"prefetch\", need less of it")),
+                           "hint: units of fewer parameters (\"units\"), or a smaller \"prefetch\", need less of it")),
       are_in_files_(!plan.parameters_on_host()),
       piece_bytes_(static_cast<std::size_t>(plan.upload_piece_bytes())),
       coming_(units.size()) {

@@ -208,7 +208,7 @@ void DurableFiles::take_memory(const TrainingMemory& memory, const MemoryPlan& p
   options.io.any_thread = true;  // as all records
   if (kernels)
     options.memory = pinned_memory_of(*kernels, rank_, "commits",
-                                      "a smaller \"record\" or \"queue_depth\" in \"offload\" needs less of it");
+                                      "hint: a smaller \"record\" or \"queue_depth\" in \"offload\" needs less of it");
   image_record_bytes_ = pool.record_bytes;
   image_ = value_or_throw(FileTier::create(options));
   if (last_) throw_if_error(image_->protect(last_->parts[kImage]));

@@ -158,11 +158,12 @@ void check_memory_limit(const MemoryPlan& plan, const Strategy& strategy, bool s
   const std::int64_t limit = strategy.memory.limit_bytes;
   if (limit <= 0 || plan.use().limited() <= limit) return;
   const std::string cheaper = next_cheaper(plan, strategy, shares_memory, limit);
-  const std::string advice = cheaper.empty() ? "no strategy fits; more ranks, a smaller model or bf16 parameters would"
-                                             : "the next cheaper strategy that fits is " + cheaper;
+  const std::string hint = cheaper.empty()
+                               ? "hint: no strategy fits; take more ranks, a smaller model or bf16 parameters"
+                               : "hint: the next cheaper strategy that fits is " + cheaper;
   throw Error(ExitCode::kConfig, "/memory/limit: the plan for " + name_of(strategy.strategy) + " needs " +
                                      format_bytes(plan.use().limited()) + " a rank, the limit is " +
-                                     format_bytes(limit) + ".\n" + plan.to_table() + "hint: " + advice);
+                                     format_bytes(limit) + ".\n" + plan.to_table() + hint);
 }
 
 std::string explain_out_of_memory(const std::string& what, const MemoryPlan& plan, const Strategy& strategy,
@@ -179,7 +180,7 @@ std::string explain_out_of_memory(const std::string& what, const MemoryPlan& pla
   }
   if (activation_bytes) text += "activations of the first step: " + format_bytes(*activation_bytes) + "\n";
   const std::string cheaper = next_cheaper(plan, strategy, shares_memory, plan.use().limited() - 1);
-  return text + "hint: fewer samples a microbatch, or recomputation, make activations smaller; " +
+  return text + "hint: take fewer samples a microbatch, or recomputation, which make activations smaller; " +
          (cheaper.empty() ? "no strategy needs less than this one" : "the next cheaper strategy is " + cheaper);
 }
 

@@ -134,12 +134,13 @@ std::unique_ptr<RecordTier> host_tier(NewRecords records, const RecordPool& pool
 
 // What needs less pinned memory.
 constexpr const char kLessBelow[] =
-    "a smaller \"fraction\" in \"offload\", or the tier \"nvme\", needs less of it; where the tier is auto, a higher "
+    "hint: a smaller \"fraction\" in \"offload\", or the tier \"nvme\", needs less of it; where the tier is auto, a "
+    "higher "
     "memory.limit, or \"paths\" on disks";
 constexpr const char kLessGradients[] =
-    "offload.gradients on the tier \"nvme\" needs less of it, and in \"memory\" none";
+    "hint: offload.gradients on the tier \"nvme\" needs less of it, and in \"memory\" none";
 constexpr const char kLessCopies[] =
-    "offload.step \"gpu\" needs none of it, and parameters and gradients on the tier \"host\" need less";
+    "hint: offload.step \"gpu\" needs none of it, and parameters and gradients on the tier \"host\" need less";
 
 /// Where `pool` says. `kernels`: of the GPU that trains, or null.
 std::shared_ptr<StateRecords> make_state_tier(NewRecords records, const RecordPool& pool, const MemoryPlan& plan,

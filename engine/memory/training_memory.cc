@@ -113,9 +113,10 @@ at::Tensor value_to_store(const FlatGroup& group, std::size_t i) {
   if (is_in_place(group, i) || is_on_own_storage(group, value)) return value;
   expect_no_wider_bytes(parameter, value);
   if (value.sizes() == at::IntArrayRef(parameter.sizes)) return value;
-  throw Error(ExitCode::kUsage, c10::str("parameter ", parameter.name, " has sizes ", at::IntArrayRef(parameter.sizes),
-                                         ", but was given a value of sizes ", value.sizes(), " under ",
-                                         say(phrases::kWriteGuard), ". hint: is the file of another model?"));
+  throw Error(ExitCode::kUsage,
+              c10::str("parameter ", parameter.name, " has sizes ", at::IntArrayRef(parameter.sizes),
+                       ", but was given a value of sizes ", value.sizes(), " under ", say(phrases::kWriteGuard),
+                       ". hint: give a value of the parameter's sizes; a file of another model has others"));
 }
 
 /// A parameter that was given other memory becomes a view of its buffer again, with the value that it was given.

@@ -49,7 +49,7 @@ void throw_not_finite_in_backward(const std::string& when, const std::string& wh
   throw Error(ExitCode::kCorruptData,
               when + "the gradient of " + whose +
                   " is infinite or NaN, and with optimizer.in_backward this step cannot be skipped: other units are "
-                  "updated already. What this rank has of it is not. hint: a lower learning rate; with "
+                  "updated already. What this rank has of it is not. hint: take a lower learning rate; with "
                   "optimizer.in_backward false such "
                   "steps are skipped, and gradient_clipping is possible");
 }

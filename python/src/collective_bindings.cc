@@ -21,7 +21,8 @@ Reduce reduce_of(const std::string& name) {
   if (name == "mean") return Reduce::kMean;
   if (name == "min") return Reduce::kMin;
   if (name == "max") return Reduce::kMax;
-  throw Error(ExitCode::kUsage, "all_reduce: op is \"sum\", \"mean\", \"min\" or \"max\", got \"" + name + "\"");
+  throw Error(ExitCode::kUsage, "all_reduce: op is \"sum\", \"mean\", \"min\" or \"max\", got \"" + name +
+                                    "\". hint: leave it out for the sum");
 }
 
 }  // namespace

@@ -315,7 +315,7 @@ ParameterGroup group_from(const std::string& json, OptimizerType type) {
 PlannedMemory plan_of(const std::shared_ptr<ModuleView>& mirror, const Strategy& strategy, int world_size, int hosts) {
   if (world_size < 1 || hosts < 1 || world_size % hosts != 0) {
     throw Error(ExitCode::kUsage, "plan: " + std::to_string(world_size) + " ranks do not fill " +
-                                      std::to_string(hosts) + " hosts evenly");
+                                      std::to_string(hosts) + " hosts evenly. hint: give a multiple of hosts");
   }
   Topology topology;
   topology.world_size = world_size;

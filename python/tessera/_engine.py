@@ -163,7 +163,7 @@ class Engine:
         try:
             batches = _without_padding(loader)
         except TypeError as error:
-            raise Error(f"evaluate wants batches to iterate over, got {type(loader).__name__}: {error}. hint: a list or a DataLoader has them") from error
+            raise Error(f"evaluate wants batches to iterate over, got {type(loader).__name__}: {error}. hint: give a list or a DataLoader") from error
         losses = _Losses(loss_of)
         found = engine.evaluate(losses.of_this_rank(batches), losses)
         if losses.problem is not None:
@@ -183,7 +183,7 @@ class Engine:
         """
         numbers = tuple(float(each) for each in value) if isinstance(value, Sequence) else float(value)
         if isinstance(numbers, tuple) and len(numbers) != 2:
-            raise Error(f"set_option: {name} wants a number, or betas two, got {len(numbers)}")
+            raise Error(f"set_option: {name} wants a number, or betas two, got {len(numbers)}. hint: give as many as the strategy's key has")
         self._live().set_option(*(() if group is None else (group,)), name, numbers)
 
     def options(self, group: str | None = None) -> dict[str, float | tuple[float, float]]:
@@ -358,7 +358,7 @@ class Engine:
             self._native.enter_forked_process()
 
     def __reduce__(self):
-        raise Error("an Engine cannot be pickled or copied: it is a part of a running job. hint: save_checkpoint, state_dict or save_weights")
+        raise Error("an Engine cannot be pickled or copied: it is a part of a running job. hint: use save_checkpoint, state_dict or save_weights")
 
     def _live(self) -> _native.Engine:
         if self._native is None:
@@ -449,7 +449,7 @@ class _Losses:
                 return loss if isinstance(loss, torch.Tensor) else torch.tensor(float(loss), dtype=torch.float64), weight
         got = f"({_kind_of(value[0])}, {_kind_of(value[1])})" if isinstance(value, tuple) and len(value) == 2 else _kind_of(value)
         self.problem = ("evaluate: the function must return the loss of the batch, a scalar tensor or a number, or a pair of that and its "
-                        f"weight, which is finite and not negative, and returned {got}. hint: such as loss.mean()")
+                        f"weight, which is finite and not negative, and returned {got}. hint: return loss.mean(), say")
         return torch.tensor(float("nan")), 1.0
 
 

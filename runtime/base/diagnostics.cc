@@ -60,9 +60,9 @@ absl::Status Diagnostics::to_status(const std::string& hint) const {
   if (sorted.size() > kMaxReported) {
     lines.push_back(fmt::format("{}: and {} more errors", name_, sorted.size() - kMaxReported));
   }
-  const std::string text = joined(lines, "\n");
-  const bool has_hint = hint.empty() || text.find("hint: ") != std::string::npos;
-  return make_error(ExitCode::kConfig, has_hint ? text : text + "\nhint: " + hint);
+  const std::string problems = joined(lines, "\n");
+  const bool has_hint = hint.empty() || problems.find("hint: ") != std::string::npos;
+  return make_error(ExitCode::kConfig, has_hint ? problems : problems + "\n" + hint);
 }
 
 }  // namespace tessera

@@ -30,7 +30,7 @@ class Diagnostics {
   bool empty() const { return problems_.empty(); }
   /// Is there a problem at this pointer, inside it, or at something that holds it?
   bool touches(std::string_view pointer) const;
-  /// OK, or all problems, one a line, with exit code 78. `hint`: what helps with a file of this kind, a last line where no problem has
+  /// OK, or all problems, one a line, with exit code 78. `hint`: "hint: ..." about files of this kind, a last line where no problem has
   /// a hint of its own.
   absl::Status to_status(const std::string& hint = "") const;
 

@@ -58,7 +58,7 @@ class Csv final : public MetricsForm {
       const auto column = std::find(columns_.begin(), columns_.end(), metric.name);
       if (column == columns_.end()) {
         return make_error(ExitCode::kInternal, "the table has no column " + quoted_text(metric.name) +
-                                                   ". hint: the first row has all names; columns are " +
+                                                   ". hint: write all names in the first row; columns are " +
                                                    joined(columns_));
       }
       row[static_cast<std::size_t>(column - columns_.begin())] = csv_text(metric);

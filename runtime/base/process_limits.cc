@@ -70,21 +70,21 @@ std::string errno_text(int error) {
 std::string limit_hint(int error) {
   switch (error) {
     case EMFILE:
-      return "raise the limit of open files (ulimit -n)" + which_is(RLIMIT_NOFILE, false);
+      return "hint: raise the limit of open files (ulimit -n)" + which_is(RLIMIT_NOFILE, false);
     case ENFILE:
-      return "raise the system's limit of open files (sysctl fs.file-max)";
+      return "hint: raise the system's limit of open files (sysctl fs.file-max)";
     case EAGAIN:
-      return "raise the limit of processes and threads (ulimit -u)" + which_is(RLIMIT_NPROC, false) +
+      return "hint: raise the limit of processes and threads (ulimit -u)" + which_is(RLIMIT_NPROC, false) +
              ", or that of the container (pids.max)";
     case ENOMEM: {
       const std::string addresses = which_is(RLIMIT_AS, true);
-      return "memory or locked memory is used up (ulimit -l); ask for less, or raise the limit" +
+      return "hint: memory or locked memory is used up (ulimit -l); ask for less, or raise the limit" +
              (addresses.empty() ? "" : "; so may be the limit of address space (ulimit -v)" + addresses);
     }
     case EFBIG: {
       const std::string size = which_is(RLIMIT_FSIZE, true);
-      return size.empty() ? "this file system holds no file so large; name a directory on another"
-                          : "raise the limit of file sizes (ulimit -f)" + size;
+      return size.empty() ? "hint: this file system holds no file so large; name a directory on another"
+                          : "hint: raise the limit of file sizes (ulimit -f)" + size;
     }
     default:
       return "";
@@ -93,7 +93,7 @@ std::string limit_hint(int error) {
 
 std::string reason_of(int error) {
   const std::string hint = limit_hint(error);
-  return errno_text(error) + (hint.empty() ? "" : ". hint: " + hint);
+  return errno_text(error) + (hint.empty() ? "" : ". " + hint);
 }
 
 int limit_in(std::string_view text) {

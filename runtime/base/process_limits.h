@@ -25,11 +25,11 @@ int try_threads(int count);
 /// "No space left on device (errno 28)".
 std::string errno_text(int error);
 
-/// What to raise where `error`, an errno, is a limit's: "raise the limit of open files (ulimit -n), which is 1024 here".
-/// Empty for every other errno. EAGAIN is that of processes and threads.
+/// What to raise where `error`, an errno, is a limit's: "hint: raise the limit of open files (ulimit -n), which is 1024
+/// here". Empty for every other errno. EAGAIN is that of processes and threads.
 std::string limit_hint(int error);
 
-/// The same of what the system said: errno_text(error), and ". hint: " with limit_hint where there is one.
+/// The same of what the system said: errno_text(error), and limit_hint where there is one.
 std::string reason_of(int error);
 
 /// The errno of the limit that a text of another library speaks of ("accept: Too many open files"); 0: of none.

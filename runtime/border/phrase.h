@@ -43,6 +43,11 @@ inline constexpr Phrase kOtherMemory = {"torch::load, Module::to, set_data, shar
 inline constexpr Phrase kTied = {R"(b->weight = b->register_parameter("weight", a->weight))", "b.weight = a.weight"};
 inline constexpr Phrase kGradNorm = {"StepResult::grad_norm", "the grad_norm of step()'s result"};
 
+inline constexpr Phrase kPartialStep = {"step(partial = true)", "step(partial=True)"};
+inline constexpr Phrase kTrue = {"true", "True"};
+inline constexpr Phrase kNoGrad = {"torch::NoGradGuard", "torch.no_grad()"};
+inline constexpr Phrase kBringHook = {"give the Engine a CommHook (tessera/comm_hook.h)",
+                                      "leave compression.hook out; hooks are written in C++"};
 inline constexpr Phrase kDeferred = {"tessera::deferred_init", "tessera.deferred_init()"};
 inline constexpr Phrase kInferenceMode = {"c10::InferenceMode", "torch.inference_mode()"};
 

@@ -18,8 +18,14 @@ extern const Dialect kTorchrun = {
     "torchrun",   "torchrun",         "RANK", "WORLD_SIZE",
     "LOCAL_RANK", "LOCAL_WORLD_SIZE", 0,      "give every host the same --nproc-per-node"};
 
-extern const Dialect kSlurm = {
-    "slurm", "Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", 2, "use srun --distribution=block"};
+extern const Dialect kSlurm = {"slurm",
+                               "Slurm",
+                               "SLURM_PROCID",
+                               "SLURM_NTASKS",
+                               "SLURM_LOCALID",
+                               "",
+                               2,
+                               "use srun --ntasks-per-node and --distribution=block"};
 
 extern const Dialect kProcessGroup = {"torch.distributed",
                                       "torch.distributed",
@@ -41,7 +47,7 @@ constexpr Dialect kMpi[] = {
     {"pmi", "PMI (MPICH, Intel MPI)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", 1,
      "use mpiexec -ppn with the same number on every host"},
     {"mvapich2", "MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK",
-     "MV2_COMM_WORLD_LOCAL_SIZE", 1, "use mpirun_rsh with hosts in blocks"}};
+     "MV2_COMM_WORLD_LOCAL_SIZE", 1, "use mpirun_rsh with hosts in blocks of as many ranks each"}};
 
 constexpr std::size_t kLongestError = 1000, kLongestValue = 80;
 
@@ -100,7 +106,7 @@ absl::StatusOr<std::optional<Candidate>> read_torchrun(const LauncherVariables& 
     if (group != c->rank / c->local_world_size)
       return launcher_error(
           fmt::format("GROUP_RANK={} but RANK={} with LOCAL_WORLD_SIZE={} lies on host {} (torchrun). "
-                      "hint: {}",
+                      "hint: so that ranks count host by host, {}",
                       group, c->rank, c->local_world_size, c->rank / c->local_world_size, d.order_hint));
   }
   return c;
@@ -195,7 +201,7 @@ absl::StatusOr<std::optional<Candidate>> read_slurm(const LauncherVariables& var
     if (node != c.rank / c.local_world_size)
       return launcher_error(
           fmt::format("SLURM_NODEID={} but SLURM_PROCID={} with {}={} lies on host {} (Slurm): ranks "
-                      "are numbered host by host. hint: {}",
+                      "count host by host. hint: for that {}",
                       node, c.rank, c.local_origin, c.local_world_size, c.rank / c.local_world_size, d.order_hint));
   }
   return std::optional<Candidate>(c);
@@ -236,12 +242,13 @@ std::string say(const Candidate& c) {
 }
 
 absl::Status disagree(const Candidate& a, const Candidate& b) {
-  const std::string hint =
+  const std::string text = fmt::format("two launchers disagree: {}, but {}", say(a), say(b));
+  return launcher_error(
       b.dialect == &kProcessGroup
-          ? fmt::format("give init_process_group the rank and world_size of {0}, or unset {0}'s variables",
-                        a.dialect->title)
-          : std::string("unset the variables of the one that did not start this program");
-  return launcher_error(fmt::format("two launchers disagree: {}, but {}. hint: {}", say(a), say(b), hint));
+          ? text +
+                fmt::format(". hint: give init_process_group the rank and world_size of {0}, or unset {0}'s variables",
+                            a.dialect->title)
+          : text + ". hint: unset the variables of the one that did not start this program");
 }
 
 absl::Status refuse_batch_script(const LauncherVariables& variables) {

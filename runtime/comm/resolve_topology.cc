@@ -54,12 +54,13 @@ absl::Status place(const LauncherVariables& variables, Candidate c, Topology& to
     return partial_error(variables, d, {d.rank, d.world_size, d.local_rank, local_size});
   }
   if (c.world_size % c.local_world_size != 0)
-    return launcher_error(fmt::format("{}={} does not fill hosts of {}={} evenly ({}). hint: {}", c.world_origin,
-                                      c.world_size, c.local_origin, c.local_world_size, d.title, d.order_hint));
+    return launcher_error(
+        fmt::format("{}={} does not fill hosts of {}={} evenly ({}). hint: for as many ranks on every host, {}",
+                    c.world_origin, c.world_size, c.local_origin, c.local_world_size, d.title, d.order_hint));
   if (c.rank % c.local_world_size != c.local_rank)
     return launcher_error(
-        fmt::format("{}={} but {}={} with {} ranks a host ({}): ranks are numbered host by host. "
-                    "hint: {}",
+        fmt::format("{}={} but {}={} with {} ranks a host ({}): ranks count host by host. "
+                    "hint: for that {}",
                     d.rank, c.rank, d.local_rank, c.local_rank, c.local_world_size, d.title, d.order_hint));
   topology.rank = c.rank;
   topology.world_size = c.world_size;
@@ -74,7 +75,8 @@ absl::Status name_launcher(const LauncherVariables& variables, Topology& topolog
   const auto name = variables.text("TESSERA_LAUNCHER");
   if (!name || topology.launcher != "torchrun") return absl::OkStatus();
   if (*name != "tessera")
-    return launcher_error(fmt::format("TESSERA_LAUNCHER={}: only `tessera launch` sets it, to tessera", *name));
+    return launcher_error(
+        fmt::format("TESSERA_LAUNCHER={}: only `tessera launch` sets it, to tessera. hint: unset it", *name));
   topology.launcher = "tessera";
   return absl::OkStatus();
 }
@@ -142,7 +144,9 @@ absl::Status read_restarts(const LauncherVariables& variables, const Dialect& d,
   const auto agent = variables.text("TORCHELASTIC_USE_AGENT_STORE").value_or("False");
   if (!torch_like) return absl::OkStatus();
   if (agent != "True" && agent != "true" && agent != "1" && agent != "False" && agent != "false" && agent != "0")
-    return launcher_error(fmt::format("TORCHELASTIC_USE_AGENT_STORE={} (torchrun): want True or False", agent));
+    return launcher_error(fmt::format(
+        "TORCHELASTIC_USE_AGENT_STORE={} (torchrun): want True or False. hint: unset it; torchrun sets it by itself",
+        agent));
   topology.agent_store = agent == "True" || agent == "true" || agent == "1";
   return absl::OkStatus();
 }
@@ -155,11 +159,12 @@ absl::Status pretend_hosts(const LauncherVariables& variables, Topology& topolog
   TESSERA_ASSIGN_OR_RETURN(const int hosts, variables.number(self, "TESSERA_HOSTS", 1, kMostRanks));
   if (hosts == topology.num_hosts()) return absl::OkStatus();
   if (topology.num_hosts() > 1)
-    return launcher_error(fmt::format("TESSERA_HOSTS={}, but the ranks already lie on {} hosts ({})", hosts,
-                                      topology.num_hosts(), topology.launcher));
+    return launcher_error(fmt::format("TESSERA_HOSTS={}, but the ranks already lie on {} hosts ({}). hint: unset it",
+                                      hosts, topology.num_hosts(), topology.launcher));
   if (topology.world_size % hosts != 0)
-    return launcher_error(fmt::format("TESSERA_HOSTS={} does not divide the {} ranks ({}) evenly", hosts,
-                                      topology.world_size, topology.launcher));
+    return launcher_error(
+        fmt::format("TESSERA_HOSTS={} does not divide the {} ranks ({}) evenly. hint: give a divisor, or unset it",
+                    hosts, topology.world_size, topology.launcher));
   topology.local_world_size = topology.world_size / hosts;
   topology.host = topology.rank / topology.local_world_size;
   topology.local_rank = topology.rank % topology.local_world_size;

@@ -110,7 +110,9 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
 
   bool count_value() {
     if (values_left_-- > 0) return true;
-    diagnostics_.add(take_token(), "", "more values than a file of this kind may have. hint: is it the right file?");
+    diagnostics_.add(
+        take_token(), "",
+        "more values than a file of this kind may have. hint: name the right file, or take out what repeats");
     return false;
   }
 
@@ -142,7 +144,7 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
     JsonNode& node = add_node(std::move(empty));
     if (open_.size() == kMaxJsonDepth) {
       diagnostics_.add(node.offset, std::move(pointer),
-                       fmt::format("nested more than {} deep. hint: is it the right file?", kMaxJsonDepth));
+                       fmt::format("nested more than {} deep. hint: name the right file, or nest less", kMaxJsonDepth));
       return false;
     }
     open_.push_back({&node, std::move(pointer), {}});
@@ -170,13 +172,13 @@ bool is_digit(char c) { return c >= '0' && c <= '9'; }
 // Words and signs that other formats have and JSON has not, by how the offending token begins; "" if it is
 // none.
 std::string hint_for_token(std::string_view rest) {
-  if (rest[0] == '/' || rest[0] == '#') return "comments are not allowed";
-  if (rest[0] == '\'') return "strings stand in double quotes";
+  if (rest[0] == '/' || rest[0] == '#') return "hint: comments are not allowed";
+  if (rest[0] == '\'') return "hint: strings stand in double quotes";
   for (const char* word : {"NaN", "nan", "Infinity", "inf", "-Infinity", "-inf", "-NaN", "-nan"}) {
-    if (rest.starts_with(word)) return "NaN and infinities are not allowed";
+    if (rest.starts_with(word)) return "hint: NaN and infinities are not allowed";
   }
-  if (rest.starts_with("True") || rest.starts_with("False")) return "write true and false in lower case";
-  if (rest[0] == '+' || rest[0] == '.') return "a number begins with a digit or a minus sign";
+  if (rest.starts_with("True") || rest.starts_with("False")) return "hint: write true and false in lower case";
+  if (rest[0] == '+' || rest[0] == '.') return "hint: a number begins with a digit or a minus sign";
   return "";
 }
 
@@ -185,17 +187,17 @@ std::string hint_for(std::string_view text, std::size_t at, const std::string& r
   const std::string_view rest = text.substr(at), before = text.substr(0, at);
   const std::size_t last = before.find_last_not_of(" \t\r\n");
   if (rest.empty()) {
-    return last == std::string_view::npos ? "the file is empty: the smallest is {}"
-                                          : "the file ends too early: a bracket or brace is not closed";
+    return last == std::string_view::npos ? "hint: the file is empty: the smallest is {}"
+                                          : "hint: the file ends too early: a bracket or brace is not closed";
   }
   if (std::string hint = hint_for_token(rest); !hint.empty()) return hint;
   const char previous = last == std::string_view::npos ? '\0' : before[last];
-  if (previous == ',' && (rest[0] == '}' || rest[0] == ']')) return "no comma may stand before a closing bracket";
-  if (previous == '0' && last + 1 == at && is_digit(rest[0])) return "a number has no leading zeros";
+  if (previous == ',' && (rest[0] == '}' || rest[0] == ']')) return "hint: no comma may stand before a closing bracket";
+  if (previous == '0' && last + 1 == at && is_digit(rest[0])) return "hint: a number has no leading zeros";
   const bool wants_end = reason.ends_with("expected '}'") || reason.ends_with("expected ']'");
-  if (wants_end && rest[0] != '}' && rest[0] != ']') return "a comma is missing before this";
+  if (wants_end && rest[0] != '}' && rest[0] != ']') return "hint: a comma is missing before this";
   if (reason.starts_with("object key: ") && std::isalpha(static_cast<unsigned char>(rest[0])) != 0) {
-    return "keys stand in double quotes";
+    return "hint: keys stand in double quotes";
   }
   return "";
 }
@@ -229,7 +231,7 @@ bool TreeBuilder::parse_error(std::size_t, const std::string&, const nlohmann::j
   const std::string hint = hint_for(text_, at, reason);
   diagnostics_.add(at, open_.empty() ? "" : open_.back().pointer,
                    hint.empty() ? "not JSON: in " + reason + ". hint: repair this place; json.org shows the grammar"
-                                : "not JSON. hint: " + hint);
+                                : "not JSON. " + hint);
   return false;
 }
 
@@ -238,7 +240,7 @@ bool TreeBuilder::parse_error(std::size_t, const std::string&, const nlohmann::j
 std::optional<JsonNode> parse_json(std::string_view text, Diagnostics& diagnostics, std::size_t most_values) {
   // nlohmann's lexer takes a NUL for the end of the text and would not see what follows.
   if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos) {
-    diagnostics.add(nul, "", "a NUL byte: this is not a text file. hint: is it the right file?");
+    diagnostics.add(nul, "", "a NUL byte: this is not a text file. hint: name the right file; this one is binary");
     return std::nullopt;
   }
   std::size_t taken = 0;

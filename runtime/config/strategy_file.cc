@@ -16,7 +16,7 @@ namespace tessera {
 namespace {
 
 /// Where no problem has a hint of its own.
-constexpr const char kStrategyHint[] = "docs/strategy.md lists every key and what it may be";
+constexpr const char kStrategyHint[] = "hint: docs/strategy.md lists every key and what it may be";
 
 constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;
 

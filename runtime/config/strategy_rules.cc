@@ -252,9 +252,8 @@ StrategyRule offloaded_parameters_rule() {
             const bool releases =
                 s.strategy == ShardingStrategy::kFullShard || s.strategy == ShardingStrategy::kHybridShard;
             if (s.offload.parameters.tier == Tier::kMemory || releases) return "";
-            return "this strategy keeps all parameters gathered, so they need their memory anyway. hint: with "
-                   "\"FULL_SHARD\" "
-                   "units are gathered when they are used, on one rank too";
+            return "this strategy keeps all parameters gathered, so they need their memory anyway. hint: take "
+                   "\"FULL_SHARD\", which gathers units when they are used, on one rank too";
           }};
 }
 
@@ -332,12 +331,12 @@ StrategyRule momentum_rule() {
                  "gradient_clipping";
         if (optimizer.type != OptimizerType::kAdamW && optimizer.type != OptimizerType::kAdam) return "";
         if (optimizer.freeze_step == 0)
-          return "makes single gradients too wrong to be squared. hint: say by optimizer.freeze_step, and by "
-                 "compression.start_step, after how many steps second moments stay and it begins";
+          return "makes single gradients too wrong to be squared. hint: set optimizer.freeze_step and "
+                 "compression.start_step to the steps after which second moments stay and it begins";
         if (s.compression.start_step >= optimizer.freeze_step) return "";
         return fmt::format(
             "begins after {} steps, and second moments stay after {}: in between they would square gradients "
-            "that are too wrong for it. hint: give start_step as many",
+            "that are too wrong for it. hint: give start_step the number of freeze_step",
             s.compression.start_step, optimizer.freeze_step);
       }};
 }

@@ -54,7 +54,7 @@ StrategyRule without(std::string other, std::string what, std::function<bool(con
           fmt::format("A sync.type other than each_step goes without {}: {}.", what, why),
           [holds, what, why](const Strategy& s) -> std::string {
             if (!s.sync.makes_outer_steps() || !holds(s)) return "";
-            return fmt::format("cannot stand beside {}: {}. hint: leave one of them out", what, why);
+            return fmt::format("cannot stand beside {}: {}. hint: leave \"sync\" or that out", what, why);
           }};
 }
 

@@ -29,7 +29,7 @@ absl::Status check(const SamplerOptions& options) {
         fmt::format("{} samples are too many. hint: cut the data into several datasets", options.num_samples));
   // A global batch above 2^60 would overflow; compare by division.
   if (options.batch > kMostSamples / options.world_size / options.accumulation)
-    return refuse(fmt::format("batch {} x accumulation {} x {} ranks is too large. hint: a smaller batch",
+    return refuse(fmt::format("batch {} x accumulation {} x {} ranks is too large. hint: take a smaller batch",
                               options.batch, options.accumulation, options.world_size));
   const bool too_few =
       options.tail == Tail::kDrop ? options.num_samples < options.global_batch() : options.num_samples < 1;
@@ -37,7 +37,7 @@ absl::Status check(const SamplerOptions& options) {
     return make_error(
         ExitCode::kCorruptData,
         fmt::format("the data hold {} sample(s), fewer than one step's {} (batch {} x accumulation {} x {} "
-                    "ranks). hint: more data, a shorter sequence or a smaller batch",
+                    "ranks). hint: take more data, a shorter sequence or a smaller batch",
                     options.num_samples, options.global_batch(), options.batch, options.accumulation,
                     options.world_size));
   return absl::OkStatus();

@@ -28,7 +28,7 @@ constexpr int kMostRanks = 1024;  // of one machine; more is a slip of the finge
 absl::Status check(const LaunchOptions& options) {
   const auto refuse = [](const std::string& what) { return make_error(ExitCode::kUsage, "launch: " + what); };
   if (options.command.empty() || options.command.front().empty())
-    return refuse("no program given. hint: tessera launch -n 4 -- ./train strategy.json");
+    return refuse("no program given. hint: name it behind \"--\", as in tessera launch -n 4 -- ./train strategy.json");
   if (options.ranks < 1 || options.ranks > kMostRanks)
     return refuse(
         fmt::format("the number of ranks must be 1 to {}, got {}. hint: -n says how many", kMostRanks, options.ranks));
@@ -42,7 +42,7 @@ absl::Status check(const LaunchOptions& options) {
         fmt::format("{} restarts make no sense. hint: --max-restarts 0 starts ranks once", options.max_restarts));
   for (const double time : {options.grace_s, options.term_s})
     if (!(time >= 0 && time <= 1e6))
-      return refuse(fmt::format("a time of {} s makes no sense. hint: --grace is seconds, from 0", time));
+      return refuse(fmt::format("a time of {} s makes no sense. hint: give --grace from 0 to a million seconds", time));
   return absl::OkStatus();
 }
 
@@ -177,7 +177,8 @@ absl::StatusOr<Attempt> run_once(const LaunchOptions& options, const JobSettings
     if (record.exit.failed()) return Attempt{record.exit.code()};
   if (const int error = supervisor.output_error(); error != 0)
     return make_error(ExitCode::kIo, "launch: all ranks ended with success, but some of what they printed is lost: " +
-                                         reason_of(error));
+                                         errno_text(error) +
+                                         ". hint: send it where there is room, and nobody closes it");
   return Attempt{};
 }
 

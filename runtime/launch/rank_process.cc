@@ -129,10 +129,12 @@ std::string hint_of_start(const std::string& program, int error) {
       return ". hint: the file must be a program that may be executed (chmod +x)";
     case ENOEXEC:
       return ". hint: it is neither a program of this machine's kind nor a script that begins with #!";
+    case ENAMETOOLONG:
+      return ". hint: give a shorter path";
     case E2BIG:
       return ". hint: shorten its arguments or the environment";
     default:
-      return limit_hint(error).empty() ? "" : ". hint: " + limit_hint(error);
+      return limit_hint(error).empty() ? "" : ". " + limit_hint(error);
   }
 }
 

@@ -73,7 +73,7 @@ TEST_F(OffloadCommand, UpdatesInBackwardSayWhichQueueDepthHidesThem) {
                                       R"("], "record": "4KiB", "queue_depth": )" + depth + "}}");
     const Ended ended = run(train(path("said.json"), "said", {"--steps", "1", "--overwrite"}));
     std::smatch found;
-    static const std::regex kHint(R"(hint: ([0-9]+) takes)");
+    static const std::regex kHint(R"(hint: raise it; ([0-9]+) takes)");
     const std::string text = ended.out + ended.err;
     return std::regex_search(text, found, kHint) ? found.str(1) : "";
   };

@@ -66,7 +66,7 @@ TEST(CompressionErrors, MomentumGoesWithWhatSquaresNoSingleGradient) {
   EXPECT_EQ(problem(0, R"({"type": "own"})"), "");
   EXPECT_EQ(problem(0, R"({"type": "lion"})"), "");
   EXPECT_EQ(problem(10, R"({"type": "adam", "freeze_step": 10})"), "");
-  EXPECT_TRUE(says(problem(10, R"({"type": "adamw"})"), "say by optimizer.freeze_step"));
+  EXPECT_TRUE(says(problem(10, R"({"type": "adamw"})"), "set optimizer.freeze_step"));
   EXPECT_TRUE(says(problem(9, R"({"type": "adamw", "freeze_step": 10})"), "begins after 9 steps"));
   EXPECT_TRUE(says(problem(0, R"({"type": "sgd"})"), "is 0.9, and the optimizer's momentum is 0"));
   EXPECT_TRUE(says(problem(0, R"({"type": "lion", "betas": [0.8, 0.9]})"), "betas[0] is 0.8"));

@@ -362,7 +362,7 @@ const BadFile kOffloadedSteps[] = {
     {"StepOfStatesInFiles", R"({"offload": {"paths": ["a"], "moments": {"tier": "nvme"}, "step": "cpu"}})",
      R"(s.json:1:67: /offload/step: "cpu" has no effect: it needs offload.masters or moments on tier host or auto. hint: leave it out, or change that)"},
     {"ParametersOnHostStay", R"({"strategy": "NO_SHARD", "offload": {"parameters": {"tier": "host"}}})",
-     R"(s.json:1:61: /offload/parameters/tier: this strategy keeps all parameters gathered, so they need their memory anyway. hint: with "FULL_SHARD" units are gathered when they are used, on one rank too)"},
+     R"(s.json:1:61: /offload/parameters/tier: this strategy keeps all parameters gathered, so they need their memory anyway. hint: take "FULL_SHARD", which gathers units when they are used, on one rank too)"},
     {"GradientsOnAuto", R"({"offload": {"gradients": {"tier": "auto"}}})",
      R"(s.json:1:36: /offload/gradients/tier: must be one of memory, host, nvme, got the string "auto")"},
     {"RecordsOfGradients", R"({"offload": {"gradients": {"tier": "host"}, "record": 1048576}})",
@@ -378,7 +378,7 @@ INSTANTIATE_TEST_SUITE_P(OffloadedSteps, StrategyErrors, testing::ValuesIn(kOffl
 TEST(StrategyErrors, NulIsNotTheEndOfTheFile) {
   const auto strategy = parse_strategy(std::string("{}\0{\"offload\": 1}", 17), "s.json");
   EXPECT_EQ(message_of(strategy.status()),
-            "s.json:1:3: /: a NUL byte: this is not a text file. hint: is it the right file?");
+            "s.json:1:3: /: a NUL byte: this is not a text file. hint: name the right file; this one is binary");
 }
 
 TEST(StrategyErrors, AMillionBracketsNeedNoStack) {

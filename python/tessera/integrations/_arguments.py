@@ -10,24 +10,24 @@ from tessera._engine import Strategy
 from tessera._error import Error
 from tessera.integrations._bridge import agree, copy_of, use_manual_schedule
 
-_SHARDED_ALREADY = "leave it out: the strategy says how the model is sharded"
-_STRATEGY_HAS_TYPES = "leave it out: evaluation computes in the type that the strategy names"
-_NO_DDP = "leave it out: TesseraTrainer does not use DistributedDataParallel"
+_SHARDED_ALREADY = "hint: leave it out, since the strategy says how the model is sharded"
+_STRATEGY_HAS_TYPES = "hint: leave it out, since evaluation computes in the type that the strategy names"
+_NO_DDP = "hint: leave it out, since TesseraTrainer does not use DistributedDataParallel"
 _REFUSED = {
     "fsdp": _SHARDED_ALREADY,
     "deepspeed": _SHARDED_ALREADY,
     "parallelism_config": _SHARDED_ALREADY,
-    "fp16": 'leave it out, and set "mixed_precision": {"param": "fp16"} in the strategy',
+    "fp16": 'hint: leave it out, and set "mixed_precision": {"param": "fp16"} in the strategy',
     "fp16_full_eval": _STRATEGY_HAS_TYPES,
     "bf16_full_eval": _STRATEGY_HAS_TYPES,
-    "torch_compile": "leave it out, and call compile() on the model's blocks before the trainer is made",
-    "use_liger_kernel": "leave it out: its kernels read parameters without an operator that Tessera could see",
-    "auto_find_batch_size": "choose per_device_train_batch_size; tessera.plan tells how much memory a strategy needs",
-    "save_on_each_node": "leave it out: a checkpoint is one folder that all hosts must reach",
-    "enable_jit_checkpoint": "leave it out: a signal does not reach all ranks at the same step",
+    "torch_compile": "hint: leave it out, and call compile() on the model's blocks before the trainer is made",
+    "use_liger_kernel": "hint: leave it out, since its kernels read parameters without an operator that Tessera could see",
+    "auto_find_batch_size": "hint: choose per_device_train_batch_size; tessera.plan tells how much memory a strategy needs",
+    "save_on_each_node": "hint: leave it out, since a checkpoint is one folder that all hosts must reach",
+    "enable_jit_checkpoint": "hint: leave it out, since a signal does not reach all ranks at the same step",
     "ddp_find_unused_parameters": _NO_DDP,
     "ddp_bucket_cap_mb": _NO_DDP,
-    "ddp_broadcast_buffers": 'leave it out, and set "broadcast_buffers": "from_rank_zero" in the strategy',
+    "ddp_broadcast_buffers": 'hint: leave it out, and set "broadcast_buffers": "from_rank_zero" in the strategy',
     "ddp_static_graph": _NO_DDP,
 }
 _OF_AN_OPTIMIZER = ("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay")
@@ -41,7 +41,7 @@ def expect_possible(args: TrainingArguments, trainer: dict[str, Any]) -> None:
                         'hint: pass model=, and name the update rule in the strategy, in "optimizer"')
     for name, hint in _REFUSED.items():
         if getattr(args, name, None):
-            raise Error(f"TesseraTrainer does not take TrainingArguments.{name}={getattr(args, name)!r}. hint: {hint}")
+            raise Error(f"TesseraTrainer does not take TrainingArguments.{name}={getattr(args, name)!r}. {hint}")
 
 
 def completed(strategy: Strategy, args: TrainingArguments, model: torch.nn.Module, trainer: Trainer) -> dict[str, Any]:

@@ -26,8 +26,8 @@ class WatchedGroup(dict):
 
     def __setitem__(self, key: str, value: Any) -> None:
         if key in self._fixed and value != self.get(key):
-            refuse(f"{_writer()} sets {key}={value!r} in a group of {self._who}, which the Engine cannot follow: it trains "
-                   f"with {key}={self.get(key)!r}", "leave it as it was when training began")
+            raise Error(f"{_writer()} sets {key}={value!r} in a group of {self._who}, which the Engine cannot follow: it trains "
+                        f"with {key}={self.get(key)!r}. hint: leave it as it was when training began")
         super().__setitem__(key, value)
 
     def update(self, *given: Any, **more: Any) -> None:
@@ -40,10 +40,6 @@ class WatchedGroup(dict):
 
     def __reduce__(self):
         return dict, (dict(self),)
-
-
-def refuse(what: str, hint: str) -> None:
-    raise Error(f"{what}. hint: {hint}")
 
 
 def watch(optimizer: torch.optim.Optimizer, defaults: Iterable[str], carried: Iterable[str], who: str) -> None:

@@ -8,7 +8,7 @@ import torch
 from tessera._engine import Engine
 from tessera._error import Error
 from tessera.integrations._bridge import agree
-from tessera.integrations._groups import WatchedGroup, plain, refuse, watch
+from tessera.integrations._groups import WatchedGroup, plain, watch
 
 # What the strategy calls a rule, and those of its numbers that the Engine has too.
 _RULES = {torch.optim.AdamW: ("adamw", ("betas", "eps", "weight_decay")),
@@ -27,7 +27,8 @@ class FollowedOptimizer:
         kind = type(optimizer)
         if kind not in _RULES:
             raise Error("TesseraStrategy trains with AdamW, Adam or SGD of torch.optim, but configure_optimizers made "
-                        f"{kind.__name__}")
+                        f"{kind.__name__}. hint: make one of those, or write the loop with tessera.Engine, whose strategy has "
+                        "other rules too")
         self._optimizer, self._module, self._kind = optimizer, module, kind
         self._rule, self._numbers = _RULES[kind]
         self._usual = kind([torch.zeros(())]).defaults
@@ -113,9 +114,9 @@ class FollowedOptimizer:
         members = {id(value) for group in groups for value in group["params"]}
         for name in unfrozen:
             if id(frozen[name]) not in members:
-                refuse(f"{name} requires gradients since training began, but no group of {self._kind.__name__} has it, so that "
-                       "plain PyTorch would never update it", "optimizer.add_param_group, as "
-                       "BaseFinetuning.unfreeze_and_add_param_group does; or requires_grad_(False)")
+                raise Error(f"{name} requires gradients since training began, but no group of {self._kind.__name__} has it, so that "
+                            "plain PyTorch would never update it. hint: call optimizer.add_param_group, as "
+                            "BaseFinetuning.unfreeze_and_add_param_group does; or requires_grad_(False)")
         if unfrozen:
             engine.set_trainable(unfrozen, True)
         # The Engine has planned anew, by what requires gradients now: what a callback has frozen meanwhile has no memory for gradients.
@@ -124,16 +125,16 @@ class FollowedOptimizer:
     def _expect_same_members(self, groups: list[dict[str, Any]]) -> None:
         for index, known in enumerate(self._members):
             if index >= len(groups) or [*map(id, groups[index]["params"])] != [*map(id, known)]:
-                refuse(f"group {index} of {self._kind.__name__} has other parameters than when training began, which the Engine "
-                       "cannot follow", "add a group with optimizer.add_param_group, or freeze parameters with "
-                       "requires_grad_(False)")
+                raise Error(f"group {index} of {self._kind.__name__} has other parameters than when training began, which the Engine "
+                            "cannot follow. hint: add a group with optimizer.add_param_group, or freeze parameters with "
+                            "requires_grad_(False)")
 
     def _add_group(self, engine: Engine, index: int, names: dict[torch.Tensor, str]) -> None:
         group = self._optimizer.param_groups[index]
         unknown = [value for value in group["params"] if value not in names]
         if unknown:
-            refuse(f"group {index} of {self._kind.__name__} has a parameter of shape {list(unknown[0].shape)} that is not the "
-                   "module's", "register it in the module before the Trainer's fit")
+            raise Error(f"group {index} of {self._kind.__name__} has a parameter of shape {list(unknown[0].shape)} that is not the "
+                        "module's. hint: register it in the module before the Trainer's fit")
         still = [names[value] for value in group["params"] if not value.requires_grad]
         added = [names[value] for value in group["params"]]
         engine.add_group(self._said(index, group, added))

@@ -49,12 +49,13 @@ absl::Status port_error(const Topology& topology, int error) {
   if (!limit_hint(error).empty())
     return make_error(exit_code_of_errno(error), self(topology) + ": cannot serve the store on port " +
                                                      std::to_string(topology.master_port) + ": " + reason_of(error));
-  const std::string hint = error == EADDRINUSE ? "another job or a process that has not ended yet uses it; choose "
-                                                 "another MASTER_PORT, or let the launcher choose one"
-                                               : "choose another MASTER_PORT";
-  return make_error(ExitCode::kUnavailable, self(topology) + ": cannot serve the store on port " +
-                                                std::to_string(topology.master_port) + ": " + std::strerror(error) +
-                                                ". hint: " + hint);
+  return make_error(
+      ExitCode::kUnavailable,
+      self(topology) + ": cannot serve the store on port " + std::to_string(topology.master_port) + ": " +
+          std::strerror(error) +
+          (error == EADDRINUSE ? ". hint: another job or a process that has not ended yet uses it; choose "
+                                 "another MASTER_PORT, or let the launcher choose one"
+                               : ". hint: choose another MASTER_PORT"));
 }
 
 // Bound here rather than by c10d, which always listens on all interfaces. For IPv6 addresses of several hosts, the

@@ -1,17 +1,18 @@
 """An error that a user can cause ends in a remedy of its own ("hint: ..."): looks for texts that have none.
 
-An error is a call of make_error, `throw Error`, expect or TORCH_CHECK. Its text may come from elsewhere: from another error
+An error is a call of make_error, `throw Error`, expect or TORCH_CHECK, in Python `raise` with a call. Its text may come from elsewhere: from another error
 (message_of), from a variable that its function makes, or from a parameter, whose callers then bring the hint. A bug of Tessera
-(ExitCode::kInternal) claims nothing, so it needs no hint.
+(ExitCode::kInternal) claims nothing, so it needs no hint. Each hint has an id: tests/layers/check_errors.py.
 
 Usage: check_hints.py ROOT
 """
 
+import ast
 import pathlib
 import re
 import sys
 
-FOLDERS = ["include", "runtime", "sharding", "offload", "checkpoint", "optim", "engine", "models", "app"]
+FOLDERS = ["include", "runtime", "sharding", "offload", "checkpoint", "optim", "engine", "models", "app", "python"]
 ERROR = re.compile(r"\b(make_error|throw (?:tessera::)?Error|expect|TORCH_CHECK(?:_\w+)?)\(")
 # What brings a hint: the word itself, a function or variable named for it, or the text of an error that was checked where it was made.
 BRINGS_HINT = re.compile(r"[Hh]int|reason_of\(|message_of\(|[.>]message\(\)")
@@ -111,13 +112,23 @@ def complaints_about(text):
                 yield from look_at(start, opening)
 
 
+def complaints_about_python(text):
+    """The same of a Python source. A text may begin or end with that of another error: f"{error}. ..."."""
+    for node in ast.walk(ast.parse(text)):
+        call = node.exc if isinstance(node, ast.Raise) else None
+        if not isinstance(call, ast.Call) or not call.args:
+            continue
+        said = ast.get_source_segment(text, call.args[0])
+        if LITERAL.search(said.replace("'", '"')) and "hint" not in said and not re.search(r'^f"\{\w*error\}|\{\w*error\}"$', said):
+            yield node.lineno, " ".join(said.split())[:160]
+
+
 def complaints(root):
     for folder in FOLDERS:
         for source in sorted((root / folder).rglob("*")):
-            if source.suffix in (".cc", ".h", ".cu"):
-                path = source.relative_to(root).as_posix()
-                for line, said in complaints_about(source.read_text()):
-                    yield f"{path}:{line}: an error without a hint: {said}"
+            look = {".cc": complaints_about, ".h": complaints_about, ".cu": complaints_about, ".py": complaints_about_python}.get(source.suffix)
+            for line, said in look(source.read_text(encoding="utf-8")) if look else ():
+                yield f"{source.relative_to(root).as_posix()}:{line}: an error without a hint: {said}"
 
 
 def main(root):

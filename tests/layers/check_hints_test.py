@@ -2,7 +2,7 @@
 
 import unittest
 
-from check_hints import complaints_about
+from check_hints import complaints_about, complaints_about_python
 
 IN_FUNCTION = "absl::Status f(const std::string& path) {{\n  {}\n}}\n"
 
@@ -34,6 +34,12 @@ class CheckHintsTest(unittest.TestCase):
 
     def test_comments_are_no_errors(self):
         self.assertEqual(lines_of('// make_error(ExitCode::kIo, "cannot be read at all")\n'), [])
+
+    def test_an_error_of_python_without_a_hint_is_a_complaint(self):
+        lines = lambda text: [line for line, _ in complaints_about_python(text)]
+        self.assertEqual(lines('raise Error(f"a strategy of type {kind} was given")\n'), [1])
+        self.assertEqual(lines('raise Error(f"a strategy of type {kind} was given. hint: it is a dict")\n'), [])
+        self.assertEqual(lines('raise Error(losses.problem)\nraise Error(f"{error}. In Lightning it is trainer.strategy.engine")\nraise\n'), [])
 
 
 if __name__ == "__main__":

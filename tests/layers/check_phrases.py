@@ -12,7 +12,7 @@ FOLDERS = ["engine", "sharding"]
 # Of what only C++ programs can call.
 CPP_ALONE = ["engine/init.cc", "engine/run.cc", "engine/loop/data_parallel.cc", "engine/loop/sync_batch_norm.cc"]
 TEXT = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
-CPP_NAME = re.compile(r"tessera::|torch::|std::\w+\(|make_unique|\bk(Write|Ema)\b|StepResult::")
+CPP_NAME = re.compile(r"tessera::|torch::|NoGradGuard|= true\)|std::\w+\(|make_unique|\bk(Write|Ema)\b|StepResult::")
 
 
 def complaints(root):

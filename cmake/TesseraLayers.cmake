@@ -44,13 +44,16 @@ function(tessera_layer name)
   set_property(GLOBAL APPEND PROPERTY TESSERA_LAYERS tessera_${name})
 endfunction()
 
-# tessera_test(<name> SOURCES <file>... LINK <target>... [LABELS ...] [TIMEOUT s] [FAST] [WHOLE] [TORCH] [ALONE])
+# tessera_test(<name> SOURCES <file>... LINK <target>... [LABELS ...] [TIMEOUT s] [CLOCK filter] [FAST] [WHOLE] [TORCH] [ALONE])
 #
 # One GoogleTest executable, registered as one ctest entry per test case, or WHOLE: one for all. TORCH: it includes
 # LibTorch's headers. ALONE: no other test runs beside it, since it looks how soon something is noticed. FAST: it belongs to
-# `ctest -L fast`, something of every room in five minutes.
+# `ctest -L fast`, something of every room in five minutes. TIMEOUT: seconds on a machine at rest after which an entry is
+# ended; a loaded or slow machine has more (tests/support/patience.h). CLOCK: the cases, as --gtest_filter names them, that
+# depend on limits, kills or orders. They carry the label `clock` (docs/testing.md); of a WHOLE program they are an entry of
+# their own, <name>_clock, and "*" are all of its cases.
 function(tessera_test name)
-  cmake_parse_arguments(ARG "FAST;WHOLE;TORCH;ALONE" "TIMEOUT" "SOURCES;LINK;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "FAST;WHOLE;TORCH;ALONE" "TIMEOUT;CLOCK" "SOURCES;LINK;LABELS" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
@@ -60,13 +63,13 @@ function(tessera_test name)
   if(name IN_LIST TESSERA_TESTS_OF_TORCH)
     list(APPEND ARG_LABELS torch)
   endif()
-  list(JOIN ARG_LABELS "\\;" labels)  # as gtest_discover_tests wants a list
   set(alone OFF)
   if(ARG_ALONE)
     set(alone ON)
   endif()
   add_executable(${name} ${ARG_SOURCES})
-  target_link_libraries(${name} PRIVATE ${ARG_LINK} GTest::gmock GTest::gtest_main tessera_options)
+  target_link_libraries(${name} PRIVATE ${ARG_LINK} test_patience GTest::gmock GTest::gtest_main tessera_options)
+  add_dependencies(${name} with_patience)
   # A test's own code is short-lived: what the compiler saves is worth more than what the test does.
   target_compile_options(${name} PRIVATE $<$<AND:$<CONFIG:RelWithDebInfo>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
   if(ARG_TORCH)
@@ -75,13 +78,33 @@ function(tessera_test name)
     tessera_std_pch(tessera_test_pch <gmock/gmock.h> <gtest/gtest.h> LINK GTest::gmock)
     target_precompile_headers(${name} REUSE_FROM tessera_test_pch)
   endif()
-  if(ARG_WHOLE)  # one ctest entry for the whole file, where starting the process costs more than the cases do
-    add_test(NAME ${name} COMMAND ${name})
-    set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} RUN_SERIAL ${alone} LABELS "${ARG_LABELS}")
+  if(NOT ARG_CLOCK)
+    tessera_test_entries(${name} "*" ${ARG_LABELS})
+  elseif(ARG_CLOCK STREQUAL "*")
+    tessera_test_entries(${name} "*" ${ARG_LABELS} clock)
   else()
-    gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${ARG_TIMEOUT} RUN_SERIAL ${alone} LABELS "${labels}")
+    tessera_test_entries(${name} "-${ARG_CLOCK}" ${ARG_LABELS})
+    tessera_test_entries(${name}_clock "${ARG_CLOCK}" ${ARG_LABELS} clock)
   endif()
   if(name IN_LIST TESSERA_TESTS_OF_TORCH)
     add_dependencies(torch_tests ${name})
+  endif()
+endfunction()
+
+# tessera_test_entries(<entry> <filter> [label...]): the cases of tessera_test's program that the filter names, as ctest entries. It reads
+# that function's variables.
+function(tessera_test_entries entry filter)
+  if(ARG_WHOLE)  # one ctest entry for the whole file, where starting the process costs more than the cases do
+    set(flags)
+    if(NOT filter STREQUAL "*")
+      set(flags "--gtest_filter=${filter}")
+    endif()
+    add_test(NAME ${entry} COMMAND with_patience ${ARG_TIMEOUT} $<TARGET_FILE:${name}> ${flags})
+    set_tests_properties(${entry} PROPERTIES REQUIRED_FILES $<TARGET_FILE:${name}> RUN_SERIAL ${alone} LABELS "${ARGN}")
+  else()
+    list(JOIN ARGN "\\;" labels)  # as gtest_discover_tests wants a list
+    set_target_properties(${name} PROPERTIES
+      CROSSCOMPILING_EMULATOR "${PROJECT_BINARY_DIR}/tests/support/with_patience;${ARG_TIMEOUT}")
+    gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 TEST_FILTER "${filter}" PROPERTIES RUN_SERIAL ${alone} LABELS "${labels}")
   endif()
 endfunction()

@@ -1,6 +1,7 @@
-"""Puts benchmarks/ where the tests find it."""
+"""Puts benchmarks/ and tests/support/ where the tests find them."""
 
 import pathlib
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks"))
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests/support")]

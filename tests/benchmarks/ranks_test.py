@@ -8,6 +8,7 @@ import unittest
 
 import paths  # noqa: F401
 import ranks
+from patience import in_time, patient
 
 
 def python(script, *arguments):
@@ -41,7 +42,7 @@ class Ranks(unittest.TestCase):
         script = ("import os, sys\n"
                   "print(*(os.environ[name] for name in ('RANK', 'WORLD_SIZE', 'OMP_NUM_THREADS')), sys.argv[1])")
         watch = Watch()
-        got = ranks.run_ranks(python(script, "file.{rank}"), ranks.rank_environments(3), 60, watch)
+        got = ranks.run_ranks(python(script, "file.{rank}"), ranks.rank_environments(3), patient(60), watch)
         self.assertEqual(got, [f"{rank} 3 1 file.{rank}\n" for rank in range(3)])
         self.assertEqual(watch.were_alive, [True] * 3)
 
@@ -52,8 +53,8 @@ class Ranks(unittest.TestCase):
         script = "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit('no luck')\ntime.sleep(600)"
         watch, start = Watch(), time.monotonic()
         with self.assertRaisesRegex(ranks.ContenderFailed, "(?s)rank 1 .*ended with 1.*no luck"):
-            ranks.run_ranks(python(script), ranks.rank_environments(2), 60, watch)
-        self.assertLess(time.monotonic() - start, 30)
+            ranks.run_ranks(python(script), ranks.rank_environments(2), patient(60), watch)
+        self.assertTrue(in_time(time.monotonic() - start, 30))
         self.assertEqual([alive(pid) for pid in watch.pids], [False, False])
 
     def test_a_limit_is_kept(self):

@@ -15,6 +15,9 @@ import subprocess
 import sys
 import tempfile
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from patience import patient  # noqa: E402
+
 MODEL = {"model": "gpt", "vocab_size": 256, "seq_len": 16, "layers": 2, "width": 6, "heads": 2, "mlp_ratio": 2,
          "tie_head": True}
 
@@ -96,7 +99,7 @@ def run(command, folder):
     """What the command printed; raises with it where the command failed."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TESSERA_")} | {"OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                           timeout=100)
+                           timeout=patient(100))
     output = ended.stdout.decode(errors="replace")
     if ended.returncode != 0:
         raise RuntimeError(f"ended with {ended.returncode}: {' '.join(map(str, command))}\n{output}")

@@ -15,6 +15,9 @@ import sys
 import tempfile
 import unittest
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from patience import patient  # noqa: E402
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TESSERA = sys.argv.pop(1) if len(sys.argv) > 1 else "tessera"
 
@@ -53,7 +56,7 @@ def make_model(folder, text):
 
 
 def run(*command, code=0, **environment):
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=300,
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=patient(300),
                           env={**os.environ, "OMP_NUM_THREADS": "1", "TESSERA_LOG_LEVEL": "error", **environment})
     assert done.returncode == code, f"{command} ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout if code == 0 else done.stderr

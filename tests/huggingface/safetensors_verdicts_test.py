@@ -14,6 +14,9 @@ import sys
 import tempfile
 import unittest
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from patience import patient  # noqa: E402
+
 CHECK = sys.argv.pop(1) if len(sys.argv) > 1 else "check_safetensors"
 
 try:
@@ -99,7 +102,7 @@ class Verdicts(unittest.TestCase):
             for bytes_of in (good, *mutations(good, rng)):
                 paths.append(folder / f"{len(paths)}.safetensors")
                 paths[-1].write_bytes(bytes_of)
-        done = subprocess.run([CHECK], input="\n".join(map(str, paths)) + "\n", capture_output=True, text=True, timeout=120, check=True)
+        done = subprocess.run([CHECK], input="\n".join(map(str, paths)) + "\n", capture_output=True, text=True, timeout=patient(120), check=True)
         verdicts = done.stdout.split()
         self.assertEqual(len(verdicts), len(paths))
         accepted = 0

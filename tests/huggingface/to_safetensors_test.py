@@ -19,6 +19,9 @@ import unittest.mock
 
 import torch
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from patience import patient  # noqa: E402
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 SCRIPT = ROOT / "scripts" / "to_safetensors.py"
 specification = importlib.util.spec_from_file_location("to_safetensors", SCRIPT)
@@ -136,7 +139,7 @@ class ToSafetensors(unittest.TestCase):
                    "os._exit(0)\n")
         (self.folder / "save.py").write_text(program)
         subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", self.folder / "save.py", self.folder / "two"],
-                       check=True, capture_output=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
+                       check=True, capture_output=True, timeout=patient(120), env={**os.environ, "OMP_NUM_THREADS": "1"})
         self.expect_same(self.convert(self.folder / "two"), {"w": torch.arange(35.).view(7, 5)})
         # As many elements, but pieces that overlap and leave a hole.
         metadata = pickle.loads((self.folder / "two" / ".metadata").read_bytes())

@@ -9,7 +9,7 @@ import tempfile
 import textwrap
 import unittest
 
-from launched import LONG, TESSERA, environment, launch, main, run
+from launched import LONG, TESSERA, environment, launch, main, patient, run
 
 BEGIN = """
     import os, signal, sys, time
@@ -32,7 +32,7 @@ MADE = BEGIN + """
 class ExitsTest(unittest.TestCase):
     def expect(self, program, code, *texts, ranks=2):
         # A rank that waits for the limit of "comm", and is not told, does not end before this one.
-        got, output = launch(ranks, program, timeout=300)
+        got, output = launch(ranks, program, at_rest=300)
         self.assertEqual(got, code, output)
         for text in texts:
             self.assertIn(text, output)
@@ -141,7 +141,7 @@ class ExitsTest(unittest.TestCase):
         while before.count("is training") < 2 and (line := job.stdout.readline()):
             before += line
         job.send_signal(signal.SIGINT)
-        output = before + job.communicate(timeout=300)[0]
+        output = before + job.communicate(timeout=patient(300))[0]
         self.assertEqual(before.count("is training"), 2, output)
         self.assertNotEqual(job.returncode, 0, output)
 
@@ -155,11 +155,11 @@ class ExitsTest(unittest.TestCase):
 """).splitlines()]
             script.write_text("\n".join(lines))
             torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-            code, output = run([*torchrun, script], timeout=300)
+            code, output = run([*torchrun, script], at_rest=300)
             self.assertNotEqual(code, 0, output)
             self.assertIn("a loss that is a pumpkin", output)
             script.write_text("\n".join(lines[:-2] + ['sys.stdout.write(f"trained on {tessera.world_size()}\\n")']))
-            code, output = run([*torchrun, script], timeout=300)
+            code, output = run([*torchrun, script], at_rest=300)
             self.assertEqual(code, 0, output)
             self.assertEqual(output.count("trained on 2"), 2, output)
 
@@ -190,7 +190,7 @@ class ExitsTest(unittest.TestCase):
             with self.subTest(command=command), tempfile.TemporaryDirectory() as folder:
                 script = pathlib.Path(folder) / "train.py"
                 script.write_text(textwrap.dedent(program))
-                code, output = run([*command, script, folder + "/saved"], timeout=300)
+                code, output = run([*command, script, folder + "/saved"], at_rest=300)
                 self.assertEqual(code, 0, output)
                 self.assertEqual(output.count("begins after step 0"), 2, output)
                 self.assertEqual(output.count("begins after step 2"), 2, output)

@@ -10,6 +10,10 @@ import time
 import unittest
 
 FOLDER = pathlib.Path(__file__).resolve().parent
+SUPPORT = FOLDER.parent / "support"
+sys.path.append(str(SUPPORT))
+from patience import patient  # noqa: E402
+
 TESSERA = os.environ.get("TESSERA_BIN", "tessera")
 LONG = bool(os.environ.get("TESSERA_LONG_TESTS"))  # scripts/test --long: whole grids; docs/testing.md has a table of what that adds
 AT_ONCE = 2
@@ -18,21 +22,21 @@ AT_ONCE = 2
 def environment():
     """One thread a rank; where the package is, PYTHONPATH says already."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "TESSERA_LOG_LEVEL": "warning",
-            "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(FOLDER)])}
+            "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(FOLDER), str(SUPPORT)])}
 
 
-def run(command, timeout=300, **variables):
-    """(exit code, stdout and stderr together)."""
-    done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout,
+def run(command, at_rest=300, **variables):
+    """(exit code, stdout and stderr together), within what takes `at_rest` seconds on a machine at rest."""
+    done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=patient(at_rest),
                           env={**environment(), **variables})
     return done.returncode, done.stdout
 
 
-def launch(ranks, program, *arguments, timeout=300, **variables):
+def launch(ranks, program, *arguments, at_rest=300, **variables):
     """`tessera launch` of a file of this folder, or of a program's text."""
     python = [sys.executable, "-B"]
     python += [FOLDER / program] if program.endswith(".py") else ["-c", textwrap.dedent(program)]
-    return run([TESSERA, "launch", "-n", ranks, "--", *python, *arguments], timeout, **variables)
+    return run([TESSERA, "launch", "-n", ranks, "--", *python, *arguments], at_rest, **variables)
 
 
 def _cases(suite):
@@ -51,10 +55,13 @@ def _run_case(case):
 
 
 def main():
-    """unittest.main for cases that only start processes: two cases at once. Classes have no setUpClass. Arguments: names of cases."""
-    names, loader = sys.argv[1:], unittest.defaultTestLoader
+    """unittest.main for cases that only start processes: two cases at once. Classes have no setUpClass. Arguments: names of cases, or
+    with a "-" before each those to leave out."""
+    names, loader = [name for name in sys.argv[1:] if not name.startswith("-")], unittest.defaultTestLoader
+    left_out = tuple("." + name[1:] for name in sys.argv[1:] if name.startswith("-"))
     module = sys.modules["__main__"]
     cases = list(_cases(loader.loadTestsFromNames(names, module) if names else loader.loadTestsFromModule(module)))
+    cases = [case for case in cases if not case.id().endswith(left_out)] if left_out else cases
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         good = list(pool.map(_run_case, cases))
     sys.exit(0 if good and all(good) else 1)

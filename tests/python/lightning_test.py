@@ -14,7 +14,7 @@ class LightningTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             code, output = run([sys.executable, "-B", FOLDER / "lightning_ranks.py", "plain", folder])
             self.assertEqual(code, 0, output)
-            code, output = launch(2, "lightning_ranks.py", folder, timeout=500, TESSERA_LOG_LEVEL="error")
+            code, output = launch(2, "lightning_ranks.py", folder, at_rest=500, TESSERA_LOG_LEVEL="error")
         self.assertEqual(code, 0, output)
         self.assertEqual(output.count("trained like Lightning alone"), 2, output)
 

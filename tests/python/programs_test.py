@@ -8,7 +8,7 @@ from launched import FOLDER, launch, main, run
 
 class ProgramsTest(unittest.TestCase):
     def test_programs(self):
-        code, output = launch(2, "programs_ranks.py", timeout=500, TESSERA_LOG_LEVEL="error")
+        code, output = launch(2, "programs_ranks.py", at_rest=500, TESSERA_LOG_LEVEL="error")
         self.assertEqual(code, 0, output)
         self.assertEqual(output.count("all programs were right"), 2, output)
 
@@ -23,7 +23,7 @@ class ProgramsTest(unittest.TestCase):
         self.assertIn("all orders were right", output)
 
     def test_an_ending_under_the_launcher(self):
-        code, output = launch(2, "import programs_ranks as p; p.unfrozen({**p.STRATEGY, **p.STRATEGIES['private']})", timeout=120)
+        code, output = launch(2, "import programs_ranks as p; p.unfrozen({**p.STRATEGY, **p.STRATEGIES['private']})", at_rest=120)
         self.assertEqual(code, 64, output)
         self.assertIn("call engine.set_trainable", output)
 

@@ -15,7 +15,7 @@ class TrainerTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             code, output = run([sys.executable, "-B", FOLDER / "trainer_ranks.py", "plain", folder])
             self.assertEqual(code, 0, output)
-            code, output = launch(2, "trainer_ranks.py", folder, timeout=500, TESSERA_LOG_LEVEL="error")
+            code, output = launch(2, "trainer_ranks.py", folder, at_rest=500, TESSERA_LOG_LEVEL="error")
         self.assertEqual(code, 0, output)
         self.assertEqual(output.count("trained like the plain Trainer"), 2, output)
 

@@ -11,13 +11,13 @@ class TrainingTest(unittest.TestCase):
     def test_two_ranks(self):
         # One launch for all that two ranks do: they import torch once.
         with tempfile.TemporaryDirectory() as folder:
-            code, output = launch(2, "two_ranks.py", pathlib.Path(folder), timeout=500)
+            code, output = launch(2, "two_ranks.py", pathlib.Path(folder), at_rest=500)
         self.assertEqual(code, 0, output)
         for line in ("trained like plain PyTorch", "trained like torch's Adafactor", "activations lay on disk", "statistics like DDP's"):
             self.assertEqual(output.count(line), 2, output)
 
     def test_three_ranks_over_gloo(self):
-        code, output = launch(3, "training_ranks.py", "gloo", timeout=500)
+        code, output = launch(3, "training_ranks.py", "gloo", at_rest=500)
         self.assertEqual(code, 0, output)
         self.assertEqual(output.count("trained like plain PyTorch"), 3, output)
 

@@ -15,7 +15,7 @@ def are_there(*packages):
 @are_there("transformers", "peft")
 class TransformersTest(unittest.TestCase):
     def train(self, *arguments):
-        code, output = launch(2, "transformers_ranks.py", *arguments, timeout=500, TESSERA_LOG_LEVEL="error",
+        code, output = launch(2, "transformers_ranks.py", *arguments, at_rest=500, TESSERA_LOG_LEVEL="error",
                               TRANSFORMERS_OFFLINE="1")
         self.assertEqual(code, 0, output)
         self.assertEqual(output.count("all architectures train like plain PyTorch"), 2, output)

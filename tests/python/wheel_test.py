@@ -10,6 +10,9 @@ import tempfile
 import unittest
 import zipfile
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from patience import patient  # noqa: E402
+
 TREE = pathlib.Path(__file__).resolve().parents[2]
 BINARIES = pathlib.Path(sys.executable).parent  # of cmake and ninja
 SITE = pathlib.Path(importlib.util.find_spec("torch").submodule_search_locations[0]).parent
@@ -58,7 +61,7 @@ class WheelTest(unittest.TestCase):
         """(exit code, stdout and stderr together), in the new environment."""
         clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "LD_LIBRARY_PATH")}
         path = os.pathsep.join([str(cls.bin), str(BINARIES), clean["PATH"]])
-        done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=800,
+        done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=patient(800),
                               cwd=cls.folder, env={**clean, "PATH": path, "OMP_NUM_THREADS": "1", "TESSERA_LOG_LEVEL": "warning", **variables})
         return done.returncode, done.stdout
 

@@ -23,8 +23,11 @@ import time
 
 import rows
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+from patience import patient  # noqa: E402
+
 FEWEST_ROWS, MOST_POOR = 271, 10
-HANGS_AFTER_S = 60  # of a machine that is busy with other tests; alone, no row takes 5
+HANGS_AFTER_S = 60  # on a machine at rest (tests/support/patience.py); alone, no row takes 5
 MOST_BYTES = 20_000
 NOBODY = 65534
 INPUTS = ["model.json", "strategy.json", "text", "held_out", "weights.pt"]
@@ -49,7 +52,7 @@ def run(command, folder, environment, as_nobody=False):
     process = subprocess.Popen(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, start_new_session=True, **drop)
     try:
-        out, err = process.communicate(timeout=HANGS_AFTER_S)
+        out, err = process.communicate(timeout=patient(HANGS_AFTER_S))
         code = process.returncode
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
@@ -66,7 +69,7 @@ def judge(row, code, out, err):
     """What is bad about the result, one string each; and whether it is poor."""
     bad = []
     if code is None:
-        return [f"hung for {HANGS_AFTER_S} s"], False
+        return [f"hung for {patient(HANGS_AFTER_S):.0f} s"], False
     if code != row.code:
         bad.append(f"ended with {code}, want {row.code}")
     text = err if row.code != 0 else out

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <chrono>
+
+namespace tessera {
+
+// Limits of time in tests. A test says how many seconds something takes at most on a machine at rest. The limit is that
+// many times a reference piece of work, measured in the same run: on a machine with other load, on a slow one and under a
+// sanitizer the reference takes longer, and the limit grows with it. It never falls below the seconds that the test says.
+//
+// The reference is what ranks do: two processes start, compute, wait for each other after each piece, and one writes to a
+// file. It takes kReferenceAtRest seconds on two cores at rest, and two busy processes beside it at least double that.
+// tests/support/patience.py has the same for Python, and the program with_patience runs a command within such a limit.
+
+/// What the reference took on two cores at rest.
+constexpr double kReferenceAtRest = 0.06;
+
+/// Seconds that the reference piece of work takes now. Throws std::runtime_error where no process can be started.
+double measure_reference_s();
+
+/// How many times longer than at rest things take, 1 at least: by the longest reference that this process has measured.
+/// Measures one where there is none yet.
+double slowness();
+
+/// The limit for what takes `at_rest` on a machine at rest. For calls that want the limit beforehand; a Deadline measures
+/// only where `at_rest` was not enough, so it costs nothing in most runs.
+inline std::chrono::milliseconds patient(std::chrono::duration<double> at_rest) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(at_rest * slowness());
+}
+inline double patient_s(double at_rest_s) { return at_rest_s * slowness(); }
+
+/// A limit that begins when it is made:
+///     for (Deadline limit(10s); !is_there();) ASSERT_FALSE(limit.passed());
+/// It may be asked by one thread at a time.
+class Deadline {
+ public:
+  explicit Deadline(std::chrono::duration<double> at_rest);
+
+  /// Whether this machine has had enough time. Measures the reference whenever the limit that is known so far is over.
+  bool passed();
+  /// Since the limit began.
+  double seconds() const;
+
+ private:
+  const std::chrono::steady_clock::time_point begin_;
+  const double at_rest_s_;
+  double limit_s_;
+};
+
+/// Whether something that took `seconds` is done in time, where a machine at rest needs `at_rest_s` at most.
+bool in_time(double seconds, double at_rest_s);
+
+}  // namespace tessera

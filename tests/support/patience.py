@@ -1,0 +1,38 @@
+"""Limits of time for tests, as tests/support/patience.h has them for C++.
+
+A test says how many seconds something takes at most on a machine at rest. The limit is that many times a reference piece of work,
+measured once in the same run: two processes that start and compute. It never falls below the seconds that the test says.
+"""
+
+import functools
+import subprocess
+import sys
+import time
+
+REFERENCE_AT_REST = 0.07  # seconds that the reference took on two cores at rest
+_WORK = "x = 1\nfor _ in range(150_000): x = x * 6364136223846793005 % (1 << 64) + 1"
+
+
+def measure_reference():
+    """Seconds that the reference piece of work takes now."""
+    begin = time.monotonic()
+    processes = [subprocess.Popen([sys.executable, "-I", "-S", "-c", _WORK]) for _ in range(2)]
+    for process in processes:
+        process.wait()
+    return time.monotonic() - begin
+
+
+@functools.cache
+def slowness():
+    """How many times longer than at rest things take, 1 at least."""
+    return max(1.0, measure_reference() / REFERENCE_AT_REST)
+
+
+def patient(at_rest):
+    """The limit, in seconds, for what takes `at_rest` seconds on a machine at rest."""
+    return at_rest * slowness()
+
+
+def in_time(seconds, at_rest):
+    """Whether what took `seconds` is done in time. Measures anew where the limit that is known is over."""
+    return seconds <= at_rest or seconds <= at_rest * max(slowness(), measure_reference() / REFERENCE_AT_REST)

@@ -20,7 +20,7 @@ class CheckpointKeys : public Workplace {
                  const std::string& faults = "") const {
     const Words training = train(strategy("FULL_SHARD", ", " + keys), metrics, more);
     return run_program((ranks > 1 ? launch(ranks) : Words{}) + training, path("run"), 60,
-                       {{"TESSERA_TEST_FAULTS", faults}, {"TESSERA_LOG_LEVEL", "warning"}});
+                       {{"TESSERA_TEST_FAULTS", faults}, {"TESSERA_LOG_LEVEL", "warning"}, {"OMP_NUM_THREADS", "1"}});
   }
   std::string listed(const std::string& folder) const {
     return run_program({TESSERA_PROGRAM, "checkpoint", "ls", path(folder)}, path("look")).out;

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <chrono>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -46,13 +47,14 @@ TEST(Trace, NumbersThreadsAndKeepsAnyName) {
 }
 
 TEST(Trace, ASpanAddsItsTimeWithOrWithoutATrace) {
+  const auto begin = std::chrono::steady_clock::now();
   double seconds = 0;
   for (int i = 0; i < 2; ++i) {
     const Span span("wait", {}, &seconds);
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
   EXPECT_GE(seconds, 0.004);
-  EXPECT_LT(seconds, 10);
+  EXPECT_LE(seconds, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
 }
 
 }  // namespace

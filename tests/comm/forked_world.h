@@ -11,8 +11,11 @@
 
 namespace tessera {
 
+/// Seconds for what no test waits out: ranks that hang are ended by the test (ForkedRanks::wait) long before.
+constexpr double kNeverPassed = 3600;
+
 /// The group of all of `ranks` forked ranks.
-inline Group world_of(int rank, int ranks, double timeout_s = 30) {
+inline Group world_of(int rank, int ranks, double timeout_s = kNeverPassed) {
   Group group;
   group.name = "world";
   group.rank = rank;
@@ -20,7 +23,7 @@ inline Group world_of(int rank, int ranks, double timeout_s = 30) {
   std::iota(group.world_ranks.begin(), group.world_ranks.end(), 0);
   group.world_size = ranks;
   group.timeout_s = timeout_s;
-  group.init_timeout_s = 20;
+  group.init_timeout_s = kNeverPassed;
   return group;
 }
 

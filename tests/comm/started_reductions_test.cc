@@ -18,7 +18,7 @@ constexpr std::size_t kNumel = 3000;
 /// What each rank's body returned.
 std::vector<absl::Status> statuses(int ranks, const std::function<absl::Status(int rank, Collectives&)>& body) {
   std::vector<absl::Status> results(ranks);
-  run_ranks({.ranks = ranks, .timeout_s = 20}, [&](const Mesh& mesh) {
+  run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
     auto axes = groups_of(mesh).axes(1, mesh.world_size());
     require_ok(axes.status());
     results[mesh.rank()] = body(mesh.rank(), *axes->reduce);
@@ -145,7 +145,7 @@ TEST(StartedReductions, AnExceptionWhileTheyAreUnderWayIsWhatThePeersHear) {
       told = message_of(status);
       throw std::runtime_error(told);
     };
-    EXPECT_THROW(run_ranks({.ranks = 2, .timeout_s = 20}, body), std::runtime_error);
+    EXPECT_THROW(run_ranks({.ranks = 2}, body), std::runtime_error);
     EXPECT_THAT(told, HasSubstr("rank 1 gave up: the model of rank 1 is broken"));
   }
 }

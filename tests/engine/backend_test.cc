@@ -179,7 +179,7 @@ TEST(Backend, WhatItsMakerThrowsIsReported) {
     const Mesh mesh = init(
         {}, [](const BackendRequest&) -> c10::intrusive_ptr<c10d::Backend> { throw std::runtime_error("no cable"); });
     // Rank 0 serves the rendezvous store: it stays until the other has joined.
-    if (rank == 0) TESSERA_RETURN_IF_ERROR(told.get("joined", std::chrono::seconds(20)).status());
+    if (rank == 0) TESSERA_RETURN_IF_ERROR(tessera::told(told, "joined").status());
     if (rank == 1) TESSERA_RETURN_IF_ERROR(told.set("joined", "yes"));
     return groups_of(mesh).axes(1, 2).status();
   });

@@ -25,6 +25,7 @@
 #include "tessera/uneven.h"
 #include "tests/support/late_backend.h"
 #include "tests/support/pairwise.h"
+#include "tests/support/patience.h"
 #include "tests/support/session.h"
 #include "tests/support/test_folder.h"
 #include "tests/support/train_helpers.h"
@@ -360,10 +361,10 @@ TEST(DeviceEngine, ACollectiveThatFailsOnTheDeviceEndsTheStep) {
         session.train(0).wait();
         ASSERT_NE(backends[rank], nullptr) << axis;
         backends[rank]->fault = rank == 0 ? Fault::kFailsOnTheDevice : Fault::kStandsStill;
-        const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+        Deadline limit(std::chrono::seconds(20));
         try {
           StepResult step = session.train(1);
-          while (backends[rank]->aborts == 0 && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+          while (backends[rank]->aborts == 0 && !limit.passed()) std::this_thread::yield();
           step.wait();
         } catch (const c10::Error& error) {  // tessera::Error, but where forward reads what was never gathered
           errors[rank] = error.what_without_backtrace();

@@ -11,6 +11,7 @@
 
 #include "offload/file_tier.h"
 #include "tests/offload/scratch.h"
+#include "tests/support/patience.h"
 
 namespace tessera::testing {
 namespace {
@@ -44,8 +45,7 @@ constexpr int kMostAhead = 2 * kReadAhead;  // where nothing is written
 
 /// Until the tier reads as many records as it may.
 void read_ahead(StateRecords& records, std::int64_t reads) {
-  const auto begin = std::chrono::steady_clock::now();
-  while (records.counters().reads < reads && std::chrono::steady_clock::now() - begin < std::chrono::seconds(20))
+  for (Deadline limit(std::chrono::seconds(20)); records.counters().reads < reads && !limit.passed();)
     records.read_ahead();
   EXPECT_EQ(records.counters().reads, reads);
 }

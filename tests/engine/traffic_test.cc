@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "runtime/comm/shared/run_ranks.h"
+#include "tests/support/patience.h"
 #include "tests/support/session.h"
 
 namespace tessera::testing {
@@ -96,7 +97,7 @@ TEST(Traffic, ARankRunsAheadOfAnotherByTheLagOfThePlan) {
     SCOPED_TRACE(name_of(kind));
     constexpr std::int64_t kBlocks = 9;
     std::atomic<bool> ahead = false;
-    run_ranks({.ranks = 2, .timeout_s = 20}, [&](const Mesh& mesh) {
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
       Session session(mesh, strategy_for(kind), {.blocks = kBlocks});
       const std::int64_t lag = kind.kind == ShardingStrategy::kNoShard ? 7 : 3;
       const auto on_gradient_of = [&](std::int64_t block, const std::function<void()>& act) {
@@ -106,8 +107,7 @@ TEST(Traffic, ARankRunsAheadOfAnotherByTheLagOfThePlan) {
       if (mesh.rank() == 0) on_gradient_of(kBlocks - 1 - lag, [&] { ahead = true; });
       if (mesh.rank() == 1) {
         on_gradient_of(kBlocks - 1, [&] {
-          const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-          while (!ahead && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+          for (Deadline limit(std::chrono::seconds(10)); !ahead && !limit.passed();) std::this_thread::yield();
           EXPECT_TRUE(ahead);
         });
       }

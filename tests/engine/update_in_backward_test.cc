@@ -241,7 +241,7 @@ TEST(UpdateInBackward, GradientsOfAUnitInTwoPartsAreRefusedByName) {
     Strategy strategy = strategy_for(placed, with({}, true));
     strategy.units.classes = {"Linear"};
     try {
-      run_ranks({.ranks = 2, .timeout_s = 10}, [&](const Mesh& mesh) {
+      run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
         NestedTwice model;
         Engine engine(model, strategy, mesh);
         engine.backward(model->forward(at::ones({3, 6}).set_requires_grad(true)));
@@ -286,7 +286,7 @@ std::string error_of_late_reader(const Placed& placed, bool late) {
   Strategy strategy = strategy_for(placed, with({}, true));
   strategy.units.classes = {"Linear"};
   try {
-    run_ranks({.ranks = 2, .timeout_s = 10}, [&](const Mesh& mesh) {
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
       LateReader model(late);
       Engine engine(model, strategy, mesh);
       for (int step = 0; step < 2; ++step) {

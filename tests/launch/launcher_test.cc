@@ -23,10 +23,11 @@
 #include <sstream>
 #include <thread>
 
+#include "tests/support/patience.h"
+
 namespace tessera {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -70,8 +71,8 @@ class Launcher {
   }
   /// Reads until `text` appeared on stdout or stderr.
   void wait_for(const std::string& text) {
-    while ((out + '\0' + err).find(text) == std::string::npos)
-      ASSERT_TRUE(read_some(20'000)) << "no " << text << " in " << out << err;
+    for (Deadline limit(20s); (out + '\0' + err).find(text) == std::string::npos;)
+      ASSERT_TRUE(read_some(500) || !limit.passed()) << "no " << text << " in " << out << err;
   }
 
   std::string out, err;
@@ -98,14 +99,33 @@ class Launcher {
   std::array<bool, 2> open_ = {true, true};
 };
 
+/// No test waits these times out: where they are to pass, it sets shorter ones.
 LaunchOptions shell(int ranks, const std::string& script) {
   LaunchOptions options;
   options.ranks = ranks;
   options.command = {"/bin/sh", "-c", script};
-  options.grace_s = 5;
-  options.term_s = 2;
+  options.grace_s = 600;
+  options.term_s = 600;
   return options;
 }
+
+/// A folder that goes with the test, for files by which ranks wait for each other.
+class Folder {
+ public:
+  Folder() {
+    std::string name = ::testing::TempDir() + "tessera-launch-XXXXXX";
+    path_ = ::mkdtemp(name.data()) ? name : "";
+    EXPECT_NE(path_, "");
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
 
 /// Alive, and neither a zombie nor gone.
 bool is_running(pid_t pid) {
@@ -116,10 +136,10 @@ bool is_running(pid_t pid) {
   return end != std::string::npos && line[end + 2] != 'Z' && line[end + 2] != 'X';
 }
 
-bool becomes_true(const std::function<bool()>& condition, Clock::duration within = 10s) {
-  for (const auto end = Clock::now() + within; Clock::now() < end; std::this_thread::sleep_for(5ms))
-    if (condition()) return true;
-  return condition();
+bool becomes_true(const std::function<bool()>& condition) {
+  for (Deadline limit(10s); !condition(); std::this_thread::sleep_for(5ms))
+    if (limit.passed()) return false;
+  return true;
 }
 
 /// The numbers that follow `key` in `text`, such as "pid=12".
@@ -180,10 +200,15 @@ TEST(Launch, AllOfALongOutputArrives) {
 }
 
 TEST(Launch, TheFirstFailureIsTheExitCodeAndComesLast) {
-  // Rank 2 fails first; the others then fail as peers do, one of them more loudly.
-  Launcher launcher(shell(4,
-                          "if [ $RANK = 2 ]; then echo the true reason >&2; exit 65; fi; sleep 0.3; "
-                          "echo peer lost >&2; [ $RANK = 1 ] && kill -SEGV $$; exit 75"));
+  // Rank 2 fails first; the others then fail as peers do, one of them more loudly. They wait until rank 2 is known to be
+  // gone: kill -0 finds it until the launcher has looked at its end.
+  const Folder folder;
+  const std::string pid = folder / "pid";
+  Launcher launcher(
+      shell(4, "if [ $RANK = 2 ]; then echo $$ > " + pid + ".new; mv " + pid + ".new " + pid +
+                   "; echo the true reason >&2; exit 65; fi; until [ -e " + pid +
+                   " ]; do sleep 0.02; done; while kill -0 $(cat " + pid +
+                   ") 2>/dev/null; do sleep 0.02; done; echo peer lost >&2; [ $RANK = 1 ] && kill -SEGV $$; exit 75"));
   EXPECT_EQ(launcher.wait(), 65);
   const auto block = launcher.err.find("first cause: rank 2");
   ASSERT_NE(block, std::string::npos) << launcher.err;
@@ -206,10 +231,13 @@ TEST(Launch, OnlyPeerLostIs75) {
 }
 
 TEST(Launch, ErrorFilesTellTheOrderAndTheMessage) {
-  Launcher launcher(
-      shell(2,
-            "if [ $RANK = 1 ]; then echo '{\"message\":{\"message\":\"loss is nan\",\"extraInfo\":{}}}' > "
-            "$TORCHELASTIC_ERROR_FILE; sleep 0.4; exit 70; fi; sleep 0.1; exit 66"));
+  const Folder folder;
+  const std::string has_failed = folder / "has-failed";
+  Launcher launcher(shell(
+      2,
+      "if [ $RANK = 1 ]; then echo '{\"message\":{\"message\":\"loss is nan\",\"extraInfo\":{}}}' > "
+      "$TORCHELASTIC_ERROR_FILE; touch " +
+          has_failed + "; sleep 0.4; exit 70; fi; until [ -e " + has_failed + " ]; do sleep 0.02; done; exit 66"));
   EXPECT_EQ(launcher.wait(), 70);
   EXPECT_THAT(launcher.err, AllOf(HasSubstr("first cause: rank 1"), HasSubstr("it reported: loss is nan")));
 }
@@ -284,11 +312,11 @@ TEST(Launch, RanksThatDoNotEndAreEnded) {
                        "echo pid=$$; while :; do sleep 0.05; done");
   options.grace_s = 0.3;
   options.term_s = 0.3;
-  const auto start = Clock::now();
+  Deadline soon(5s);
   Launcher launcher(options);
   EXPECT_EQ(launcher.wait(), 3);
-  EXPECT_GE(Clock::now() - start, 300ms);
-  EXPECT_LT(Clock::now() - start, 5s);
+  EXPECT_GE(soon.seconds(), 0.3);
+  EXPECT_FALSE(soon.passed());
   for (const pid_t pid : numbers_after(launcher.out, "pid=")) EXPECT_FALSE(is_running(pid));
   EXPECT_THAT(launcher.err, AllOf(HasSubstr("rank 0 (pid"), HasSubstr("was ended by the launcher")));
 }
@@ -303,10 +331,10 @@ TEST(Launch, AStoppedRankIsEndedAndNamed) {
   auto options = shell(2, "echo pid=$$; [ $RANK = 1 ] && kill -STOP $$; sleep 0.3; exit 75");
   options.grace_s = 60;  // a rank that is stopped alone is not given
   options.term_s = 0.3;
-  const auto begin = std::chrono::steady_clock::now();
+  Deadline soon(20s);
   Launcher launcher(options);
   EXPECT_EQ(launcher.wait(), 75);
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+  EXPECT_FALSE(soon.passed());
   EXPECT_THAT(launcher.err, AllOf(HasSubstr("was stopped (SIGSTOP)"), HasSubstr("first cause: rank 0")));
   for (const pid_t pid : numbers_after(launcher.out, "pid=")) EXPECT_FALSE(is_running(pid));
 }

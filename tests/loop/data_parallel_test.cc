@@ -219,7 +219,7 @@ TEST(DataParallel, ABackwardThatThrewDoesNotKeepTheNextFromAveraging) {
 }
 
 TEST(DataParallel, AfterItsEndGradientsAreThisRanks) {
-  run_ranks({.ranks = 2, .timeout_s = 5}, [](const Mesh& mesh) {
+  run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     torch::nn::Linear model(2, 1);
     { const DataParallel parallel(model, mesh); }
     if (mesh.rank() == 1) return;
@@ -230,7 +230,7 @@ TEST(DataParallel, AfterItsEndGradientsAreThisRanks) {
 
 /// On all ranks.
 void expect_data_parallel_refused(const std::function<void(const Mesh&)>& call, const std::vector<std::string>& texts) {
-  run_ranks({.ranks = 2, .timeout_s = 10}, [&](const Mesh& mesh) {
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     try {
       call(mesh);
       ADD_FAILURE() << "no error, but should have: " << texts[0];

@@ -223,7 +223,7 @@ TEST(SyncBatchNorm, InEvalModeItIsBatchNormAndRanksDoNotMeet) {
     if (tracks) plain_norm->running_mean.fill_(2);
     plain_norm->eval();
     const at::Tensor input = at::arange(3 * kChannels, at::kFloat).view({3, kChannels});
-    run_ranks({.ranks = 2, .timeout_s = 5}, [&](const Mesh& mesh) {
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
       SyncBatchNorm norm(options, mesh);
       torch::nn::BatchNorm1d converted(options);
       convert_sync_batchnorm(converted, mesh);
@@ -239,7 +239,7 @@ TEST(SyncBatchNorm, InEvalModeItIsBatchNormAndRanksDoNotMeet) {
 
 /// On all ranks.
 void expect_batch_norm_refused(int ranks, const std::function<void(const Mesh&)>& call, const std::string& text) {
-  run_ranks({.ranks = ranks, .timeout_s = 10}, [&](const Mesh& mesh) {
+  run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
     try {
       call(mesh);
       ADD_FAILURE() << "no error, but should have: " << text;

@@ -121,7 +121,7 @@ TEST_F(Weights, PythonReadsThem) {
 /// On all ranks, and the Engine goes on.
 void expect_failure(const fs::path& path, Existing existing, ExitCode code, const std::string& text) {
   for (const int ranks : {1, 3}) {
-    run_ranks({.ranks = ranks, .timeout_s = 10}, [&](const Mesh& mesh) {
+    run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
       Session session(mesh, strategy_for(ShardingStrategy::kFullShard));
       session.train(0);
       try {

@@ -8,6 +8,7 @@
 #include "offload/fault_plan.h"
 #include "runtime/base/status.h"
 #include "tests/offload/scratch.h"
+#include "tests/support/patience.h"
 
 namespace tessera {
 namespace {
@@ -23,10 +24,11 @@ TEST(PathSpeed, ASlowDiskGetsFewerRecords) {
   const ScratchFolder fast, slow;
   const std::vector<std::string> paths = {slow.path(), fast.path()};
   // So slow that the disk's own time does not count.
+  const auto delay_ms = static_cast<int>(patient(std::chrono::milliseconds(60)).count());
   ScopedFaults faults(
-      {{.site = FaultSite::kCqe, .path = slow.path(), .every = 1, .action = FaultAction::kDelay, .number = 60},
-       {.site = FaultSite::kWrite, .path = slow.path(), .every = 1, .action = FaultAction::kDelay, .number = 60},
-       {.site = FaultSite::kRead, .path = slow.path(), .every = 1, .action = FaultAction::kDelay, .number = 60}});
+      {{.site = FaultSite::kCqe, .path = slow.path(), .every = 1, .action = FaultAction::kDelay, .number = delay_ms},
+       {.site = FaultSite::kWrite, .path = slow.path(), .every = 1, .action = FaultAction::kDelay, .number = delay_ms},
+       {.site = FaultSite::kRead, .path = slow.path(), .every = 1, .action = FaultAction::kDelay, .number = delay_ms}});
   const auto weights = path_weights(paths, {.who = "rank 0", .record_bytes = 65536, .records = 4});
   ASSERT_TRUE(weights.ok()) << weights.status();
   EXPECT_THAT(*weights, ElementsAre(AllOf(Ge(0.125), Le(0.5)), 1.0));

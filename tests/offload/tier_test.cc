@@ -16,6 +16,7 @@
 #include "offload/host_tier.h"
 #include "runtime/base/status.h"
 #include "tests/offload/scratch.h"
+#include "tests/support/patience.h"
 
 namespace tessera {
 namespace {
@@ -564,9 +565,7 @@ TEST_P(TrafficTest, MemoryOfWritesThatHaveEndedIsReadInto) {
   for (std::int64_t i = 20; i < 24; ++i) ASSERT_TRUE(model.update(i, 100).ok());
   std::int64_t next = fetch_all(*tier, 24);
   EXPECT_GE(next, 27) << "four are being written, and four are free, of which the next get has one";
-  const auto begin = std::chrono::steady_clock::now();
-  while (next < 24 + most && std::chrono::steady_clock::now() - begin < std::chrono::seconds(20))
-    next = fetch_all(*tier, next);
+  for (Deadline limit(std::chrono::seconds(20)); next < 24 + most && !limit.passed();) next = fetch_all(*tier, next);
   EXPECT_EQ(next, 24 + most) << "when the writes have ended";
   for (std::int64_t i = 24; i < next; ++i) {
     ASSERT_TRUE(model.look(i).ok());

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "runtime/base/status.h"
+#include "tests/support/patience.h"
 
 namespace tessera::oracle {
 namespace {
@@ -31,7 +32,8 @@ bool python_has_torch() {
 }
 
 absl::StatusOr<std::string> run_python(const std::string& script, const std::vector<std::string>& arguments,
-                                       const std::filesystem::path& folder, int timeout_s) {
+                                       const std::filesystem::path& folder, int at_rest_s) {
+  const auto timeout_s = static_cast<int>(patient_s(at_rest_s));
   std::string command = "OMP_NUM_THREADS=1 timeout " + std::to_string(timeout_s) + " " + TESSERA_ORACLE_PYTHON + " " +
                         quoted(std::string(TESSERA_ORACLE_FOLDER) + "/" + script);
   for (const std::string& argument : arguments) command += " " + quoted(argument);

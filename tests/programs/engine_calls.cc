@@ -39,19 +39,15 @@ TEST(Evaluate, RanksWithDifferentNumbersOfBatches) {
 }
 
 TEST(Evaluate, ARankWithoutABatchIsNamedOnAllRanks) {
-  on_matrix(
-      [](Scene& scene) {
-        Tiny model = tiny();
-        const auto trainer = scene.trainer(model);
-        std::vector<std::int64_t> own;
-        if (scene.rank() + 1 < scene.mesh().world_size()) own.push_back(0);
-        const auto loss_of_batch = [&](std::int64_t i) {
-          return model->forward(batch_of(i).tokens, batch_of(i).targets);
-        };
-        const std::string last = "rank " + std::to_string(scene.mesh().world_size() - 1);
-        scene.refused([&] { trainer->engine()->evaluate(own, loss_of_batch); }, {{"evaluate", last, "no batch"}});
-      },
-      {.timeout_s = kShort});
+  on_matrix([](Scene& scene) {
+    Tiny model = tiny();
+    const auto trainer = scene.trainer(model);
+    std::vector<std::int64_t> own;
+    if (scene.rank() + 1 < scene.mesh().world_size()) own.push_back(0);
+    const auto loss_of_batch = [&](std::int64_t i) { return model->forward(batch_of(i).tokens, batch_of(i).targets); };
+    const std::string last = "rank " + std::to_string(scene.mesh().world_size() - 1);
+    scene.refused([&] { trainer->engine()->evaluate(own, loss_of_batch); }, {{"evaluate", last, "no batch"}});
+  });
 }
 
 TEST(Checks, AWriteThroughDataIsAnErrorUnderEveryStrategy) {
@@ -59,7 +55,7 @@ TEST(Checks, AWriteThroughDataIsAnErrorUnderEveryStrategy) {
     model->head.data().mul_(0.5);
     train(scene, trainer, model, 1, 2);
   };
-  expect_refused(write, {{"head", "written in place", "Gathered"}}, {.timeout_s = kShort});
+  expect_refused(write, {{"head", "written in place", "Gathered"}});
 }
 
 TEST(Checks, AWriteThroughARawPointerIsRefusedOrFoundUnderCheckValues) {
@@ -72,7 +68,7 @@ TEST(Checks, AWriteThroughARawPointerIsRefusedOrFoundUnderCheckValues) {
     }
     train(scene, trainer, model, 1, 2);
   };
-  expect_refused(write, {{"Gathered"}}, {.adjust = [](Strategy& s) { s.check.values = true; }, .timeout_s = kShort});
+  expect_refused(write, {{"Gathered"}}, {.adjust = [](Strategy& s) { s.check.values = true; }});
 }
 
 TEST(Checks, ChecksOfValuesChangeNothing) {
@@ -107,7 +103,7 @@ void expect_found_as_across_hosts(const std::function<void(Tiny&)>& mistake) {
           scene.refused([&] { train(scene, *trainer, model, 1, 2); },
                         {{"different orders", "of unit ", "on rank 0", other}, ExitCode::kInternal});
         },
-        {.adjust = [](Strategy& s) { s.check.as_across_hosts = true; }, .timeout_s = kShort});
+        {.adjust = [](Strategy& s) { s.check.as_across_hosts = true; }});
   }
 }
 
@@ -138,7 +134,7 @@ TEST(Checks, AsAcrossHostsFindsAnotherOrderOfUnits) {
           scene.refused([&] { trainer->backward(loss), trainer->step(); },
                         {{"different orders", "unit blocks.0", "unit blocks.1"}, ExitCode::kInternal});
         },
-        {.adjust = [](Strategy& s) { s.check.as_across_hosts = true; }, .timeout_s = kShort});
+        {.adjust = [](Strategy& s) { s.check.as_across_hosts = true; }});
   }
 }
 
@@ -159,17 +155,15 @@ TEST(Checks, UnitsUsedOnOneRankPassWhereRanksShareThem) {
 
 // Where nothing is gathered nothing else tells it. Of the others: Misuse.GatheredOnOneRankAloneEndsInAnError.
 TEST(Checks, GatheredOnSomeRanksOnlyIsFoundAtTheStep) {
-  on_matrix(
-      [](Scene& scene) {
-        if (scene.mesh().world_size() == 1 || scene.is_sharded()) return;
-        Tiny model = tiny();
-        const auto trainer = scene.trainer(model);
-        train(scene, *trainer, model, 0, 1);
-        if (scene.rank() == 0) Gathered(*trainer->engine()).close();
-        scene.refused([&] { train(scene, *trainer, model, 1, 2); },
-                      {{"a Gathered guard over unit", "on rank 0", "on rank 1"}, ExitCode::kInternal});
-      },
-      {.timeout_s = kShort});
+  on_matrix([](Scene& scene) {
+    if (scene.mesh().world_size() == 1 || scene.is_sharded()) return;
+    Tiny model = tiny();
+    const auto trainer = scene.trainer(model);
+    train(scene, *trainer, model, 0, 1);
+    if (scene.rank() == 0) Gathered(*trainer->engine()).close();
+    scene.refused([&] { train(scene, *trainer, model, 1, 2); },
+                  {{"a Gathered guard over unit", "on rank 0", "on rank 1"}, ExitCode::kInternal});
+  });
 }
 
 }  // namespace

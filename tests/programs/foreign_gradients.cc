@@ -255,7 +255,7 @@ TEST(ForeignGradients, GradientsClearedBeforeStepAreNoticed) {
         model->zero_grad();
         scene.refused([&] { trainer->step(); }, {{"first.weight", "cleared", "engine.zero_grad()"}});
       },
-      {.adjust = linear_units, .timeout_s = kShort});
+      {.adjust = linear_units});
 }
 
 // ---- code left over from plain LibTorch --------------------------------------------------------------------------
@@ -272,7 +272,7 @@ void expect_optimizer_is_refused(const Options& options, bool by_hand) {
         by_hand ? loss.backward() : trainer->backward(loss);
         scene.refused([&] { optimizer.step(); }, {{"the gradient of", "engine.step()"}, std::nullopt});
       },
-      {.adjust = linear_units, .timeout_s = kShort});
+      {.adjust = linear_units});
 }
 
 TEST(ForeignGradients, OptimizersOfLibTorchAreRefused) {
@@ -298,7 +298,7 @@ TEST(ForeignGradients, ClippingByLibTorchIsRefused) {
           scene.refused([&] { model->first->weight.mutable_grad().zero_(); },
                         {{"the gradient of first.weight", remedy}, std::nullopt});
         },
-        {.adjust = linear_units, .timeout_s = kShort});
+        {.adjust = linear_units});
   }
 }
 
@@ -308,7 +308,7 @@ TEST(ForeignGradients, ClippingByLibTorchIsRefused) {
 std::size_t warnings_of(const Cell& cell, const Program& program) {
   const std::string log = stderr_of([&] {
     set_log_level(LogLevel::kWarning);
-    on_cell(cell, program, {.adjust = linear_units, .timeout_s = kShort});
+    on_cell(cell, program, {.adjust = linear_units});
   });
   const std::string warning = "a backward that is not the Engine's made a gradient of ";
   std::size_t count = 0;

@@ -103,9 +103,6 @@ struct ProgramOptions {
   double timeout_s = 60;
 };
 
-/// Of programs that end in a refusal: where one rank is not told of it, the others wait no longer.
-constexpr double kShort = 10;  // seconds
-
 /// Runs `program` plainly and on every cell, and compares what it noted.
 void expect_like_plain(const Program& program, const ProgramOptions& options = {});
 /// Runs `program` on every cell, without a plain run beside it: it ends in a refusal.

@@ -72,7 +72,7 @@ void expect_noticed(const std::function<void(Tiny&)>& change, const Refusal& wan
     change(model);
     trainer.backward(loss_of(scene, model, 1));
   };
-  expect_refused(mistake, wanted, {.timeout_s = kShort}, model_options);
+  expect_refused(mistake, wanted, {}, model_options);
 }
 
 }  // namespace tessera::testing

@@ -58,8 +58,8 @@ void train(Scene& scene, Trainer& trainer, Model& model, std::int64_t begin, std
 /// What must be refused of a program that trains Tiny.
 using Mistake = std::function<void(Scene&, Trainer&, Tiny&)>;
 /// On every cell: Tiny trains a step, and then `mistake` must be refused.
-void expect_refused(const Mistake& mistake, const Refusal& wanted,
-                    const ProgramOptions& options = {.timeout_s = kShort}, const TinyOptions& model = {});
+void expect_refused(const Mistake& mistake, const Refusal& wanted, const ProgramOptions& options = {},
+                    const TinyOptions& model = {});
 /// On every cell: Tiny trains a step, and the backward after `change` must be refused, if `change` is not.
 void expect_noticed(const std::function<void(Tiny&)>& change, const Refusal& wanted, const TinyOptions& model = {});
 

@@ -13,15 +13,13 @@ namespace tessera::testing {
 namespace {
 
 TEST(Parameters, SecondEngineIsRefusedWhileTheFirstLives) {
-  on_matrix(
-      [](Scene& scene) {
-        Tiny model = tiny();
-        const auto trainer = scene.trainer(model);
-        train(scene, *trainer, model, 0, 1);
-        scene.refused([&] { scene.trainer(model); }, {{"another Engine", "hint"}});
-        scene.refused([&] { scene.trainer(model->blocks.ptr()->children()[1], linear_units); }, {{"another Engine"}});
-      },
-      {.timeout_s = kShort});
+  on_matrix([](Scene& scene) {
+    Tiny model = tiny();
+    const auto trainer = scene.trainer(model);
+    train(scene, *trainer, model, 0, 1);
+    scene.refused([&] { scene.trainer(model); }, {{"another Engine", "hint"}});
+    scene.refused([&] { scene.trainer(model->blocks.ptr()->children()[1], linear_units); }, {{"another Engine"}});
+  });
 }
 
 struct SharerImpl : torch::nn::Module {
@@ -34,14 +32,12 @@ struct SharerImpl : torch::nn::Module {
 };
 
 TEST(Parameters, EnginesOfTwoModulesThatShareAParameterAreRefused) {
-  on_matrix(
-      [](Scene& scene) {
-        Tiny model = tiny();
-        const auto sharer = seeded([&] { return std::make_shared<SharerImpl>(model->head); });
-        const auto trainer = scene.trainer(model);
-        scene.refused([&] { scene.trainer(sharer, linear_units); }, {{"shared", "another Engine"}});
-      },
-      {.timeout_s = kShort});
+  on_matrix([](Scene& scene) {
+    Tiny model = tiny();
+    const auto sharer = seeded([&] { return std::make_shared<SharerImpl>(model->head); });
+    const auto trainer = scene.trainer(model);
+    scene.refused([&] { scene.trainer(sharer, linear_units); }, {{"shared", "another Engine"}});
+  });
 }
 
 /// All placements, one after the other.

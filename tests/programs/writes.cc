@@ -188,19 +188,17 @@ TEST(Parameters, WritesInPlaceOutsideGatheredAreNoticed) {
 }
 
 TEST(Parameters, WriteBetweenBackwardAndStepIsNoticed) {
-  on_matrix(
-      [](Scene& scene) {
-        Tiny model = tiny();
-        const auto trainer = scene.trainer(model);
-        train(scene, *trainer, model, 0, 1);
-        trainer->backward(loss_of(scene, model, 1));
-        {
-          const at::NoGradGuard no_grad;
-          model->head.mul_(0.5);
-        }
-        scene.refused([&] { trainer->step(); }, {{"head", "written in place", "kWrite"}});
-      },
-      {.timeout_s = kShort});
+  on_matrix([](Scene& scene) {
+    Tiny model = tiny();
+    const auto trainer = scene.trainer(model);
+    train(scene, *trainer, model, 0, 1);
+    trainer->backward(loss_of(scene, model, 1));
+    {
+      const at::NoGradGuard no_grad;
+      model->head.mul_(0.5);
+    }
+    scene.refused([&] { trainer->step(); }, {{"head", "written in place", "kWrite"}});
+  });
 }
 
 TEST(Parameters, WriteOutsideAGuardOfSomeUnitsIsNoticed) {
@@ -280,7 +278,7 @@ TEST(Parameters, EmbeddingThatWritesInForwardIsRefusedByName) {
         const auto model = seeded([] { return std::make_shared<Normed>(); });
         scene.refused([&] { scene.trainer(model); }, {{"table", "max_norm", "hint"}});
       },
-      {.adjust = linear_units, .timeout_s = kShort});
+      {.adjust = linear_units});
 }
 
 }  // namespace

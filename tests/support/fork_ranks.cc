@@ -7,7 +7,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <stdexcept>
@@ -132,11 +131,15 @@ ForkedRanks::~ForkedRanks() {
 
 void ForkedRanks::signal(int rank, int number) const { kill(pids_[rank], number); }
 
-RankEnd ForkedRanks::wait(int rank, std::chrono::milliseconds limit) {
+RankEnd ForkedRanks::wait(int rank, std::chrono::duration<double> at_rest) {
+  Deadline limit(at_rest);
+  return wait(rank, limit);
+}
+
+RankEnd ForkedRanks::wait(int rank, Deadline& limit) {
   int status = 0;
-  const auto end = Clock::now() + limit;
   while (waitpid(pids_[rank], &status, WNOHANG) == 0) {
-    if (Clock::now() >= end) kill(pids_[rank], SIGKILL);
+    if (limit.passed()) kill(pids_[rank], SIGKILL);
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   pids_[rank] = 0;
@@ -147,13 +150,18 @@ RankEnd ForkedRanks::wait(int rank, std::chrono::milliseconds limit) {
   return result;
 }
 
+absl::StatusOr<std::string> told(KeyValueStore& store, const std::string& key, std::chrono::duration<double> at_rest) {
+  for (Deadline limit(at_rest);;) {
+    auto value = store.get(key, std::chrono::milliseconds(100));
+    if (value.ok() || limit.passed()) return value;
+  }
+}
+
 std::vector<RankEnd> fork_ranks(int ranks, const ForkedRanks::Body& body) {
   ForkedRanks forked(ranks, body);
-  const auto end = Clock::now() + std::chrono::seconds(60);  // for all
-  const auto left = [&] { return std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now()); };
+  Deadline limit(std::chrono::seconds(60));  // for all
   std::vector<RankEnd> ends;
-  for (int rank = 0; rank < ranks; ++rank)
-    ends.push_back(forked.wait(rank, std::max(left(), std::chrono::milliseconds(1))));
+  for (int rank = 0; rank < ranks; ++rank) ends.push_back(forked.wait(rank, limit));
   return ends;
 }
 

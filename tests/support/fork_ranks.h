@@ -10,6 +10,7 @@
 
 #include "runtime/base/status.h"
 #include "runtime/comm/key_value_store.h"
+#include "tests/support/patience.h"
 
 namespace tessera {
 
@@ -33,14 +34,22 @@ class ForkedRanks {
 
   pid_t pid(int rank) const { return pids_[rank]; }
   void signal(int rank, int number) const;
-  /// Waits until `rank` ended, `limit` at most; then kills it and reports that signal.
-  RankEnd wait(int rank, std::chrono::milliseconds limit = std::chrono::seconds(30));
+  /// Waits until `rank` ended, for what takes `at_rest` on a machine at rest (patience.h); then kills it and reports that
+  /// signal.
+  RankEnd wait(int rank, std::chrono::duration<double> at_rest = std::chrono::seconds(30));
+  /// The same for several ranks together.
+  RankEnd wait(int rank, Deadline& limit);
   KeyValueStore& store() { return *store_; }
 
  private:
   std::shared_ptr<KeyValueStore> store_;
   std::vector<pid_t> pids_;
 };
+
+/// The value of `key`, as soon as a rank has set it; an error where none has within what takes `at_rest` on a machine at
+/// rest.
+absl::StatusOr<std::string> told(KeyValueStore& store, const std::string& key,
+                                 std::chrono::duration<double> at_rest = std::chrono::seconds(20));
 
 /// Runs `body` on forked ranks and returns how each ended.
 std::vector<RankEnd> fork_ranks(int ranks, const ForkedRanks::Body& body);

@@ -18,10 +18,6 @@
 namespace tessera::testing {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
 struct ProcessEntry {
   pid_t pid = 0, parent = 0;
   char state = '?';
@@ -70,6 +66,20 @@ std::vector<std::string> shared_memory_names() {
   return names;
 }
 
+std::vector<std::string> shared_memory_left(const std::vector<std::string>& before) {
+  const auto is_in = [](const std::vector<std::string>& names, const std::string& name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  std::vector<std::string> left = shared_memory_names();
+  std::erase_if(left, [&](const std::string& name) { return is_in(before, name); });
+  for (Deadline limit(std::chrono::seconds(5)); !left.empty() && !limit.passed();) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    const std::vector<std::string> now = shared_memory_names();
+    std::erase_if(left, [&](const std::string& name) { return !is_in(now, name); });
+  }
+  return left;
+}
+
 bool is_alive(pid_t pid) {
   const auto all = all_processes();
   return std::any_of(all.begin(), all.end(), [&](const ProcessEntry& p) { return p.pid == pid && p.state != 'Z'; });
@@ -105,18 +115,18 @@ Program::~Program() {
 std::string Program::out() const { return read_file(folder_ + "/out"); }
 std::string Program::err() const { return read_file(folder_ + "/err"); }
 
-Ended Program::wait(double seconds) {
-  const auto start = Clock::now();
+Ended Program::wait(double at_rest_s) {
+  Deadline limit{std::chrono::duration<double>(at_rest_s)};
   Ended ended;
   int status = 0;
   while (waitpid(pid_, &status, WNOHANG) == 0) {
-    if (since(start) > seconds) {
+    if (limit.passed()) {
       kill(-pid_, SIGKILL);
       waitpid(pid_, &status, 0);
       reaped_ = true;
       ended.out = out();
-      ended.err = err() + "\n(killed by the test after " + std::to_string(seconds) + " s)";
-      ended.seconds = since(start);
+      ended.seconds = limit.seconds();
+      ended.err = err() + "\n(killed by the test after " + std::to_string(ended.seconds) + " s)";
       return ended;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -125,7 +135,7 @@ Ended Program::wait(double seconds) {
   ended.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   ended.out = out();
   ended.err = err();
-  ended.seconds = since(start);
+  ended.seconds = limit.seconds();
   return ended;
 }
 
@@ -150,18 +160,17 @@ pid_t Program::rank_pid(int rank) const {
   return 0;
 }
 
-bool Program::wait_for_rank(int rank, double seconds) const {
-  const auto start = std::chrono::steady_clock::now();
-  while (rank_pid(rank) == 0) {
-    if (std::chrono::steady_clock::now() - start > std::chrono::duration<double>(seconds)) return false;
+bool Program::wait_for_rank(int rank, double at_rest_s) const {
+  for (Deadline limit{std::chrono::duration<double>(at_rest_s)}; rank_pid(rank) == 0;) {
+    if (limit.passed()) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   return true;
 }
 
-Ended run_program(const std::vector<std::string>& command, const std::string& folder, double seconds,
+Ended run_program(const std::vector<std::string>& command, const std::string& folder, double at_rest_s,
                   const std::map<std::string, std::string>& environment) {
-  return Program(command, folder, environment).wait(seconds);
+  return Program(command, folder, environment).wait(at_rest_s);
 }
 
 }  // namespace tessera::testing

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/patience.h"
+
 namespace tessera::testing {
 
 /// How a program ended, and all it wrote.
@@ -27,15 +29,15 @@ class Program {
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
 
-  /// Waits at most `seconds`, then kills.
-  Ended wait(double seconds);
+  /// Waits for what takes `at_rest_s` on a machine at rest (patience.h), then kills.
+  Ended wait(double at_rest_s);
   pid_t pid() const { return pid_; }
   std::string out() const;
   std::string err() const;
   /// Living processes below this one that `tessera launch` started as `rank`; 0: none.
   pid_t rank_pid(int rank) const;
-  /// Waits until that process runs. False: it did not within `seconds`.
-  bool wait_for_rank(int rank, double seconds) const;
+  /// Waits until that process runs. False: it did not within what takes `at_rest_s` on a machine at rest.
+  bool wait_for_rank(int rank, double at_rest_s = 60) const;
   /// Living processes below this one, at any depth, this one not counted.
   std::vector<pid_t> descendants() const;
 
@@ -45,7 +47,7 @@ class Program {
   bool reaped_ = false;
 };
 
-Ended run_program(const std::vector<std::string>& command, const std::string& folder, double seconds = 60,
+Ended run_program(const std::vector<std::string>& command, const std::string& folder, double at_rest_s = 60,
                   const std::map<std::string, std::string>& environment = {});
 
 std::string read_file(const std::string& path);
@@ -54,6 +56,8 @@ void write_file(const std::string& path, const std::string& text);
 std::vector<nlohmann::json> read_lines(const std::string& path);
 /// Names in /dev/shm.
 std::vector<std::string> shared_memory_names();
+/// Names in /dev/shm that were not there `before` and stay. Other programs of this machine have some for a while.
+std::vector<std::string> shared_memory_left(const std::vector<std::string>& before);
 bool is_alive(pid_t pid);
 
 }  // namespace tessera::testing

@@ -4,7 +4,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
+#include <thread>
 
 namespace tessera::testing {
 namespace {
@@ -57,8 +59,15 @@ Words Workplace::launch(int ranks, const Words& more) {
   return Words{TESSERA_PROGRAM, "launch", "-n", std::to_string(ranks)} + more + Words{"--"};
 }
 
-Ended Workplace::run(const Words& command, double seconds) const {
-  Ended ended = run_program(command, path("run"), seconds);
+void Workplace::wait_for(const Program& job, const std::string& file, const std::string& text) const {
+  for (Deadline limit(std::chrono::seconds(60)); read_file(file).find(text) == std::string::npos;) {
+    ASSERT_FALSE(limit.passed()) << job.out() << job.err();
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
+
+Ended Workplace::run(const Words& command, double at_rest_s) const {
+  Ended ended = run_program(command, path("run"), at_rest_s);
   EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
   return ended;
 }

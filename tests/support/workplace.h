@@ -25,8 +25,10 @@ class Workplace : public ::testing::Test {
   /// `tessera train` with the model and the text here, 3 steps, metrics in path("<metrics>").
   Words train(const std::string& strategy, const std::string& metrics, const Words& more = {}) const;
   static Words launch(int ranks, const Words& more = {});
-  /// Runs and expects success.
-  Ended run(const Words& command, double seconds = 60) const;
+  /// Runs and expects success, within what takes `at_rest_s` on a machine at rest.
+  Ended run(const Words& command, double at_rest_s = 60) const;
+  /// Until the file holds `text`, which `job` is to write.
+  void wait_for(const Program& job, const std::string& file, const std::string& text) const;
   /// The metrics file's objects of steps, without its header and evaluations.
   std::vector<nlohmann::json> steps(const std::string& metrics) const;
   /// "step, loss, norm" of each step, every bit of them.

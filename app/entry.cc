@@ -5,12 +5,28 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <exception>
+#include <new>
 
 #include "app/command_line.h"
+#include "runtime/base/process_limits.h"
 #include "tessera/exit_code.h"
 
 namespace tessera::app {
 namespace {
+
+/// The exit code of the command. What it threw is a sentence and not the end by a signal.
+int run(int argc, char** argv) {
+  try {
+    return run_command_line(argc, argv);
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "tessera: out of memory. hint: %s\n", limit_hint(ENOMEM).c_str());
+    return static_cast<int>(ExitCode::kOsResource);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "tessera: %s\n", error.what());
+    return static_cast<int>(ExitCode::kInternal);
+  }
+}
 
 /// What a command printed is its result: a success whose text did not reach where it was sent is none.
 int with_output_checked(int code) {
@@ -27,6 +43,4 @@ int with_output_checked(int code) {
 }  // namespace
 }  // namespace tessera::app
 
-int main(int argc, char** argv) {
-  return tessera::app::with_output_checked(tessera::app::run_command_line(argc, argv));
-}
+int main(int argc, char** argv) { return tessera::app::with_output_checked(tessera::app::run(argc, argv)); }

@@ -66,7 +66,13 @@ std::string continue_text(models::LanguageModel& model, const TextSampling& samp
   const at::Tensor tokens = at::empty({1, static_cast<std::int64_t>(ids.size())}, at::kLong);
   std::copy(ids.begin(), ids.end(), tokens.mutable_data_ptr<std::int64_t>());
   const models::GenerateOptions options{sampling.tokens, sampling.temperature, sampling.top_k, sampling.seed};
-  const at::Tensor all = models::generate(model, tokens.to(device), options).cpu();
+  const at::Tensor all = [&] {
+    try {
+      return models::generate(model, tokens.to(device), options).cpu();
+    } catch (const c10::ValueError& error) {  // of the weights
+      throw Error(ExitCode::kCorruptData, error.what_without_backtrace());
+    }
+  }();
   const auto* drawn = all.const_data_ptr<std::int64_t>();
   std::string text;
   if (tokenizer) {

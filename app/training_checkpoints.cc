@@ -53,6 +53,9 @@ absl::StatusOr<std::string> checkpoint_to_resume(const CheckpointOptions& option
   if (options.resume != "auto") return find_checkpoint(options.resume, "--resume");
   std::error_code error;
   if (!std::filesystem::exists(config.dir, error) && !error) return "";
+  if (!error && !std::filesystem::is_directory(config.dir, error))
+    return make_error(ExitCode::kCannotCreate, "--checkpoint-dir: " + config.dir +
+                                                   " is a file, and no folder. hint: name a folder, or move it away");
   TESSERA_ASSIGN_OR_RETURN(const auto there, list_checkpoints(config.dir, "--checkpoint-dir"));
   if (there.empty() && !std::filesystem::exists(config.dir + "/latest", error)) return "";
   return find_checkpoint(config.dir, "--checkpoint-dir");

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -59,6 +60,13 @@ absl::StatusOr<FolderLock> FolderLock::take(const std::string& path, const std::
                        .folder = std::filesystem::path(path).parent_path().string(),
                        .error = -got});
   FolderLock lock(got);
+  // Its text is written anew, which no other name of the file is to see.
+  struct stat info {};
+  if (::fstat(got, &info) != 0 || !S_ISREG(info.st_mode) || info.st_nlink > 1)
+    return make_error(ExitCode::kCannotCreate,
+                      fmt::format("{}: {} is no file of this folder alone, but a pipe, a device, or a file that has "
+                                  "another name too. hint: remove it",
+                                  who, path));
   const auto until = std::chrono::steady_clock::now() + patience;
   while (::flock(got, LOCK_EX | LOCK_NB) != 0) {
     if (errno == EINTR) continue;

@@ -2,7 +2,9 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/all.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/isfinite.h>
 #include <ATen/ops/multinomial.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/topk.h>
@@ -31,6 +33,10 @@ class EvaluationMode {
 
 // scores: [B, V] fp32 on the CPU. Returns [B, 1] int64.
 at::Tensor draw(at::Tensor scores, const GenerateOptions& options, const at::Generator& generator) {
+  TORCH_CHECK_VALUE(
+      scores.isfinite().all().item<bool>(),
+      "the model's scores of the next token are infinite or NaN, since its weights or what it computes are. hint: "
+      "take weights that are finite; training that ends so wants a smaller learning rate");
   if (options.temperature == 0.0) return scores.argmax(-1, /*keepdim=*/true);
   scores = scores / options.temperature;
   if (options.top_k > 0 && options.top_k < scores.size(-1)) {

@@ -387,7 +387,8 @@ absl::StatusOr<HfConfig> parse_hf_config(const std::string& text, const std::str
 
 absl::StatusOr<ModelConfig> read_hf_config(const std::filesystem::path& folder) {
   const std::filesystem::path path = folder / "config.json";
-  TESSERA_ASSIGN_OR_RETURN(const std::string text, read_input_file(path, "model file", kMostFileBytes));
+  TESSERA_ASSIGN_OR_RETURN(const std::string text,
+                           read_input_file_in(folder, "config.json", "model file", kMostFileBytes));
   TESSERA_ASSIGN_OR_RETURN(HfConfig read, parse_hf_config(text, path.string()));
   if (!read.unknown.empty())
     log_warning(path.string() + ": keys that are not known here are left out: " + clipped(joined(read.unknown), 1000));

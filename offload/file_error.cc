@@ -36,6 +36,9 @@ std::string hint_for(const FileTrouble& trouble) {
       return "hint: name a shorter path";
     case ELOOP:
       return "hint: a link stands in its place, and links are not followed: remove it, or name another directory";
+    case EEXIST:
+    case ENXIO:
+      return "hint: something else stands in its place, such as a link or a socket: move it away, or give another name";
     case EISDIR:
       return "hint: a directory stands in its place: move it away, or give another name";
     case EAGAIN:

@@ -10,10 +10,12 @@
 #include <cerrno>
 #include <map>
 #include <memory>
+#include <new>
 #include <optional>
 
 #include "engine/loop/weights_pickle.h"
 #include "runtime/base/input_file.h"
+#include "runtime/base/process_limits.h"
 #include "runtime/base/status.h"
 
 namespace tessera {
@@ -197,8 +199,16 @@ absl::Status of_file(const std::filesystem::path& path, const std::string& what)
   return make_error(ExitCode::kCorruptData, std::string(kKind) + " " + path.string() + " " + what);
 }
 
+absl::Status no_memory(const std::filesystem::path& path) {
+  return make_error(ExitCode::kOsResource, std::string(kKind) + " " + path.string() +
+                                               " cannot be read: out of memory. hint: " + limit_hint(ENOMEM));
+}
+
 absl::Status no_archive(const std::filesystem::path& path, const std::string& why) {
-  return of_file(path, "is no zip archive of torch.save, or cut short: " + why.substr(0, why.find('\n')) + "." + kHint);
+  if (limit_in(why) == ENOMEM) return no_memory(path);
+  // What LibTorch says behind that is of itself ("This is an internal miniz error").
+  const std::string first = why.substr(0, std::min(why.find('\n'), why.find(". This is ")));
+  return of_file(path, "is no zip archive of torch.save, or cut short: " + first + "." + kHint);
 }
 
 }  // namespace
@@ -209,6 +219,8 @@ absl::StatusOr<std::vector<std::pair<std::string, at::Tensor>>> read_weights(con
     auto weights = WeightsFile(std::move(file)).read();
     if (!weights.ok()) return of_file(path, message_of(weights.status()));
     return weights;
+  } catch (const std::bad_alloc&) {
+    return no_memory(path);
   } catch (const c10::Error& error) {  // of the archive's reader
     return no_archive(path, error.what_without_backtrace());
   } catch (const std::exception& error) {

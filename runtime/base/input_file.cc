@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -16,6 +17,8 @@
 
 namespace tessera {
 namespace {
+
+constexpr std::size_t kFirstBytes = 64 << 10;  // that a pipe is given room for
 
 /// What cannot hold an output is a missing input.
 ExitCode exit_code_of_input(int error) {
@@ -40,11 +43,24 @@ absl::Status refuse(const std::filesystem::path& path, const std::string& kind, 
 
 /// Any kind of file, and what it is. The open itself waits for nobody: O_NONBLOCK, since opening a pipe would wait for
 /// its writer before fstat can tell what it is.
-absl::StatusOr<int> open_any(const std::filesystem::path& path, const std::string& kind, struct stat& info) {
+absl::StatusOr<int> open_any(const std::filesystem::path& path, const std::string& kind, struct stat& info,
+                             int more_flags = 0) {
   if (path.native().empty())
     return make_error(ExitCode::kUsage, (kind.empty() ? "file" : kind) + ": an empty path. hint: name a file");
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-  if (fd < 0) return input_error(path, kind, "cannot be opened", errno);
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | more_flags);
+  if (fd < 0) {
+    const int error = errno;
+    if (error == ELOOP && (more_flags & O_NOFOLLOW) != 0 && std::filesystem::is_symlink(path))
+      return make_error(
+          ExitCode::kCorruptData,
+          fmt::format("{} is a link, and links in a folder are not followed. hint: put in its place what it "
+                      "leads to, or name that",
+                      name_of(path, kind)));
+    // Nobody can open a socket.
+    if (error == ENXIO && ::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode))
+      return refuse(path, kind, info.st_mode);
+    return input_error(path, kind, "cannot be opened", error);
+  }
   if (::fstat(fd, &info) == 0) return fd;
   const int error = errno;
   ::close(fd);
@@ -82,20 +98,28 @@ InputFile::~InputFile() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-absl::StatusOr<std::string> read_input_file(const std::filesystem::path& path, const std::string& kind,
-                                            std::size_t most_bytes) {
+namespace {
+
+absl::StatusOr<std::string> read_text(const std::filesystem::path& path, const std::string& kind,
+                                      std::size_t most_bytes, ExitCode too_large, int more_flags) {
   struct stat info {};
-  TESSERA_ASSIGN_OR_RETURN(const int fd, open_any(path, kind, info));
+  TESSERA_ASSIGN_OR_RETURN(const int fd, open_any(path, kind, info, more_flags));
   const struct Closer {
     int fd;
     ~Closer() { ::close(fd); }
   } closer{fd};
   const bool is_pipe = S_ISFIFO(info.st_mode);
   if (!is_pipe && !S_ISREG(info.st_mode)) return refuse(path, kind, info.st_mode);
-  // Nobody knows a pipe's size, so one byte more than allowed is asked for.
-  std::string text(most_bytes + 1, '\0');
+  const auto refuse_as_too_large = [&] {
+    return make_error(too_large, fmt::format("{}:1:1: /: larger than {}: this is not a {}. hint: name the right file",
+                                             path.string(), format_bytes(static_cast<std::int64_t>(most_bytes)), kind));
+  };
+  if (!is_pipe && static_cast<std::size_t>(info.st_size) > most_bytes) return refuse_as_too_large();
+  // A byte behind the size tells that this was all. Nobody knows a pipe's size, and a file may grow.
+  std::string text((is_pipe ? std::min(kFirstBytes, most_bytes) : static_cast<std::size_t>(info.st_size)) + 1, '\0');
   std::size_t done = 0;
-  while (done < text.size()) {
+  while (done <= most_bytes) {
+    if (done == text.size()) text.resize(std::min(2 * text.size(), most_bytes + 1));
     if (is_pipe && !wait_for_pipe(fd))
       return make_error(ExitCode::kCorruptData,
                         fmt::format("{} is a pipe that nobody wrote to for {} s. hint: name a regular file",
@@ -106,12 +130,21 @@ absl::StatusOr<std::string> read_input_file(const std::filesystem::path& path, c
     if (got == 0) break;
     done += static_cast<std::size_t>(got);
   }
-  if (done > most_bytes)
-    return make_error(ExitCode::kConfig,
-                      fmt::format("{}:1:1: /: larger than {}: this is not a {}. hint: name the right file",
-                                  path.string(), format_bytes(static_cast<std::int64_t>(most_bytes)), kind));
+  if (done > most_bytes) return refuse_as_too_large();
   text.resize(done);
   return text;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> read_input_file(const std::filesystem::path& path, const std::string& kind,
+                                            std::size_t most_bytes, ExitCode too_large) {
+  return read_text(path, kind, most_bytes, too_large, 0);
+}
+
+absl::StatusOr<std::string> read_input_file_in(const std::filesystem::path& folder, const std::string& name,
+                                               const std::string& kind, std::size_t most_bytes, ExitCode too_large) {
+  return read_text(folder / name, kind, most_bytes, too_large, O_NOFOLLOW);
 }
 
 }  // namespace tessera

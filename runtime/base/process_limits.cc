@@ -73,9 +73,14 @@ std::string limit_hint(int error) {
       return "hint: raise the limit of open files (ulimit -n)" + which_is(RLIMIT_NOFILE, false);
     case ENFILE:
       return "hint: raise the system's limit of open files (sysctl fs.file-max)";
-    case EAGAIN:
+    case EAGAIN: {
+      const std::string addresses = which_is(RLIMIT_AS, true);
       return "hint: raise the limit of processes and threads (ulimit -u)" + which_is(RLIMIT_NPROC, false) +
-             ", or that of the container (pids.max)";
+             ", or that of the container (pids.max)" +
+             (addresses.empty()
+                  ? ""
+                  : "; a thread's stack counts to the limit of address space too (ulimit -v)" + addresses);
+    }
     case ENOMEM: {
       const std::string addresses = which_is(RLIMIT_AS, true);
       return "hint: memory or locked memory is used up (ulimit -l); ask for less, or raise the limit" +

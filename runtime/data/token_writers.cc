@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 
 #include <cerrno>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 #include "runtime/base/errno_hint.h"
 #include "runtime/base/process_limits.h"
@@ -16,12 +18,23 @@
 namespace tessera {
 namespace {
 
-/// A file that is written from front to back. `finish` tells whether all of it arrived.
+/// A file that is written from front to back under "<path>.partial", and gets its name when all of it has arrived, which
+/// `finish` tells. So what had the name before keeps its bytes under each other name that it has.
 class Output {
  public:
-  explicit Output(const std::filesystem::path& path) : path_(path), stream_(path, std::ios::binary | std::ios::trunc) {
+  explicit Output(const std::filesystem::path& path) : path_(path), partial_(path) {
+    partial_ += ".partial";
+    std::error_code error;
+    std::filesystem::remove(partial_, error);
+    stream_.open(partial_, std::ios::binary | std::ios::trunc);
     created_ = stream_.is_open();
   }
+  ~Output() {
+    std::error_code error;
+    if (created_ && !is_finished_) std::filesystem::remove(partial_, error);
+  }
+  Output(const Output&) = delete;
+  Output& operator=(const Output&) = delete;
 
   template <typename T>
   void put(T value) {
@@ -37,17 +50,24 @@ class Output {
 
   absl::Status finish() {
     stream_.close();
-    if (stream_) return absl::OkStatus();
-    const int error = errno;
-    return make_error(created_ ? ExitCode::kIo : ExitCode::kCannotCreate,
-                      fmt::format("{}: cannot {}: {}{}", path_.string(), created_ ? "write" : "create",
-                                  reason_of(error), hint_of_writing(error)));
+    if (!stream_)
+      return failed(created_ ? ExitCode::kIo : ExitCode::kCannotCreate, created_ ? "write" : "create", errno);
+    std::error_code error;
+    std::filesystem::rename(partial_, path_, error);
+    if (error) return failed(ExitCode::kCannotCreate, "create", error.value());
+    is_finished_ = true;
+    return absl::OkStatus();
   }
 
  private:
-  std::filesystem::path path_;
+  absl::Status failed(ExitCode code, const char* what, int error) const {
+    return make_error(
+        code, fmt::format("{}: cannot {}: {}{}", path_.string(), what, reason_of(error), hint_of_writing(error)));
+  }
+
+  std::filesystem::path path_, partial_;
   std::ofstream stream_;
-  bool created_ = false;
+  bool created_ = false, is_finished_ = false;
 };
 
 absl::Status check_fit(const std::filesystem::path& path, std::span<const std::int64_t> tokens, TokenType type) {

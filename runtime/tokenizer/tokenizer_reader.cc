@@ -311,10 +311,13 @@ absl::StatusOr<Tokenizer> Tokenizer::parse(std::string_view json, const std::str
 }
 
 absl::StatusOr<Tokenizer> Tokenizer::read(const std::filesystem::path& path) {
+  constexpr char kKind[] = "tokenizer", kName[] = "tokenizer.json";
   std::error_code error;
-  const std::filesystem::path file = std::filesystem::is_directory(path, error) ? path / "tokenizer.json" : path;
-  TESSERA_ASSIGN_OR_RETURN(const std::string text, read_input_file(file, "tokenizer", kMostFileBytes));
-  return parse(text, file.string());
+  const bool is_folder = std::filesystem::is_directory(path, error);
+  TESSERA_ASSIGN_OR_RETURN(const std::string text,
+                           is_folder ? read_input_file_in(path, kName, kKind, kMostFileBytes, ExitCode::kCorruptData)
+                                     : read_input_file(path, kKind, kMostFileBytes, ExitCode::kCorruptData));
+  return parse(text, (is_folder ? path / kName : path).string());
 }
 
 }  // namespace tessera

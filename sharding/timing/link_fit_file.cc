@@ -29,7 +29,8 @@ absl::StatusOr<LinkFit> parse_link_fit(const std::string& text, const std::strin
 }
 
 absl::StatusOr<LinkFit> read_link_fit(const std::filesystem::path& path) {
-  TESSERA_ASSIGN_OR_RETURN(const std::string text, read_input_file(path, "fit of links", kMostFitBytes));
+  TESSERA_ASSIGN_OR_RETURN(const std::string text,
+                           read_input_file(path, "fit of links", kMostFitBytes, ExitCode::kCorruptData));
   return parse_link_fit(text, path.string());
 }
 

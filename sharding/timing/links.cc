@@ -126,7 +126,8 @@ absl::StatusOr<Links> parse_links(const std::string& text, const std::string& na
 }
 
 absl::StatusOr<Links> read_links(const std::filesystem::path& path) {
-  TESSERA_ASSIGN_OR_RETURN(const std::string text, read_input_file(path, "links file", kMostFileBytes));
+  TESSERA_ASSIGN_OR_RETURN(const std::string text,
+                           read_input_file(path, "links file", kMostFileBytes, ExitCode::kCorruptData));
   return parse_links(text, path.string());
 }
 

@@ -95,7 +95,8 @@ absl::StatusOr<StepProfile> parse_step_profile(const std::string& text, const st
 }
 
 absl::StatusOr<StepProfile> read_step_profile(const std::filesystem::path& path) {
-  TESSERA_ASSIGN_OR_RETURN(const std::string text, read_input_file(path, "profile", kMostFileBytes));
+  TESSERA_ASSIGN_OR_RETURN(const std::string text,
+                           read_input_file(path, "profile", kMostFileBytes, ExitCode::kCorruptData));
   return parse_step_profile(text, path.string());
 }
 

@@ -24,7 +24,8 @@ constexpr std::string_view kLineBegin = "{\"tessera_checkpoint\": ", kLineMiddle
                            kLineEnd = "\",\n";
 
 absl::Status corrupt_manifest(const std::string& file, const std::string& what) {
-  return make_error(ExitCode::kCorruptData, file + ": " + what + kDamagedCheckpointHint);
+  const bool has_hint = what.find("hint: ") != std::string::npos;
+  return make_error(ExitCode::kCorruptData, file + ": " + what + (has_hint ? "" : kDamagedCheckpointHint));
 }
 
 /// The product of sizes; false where it is more than any file holds.

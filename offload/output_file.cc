@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -26,7 +27,13 @@ absl::Status cannot_create(const std::string& what, int error) {
 absl::StatusOr<OutputFile> OutputFile::create(const std::filesystem::path& path, const std::string& what) {
   turn_size_signal_into_error();
   const std::filesystem::path partial = partial_of(path);
-  const int fd = ::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
+  // Not the file that another run left there: it may have another name too.
+  const auto open = [&] { return ::open(partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644); };
+  int fd = open();
+  struct stat there {};
+  if (fd < 0 && errno == EEXIST && ::lstat(partial.c_str(), &there) == 0 && S_ISREG(there.st_mode) &&
+      ::unlink(partial.c_str()) == 0)
+    fd = open();
   if (fd < 0) return cannot_create(what + ": cannot create " + partial.string(), errno);
   return OutputFile(path, partial, what, fd);
 }

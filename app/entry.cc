@@ -20,7 +20,7 @@ int run(int argc, char** argv) {
   try {
     return run_command_line(argc, argv);
   } catch (const std::bad_alloc&) {
-    std::fprintf(stderr, "tessera: out of memory. hint: %s\n", limit_hint(ENOMEM).c_str());
+    std::fprintf(stderr, "tessera: out of memory. %s\n", limit_hint(ENOMEM).c_str());
     return static_cast<int>(ExitCode::kOsResource);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "tessera: %s\n", error.what());

@@ -7,6 +7,7 @@
 #include <thread>
 
 namespace tessera::app {
+namespace {
 
 int threads_of_rank(int local_ranks) {
   if (const char* text = std::getenv("OMP_NUM_THREADS")) {
@@ -15,6 +16,8 @@ int threads_of_rank(int local_ranks) {
   }
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / std::max(1, local_ranks));
 }
+
+}  // namespace
 
 int set_threads_of_rank(int local_ranks) {
   const int threads = threads_of_rank(local_ranks);

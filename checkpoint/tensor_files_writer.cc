@@ -51,8 +51,8 @@ absl::StatusOr<std::vector<std::string>> TensorFilesWriter::model_files() const 
   for (; !error && entry != fs::directory_iterator(); entry.increment(error))
     if (is_model_file(entry->path().filename().string())) names.push_back(entry->path().filename().string());
   if (error)
-    return make_error(ExitCode::kCannotCreate, who_ + ": cannot list the folder " + folder_ + ": " + error.message() +
-                                                   hint_of_writing(error.value()));
+    return make_error(ExitCode::kCannotCreate,
+                      who_ + ": cannot list the folder " + folder_ + ": " + reason_of_writing(error.value()));
   return names;
 }
 
@@ -63,9 +63,8 @@ absl::StatusOr<TensorFilesWriter> TensorFilesWriter::create(const std::string& f
   std::error_code error;
   fs::create_directories(folder, error);
   if (error)
-    return make_error(
-        error == std::errc::permission_denied ? ExitCode::kPermission : ExitCode::kCannotCreate,
-        who + ": cannot create the folder " + folder + ": " + error.message() + hint_of_writing(error.value()));
+    return make_error(error == std::errc::permission_denied ? ExitCode::kPermission : ExitCode::kCannotCreate,
+                      who + ": cannot create the folder " + folder + ": " + reason_of_writing(error.value()));
   TensorFilesWriter writer(folder, parts_of(tensors, most_bytes), existing, who);
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> there, writer.model_files());
   if (existing == Existing::kKept && !there.empty())

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "engine/run_scope.h"
+#include "runtime/base/errno_hint.h"
 #include "runtime/base/log.h"
 #include "runtime/base/process_limits.h"
 #include "runtime/border/throw.h"

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/run_scope.h"
-#include "runtime/base/process_limits.h"
+#include "runtime/base/errno_hint.h"
 #include "runtime/border/throw.h"
 
 namespace tessera {

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "runtime/base/process_limits.h"  // exit_code_of_errno, errno_text
+#include "runtime/base/errno_hint.h"  // exit_code_of_errno, errno_text
 
 namespace tessera {
 
@@ -23,7 +23,7 @@ struct FileTrouble {
 };
 
 /// "rank 0 optimizer state: write of /scratch (scratch file) at offset 8192: wanted 4096 bytes, got 0: No space left on
-/// device (errno 28). hint: free 4.00 KiB more there, or name another directory", with `exit_code_of_errno`.
+/// device (errno 28). hint: free 4.00 KiB there, or name another folder", with `exit_code_of_errno`.
 absl::Status file_error(const FileTrouble& trouble);
 
 }  // namespace tessera

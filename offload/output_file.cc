@@ -16,12 +16,7 @@ namespace tessera {
 std::filesystem::path partial_of(const std::filesystem::path& path) { return path.string() + ".partial"; }
 
 absl::Status cannot_create(const std::string& what, int error) {
-  const bool denied = error == EACCES || error == EPERM || error == EROFS;
-  const bool is_limit = !limit_hint(error).empty();
-  return make_error(denied     ? ExitCode::kPermission
-                    : is_limit ? exit_code_of_errno(error)
-                               : ExitCode::kCannotCreate,
-                    what + ": " + reason_of(error) + hint_of_writing(error));
+  return make_error(exit_code_of_creating(error), what + ": " + reason_of_writing(error));
 }
 
 absl::StatusOr<OutputFile> OutputFile::create(const std::filesystem::path& path, const std::string& what) {
@@ -52,7 +47,7 @@ OutputFile::~OutputFile() {
 
 absl::Status OutputFile::write_error(int error) const {
   return make_error(exit_code_of_errno(error),
-                    what_ + ": cannot write " + partial_.string() + ": " + reason_of(error) + hint_of_writing(error));
+                    what_ + ": cannot write " + partial_.string() + ": " + reason_of_writing(error));
 }
 
 absl::Status OutputFile::append(std::string_view bytes) {

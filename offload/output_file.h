@@ -16,7 +16,7 @@ namespace tessera {
 std::filesystem::path partial_of(const std::filesystem::path& path);
 
 /// "<what>: <the system's reason>", as 73 cannot be created, 77 where a permission is missing, 71 or 74 where a limit of the
-/// process is why (process_limits.h). `error`: an errno.
+/// process is why (errno_hint.h). `error`: an errno.
 absl::Status cannot_create(const std::string& what, int error);
 
 /// A result that is written piece by piece under "<path>.partial" and gets its name when it is complete and on the disk, so

@@ -201,7 +201,7 @@ absl::Status of_file(const std::filesystem::path& path, const std::string& what)
 
 absl::Status no_memory(const std::filesystem::path& path) {
   return make_error(ExitCode::kOsResource, std::string(kKind) + " " + path.string() +
-                                               " cannot be read: out of memory. hint: " + limit_hint(ENOMEM));
+                                               " cannot be read: out of memory. " + limit_hint(ENOMEM));
 }
 
 absl::Status no_archive(const std::filesystem::path& path, const std::string& why) {

@@ -27,7 +27,7 @@ using MakeBackend = std::function<c10::intrusive_ptr<c10d::Backend>(const Backen
 /// tensors in any memory.
 ///
 /// The backend needs these calls on uint8 tensors: `all_gather_single`, `all_to_all_single` (equal parts), `broadcast` and
-/// `barrier`; and `getBackendName`, which messages show. Before LibTorch 2.15 the first two have the names `_allgather_base` and
+/// `barrier`; and `getBackendName`, which messages show. Before LibTorch 2.14 the first two have the names `_allgather_base` and
 /// `alltoall_base`; since then a backend may override either name. All calls are made by the thread that calls the
 /// Engine. Tessera itself makes the sums, from parts that were exchanged, so
 /// results have the same bits as on every other transport. A call that fails or times out must throw, either from the

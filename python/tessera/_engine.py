@@ -532,7 +532,7 @@ def deferred_init() -> Iterator[None]:
 class _AsIfReal(TorchFunctionMode):
     """Answers for deferred tensors what code that initialises a module asks of tensors outside of operators.
 
-    They say of themselves that they lie on the device "meta". Since PyTorch 2.15 torch.nn.init.trunc_normal_ skips such tensors, as
+    They say of themselves that they lie on the device "meta". Since PyTorch 2.12 torch.nn.init.trunc_normal_ skips such tensors, as
     others do, and the weights would keep other values. Tensor.tolist reads memory, which they do not have: their elements are asked for.
     """
 

@@ -1,64 +1,144 @@
 #include "runtime/base/errno_hint.h"
 
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <array>
 #include <cerrno>
+#include <system_error>
+
+#include "runtime/base/bytes.h"
 
 namespace tessera {
 namespace {
 
-/// What holds for reading and writing alike.
-std::string hint_of_path(int error) {
-  switch (error) {
-    case ENOTDIR:
-      return ". hint: a part of this path is a file, not a folder";
-    case ENAMETOOLONG:
-    case ELOOP:
-      return ". hint: name a shorter path without circles of links";
-    case EIO:
-    case ESTALE:
-    case ENODEV:
-    case ENXIO:
-      return ". hint: the disk or file server failed (see dmesg); try another one";
-    default:
-      return "";
-  }
+/// ", which is 1024 here", or nothing where there is none.
+std::string which_is(decltype(RLIMIT_NOFILE) resource, bool in_bytes) {
+  rlimit limit{};
+  if (::getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "";
+  const auto value = static_cast<std::int64_t>(limit.rlim_cur);
+  return ", which is " + (in_bytes ? format_bytes(value) : fmt::to_string(value)) + " here";
+}
+
+std::string open_files() { return "hint: raise the limit of open files (ulimit -n)" + which_is(RLIMIT_NOFILE, false); }
+
+std::string open_files_of_system() { return "hint: raise the system's limit of open files (sysctl fs.file-max)"; }
+
+std::string processes() {
+  const std::string addresses = which_is(RLIMIT_AS, true);
+  return "hint: raise the limit of processes and threads (ulimit -u)" + which_is(RLIMIT_NPROC, false) +
+         ", or that of the container (pids.max)" +
+         (addresses.empty() ? ""
+                            : "; a thread's stack counts to the limit of address space too (ulimit -v)" + addresses);
+}
+
+std::string memory() {
+  const std::string addresses = which_is(RLIMIT_AS, true);
+  return "hint: memory or locked memory is used up (ulimit -l); ask for less, or raise the limit" +
+         (addresses.empty() ? "" : "; so may be the limit of address space (ulimit -v)" + addresses);
+}
+
+std::string file_size() {
+  const std::string size = which_is(RLIMIT_FSIZE, true);
+  return size.empty() ? "hint: this file system holds no file so large; name a directory on another"
+                      : "hint: raise the limit of file sizes (ulimit -f)" + size;
+}
+
+constexpr const char* kBusy = "hint: the device was busy at each try; name a path on another disk";
+constexpr const char* kDisk = "hint: the disk or file server failed (see dmesg); try another one";
+constexpr const char* kPart = "hint: a part of this path is a file, not a folder";
+constexpr const char* kReadable = "hint: let this user read it (chmod, chown), and enter the folders above it";
+constexpr const char* kWritable = "hint: name a folder that this user may write to";
+constexpr const char* kOther =
+    "hint: something else stands in its place, such as a link or a socket: move it away, or give another name";
+constexpr const char* kLinks =
+    "hint: links lead in a circle, or one stands where none is followed; remove it, or name another path";
+
+/// What to do where reading or writing fails, and what to raise where the errno is a limit's. Null: the other column has it, or nobody can
+/// say more than the system.
+struct Row {
+  int error;
+  ExitCode code;
+  const char* reading = nullptr;
+  const char* writing = nullptr;  ///< {}: bytes that are wanted
+  std::string (*limit)() = nullptr;
+};
+
+constexpr std::array kRows = {
+    Row{ENOENT, ExitCode::kCannotCreate, "hint: check the path; relative ones start at the folder the program was started in",
+        "hint: create its folder first (mkdir -p)"},
+    Row{EACCES, ExitCode::kPermission, kReadable, kWritable},
+    Row{EPERM, ExitCode::kPermission, kReadable, kWritable},
+    Row{EROFS, ExitCode::kCannotCreate, nullptr, "hint: the file system is mounted read-only; name another folder"},
+    Row{EISDIR, ExitCode::kCannotCreate, "hint: name the file itself",
+        "hint: a folder has this name; move it away, or name a file"},
+    Row{EEXIST, ExitCode::kCannotCreate, nullptr, kOther},
+    Row{ENOTDIR, ExitCode::kCannotCreate, kPart, kPart},
+    Row{ENAMETOOLONG, ExitCode::kCannotCreate, "hint: name a shorter path", "hint: name a shorter path"},
+    Row{ELOOP, ExitCode::kCannotCreate, kLinks, kLinks},
+    Row{ENOSPC, ExitCode::kIo, nullptr, "hint: free {} there, or name another folder"},
+    Row{EDQUOT, ExitCode::kIo, nullptr, "hint: this user's quota is used up; raise it, or name another folder"},
+    Row{EBUSY, ExitCode::kIo, kBusy, kBusy},
+    Row{EIO, ExitCode::kIo, kDisk, kDisk},
+    Row{ESTALE, ExitCode::kIo, kDisk, kDisk},
+    Row{ENODEV, ExitCode::kIo, kDisk, kDisk},
+    Row{ENXIO, ExitCode::kIo, kDisk, kOther},
+    Row{EMFILE, ExitCode::kOsResource, nullptr, nullptr, open_files},
+    Row{ENFILE, ExitCode::kOsResource, nullptr, nullptr, open_files_of_system},
+    Row{EAGAIN, ExitCode::kOsResource, kBusy, kBusy, processes},
+    Row{ENOMEM, ExitCode::kOsResource, nullptr, nullptr, memory},
+    Row{EFBIG, ExitCode::kIo, nullptr, nullptr, file_size},
+};
+
+const Row* row_of(int error) {
+  const auto found = std::ranges::find(kRows, error, &Row::error);
+  return found == kRows.end() ? nullptr : &*found;
+}
+
+std::string with_hint(int error, const std::string& hint) {
+  return errno_text(error) + (hint.empty() ? "" : ". " + hint);
 }
 
 }  // namespace
 
-std::string hint_of_reading(int error) {
-  switch (error) {
-    case ENOENT:
-      return ". hint: check the path; relative ones start at the folder the program was started in";
-    case EACCES:
-    case EPERM:
-      return ". hint: let this user read it (chmod, chown), and enter the folders above it";
-    case EISDIR:
-      return ". hint: name the file itself";
-    default:
-      return hint_of_path(error);
-  }
+std::string errno_text(int error) {
+  return fmt::format("{} (errno {})", std::generic_category().message(error), error);
 }
 
-std::string hint_of_writing(int error) {
-  switch (error) {
-    case ENOENT:
-      return ". hint: create its folder first (mkdir -p)";
-    case EACCES:
-    case EPERM:
-      return ". hint: name a folder that this user may write to";
-    case EROFS:
-      return ". hint: the file system is mounted read-only; name another folder";
-    case EISDIR:
-      return ". hint: a folder has this name; name a file";
-    case EEXIST:
-      return ". hint: name another path, or move what is there";
-    case ENOSPC:
-      return ". hint: free some space there, or name another folder";
-    case EDQUOT:
-      return ". hint: this user's quota is used up; raise it, or name another folder";
-    default:
-      return hint_of_path(error);
-  }
+std::string limit_hint(int error) {
+  const Row* const row = row_of(error);
+  return row && row->limit ? row->limit() : "";
+}
+
+std::string reason_of(int error) { return with_hint(error, limit_hint(error)); }
+
+std::string reason_of_reading(int error) {
+  const Row* const row = row_of(error);
+  return row && row->reading ? with_hint(error, row->reading) : reason_of(error);
+}
+
+std::string reason_of_writing(int error, std::int64_t wanted) {
+  const Row* const row = row_of(error);
+  if (!row || !row->writing) return reason_of(error);
+  return with_hint(error, fmt::format(fmt::runtime(row->writing), wanted > 0 ? format_bytes(wanted) : "some space"));
+}
+
+int limit_in(std::string_view text) {
+  for (const Row& row : kRows)
+    if (row.limit && text.find(std::generic_category().message(row.error)) != std::string_view::npos) return row.error;
+  return 0;
+}
+
+ExitCode exit_code_of_errno(int error) {
+  const Row* const row = row_of(error);
+  return row ? row->code : ExitCode::kIo;
+}
+
+ExitCode exit_code_of_creating(int error) {
+  const Row* const row = row_of(error);
+  if (error == EROFS) return ExitCode::kPermission;
+  return row && (row->limit || row->code == ExitCode::kPermission) ? row->code : ExitCode::kCannotCreate;
 }
 
 }  // namespace tessera

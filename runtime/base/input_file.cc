@@ -12,7 +12,6 @@
 
 #include "runtime/base/bytes.h"
 #include "runtime/base/errno_hint.h"
-#include "runtime/base/process_limits.h"
 #include "runtime/base/status.h"
 
 namespace tessera {
@@ -81,7 +80,7 @@ bool wait_for_pipe(int fd) {
 
 absl::Status input_error(const std::filesystem::path& path, const std::string& kind, const char* what, int error) {
   return make_error(exit_code_of_input(error),
-                    fmt::format("{}: {}: {}{}", name_of(path, kind), what, reason_of(error), hint_of_reading(error)));
+                    fmt::format("{}: {}: {}", name_of(path, kind), what, reason_of_reading(error)));
 }
 
 absl::StatusOr<InputFile> InputFile::open(const std::filesystem::path& path, const std::string& kind) {

@@ -23,8 +23,7 @@ namespace tessera {
 namespace {
 
 absl::Status os_error(ExitCode code, const std::filesystem::path& path, const char* what, int error) {
-  return make_error(
-      code, fmt::format("metrics file {}: {}: {}{}", path.string(), what, reason_of(error), hint_of_writing(error)));
+  return make_error(code, fmt::format("metrics file {}: {}: {}", path.string(), what, reason_of_writing(error)));
 }
 
 // Keeps other writers of the file out, so that nobody takes a line that is being written for one that was torn. Where a
@@ -105,12 +104,7 @@ absl::StatusOr<MetricsWriter> MetricsWriter::open(const std::filesystem::path& p
   const int fd = open_for(path, options.format == MetricsFormat::kEvents ? Start::kNew : options.start);
   if (fd < 0) {
     const int error = errno;
-    const bool denied = error == EACCES || error == EPERM || error == EROFS;
-    const bool is_limit = !limit_hint(error).empty();
-    return os_error(denied     ? ExitCode::kPermission
-                    : is_limit ? exit_code_of_errno(error)
-                               : ExitCode::kCannotCreate,
-                    path, "cannot be opened", error);
+    return os_error(exit_code_of_creating(error), path, "cannot be opened", error);
   }
   MetricsWriter writer(fd, path, form_of(options));
   TESSERA_RETURN_IF_ERROR(writer.go_on_with_content());

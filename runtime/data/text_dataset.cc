@@ -83,9 +83,8 @@ absl::StatusOr<std::vector<fs::path>> walk(const fs::path& root, const std::vect
     if (entry->is_regular_file(broken_link) && wanted(entry->path(), extensions)) found.push_back(entry->path());
   }
   if (error)
-    return make_error(
-        error == std::errc::permission_denied ? ExitCode::kPermission : ExitCode::kIo,
-        fmt::format("{}: cannot list: {}{}", root.string(), error.message(), hint_of_reading(error.value())));
+    return make_error(error == std::errc::permission_denied ? ExitCode::kPermission : ExitCode::kIo,
+                      fmt::format("{}: cannot list: {}", root.string(), reason_of_reading(error.value())));
   std::sort(found.begin(), found.end(), [](const fs::path& a, const fs::path& b) { return a.native() < b.native(); });
   return found;
 }

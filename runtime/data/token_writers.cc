@@ -12,7 +12,6 @@
 #include <system_error>
 
 #include "runtime/base/errno_hint.h"
-#include "runtime/base/process_limits.h"
 #include "runtime/base/status.h"
 
 namespace tessera {
@@ -62,7 +61,7 @@ class Output {
  private:
   absl::Status failed(ExitCode code, const char* what, int error) const {
     return make_error(
-        code, fmt::format("{}: cannot {}: {}{}", path_.string(), what, reason_of(error), hint_of_writing(error)));
+        code, fmt::format("{}: cannot {}: {}", path_.string(), what, reason_of_writing(error)));
   }
 
   std::filesystem::path path_, partial_;

@@ -9,7 +9,7 @@
 #include <cerrno>
 #include <utility>
 
-#include "runtime/base/process_limits.h"
+#include "runtime/base/errno_hint.h"
 #include "runtime/base/status.h"
 
 namespace tessera {

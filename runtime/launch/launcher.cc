@@ -16,6 +16,7 @@
 #include <system_error>
 #include <thread>
 
+#include "runtime/base/errno_hint.h"
 #include "runtime/base/process_limits.h"
 #include "runtime/base/status.h"
 #include "runtime/launch/supervisor.h"

@@ -6,12 +6,12 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
-/// LibTorch 2.15 gave three calls of c10d::Backend new names and keeps the old ones as deprecated aliases. Each name forwards to the
+/// LibTorch 2.14 gave three calls of c10d::Backend new names and keeps the old ones as deprecated aliases. Each name forwards to the
 /// other, so a backend of the user's may override either. Tessera calls them through these functions.
 ///
 /// 1 where c10d::Backend has the new names.
 #define TESSERA_TORCH_HAS_SINGLE_NAMES \
-  (TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 15))
+  (TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 14))
 
 namespace tessera {
 

@@ -12,6 +12,8 @@
 #include <functional>
 #include <string>
 
+#include "runtime/base/errno_hint.h"
+
 namespace tessera {
 namespace {
 
@@ -80,16 +82,6 @@ TEST(ProcessLimits, ThreadsThatTheSystemRefusesAreAnErrno) {
 #endif
   // Each thread's stack takes addresses, of which there are none left; a few stacks of threads that have ended are used again.
   EXPECT_EQ(in_child([] { return set(RLIMIT_AS, 1 << 20, RLIM_INFINITY) && try_threads(64) == EAGAIN; }), 0);
-}
-
-TEST(ProcessLimits, ATextOfAnotherLibrarySpeaksOfALimitOrOfNone) {
-  EXPECT_EQ(limit_in("[../gloo/transport/tcp/listener.cc:30] accept: Too many open files"), EMFILE);
-  EXPECT_EQ(limit_in("Resource temporarily unavailable"), EAGAIN);
-  EXPECT_EQ(limit_in("Connection refused"), 0);
-  EXPECT_EQ(reason_of(EIO), "Input/output error (errno 5)");
-  EXPECT_EQ(limit_hint(ENOENT), "");
-  EXPECT_EQ(exit_code_of_errno(EFBIG), ExitCode::kIo);
-  EXPECT_EQ(exit_code_of_errno(EAGAIN), ExitCode::kOsResource);
 }
 
 }  // namespace

@@ -151,7 +151,8 @@ TEST(BlockFile, BadDirectoriesAreRefused) {
   EXPECT_EQ(exit_code_of(create("")), ExitCode::kConfig);
   const absl::Status missing = create(folder.file("missing"));
   EXPECT_EQ(exit_code_of(missing), ExitCode::kCannotCreate);
-  EXPECT_THAT(message_of(missing), AllOf(HasSubstr(folder.file("missing")), HasSubstr("hint: create the directory")));
+  EXPECT_THAT(message_of(missing),
+              AllOf(HasSubstr(folder.file("missing")), HasSubstr("hint: create its folder first")));
   EXPECT_EQ(exit_code_of(create(folder.file("file"))), ExitCode::kCannotCreate);
   EXPECT_EQ(exit_code_of(create(folder.file(std::string(300, 'n')))), ExitCode::kCannotCreate);
   EXPECT_EQ(exit_code_of(create(folder.path(), 1000)), ExitCode::kInternal);

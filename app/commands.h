@@ -36,11 +36,19 @@ struct TimingOptions {
   std::string profile;       ///< of `tessera train --profile`
 };
 
+/// A file of weights, and what LoadOptions says of it (tessera/weights.h).
+struct WeightsFile {
+  std::string path;
+  std::string part;
+  std::vector<std::string> without;
+};
+
 struct TrainCommand {
   std::string model;  ///< model file, or a folder of Hugging Face; empty: init_from's
   std::string
       init_from;  ///< safetensors that training starts from: a folder of Hugging Face or a file; empty: fresh weights
-  std::string strategy;  ///< strategy file
+  WeightsFile load_weights;  ///< that training starts from, with the names that Tessera gives; no path: none
+  std::string strategy;      ///< strategy file
   std::string data;
   std::string data_format = "auto";
   std::vector<std::string> extensions;  ///< of a folder's text files; empty: all files
@@ -77,8 +85,8 @@ int run_train(const TrainCommand& command);
 
 struct SampleCommand {
   std::string model;  ///< model file, or a folder of Hugging Face
-  std::string
-      weights;  ///< as `tessera train --save-weights` wrote them, or safetensors; empty: those of the folder `model`
+  WeightsFile
+      weights;  ///< as PyTorch or `tessera train --save-weights` wrote them, or safetensors; no path: the folder `model`'s
   std::string tokenizer;  ///< as TrainCommand's
   TextSampling sample;
 };

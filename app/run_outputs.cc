@@ -58,6 +58,7 @@ absl::Status check_outputs(const TrainCommand& command, const RunOutputs& output
   std::vector<NamedPath> inputs = {{"--model", command.model},
                                    {"--strategy", command.strategy},
                                    {"--init-from", command.init_from},
+                                   {"--load-weights", command.load_weights.path},
                                    {"--predict-links", command.predicted_by.links},
                                    {"--predict-profile", command.predicted_by.profile}};
   for (const auto& [name, data] : {std::pair("--data", command.data), std::pair("--eval-data", command.eval_data)}) {

@@ -37,7 +37,7 @@ int run_sample(const SampleCommand& command) {
     if (command.sample.temperature < 0 || command.sample.top_k < 0)
       throw Error(ExitCode::kUsage,
                   "sample: --temperature and --top-k cannot be negative. hint: 0 is the least of each");
-    if (command.weights.empty() && !is_folder(command.model))
+    if (command.weights.path.empty() && !is_folder(command.model))
       throw Error(ExitCode::kUsage,
                   "sample: --weights is required where --model is no folder of Hugging Face. hint: name what tessera "
                   "train --save-weights wrote");
@@ -50,11 +50,16 @@ int run_sample(const SampleCommand& command) {
     const ChosenTokenizer tokenizer = value_or_throw(choose_tokenizer(command.tokenizer, {command.model}));
     throw_if_error(tokenizer.get() ? check_vocabulary(*tokenizer.get(), model->vocab_size())
                                    : check_byte_level(*model));
-    const std::string weights = command.weights.empty() ? command.model : command.weights;
-    if (is_folder(weights) || weights.ends_with(".safetensors"))
+    const std::string weights = command.weights.path.empty() ? command.model : command.weights.path;
+    const bool is_hf = is_folder(weights) || weights.ends_with(".safetensors");
+    if (is_hf && !(command.weights.part.empty() && command.weights.without.empty()))
+      throw Error(ExitCode::kUsage,
+                  "sample: --weights-part and --weights-without are for files of PyTorch's save. hint: leave them out: "
+                  "names in safetensors are Hugging Face's");
+    if (is_hf)
       import_hf(*model, weights, config);
     else
-      load_weights(*model, weights);
+      load_weights(*model, weights, {.part = command.weights.part, .without = command.weights.without});
     std::printf("%s\n", continue_text(*model, command.sample, tokenizer.get()).c_str());
   });
 }

@@ -66,6 +66,8 @@ absl::Status check_numbers(const TrainCommand& command) {
   if (command.model.empty() && command.init_from.empty())
     return refuse(
         "--model is required. hint: name a model file (docs/models.md), or by --init-from a folder of Hugging Face");
+  if (!command.init_from.empty() && !command.load_weights.path.empty())
+    return refuse("--init-from and --load-weights both give the first weights. hint: leave one of them out");
   if (command.steps < 1) return refuse("--steps must be 1 or more. hint: it is how many updates the run makes");
   if (command.batch < 1)
     return refuse("--batch must be 1 or more. hint: it is how many samples a rank takes at a time");
@@ -223,6 +225,7 @@ nlohmann::json description(const TrainCommand& command, const Strategy& strategy
             {"keep-best", command.checkpoints.keep_best},
             {"resume", run.resumes},
             {"init-from", !command.init_from.empty()},
+            {"load-weights", !command.load_weights.path.empty()},
             {"export-hf", !run.outputs.hf.empty()},
             {"trace", !run.outputs.trace.empty()},
             {"save-weights", !run.outputs.weights.empty()}}}};
@@ -371,6 +374,9 @@ void try_to_write_trace(const std::string& path, const Mesh& mesh) {
 int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& engine, int threads) {
   TrainingCheckpoints checkpoints(engine, command.checkpoints, run.config, mesh);
   if (run.resumes.empty() && !command.init_from.empty()) import_hf(engine, command.init_from, run.config);
+  if (run.resumes.empty() && !command.load_weights.path.empty())
+    load_weights(engine, command.load_weights.path,
+                 {.part = command.load_weights.part, .without = command.load_weights.without});
   const bool speaks = mesh.rank() == 0;
   const std::int64_t done = checkpoints.resume(
       run.resumes, resume_durable_steps(command.checkpoints, engine, *run.batches, speaks), *run.batches);

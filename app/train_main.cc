@@ -31,6 +31,24 @@ void add_sampling(CLI::App& command, TextSampling& sampling, const std::string& 
       ->capture_default_str();
 }
 
+/// A file of weights, and two options that say how to read it.
+void add_weights(CLI::App& command, WeightsFile& weights, const std::string& option, const std::string& help) {
+  CLI::Option* const path = command.add_option(option, weights.path, help)->check(not_empty());
+  command
+      .add_option("--weights-part", weights.part,
+                  "which of several dictionaries in that file: its keys, with slashes between; default: the one with "
+                  "the model's "
+                  "names")
+      ->check(not_empty())
+      ->needs(path);
+  command
+      .add_option("--weights-without", weights.without,
+                  "pieces of that file's names to leave out, such as module.,_orig_mod.")
+      ->delimiter(',')
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->needs(path);
+}
+
 void add_training(CLI::App& command, TrainCommand& train) {
   command.add_option("--model", train.model, "model file (JSON, docs/models.md), or a folder of Hugging Face")
       ->check(not_empty());
@@ -38,6 +56,9 @@ void add_training(CLI::App& command, TrainCommand& train) {
       .add_option("--init-from", train.init_from,
                   "weights to start from: a folder of Hugging Face, which is the model too, or a safetensors file")
       ->check(not_empty());
+  add_weights(
+      command, train.load_weights, "--load-weights",
+      "weights to start from, by Tessera's names: a file of PyTorch's save, of C++ or Python, or of --save-weights");
   command.add_option("--strategy", train.strategy, "strategy file (JSON, docs/strategy.md)")
       ->required()
       ->check(not_empty());
@@ -163,10 +184,10 @@ void add_sample(CLI::App& app, SampleCommand& sample) {
   command->add_option("--model", sample.model, "model file (JSON), or a folder of Hugging Face")
       ->required()
       ->check(not_empty());
-  command
-      ->add_option("--weights", sample.weights,
-                   "file of tessera train --save-weights, or safetensors; default: those of the folder of Hugging Face")
-      ->check(not_empty());
+  add_weights(
+      *command, sample.weights, "--weights",
+      "file of PyTorch's save or of tessera train --save-weights, or safetensors; default: those of the folder of "
+      "Hugging Face");
   command
       ->add_option("--tokenizer", sample.tokenizer,
                    "a tokenizer.json, its folder, or bytes; default: that of --model, else bytes")

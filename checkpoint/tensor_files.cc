@@ -34,8 +34,13 @@ bool is_pickle(std::string_view head) { return head.starts_with("PK\x03\x04") ||
 
 /// A name of a file in the index's own folder, and nothing that leads elsewhere.
 bool is_plain_name(const std::string& name) {
-  return name.size() <= kMostFileName && name.ends_with(kSuffix) &&
+  return !name.empty() && name.size() <= kMostFileName && name != "." && name != ".." &&
          name.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
+}
+
+std::string folder_of(const std::string& path) {
+  const std::string folder = fs::path(path).parent_path().string();
+  return folder.empty() ? "." : folder;
 }
 
 absl::Status pickle_refused(const std::string& name) {
@@ -69,7 +74,8 @@ absl::StatusOr<TensorFiles> TensorFiles::open(const std::string& path, const std
   TensorFiles files(who);
   std::error_code error;
   if (!fs::is_directory(path, error)) {
-    TESSERA_RETURN_IF_ERROR(files.add_file(path));
+    TESSERA_RETURN_IF_ERROR(path.ends_with(kIndexSuffix) ? files.add_indexed(folder_of(path), path)
+                                                         : files.add_file(path));
     return files;
   }
   const std::string model = path + "/" + kModelFile, index = path + "/" + kIndexFile;
@@ -110,32 +116,48 @@ absl::Status TensorFiles::add_file(const std::string& path) {
   return absl::OkStatus();
 }
 
-absl::Status TensorFiles::add_indexed(const std::string& folder, const std::string& index) {
-  const std::string name = who_ + ": " + index;
-  TESSERA_ASSIGN_OR_RETURN(const std::string text, read_regular_text(index, kMostIndexBytes, who_));
+absl::StatusOr<std::map<std::string, std::string>> read_model_index(const std::string& path, const std::string& who) {
+  const std::string name = who + ": " + path;
+  TESSERA_ASSIGN_OR_RETURN(const std::string text, read_regular_text(path, kMostIndexBytes, who));
   TESSERA_ASSIGN_OR_RETURN(const JsonNode root, parse_checkpoint_json(name, text, kMostIndexValues));
   absl::Status status;
   const JsonFields fields(root, name, "", status);
   const std::vector<JsonNode>& map = fields.children("weight_map");
   TESSERA_RETURN_IF_ERROR(status);
+  std::map<std::string, std::string> files;
   std::set<std::string> names;
   for (const JsonNode& each : map) {
     const std::string file = each.value.is_string() ? each.value.get<std::string>() : "";
     if (!is_plain_name(file))
       return make_error(ExitCode::kCorruptData,
-                        fmt::format("{}: {}: wanted the name of a {} file of this folder, got {}{}", name,
-                                    json_pointer("/weight_map", each.key), kSuffix, describe(each), kDamagedFileHint));
+                        fmt::format("{}: {}: wanted the name of a file of this folder, got {}{}", name,
+                                    json_pointer("/weight_map", each.key), describe(each), kDamagedFileHint));
     names.insert(file);
+    files.emplace(each.key, file);
   }
   if (names.empty() || names.size() > kMostFiles)
     return make_error(ExitCode::kCorruptData, fmt::format("{}: /weight_map: wanted 1 to {} files, got {}{}", name,
                                                           kMostFiles, names.size(), kDamagedFileHint));
+  return files;
+}
+
+absl::Status TensorFiles::add_indexed(const std::string& folder, const std::string& index) {
+  TESSERA_ASSIGN_OR_RETURN(const auto map, read_model_index(index, who_));
+  const std::string name = who_ + ": " + index;
+  std::set<std::string> names;
+  for (const auto& [tensor, file] : map) {
+    if (!file.ends_with(kSuffix))
+      return make_error(ExitCode::kCorruptData,
+                        fmt::format("{}: {}: wanted the name of a {} file of this folder, got {}{}", name,
+                                    json_pointer("/weight_map", tensor), kSuffix, quoted_text(file), kDamagedFileHint));
+    names.insert(file);
+  }
   for (const std::string& file : names) TESSERA_RETURN_IF_ERROR(add_file(folder + "/" + file));
-  for (const JsonNode& each : map) {
-    const auto place = tensors_.find(each.key);
-    const std::string wanted = folder + "/" + each.value.get<std::string>();
+  for (const auto& [tensor, file] : map) {
+    const auto place = tensors_.find(tensor);
+    const std::string wanted = folder + "/" + file;
     if (place == tensors_.end() || files_[place->second.file].path != wanted)
-      return make_error(ExitCode::kCorruptData, name + ": the tensor " + quoted_text(each.key, 120) + " is not in " +
+      return make_error(ExitCode::kCorruptData, name + ": the tensor " + quoted_text(tensor, 120) + " is not in " +
                                                     wanted + ". hint: take index and files from one source");
   }
   return absl::OkStatus();

@@ -23,6 +23,7 @@ namespace tessera {
 /// | a file                                           | a safetensors file                                     |
 /// | a folder with `model.safetensors`                | that file                                              |
 /// | a folder with `model.safetensors.index.json`     | the files of this folder that its `weight_map` names   |
+/// | a file `*.index.json`                            | the files of its folder that its `weight_map` names    |
 ///
 /// The files may be damaged or hostile. Every header is looked at before anything is read; no link is followed, and
 /// nothing outside of the folder is opened.
@@ -62,5 +63,10 @@ class TensorFiles {
 
 inline constexpr char kModelFile[] = "model.safetensors";
 inline constexpr char kIndexFile[] = "model.safetensors.index.json";
+inline constexpr char kIndexSuffix[] = ".index.json";
+
+/// The index of a model in several files: names of tensors, and of the file in the index's folder that each is in. A name of a file leads
+/// nowhere else. Errors, with `who` in front: 65 no such index, or one that names a file elsewhere; RegularFile's.
+absl::StatusOr<std::map<std::string, std::string>> read_model_index(const std::string& path, const std::string& who);
 
 }  // namespace tessera

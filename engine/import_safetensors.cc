@@ -2,16 +2,15 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <optional>
+#include <memory>
 #include <utility>
 
-#include "engine/checkpoint/tensor_bytes.h"
 #include "engine/engine_safetensors.h"
 #include "engine/expect.h"
 #include "engine/memory/master_weights.h"
 #include "engine/outcomes.h"
-#include "engine/safetensors/matched_tensors.h"
 #include "engine/step/outer_steps.h"
+#include "engine/weights/safetensors_source.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 #include "sharding/unrecorded.h"
@@ -32,17 +31,12 @@ absl::Status named(const std::string& path, const absl::Status& status) {
   return make_error(exit_code_of(status), path + ": " + message_of(status));
 }
 
-void log_import(const std::string& path, std::size_t tensors, const std::string& unused) {
-  log_info("weights of " + path + ": " + std::to_string(tensors) + " tensors" + (unused.empty() ? "" : "; ") + unused);
-}
-
 /// Brings one file's values into an Engine. Every rank makes one, and all do the same steps; rank 0 alone reads.
 class ImportToEngine {
  public:
-  ImportToEngine(EngineSafetensors::State& s, const std::string& path, const ImportOptions& options)
+  ImportToEngine(EngineSafetensors::State& s, const ImportedFiles& files)
       : s_(s),
-        path_(path),
-        options_(options),
+        files_(files),
         is_reader_(s.mesh.rank() == 0),
         buffers_(listed(whole_tensors(*s.module, s.strategy.units))) {
     for_each_parameter(s_.units, [&](FlatGroup& group, std::size_t i) { parameters_.push_back({&group, i}); });
@@ -52,11 +46,11 @@ class ImportToEngine {
     // Gathered values are stale soon, and no rank may be reading parts that others write: the outcome is a meeting.
     for (auto& unit : s_.units)
       if (unit->keeper()) unit->keeper()->drop(*unit);
-    TESSERA_RETURN_IF_ERROR(share("safetensors looked at", is_reader_ ? look() : absl::OkStatus()));
+    TESSERA_RETURN_IF_ERROR(share("weights looked at", is_reader_ ? look() : absl::OkStatus()));
     const bool was_whole = !s_.half_loaded;
     s_.half_loaded = true;
     // A read that fails is known to all ranks (`send`). What fails on one rank alone is an exception, and ends the group.
-    const absl::Status sent = share("safetensors loaded", load());
+    const absl::Status sent = share("weights loaded", load());
     if (!sent.ok())
       return make_error(exit_code_of(sent),
                         message_of(sent) +
@@ -78,14 +72,14 @@ class ImportToEngine {
 
   absl::Status look() {
     return status_from([&]() -> absl::Status {
-      TESSERA_ASSIGN_OR_RETURN(files_, TensorFiles::open(path_, "rank 0"));
       std::vector<WantedTensor> wanted;
       for (const Parameter& parameter : parameters_)
         wanted.push_back(
             {parameter.get().name, parameter.get().sizes, flat_type_of(*parameter.group), parameter.get().aliases});
       for (const auto& [name, buffer] : buffers_) wanted.push_back({name, buffer.sizes().vec(), buffer.scalar_type()});
-      auto matched = match_tensors(*files_, wanted, options_);
-      if (!matched.ok()) return named(path_, matched.status());
+      TESSERA_ASSIGN_OR_RETURN(source_, files_.open(wanted));
+      auto matched = match_tensors(*source_, wanted, files_.rules);
+      if (!matched.ok()) return named(files_.path, matched.status());
       matched_ = std::move(matched->tensors);
       unused_ = std::move(matched->unused);
       return absl::OkStatus();
@@ -122,9 +116,9 @@ class ImportToEngine {
     const FlatParameter& parameter = parameters_[i].get();
     const auto in_rows = c10::contiguous_strides(parameter.sizes);
     const bool as_in_file = !matched_[i].transposed && at::IntArrayRef(parameter.strides) == at::IntArrayRef(in_rows);
-    if (as_in_file) return read_elements(*files_, matched_[i].place, portion.offset, portion.numel);
+    if (as_in_file) return source_->read(matched_[i].name, portion.offset, portion.numel);
     if (!whole_.defined()) {
-      TESSERA_ASSIGN_OR_RETURN(const at::Tensor read, read_whole(*files_, matched_[i]));
+      TESSERA_ASSIGN_OR_RETURN(const at::Tensor read, read_whole(*source_, matched_[i]));
       whole_ = at::empty_strided(parameter.sizes, parameter.strides, read.options()).copy_(read);
     }
     return whole_.as_strided({portion.numel}, {1}, portion.offset);
@@ -134,7 +128,7 @@ class ImportToEngine {
     auto& [name, buffer] = buffers_[i];
     const at::Tensor values = at::empty(buffer.sizes(), at::TensorOptions(buffer.scalar_type()));
     TESSERA_RETURN_IF_ERROR(send(name, values, [&]() -> absl::Status {
-      TESSERA_ASSIGN_OR_RETURN(const at::Tensor read, read_whole(*files_, matched_[parameters_.size() + i]));
+      TESSERA_ASSIGN_OR_RETURN(const at::Tensor read, read_whole(*source_, matched_[parameters_.size() + i]));
       values.copy_(read);
       return absl::OkStatus();
     }));
@@ -148,7 +142,7 @@ class ImportToEngine {
   absl::Status send(const std::string& name, const at::Tensor& values, const Fill& fill) {
     absl::Status own = is_reader_ ? status_from(fill) : absl::OkStatus();
     std::int64_t failed = own.ok() ? 0 : 1;
-    throw_if_error(s_.whole.control->broadcast("safetensors", &failed, sizeof failed, 0).wait());
+    throw_if_error(s_.whole.control->broadcast("weights", &failed, sizeof failed, 0).wait());
     if (failed != 0)
       return own.ok()
                  ? make_error(ExitCode::kIo, "rank 0 could not read " + name + ". hint: rank 0's own message says why")
@@ -165,19 +159,18 @@ class ImportToEngine {
     for (auto& unit : s_.units) unit->gathered_hash = 0;
     s_.checks->accept();
     if (s_.outer) s_.outer->adopt();
-    if (is_reader_) log_import(path_, matched_.size(), unused_);
+    if (is_reader_) log_import(files_.path, matched_.size(), unused_);
   }
 
   EngineSafetensors::State& s_;
-  const std::string& path_;
-  const ImportOptions& options_;
+  const ImportedFiles& files_;
   const bool is_reader_;
   std::vector<Parameter> parameters_;
   std::vector<std::pair<std::string, at::Tensor>> buffers_;
-  std::optional<TensorFiles> files_;    ///< rank 0's
-  std::vector<MatchedTensor> matched_;  ///< rank 0's: parameters, then buffers
-  std::string unused_;                  ///< rank 0's: MatchedTensors::unused
-  at::Tensor whole_;                    ///< rank 0's: a parameter that the file has in another order
+  std::unique_ptr<TensorSource> source_;  ///< rank 0's
+  std::vector<MatchedTensor> matched_;    ///< rank 0's: parameters, then buffers
+  std::string unused_;                    ///< rank 0's: MatchedTensors::unused
+  at::Tensor whole_;                      ///< rank 0's: a parameter that the file has in another order
 };
 
 }  // namespace
@@ -188,42 +181,58 @@ void EngineSafetensors::expect_between_steps(const char* what) const {
   expect(s_.open_guards == 0, what, " under a Gathered guard. hint: close that guard first");
 }
 
-void EngineSafetensors::import_from(const std::string& path, const ImportOptions& options) {
-  expect_between_steps("import_safetensors");
-  s_.bring_replicas_together("import_safetensors");
-  throw_if_error(s_.or_abort("import_safetensors", [&] {
+void EngineSafetensors::import_from(const ImportedFiles& files) {
+  expect_between_steps(files.call);
+  s_.bring_replicas_together(files.call);
+  throw_if_error(s_.or_abort(files.call, [&] {
     s_.expect_parameters();
     s_.settle_commit();
-    return ImportToEngine(s_, path, options).run();
+    return ImportToEngine(s_, files).run();
   }));
 }
 
+std::vector<std::pair<std::string, at::Tensor>> named_tensors(const torch::nn::Module& module) {
+  std::vector<std::pair<std::string, at::Tensor>> named = listed(module.named_parameters());
+  for (const auto& item : module.named_buffers()) {
+    if (item.value().defined()) named.emplace_back(item.key(), item.value());
+  }
+  return named;
+}
+
+ModuleTensors wanted_by(const std::vector<std::pair<std::string, at::Tensor>>& named) {
+  ModuleTensors result;
+  for (const auto& [name, tensor] : named) {
+    const auto tied =
+        std::ranges::find_if(result.tensors, [&](const at::Tensor& each) { return each.is_same(tensor); });
+    if (tied != result.tensors.end()) {
+      result.wanted[static_cast<std::size_t>(tied - result.tensors.begin())].aliases.push_back(name);
+      continue;
+    }
+    result.tensors.push_back(tensor);
+    result.wanted.push_back({name, tensor.sizes().vec(), tensor.scalar_type()});
+  }
+  return result;
+}
+
+void log_import(const std::string& path, std::size_t tensors, const std::string& unused) {
+  log_info("weights of " + path + ": " + std::to_string(tensors) + " tensors" + (unused.empty() ? "" : "; ") + unused);
+}
+
 void import_safetensors(Engine& engine, const std::filesystem::path& path, const ImportOptions& options) {
-  EngineSafetensors(engine).import_from(path.string(), options);
+  EngineSafetensors(engine).import_from(
+      {"import_safetensors", path.string(), rules_of(options),
+       [&](const std::vector<WantedTensor>&) { return open_safetensors(path.string(), "rank 0"); }});
 }
 
 void import_safetensors(torch::nn::Module& module, const std::filesystem::path& path, const ImportOptions& options) {
   const at::NoGradGuard no_grad;
-  TensorFiles files = value_or_throw(TensorFiles::open(path.string(), "import_safetensors"));
-  std::vector<at::Tensor> tensors;
-  std::vector<WantedTensor> wanted;
-  const auto want = [&](const std::string& name, const at::Tensor& tensor) {
-    tensors.push_back(tensor);
-    wanted.push_back({name, tensor.sizes().vec(), tensor.scalar_type()});
-  };
-  for (const auto& item : module.named_parameters()) {
-    const auto tied = std::ranges::find_if(tensors, [&](const at::Tensor& each) { return each.is_same(item.value()); });
-    if (tied == tensors.end())
-      want(item.key(), item.value());
-    else
-      wanted[static_cast<std::size_t>(tied - tensors.begin())].aliases.push_back(item.key());
-  }
-  for (const auto& [name, buffer] : listed(whole_tensors(module, {}))) want(name, buffer);
-  const auto matched = match_tensors(files, wanted, options);
+  const auto source = value_or_throw(open_safetensors(path.string(), "import_safetensors"));
+  ModuleTensors into = wanted_by(named_tensors(module));
+  const auto matched = match_tensors(*source, into.wanted, rules_of(options));
   if (!matched.ok()) throw error_of(named(path.string(), matched.status()));
-  for (std::size_t i = 0; i < tensors.size(); ++i)
-    tensors[i].copy_(value_or_throw(read_whole(files, matched->tensors[i])));
-  if (!matched->unused.empty()) log_import(path.string(), tensors.size(), matched->unused);
+  for (std::size_t i = 0; i < into.tensors.size(); ++i)
+    into.tensors[i].copy_(value_or_throw(read_whole(*source, matched->tensors[i])));
+  if (!matched->unused.empty()) log_import(path.string(), into.tensors.size(), matched->unused);
 }
 
 }  // namespace tessera

@@ -1,91 +1,28 @@
 #include "tessera/weights.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
 
-#include <algorithm>
-#include <cstring>
-#include <iterator>
 #include <map>
 #include <optional>
-#include <sstream>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "engine/engine_state.h"
-#include "engine/loop/weights_reader.h"
-#include "engine/loop/weights_writer.h"
+#include "engine/engine_safetensors.h"
 #include "engine/outcomes.h"
+#include "engine/weights/open_weights.h"
+#include "engine/weights/weights_part.h"
+#include "engine/weights/weights_writer.h"
+#include "runtime/border/phrase.h"
 #include "runtime/border/throw.h"
 #include "sharding/whole_tensors.h"
 
 namespace tessera {
 namespace {
 
-using Weights = std::map<std::string, at::Tensor>;
-
-bool same_bits(const at::Tensor& a, const at::Tensor& b) {
-  if (a.is_same(b) || (a.is_alias_of(b) && a.storage_offset() == b.storage_offset() && a.strides() == b.strides()))
-    return true;
-  if (a.scalar_type() != b.scalar_type()) return false;
-  const at::Tensor one = a.contiguous(), other = b.contiguous();
-  return one.numel() == 0 || std::memcmp(one.const_data_ptr(), other.const_data_ptr(), one.nbytes()) == 0;
-}
-
-/// Puts the tensors of a file into a module's, all or none.
-class Fitting {
- public:
-  explicit Fitting(const Weights& weights) : weights_(weights) {}
-
-  void add(const std::string& name, const at::Tensor& tensor) {
-    const auto found = weights_.find(name);
-    if (found == weights_.end()) {
-      problems_ << "\n  " << name << ": missing in the file";
-    } else if (found->second.sizes() != tensor.sizes()) {
-      problems_ << "\n  " << name << ": the model wants " << tensor.sizes() << ", the file has "
-                << found->second.sizes();
-    } else {
-      add_fitting(name, tensor, found->second);
-    }
-  }
-  void add_superfluous(const std::string& name) { problems_ << "\n  " << name << ": the model has no such weight"; }
-
-  std::string problems() const { return problems_.str(); }
-  void apply() {
-    for (Pair& pair : pairs_) pair.tensor.set_data(pair.value);
-  }
-
- private:
-  struct Pair {
-    std::string name;
-    at::Tensor tensor, value;
-  };
-
-  /// A tied parameter has several names in the module and in the file, and one value.
-  void add_fitting(const std::string& name, const at::Tensor& tensor, const at::Tensor& value) {
-    const auto tied = std::ranges::find_if(pairs_, [&](const Pair& pair) { return pair.tensor.is_same(tensor); });
-    if (tied == pairs_.end()) {
-      pairs_.push_back({name, tensor, value});
-    } else if (!same_bits(tied->value, value)) {
-      problems_ << "\n  " << name << ": the model has one tensor for it and " << tied->name
-                << ", the file has two of other values";
-    }
-  }
-
-  const Weights& weights_;
-  std::ostringstream problems_;
-  std::vector<Pair> pairs_;
-};
-
-/// Parameters and buffers, as the module names them.
-std::vector<std::pair<std::string, at::Tensor>> entries_of(const torch::nn::Module& module) {
-  std::vector<std::pair<std::string, at::Tensor>> entries;
-  for (const auto& item : module.named_parameters()) entries.emplace_back(item.key(), item.value());
-  for (const auto& item : module.named_buffers()) {
-    if (item.value().defined()) entries.emplace_back(item.key(), item.value());
-  }
-  return entries;
-}
+using NamedTensor = std::pair<std::string, at::Tensor>;
 
 /// Rank 0's error is everybody's.
 void throw_on_all_ranks(Collectives& control, const absl::Status& of_rank_0) {
@@ -93,57 +30,130 @@ void throw_on_all_ranks(Collectives& control, const absl::Status& of_rank_0) {
   if (!shared.ok()) throw Error(exit_code_of(shared), "rank 0: " + message_of(shared));
 }
 
+absl::StatusOr<WeightsRequest> request_of(const std::vector<WantedTensor>& wanted, const LoadOptions& options) {
+  WeightsRequest request{.part = options.part, .without = options.without};
+  std::map<std::string, const WantedTensor*> owners;
+  const auto add = [&](const WantedTensor& tensor, const std::string& name) -> absl::Status {
+    const std::string bare = name_without(name, options.without);
+    request.wanted.insert(bare);
+    const WantedTensor* const owner = owners.emplace(bare, &tensor).first->second;
+    if (owner == &tensor) return absl::OkStatus();
+    return make_error(ExitCode::kUsage, "load_weights: " + owner->name + " and " + name + " of the model are both " +
+                                            bare + " then. hint: leave fewer pieces of names out by " +
+                                            say(phrases::kWithout));
+  };
+  for (const WantedTensor& tensor : wanted) {
+    TESSERA_RETURN_IF_ERROR(add(tensor, tensor.name));
+    for (const std::string& alias : tensor.aliases) TESSERA_RETURN_IF_ERROR(add(tensor, alias));
+  }
+  return request;
+}
+
+MatchRules rules_of(const LoadOptions& options) {
+  MatchRules rules{.ignored = options.ignored};
+  if (!options.without.empty())
+    rules.names = [without = options.without](const std::string& name) {
+      return NameInFile{{name_without(name, without)}};
+    };
+  rules.hint = [](const std::vector<std::string>& wanted, const std::vector<std::string>& in_file) {
+    const std::string hint = hint_of_pieces({wanted.begin(), wanted.end()}, in_file);
+    return !hint.empty() ? hint
+                         : "\nhint: make the module with the sizes and names of the one that was saved; " +
+                               say(phrases::kIgnored) + " passes over what it need not have";
+  };
+  return rules;
+}
+
+absl::StatusOr<std::unique_ptr<TensorSource>> open_for(const std::vector<WantedTensor>& wanted,
+                                                       const std::filesystem::path& path, const LoadOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(const WeightsRequest request, request_of(wanted, options));
+  return open_weights(path, request);
+}
+
+void expect_memory(const ModuleTensors& into) {
+  for (std::size_t i = 0; i < into.tensors.size(); ++i) {
+    if (into.tensors[i].is_meta())
+      throw Error(ExitCode::kUsage,
+                  "load_weights: " + into.wanted[i].name +
+                      " has no memory yet. hint: make the Engine first, which gives it memory, and load "
+                      "the weights into the Engine; or make the module without " +
+                      say(phrases::kDeferred) + " and not on the meta device");
+  }
+}
+
+/// In memory of its own, with the file's dtype; else where the values lie anyway.
+void give(at::Tensor& tensor, const at::Tensor& values) {
+  if (tensor.scalar_type() == values.scalar_type())
+    tensor.copy_(values);
+  else
+    tensor.set_data(at::empty_like(tensor, tensor.options().dtype(values.scalar_type())).copy_(values));
+}
+
 }  // namespace
 
-void save_weights(Engine& engine, const std::filesystem::path& path, Existing existing) {
+void EngineSafetensors::save(const std::filesystem::path& path, WeightsForm form, Existing existing) {
   const at::NoGradGuard no_grad;
-  Engine::State& state = *engine.state_;
-  state.bring_replicas_together("save_weights");
+  s_.bring_replicas_together("save_weights");
   std::optional<WeightsWriter> writer;
   absl::Status status;
-  if (state.mesh.is_main()) {
-    absl::StatusOr<OutputFile> file = OutputFile::create(path, "weights");
-    status = file.status();
-    if (status.ok()) writer.emplace(*std::move(file), entries_of(*state.module));
+  if (s_.mesh.is_main()) {
+    status = status_from([&]() -> absl::Status {
+      TESSERA_ASSIGN_OR_RETURN(OutputFile file, OutputFile::create(path, "weights"));
+      writer.emplace(std::move(file), *s_.module, form);
+      return absl::OkStatus();
+    });
   }
-  throw_on_all_ranks(*state.whole.control, status);
-  for (const auto& unit : state.units) {
+  throw_on_all_ranks(*s_.whole.control, status);
+  for (const auto& unit : s_.units) {
     std::vector<at::Tensor> parameters;
     for (const auto& group : unit->groups) {
       for (const FlatParameter& parameter : group->parameters) parameters.push_back(parameter.tensor);
     }
     if (parameters.empty()) continue;
-    Gathered gathered(engine, parameters);
+    Gathered gathered(engine_, parameters);
     for (const at::Tensor& parameter : parameters) {
       if (writer) writer->add(parameter);
     }
     gathered.close();
   }
   if (writer) {
-    for (const auto& item : whole_tensors(*state.module, state.strategy.units)) writer->add(item.value());
+    for (const auto& item : whole_tensors(*s_.module, s_.strategy.units)) writer->add(item.value());
     status = writer->finish(existing);
   }
-  throw_on_all_ranks(*state.whole.control, status);
+  throw_on_all_ranks(*s_.whole.control, status);
 }
 
-void load_weights(torch::nn::Module& module, const std::filesystem::path& path) {
-  auto tensors = value_or_throw(read_weights(path));
-  const Weights weights(std::make_move_iterator(tensors.begin()), std::make_move_iterator(tensors.end()));
-  Fitting fitting(weights);
-  const auto parameters = module.named_parameters();
-  const auto buffers = module.named_buffers();
-  for (const auto& item : parameters) fitting.add(item.key(), item.value());
-  for (const auto& item : buffers) {
-    if (item.value().defined()) fitting.add(item.key(), item.value());
-  }
-  for (const auto& [name, tensor] : weights) {
-    if (!parameters.contains(name) && !buffers.contains(name)) fitting.add_superfluous(name);
-  }
-  if (!fitting.problems().empty())
-    throw Error(ExitCode::kCorruptData,
-                path.string() + " does not fit the model:" + fitting.problems() +
-                    "\nhint: make the module with the sizes and names of the one that was saved");
-  fitting.apply();
+void save_weights(Engine& engine, const std::filesystem::path& path, Existing existing) {
+  save_weights(engine, path, WeightsForm::kDictionary, existing);
+}
+
+void save_weights(Engine& engine, const std::filesystem::path& path, WeightsForm form, Existing existing) {
+  EngineSafetensors(engine).save(path, form, existing);
+}
+
+void load_weights(const std::vector<NamedTensor>& tensors, const std::filesystem::path& path,
+                  const LoadOptions& options) {
+  const at::NoGradGuard no_grad;
+  ModuleTensors into = wanted_by(tensors);
+  expect_memory(into);
+  const auto source = value_or_throw(open_for(into.wanted, path, options));
+  const auto matched = match_tensors(*source, into.wanted, rules_of(options));
+  if (!matched.ok()) throw Error(exit_code_of(matched.status()), path.string() + ": " + message_of(matched.status()));
+  // All is read before anything is changed.
+  std::vector<at::Tensor> values;
+  for (const MatchedTensor& each : matched->tensors) values.push_back(value_or_throw(read_whole(*source, each)));
+  for (std::size_t i = 0; i < values.size(); ++i) give(into.tensors[i], std::exchange(values[i], at::Tensor()));
+  if (!matched->unused.empty()) log_import(path.string(), into.tensors.size(), matched->unused);
+}
+
+void load_weights(torch::nn::Module& module, const std::filesystem::path& path, const LoadOptions& options) {
+  load_weights(named_tensors(module), path, options);
+}
+
+void load_weights(Engine& engine, const std::filesystem::path& path, const LoadOptions& options) {
+  EngineSafetensors(engine).import_from(
+      {"load_weights", path.string(), rules_of(options),
+       [&](const std::vector<WantedTensor>& wanted) { return open_for(wanted, path, options); }});
 }
 
 }  // namespace tessera

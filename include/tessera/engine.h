@@ -320,7 +320,6 @@ class Engine {
   friend class EngineSafetensors;
   friend class Gathered;
   friend class UnevenLoop;
-  friend void save_weights(Engine& engine, const std::filesystem::path& path, Existing existing);
   friend void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const MicrobatchInfo& info);
   struct LossNumber {
     double loss = 0.0, weight = 1.0;

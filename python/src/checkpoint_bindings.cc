@@ -3,6 +3,7 @@
 #include <map>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "python/src/bindings.h"
 #include "tessera/checkpoint.h"
@@ -22,6 +23,16 @@ std::string save(Engine& engine, const std::string& folder, std::map<std::string
 
 bool commit(Engine& engine, std::map<std::string, at::Tensor> tensors, std::map<std::string, std::string> json) {
   return commit_durable(engine, {.tensors = std::move(tensors), .json = std::move(json), .data = {}});
+}
+
+void load(Engine& engine, const std::string& path, std::string part, std::vector<std::string> without,
+          std::vector<std::string> ignored) {
+  load_weights(engine, path, {std::move(part), std::move(without), std::move(ignored)});
+}
+
+void load_into(const std::vector<std::pair<std::string, at::Tensor>>& tensors, const std::string& path,
+               std::string part, std::vector<std::string> without, std::vector<std::string> ignored) {
+  load_weights(tensors, path, {std::move(part), std::move(without), std::move(ignored)});
 }
 
 }  // namespace
@@ -49,10 +60,13 @@ void bind_checkpoints(py::module_& module) {
   module.def("resume_durable", &resume_durable, Released());
   module.def(
       "save_weights",
-      [](Engine& engine, const std::string& path, bool replace) {
-        save_weights(engine, path, replace ? Existing::kReplaced : Existing::kKept);
+      [](Engine& engine, const std::string& path, bool replace, bool is_archive) {
+        save_weights(engine, path, is_archive ? WeightsForm::kArchive : WeightsForm::kDictionary,
+                     replace ? Existing::kReplaced : Existing::kKept);
       },
       Released());
+  module.def("load_weights", &load, Released());
+  module.def("load_weights_into", &load_into, Released());
 }
 
 }  // namespace tessera::python

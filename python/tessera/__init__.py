@@ -17,7 +17,7 @@ expect_same_torch()
 from tessera import _native  # noqa: E402
 from tessera._built_with import VERSION as __version__  # noqa: E402
 from tessera._collectives import all_gather, all_reduce, barrier, broadcast, mean_over_ranks  # noqa: E402
-from tessera._engine import Engine, Evaluation, LoadedCheckpoint, backward, deferred_init, plan, uneven  # noqa: E402
+from tessera._engine import Engine, Evaluation, LoadedCheckpoint, backward, deferred_init, load_weights, plan, uneven  # noqa: E402
 from tessera._error import Error  # noqa: E402
 from tessera._job import init, local_rank, rank, seed_for_rank, world_size  # noqa: E402
 from tessera._observers import answer_profilers  # noqa: E402
@@ -29,5 +29,5 @@ StepResult = _native.StepResult
 PlannedMemory = _native.PlannedMemory
 
 __all__ = ["Engine", "Error", "Evaluation", "LoadedCheckpoint", "PlannedMemory", "StepResult", "__version__", "all_gather",
-           "all_reduce", "backward", "barrier", "broadcast", "deferred_init", "init", "local_rank", "mean_over_ranks", "plan", "rank",
+           "all_reduce", "backward", "barrier", "broadcast", "deferred_init", "init", "load_weights", "local_rank", "mean_over_ranks", "plan", "rank",
            "seed_for_rank", "uneven", "world_size"]

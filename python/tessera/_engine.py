@@ -240,15 +240,30 @@ class Engine:
                 result[name] = copy
         return result
 
-    def save_weights(self, path: str | os.PathLike, *, replace: bool = True) -> None:
+    def save_weights(self, path: str | os.PathLike, *, replace: bool = True, form: str = "dictionary") -> None:
         """Writes full parameters and buffers as torch.save does, unit by unit; `torch.load(path, weights_only=True)` reads it, and
         `load_state_dict` takes it: buffers are rank 0's, as they are now, without those of `persistent=False`.
 
+        With `form="archive"` the file is one that C++ reads by `torch::load(module, path)`, where the module's names are the same, and Python by
+        `torch.jit.load(path).state_dict()`. `load_weights` reads both.
+
         Collective. Raises Error on all ranks where rank 0 cannot write (73, 74, 77), or where the file is there and not to be replaced (73).
+        """
+        if form not in ("dictionary", "archive"):
+            raise Error(f"save_weights has the forms dictionary and archive, got {form!r}. hint: archive is for torch::load in C++")
+        engine = self._live()
+        self._mirror.refresh_for_weights()
+        _native.save_weights(engine, os.fspath(path), replace, form == "archive")
+
+    def load_weights(self, path: str | os.PathLike, *, part: str = "", without: Sequence[str] = (), ignored: Sequence[str] = ()) -> None:
+        """Gives parameters and buffers the values of a file of weights, unit by unit, in the dtypes of the strategy; fp32 masters get the file's
+        values. Optimizer states stay as they are. `tessera.load_weights` says which files there are, and what the options mean.
+
+        Collective, between steps; rank 0 alone reads. Raises Error on all ranks: 66 missing; 65 of another kind, damaged, or of another model.
         """
         engine = self._live()
         self._mirror.refresh_for_weights()
-        _native.save_weights(engine, os.fspath(path), replace)
+        _native.load_weights(engine, os.fspath(path), part, _names(without), _names(ignored))
 
     def save_checkpoint(self, folder: str | os.PathLike, *, tensors: Mapping[str, torch.Tensor] | None = None,
                         json: Mapping[str, Any] | None = None, keep: int = 0, best: bool = False) -> str:
@@ -465,6 +480,31 @@ def _kind_of(value: Any) -> str:
     if isinstance(value, numbers.Real):
         return str(value)
     return "None" if value is None else f"a {type(value).__name__}"
+
+
+def load_weights(model: torch.nn.Module, path: str | os.PathLike, *, part: str = "", without: Sequence[str] = (),
+                 ignored: Sequence[str] = ()) -> None:
+    """Gives a module the values and dtypes of a file: of `torch.save` (a state_dict, also one in other dictionaries), of C++'s `torch::save`, of
+    `Engine.save_weights`, or of safetensors; a model in several files is named by its index or its folder. Nothing in the file is run.
+    All of the file is used but for what the options leave out, or nothing is changed.
+
+    Before an Engine is made of the module; `Engine.load_weights` is for later.
+
+    `part` says which of several dictionaries in the file is meant, by its keys with slashes between: "ema", "checkpoint/state_dict". Without it
+    the one is taken that has the module's names. `without` has pieces of names that count for nothing, in the file and in the module:
+    "module." of DistributedDataParallel, "_orig_mod." of torch.compile, or a prefix such as "model.". `ignored` has patterns, as of file names,
+    of what the module need not have of the file.
+
+    Raises Error: 66 missing, 77 without permission; 65 where the file is of another kind, which is named with its remedy, damaged, or does not fit.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise Error(f"load_weights wants a torch.nn.Module, got {type(model).__name__}. hint: of an Engine call its own load_weights")
+    tensors = [(name, value) for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, torch.Tensor)]
+    _native.load_weights_into(tensors, os.fspath(path), part, _names(without), _names(ignored))
+
+
+def _names(names: str | Sequence[str]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
 
 
 class Guard:

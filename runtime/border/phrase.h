@@ -48,6 +48,10 @@ inline constexpr Phrase kTrue = {"true", "True"};
 inline constexpr Phrase kNoGrad = {"torch::NoGradGuard", "torch.no_grad()"};
 inline constexpr Phrase kBringHook = {"give the Engine a CommHook (tessera/comm_hook.h)",
                                       "leave compression.hook out; hooks are written in C++"};
+inline constexpr Phrase kPart = {"LoadOptions::part (--weights-part of tessera)", "part=..."};
+inline constexpr Phrase kWithout = {"LoadOptions::without (--weights-without of tessera)", "without=[...]"};
+inline constexpr Phrase kIgnored = {"LoadOptions::ignored", "ignored=[...]"};
+
 inline constexpr Phrase kDeferred = {"tessera::deferred_init", "tessera.deferred_init()"};
 inline constexpr Phrase kInferenceMode = {"c10::InferenceMode", "torch.inference_mode()"};
 

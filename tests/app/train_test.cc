@@ -194,7 +194,18 @@ TEST_F(Train, WeightsOfShardedRanksSpeakElsewhere) {
              R"({"model": "gpt", "vocab_size": 256, "seq_len": 16, "layers": 2, "width": 32, "heads": 2})");
   const Ended wrong = run_program(sample, path("run"));
   EXPECT_EQ(wrong.code, 65);
-  EXPECT_THAT(wrong.err, HasSubstr("the model has no such weight"));
+  EXPECT_THAT(wrong.err, HasSubstr("the model has no such tensor"));
+}
+
+TEST_F(Train, WeightsThatAreLoadedAreThoseThatTrainingStartsFrom) {
+  run(launch(2) + train(strategy("FULL_SHARD"), "made", {"--save-weights", path("made.pt")}));
+  std::string text = read_file(path("FULL_SHARD.json"));
+  const std::string rate = R"("lr": 0.01)";
+  text.replace(text.find(rate), rate.size(), R"("lr": 0)");
+  write_file(path("still.json"), text);
+  const Words more = {"--load-weights", path("made.pt"), "--save-weights", path("again.pt"), "--seed", "99"};
+  run(launch(2) + train(path("still.json"), "again", more));
+  EXPECT_EQ(read_file(path("again.pt")), read_file(path("made.pt")));
 }
 
 TEST_F(Train, ARunDirectoryHoldsAllThatBelongsToARun) {

@@ -1,6 +1,4 @@
-// Files of torch.save: what PyTorch writes is read, and what does not fit together is an error before a value is read.
-
-#include "engine/loop/weights_reader.h"
+// Archives of PyTorch: what it writes is read, and what does not fit together is an error before a value is read.
 
 #include <ATen/Functions.h>
 #include <caffe2/serialize/inline_container.h>
@@ -9,6 +7,8 @@
 
 #include <map>
 
+#include "engine/weights/open_weights.h"
+#include "engine/weights/weights_archive.h"
 #include "runtime/base/status.h"
 #include "tests/oracle/child.h"
 #include "tests/support/test_folder.h"
@@ -49,6 +49,18 @@ std::string pickle_of(const Entry& entry) {
          entry.attributes + "tRs.";
 }
 
+using Tensors = std::map<std::string, at::Tensor>;
+
+absl::StatusOr<Tensors> read_weights(const fs::path& path, const WeightsRequest& request = {}) {
+  TESSERA_ASSIGN_OR_RETURN(const auto source, open_weights(path, request));
+  Tensors tensors;
+  for (const auto& [name, stored] : source->tensors()) {
+    TESSERA_ASSIGN_OR_RETURN(const at::Tensor flat, source->read(name, 0, c10::multiply_integers(stored.sizes)));
+    tensors.emplace(name, flat.view(stored.sizes));
+  }
+  return tensors;
+}
+
 class WeightsReader : public ::testing::Test {
  protected:
   fs::path archive(const std::map<std::string, std::string>& records) const {
@@ -84,8 +96,7 @@ TEST_F(WeightsReader, TensorsAreViewsOfTheirStorages) {
   const auto read = read_weights(with({.offset = 1, .sizes = {2, 2}, .strides = {1, 3}}));
   ASSERT_TRUE(read.ok()) << read.status();
   ASSERT_EQ(read->size(), 1u);
-  EXPECT_EQ(read->front().first, "w");
-  EXPECT_TRUE(at::equal(read->front().second, at::tensor({1.f, 4.f, 2.f, 5.f}).view({2, 2})));
+  EXPECT_TRUE(at::equal(read->at("w"), at::tensor({1.f, 4.f, 2.f, 5.f}).view({2, 2})));
 }
 
 TEST_F(WeightsReader, AStorageThatIsCutIsRefusedWithItsTensor) {
@@ -119,18 +130,84 @@ TEST_F(WeightsReader, ATensorOfOtherValuesThanItsStorageIsRefused) {
 
 TEST_F(WeightsReader, WhatIsNoDictionaryOfTensorsIsNamed) {
   const auto pickled = [&](const std::string& pickle) { return refusal(archive({{"data.pkl", "\x80\x02" + pickle}})); };
-  EXPECT_THAT(pickled("}" + text("epoch") + number(3) + "s."), HasSubstr("epoch: a number"));
-  EXPECT_THAT(pickled("}" + text("model") + "}s."), AllOf(HasSubstr("model: a dictionary"), HasSubstr("state_dict()")));
-  EXPECT_THAT(pickled("]."), HasSubstr("a list, not a dictionary"));
-  EXPECT_THAT(pickled("cos\nsystem\n(" + text("true") + "tR."), HasSubstr("system, not a dictionary"));
+  EXPECT_THAT(pickled("}" + text("epoch") + number(3) + "s."),
+              HasSubstr("holds no tensor, but a dictionary of 1 entry"));
+  EXPECT_THAT(pickled("}" + text("model") + "}s."), AllOf(HasSubstr("holds no tensor"), HasSubstr("state_dict()")));
+  EXPECT_THAT(pickled("]."), HasSubstr("holds no tensor, but a list of 0 entries"));
+  EXPECT_THAT(pickled("N."), HasSubstr("it holds None, not a dictionary"));
+  EXPECT_THAT(pickled("cos\nsystem\n(" + text("true") + "tR."),
+              AllOf(HasSubstr("an object of the class system, not a dictionary"), HasSubstr("model.state_dict()")));
   EXPECT_THAT(pickled("}"), HasSubstr("cut short"));
   EXPECT_THAT(pickled("I1\n."), HasSubstr("instruction 0x49"));
-  EXPECT_THAT(refusal(archive({{"constants.pkl", "x"}, {"data.pkl", pickle_of({})}})),
-              HasSubstr("archive of a module"));
   std::string nested = "}" + text("w") + ")";
   for (int i = 0; i < 100'000; ++i) nested += "\x85";
   EXPECT_THAT(pickled(nested + "s."), HasSubstr("deeper"));
-  EXPECT_THAT(refusal(folder_.write("no_zip.pt", std::string(100, 'x'))), HasSubstr("no zip archive"));
+  EXPECT_THAT(refusal(archive({{"constants.pkl", "x"}})), HasSubstr("zip archive that torch.save did not write"));
+}
+
+/// Dictionaries in dictionaries, `deep` of them, with a tensor in the last.
+std::string nested(int deep) {
+  std::string all = "\x80\x02}";
+  for (int i = 1; i < deep; ++i) all += text("d") + "}";
+  all += pickle_of({}).substr(3);
+  all.pop_back();
+  for (int i = 1; i < deep; ++i) all += "s";
+  return all + ".";
+}
+
+TEST_F(WeightsReader, DictionariesMayNestSoDeepAndNoDeeper) {
+  const std::string values(24, '\0');
+  EXPECT_EQ(refusal(archive({{"data.pkl", nested(32)}, {"data/0", values}})), "accepted");
+  EXPECT_THAT(refusal(archive({{"data.pkl", nested(33)}, {"data/0", values}})), HasSubstr("deeper than 32"));
+  // One that is in itself, a module that is its own state, and 2^30 places for one tensor.
+  EXPECT_THAT(refusal(archive(
+                  {{"data.pkl", "\x80\x02}q" + std::string(1, '\0') + text("d") + "h" + std::string(1, '\0') + "s."}})),
+              HasSubstr("deeper than 32"));
+  const std::string own_state = std::string("\x80\x02") + "c__torch__\nModule\n)\x81q" + '\0' + "h" + '\0' + "b.";
+  EXPECT_THAT(refusal(archive({{"data.pkl", own_state}})), HasSubstr("holds no tensor"));
+  std::string doubled = pickle_of({});
+  doubled.pop_back();
+  for (int i = 0; i < 30; ++i) {
+    const std::string place(1, static_cast<char>(i));
+    doubled += "q" + place + "0}" + text("a") + "h" + place + "s" + text("b") + "h" + place + "s";
+  }
+  EXPECT_THAT(refusal(archive({{"data.pkl", doubled + "."}, {"data/0", values}})),
+              HasSubstr("more than 1048576 entries"));
+}
+
+TEST_F(WeightsReader, OneElementAtManyPlacesTakesNoMemoryUntilItIsWanted) {
+  const std::int64_t many = std::int64_t{1} << 40;
+  const auto source = open_weights(with({.sizes = {many}, .strides = {0}}), {});
+  ASSERT_TRUE(source.ok()) << source.status();
+  EXPECT_EQ((*source)->tensors().at("w").sizes, (std::vector<std::int64_t>{many}));
+}
+
+// Two names in the directory of the archive for the same bytes of the file.
+TEST_F(WeightsReader, RecordsThatLieInOneAnotherAreNoMoreThanTheFile) {
+  const std::string values(std::size_t{1} << 16, 'v');
+  const std::int64_t floats = static_cast<std::int64_t>(values.size() / 4);
+  std::string pickle = "\x80\x02}";
+  std::map<std::string, std::string> records;
+  for (const char* name : {"a", "b", "c"}) {
+    pickle += text(name) + "ctorch._utils\n_rebuild_tensor_v2\n((" + text("storage") + "ctorch\nFloatStorage\n" +
+              text(name) + text("cpu") + number(floats) + "tQ" + number(0) + tuple({floats}) + tuple({1}) + "\x89" +
+              "ccollections\nOrderedDict\n)RtRs";
+    records[std::string("data/") + name] = name == std::string("a") ? values : "";
+  }
+  records["data.pkl"] = pickle + ".";
+  const fs::path path = archive(records);
+  std::string bytes = TestFolder::content_of(path);
+  // The entries of b and c say what that of a says: checksum, sizes and place.
+  const auto entry_of = [&](const std::string& name) {
+    std::size_t place = bytes.rfind("data/" + name);
+    return place - 46;
+  };
+  const std::string of_a = bytes.substr(entry_of("a"), 46);
+  for (const char* name : {"b", "c"}) {
+    bytes.replace(entry_of(name) + 16, 12, of_a.substr(16, 12));
+    bytes.replace(entry_of(name) + 42, 4, of_a.substr(42, 4));
+  }
+  EXPECT_THAT(refusal(folder_.write("laid_over.pt", bytes)), HasSubstr("more than the file"));
 }
 
 TEST_F(WeightsReader, AnyByteMayBeAnotherAndAnyTailMayBeGone) {
@@ -140,7 +217,7 @@ TEST_F(WeightsReader, AnyByteMayBeAnotherAndAnyTailMayBeGone) {
     std::string changed = bytes;
     changed[i] = static_cast<char>(changed[i] ^ (1 << (i % 8)));
     const auto read = read_weights(folder_.write("changed.pt", changed));
-    for (std::size_t t = 0; read.ok() && t < read->size(); ++t) static_cast<void>((*read)[t].second.clone());
+    if (read.ok()) static_cast<void>(read->at("w").clone());
     EXPECT_FALSE(read_weights(folder_.write("cut.pt", bytes.substr(0, i))).ok()) << i;
   }
 }
@@ -154,14 +231,12 @@ TEST_F(WeightsReader, AStateDictOfPythonIsRead) {
     const auto read = read_weights(path);
     ASSERT_TRUE(read.ok()) << read.status();
     double sum = 0;
-    std::map<std::string, at::Tensor> weights(read->begin(), read->end());
-    for (const auto& [name, value] : weights) sum += value.to(at::kDouble).abs().sum().item<double>();
+    for (const auto& [name, value] : *read) sum += value.to(at::kDouble).abs().sum().item<double>();
     EXPECT_EQ(std::to_string(sum) + "\n", *printed);
-    EXPECT_EQ(weights.size(), 10u);
-    EXPECT_EQ(weights.at("linear.weight").data_ptr(), weights.at("tied.weight").data_ptr());
-    EXPECT_EQ(weights.at("linear.weight").strides(), (std::vector<std::int64_t>{1, 2}));
-    EXPECT_TRUE(at::equal(weights.at("strided"), at::arange(6, at::kLong).view({2, 3}).t()));
-    EXPECT_EQ(weights.at("empty").sizes(), (std::vector<std::int64_t>{0, 3}));
+    EXPECT_EQ(read->size(), 10u);
+    EXPECT_TRUE(at::equal(read->at("linear.weight"), read->at("tied.weight")));
+    EXPECT_TRUE(at::equal(read->at("strided"), at::arange(6, at::kLong).view({2, 3}).t()));
+    EXPECT_EQ(read->at("empty").sizes(), (std::vector<std::int64_t>{0, 3}));
   }
 }
 

@@ -1,5 +1,5 @@
-// Weights in a file: those of the module, under every strategy, readable by LibTorch and by Python; and files that cannot be
-// written are everybody's error.
+// Weights in a file: those of the module, under every strategy and in both forms, readable by LibTorch and by Python; what LibTorch
+// writes comes back; and files that cannot be written are everybody's error.
 
 #include "tessera/weights.h"
 
@@ -8,6 +8,7 @@
 #include <torch/csrc/jit/serialization/pickle.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/serialize.h>
 
 #include <filesystem>
 #include <fstream>
@@ -65,6 +66,90 @@ TEST_F(Weights, AreTheModulesUnderEveryStrategy) {
   }
 }
 
+/// As plain LibTorch reads the file: torch::load wants the dtype that is in it.
+Tiny read_plainly(const fs::path& path, const TinyOptions& options, DType dtype) {
+  Tiny plain = make_tiny(options, false);
+  if (dtype == DType::kBF16) plain->to(at::kBFloat16);
+  torch::load(plain, path.string());
+  return plain;
+}
+
+TEST_F(Weights, AnArchiveIsReadByTorchLoadUnderEveryStrategy) {
+  const TinyOptions options{.tied_head = true, .frozen_first_block = true};
+  for (const int ranks : {1, 2, 3}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      for (const Placed& placed : kOnePerPlacement) {
+        SCOPED_TRACE(name_of(placed));
+        const fs::path path = folder_ / "archive.pt";
+        run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+          Session session(mesh, strategy_for(placed, nullptr, dtype), options);
+          session.train(0);
+          save_weights(session.engine, path, WeightsForm::kArchive);
+          session.train(1);  // the Engine goes on
+          save_weights(session.engine, path, WeightsForm::kArchive);
+          const Values values = session.values();
+          if (!mesh.is_main()) return;
+          const Tiny plain = read_plainly(path, options, dtype);
+          EXPECT_TRUE(all_same_bits(values_of(*plain), values));
+          EXPECT_EQ(plain->head.scalar_type(), dtype == DType::kF32 ? at::kFloat : at::kBFloat16);
+          Tiny other = make_tiny(options, false);
+          load_weights(other, path);
+          EXPECT_TRUE(all_same_bits(values_of(*other), values));
+        });
+      }
+    }
+  }
+}
+
+TEST_F(Weights, WhatTorchSaveWroteComesBackUnderEveryStrategy) {
+  const fs::path path = folder_ / "plain.pt";
+  const TinyOptions options{.tied_head = true};
+  Tiny plain = make_tiny(options, false);
+  {
+    const at::NoGradGuard no_grad;
+    for (const at::Tensor& parameter : plain->parameters()) parameter.mul_(1.25).add_(0.01);
+  }
+  torch::save(plain, path.string());
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    if (dtype == DType::kBF16) plain->to(at::kBFloat16);
+    const Values wanted = values_of(*plain);
+    for (const int ranks : {1, 2, 3}) {
+      on_each_placement(
+          ranks,
+          [&](const Mesh& mesh, const Strategy& strategy) {
+            Session session(mesh, strategy, options);
+            session.train(0);
+            load_weights(session.engine, path);
+            EXPECT_TRUE(all_same_bits(session.values(), wanted));
+            session.train(1);
+          },
+          nullptr, dtype);
+    }
+  }
+}
+
+TEST_F(Weights, AreEverybodysWhereTheyAreReadUnderAGuardOrBeforeTheEngine) {
+  const fs::path path = folder_ / "plain.pt";
+  const Tiny plain = make_tiny({}, false);
+  plain->head.set_data(plain->head.mul(3).detach());
+  torch::save(plain, path.string());
+  on_each_placement(2, [&](const Mesh& mesh, const Strategy& strategy) {
+    Session session(mesh, strategy);
+    session.train(0);
+    {
+      Gathered gathered(session.engine, Gathered::kWrite);
+      load_weights(session.model, path);
+      gathered.close();
+    }
+    EXPECT_TRUE(all_same_bits(session.values(), values_of(*plain)));
+    Tiny before = make_tiny({}, false);
+    load_weights(before, path);
+    Engine engine(before, strategy, mesh);
+    Gathered gathered(engine);
+    EXPECT_TRUE(all_same_bits(values_of(*before), values_of(*plain)));
+  });
+}
+
 struct WithBuffersImpl : torch::nn::Module {
   WithBuffersImpl() {
     norm = register_module("norm", torch::nn::BatchNorm1d(4));
@@ -88,34 +173,46 @@ TEST_F(Weights, BuffersAreRankZeros) {
     strategy.units.classes = {};
     Engine engine(model, strategy, mesh);
     model->norm->running_mean.fill_(mesh.rank() + 1.0);
-    save_weights(engine, path);
-    if (!mesh.is_main()) return;
-    WithBuffers other;
-    other->strided.zero_();
-    load_weights(other, path);
-    EXPECT_TRUE(at::equal(other->norm->running_mean, at::ones({4})));
-    EXPECT_TRUE(at::equal(other->named_buffers()["strided"], at::arange(6, at::kLong).view({2, 3}).t()));
-    EXPECT_EQ(other->named_buffers()["empty"].sizes(), (std::vector<std::int64_t>{0, 3}));
-    EXPECT_EQ(dictionary_of(path).size(), 9u);
+    for (const WeightsForm form : {WeightsForm::kDictionary, WeightsForm::kArchive}) {
+      save_weights(engine, path, form);
+      if (!mesh.is_main()) continue;
+      WithBuffers other;
+      other->strided.zero_();
+      load_weights(other, path);
+      EXPECT_TRUE(at::equal(other->norm->running_mean, at::ones({4})));
+      EXPECT_TRUE(at::equal(other->named_buffers()["strided"], at::arange(6, at::kLong).view({2, 3}).t()));
+      EXPECT_EQ(other->named_buffers()["empty"].sizes(), (std::vector<std::int64_t>{0, 3}));
+      if (form == WeightsForm::kDictionary) {
+        EXPECT_EQ(dictionary_of(path).size(), 9u);
+        continue;
+      }
+      WithBuffers plain;
+      torch::load(plain, path.string());
+      EXPECT_TRUE(at::equal(plain->norm->running_mean, at::ones({4})));
+      EXPECT_TRUE(at::equal(plain->strided, at::arange(6, at::kLong).view({2, 3}).t()));
+    }
   });
 }
 
 TEST_F(Weights, PythonReadsThem) {
   if (!oracle::python_has_torch()) GTEST_SKIP() << "Python without torch";
   const fs::path path = folder_ / "weights.pt";
-  std::string wanted;
-  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
-    Session session(mesh, strategy_for(ShardingStrategy::kFullShard), {.tied_head = true});
-    session.train(0);
-    save_weights(session.engine, path);
-    double sum = 0;
-    for (const auto& [name, value] : session.values()) sum += value.to(at::kDouble).abs().sum().item<double>();
-    if (mesh.is_main()) wanted = std::to_string(sum);
-  });
-  const auto printed =
-      oracle::run_python("read_weights.py", {path.string(), "head", "embedding.weight"}, folder_.path(), 60);
-  ASSERT_TRUE(printed.ok()) << printed.status();
-  EXPECT_EQ(*printed, wanted + " True\n");
+  for (const WeightsForm form : {WeightsForm::kDictionary, WeightsForm::kArchive}) {
+    std::string wanted;
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+      Session session(mesh, strategy_for(ShardingStrategy::kFullShard), {.tied_head = true});
+      session.train(0);
+      save_weights(session.engine, path, form);
+      double sum = 0;
+      for (const auto& [name, value] : session.values()) sum += value.to(at::kDouble).abs().sum().item<double>();
+      if (mesh.is_main()) wanted = std::to_string(sum);
+    });
+    const std::string word = form == WeightsForm::kDictionary ? "dictionary" : "archive";
+    const auto printed =
+        oracle::run_python("read_weights.py", {path.string(), word, "head", "embedding.weight"}, folder_.path(), 60);
+    ASSERT_TRUE(printed.ok()) << printed.status();
+    EXPECT_EQ(*printed, wanted + " True\n");
+  }
 }
 
 /// On all ranks, and the Engine goes on.
@@ -160,8 +257,8 @@ TEST_F(Weights, FilesThatDoNotFitAreRefusedWithAllNames) {
     ADD_FAILURE() << "accepted";
   } catch (const Error& error) {
     EXPECT_EQ(error.exit_code(), ExitCode::kCorruptData);
-    EXPECT_THAT(error.message(), HasSubstr("blocks.3.up.weight: missing in the file"));
-    EXPECT_THAT(error.message(), HasSubstr("head: the model wants [19, 13], the file has [19, 12]"));
+    EXPECT_THAT(error.message(), HasSubstr("\"blocks.3.up.weight\": missing in the file"));
+    EXPECT_THAT(error.message(), HasSubstr("\"head\": the model wants the shape [19, 13], the file has [19, 12]"));
   }
   EXPECT_THROW(load_weights(other, folder_ / "none.pt"), Error);
   // All or nothing.
@@ -190,8 +287,45 @@ TEST_F(Weights, ATiedParameterThatTheFileHasTwiceMustHaveOneValue) {
       ADD_FAILURE() << "one of two values was dropped";
     } catch (const Error& error) {
       EXPECT_EQ(error.exit_code(), ExitCode::kCorruptData);
-      EXPECT_THAT(error.message(), HasSubstr("other: the model has one tensor for it and one,"));
+      EXPECT_THAT(error.message(), HasSubstr("\"other\": it has other values than \"one\""));
     }
+  });
+}
+
+// One storage of the file, and two parameters that the optimizer would update apart.
+TEST_F(Weights, TensorsThatShareAStorageInTheFileHaveMemoryOfTheirOwn) {
+  const fs::path path = folder_ / "views.pt";
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor both = at::arange(3, type);
+    c10::Dict<std::string, at::Tensor> weights;
+    weights.insert("one", both);
+    weights.insert("other", type == at::kFloat ? both : both.narrow(0, 1, 1).expand({3}));
+    const std::vector<char> bytes = torch::pickle_save(weights);
+    std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    Pair pair(false);
+    load_weights(pair, path);
+    const auto parameters = pair->named_parameters();
+    for (const auto& item : parameters) {
+      EXPECT_EQ(item.value().scalar_type(), type);
+      EXPECT_TRUE(item.value().is_contiguous()) << item.key();
+    }
+    EXPECT_FALSE(parameters["one"].is_alias_of(parameters["other"]));
+    EXPECT_TRUE(at::equal(parameters["one"], both));
+    EXPECT_TRUE(at::equal(parameters["other"], weights.at("other")));
+  }
+}
+
+TEST_F(Weights, AModuleWithoutMemoryIsToldToLoadIntoItsEngine) {
+  const fs::path path = folder_ / "w.pt";
+  const Tiny plain = make_tiny({}, false);
+  torch::save(plain, path.string());
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    Tiny deferred = make_tiny({}, true);
+    EXPECT_THAT(usage_error_of([&] { load_weights(deferred, path); }), HasSubstr("has no memory yet"));
+    Engine engine(deferred, strategy_for(ShardingStrategy::kFullShard), mesh);
+    load_weights(engine, path);
+    Gathered gathered(engine);
+    EXPECT_TRUE(all_same_bits(values_of(*deferred), values_of(*plain)));
   });
 }
 

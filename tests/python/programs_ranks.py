@@ -394,6 +394,63 @@ def assigned_buffers_of_ranks(strategy):
         engine.close()
 
 
+def files_of_weights(strategy):
+    """What torch.save wrote in each way comes back into a module and into an Engine, and both forms of save_weights into PyTorch."""
+    with tempfile.TemporaryDirectory() as own:
+        folder = pathlib.Path(tessera.broadcast(own))
+        torch.manual_seed(11)
+        wanted = {name: torch.randn_like(value) for name, value in model().state_dict().items()}
+        optimizer = torch.optim.AdamW(model().parameters())
+        if tessera.rank() == 0:
+            torch.save(wanted, folder / "plain.pt")
+            torch.save({"epoch": 3, "state_dict": wanted, "optimizer": optimizer.state_dict()}, folder / "trainer.pt")
+            torch.save({"model": model().state_dict(), "ema": wanted}, folder / "averaged.pt")
+            torch.save({f"module.{name}": value for name, value in wanted.items()}, folder / "parallel.pt")
+            torch.save({**wanted, "epoch": 3}, folder / "beside.pt")
+        tessera.barrier()
+        files = {"plain.pt": {}, "trainer.pt": {}, "averaged.pt": {"part": "ema"}, "parallel.pt": {"without": "module."},
+                 "beside.pt": {"ignored": ["epoch"]}}
+        for file, options in files.items():
+            net = model()
+            tessera.load_weights(net, folder / file, **options)
+            assert all(torch.equal(value, wanted[name]) for name, value in net.state_dict().items()), file
+            net = model()
+            engine = tessera.Engine(net, strategy)
+            train(engine, net, [1])
+            engine.load_weights(folder / file, **options)
+            full = engine.state_dict()
+            assert all(torch.equal(value, wanted[name]) for name, value in full.items()), file
+            train(engine, net, [2])
+            for form in ["dictionary", "archive"]:
+                engine.save_weights(folder / "saved.pt", form=form)
+                full = engine.state_dict()
+                if tessera.rank() == 0:
+                    load = {"dictionary": torch.load, "archive": lambda path: torch.jit.load(path).state_dict()}[form]
+                    saved = load(folder / "saved.pt")
+                    assert set(saved) == set(full) and all(torch.equal(saved[name], full[name]) for name in full), form
+                    other = model()
+                    tessera.load_weights(other, folder / "saved.pt")
+                    assert all(torch.equal(value, full[name]) for name, value in other.state_dict().items()), form
+                tessera.barrier()
+            with expected(64, "forms dictionary and archive"):
+                engine.save_weights(folder / "saved.pt", form="zip")
+            with expected(64, "wants a torch.nn.Module"):
+                tessera.load_weights(engine, folder / file)
+            with expected(65, "leave \"module.\" out of all names by without=[...]"):
+                engine.load_weights(folder / "parallel.pt")
+            with expected(65, "\"ema\"", "part=..."):
+                tessera.load_weights(model(), folder / "averaged.pt")
+            with expected(66, "No such file"):
+                engine.load_weights(folder / "none.pt")
+            train(engine, net, [3])
+            engine.close()
+        # torch.compile's names in the module, and none in the file.
+        compiled = torch.nn.ModuleDict({"_orig_mod": model()})
+        tessera.load_weights(compiled, folder / "plain.pt", without=["_orig_mod."])
+        assert torch.equal(compiled["_orig_mod"].head.weight, wanted["head.weight"])
+        tessera.barrier()
+
+
 def pruned_modules(strategy):
     """Buffers that stand for a parameter's mask come after the Engine was made; a parameter's own name is not theirs."""
     net = model()
@@ -962,6 +1019,7 @@ PROGRAMS = [collectives, state_dicts, arrays_of_parameters, functions_that_read_
             workers, results_of_steps, assigned_buffers, assigned_buffers_of_ranks, pruned_modules, checkpoints, checkpoints_beside_training, durable_steps, deferred, rates_and_groups, ignored_parameters, averages, refused_modules, leaks]
 PROGRAMS += [averages_beside_torch, rules_at_their_defaults]
 PROGRAMS += [data_in_the_middle_of_an_epoch]
+PROGRAMS += [files_of_weights]
 # These end with an Error that nobody may go on after.
 ENDINGS = [written_outside_a_guard, written_through_data, moved_to_other_memory, unfrozen, late_post_accumulate_hook, hook_that_clears_gradients]
 
@@ -974,6 +1032,7 @@ def chosen(program):
     names = {"shared", "replicated"} if program in (state_dicts, workers) else {list(STRATEGIES)[turn % len(STRATEGIES)]}
     names = {"private"} if program in (arrays_of_parameters, functions_that_read_memory, arrays_kept_beyond_a_guard, profiled) else names
     names = {"shared"} if program is leaks else names
+    names = {"private", "shared"} if program is files_of_weights else names
     return {name: strategy for name, strategy in STRATEGIES.items() if name in names}
 
 

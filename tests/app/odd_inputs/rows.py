@@ -433,10 +433,17 @@ def hugging_face():
 
 
 def samples():
-    yield Row("weights of another model", [*SAMPLE, "--model", "other.json"], CORRUPT, ["does not fit"],
+    yield Row("weights of another model", [*SAMPLE, "--model", "other.json"], CORRUPT, ["do not fit the model"],
               files={"other.json": json.dumps(MODEL | {"width": 32})})
     yield Row("weights cut short", [*SAMPLE, "--weights", "short.pt"], CORRUPT, ["cut short"],
               prepare=lambda f: (f / "short.pt").write_bytes((f / "weights.pt").read_bytes()[:200]))
+    yield Row("weights that are a text", [*SAMPLE, "--weights", "text"], CORRUPT, ["text is a text", "hint:"])
+    yield Row("weights without their part", [*SAMPLE, "--weights-part", "ema"], CORRUPT, ["no set of weights \"ema\"", "--weights-part"])
+    yield Row("--weights-part of safetensors", [*SAMPLE, "--weights", "w.safetensors", "--weights-part", "ema"], USAGE, ["--weights-part"])
+    yield Row("train --weights-part of nothing", [*TRAIN, "--weights-part", "ema"], USAGE, ["--load-weights"])
+    yield Row("train --load-weights nothing", [*TRAIN, "--load-weights", "none"], MISSING, ["none", "No such file", "hint:"])
+    yield Row("train --load-weights and --init-from", [*TRAIN, "--load-weights", "weights.pt", "--init-from", "d"], USAGE,
+              ["--init-from and --load-weights", "hint:"])
     yield Row("sample of no tokens", [*SAMPLE, "--tokens", "0"], USAGE, ["--tokens"])
     yield Row("sample of a model without bytes", [*SAMPLE, "--model", "few.json"], CONFIG, ["hint:"],
               files={"few.json": json.dumps(MODEL | {"vocab_size": 40})})

@@ -1,12 +1,14 @@
-#include "engine/loop/weights_pickle.h"
+#include "engine/weights/weights_pickle.h"
 
-#include <c10/util/StringUtil.h>
+#include <absl/status/status.h>
 
 #include <algorithm>
+#include <deque>
 #include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
+#include <unordered_map>
 #include <utility>
 
 #include "runtime/base/status.h"
@@ -15,8 +17,8 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kLongestName = 200;  ///< of what messages repeat
-constexpr int kDeepest = 20;               ///< tuples in tuples
+constexpr std::size_t kLongestKey = 200;  ///< of what messages repeat
+constexpr int kDeepestTuple = 20;         ///< tuples in tuples
 constexpr std::size_t kMostDimensions = 64;
 
 struct Storage {
@@ -25,51 +27,60 @@ struct Storage {
   bool is_untyped = false;
 };
 struct Value;
-/// Entries that are no tensors keep what they are, for messages: so no container has another one inside.
-struct Dictionary {
-  PickledWeights entries;
-  std::map<std::string, std::size_t, std::less<>>
-      places;  ///< of tensors; a later entry of a name goes before an earlier one
-};
 struct Tuple {
   std::vector<Value> items;
   int depth = 1;
 };
+struct Container;
 
 /// What the pickle's stack holds.
 struct Value {
-  enum Kind { kOther, kNone, kNumber, kText, kTuple, kDictionary, kName, kStorage, kTensor } kind = kOther;
+  enum Kind { kOther, kNone, kNumber, kText, kTuple, kContainer, kName, kStorage, kTensor } kind = kOther;
   std::int64_t number = 0;
   std::string text = {};  ///< of kText; of kName "torch._utils _rebuild_tensor_v2"; of kOther what it is
   std::shared_ptr<const Tuple> tuple = {};
-  std::shared_ptr<Dictionary> dictionary = {};
   std::shared_ptr<const Storage> storage = {};
   std::shared_ptr<const PickledTensor> tensor = {};
-
-  std::string describe() const {
-    switch (kind) {
-      case kNone:
-        return "None";
-      case kNumber:
-        return "a number";
-      case kText:
-        return "a text";
-      case kTuple:
-        return "a tuple";
-      case kDictionary:
-        return c10::str("a dictionary of ", dictionary->entries.tensors.size(), " tensors");
-      case kName:
-        return text;
-      case kStorage:
-        return "a storage";
-      case kTensor:
-        return "a tensor";
-      case kOther:
-        break;
-    }
-    return text.empty() ? "another object" : text;
-  }
+  Container* container = nullptr;
 };
+
+/// A dictionary, a list or a module. One may be in another, and in itself; all belong to the reader.
+struct Container {
+  WeightsNode::Kind kind = WeightsNode::Kind::kDictionary;
+  std::vector<std::pair<std::string, Value>> entries = {};  ///< those of a list have no names
+  const Container* state = nullptr;                         ///< of a module: the dictionary of its attributes
+
+  const std::vector<std::pair<std::string, Value>>& items() const { return state ? state->entries : entries; }
+};
+
+std::string counted(std::size_t count, const char* one, const char* more) {
+  return std::to_string(count) + " " + (count == 1 ? one : more);
+}
+
+std::string describe(const Value& value) {
+  switch (value.kind) {
+    case Value::kNone:
+      return "None";
+    case Value::kNumber:
+      return "a number";
+    case Value::kText:
+      return "a text";
+    case Value::kTuple:
+      return "a tuple";
+    case Value::kContainer:
+      return std::string(value.container->kind == WeightsNode::Kind::kList ? "a list" : "a dictionary") + " of " +
+             counted(value.container->items().size(), "entry", "entries");
+    case Value::kName:
+      return clipped(value.text, kLongestKey);
+    case Value::kStorage:
+      return "a storage";
+    case Value::kTensor:
+      return "a tensor";
+    case Value::kOther:
+      break;
+  }
+  return value.text.empty() ? "another object" : clipped(value.text, kLongestKey);
+}
 
 Value number(std::int64_t value) { return {.kind = Value::kNumber, .number = value}; }
 Value other(std::string what) { return {.kind = Value::kOther, .text = std::move(what)}; }
@@ -98,8 +109,7 @@ std::optional<Value> rebuilt_tensor(const std::string& function, const std::vect
     return std::nullopt;
   // Hooks and attributes. With attributes, such as "conj", the values are others than those in the storage.
   for (std::size_t i = 4; i < arguments.size(); ++i) {
-    if (arguments[i].kind == Value::kDictionary && !arguments[i].dictionary->entries.others.empty())
-      return std::nullopt;
+    if (arguments[i].kind == Value::kContainer && !arguments[i].container->items().empty()) return std::nullopt;
   }
   const auto sizes = numbers_of(arguments[2]), strides = numbers_of(arguments[3]);
   if (!sizes || !strides || sizes->size() != strides->size() || sizes->size() > kMostDimensions) return std::nullopt;
@@ -118,21 +128,72 @@ absl::StatusOr<Value> called(const Value& function, const Value& arguments, int 
   if (function.kind != Value::kName || arguments.kind != Value::kTuple) return other("another object");
   const std::string& name = function.text;
   const std::vector<Value>& items = arguments.tuple->items;
-  if (name == "collections OrderedDict")
-    return Value{.kind = Value::kDictionary, .dictionary = std::make_shared<Dictionary>()};
   if (name.starts_with("torch._utils _rebuild_tensor")) {
     const auto tensor = rebuilt_tensor(name, items);
     if (!tensor) return damaged("a tensor in it has other arguments than torch.save writes");
     return *tensor;
   }
   const bool keeps_its_argument =
-      name.starts_with("torch._utils _rebuild_parameter") || name == "torch.jit._pickle restore_type_tag";
+      name.starts_with("torch._utils _rebuild_parameter") || name.starts_with("torch.jit._pickle ");
   if (keeps_its_argument && !items.empty()) return items[0];
   if (name == "torch._tensor _rebuild_from_type_v2" && items.size() >= 3 && depth == 0)
     return called(items[0], items[2], depth + 1);
   if (name == "torch Size" && items.size() == 1) return items[0];
-  return other(name.substr(name.find(' ') + 1));
+  return other("an object of the class " + name.substr(name.find(' ') + 1));
 }
+
+/// Walks from the root once. What stands at several places is written out at each, within the bounds of WeightsNode.
+class Tree {
+ public:
+  absl::StatusOr<PickledWeights> of(const Value& root) {
+    if (root.kind != Value::kContainer) return no_container(root);
+    TESSERA_RETURN_IF_ERROR(add(root, weights_.root, 0));
+    return std::move(weights_);
+  }
+  void mark_as_program() { weights_.is_program = true; }
+
+ private:
+  static absl::Status no_container(const Value& root) {
+    const std::string what = "it holds " + describe(root) + ", not a dictionary from names to tensors";
+    if (root.kind == Value::kOther && root.text.starts_with("an object"))
+      return make_error(ExitCode::kCorruptData,
+                        what +
+                            ". hint: torch.save(model, path) writes the program's class, which is not read; write "
+                            "torch.save(model.state_dict(), path)");
+    return damaged(what);
+  }
+
+  absl::Status add(const Value& value, WeightsNode& node, int depth) {
+    if (++nodes_ > WeightsNode::kMost)
+      return damaged("it has more than " + std::to_string(WeightsNode::kMost) + " entries");
+    if (value.kind == Value::kTensor) {
+      const auto [known, is_new] = numbers_.try_emplace(value.tensor.get(), weights_.tensors.size());
+      if (is_new) weights_.tensors.push_back(*value.tensor);
+      node.kind = WeightsNode::Kind::kTensor;
+      node.tensor = known->second;
+      return absl::OkStatus();
+    }
+    if (value.kind != Value::kContainer) {
+      node.what = describe(value);
+      return absl::OkStatus();
+    }
+    if (depth == WeightsNode::kDeepest)
+      return damaged("it nests dictionaries deeper than " + std::to_string(WeightsNode::kDeepest));
+    node.kind = value.container->kind;
+    const bool is_list = node.kind == WeightsNode::Kind::kList;
+    for (const auto& [name, entry] : value.container->items()) {
+      // The flag of each module that was scripted or traced.
+      if (node.kind == WeightsNode::Kind::kModule && name == "training") weights_.is_program = true;
+      node.entries.push_back({.name = is_list ? std::to_string(node.entries.size()) : name});
+      TESSERA_RETURN_IF_ERROR(add(entry, node.entries.back(), depth + 1));
+    }
+    return absl::OkStatus();
+  }
+
+  PickledWeights weights_;
+  std::unordered_map<const PickledTensor*, std::size_t> numbers_;
+  std::size_t nodes_ = 0;
+};
 
 class Reader {
  public:
@@ -144,9 +205,7 @@ class Reader {
       TESSERA_RETURN_IF_ERROR(step(static_cast<unsigned char>(code[0])));
     }
     TESSERA_ASSIGN_OR_RETURN(const Value value, pop());
-    if (value.kind != Value::kDictionary)
-      return damaged("it holds " + value.describe() + ", not a dictionary from names to tensors");
-    return std::move(value.dictionary->entries);
+    return tree_.of(value);
   }
 
  private:
@@ -201,6 +260,10 @@ class Reader {
     return items;
   }
 
+  absl::Status push_container(WeightsNode::Kind kind) {
+    return push({.kind = Value::kContainer, .container = &containers_.emplace_back(Container{.kind = kind})});
+  }
+
   absl::Status push(Value value) {
     stack_.push_back(std::move(value));
     return absl::OkStatus();
@@ -210,7 +273,7 @@ class Reader {
     int depth = 1;
     for (const Value& item : items)
       if (item.kind == Value::kTuple) depth = std::max(depth, item.tuple->depth + 1);
-    if (depth > kDeepest) return damaged("its pickle nests tuples deeper than torch.save does");
+    if (depth > kDeepestTuple) return damaged("its pickle nests tuples deeper than torch.save does");
     return push({.kind = Value::kTuple, .tuple = std::make_shared<const Tuple>(Tuple{std::move(items), depth})});
   }
 
@@ -263,29 +326,47 @@ class Reader {
     return push(other("bytes"));
   }
 
-  absl::Status set_items(const std::vector<Value>& items) {
+  static std::string name_of_key(const Value& key) {
+    if (key.kind == Value::kText) return key.text;
+    return key.kind == Value::kNumber ? std::to_string(key.number) : "a key that is " + describe(key);
+  }
+
+  absl::Status set_items(std::vector<Value> items) {
     TESSERA_ASSIGN_OR_RETURN(const Value* value, top());
-    if (value->kind != Value::kDictionary) return absl::OkStatus();  // of an object that is nothing here
     if (items.size() % 2 != 0) return damaged("its pickle has a key without a value");
-    Dictionary& dictionary = *value->dictionary;
-    for (std::size_t i = 0; i < items.size(); i += 2) {
-      const Value &key = items[i], &entry = items[i + 1];
-      const std::string name = key.kind == Value::kText ? key.text : "a key that is no text";
-      if (key.kind != Value::kText || entry.kind != Value::kTensor) {
-        dictionary.entries.others.push_back(clipped(name, kLongestName) + ": " + entry.describe());
-        continue;
-      }
-      const auto [place, is_new] = dictionary.places.try_emplace(name, dictionary.entries.tensors.size());
-      if (!is_new) return damaged("it has " + clipped(name, kLongestName) + " twice");
-      dictionary.entries.tensors.emplace_back(name, *entry.tensor);
-    }
+    if (value->kind != Value::kContainer || value->container->kind != WeightsNode::Kind::kDictionary)
+      return absl::OkStatus();  // of an object that is nothing here
+    for (std::size_t i = 0; i < items.size(); i += 2)
+      value->container->entries.emplace_back(name_of_key(items[i]), std::move(items[i + 1]));
+    return absl::OkStatus();
+  }
+
+  absl::Status append(std::vector<Value> items) {
+    TESSERA_ASSIGN_OR_RETURN(const Value* value, top());
+    if (value->kind != Value::kContainer || value->container->kind != WeightsNode::Kind::kList) return absl::OkStatus();
+    for (Value& item : items) value->container->entries.emplace_back("", std::move(item));
+    return absl::OkStatus();
+  }
+
+  absl::Status append_one_item() {
+    std::vector<Value> items(1);
+    TESSERA_ASSIGN_OR_RETURN(items[0], pop());
+    return append(std::move(items));
+  }
+
+  /// Attributes of the object below them: of a module its tensors and modules, of a dictionary such as a state_dict its _metadata.
+  absl::Status build() {
+    TESSERA_ASSIGN_OR_RETURN(const Value state, pop());
+    TESSERA_ASSIGN_OR_RETURN(const Value* value, top());
+    const bool is_module = value->kind == Value::kContainer && value->container->kind == WeightsNode::Kind::kModule;
+    if (is_module && state.kind == Value::kContainer) value->container->state = state.container;
     return absl::OkStatus();
   }
 
   absl::Status push_name() {
     TESSERA_ASSIGN_OR_RETURN(const std::string_view module, line());
     TESSERA_ASSIGN_OR_RETURN(const std::string_view name, line());
-    return push({.kind = Value::kName, .text = c10::str(module, " ", name)});
+    return push({.kind = Value::kName, .text = std::string(module) + " " + std::string(name)});
   }
 
   absl::Status push_name_of_stack() {
@@ -308,9 +389,19 @@ class Reader {
     return push({.kind = Value::kStorage, .storage = std::make_shared<const Storage>(std::move(storage))});
   }
 
+  /// torch::save calls each module's class "__torch__.Module" or "__torch__.___torch_mangle_1.Module"; other classes were scripted.
+  absl::Status push_module(const std::string& name) {
+    if (!name.ends_with(" Module")) tree_.mark_as_program();
+    return push_container(WeightsNode::Kind::kModule);
+  }
+
   absl::Status call() {
     TESSERA_ASSIGN_OR_RETURN(const Value arguments, pop());
     TESSERA_ASSIGN_OR_RETURN(const Value function, pop());
+    if (function.kind == Value::kName &&
+        (function.text == "collections OrderedDict" || function.text == "collections defaultdict"))
+      return push_container(WeightsNode::Kind::kDictionary);
+    if (function.kind == Value::kName && function.text.starts_with("__torch__")) return push_module(function.text);
     TESSERA_ASSIGN_OR_RETURN(Value result, called(function, arguments));
     return push(std::move(result));
   }
@@ -323,7 +414,10 @@ class Reader {
   absl::Status set_one_item() {
     TESSERA_ASSIGN_OR_RETURN(Value value, pop());
     TESSERA_ASSIGN_OR_RETURN(Value key, pop());
-    return set_items({std::move(key), std::move(value)});
+    std::vector<Value> items;
+    items.push_back(std::move(key));
+    items.push_back(std::move(value));
+    return set_items(std::move(items));
   }
 
   absl::Status step(unsigned char code) {
@@ -380,14 +474,17 @@ class Reader {
       case 0x8e:
         return push_bytes(8);
       case ']':
-        return push(other("a list"));
+        return push_container(WeightsNode::Kind::kList);
       case 0x8f:
         return push(other("a set"));
       case 'a':
-        return drop(1);
-      case 'e':
+        return append_one_item();
+      case 'e': {
+        TESSERA_ASSIGN_OR_RETURN(std::vector<Value> items, pop_to_mark());
+        return append(std::move(items));
+      }
       case 0x90:
-        return pop_to_mark().status();  // APPENDS, ADDITEMS
+        return pop_to_mark().status();  // ADDITEMS
       case ')':
         return push_tuple({});
       case 't': {
@@ -401,12 +498,12 @@ class Reader {
       case 0x87:
         return push_tuple_of(3);
       case '}':
-        return push({.kind = Value::kDictionary, .dictionary = std::make_shared<Dictionary>()});
+        return push_container(WeightsNode::Kind::kDictionary);
       case 's':
         return set_one_item();
       case 'u': {
-        TESSERA_ASSIGN_OR_RETURN(const std::vector<Value> items, pop_to_mark());
-        return set_items(items);
+        TESSERA_ASSIGN_OR_RETURN(std::vector<Value> items, pop_to_mark());
+        return set_items(std::move(items));
       }
       case 'c':
         return push_name();
@@ -416,7 +513,7 @@ class Reader {
       case 0x81:
         return call();  // REDUCE, NEWOBJ
       case 'b':
-        return drop(1);  // BUILD: attributes, such as _metadata of a state_dict
+        return build();
       case 'Q':
         return push_storage();
       case 'q':
@@ -435,8 +532,8 @@ class Reader {
         break;
     }
     constexpr std::string_view kDigits = "0123456789abcdef";
-    return damaged(c10::str("its pickle has the instruction 0x", kDigits[code / 16], kDigits[code % 16],
-                            ", which torch.save does not write"));
+    return damaged(std::string("its pickle has the instruction 0x") + kDigits[code / 16] + kDigits[code % 16] +
+                   ", which torch.save does not write");
   }
 
   std::string_view rest_;
@@ -444,6 +541,8 @@ class Reader {
   std::vector<Value> stack_;
   std::vector<std::size_t> marks_;
   std::map<std::uint64_t, Value> memo_;
+  std::deque<Container> containers_;
+  Tree tree_;
 };
 
 }  // namespace

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "offload/output_file.h"
+#include "tessera/weights.h"
+
+namespace caffe2::serialize {
+class PyTorchStreamWriter;
+}
+
+namespace tessera {
+
+/// Writes a module's weights in a format of PyTorch, one tensor at a time, so that no two need be in memory together. A file of either form
+/// is a zip archive: a pickle, which names a record for each tensor's values, and the records, in any order. kArchive has code beside the
+/// pickle, the classes of a TorchScript program without a method, and that is how C++ reads modules.
+///
+/// The first error of the file stays (`finish` returns it); what is added after it is dropped.
+class WeightsWriter {
+ public:
+  /// Only names, shapes and dtypes of `module` are read. The same tensor under two names has one record.
+  WeightsWriter(OutputFile file, const torch::nn::Module& module, WeightsForm form);
+  ~WeightsWriter();
+  WeightsWriter(const WeightsWriter&) = delete;
+  WeightsWriter& operator=(const WeightsWriter&) = delete;
+
+  /// The values of `tensor`, a parameter or buffer of the module. Once each.
+  void add(const at::Tensor& tensor);
+  /// REQUIRES: all values were added.
+  absl::Status finish(Existing existing);
+
+ private:
+  /// In place of `tensor` in what is pickled: as it in shape and dtype, contiguous, and without memory.
+  at::Tensor placeholder_for(const at::Tensor& tensor);
+  c10::IValue dictionary_of(const torch::nn::Module& module);
+  c10::IValue archive_of(const torch::nn::Module& module);
+  void write(const std::string& record, const std::string& bytes);
+
+  OutputFile file_;
+  absl::Status status_;
+  std::unique_ptr<caffe2::serialize::PyTorchStreamWriter> archive_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> placeholders_;  ///< tensors of the module, and what stands for each
+  std::vector<at::Tensor> tensors_;                              ///< [record]
+};
+
+}  // namespace tessera

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <filesystem>
+#include <iosfwd>
+#include <string>
+#include <vector>
+
+#include "tessera/own_rules.h"
+#include "tessera/strategy.h"
+#include "tessera/topology.h"
+#include "tests/support/small_models.h"
+
+namespace tessera::testing {
+
+/// How the ranks of a configuration reach each other.
+enum class Joined {
+  kMemory,    ///< "memory": they are on one host, and share its memory
+  kHosts,     ///< "hosts": they are on two hosts, with memory inside each and Gloo between the two
+  kGloo,      ///< "gloo": Gloo joins all of them
+  kCudaHost,  ///< "cuda_host": they share an emulated GPU
+  kNccl,      ///< "nccl": each has an emulated GPU, and a late c10d backend joins them
+};
+
+/// One of the configurations of configurations.json. Each says what is trained, on which ranks, and under which
+/// strategy.
+struct Configuration {
+  std::string name;  ///< begins with the number of its row, from 01
+  int ranks = 1;
+  Joined joined = Joined::kMemory;
+  TinyOptions model;     ///< the model that is trained
+  std::string strategy;  ///< JSON, in which $FOLDER stands for a folder
+
+  bool is_on_gpu() const { return joined == Joined::kCudaHost || joined == Joined::kNccl; }
+  /// Rank 0's place among its ranks.
+  Topology topology() const;
+  /// The strategy with `folder`, for ranks that are threads of this process. An emulated GPU is chosen by EmulatedGpus,
+  /// and not by comm.transport.
+  Strategy trained(const std::filesystem::path& folder) const;
+  /// The same with the transport that its GPUs have, by which a plan is made without ranks.
+  Strategy planned() const;
+
+  friend std::ostream& operator<<(std::ostream& out, const Configuration& configuration);
+};
+
+/// All configurations, in the order of the file.
+const std::vector<Configuration>& configurations();
+std::vector<std::string> names_of_configurations();
+
+/// The rules of the program's own that a strategy asks for: OwnAdamW, OwnMuon, and a CommHook that sends bf16.
+OwnRules own_rules_for(const Strategy& strategy);
+
+/// The name as GoogleTest allows it, for INSTANTIATE_TEST_SUITE_P.
+std::string name_of_case(const Configuration& configuration);
+
+}  // namespace tessera::testing

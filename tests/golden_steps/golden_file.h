@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tessera::testing {
+
+/// What a test stored once, to which it must come again: a text file with a section for each configuration.
+///
+///     # Comments say what is stored.
+///     [01 FULL_SHARD adamw, 2 in memory]
+///     what: number 1, other number 2
+///
+/// Where the environment variable TESSERA_WRITE_GOLDEN is set, nothing is compared: what comes is stored in place of
+/// what was there. A run of some configurations alone (--gtest_filter) leaves the other sections as they are.
+class GoldenFile {
+ public:
+  using Lines = std::vector<std::string>;
+
+  /// `names` are those of all sections, in the order in which they stand in the file.
+  GoldenFile(std::filesystem::path path, std::vector<std::string> comments, std::vector<std::string> names);
+
+  static bool is_written_anew();
+  bool is_there() const { return is_there_; }
+  const std::filesystem::path& path() const { return path_; }
+
+  /// Fails the test where the section is missing or has other lines.
+  void expect(const std::string& name, const Lines& lines);
+  /// Fails the test where the file has sections of other names, or in another order.
+  void expect_no_other_sections() const;
+  /// Writes the file, where it is written anew.
+  void write() const;
+
+ private:
+  const std::filesystem::path path_;
+  const std::vector<std::string> comments_, names_;
+  bool is_there_ = false;
+  std::vector<std::string> found_;         ///< names of sections, in the order of the file
+  std::map<std::string, Lines> sections_;  ///< by name
+};
+
+/// A line of numbers: "what: name 1, other name 2". Numbers that are 0 are left out, so that a number that is new
+/// leaves the lines as they were where there is nothing of it.
+class Line {
+ public:
+  explicit Line(std::string what) : text_(std::move(what)) {}
+  Line& add(const char* name, std::int64_t number);
+  /// In nanoseconds, to the picosecond. More digits would be those of how sums are rounded.
+  Line& add_seconds(const char* name, double seconds);
+  /// Appends the line, if it has any number.
+  void to(GoldenFile::Lines& lines) const;
+
+ private:
+  Line& add_text(const char* name, const std::string& text);
+
+  std::string text_;
+  bool is_empty_ = true;
+};
+
+}  // namespace tessera::testing

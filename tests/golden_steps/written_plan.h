@@ -1,0 +1,17 @@
+#pragma once
+
+#include <string>
+
+#include "sharding/layout/memory_plan.h"
+#include "sharding/timing/predicted_step.h"
+#include "tests/golden_steps/golden_file.h"
+
+namespace tessera::testing {
+
+/// Appends all numbers of a plan. `what` begins each line.
+void write_plan(const std::string& what, const MemoryPlan& plan, GoldenFile::Lines& lines);
+
+/// Appends all numbers of a predicted step, but for what is left out of it, which is text for people.
+void write_step(const std::string& what, const PredictedStep& step, GoldenFile::Lines& lines);
+
+}  // namespace tessera::testing

@@ -151,13 +151,14 @@ namespace {
 /// What the one line of `folder`/`pointer` names.
 absl::StatusOr<std::string> named_checkpoint(const std::string& folder, const char* pointer, const std::string& who) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<ListedCheckpoint> there, list_checkpoints(folder, who));
-  const std::string path = folder + "/" + pointer, remedy = "name a checkpoint itself; there are: " + text_of(there),
-                    hint = ". hint: " + remedy;
+  const std::string path = folder + "/" + pointer, there_are = text_of(there),
+                    hint = ". hint: name a checkpoint itself; there are: " + there_are;
   absl::StatusOr<std::string> name = read_regular_text(path, kMostLatestBytes, who);
   if (!name.ok()) {
     const std::string why = message_of(name.status());
     const bool has_hint = why.find("hint: ") != std::string::npos;
-    return make_error(exit_code_of(name.status()), why + (has_hint ? "; or " + remedy : hint));
+    return make_error(exit_code_of(name.status()),
+                      why + (has_hint ? "; or name a checkpoint itself; there are: " + there_are : hint));
   }
   if (name->ends_with('\n')) name->pop_back();
   if (!step_of(*name))

@@ -68,7 +68,7 @@ absl::StatusOr<OpenSource> open_file(const fs::path& path, const WeightsRequest&
   }
   if (is_safetensors(beginning)) return open_safetensors(path.string(), "weights", request);
   const FileKind kind = kind_of_beginning(beginning);
-  return weights_error(path, make_error(ExitCode::kCorruptData, c10::str(kind.what, ". hint: ", kind.remedy)));
+  return weights_error(path, make_error(ExitCode::kCorruptData, c10::str(kind.what, ". ", kind.remedy)));
 }
 
 /// A model in several files.
@@ -141,21 +141,22 @@ struct FolderKind {
 constexpr FolderKind kFolders[] = {
     {"manifest.json",
      {"is a checkpoint of Tessera",
-      "load_checkpoint goes on with it, and tessera checkpoint export writes its weights as safetensors"}},
+      "hint: load_checkpoint goes on with it, and tessera checkpoint export writes its weights as safetensors"}},
     {".metadata",
-     {"is a checkpoint of torch.distributed.checkpoint", "scripts/to_safetensors.py turns it into safetensors"}},
+     {"is a checkpoint of torch.distributed.checkpoint", "hint: scripts/to_safetensors.py turns it into safetensors"}},
     {"latest",
      {"is a folder of checkpoints",
-      "tessera checkpoint export writes the weights of Tessera's, and scripts/to_safetensors.py those of DeepSpeed's"}},
+      "hint: tessera checkpoint export writes the weights of Tessera's, and scripts/to_safetensors.py those of "
+      "DeepSpeed's"}},
     {"adapter_config.json",
      {"holds an adapter of peft, which is a part of a model",
-      "in Python, merge_and_unload() makes a whole model of it"}},
+      "hint: in Python, merge_and_unload() makes a whole model of it"}},
     {"saved_model.pb",
      {"is a SavedModel of TensorFlow",
-      "read its arrays in Python, and write torch.save({name: torch.from_numpy(array)}, path) under the model's "
+      "hint: read its arrays in Python, and write torch.save({name: torch.from_numpy(array)}, path) under the model's "
       "names"}},
     {"data.pkl",
-     {"is a file of torch.save that was unpacked", "name the file itself; zip -0 -r makes one of the folder"}},
+     {"is a file of torch.save that was unpacked", "hint: name the file itself; zip -0 -r makes one of the folder"}},
 };
 
 absl::StatusOr<OpenSource> open_folder(const fs::path& folder, const WeightsRequest& request) {
@@ -166,8 +167,7 @@ absl::StatusOr<OpenSource> open_folder(const fs::path& folder, const WeightsRequ
   if (has(kTorchIndex)) return open_index(folder / kTorchIndex, request);
   for (const FolderKind& each : kFolders) {
     if (has(each.file))
-      return make_error(ExitCode::kCorruptData,
-                        c10::str(folder.string(), " ", each.kind.what, ". hint: ", each.kind.remedy));
+      return make_error(ExitCode::kCorruptData, c10::str(folder.string(), " ", each.kind.what, ". ", each.kind.remedy));
   }
   return make_error(
       ExitCode::kNoInput,

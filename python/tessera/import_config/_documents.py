@@ -67,7 +67,7 @@ class _Source:
         return f"{self.name}:{self.place(offset)}: {pointer[:200] or '/'}: {message}"
 
     def fail(self, offset: int, message: str, pointer: str = "") -> NoReturn:
-        hint = "" if "hint:" in message else ". hint: docs/import-config.md says which files are read"
+        hint = "" if re.search(r"\bhint\b", message) else ". hint: docs/import-config.md says which files are read"
         raise Error("\n".join([*self.problems, self.line(offset, pointer, message + hint)]), CONFIG)
 
     def take_value(self, offset: int, depth: int) -> None:
@@ -111,12 +111,12 @@ class _Json:
         word = _JSON_WORD.match(self.text, self.at)
         found = word[0][:40] if word else self.text[self.at:self.at + 1]
         if self.is_at("'") or found in ("True", "False", "None"):
-            hint = "this is a dict of Python, which json.dump writes as JSON: with double quotes, true, false and null"
+            remedy = "hint: this is a dict of Python, which json.dump writes as JSON: with double quotes, true, false and null"
         elif word:
-            hint = "a text stands in double quotes; those without, as Hjson has them, are not read"
+            remedy = "hint: a text stands in double quotes; those without, as Hjson has them, are not read"
         else:
-            hint = "is a comma, a quote or a bracket missing, here or before?"
-        self.source.fail(self.at, f"not JSON: want {wanted}, got {json.dumps(found) if found else 'the end of the text'}. hint: {hint}", pointer)
+            remedy = "hint: is a comma, a quote or a bracket missing, here or before?"
+        self.source.fail(self.at, f"not JSON: want {wanted}, got {json.dumps(found) if found else 'the end of the text'}. {remedy}", pointer)
 
     def value(self, pointer: str, depth: int) -> Any:
         self.source.take_value(self.at, depth)

@@ -81,11 +81,12 @@ class Exchange {
     const auto differs = verdict.at("differs").get<std::vector<std::string>>();
     if (!failed.empty())
       return make_error(ExitCode::kPeerLost, "could not start: " + joined(failed, "; ") +
-                                                 ". hint: what those ranks said themselves tells more");
+                                                 ". [T0001] hint: what those ranks said themselves tells more");
     if (differs.empty()) return absl::OkStatus();
-    return make_error(ExitCode::kConfig, "ranks were started differently: " + joined(differs, "; ") +
-                                             ". hint: give every rank the same files and options; on several hosts, "
-                                             "copy the files");
+    return make_error(
+        ExitCode::kConfig,
+        "ranks were started differently: " + joined(differs, "; ") +
+            ". [T0002] hint: give every rank the same files and options; on several hosts, copy the files");
   }
 
   const AgreementOptions& options_;

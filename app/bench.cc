@@ -129,7 +129,8 @@ int run_table(const std::string& section, const BenchCommand& command,
   return run([&] {
     const Mesh mesh = join_ranks(command);
     if (mesh.world_size() < 2) {
-      throw Error(ExitCode::kUsage, "bench " + section + " wants 2 ranks or more, got 1. hint: leave --ranks out");
+      throw Error(ExitCode::kUsage,
+                  "bench " + section + " wants 2 ranks or more, got 1. [T0003] hint: leave --ranks out");
     }
     if (mesh.rank() == 0) check_outputs(command);
     set_threads_of_rank(mesh.topology().local_world_size);
@@ -177,7 +178,8 @@ int run_bench_algorithms(const BenchCommand& command) {
       return make_process_mesh(topology, comm, [&now](Operation, int, DType, std::size_t) { return now.load(); });
     });
     if (mesh.world_size() < 2)
-      throw Error(ExitCode::kUsage, "bench collectives --fit wants 2 ranks or more, got 1. hint: leave --ranks out");
+      throw Error(ExitCode::kUsage,
+                  "bench collectives --fit wants 2 ranks or more, got 1. [T0004] hint: leave --ranks out");
     if (mesh.rank() == 0) check_outputs(command);
     const MeshAxes axes = value_or_throw(groups_of(mesh).axes(1, mesh.world_size()));
     AlgorithmsBenchOptions options;
@@ -200,10 +202,11 @@ InstructionSet instruction_set_of(const std::string& name) {
     if (name_of(set) != name) continue;
     if (supports(set)) return set;
     throw Error(ExitCode::kUnavailable,
-                "--isa " + name + ": this processor does not have it. hint: leave it out for the best it has, " +
+                "--isa " + name +
+                    ": this processor does not have it. [T0005] hint: leave it out for the best it has, " +
                     std::string(name_of(best_instruction_set())));
   }
-  throw Error(ExitCode::kUsage, "--isa: \"" + name + "\" is unknown. hint: give portable, avx2 or avx512");
+  throw Error(ExitCode::kUsage, "--isa: \"" + name + "\" is unknown. [T0006] hint: give portable, avx2 or avx512");
 }
 
 }  // namespace
@@ -211,7 +214,7 @@ InstructionSet instruction_set_of(const std::string& name) {
 int run_bench_collectives(const BenchCommand& command) {
   if (command.fit && command.transport == "host")
     throw Error(ExitCode::kUsage,
-                "bench collectives: --fit is about gloo, got --transport host. hint: give --transport gloo");
+                "bench collectives: --fit is about gloo, got --transport host. [T0007] hint: give --transport gloo");
   if (starts_ranks(command)) return launch_ranks("collectives", command);
   if (command.fit) return run_bench_algorithms(command);
   return run([&] {
@@ -255,9 +258,10 @@ int run_bench_offload(const BenchCommand& command) {
       options.rounds = 2;
     }
     if (options.cache_bytes > 0 && options.cache_bytes < static_cast<std::int64_t>(options.record_bytes)) {
-      throw Error(ExitCode::kUsage,
-                  "bench offload: --cache " + format_bytes(options.cache_bytes) + " has no room for a record of " +
-                      format_bytes(static_cast<std::int64_t>(options.record_bytes)) + ". hint: give more, or none");
+      throw Error(ExitCode::kUsage, "bench offload: --cache " + format_bytes(options.cache_bytes) +
+                                        " has no room for a record of " +
+                                        format_bytes(static_cast<std::int64_t>(options.record_bytes)) +
+                                        ". [T0008] hint: give more, or none");
     }
     const OffloadReport report = value_or_throw(bench_offload(options));
     write_json(to_json(report), command);

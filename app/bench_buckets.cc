@@ -36,7 +36,7 @@ int run_bench_buckets(const BenchCommand& command) {
     const Mesh mesh = join_ranks(command);
     if (mesh.world_size() < 2) {
       throw Error(ExitCode::kUsage,
-                  "bench buckets measures reductions between ranks: want 2 ranks or more, got 1. hint: "
+                  "bench buckets measures reductions between ranks: want 2 ranks or more, got 1. [T0009] hint: "
                   "leave --ranks out");
     }
     if (mesh.rank() == 0) check_outputs(command);

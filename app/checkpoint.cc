@@ -132,9 +132,10 @@ absl::StatusOr<int> verify(const std::string& path) {
     if (damaged++ == 0) first = status;
   }
   if (damaged > 0)
-    return make_error(exit_code_of(first),
-                      c10::str(checkpoint->folder(), ": ", damaged, " of ", checkpoint->chunks(),
-                               " chunks are damaged. hint: load an earlier checkpoint, or another copy of this one"));
+    return make_error(
+        exit_code_of(first),
+        c10::str(checkpoint->folder(), ": ", damaged, " of ", checkpoint->chunks(),
+                 " chunks are damaged. [T0010] hint: load an earlier checkpoint, or another copy of this one"));
   print(c10::str(checkpoint->folder(), " is whole: ", format_bytes(bytes_of(checkpoint->manifest())), " in ",
                  checkpoint->manifest().files.size(), " files, ", checkpoint->chunks(), " chunks\n"));
   return 0;

@@ -48,11 +48,9 @@ template <class Key>
 absl::StatusOr<WordAndType> type_named(const std::string& name, Key WordAndType::*key) {
   for (const WordAndType& each : kTypes)
     if (name == each.*key) return each;
-  return make_error(
-      ExitCode::kConfig,
-      c10::str(
-          kExport, ": a parameter is ", name,
-          ", and exported are F32, BF16 and F16. hint: export_safetensors (tessera/safetensors.h) writes every type"));
+  return make_error(ExitCode::kConfig, c10::str(kExport, ": a parameter is ", name,
+                                                ", and exported are F32, BF16 and F16. [T0011] hint: "
+                                                "export_safetensors (tessera/safetensors.h) writes every type"));
 }
 
 std::span<const std::byte> bytes_of_tensor(const at::Tensor& tensor) {
@@ -90,7 +88,7 @@ class CheckpointExport {
       return make_error(ExitCode::kConfig,
                         c10::str(kExport, ": ", checkpoint_.folder(),
                                  " does not say what model it is of: it was not saved by `tessera train`. "
-                                 "hint: export_safetensors (tessera/safetensors.h) writes any module"));
+                                 "[T0012] hint: export_safetensors (tessera/safetensors.h) writes any module"));
     TESSERA_ASSIGN_OR_RETURN(model_, models::parse_model_config(found->second, checkpoint_.folder() + ": model"));
     return absl::OkStatus();
   }

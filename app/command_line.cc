@@ -55,7 +55,9 @@ std::vector<std::string> names_of_options(const CLI::App& command) {
 
 std::string hint_of_options(const std::string& name, const std::vector<std::string>& options) {
   const std::string near = did_you_mean(name, options);
-  return (near.empty() ? ". hint: run with --help for all of them" : near + " Run with --help for all of them") + ".";
+  return (near.empty() ? ". [T0013] hint: run with --help for all of them"
+                       : near + " Run with --help for all of them") +
+         ".";
 }
 
 /// The first option in `words` that `command` does not have.

@@ -74,11 +74,10 @@ int run_doctor_links(const DoctorCommand& command) {
       strategy.comm.transport = command.transport == "gloo" ? TransportChoice::kGloo : TransportChoice::kHost;
     const Mesh mesh = init(strategy);
     if (mesh.world_size() == 1)
-      throw Error(
-          ExitCode::kUsage,
-          "doctor: --links measures between ranks, and this is one. hint: tessera launch -n 2 -- tessera doctor "
-          "--links " +
-              command.links + ", or start it as training is started, on all hosts");
+      throw Error(ExitCode::kUsage,
+                  "doctor: --links measures between ranks, and this is one. [T0014] hint: tessera launch -n 2 -- "
+                  "tessera doctor --links " +
+                      command.links + ", or start it as training is started, on all hosts");
     const bool speaks = mesh.rank() == 0;
     const Existing existing = command.overwrite ? Existing::kReplaced : Existing::kKept;
     if (speaks) throw_if_error(check_outputs({{"--links", command.links, {}}}, {}, existing));

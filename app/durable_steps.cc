@@ -22,15 +22,15 @@ std::optional<LoadedCheckpoint> resume_durable_steps(const CheckpointOptions& op
     if (!step) return std::nullopt;
     throw Error(ExitCode::kUsage, "train: --resume " + options.resume + ", but durable.dir " +
                                       engine.strategy().durable.dir + " holds step " + std::to_string(*step) +
-                                      " of an earlier run. hint: take --resume auto; or name another folder, or remove "
-                                      "this one on every host");
+                                      " of an earlier run. [T0015] hint: take --resume auto; or name another folder, "
+                                      "or remove this one on every host");
   }
   const auto start = std::chrono::steady_clock::now();
   std::optional<LoadedCheckpoint> resumed = resume_durable(engine);
   if (!resumed) return std::nullopt;
   if (!resumed->items.data)
     throw Error(ExitCode::kCorruptData, "durable.dir " + resumed->path +
-                                            " does not say where its data goes on. hint: its steps are another "
+                                            " does not say where its data goes on. [T0016] hint: its steps are another "
                                             "program's; go on with that, or name another folder");
   batches.resume(*resumed->items.data);
   if (speaks) {

@@ -35,7 +35,8 @@ int with_output_checked(int code) {
   if (flushed && std::ferror(stdout) == 0) return code;
   if (errno == 0 && ::write(STDOUT_FILENO, "\n", 1) == 1)
     errno = EIO;  // why an earlier write failed is not known any more
-  std::fprintf(stderr, "tessera: standard output could not be written: %s. hint: what was printed is not complete%s\n",
+  std::fprintf(stderr,
+               "tessera: standard output could not be written: %s. [T0017] hint: what was printed is not complete%s\n",
                std::strerror(errno), errno == ENOSPC ? "; free some space there, or send it elsewhere" : "");
   return code != 0 ? code : static_cast<int>(ExitCode::kIo);
 }

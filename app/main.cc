@@ -62,10 +62,11 @@ std::string take_words(const CLI::App& command, LaunchOptions& launch) {
   if (words.empty()) return "";
   if (words[0].starts_with("-"))
     return "`tessera launch` has no option " + clipped(words[0], 80) +
-           ". hint: write tessera launch -n 4 -- program args";
+           ". [T0018] hint: write tessera launch -n 4 -- program args";
   if (!launch.command.empty())
     return "`tessera launch` got two programs: " + clipped(words[0], 80) + ", and " +
-           clipped(launch.command.front(), 80) + " behind the \"--\". hint: write tessera launch -n 4 -- program args";
+           clipped(launch.command.front(), 80) +
+           " behind the \"--\". [T0019] hint: write tessera launch -n 4 -- program args";
   launch.command = words;
   return "";
 }

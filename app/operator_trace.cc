@@ -23,7 +23,7 @@ void OperatorTrace::start() {
     profiler::enableProfiler(config, activities);
   } catch (const c10::Error& error) {
     throw Error(ExitCode::kUnavailable, std::string("--trace-operators: ") + error.what_without_backtrace() +
-                                            ". hint: take --trace, which needs no profiler of LibTorch");
+                                            ". [T0020] hint: take --trace, which needs no profiler of LibTorch");
   }
   is_on_ = true;
 }

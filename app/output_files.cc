@@ -61,10 +61,10 @@ absl::Status check_against_input(const NamedPath& output, const std::optional<st
   const std::string both =
       output.option + " " + output.path.string() + " and " + input.option + " " + input.path.string();
   if (there && is_same(*there, info))
-    return make_error(ExitCode::kUsage, both + " are the same file, which would be replaced. hint: give " +
+    return make_error(ExitCode::kUsage, both + " are the same file, which would be replaced. [T0021] hint: give " +
                                             output.option + " another name");
   if (S_ISDIR(info.st_mode) && counts_in(output.path, input) && lies_in(output.path, input.path))
-    return make_error(ExitCode::kUsage, both + ": the output would lie among the input's files. hint: give " +
+    return make_error(ExitCode::kUsage, both + ": the output would lie among the input's files. [T0022] hint: give " +
                                             output.option + " another folder");
   return absl::OkStatus();
 }
@@ -78,10 +78,11 @@ absl::Status check_place(const NamedPath& output, const std::vector<NamedPath>& 
     if (!there) continue;
     const std::string name = output.option + " " + path.string();
     if (const char* kind = kind_of(there->st_mode))
-      return make_error(ExitCode::kCannotCreate, name + " " + kind + ". hint: name a file that may be created");
+      return make_error(ExitCode::kCannotCreate, name + " " + kind + ". [T0023] hint: name a file that may be created");
     if (existing == Existing::kKept)
-      return make_error(ExitCode::kCannotCreate,
-                        name + " exists already, and is kept. hint: --overwrite replaces it; another name keeps both");
+      return make_error(
+          ExitCode::kCannotCreate,
+          name + " exists already, and is kept. [T0024] hint: --overwrite replaces it; another name keeps both");
   }
   return absl::OkStatus();
 }
@@ -116,7 +117,7 @@ absl::Status check_pair(const NamedPath& a, const NamedPath& b) {
   const fs::path one = resolved(a.path), other = resolved(b.path);
   if (one != other && partial_of(one) != other && one != partial_of(other)) return absl::OkStatus();
   return make_error(ExitCode::kUsage, a.option + " " + a.path.string() + " and " + b.option + " " + b.path.string() +
-                                          " are one file. hint: each output needs a name of its own");
+                                          " are one file. [T0025] hint: each output needs a name of its own");
 }
 
 }  // namespace
@@ -129,7 +130,7 @@ absl::Status check_outputs(const std::vector<NamedPath>& outputs, const std::vec
   for (const NamedPath& output : asked) {
     if (!output.path.has_filename())
       return make_error(ExitCode::kCannotCreate, output.option + " " + output.path.string() +
-                                                     " is a directory. hint: name a file that may be created");
+                                                     " is a directory. [T0026] hint: name a file that may be created");
     TESSERA_RETURN_IF_ERROR(check_place(output, inputs, existing));
   }
   for (std::size_t i = 0; i < asked.size(); ++i)

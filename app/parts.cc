@@ -31,8 +31,8 @@ constexpr Part kParts[] = {
 };
 
 int say_module(const Part& part) {
-  std::fprintf(stderr, "tessera: `%s` is a module of the Python package. hint: python -m %s --help\n", part.command,
-               part.module);
+  std::fprintf(stderr, "tessera: `%s` is a module of the Python package. [T0027] hint: python -m %s --help\n",
+               part.command, part.module);
   return static_cast<int>(ExitCode::kUsage);
 }
 
@@ -55,8 +55,8 @@ int run_part(const Part& part, char** argv) {
   const bool is_missing = why == ENOENT;
   std::string text = std::string("tessera: `") + part.command + "` is a program of its own, and " + program + ": " +
                      std::strerror(why);
-  text += is_missing ? std::string(". hint: cmake --build BUILD --target ") + part.program + " builds it"
-                     : ". hint: it must be executable";
+  text += is_missing ? std::string(". [T0028] hint: cmake --build BUILD --target ") + part.program + " builds it"
+                     : ". [T0029] hint: it must be executable";
   std::fprintf(stderr, "%s\n", text.c_str());
   return static_cast<int>(is_missing ? ExitCode::kUnavailable : ExitCode::kPermission);
 }

@@ -180,9 +180,9 @@ absl::Status check_limit(const MemoryPlan& plan, const Strategy& strategy, const
   return make_error(ExitCode::kConfig,
                     "/memory/limit: the plan for " + name_of(strategy.strategy) + " needs " +
                         format_bytes(plan.use().limited()) + " a rank, the limit is " + format_bytes(limit) +
-                        (cheaper.empty() ? ". hint: no strategy fits; take more ranks, a smaller "
+                        (cheaper.empty() ? ". [T0030] hint: no strategy fits; take more ranks, a smaller "
                                            "model or bf16 parameters"
-                                         : ". hint: the next cheaper strategy that fits is " + cheaper));
+                                         : ". [T0031] hint: the next cheaper strategy that fits is " + cheaper));
 }
 
 }  // namespace
@@ -191,10 +191,9 @@ namespace {
 
 void choose_strategy(const PlanCommand& command) {
   if (command.timing.links.empty())
-    throw Error(
-        ExitCode::kUsage,
-        "plan: --strategy auto compares steps by their time, and so needs --links and --profile. hint: tessera doctor "
-        "--links writes the one, and tessera train --profile the other");
+    throw Error(ExitCode::kUsage,
+                "plan: --strategy auto compares steps by their time, and so needs --links and --profile. [T0032] hint: "
+                "tessera doctor --links writes the one, and tessera train --profile the other");
   const Existing existing = command.overwrite ? Existing::kReplaced : Existing::kKept;
   throw_if_error(check_outputs(
       {{"--write", command.write, {}}},
@@ -212,7 +211,7 @@ void choose_strategy(const PlanCommand& command) {
     throw Error(ExitCode::kConfig, "/memory/limit: no strategy fits in " + format_bytes(like.memory.limit_bytes) +
                                        " a rank; " + name_of(least->strategy.strategy) + " needs least, " +
                                        format_bytes(least->bytes) +
-                                       ". hint: take more ranks, bf16 parameters, or \"offload\"");
+                                       ". [T0033] hint: take more ranks, bf16 parameters, or \"offload\"");
   }
   if (!command.write.empty())
     throw_if_error(write_output(command.write, best.strategy.to_json() + "\n", existing, "plan"));
@@ -223,9 +222,10 @@ void expect_no_choice(const PlanCommand& command) {
        {std::pair("--like", !command.like.empty()), std::pair("--accumulations", !command.accumulations.empty()),
         std::pair("--write", !command.write.empty())}) {
     if (is_given)
-      throw Error(ExitCode::kUsage,
-                  std::string("plan: ") + option +
-                      " goes with --strategy auto, which compares strategies. hint: leave it out, or give that");
+      throw Error(
+          ExitCode::kUsage,
+          std::string("plan: ") + option +
+              " goes with --strategy auto, which compares strategies. [T0034] hint: leave it out, or give that");
   }
 }
 

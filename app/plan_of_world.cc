@@ -10,7 +10,7 @@ Topology topology_of(const WorldCommand& command) {
   if (command.world_size < 1 || command.hosts < 1 || command.world_size % command.hosts != 0)
     throw Error(ExitCode::kUsage, "plan: --world-size " + std::to_string(command.world_size) +
                                       " ranks do not fill --hosts " + std::to_string(command.hosts) +
-                                      " evenly. hint: give a multiple of the hosts");
+                                      " evenly. [T0035] hint: give a multiple of the hosts");
   Topology topology;
   topology.world_size = command.world_size;
   topology.local_world_size = command.world_size / command.hosts;

@@ -33,14 +33,14 @@ int run_sample(const SampleCommand& command) {
   return run([&] {
     if (command.sample.tokens < 1)
       throw Error(ExitCode::kUsage,
-                  "sample: --tokens must be 1 or more. hint: it is how many tokens to add to the prompt");
+                  "sample: --tokens must be 1 or more. [T0036] hint: it is how many tokens to add to the prompt");
     if (command.sample.temperature < 0 || command.sample.top_k < 0)
       throw Error(ExitCode::kUsage,
-                  "sample: --temperature and --top-k cannot be negative. hint: 0 is the least of each");
+                  "sample: --temperature and --top-k cannot be negative. [T0037] hint: 0 is the least of each");
     if (command.weights.path.empty() && !is_folder(command.model))
       throw Error(ExitCode::kUsage,
-                  "sample: --weights is required where --model is no folder of Hugging Face. hint: name what tessera "
-                  "train --save-weights wrote");
+                  "sample: --weights is required where --model is no folder of Hugging Face. [T0038] hint: name what "
+                  "tessera train --save-weights wrote");
     set_threads_of_rank(1);
     const models::ModelConfig config = value_or_throw(models::read_model_config(command.model));
     const models::CheckpointFn recompute = [](const auto& segment, const at::Tensor& x) {
@@ -54,8 +54,8 @@ int run_sample(const SampleCommand& command) {
     const bool is_hf = is_folder(weights) || weights.ends_with(".safetensors");
     if (is_hf && !(command.weights.part.empty() && command.weights.without.empty()))
       throw Error(ExitCode::kUsage,
-                  "sample: --weights-part and --weights-without are for files of PyTorch's save. hint: leave them out: "
-                  "names in safetensors are Hugging Face's");
+                  "sample: --weights-part and --weights-without are for files of PyTorch's save. [T0039] hint: leave "
+                  "them out: names in safetensors are Hugging Face's");
     if (is_hf)
       import_hf(*model, weights, config);
     else

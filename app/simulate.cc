@@ -22,7 +22,7 @@ std::pair<int, double> straggler_of(const std::string& text) {
   const bool fits = std::sscanf(text.c_str(), "%d=%lf%n", &rank, &factor, &read) == 2;
   if (!fits || static_cast<std::size_t>(read) != text.size())
     throw Error(ExitCode::kUsage,
-                "simulate: --straggler \"" + text + "\" is no rank and factor. hint: write them such as 7=1.5");
+                "simulate: --straggler \"" + text + "\" is no rank and factor. [T0040] hint: write them such as 7=1.5");
   return {rank, factor};
 }
 
@@ -49,10 +49,9 @@ int run_simulate(const SimulateCommand& command) {
                                  existing));
     const PlannedWorld world = plan_of_world(command.world);
     if (world.strategy.sync.makes_outer_steps())
-      throw Error(
-          ExitCode::kConfig,
-          "/sync/type: replicas that meet every now and then are not simulated. hint: tessera plan --links predicts "
-          "the mean of their steps; or leave \"sync\" out of the strategy");
+      throw Error(ExitCode::kConfig,
+                  "/sync/type: replicas that meet every now and then are not simulated. [T0041] hint: tessera plan "
+                  "--links predicts the mean of their steps; or leave \"sync\" out of the strategy");
     const TimingFiles files = read_timing(command.timing);
     const MeshLinks links = files.links_of(world.plan.input(), world.topology.local_world_size);
     const SimulatedWorld simulated =

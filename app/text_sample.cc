@@ -50,7 +50,7 @@ absl::Status check_byte_level(const models::LanguageModel& model) {
   return make_error(
       ExitCode::kConfig,
       "a prompt is read as bytes, but the model has only " + std::to_string(model.vocab_size()) +
-          " tokens. hint: name the model's --tokenizer, or train one with a \"vocab_size\" of 256 or more");
+          " tokens. [T0042] hint: name the model's --tokenizer, or train one with a \"vocab_size\" of 256 or more");
 }
 
 std::string continue_text(models::LanguageModel& model, const TextSampling& sampling, const Tokenizer* tokenizer,
@@ -59,7 +59,7 @@ std::string continue_text(models::LanguageModel& model, const TextSampling& samp
   std::vector<std::uint32_t> ids;
   if (tokenizer) {
     value_or_throw(tokenizer->encode(prompt, /*add_special=*/true, ids));
-    if (ids.empty()) throw Error(ExitCode::kUsage, "the prompt has no token. hint: give another one");
+    if (ids.empty()) throw Error(ExitCode::kUsage, "the prompt has no token. [T0043] hint: give another one");
   } else {
     for (const char byte : prompt) ids.push_back(static_cast<unsigned char>(byte));
   }

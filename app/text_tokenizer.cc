@@ -98,9 +98,10 @@ absl::StatusOr<ChosenTokenizer> choose_tokenizer(const std::string& option, cons
 
 absl::Status check_vocabulary(const Tokenizer& tokenizer, std::int64_t vocab_size) {
   if (tokenizer.vocab_size() <= vocab_size) return absl::OkStatus();
-  return make_error(ExitCode::kConfig, "the tokenizer has tokens up to " + std::to_string(tokenizer.vocab_size() - 1) +
-                                           ", but the model has only " + std::to_string(vocab_size) +
-                                           ". hint: name the tokenizer of this model, or give --tokenizer bytes");
+  return make_error(ExitCode::kConfig,
+                    "the tokenizer has tokens up to " + std::to_string(tokenizer.vocab_size() - 1) +
+                        ", but the model has only " + std::to_string(vocab_size) +
+                        ". [T0044] hint: name the tokenizer of this model, or give --tokenizer bytes");
 }
 
 absl::StatusOr<std::shared_ptr<const TokenDataset>> open_tokens(const fs::path& path, const DatasetOptions& options,
@@ -108,16 +109,17 @@ absl::StatusOr<std::shared_ptr<const TokenDataset>> open_tokens(const fs::path& 
   TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<const TokenDataset> dataset, open_dataset(path, options));
   if (!tokenizer || !dataset->is_text()) return dataset;
   if (dataset->num_tokens() > kMostTextBytes)
-    return make_error(ExitCode::kCorruptData,
-                      path.string() + " has " + std::to_string(dataset->num_tokens()) +
-                          " bytes of text, and text of up to " + std::to_string(kMostTextBytes) +
-                          " is made into tokens in memory. hint: `tessera tokenize` writes tokens to the disk once");
+    return make_error(
+        ExitCode::kCorruptData,
+        path.string() + " has " + std::to_string(dataset->num_tokens()) + " bytes of text, and text of up to " +
+            std::to_string(kMostTextBytes) +
+            " is made into tokens in memory. [T0045] hint: `tessera tokenize` writes tokens to the disk once");
   TESSERA_ASSIGN_OR_RETURN(const std::vector<MappedFile> files, open_text_files(path, options.extensions));
   auto text = std::make_shared<TokenizedText>(path.string(), tokenizer->vocab_size());
   for (const MappedFile& file : files) TESSERA_RETURN_IF_ERROR(text->add(file, *tokenizer));
   if (text->num_tokens() == 0)
     return make_error(ExitCode::kCorruptData,
-                      path.string() + ": its text has no tokens. hint: name text, or another --tokenizer");
+                      path.string() + ": its text has no tokens. [T0046] hint: name text, or another --tokenizer");
   return text;
 }
 

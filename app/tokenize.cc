@@ -24,8 +24,9 @@ absl::Status tokenize(const TokenizeCommand& command) {
   if (!command.end.empty()) {
     const std::optional<Tokenizer::Id> id = tokenizer.id_of(command.end);
     if (!id)
-      return make_error(ExitCode::kUsage, "tokenize: --end " + command.end + " is no token of " + command.tokenizer +
-                                              ". hint: take one of its \"added_tokens\", such as <|endoftext|>");
+      return make_error(ExitCode::kUsage,
+                        "tokenize: --end " + command.end + " is no token of " + command.tokenizer +
+                            ". [T0047] hint: take one of its \"added_tokens\", such as <|endoftext|>");
     end.push_back(*id);
   }
   TESSERA_RETURN_IF_ERROR(

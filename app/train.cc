@@ -65,19 +65,22 @@ absl::Status check_numbers(const TrainCommand& command) {
   const auto refuse = [](const std::string& what) { return make_error(ExitCode::kUsage, "train: " + what); };
   if (command.model.empty() && command.init_from.empty())
     return refuse(
-        "--model is required. hint: name a model file (docs/models.md), or by --init-from a folder of Hugging Face");
+        "--model is required. [T0048] hint: name a model file (docs/models.md), or by --init-from a folder of Hugging "
+        "Face");
   if (!command.init_from.empty() && !command.load_weights.path.empty())
-    return refuse("--init-from and --load-weights both give the first weights. hint: leave one of them out");
-  if (command.steps < 1) return refuse("--steps must be 1 or more. hint: it is how many updates the run makes");
+    return refuse("--init-from and --load-weights both give the first weights. [T0049] hint: leave one of them out");
+  if (command.steps < 1) return refuse("--steps must be 1 or more. [T0050] hint: it is how many updates the run makes");
   if (command.batch < 1)
-    return refuse("--batch must be 1 or more. hint: it is how many samples a rank takes at a time");
-  if (command.seq_len < 0) return refuse("--seq-len must be 1 or more. hint: leave it out for the model's own");
+    return refuse("--batch must be 1 or more. [T0051] hint: it is how many samples a rank takes at a time");
+  if (command.seq_len < 0) return refuse("--seq-len must be 1 or more. [T0052] hint: leave it out for the model's own");
   if (command.log_every < 1)
-    return refuse("--log-every must be 1 or more. hint: it is how many steps there are from one line to the next");
+    return refuse(
+        "--log-every must be 1 or more. [T0053] hint: it is how many steps there are from one line to the next");
   if (command.eval_data.empty() && (command.eval_every > 0 || command.eval_batches > 0))
-    return refuse("--eval-every and --eval-batches want --eval-data. hint: name the file to evaluate on by it");
+    return refuse("--eval-every and --eval-batches want --eval-data. [T0054] hint: name the file to evaluate on by it");
   if (command.eval_data.empty() && command.checkpoints.keep_best)
-    return refuse("--keep-best wants --eval-data. hint: name by it the file by whose loss the best checkpoint is told");
+    return refuse(
+        "--keep-best wants --eval-data. [T0055] hint: name by it the file by whose loss the best checkpoint is told");
   return absl::OkStatus();
 }
 
@@ -95,7 +98,7 @@ absl::Status check_size(const models::ModelConfig& config, const Strategy& strat
       "the model has " + std::to_string(models::parameter_count(config)) + " parameters: on " +
           counted(topology.num_hosts(), "host") + " each holds " + format_bytes(static_cast<std::int64_t>(wanted)) +
           " of them at least, and this one has " + format_bytes(static_cast<std::int64_t>(memory)) +
-          " of memory. hint: take a smaller model, or more hosts; tessera plan shows what each strategy needs");
+          " of memory. [T0056] hint: take a smaller model, or more hosts; tessera plan shows what each strategy needs");
 }
 
 absl::StatusOr<std::shared_ptr<models::LanguageModel>> make_deferred(const models::ModelConfig& config,
@@ -115,14 +118,14 @@ Strategy with_global_batch(Strategy strategy, const TrainCommand& command, int r
     throw Error(ExitCode::kConfig, "--global-batch " + std::to_string(command.global_batch) +
                                        " is no multiple of the " + std::to_string(at_once) + " samples that " +
                                        counted(ranks, "rank") + " with --batch " + std::to_string(command.batch) +
-                                       " take at once. hint: give another --batch, or another number of ranks");
+                                       " take at once. [T0057] hint: give another --batch, or another number of ranks");
   }
   const std::int64_t microbatches = command.global_batch / at_once, said = strategy.gradient_accumulation;
   if (said != 1 && said != microbatches) {
     throw Error(ExitCode::kConfig, "gradient_accumulation is " + std::to_string(said) + ", but --global-batch " +
                                        std::to_string(command.global_batch) + " on " + counted(ranks, "rank") +
                                        " makes it " + std::to_string(microbatches) +
-                                       ". hint: leave gradient_accumulation out of the strategy file");
+                                       ". [T0058] hint: leave gradient_accumulation out of the strategy file");
   }
   strategy.gradient_accumulation = microbatches;
   throw_if_error(check_strategy(strategy));
@@ -182,7 +185,7 @@ absl::StatusOr<Prepared> prepare(const TrainCommand& command, const Strategy& st
   run.seq_len = command.seq_len > 0 ? command.seq_len : run.model->seq_len();
   if (run.seq_len > run.model->seq_len())
     return make_error(ExitCode::kConfig, "--seq-len " + std::to_string(run.seq_len) + " is more than the model's " +
-                                             std::to_string(run.model->seq_len()) + ". hint: leave it out");
+                                             std::to_string(run.model->seq_len()) + ". [T0059] hint: leave it out");
   TESSERA_ASSIGN_OR_RETURN(run.tokenizer, choose_tokenizer(command.tokenizer, {command.init_from, command.model}));
   if (run.tokenizer.get()) TESSERA_RETURN_IF_ERROR(check_vocabulary(*run.tokenizer.get(), run.model->vocab_size()));
   if (command.sample.tokens > 0 && !run.tokenizer.get()) TESSERA_RETURN_IF_ERROR(check_byte_level(*run.model));

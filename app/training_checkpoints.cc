@@ -48,14 +48,16 @@ absl::StatusOr<std::string> checkpoint_to_resume(const CheckpointOptions& option
                       options.keep_best || options.signal_exit_code > 0))
     return refuse(
         "--every-steps, --every-minutes, --keep, --keep-best and --signal-exit-code, and the keys of \"checkpoint\", "
-        "want a folder for checkpoints. hint: name it by --checkpoint-dir, or by checkpoint.dir in the strategy file");
+        "want a folder for checkpoints. [T0060] hint: name it by --checkpoint-dir, or by checkpoint.dir in the "
+        "strategy file");
   if (options.resume == "none" || (!has_folder && options.resume == "auto")) return "";
   if (options.resume != "auto") return find_checkpoint(options.resume, "--resume");
   std::error_code error;
   if (!std::filesystem::exists(config.dir, error) && !error) return "";
   if (!error && !std::filesystem::is_directory(config.dir, error))
-    return make_error(ExitCode::kCannotCreate, "--checkpoint-dir: " + config.dir +
-                                                   " is a file, and no folder. hint: name a folder, or move it away");
+    return make_error(
+        ExitCode::kCannotCreate,
+        "--checkpoint-dir: " + config.dir + " is a file, and no folder. [T0061] hint: name a folder, or move it away");
   TESSERA_ASSIGN_OR_RETURN(const auto there, list_checkpoints(config.dir, "--checkpoint-dir"));
   if (there.empty() && !std::filesystem::exists(config.dir + "/latest", error)) return "";
   return find_checkpoint(config.dir, "--checkpoint-dir");
@@ -101,7 +103,7 @@ std::int64_t TrainingCheckpoints::resume(const std::string& path, const std::opt
   if (!loaded.items.data)
     throw Error(ExitCode::kCorruptData,
                 path +
-                    " does not say where its data goes on. hint: it was saved by another program; "
+                    " does not say where its data goes on. [T0062] hint: it was saved by another program; "
                     "load it there");
   batches.resume(*loaded.items.data);
   take_best(loaded.items);
@@ -119,8 +121,9 @@ void TrainingCheckpoints::take_best(const CheckpointItems& items) {
   if (item == items.json.end()) return;
   const nlohmann::json loss = nlohmann::json::parse(item->second, nullptr, /*allow_exceptions=*/false);
   if (!loss.is_number())
-    throw Error(ExitCode::kCorruptData, std::string("the checkpoint's item ") + kLeastLoss +
-                                            " is no number. hint: another program saved it: load another checkpoint");
+    throw Error(ExitCode::kCorruptData,
+                std::string("the checkpoint's item ") + kLeastLoss +
+                    " is no number. [T0063] hint: another program saved it: load another checkpoint");
   least_loss_ = loss.get<double>();
 }
 

@@ -96,7 +96,7 @@ absl::Status remove_tree(const std::string& path, const std::string& who) {
     if (got == -EISDIR && status.ok())
       status = make_error(ExitCode::kCannotCreate,
                           who + ": " + what +
-                              " is a folder, and no save makes one there. hint: it is somebody else's; "
+                              " is a folder, and no save makes one there. [T0064] hint: it is somebody else's; "
                               "move it away, and save again");
     if (got < 0 && got != -ENOENT && status.ok()) status = failed(who, "removal", what, -got);
   };
@@ -152,7 +152,7 @@ namespace {
 absl::StatusOr<std::string> named_checkpoint(const std::string& folder, const char* pointer, const std::string& who) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<ListedCheckpoint> there, list_checkpoints(folder, who));
   const std::string path = folder + "/" + pointer, there_are = text_of(there),
-                    hint = ". hint: name a checkpoint itself; there are: " + there_are;
+                    hint = ". [T0065] hint: name a checkpoint itself; there are: " + there_are;
   absl::StatusOr<std::string> name = read_regular_text(path, kMostLatestBytes, who);
   if (!name.ok()) {
     const std::string why = message_of(name.status());
@@ -203,7 +203,8 @@ absl::StatusOr<std::unique_ptr<UnfinishedCheckpoint>> UnfinishedCheckpoint::begi
                                                                                   const std::string& who) {
   TESSERA_RETURN_IF_ERROR(take_faults_from_environment());
   if (folder.empty())
-    return make_error(ExitCode::kConfig, who + ": the path of the folder for checkpoints is empty. hint: name one");
+    return make_error(ExitCode::kConfig,
+                      who + ": the path of the folder for checkpoints is empty. [T0066] hint: name one");
   TESSERA_RETURN_IF_ERROR(make_folders(folder, who));
   std::unique_ptr<UnfinishedCheckpoint> checkpoint(new UnfinishedCheckpoint(folder, who));
   TESSERA_ASSIGN_OR_RETURN(checkpoint->lock_,

@@ -57,8 +57,9 @@ void take_parts(PieceReader& reader, CommitParts& parts) {
 }
 
 absl::Status no_commit(const std::string& file, const std::string& what) {
-  return make_error(ExitCode::kCorruptData,
-                    file + ": " + what + ". hint: where no other commit is whole, remove the folder to begin anew");
+  return make_error(
+      ExitCode::kCorruptData,
+      file + ": " + what + ". [T0067] hint: where no other commit is whole, remove the folder to begin anew");
 }
 
 }  // namespace

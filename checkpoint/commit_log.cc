@@ -104,10 +104,11 @@ absl::StatusOr<std::string> CommitLog::kept(const std::string& hash) const {
   const bool is_missing = !bytes.ok() && exit_code_of(bytes.status()) == ExitCode::kNoInput;
   if (!bytes.ok() && !is_missing) return bytes.status();
   if (bytes.ok() && hash_text(checkpoint_hash(*bytes)) == hash) return bytes;
-  return make_error(ExitCode::kCorruptData,
-                    fmt::format("{}: {} is {}, and the commit wants what it held when it was made. hint: put the file "
-                                "back, if there is a copy; or load a checkpoint in a run with another durable.dir",
-                                who_, path, is_missing ? "missing" : "damaged"));
+  return make_error(
+      ExitCode::kCorruptData,
+      fmt::format("{}: {} is {}, and the commit wants what it held when it was made. [T0068] hint: put the file back, "
+                  "if there is a copy; or load a checkpoint in a run with another durable.dir",
+                  who_, path, is_missing ? "missing" : "damaged"));
 }
 
 absl::Status CommitLog::remove_kept_but(const std::string& hash) const {
@@ -124,10 +125,10 @@ absl::StatusOr<std::vector<Commit>> CommitLog::read() const {
     TESSERA_RETURN_IF_ERROR(text.status());
     absl::StatusOr<Commit> commit = read_commit(path, *text);
     if (commit.ok() && commit->generation % 2 != which)
-      commit = make_error(ExitCode::kCorruptData, path +
-                                                      ": it holds the other file's commit. hint: was it renamed? Where "
-                                                      "no other commit is whole, remove the folder to begin "
-                                                      "anew");
+      commit =
+          make_error(ExitCode::kCorruptData, path +
+                                                 ": it holds the other file's commit. [T0069] hint: was it renamed? "
+                                                 "Where no other commit is whole, remove the folder to begin anew");
     if (commit.ok()) {
       commits.push_back(*std::move(commit));
     } else {
@@ -146,8 +147,8 @@ absl::Status CommitLog::no_whole_commit(const std::vector<std::string>& damaged)
   if (damaged.empty()) text += "; " + file_of(0) + " and " + file_of(1) + " are missing";
   return make_error(ExitCode::kCorruptData,
                     text +
-                        ". Nothing in it was changed. hint: put the files back, if there is a copy; to begin anew, "
-                        "remove the folder on every host, or name another one");
+                        ". Nothing in it was changed. [T0070] hint: put the files back, if there is a copy; to begin "
+                        "anew, remove the folder on every host, or name another one");
 }
 
 absl::Status CommitLog::write(const Commit& commit) const {

@@ -4,8 +4,8 @@ namespace tessera {
 
 /// How an error's text ends about a file whose content is wrong: of a checkpoint, or of tensors that any program wrote.
 inline constexpr char kDamagedCheckpointHint[] =
-    ". hint: load an earlier checkpoint, or another copy of this one (tessera checkpoint verify names all that is "
-    "damaged)";
-inline constexpr char kDamagedFileHint[] = ". hint: fetch or write this file again";
+    ". [T0071] hint: load an earlier checkpoint, or another copy of this one (tessera checkpoint verify names all that "
+    "is damaged)";
+inline constexpr char kDamagedFileHint[] = ". [T0072] hint: fetch or write this file again";
 
 }  // namespace tessera

@@ -65,7 +65,7 @@ absl::StatusOr<FolderLock> FolderLock::take(const std::string& path, const std::
   if (::fstat(got, &info) != 0 || !S_ISREG(info.st_mode) || info.st_nlink > 1)
     return make_error(ExitCode::kCannotCreate,
                       fmt::format("{}: {} is no file of this folder alone, but a pipe, a device, or a file that has "
-                                  "another name too. hint: remove it",
+                                  "another name too. [T0073] hint: remove it",
                                   who, path));
   const auto until = std::chrono::steady_clock::now() + patience;
   while (::flock(got, LOCK_EX | LOCK_NB) != 0) {
@@ -76,9 +76,10 @@ absl::StatusOr<FolderLock> FolderLock::take(const std::string& path, const std::
       return lock;
     }
     if (std::chrono::steady_clock::now() >= until)
-      return make_error(ExitCode::kUnavailable,
-                        fmt::format("{}: another process {} now: {} holds {}. hint: give each run a folder of its own",
-                                    who, does, holder_of(got), path));
+      return make_error(
+          ExitCode::kUnavailable,
+          fmt::format("{}: another process {} now: {} holds {}. [T0074] hint: give each run a folder of its own", who,
+                      does, holder_of(got), path));
     std::this_thread::sleep_for(kBetweenTries);
   }
   write_holder(got);

@@ -287,19 +287,18 @@ absl::StatusOr<Manifest> read_manifest(const std::string& file, std::string_view
   if (!read_manifest_line(text.substr(0, std::min(end + 1, text.size())), version, hash))
     return corrupt_manifest(
         file,
-        "its first line is not that of a checkpoint's manifest. hint: is this another program's file, or "
+        "its first line is not that of a checkpoint's manifest. [T0075] hint: is this another program's file, or "
         "damaged? tessera checkpoint ls shows the checkpoints of a folder");
   if (version < 1 || version > Manifest::kVersion)
-    return corrupt_manifest(
-        file,
-        fmt::format("it has version {} of the format, and this program reads versions 1 to {}. hint: read it with "
-                    "the version of Tessera that wrote it",
-                    version, Manifest::kVersion));
+    return corrupt_manifest(file, fmt::format("it has version {} of the format, and this program reads versions 1 to "
+                                              "{}. [T0076] hint: read it with the version of Tessera that wrote it",
+                                              version, Manifest::kVersion));
   if (const std::uint64_t got = checkpoint_hash(lines); got != hash)
     return corrupt_manifest(
-        file, fmt::format("its text has the hash {}, wanted {}: it is damaged or cut short. hint: take an earlier "
-                          "checkpoint",
-                          hash_text(got), hash_text(hash)));
+        file,
+        fmt::format(
+            "its text has the hash {}, wanted {}: it is damaged or cut short. [T0077] hint: take an earlier checkpoint",
+            hash_text(got), hash_text(hash)));
   TESSERA_ASSIGN_OR_RETURN(const JsonNode root, parse_checkpoint_json(file, text, kMostManifestValues));
   return ManifestReader(root, file).read();
 }

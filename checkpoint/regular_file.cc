@@ -56,14 +56,14 @@ absl::StatusOr<RegularFile> RegularFile::open(const std::string& path, const std
       retried([&] { return file_calls::open_below(folder.string(), below, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0); });
   if (fd == -ELOOP)
     return make_error(ExitCode::kCorruptData, who + ": " + link_in(folder, below) +
-                                                  " is a link, and links are not followed. hint: put in its "
+                                                  " is a link, and links are not followed. [T0078] hint: put in its "
                                                   "place what it leads to, or name that");
   if (fd < 0 && fd != -ENXIO) return input_error(path, who + ":", "cannot be opened", -fd);  // ENXIO: a socket
   struct stat info {};
   const bool is_regular = fd >= 0 && ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
   if (is_regular) return RegularFile(path, who, fd, info.st_size);
   if (fd >= 0) ::close(fd);
-  return make_error(ExitCode::kCorruptData, who + ": " + path + " is no regular file. hint: name one");
+  return make_error(ExitCode::kCorruptData, who + ": " + path + " is no regular file. [T0079] hint: name one");
 }
 
 RegularFile::RegularFile(RegularFile&& other) noexcept

@@ -132,8 +132,9 @@ absl::StatusOr<std::string> reshard_checkpoint(SavedCheckpoint& from, const std:
   if (files < 1 || files > kMostShards)
     return make_error(
         ExitCode::kUsage,
-        fmt::format("{}: a checkpoint is cut into 1 to {} files, not into {}. hint: give a number in between (--files)",
-                    who, kMostShards, files));
+        fmt::format(
+            "{}: a checkpoint is cut into 1 to {} files, not into {}. [T0080] hint: give a number in between (--files)",
+            who, kMostShards, files));
   Manifest manifest = from.manifest();
   manifest.files.clear();
   TESSERA_ASSIGN_OR_RETURN(const auto unfinished, UnfinishedCheckpoint::begin(folder, manifest.step, who));

@@ -27,7 +27,8 @@ constexpr std::size_t kMostFiles = 10'000;
 constexpr std::size_t kMostFileName = 255;
 constexpr std::string_view kSuffix = ".safetensors";
 constexpr char kConvertHint[] =
-    ". hint: scripts/to_safetensors.py turns .pt and .bin files, DCP and DeepSpeed's checkpoints into safetensors";
+    ". [T0081] hint: scripts/to_safetensors.py turns .pt and .bin files, DCP and DeepSpeed's checkpoints into "
+    "safetensors";
 
 /// Of a file that is no safetensors file: there these bytes may be a length.
 bool is_pickle(std::string_view head) { return head.starts_with("PK\x03\x04") || head.starts_with("\x80"); }
@@ -64,7 +65,7 @@ absl::Status no_model_in(const std::string& folder, const std::string& who) {
     if (pickles.empty() && fs::exists(fs::path(folder) / name, error)) pickles = name;
   const std::string what = fmt::format("{}: {} holds neither {} nor {}", who, folder, kModelFile, kIndexFile);
   return make_error(ExitCode::kNoInput, pickles.empty()
-                                            ? what + ". hint: name the folder of a model, or a safetensors file"
+                                            ? what + ". [T0082] hint: name the folder of a model, or a safetensors file"
                                             : what + ", but " + pickles + kConvertHint);
 }
 
@@ -110,7 +111,7 @@ absl::Status TensorFiles::add_file(const std::string& path) {
     if (!is_new)
       return make_error(ExitCode::kCorruptData, name + " holds the tensor " + quoted_text(tensor.name, 120) +
                                                     ", and so does " + files_[place->second.file].path +
-                                                    ". hint: leave one of the files out of the index");
+                                                    ". [T0083] hint: leave one of the files out of the index");
   }
   files_.push_back({path, TensorHeader::kLengthBytes + static_cast<std::int64_t>(length), file.bytes()});
   return absl::OkStatus();
@@ -158,7 +159,7 @@ absl::Status TensorFiles::add_indexed(const std::string& folder, const std::stri
     const std::string wanted = folder + "/" + file;
     if (place == tensors_.end() || files_[place->second.file].path != wanted)
       return make_error(ExitCode::kCorruptData, name + ": the tensor " + quoted_text(tensor, 120) + " is not in " +
-                                                    wanted + ". hint: take index and files from one source");
+                                                    wanted + ". [T0084] hint: take index and files from one source");
   }
   return absl::OkStatus();
 }
@@ -172,8 +173,9 @@ absl::Status TensorFiles::read(const Place& place, std::int64_t first, std::span
   if (open_file_->bytes() != file.bytes)
     return make_error(
         ExitCode::kCorruptData,
-        fmt::format("{}: {} has {} bytes, and had {} when it was looked at. hint: let nobody write it meanwhile", who_,
-                    file.path, open_file_->bytes(), file.bytes));
+        fmt::format(
+            "{}: {} has {} bytes, and had {} when it was looked at. [T0085] hint: let nobody write it meanwhile", who_,
+            file.path, open_file_->bytes(), file.bytes));
   return open_file_->read(file.data_begin + place.tensor.begin + first, bytes);
 }
 

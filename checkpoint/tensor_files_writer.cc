@@ -68,9 +68,9 @@ absl::StatusOr<TensorFilesWriter> TensorFilesWriter::create(const std::string& f
   TensorFilesWriter writer(folder, parts_of(tensors, most_bytes), existing, who);
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> there, writer.model_files());
   if (existing == Existing::kKept && !there.empty())
-    return make_error(
-        ExitCode::kCannotCreate,
-        fmt::format("{}: {}/{} exists already, and is kept. hint: name another folder", who, folder, there.front()));
+    return make_error(ExitCode::kCannotCreate,
+                      fmt::format("{}: {}/{} exists already, and is kept. [T0086] hint: name another folder", who,
+                                  folder, there.front()));
   TESSERA_RETURN_IF_ERROR(writer.open_next());
   return writer;
 }

@@ -170,13 +170,13 @@ absl::Status CheckpointSave::copy_items() {
       return make_error(
           ExitCode::kUsage,
           "save_checkpoint: the item \"" + name +
-              "\" is no JSON text. hint: a text as a JSON library's dump writes it, so words stand in quotes");
+              "\" is no JSON text. [T0095] hint: a text as a JSON library's dump writes it, so words stand in quotes");
   }
   for (const auto& [name, tensor] : items_.tensors) {
     if (!tensor.defined())
       return make_error(ExitCode::kUsage,
                         "save_checkpoint: the item \"" + name +
-                            "\" is an undefined tensor. hint: give it a value, or leave the item out");
+                            "\" is an undefined tensor. [T0096] hint: give it a value, or leave the item out");
     safetensors_word(tensor.scalar_type(), "item \"" + name + "\"");
     host_items_.emplace_back(name, host_copy(tensor));
   }
@@ -254,8 +254,8 @@ absl::StatusOr<std::string> CheckpointSave::write() {
     written_ += static_cast<std::int64_t>(bytes);
     return is_cancelled_ ? make_error(ExitCode::kPeerLost,
                                       who_ +
-                                          ": training ended while the checkpoint was written. hint: go on from the one "
-                                          "before; the first failure, not this one, is what to repair")
+                                          ": training ended while the checkpoint was written. [T0097] hint: go on from "
+                                          "the one before; the first failure, not this one, is what to repair")
                          : absl::OkStatus();
   };
   TESSERA_ASSIGN_OR_RETURN(SavedFile file,

@@ -83,10 +83,10 @@ std::string text_of_items(const CheckpointItems& items) {
   json tensors = json::array();
   for (const auto& [name, text] : items.json)
     expect(json::accept(text), "commit_durable: the item \"", name,
-           "\" is no JSON text. hint: a text as a JSON library's dump writes it, so words stand in quotes");
+           "\" is no JSON text. [T0100] hint: a text as a JSON library's dump writes it, so words stand in quotes");
   for (const auto& [name, tensor] : items.tensors) {
     expect(tensor.defined(), "commit_durable: the item \"", name,
-           "\" is an undefined tensor. hint: give it a value, or leave the item out");
+           "\" is an undefined tensor. [T0101] hint: give it a value, or leave the item out");
     tensors.push_back({name, safetensors_word(tensor.scalar_type(), "item \"" + name + "\""), tensor.sizes().vec()});
     parts[item_part(name)] = text_of(host_copy(tensor));
   }
@@ -209,7 +209,7 @@ class Resume {
         ExitCode::kCorruptData,
         c10::str(s_.durable->folder(), ": the commit of step ", step_, " holds ", parts_[buffer_part(name)].size(),
                  " bytes of the buffer \"", name, "\", and ", wanted.nbytes(),
-                 " are wanted. hint: a buffer that forward makes must be there before: run a forward first"));
+                 " are wanted. [T0102] hint: a buffer that forward makes must be there before: run a forward first"));
   }
 
   absl::Status read_items() {
@@ -235,7 +235,7 @@ class Resume {
   absl::Status of_another_version(const char* what) const {
     return make_error(ExitCode::kCorruptData,
                       c10::str(s_.durable->folder(), ": the commit of step ", step_, " holds ", what,
-                               ". hint: another version of Tessera wrote "
+                               ". [T0103] hint: another version of Tessera wrote "
                                "it: resume with that one, or remove the folder on every host to begin anew"));
   }
 
@@ -321,10 +321,11 @@ void EngineCheckpoints::finish_commit() {
 }
 
 void EngineCheckpoints::expect_durable(const char* call) const {
-  expect(s_.durable != nullptr, call, " without \"durable\" in the strategy. hint: set durable.every and durable.dir");
-  expect(s_.microbatch == 0, call, " between backward and step. hint: call step() or zero_grad() first");
+  expect(s_.durable != nullptr, call,
+         " without \"durable\" in the strategy. [T0104] hint: set durable.every and durable.dir");
+  expect(s_.microbatch == 0, call, " between backward and step. [T0105] hint: call step() or zero_grad() first");
   s_.expect_weights(call);
-  expect(s_.open_guards == 0, call, " under a Gathered guard. hint: close that guard first");
+  expect(s_.open_guards == 0, call, " under a Gathered guard. [T0106] hint: close that guard first");
 }
 
 std::optional<std::int64_t> EngineCheckpoints::commit_to_resume() const {
@@ -336,11 +337,11 @@ bool EngineCheckpoints::commit(const CheckpointItems& items) {
   expect_durable("commit_durable");
   expect(s_.durable->is_resumed(), "commit_durable: durable.dir ", s_.durable->folder(), " holds step ",
          s_.durable->last() ? s_.durable->last()->step : 0,
-         " of an earlier run, from which this run did not go on. hint: call resume_durable before the first step; or "
-         "remove the folder on every host");
+         " of an earlier run, from which this run did not go on. [T0107] hint: call resume_durable before the first "
+         "step; or remove the folder on every host");
   expect(!s_.half_loaded,
-         "commit_durable after a load failed half-way: the values are of no one step. hint: load a checkpoint that is "
-         "whole, or make the Engine anew");
+         "commit_durable after a load failed half-way: the values are of no one step. [T0108] hint: load a checkpoint "
+         "that is whole, or make the Engine anew");
   finish_commit();  // of the commit before
   if (s_.attempts == 0 || s_.attempts % s_.strategy.durable.every != 0) return false;
   const Span span("commit");
@@ -357,7 +358,7 @@ std::optional<LoadedCheckpoint> EngineCheckpoints::resume_durable() {
   expect_durable("resume_durable");
   if (!s_.durable->last()) return std::nullopt;
   expect(!s_.durable->is_resumed(),
-         "resume_durable after this run's first commit, or twice. hint: call it once, before the first step");
+         "resume_durable after this run's first commit, or twice. [T0109] hint: call it once, before the first step");
   finish();
   return value_or_throw(s_.or_abort("resume_durable", [&]() -> absl::StatusOr<LoadedCheckpoint> {
     s_.expect_parameters();

@@ -12,11 +12,12 @@ namespace tessera {
 struct EmaWeights::State {
   explicit State(Engine::State& engine_given) : engine(engine_given) {
     expect(engine.strategy.ema.decay > 0,
-           "the Engine keeps no average of its weights. hint: set \"ema\": {\"decay\": 0.999} in the strategy");
-    expect(!engine.shows_ema, "parameters are their averages already. hint: close the other ", phrases::kAverages,
-           " first");
-    expect(engine.microbatch == 0, phrases::kEma, " between backward and step. hint: call step() or zero_grad() first");
-    expect(engine.open_guards == 0, phrases::kEma, " under a Gathered guard. hint: close that guard first");
+           "the Engine keeps no average of its weights. [T0110] hint: set \"ema\": {\"decay\": 0.999} in the strategy");
+    expect(!engine.shows_ema, "parameters are their averages already. [T0111] hint: close the other ",
+           phrases::kAverages, " first");
+    expect(engine.microbatch == 0, phrases::kEma,
+           " between backward and step. [T0112] hint: call step() or zero_grad() first");
+    expect(engine.open_guards == 0, phrases::kEma, " under a Gathered guard. [T0113] hint: close that guard first");
     engine.or_abort("EmaWeights", [&] {
       engine.expect_parameters();
       swap();
@@ -35,7 +36,8 @@ struct EmaWeights::State {
   }
 
   void close() const {
-    expect(engine.open_guards == 0, phrases::kEma, " ends under a Gathered guard. hint: close that guard first");
+    expect(engine.open_guards == 0, phrases::kEma,
+           " ends under a Gathered guard. [T0114] hint: close that guard first");
     engine.or_abort("EmaWeights", [&] {
       engine.expect_parameters();
       swap();

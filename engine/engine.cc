@@ -69,84 +69,82 @@ Engine::~Engine() {
 
 void Engine::State::expect_backward(const char* what) const {
   expect(!half_loaded, what,
-         " after load_checkpoint failed half-way: some parameters are the checkpoint's, others are not. hint: "
+         " after load_checkpoint failed half-way: some parameters are the checkpoint's, others are not. [T0115] hint: "
          "load a "
          "checkpoint that is whole, or make the Engine anew");
   expect(microbatch < strategy.gradient_accumulation, what, " was called ", microbatch + 1,
          " times in a step, but gradient_accumulation is ", strategy.gradient_accumulation,
-         ". hint: call step() first");
+         ". [T0116] hint: call step() first");
   expect_weights(what);
   expect(open_writes == 0, what, " under ", phrases::kWriteGuard,
-         ". hint: close that guard first, so that all ranks train the same values");
+         ". [T0117] hint: close that guard first, so that all ranks train the same values");
   expect(!updates_in_backward() || open_guards == 0, what,
-         " under Gathered with optimizer.in_backward. hint: close that guard first, since backward changes what it "
-         "shows");
+         " under Gathered with optimizer.in_backward. [T0118] hint: close that guard first, since backward changes "
+         "what it shows");
 }
 
 void Engine::State::expect_microbatch(const at::Tensor& loss, const MicrobatchInfo& info) const {
   expect_backward("backward");
   expect(!updates_in_backward() || !info.retain_graph,
          "backward with retain_graph: several losses a microbatch do not go with optimizer.in_backward, which updates "
-         "parameters with the gradients of the first. hint: add the losses up before one backward, or set "
+         "parameters with the gradients of the first. [T0119] hint: add the losses up before one backward, or set "
          "\"optimizer\": {\"in_backward\": false}");
   expect(loss.defined() && loss.numel() == 1, "backward wants a scalar loss, got ",
          loss.defined() ? c10::str("a tensor of sizes ", loss.sizes()) : "an undefined tensor",
-         ". hint: take .mean() of the losses of a microbatch");
+         ". [T0120] hint: take .mean() of the losses of a microbatch");
   expect(loss.is_floating_point(), "backward wants a floating loss, got ", loss.scalar_type(),
-         ". hint: counts and comparisons have no gradients; take a mean of floating values");
+         ". [T0121] hint: counts and comparisons have no gradients; take a mean of floating values");
   expect(loss.requires_grad(),
          "backward wants a loss that depends on a parameter that trains; this one requires no "
-         "gradients. hint: compute it outside of ",
+         "gradients. [T0122] hint: compute it outside of ",
          phrases::kNoGrad, ", and do not detach it");
   expect(loss.device() == accelerator.device.device, "backward wants a loss on ", accelerator.device.device,
-         ", got one on ", loss.device(), ". hint: move the module's inputs there");
+         ", got one on ", loss.device(), ". [T0123] hint: move the module's inputs there");
   expect_weight(info);
   expect(strategy.lr_schedule.base_batch_size == 0 || info.samples > 0 || info.weight == 0,
-         "lr_schedule.base_batch_size needs the number of samples. hint: pass ", phrases::kSamples, " to backward");
+         "lr_schedule.base_batch_size needs the number of samples. [T0124] hint: pass ", phrases::kSamples,
+         " to backward");
 }
 
 void Engine::State::expect_weight(const MicrobatchInfo& info) const {
   expect(std::isfinite(info.weight) && info.weight >= 0,
          "backward wants a weight that is finite and not negative, got ", info.weight,
-         ". hint: give the number of tokens, pixels or samples that the loss is a mean over");
+         ". [T0125] hint: give the number of tokens, pixels or samples that the loss is a mean over");
   expect(microbatch_weight.value_or(info.weight) == info.weight, "backward was told weight ", info.weight,
          ", but an earlier loss of this microbatch (retain_graph) came with weight ", microbatch_weight.value_or(0),
-         ". hint: give all losses of a microbatch one weight; multiply a loss by a factor of its own");
-  expect(
-      info.weight == 1 || strategy.compression.sign != SignForm::kMajority, "backward was told weight ", info.weight,
-      ", but under compression.sign \"majority\" each rank has one vote, whatever its loss is a mean over. hint: leave "
-      "the weight out, or set compression.sign to another form");
+         ". [T0126] hint: give all losses of a microbatch one weight; multiply a loss by a factor of its own");
+  expect(info.weight == 1 || strategy.compression.sign != SignForm::kMajority, "backward was told weight ", info.weight,
+         ", but under compression.sign \"majority\" each rank has one vote, whatever its loss is a mean over. [T0127] "
+         "hint: leave the weight out, or set compression.sign to another form");
 }
 
 void Engine::State::expect_weights(const char* what) const {
   expect(!shows_ema, what, " under ", phrases::kAverages,
-         ". hint: close that guard first, since parameters are averages there");
+         ". [T0128] hint: close that guard first, since parameters are averages there");
 }
 
 void Engine::State::expect_not_updated(const char* what) const {
   expect(!updates_in_backward() || microbatch == 0, what,
-         " between backward and step with optimizer.in_backward: backward has updated parameters already. hint: call "
-         "step() first");
+         " between backward and step with optimizer.in_backward: backward has updated parameters already. [T0129] "
+         "hint: call step() first");
 }
 
 void Engine::State::expect_nothing() const {
   expect_backward("backward_nothing");
   expect(!microbatch_weight,
-         "backward_nothing in the middle of a microbatch that has more losses (retain_graph). hint: end it with a "
-         "backward "
-         "that says retain_graph false");
+         "backward_nothing in the middle of a microbatch that has more losses (retain_graph). [T0130] hint: end it "
+         "with a backward that says retain_graph false");
   expect(strategy.compression.sign != SignForm::kMajority, "backward_nothing, or ", phrases::kPartialStep,
          ", under compression.sign \"majority\": a rank without a batch has a "
          "vote "
-         "all the same. hint: give every rank as many batches, or set compression.sign to another form");
+         "all the same. [T0131] hint: give every rank as many batches, or set compression.sign to another form");
   expect(meeting || !rounds.last().empty() || !gathers_with_others(),
          "backward_nothing before this rank's first microbatch under this plan: it does not know yet in which order "
-         "ranks gather units. hint: loop over uneven(loader, engine) on all ranks, where those with a batch tell it; "
-         "or run "
-         "forward and backward of any batch, with weight 0 if it must not count");
+         "ranks gather units. [T0132] hint: loop over uneven(loader, engine) on all ranks, where those with a batch "
+         "tell it; or run forward and backward of any batch, with weight 0 if it must not count");
   expect(!(strategy.check.as_across_hosts && plan.input().placement.shared),
          "backward_nothing under check.as_across_hosts: a rank without a batch uses no units, so it cannot be compared "
-         "with the others. hint: leave the key out, or set host_sharing to false, which makes copies private");
+         "with the others. [T0133] hint: leave the key out, or set host_sharing to false, which makes copies private");
 }
 
 void Engine::backward(const at::Tensor& loss, const MicrobatchInfo& info) { tessera::backward(loss, {this}, info); }
@@ -161,11 +159,12 @@ void Engine::State::warn_of_division(const at::Tensor& loss) {
   const std::int64_t microbatches = strategy.gradient_accumulation;
   if (std::exchange(has_looked_at_loss, true) || microbatches == 1 || activations || mesh.rank() != 0) return;
   if (!is_divided_by(loss, microbatches)) return;
-  log_warning(c10::str(
-      "backward: the loss was divided by ", microbatches, ", and gradient_accumulation is ", microbatches,
-      ". The Engine takes the mean over the microbatches of a step itself, so gradients and the loss that "
-      "step tells are 1 / ",
-      microbatches, " of a plain loop's. hint: leave the division out; if it has another reason, nothing is wrong"));
+  log_warning(
+      c10::str("backward: the loss was divided by ", microbatches, ", and gradient_accumulation is ", microbatches,
+               ". The Engine takes the mean over the microbatches of a step itself, so gradients and the loss that "
+               "step tells are 1 / ",
+               microbatches,
+               " of a plain loop's. [T0134] hint: leave the division out; if it has another reason, nothing is wrong"));
 }
 
 /// The gradients of all engines begin with the first one's loss scale; another's own scale is made up for by a factor.
@@ -200,12 +199,12 @@ void Engine::State::run_backward(const at::Tensor& loss, const std::vector<Engin
 
 void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const MicrobatchInfo& info) {
   expect(!engines.empty(), phrases::kBackward,
-         " wants at least one Engine. hint: list those whose modules the loss went through");
+         " wants at least one Engine. [T0135] hint: list those whose modules the loss went through");
   for (auto engine = engines.begin(); engine != engines.end(); ++engine) {
     expect(*engine != nullptr, phrases::kBackward,
-           " was given an Engine that is null. hint: leave it out of the list, or make it first");
+           " was given an Engine that is null. [T0136] hint: leave it out of the list, or make it first");
     expect(std::find(engines.begin(), engine, *engine) == engine, phrases::kBackward,
-           " was given an Engine twice. hint: list each Engine once, whatever the loss does with its module");
+           " was given an Engine twice. [T0137] hint: list each Engine once, whatever the loss does with its module");
     (*engine)->state_->expect_microbatch(loss, info);
   }
   for (Engine* engine : engines) engine->state_->warn_of_division(loss);
@@ -224,13 +223,14 @@ StepResult Engine::step(bool partial) {
   expect(step_is_due() || (partial && s.microbatch > 0), "step wants ", partial ? 1 : s.strategy.gradient_accumulation,
          partial ? " microbatch or more" : " microbatches", " (gradient_accumulation), backward was called ",
          s.microbatch, " times. ",
-         s.microbatch > 0 ? c10::str("hint: where the data end, ", phrases::kPartialStep,
+         s.microbatch > 0 ? c10::str("[T0138] hint: where the data end, ", phrases::kPartialStep,
                                      " makes a step of these, and zero_grad() drops them")
-                          : "hint: call backward first; a rank without a batch calls backward_nothing()");
+                          : "[T0139] hint: call backward first; a rank without a batch calls backward_nothing()");
   if (!step_is_due()) s.expect_nothing();
   while (!step_is_due()) backward_nothing();
   s.expect_weights("step");
-  expect(s.open_guards == 0, "step under Gathered. hint: close that guard first, since step changes what it shows");
+  expect(s.open_guards == 0,
+         "step under Gathered. [T0140] hint: close that guard first, since step changes what it shows");
   bool saved = false;
   const StepResult result = s.or_abort("step", [&] {
     StepResult taken = s.take_step();
@@ -288,8 +288,8 @@ std::size_t Engine::State::index_of_group(const char* what, const std::string& g
   std::vector<std::string> names;
   for (const ParameterGroup& each : groups) names.push_back(each.name);
   expect(!group.empty(), what,
-         " wants the name of a group of optimizer.groups, got an empty one. hint: leave the group out to mean all "
-         "parameters");
+         " wants the name of a group of optimizer.groups, got an empty one. [T0141] hint: leave the group out to mean "
+         "all parameters");
   expect(found != groups.end(), what, ": no group of optimizer.groups is named \"", group, "\"",
          hint_of_names(group, names));
   return static_cast<std::size_t>(found - groups.begin());
@@ -297,9 +297,9 @@ std::size_t Engine::State::index_of_group(const char* what, const std::string& g
 
 void Engine::State::set_lr(const std::string* group, double lr) {
   expect(strategy.lr_schedule.type == LrScheduleType::kManual,
-         "set_lr: the schedule sets the learning rate. hint: set lr_schedule.type to \"manual\"");
+         "set_lr: the schedule sets the learning rate. [T0142] hint: set lr_schedule.type to \"manual\"");
   expect(std::isfinite(lr) && lr >= 0 && lr <= 1000, "set_lr wants a rate from 0 to 1000, got ", lr,
-         ". hint: look where the program computed it; 0 stops updates");
+         ". [T0143] hint: look where the program computed it; 0 stops updates");
   expect_not_updated("set_lr");
   step->set_lr(lr, group ? std::optional(index_of_group("set_lr", *group)) : std::nullopt);
 }
@@ -365,7 +365,7 @@ void Engine::enter_forked_process() {
   for (auto& unit : s.units) {
     unit->poison("unit " + unit->name +
                  " is sharded over ranks, and this process was forked from one: it has no part in their collectives. "
-                 "hint: compute with the model in the training process only");
+                 "[T0144] hint: compute with the model in the training process only");
   }
 }
 

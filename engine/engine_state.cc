@@ -59,14 +59,16 @@ void expect_trainable_memory(const std::vector<std::unique_ptr<Unit>>& units) {
     const at::Tensor& tensor = group.parameters[i].tensor;
     const std::string who = "parameter " + group.parameters[i].name;
     if (tensor.is_meta() && !is_deferred(tensor)) {
-      throw Error(ExitCode::kUsage, who + " is on the meta device and has no values. hint: make the module under " +
-                                        say(phrases::kDeferred) +
-                                        ", which an Engine fills unit by unit; or call to_empty and give it values "
-                                        "before the Engine is made");
+      throw Error(ExitCode::kUsage,
+                  who + " is on the meta device and has no values. [T0145] hint: make the module under " +
+                      say(phrases::kDeferred) +
+                      ", which an Engine fills unit by unit; or call to_empty and give it values "
+                      "before the Engine is made");
     }
     if (tensor.is_inference()) {
-      throw Error(ExitCode::kUsage, who + " was made under " + say(phrases::kInferenceMode) +
-                                        ", and such a tensor cannot train. hint: make the module outside of it");
+      throw Error(ExitCode::kUsage,
+                  who + " was made under " + say(phrases::kInferenceMode) +
+                      ", and such a tensor cannot train. [T0146] hint: make the module outside of it");
     }
   });
 }
@@ -77,9 +79,9 @@ void expect_no_owner(const std::vector<std::unique_ptr<Unit>>& units) {
     const FlatParameter& parameter = group.parameters[i];
     const Unit* const owner = unit_of(parameter.tensor);
     if (!owner) return;
-    throw Error(ExitCode::kUsage, "parameter " + parameter.name +
-                                      " belongs to another Engine that still lives (its unit " + owner->name +
-                                      "). hint: " + say(phrases::kEndEngine) + "; a module has one Engine at a time");
+    throw Error(ExitCode::kUsage,
+                "parameter " + parameter.name + " belongs to another Engine that still lives (its unit " + owner->name +
+                    "). [T0147] hint: " + say(phrases::kEndEngine) + "; a module has one Engine at a time");
   });
 }
 
@@ -89,11 +91,11 @@ void expect_forward_writes_nothing(const torch::nn::Module& module) {
     const auto* embedding = item.value()->as<torch::nn::EmbeddingImpl>();
     const auto* bag = item.value()->as<torch::nn::EmbeddingBagImpl>();
     if (!(embedding && embedding->options.max_norm()) && !(bag && bag->options.max_norm())) continue;
-    throw Error(ExitCode::kUsage, "module " + item.key() +
-                                      " is an embedding with max_norm, which writes its weight in forward: ranks would "
-                                      "write one memory, or copies that are thrown away. hint: leave max_norm out, and "
-                                      "rescale rows under " +
-                                      say(phrases::kWriteGuard) + " after a step");
+    throw Error(ExitCode::kUsage,
+                "module " + item.key() +
+                    " is an embedding with max_norm, which writes its weight in forward: ranks would write one memory, "
+                    "or copies that are thrown away. [T0148] hint: leave max_norm out, and rescale rows under " +
+                    say(phrases::kWriteGuard) + " after a step");
   }
 }
 
@@ -141,7 +143,7 @@ std::string hint_of_queue_depth(const MemoryPlan& plan) {
   input.offload.queue_depth = wanted;
   const MemoryPlan deeper(std::move(input));
   return c10::str("\"offload.queue_depth\" is ", depth, ", and the update of a unit moves up to ", records,
-                  " records: backward waits for those beyond it. hint: raise it; ", wanted, " takes ",
+                  " records: backward waits for those beyond it. [T0149] hint: raise it; ", wanted, " takes ",
                   format_bytes(deeper.use().total() - plan.use().total()), " more");
 }
 
@@ -152,7 +154,8 @@ std::string words_of_changed_defaults(const OptimizerConfig& optimizer) {
     text += (text.empty() ? "" : "; ") + each.key + " is " + each.now + ", and was " + each.before;
   if (text.empty()) return "";
   return "the strategy leaves out what has another default for " + name_of(optimizer.type) +
-         " since Tessera 0.2 (docs/strategy.md says whose): " + text + ". hint: write the keys into the strategy";
+         " since Tessera 0.2 (docs/strategy.md says whose): " + text +
+         ". [T0150] hint: write the keys into the strategy";
 }
 
 /// What "comm.transport" asks of a mesh.
@@ -348,7 +351,7 @@ bool Engine::State::use_defaults(std::int64_t version) {
   for (const ChangedDefault& each : changed)
     text += (text.empty() ? "" : ", ") + each.key + " " + (version == 1 ? each.before : each.now);
   log_info("the run began with another version's defaults, and what the strategy leaves out keeps them: " + text +
-           ". hint: write these keys into the strategy");
+           ". [T0151] hint: write these keys into the strategy");
   return true;
 }
 
@@ -370,8 +373,8 @@ void Engine::State::check_transport() const {
   const bool right_transport = mesh.world_size() == 1 || whole.world->kind() == wanted.kind;
   if (right_device && right_transport) return;
   throw Error(ExitCode::kConfig, std::string("/comm/transport is \"") + wanted.name +
-                                     "\", but the mesh was made with " + whole.world->transport() + ". hint: call " +
-                                     say(phrases::kInit));
+                                     "\", but the mesh was made with " + whole.world->transport() +
+                                     ". [T0152] hint: call " + say(phrases::kInit));
 }
 
 namespace {
@@ -406,13 +409,13 @@ void Engine::State::report_plan() const {
   const PlanInput& input = plan.input();
   if (input.outer.makes_outer_steps() && input.replicas == 1) {
     log_warning(
-        "\"sync\" has one replica, with which no other meets. hint: \"mesh\": {\"replicate\": ...} says how many there "
-        "are");
+        "\"sync\" has one replica, with which no other meets. [T0153] hint: \"mesh\": {\"replicate\": ...} says how "
+        "many there are");
   }
   if (strategy.offload.gradients != input.offload.gradients) {
     log_warning(
-        "\"offload.gradients\" has no effect here: no unit but the root trains, whose sums stay in memory. hint: name "
-        "classes in \"units\"");
+        "\"offload.gradients\" has no effect here: no unit but the root trains, whose sums stay in memory. [T0154] "
+        "hint: name classes in \"units\"");
   }
   const bool compresses_outer = input.outer.makes_outer_steps() && whole.replicate->compressed_part() > 0;
   if (compresses(strategy.compression) && !compresses_outer && !strategy.compression.hook &&
@@ -428,7 +431,7 @@ void Engine::State::report_plan() const {
   if (const std::string text = words_of_changed_defaults(strategy.optimizer); !continues && !text.empty())
     log_warning(text);
   if (units.size() == 1 && plan.use()[MemoryCategory::kSlots] > 0) {
-    log_warning("the whole module is one unit, so it is gathered at once. hint: name classes in \"units\"");
+    log_warning("the whole module is one unit, so it is gathered at once. [T0155] hint: name classes in \"units\"");
   }
 }
 
@@ -594,9 +597,9 @@ void Engine::State::bring_replicas_together(const char* what) {
   // Averages ("ema") that have the masters' place are no weights to step with: they stay the replica's until a save.
   if (!outer || !outer->is_due() || shows_ema) return;
   expect(open_guards == 0, what,
-         " between two outer steps makes one, which cannot be under a Gathered guard. hint: close it first");
+         " between two outer steps makes one, which cannot be under a Gathered guard. [T0156] hint: close it first");
   expect(microbatch == 0, what,
-         " between backward and step makes an outer step (\"sync\"). hint: call step() or zero_grad() first");
+         " between backward and step makes an outer step (\"sync\"). [T0157] hint: call step() or zero_grad() first");
   or_abort(what, [&] {
     expect_parameters();
     // Others of this replica may still be reading the copy that they share.

@@ -38,7 +38,7 @@ Engine::Evaluation Engine::evaluate_batches(const std::function<bool()>& has_nex
       throw_if_error(control.all_gather("evaluate", &own, rounds.data(), sizeof own).wait());
       const auto without = std::find_if(rounds.begin(), rounds.end(), [](const auto& r) { return r.has_next == 0; });
       expect(!is_first || without == rounds.end(), "evaluate: rank ", without - rounds.begin(),
-             " has no batch. hint: give every rank at least one");
+             " has no batch. [T0158] hint: give every rank at least one");
       if (std::none_of(rounds.begin(), rounds.end(), [](const auto& r) { return r.has_next != 0; })) break;
       const std::optional<LossNumber> found = loss_of_next();
       if (!found) continue;
@@ -58,7 +58,7 @@ Engine::Evaluation Engine::evaluate_batches(const std::function<bool()>& has_nex
     const auto bad = std::find_if(rounds.begin(), rounds.end(), [](const auto& r) { return r.has_wrong_weight != 0; });
     expect(bad == rounds.end(), "evaluate: a weight on rank ", bad - rounds.begin(), " is negative or not finite",
            own.has_wrong_weight != 0 ? c10::str(": ", wrong) : std::string(),
-           ". hint: give the number of samples or tokens that the loss is a mean over");
+           ". [T0159] hint: give the number of samples or tokens that the loss is a mean over");
     result.loss /= result.weight;
     return result;
   });

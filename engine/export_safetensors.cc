@@ -34,7 +34,7 @@ Exported exported(const std::string& name, const at::Tensor& tensor, const std::
   const NameInFile in_file = options.names ? options.names(name) : NameInFile{{name}};
   if (in_file.names.empty())
     throw Error(ExitCode::kUsage, "export_safetensors: ExportOptions::names gives " + name +
-                                      " no name. hint: return at least one name for each parameter and buffer");
+                                      " no name. [T0160] hint: return at least one name for each parameter and buffer");
   Exported result;
   result.tensor = tensor;
   result.transposed = in_file.transposed && sizes.size() == 2;
@@ -62,7 +62,7 @@ std::vector<Exported> tensors_of(EngineSafetensors::State& s, const ExportOption
     if (!names.insert(each.in_file.name).second)
       throw Error(ExitCode::kUsage,
                   "export_safetensors: two tensors would have the name " + quoted_text(each.in_file.name, 200) +
-                      " in the file. hint: ExportOptions::names must give every tensor a name of its own");
+                      " in the file. [T0161] hint: ExportOptions::names must give every tensor a name of its own");
   return tensors;
 }
 

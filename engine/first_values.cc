@@ -195,7 +195,7 @@ void FirstValues::Sources::throw_difference(const FlatParameter& parameter) {
                              : "operator " + std::to_string(line) + " of parameter " + parameter.name) +
                   " is " + said(texts[0]) + " on rank 0, and " + said(*other) + " on rank " +
                   std::to_string(other - texts.begin()) +
-                  ". hint: construct the module alike on every rank; seeds may differ, operators may not");
+                  ". [T0162] hint: construct the module alike on every rank; seeds may differ, operators may not");
 }
 
 void FirstValues::Sources::throw_other_parameters(const std::vector<Source>& sources) {
@@ -214,7 +214,7 @@ void FirstValues::Sources::throw_other_parameters(const std::vector<Source>& sou
   throw Error(ExitCode::kUsage, own_name() + ": Engine: ranks do not have the same parameters: parameter " +
                                     std::to_string(line + 1) + " is " + said(texts[0]) + " on rank 0, and " +
                                     said(theirs) + " on rank " + std::to_string(other - texts.begin()) +
-                                    ". hint: construct the module alike on every rank");
+                                    ". [T0163] hint: construct the module alike on every rank");
 }
 
 void FirstValues::Sources::take_states(FlatGroup& group) {

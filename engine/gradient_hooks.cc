@@ -42,16 +42,16 @@ at::Tensor make_stand_in(const FlatParameter& flat, const FlatGroup& group, cons
 
 std::string text_of_taken(const std::string& name) {
   return "the gradient of " + name +
-         " belongs to the Engine, which took it as backward made it. hint: engine.step() updates the parameters, "
-         "\"gradient_clipping\" in the strategy clips, " +
+         " belongs to the Engine, which took it as backward made it. [T0164] hint: engine.step() updates the "
+         "parameters, \"gradient_clipping\" in the strategy clips, " +
          say(phrases::kGradNorm) + " is the norm; neither " + say(phrases::kOptimizer) +
          " nor clip_grad_norm_ is needed";
 }
 
 std::string text_of_dropped(const std::string& name) {
   return "the gradient of " + name +
-         " was dropped: it came from a backward that was not the Engine's. hint: to train, call engine.backward(loss) "
-         "and engine.step() in place of loss.backward() and the step() of " +
+         " was dropped: it came from a backward that was not the Engine's. [T0165] hint: to train, call "
+         "engine.backward(loss) and engine.step() in place of loss.backward() and the step() of " +
          say(phrases::kOptimizer);
 }
 
@@ -179,7 +179,7 @@ void GradientHooks::warn_of_foreign_backward(const Watched& watched) {
   if (warned_) return;
   warned_ = true;
   log_warning("a backward that is not the Engine's made a gradient of " + watched.flat().name +
-              "; such gradients are dropped and train nothing. hint: call engine.backward(loss) in place of "
+              "; such gradients are dropped and train nothing. [T0166] hint: call engine.backward(loss) in place of "
               "loss.backward(); to train several Engines with one loss, call " +
               say(phrases::kBackwardOfSeveral));
 }
@@ -188,7 +188,7 @@ void GradientHooks::throw_taken_away(const Watched& watched) {
   throw Error(
       ExitCode::kUsage,
       "the gradient of " + watched.flat().name +
-          " was cleared by a post-accumulate hook of the program, before the ranks had added it up. hint: for "
+          " was cleared by a post-accumulate hook of the program, before the ranks had added it up. [T0167] hint: for "
           "updates in backward set \"optimizer\": {\"in_backward\": true} in the strategy in place of the hook");
 }
 
@@ -208,7 +208,7 @@ void GradientHooks::throw_replaced_hook(const Watched& watched) {
   throw Error(ExitCode::kUsage,
               "a post-accumulate hook was registered on " + watched.flat().name +
                   " after the Engine was made, which takes the place of the Engine's own: its gradients would train "
-                  "nothing. hint: register it before the Engine is made");
+                  "nothing. [T0168] hint: register it before the Engine is made");
 }
 
 void GradientHooks::expect_untouched() const {
@@ -220,7 +220,7 @@ void GradientHooks::expect_untouched() const {
     throw Error(
         ExitCode::kUsage,
         "the gradient of " + watched.flat().name + " " + what +
-            " after a backward of the Engine and before its step, which plain LibTorch would train with. hint: "
+            " after a backward of the Engine and before its step, which plain LibTorch would train with. [T0169] hint: "
             "engine.zero_grad() drops the microbatches begun; gradients change through hooks on tensors, not in .grad");
   }
 }

@@ -55,7 +55,7 @@ class ImportToEngine {
       return make_error(exit_code_of(sent),
                         message_of(sent) +
                             ". The Engine is not as it was: some of its values are the file's already. "
-                            "hint: make the Engine anew");
+                            "[T0170] hint: make the Engine anew");
     finish();
     s_.half_loaded = !was_whole;
     return absl::OkStatus();
@@ -144,9 +144,9 @@ class ImportToEngine {
     std::int64_t failed = own.ok() ? 0 : 1;
     throw_if_error(s_.whole.control->broadcast("weights", &failed, sizeof failed, 0).wait());
     if (failed != 0)
-      return own.ok()
-                 ? make_error(ExitCode::kIo, "rank 0 could not read " + name + ". hint: rank 0's own message says why")
-                 : own;
+      return own.ok() ? make_error(ExitCode::kIo,
+                                   "rank 0 could not read " + name + ". [T0171] hint: rank 0's own message says why")
+                      : own;
     if (values.numel() > 0)
       throw_if_error(s_.whole.control->broadcast(name, values.data_ptr(), values.nbytes(), 0).wait());
     return absl::OkStatus();
@@ -176,9 +176,9 @@ class ImportToEngine {
 }  // namespace
 
 void EngineSafetensors::expect_between_steps(const char* what) const {
-  expect(s_.microbatch == 0, what, " between backward and step. hint: call step() or zero_grad() first");
+  expect(s_.microbatch == 0, what, " between backward and step. [T0172] hint: call step() or zero_grad() first");
   s_.expect_weights(what);
-  expect(s_.open_guards == 0, what, " under a Gathered guard. hint: close that guard first");
+  expect(s_.open_guards == 0, what, " under a Gathered guard. [T0173] hint: close that guard first");
 }
 
 void EngineSafetensors::import_from(const ImportedFiles& files) {

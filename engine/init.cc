@@ -27,12 +27,12 @@ absl::StatusOr<std::shared_ptr<Collectives>> join_group(const MakeBackend& make,
     c10::intrusive_ptr<c10d::Backend> backend = make(request);
     if (backend) return c10d_collectives(group, TransportKind::kOwn, std::move(backend), store);
     return make_error(ExitCode::kInternal, group.self() + ": group " + group.key() +
-                                               ": the program's MakeBackend returned null. hint: return a backend for "
-                                               "every group, or throw what is wrong");
+                                               ": the program's MakeBackend returned null. [T0178] hint: return a "
+                                               "backend for every group, or throw what is wrong");
   } catch (const std::exception& error) {
     return make_error(ExitCode::kPeerLost, group.self() + ": group " + group.key() +
                                                ": the program's MakeBackend threw: " + text_of_c10_exception(error) +
-                                               ". hint: make sure that all ranks of the group make it");
+                                               ". [T0179] hint: make sure that all ranks of the group make it");
   }
 }
 
@@ -59,12 +59,12 @@ Mesh init_in(const Strategy& strategy, const Environment& environment) {
 
 Mesh init(const CommConfig& comm, const MakeBackend& make) {
   if (!make)
-    throw Error(
-        ExitCode::kUsage,
-        "tessera::init wants a MakeBackend, got an empty function. hint: leave it out for Tessera's own transports");
+    throw Error(ExitCode::kUsage,
+                "tessera::init wants a MakeBackend, got an empty function. [T0180] hint: leave it out for Tessera's "
+                "own transports");
   if (!comm.network_fit.empty())
     throw Error(ExitCode::kConfig, "comm.network_fit is \"" + comm.network_fit +
-                                       "\", but the program brings its own transport. hint: leave it out");
+                                       "\", but the program brings its own transport. [T0181] hint: leave it out");
   const double timeout = comm.init_timeout_s;
   return join_job([&](const Topology& topology) {
     return make_process_mesh(topology, comm,

@@ -21,7 +21,7 @@ std::string memory_story() { return RunScope::current ? RunScope::current->memor
 /// The story has a hint, for which it needs the plan of an Engine.
 std::string memory_story_with_hint() {
   const std::string story = memory_story();
-  return story.empty() ? ". hint: take smaller batches, or fewer ranks on this host" : story;
+  return story.empty() ? ". [T0182] hint: take smaller batches, or fewer ranks on this host" : story;
 }
 
 /// What somebody else's code threw: 71 or 74 where a limit of the process is why, else 70.

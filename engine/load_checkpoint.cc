@@ -75,7 +75,7 @@ class Load {
       return make_error(
           exit_code_of(applied.status()),
           message_of(applied.status()) +
-              ". The Engine is not as it was: some of its values are the checkpoint's already. hint: load a "
+              ". The Engine is not as it was: some of its values are the checkpoint's already. [T0183] hint: load a "
               "checkpoint that is whole, or make the Engine anew");
     finish();
     s_.half_loaded = false;
@@ -119,7 +119,7 @@ class Load {
       return make_error(ExitCode::kCorruptData,
                         path_ + "/manifest.json has the hash " + hashes[0] + " on rank 0 and " + hashes[rank] +
                             " on rank " + std::to_string(rank) +
-                            ": ranks see different files. hint: the folder must be one that all ranks "
+                            ": ranks see different files. [T0184] hint: the folder must be one that all ranks "
                             "share");
     }
     return absl::OkStatus();
@@ -263,10 +263,10 @@ class Load {
     for (const SavedCheckpoint::Place& place : checkpoint_->pieces(what, name)) bytes += place.piece.numel;
     const std::int64_t wanted = state_of_generator(device).numel();
     if (bytes != wanted)
-      return make_error(ExitCode::kCorruptData, who_ + ": " + path_ + ": the state of LibTorch's generator has " +
-                                                    std::to_string(bytes) + " bytes, this LibTorch's has " +
-                                                    std::to_string(wanted) +
-                                                    ". hint: load it with the version of LibTorch that saved it");
+      return make_error(ExitCode::kCorruptData,
+                        who_ + ": " + path_ + ": the state of LibTorch's generator has " + std::to_string(bytes) +
+                            " bytes, this LibTorch's has " + std::to_string(wanted) +
+                            ". [T0185] hint: load it with the version of LibTorch that saved it");
     const at::Tensor state = at::empty({bytes}, at::TensorOptions(at::kByte));
     TESSERA_RETURN_IF_ERROR(checkpoint_->read(what, name, 0, bytes_of(state)));
     set_generator(device, state);
@@ -356,9 +356,10 @@ LoadedCheckpoint EngineCheckpoints::load(Engine& engine, const std::string& path
   };
   {
     const State& s = *engine.state_;
-    expect(s.microbatch == 0, "load_checkpoint between backward and step. hint: call step() or zero_grad() first");
+    expect(s.microbatch == 0,
+           "load_checkpoint between backward and step. [T0186] hint: call step() or zero_grad() first");
     s.expect_weights("load_checkpoint");
-    expect(s.open_guards == 0, "load_checkpoint under a Gathered guard. hint: close that guard first");
+    expect(s.open_guards == 0, "load_checkpoint under a Gathered guard. [T0187] hint: close that guard first");
     EngineCheckpoints(engine).finish();
   }
   auto [load, step] = examined(path);

@@ -40,16 +40,16 @@ MeshShape mesh_shape(const Strategy& strategy, const Topology& topology) {
   if (replicate == 0) replicate = shard > 0 && world % shard == 0 ? world / shard : 1;
   if (shard == 0) shard = world % replicate == 0 ? world / replicate : world;
   if (replicate * shard != world) {
-    throw Error(ExitCode::kConfig,
-                "/mesh: replicate " + std::to_string(replicate) + " x shard " + std::to_string(shard) + " = " +
-                    std::to_string(replicate * shard) + ", but the world size is " + std::to_string(world) + " (" +
-                    topology.launcher +
-                    "). hint: take a shape that fits (replicate x shard):" + shapes_that_fit(topology.world_size));
+    throw Error(ExitCode::kConfig, "/mesh: replicate " + std::to_string(replicate) + " x shard " +
+                                       std::to_string(shard) + " = " + std::to_string(replicate * shard) +
+                                       ", but the world size is " + std::to_string(world) + " (" + topology.launcher +
+                                       "). [T0239] hint: take a shape that fits (replicate x shard):" +
+                                       shapes_that_fit(topology.world_size));
   }
   if (strategy.strategy == ShardingStrategy::kFullShard && replicate > 1) {
-    throw Error(ExitCode::kConfig, "/mesh: FULL_SHARD shards over the whole world, but the mesh replicates " +
-                                       std::to_string(replicate) +
-                                       " times. hint: take \"HYBRID_SHARD\", which does both, or leave replicate out");
+    throw Error(ExitCode::kConfig,
+                "/mesh: FULL_SHARD shards over the whole world, but the mesh replicates " + std::to_string(replicate) +
+                    " times. [T0240] hint: take \"HYBRID_SHARD\", which does both, or leave replicate out");
   }
   return {static_cast<int>(replicate), static_cast<int>(shard)};
 }

@@ -24,9 +24,9 @@ std::vector<std::string> words_of_path(std::string_view path) {
 }
 
 void expect_dense(const std::string& what, const at::Tensor& tensor) {
-  expect(tensor.defined(), what, ": the tensor is undefined. hint: give it a value first, or leave it out");
+  expect(tensor.defined(), what, ": the tensor is undefined. [T0241] hint: give it a value first, or leave it out");
   expect(tensor.layout() == at::kStrided, what, ": the tensor has the layout ", tensor.layout(),
-         ". hint: Tessera shards dense tensors only: add tensor.to_dense()");
+         ". [T0242] hint: Tessera shards dense tensors only: add tensor.to_dense()");
 }
 
 std::string class_of_script(const torch::jit::Module& script) {
@@ -58,11 +58,12 @@ ModuleView::Spot ModuleView::make_way(const std::string& what, const std::string
   const std::vector<std::string> words = words_of_path(path);
   const auto refuse_if_held = [&](const Held* held, const std::string& name) {
     expect(!held, what, ": ", name, " is ", held ? kKinds[static_cast<int>(held->kind)] : "",
-           " already. hint: take another name; each is given once");
+           " already. [T0243] hint: take another name; each is given once");
   };
   for (const std::string& word : words) {
-    expect(!word.empty(), what,
-           ": the name has an empty part. hint: a name is words with dots between them, such as layers.0.weight");
+    expect(
+        !word.empty(), what,
+        ": the name has an empty part. [T0244] hint: a name is words with dots between them, such as layers.0.weight");
   }
   // All is looked at before anything is made.
   ModuleView* owner = this;
@@ -88,7 +89,7 @@ void ModuleView::expect_new_memory(const std::string& what, const at::Tensor& te
   if (found == tensors_.end()) return;
   const auto& [name, known] = found->second;
   expect(known.is_same(tensor), what, ": the tensor has the memory of ", name,
-         ", but is another one, and they would train apart. hint: add one tensor under both names");
+         ", but is another one, and they would train apart. [T0245] hint: add one tensor under both names");
 }
 
 void ModuleView::add_module(const std::string& path, const std::string& class_name) {
@@ -97,7 +98,7 @@ void ModuleView::add_module(const std::string& path, const std::string& class_na
 
 void ModuleView::add_module(const std::string& path, const std::shared_ptr<ModuleView>& module) {
   const std::string what = "ModuleView::add_module(\"" + path + "\")";
-  expect(module != nullptr, what, ": the module is null. hint: make it first");
+  expect(module != nullptr, what, ": the module is null. [T0246] hint: make it first");
   const Spot spot = make_way(what, path);
   spot.owner->register_module(spot.name, module);
   spot.owner->held_.emplace(spot.name, Held{Kind::kModule, module.get()});
@@ -107,8 +108,8 @@ void ModuleView::add_parameter(const std::string& path, const at::Tensor& tensor
   const std::string what = "ModuleView::add_parameter(\"" + path + "\")";
   expect_dense(what, tensor);
   expect(tensor.is_leaf(), what,
-         ": the tensor is the result of an operator, and gradients do not end in it. hint: add the tensor that it was "
-         "made of, or a copy by detach().clone().requires_grad_()");
+         ": the tensor is the result of an operator, and gradients do not end in it. [T0247] hint: add the tensor that "
+         "it was made of, or a copy by detach().clone().requires_grad_()");
   expect_new_memory(what, tensor);
   const Spot spot = make_way(what, path);
   spot.owner->register_parameter(spot.name, tensor, tensor.requires_grad());
@@ -131,8 +132,8 @@ std::shared_ptr<ModuleView> ModuleView::of(const torch::jit::Module& script) {
   auto view = std::make_shared<ModuleView>(class_of_script(script));
   add_script(*view, "", script);
   expect(!view->parameters().empty(), "ModuleView::of: the script module ", class_of_script(script),
-         " has no parameters. hint: torch.jit.freeze and torch.jit.optimize_for_inference make constants of them; "
-         "save the module before those");
+         " has no parameters. [T0248] hint: torch.jit.freeze and torch.jit.optimize_for_inference make constants of "
+         "them; save the module before those");
   return view;
 }
 

@@ -50,7 +50,7 @@ absl::Status NetworkChoice::agree(const Topology& topology, KeyValueStore& store
     return make_error(ExitCode::kConfig, "rank " + std::to_string(topology.rank) + "/" +
                                              std::to_string(topology.world_size) + ": comm.network_fit is " + own +
                                              " here, and " + wanted +
-                                             " on rank 0. hint: start all ranks with one strategy");
+                                             " on rank 0. [T0249] hint: start all ranks with one strategy");
   if (!by_) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(const std::string failed, store.get(kFailedKey, timeout));
   TESSERA_ASSIGN_OR_RETURN(const std::string costs, store.get(kCostsKey, timeout));

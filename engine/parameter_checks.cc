@@ -23,26 +23,25 @@ std::uint32_t version_of(const FlatParameter& parameter) {
 }
 
 [[noreturn]] void throw_written(const FlatParameter& parameter) {
-  throw Error(
-      ExitCode::kUsage,
-      "parameter " + parameter.name + " was written in place outside " + say(phrases::kWriteGuard) +
-          ", where the Engine "
-          "cannot follow; or under one that an exception ended, which stores nothing. hint: make such a guard around "
-          "the write, on all ranks; a module that writes its "
-          "parameters in forward cannot be trained sharded");
+  throw Error(ExitCode::kUsage, "parameter " + parameter.name + " was written in place outside " +
+                                    say(phrases::kWriteGuard) +
+                                    ", where the Engine cannot follow; or under one that an exception ended, which "
+                                    "stores nothing. [T0250] hint: make such a guard around the write, on all ranks; a "
+                                    "module that writes its parameters in forward cannot be trained sharded");
 }
 
 [[noreturn]] void throw_written_secretly(const FlatParameter& parameter) {
-  throw Error(ExitCode::kUsage, "parameter " + parameter.name + " was written through a raw pointer outside " +
-                                    say(phrases::kWriteGuard) +
-                                    " (\"check.values\"). hint: make such a guard around the write, on all ranks");
+  throw Error(ExitCode::kUsage,
+              "parameter " + parameter.name + " was written through a raw pointer outside " +
+                  say(phrases::kWriteGuard) +
+                  " (\"check.values\"). [T0251] hint: make such a guard around the write, on all ranks");
 }
 
 [[noreturn]] void throw_unfrozen(const FlatParameter& parameter) {
   throw Error(ExitCode::kUsage,
               "parameter " + parameter.name +
                   " was frozen when the Engine was made and requires gradients now, for which there is "
-                  "no memory. hint: call engine.set_trainable(\"" +
+                  "no memory. [T0252] hint: call engine.set_trainable(\"" +
                   parameter.name + "\", " + say(phrases::kTrue) + ") on all ranks in place of requires_grad_()");
 }
 
@@ -87,7 +86,7 @@ void expect_own_memory(const std::vector<std::unique_ptr<Unit>>& units, const Na
           ExitCode::kUsage,
           all[i].name + " and " + all[k].name +
               " share memory, but are two tensors, of which each would get memory of its own; so what trains the "
-              "one would no longer change the other. hint: tie parameters by registering one tensor twice (" +
+              "one would no longer change the other. [T0253] hint: tie parameters by registering one tensor twice (" +
               say(phrases::kTied) + "), or clone");
     }
   }

@@ -49,7 +49,7 @@ void assign_groups(const std::vector<std::unique_ptr<Unit>>& units, const Optimi
         fits_some = true;
         if (parameter.group != FlatParameter::kNoGroup && parameter.group != index) {
           refuse("parameter " + parameter.name + " is in " + name_of_group(optimizer, parameter.group) + " and in " +
-                 name_of_group(optimizer, index) + ". hint: give narrower patterns, or \"max_dim\"");
+                 name_of_group(optimizer, index) + ". [T0254] hint: give narrower patterns, or \"max_dim\"");
         }
         parameter.group = index;
       });

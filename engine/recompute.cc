@@ -222,8 +222,8 @@ class Call::SecondRun final : public SavedTensorHooks {
                 at::IntArrayRef(saved.sizes), ", ", saved.options.dtype(), ", and in its place one of shape ",
                 at::IntArrayRef(sizes_of(tensor)), ", ", tensor.dtype(),
                 " when it ran again for backward, or one that wants gradients otherwise. It must compute the same both "
-                "times. hint: it may not depend on state that it changes, nor may parameters be frozen or unfrozen, or "
-                "train() and eval() be called, between forward and backward");
+                "times. [T0255] hint: it may not depend on state that it changes, nor may parameters be frozen or "
+                "unfrozen, or train() and eval() be called, between forward and backward");
     if (!saved.is_kept) call_.again_[i] = {without_graph, SavedVersion(tensor)};
     if (i != call_.last_) return;
     is_complete_ = true;
@@ -262,7 +262,7 @@ void Call::run_again() {
   }
   TORCH_CHECK(run.is_complete(),
               "checkpoint(): the function saved fewer tensors when it ran again for backward than the ", saved_.size(),
-              " of its first run. It must compute the same both times. hint: it may not depend on state "
+              " of its first run. It must compute the same both times. [T0256] hint: it may not depend on state "
               "that it changes");
 }
 

@@ -19,13 +19,13 @@ ReduceLROnPlateau::ReduceLROnPlateau(Engine& engine, const Options& options)
       best_(options.mode == Mode::kMin ? std::numeric_limits<double>::infinity()
                                        : -std::numeric_limits<double>::infinity()) {
   expect(options.factor > 0 && options.factor < 1, "ReduceLROnPlateau wants a factor above 0 and below 1, got ",
-         options.factor, ". hint: 0.5 halves the rate");
+         options.factor, ". [T0257] hint: 0.5 halves the rate");
   expect(options.patience >= 0 && options.cooldown >= 0 && options.threshold >= 0 && options.min_lr >= 0 &&
              options.eps >= 0,
-         "ReduceLROnPlateau wants patience, cooldown, threshold, min_lr and eps of at least 0. hint: leave out what "
-         "should have its default");
+         "ReduceLROnPlateau wants patience, cooldown, threshold, min_lr and eps of at least 0. [T0258] hint: leave out "
+         "what should have its default");
   expect(engine.strategy().lr_schedule.type == LrScheduleType::kManual,
-         "ReduceLROnPlateau: the schedule sets the learning rate. hint: set lr_schedule.type to \"manual\"");
+         "ReduceLROnPlateau: the schedule sets the learning rate. [T0259] hint: set lr_schedule.type to \"manual\"");
 }
 
 bool ReduceLROnPlateau::improves(double measure) const {

@@ -145,7 +145,7 @@ void expect_equal_replicas(const std::vector<std::unique_ptr<Unit>>& units, cons
           ExitCode::kCorruptData,
           c10::str("after step ", step, " ranks that hold the ", kNames[kind], " of parameter ", names[i],
                    " alike differ: ", odd.size() == 1 ? "rank " : "ranks ", number_ranges(odd),
-                   ". hint: a program that writes parameters on one rank only (check.values finds it), or a "
+                   ". [T0260] hint: a program that writes parameters on one rank only (check.values finds it), or a "
                    "machine whose memory or processor is broken; go on from a checkpoint, without that machine"));
     }
   }

@@ -10,7 +10,8 @@ namespace tessera {
 
 int run(const std::function<void()>& body) {
   if (RunScope::current)
-    throw Error(ExitCode::kUsage, "tessera::run was called inside tessera::run. hint: one run is around all of main");
+    throw Error(ExitCode::kUsage,
+                "tessera::run was called inside tessera::run. [T0262] hint: one run is around all of main");
   RunScope scope;
   try {
     body();

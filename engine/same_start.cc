@@ -39,7 +39,8 @@ nlohmann::json start_of(const Strategy& strategy) {
     if (!ranks[rank].empty()) text += " rank " + std::to_string(rank) + ": " + ranks[rank] + ";";
   }
   text.back() = '.';
-  throw Error(ExitCode::kConfig, text + " hint: give every rank the same strategy file, and every host the same build");
+  throw Error(ExitCode::kConfig,
+              text + " [T0263] hint: give every rank the same strategy file, and every host the same build");
 }
 
 }  // namespace

@@ -17,17 +17,18 @@ namespace tessera {
 
 std::string EngineCheckpoints::save(const std::string& folder, const CheckpointItems& items,
                                     const SaveOptions& options) {
-  expect(s_.microbatch == 0, "save_checkpoint between backward and step. hint: call step() or zero_grad() first");
+  expect(s_.microbatch == 0,
+         "save_checkpoint between backward and step. [T0264] hint: call step() or zero_grad() first");
   s_.expect_weights("save_checkpoint");
-  expect(s_.open_guards == 0, "save_checkpoint under a Gathered guard. hint: close that guard first");
+  expect(s_.open_guards == 0, "save_checkpoint under a Gathered guard. [T0265] hint: close that guard first");
   expect(!s_.half_loaded,
-         "save_checkpoint after load_checkpoint failed half-way: the values are of no one step. hint: load a "
+         "save_checkpoint after load_checkpoint failed half-way: the values are of no one step. [T0266] hint: load a "
          "checkpoint that is whole, or make the Engine anew");
   expect(options.keep >= 0, "save_checkpoint: keep is ", options.keep,
-         ", and wanted is how many checkpoints stay. hint: 0 keeps all");
+         ", and wanted is how many checkpoints stay. [T0267] hint: 0 keeps all");
   if (s_.saving && !s_.saving->has_ended() && s_.mesh.rank() == 0)
     log_warning("save_checkpoint waits for the checkpoint of step " + std::to_string(s_.saving->progress().step) +
-                ", which is still being written. hint: save less often, or to a faster disk");
+                ", which is still being written. [T0268] hint: save less often, or to a faster disk");
   finish();
   std::vector<std::string> pruned;
   std::string path = value_or_throw(s_.or_abort("save_checkpoint", [&]() -> absl::StatusOr<std::string> {

@@ -38,7 +38,7 @@ const OptionKey& key_named(const std::string& name, const Strategy& strategy) {
     names.emplace_back(key.name);
   }
   const std::string type = name_of(strategy.optimizer.type);
-  expect(name != "lr", "set_option has no \"lr\". hint: call set_lr for it");
+  expect(name != "lr", "set_option has no \"lr\". [T0269] hint: call set_lr for it");
   expect(false, "set_option: \"", name, "\" is no number of ", type, " that can change while it trains",
          hint_of_names(name, names));
   return UpdateOptions::keys().front();
@@ -53,7 +53,7 @@ bool is_allowed(const StrategyKey& row, double number) {
 void expect_momentum(const std::string& name, double momentum, bool has_memory) {
   expect(has_memory || momentum == 0, "set_option: ", name, " ", momentum,
          " has no memory, since the strategy's optimizer.", name,
-         " is 0. hint: begin with a momentum above 0 in the "
+         " is 0. [T0270] hint: begin with a momentum above 0 in the "
          "strategy, and set it to 0 before the first step");
 }
 
@@ -65,18 +65,18 @@ void Engine::State::set_option(const std::string* group, const std::string& name
   const StrategyKey& row = row_of(key);
   expect(numbers.size() == key.count, "set_option: ", name, " wants ", key.count,
          key.count == 1 ? " number" : " numbers", ", got ", numbers.size(),
-         ". hint: give as many as the strategy's key has");
+         ". [T0271] hint: give as many as the strategy's key has");
   for (const double number : numbers) {
     expect(is_allowed(row, number), "set_option: ", name, " must be ",
            row.field.kind == ValueKind::kBoolean ? std::string("0 or 1") : describe_range(row.range), ", got ", number,
-           ". hint: look where the program computed it");
+           ". [T0272] hint: look where the program computed it");
   }
   const bool is_muons = name == "muon.momentum";
   if (name == "momentum" || is_muons)
     expect_momentum(name, numbers[0], (is_muons ? config.muon.momentum : config.momentum) > 0);
   if (is_muons && group) {
     expect(numbers[0] == options(FlatParameter::kNoGroup).at(name)[0],
-           "set_option: muon.momentum is that of all matrices. hint: leave the group out");
+           "set_option: muon.momentum is that of all matrices. [T0273] hint: leave the group out");
     return;
   }
   expect_not_updated("set_option");

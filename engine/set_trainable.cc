@@ -59,17 +59,15 @@ void assign_new_group(const std::vector<std::unique_ptr<Unit>>& units, const Opt
 }  // namespace
 
 void Engine::State::expect_may_plan_anew(const char* what) const {
-  expect(microbatch == 0, what, " between backward and step. hint: call step() or zero_grad() first");
+  expect(microbatch == 0, what, " between backward and step. [T0274] hint: call step() or zero_grad() first");
   expect_weights(what);
-  expect(open_guards == 0, what, " under a Gathered guard. hint: close that guard first");
-  expect(
-      !durable, what,
-      " with \"durable\", whose commits are of one plan. hint: save a checkpoint, and load it in a run that makes the "
-      "change before its Engine");
-  expect(
-      !outer, what,
-      " with \"sync\" local_sgd or diloco, whose outer steps are of one plan. hint: save a checkpoint, and load it in "
-      "a run that makes the change before its Engine");
+  expect(open_guards == 0, what, " under a Gathered guard. [T0275] hint: close that guard first");
+  expect(!durable, what,
+         " with \"durable\", whose commits are of one plan. [T0276] hint: save a checkpoint, and load it in a run that "
+         "makes the change before its Engine");
+  expect(!outer, what,
+         " with \"sync\" local_sgd or diloco, whose outer steps are of one plan. [T0277] hint: save a checkpoint, and "
+         "load it in a run that makes the change before its Engine");
 }
 
 void Engine::set_trainable(const std::string& pattern, bool trainable) { set_trainable({&pattern, 1}, trainable); }

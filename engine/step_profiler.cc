@@ -33,11 +33,11 @@ StepProfiler::StepProfiler(Engine& engine)
     : engine_(engine), had_watch_(EngineCheckpoints(engine).state().watch.has_value()) {
   auto& s = EngineCheckpoints(engine).state();
   expect(s.mesh.world_size() == 1, "a profile of ", s.mesh.world_size(),
-         " ranks: it is what a rank alone computes. hint: start one rank");
+         " ranks: it is what a rank alone computes. [T0299] hint: start one rank");
   expect(!s.accelerator.device.is_queued,
-         "a profile of a GPU, whose operators end later than they return, is not built. hint: profile on the CPU "
-         "(comm.transport \"host\"), or with LibTorch's profiler");
-  expect(!s.residency, "a profile with parameters on disk. hint: leave \"offload\": {\"parameters\": ...} out");
+         "a profile of a GPU, whose operators end later than they return, is not built. [T0300] hint: profile on the "
+         "CPU (comm.transport \"host\"), or with LibTorch's profiler");
+  expect(!s.residency, "a profile with parameters on disk. [T0301] hint: leave \"offload\": {\"parameters\": ...} out");
   for (auto& unit : s.units) unit->use_log = &*s.log;
   s.log->time_uses(&times_);
   s.use_times = &times_;
@@ -92,7 +92,7 @@ void StepProfiler::end_step(bool counts) {
 }
 
 StepProfile StepProfiler::profile() const {
-  expect(!rounds_.empty(), "a profile of no step. hint: train two steps at least");
+  expect(!rounds_.empty(), "a profile of no step. [T0302] hint: train two steps at least");
   const auto& s = EngineCheckpoints(engine_).state();
   StepProfile profile;
   profile.entries = rounds_.back();

@@ -39,7 +39,7 @@ absl::StatusOr<WeightsRequest> request_of(const std::vector<WantedTensor>& wante
     const WantedTensor* const owner = owners.emplace(bare, &tensor).first->second;
     if (owner == &tensor) return absl::OkStatus();
     return make_error(ExitCode::kUsage, "load_weights: " + owner->name + " and " + name + " of the model are both " +
-                                            bare + " then. hint: leave fewer pieces of names out by " +
+                                            bare + " then. [T0349] hint: leave fewer pieces of names out by " +
                                             say(phrases::kWithout));
   };
   for (const WantedTensor& tensor : wanted) {
@@ -58,7 +58,7 @@ MatchRules rules_of(const LoadOptions& options) {
   rules.hint = [](const std::vector<std::string>& wanted, const std::vector<std::string>& in_file) {
     const std::string hint = hint_of_pieces({wanted.begin(), wanted.end()}, in_file);
     return !hint.empty() ? hint
-                         : "\nhint: make the module with the sizes and names of the one that was saved; " +
+                         : "\n[T0350] hint: make the module with the sizes and names of the one that was saved; " +
                                say(phrases::kIgnored) + " passes over what it need not have";
   };
   return rules;
@@ -75,7 +75,7 @@ void expect_memory(const ModuleTensors& into) {
     if (into.tensors[i].is_meta())
       throw Error(ExitCode::kUsage,
                   "load_weights: " + into.wanted[i].name +
-                      " has no memory yet. hint: make the Engine first, which gives it memory, and load "
+                      " has no memory yet. [T0351] hint: make the Engine first, which gives it memory, and load "
                       "the weights into the Engine; or make the module without " +
                       say(phrases::kDeferred) + " and not on the meta device");
   }

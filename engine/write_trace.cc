@@ -37,7 +37,7 @@ void write_trace(const std::string& path, const Mesh& mesh) {
   throw_if_error(world.broadcast("trace written", &written, 1, 0).wait());
   if (!written)
     throw Error(ExitCode::kCannotCreate,
-                path + ": the trace cannot be written. hint: its folder must exist and be writable");
+                path + ": the trace cannot be written. [T0352] hint: its folder must exist and be writable");
 }
 
 }  // namespace tessera

@@ -35,8 +35,8 @@ class EvaluationMode {
 at::Tensor draw(at::Tensor scores, const GenerateOptions& options, const at::Generator& generator) {
   TORCH_CHECK_VALUE(
       scores.isfinite().all().item<bool>(),
-      "the model's scores of the next token are infinite or NaN, since its weights or what it computes are. hint: "
-      "take weights that are finite; training that ends so wants a smaller learning rate");
+      "the model's scores of the next token are infinite or NaN, since its weights or what it computes are. [T0353] "
+      "hint: take weights that are finite; training that ends so wants a smaller learning rate");
   if (options.temperature == 0.0) return scores.argmax(-1, /*keepdim=*/true);
   scores = scores / options.temperature;
   if (options.top_k > 0 && options.top_k < scores.size(-1)) {
@@ -52,9 +52,9 @@ at::Tensor draw(at::Tensor scores, const GenerateOptions& options, const at::Gen
 
 at::Tensor generate(LanguageModel& model, const at::Tensor& tokens, const GenerateOptions& options) {
   TORCH_CHECK(tokens.dim() == 2 && tokens.size(1) > 0, "generate: tokens want [batch, time] with time > 0, got ",
-              tokens.sizes(), ". hint: .unsqueeze(0) makes a batch of one");
+              tokens.sizes(), ". [T0354] hint: .unsqueeze(0) makes a batch of one");
   TORCH_CHECK(options.temperature >= 0.0 && options.top_k >= 0 && options.new_tokens >= 0,
-              "generate: temperature, top_k and new_tokens cannot be negative. hint: 0 is the least of each");
+              "generate: temperature, top_k and new_tokens cannot be negative. [T0355] hint: 0 is the least of each");
   const at::NoGradGuard no_grad;
   const EvaluationMode evaluation(model);
   const at::Generator generator = at::detail::createCPUGenerator(options.seed);

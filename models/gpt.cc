@@ -78,7 +78,7 @@ GPTImpl::GPTImpl(const GPTConfig& config)
       position_embedding_(normal_embedding(config.seq_len, config.width, kStd)),
       norm_(layer_norm(config)) {
   TORCH_CHECK(config.heads > 0 && config.width % config.heads == 0, "GPT: width ", config.width,
-              " must be a multiple of heads ", config.heads, ". hint: take a width of 64 for each head");
+              " must be a multiple of heads ", config.heads, ". [T0356] hint: take a width of 64 for each head");
   register_module("token_embedding", token_embedding_);
   register_module("position_embedding", position_embedding_);
   register_module("blocks", blocks_);

@@ -302,7 +302,7 @@ struct Family {
 absl::StatusOr<Family> family_of(const LlamaConfig& c) {
   const auto none = [](const std::string& what) {
     return make_error(ExitCode::kConfig, "model: no model type of Hugging Face that is known here has " + what +
-                                             ". hint: keep checkpoints of Tessera, or change the model file");
+                                             ". [T0357] hint: keep checkpoints of Tessera, or change the model file");
   };
   if (c.qk_norm) {
     if (c.qkv_bias || c.mlp_bias) return none("qk_norm together with qkv_bias or mlp_bias");
@@ -378,7 +378,7 @@ absl::StatusOr<HfConfig> parse_hf_config(const std::string& text, const std::str
       diagnostics.add(root->offset, "", "must be an object, got " + describe(*root));
     }
   }
-  TESSERA_RETURN_IF_ERROR(diagnostics.to_status("hint: docs/huggingface.md says which models are understood"));
+  TESSERA_RETURN_IF_ERROR(diagnostics.to_status("[T0358] hint: docs/huggingface.md says which models are understood"));
   // The same rules as for a model file, and the bound on all parameters together.
   const auto checked = parse_model_config(to_json(result.config), name);
   if (!checked.ok()) return checked.status();
@@ -401,8 +401,8 @@ absl::StatusOr<std::string> to_hf_config(const ModelConfig& config, const std::s
     json = hugging_face_json(*gpt);
     if (!gpt->bias)
       return make_error(ExitCode::kConfig,
-                        "model: GPT-2 of Hugging Face has biases in its linear layers, and \"bias\" is false. hint: "
-                        "train with \"bias\": true");
+                        "model: GPT-2 of Hugging Face has biases in its linear layers, and \"bias\" is false. [T0359] "
+                        "hint: train with \"bias\": true");
   } else {
     json = hugging_face_json(std::get<LlamaConfig>(config));
   }

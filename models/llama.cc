@@ -163,9 +163,9 @@ LlamaImpl::LlamaImpl(const LlamaConfig& config)
     : config_(config), model_(register_module("model", std::make_shared<DecoderImpl>(config))) {
   TORCH_CHECK(config.num_attention_heads % config.key_value_heads() == 0, "Llama: num_key_value_heads ",
               config.key_value_heads(), " must divide num_attention_heads ", config.num_attention_heads,
-              ". hint: give a divisor, or leave it out for as many");
+              ". [T0365] hint: give a divisor, or leave it out for as many");
   TORCH_CHECK(config.head_size() % 2 == 0, "Llama: a head's size must be even, got ", config.head_size(),
-              ". hint: change \"head_dim\", or the number of heads");
+              ". [T0366] hint: change \"head_dim\", or the number of heads");
   if (config.tie_word_embeddings) return;
   lm_head_ = register_module(
       "lm_head", normal_linear(config.hidden_size, config.vocab_size, /*bias=*/false, config.initializer_range));

@@ -137,7 +137,7 @@ absl::StatusOr<ModelConfig> parse_model_config(const std::string& text, const st
   Diagnostics diagnostics(name, text);
   ModelConfig config;
   if (const auto root = parse_json(text, diagnostics)) config = read_root(*root, diagnostics);
-  TESSERA_RETURN_IF_ERROR(diagnostics.to_status("hint: docs/models.md lists every key of a model file"));
+  TESSERA_RETURN_IF_ERROR(diagnostics.to_status("[T0367] hint: docs/models.md lists every key of a model file"));
   return config;
 }
 

@@ -60,7 +60,7 @@ with exit code 78:
 
 ```
 model.json:1:48: /seq_len: must be an integer from 1 to 1048576, got 0
-model.json:1:51: /layer: unknown key. hint: did you mean "layers"?
+model.json:1:51: /layer: unknown key. [T0426] hint: did you mean "layers"?
 ```
 
 Bounds keep a slip from filling the machine. All parameters together may be 1e14 at most.

@@ -118,7 +118,7 @@ absl::Status write_file_atomically(const std::string& path, std::span<const std:
                                    mode_t mode) {
   TESSERA_RETURN_IF_ERROR(take_faults_from_environment());
   if (path.empty())
-    return make_error(ExitCode::kConfig, who + ": the path of a file to write is empty. hint: name one");
+    return make_error(ExitCode::kConfig, who + ": the path of a file to write is empty. [T0369] hint: name one");
   TemporaryFile file(path, who);
   TESSERA_RETURN_IF_ERROR(file.open(mode));
   TESSERA_RETURN_IF_ERROR(file.write(bytes));

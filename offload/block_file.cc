@@ -83,10 +83,9 @@ absl::Status BlockFile::open(const BlockFileOptions& options, bool in_memory) {
   } else if (const int got = try_direct(/*may_write=*/!was_there_); got != 0) {
     return error(options, "open with O_DIRECT", got, -1, -1, -1);
   } else if (!direct_) {
-    warn_once("no O_DIRECT " + directory_,
-              fmt::format("{}: files in {} go through the {}: they take memory twice and are slower. hint: name a "
-                          "directory on ext4 or XFS",
-                          options.who, directory_, mode_));
+    warn_once("no O_DIRECT " + directory_, fmt::format("{}: files in {} go through the {}: they take memory twice and "
+                                                       "are slower. [T0370] hint: name a directory on ext4 or XFS",
+                                                       options.who, directory_, mode_));
   }
   return absl::OkStatus();
 }
@@ -107,8 +106,8 @@ absl::Status BlockFile::open_kept(const BlockFileOptions& options) {
     if (fd >= 0) ::close(fd);
     return make_error(
         ExitCode::kCorruptData,
-        fmt::format("{}: {} holds a part of the last commit, and {}, want {} bytes. hint: put the file back, or "
-                    "begin anew in another folder",
+        fmt::format("{}: {} holds a part of the last commit, and {}, want {} bytes. [T0371] hint: put the file back, "
+                    "or begin anew in another folder",
                     options.who, name_, bytes < 0 ? "is missing" : fmt::format("has {} bytes", bytes), options.bytes));
   }
   if (fd >= 0 && !was_there_) {

@@ -10,7 +10,7 @@ absl::Status take_faults_from_environment() {
   if (text == nullptr || *text == '\0') return absl::OkStatus();
   return make_error(
       ExitCode::kConfig,
-      "TESSERA_TEST_FAULTS is set, but this build cannot make faults. hint: unset it, or build Tessera with "
+      "TESSERA_TEST_FAULTS is set, but this build cannot make faults. [T0372] hint: unset it, or build Tessera with "
       "-DTESSERA_FAULTS=ON");
 }
 

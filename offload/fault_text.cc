@@ -50,7 +50,7 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
   return parts;
 }
 
-constexpr const char kRuleHint[] = ". hint: a rule is such as \"write nth=3 errno=ENOSPC path=commit\"";
+constexpr const char kRuleHint[] = ". [T0373] hint: a rule is such as \"write nth=3 errno=ENOSPC path=commit\"";
 
 absl::Status wrong(std::string_view rule, const std::string& what) {
   return make_error(ExitCode::kConfig, fmt::format("TESSERA_TEST_FAULTS: rule {}: {}{}", quoted_text(rule), what,

@@ -27,8 +27,8 @@ std::string room_left(const FileTrouble& trouble) {
 
 std::string reason_and_hint(const FileTrouble& trouble) {
   if (trouble.error == 0)
-    return "the file ended too early. hint: something cut the file while it was in use; look for what cleans up that "
-           "directory";
+    return "the file ended too early. [T0374] hint: something cut the file while it was in use; look for what cleans "
+           "up that directory";
   return trouble.operation == "read" ? reason_of_reading(trouble.error)
                                      : reason_of_writing(trouble.error, trouble.wanted);
 }

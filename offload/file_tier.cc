@@ -489,7 +489,7 @@ absl::Status FileTier::verify(std::int64_t record, std::span<const std::byte> me
       record,
       make_error(ExitCode::kCorruptData,
                  fmt::format("{}: read of {} at offset {}: {} bytes with checksum {:016x}, and {:016x} was written. "
-                             "hint: the disk or its path changed the data; name a directory on another disk",
+                             "[T0375] hint: the disk or its path changed the data; name a directory on another disk",
                              options_.who, read.file->name(), read.offset, read.bytes, got, want)));
 }
 

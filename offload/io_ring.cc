@@ -64,7 +64,7 @@ void IoRing::register_resources(std::span<const BlockFile* const> files, std::sp
   unregistered_ = backend_->register_resources(files, memory);
   if (unregistered_.empty()) return;
   warn_once("not registered",
-            fmt::format("io_uring could not register {}. hint: raise the limit of locked memory (ulimit "
+            fmt::format("io_uring could not register {}. [T0376] hint: raise the limit of locked memory (ulimit "
                         "-l). Until then each transfer costs a little more",
                         unregistered_));
 }

@@ -75,7 +75,7 @@ absl::Status OutputFile::rename(Existing existing) {
     if (errno == EEXIST)
       return make_error(ExitCode::kCannotCreate,
                         what_ + ": " + path_.string() +
-                            " appeared while the job ran, and is kept. hint: what this job made is in " +
+                            " appeared while the job ran, and is kept. [T0377] hint: what this job made is in " +
                             partial_.string());
     if (errno != EINVAL && errno != ENOSYS) return cannot_create(problem, errno);
   }

@@ -24,9 +24,9 @@ absl::Status cannot_use(const std::string& who, const std::string& path, int err
 
 absl::StatusOr<ScratchDirectory> look_at_scratch_directory(const std::string& path, const std::string& who) {
   if (path.empty())
-    return make_error(ExitCode::kConfig, who +
-                                             ": the path of the offload directory is empty. hint: name a directory on "
-                                             "a local disk");
+    return make_error(
+        ExitCode::kConfig,
+        who + ": the path of the offload directory is empty. [T0378] hint: name a directory on a local disk");
   struct stat info {};
   if (::stat(path.c_str(), &info) != 0) return cannot_use(who, path, errno);
   if (!S_ISDIR(info.st_mode)) return cannot_use(who, path, ENOTDIR);
@@ -38,7 +38,7 @@ absl::StatusOr<ScratchDirectory> look_at_scratch_directory(const std::string& pa
   if (in_memory)
     warn_once("tmpfs " + path,
               fmt::format("{}: {} is a tmpfs: what is offloaded there stays in memory, and costs as much as it did "
-                          "before. hint: name a directory on a disk",
+                          "before. [T0379] hint: name a directory on a disk",
                           who, path));
   return ScratchDirectory{.path = path, .in_memory = in_memory};
 }

@@ -287,7 +287,7 @@ absl::Status Spill::verify(int index, const Piece& piece) {
   return make_error(
       ExitCode::kCorruptData,
       fmt::format("{}: read of {} at offset {}: {} bytes with checksum {:016x}, and {:016x} was written. "
-                  "hint: the disk or its path changed the data; name a directory on another disk",
+                  "[T0380] hint: the disk or its path changed the data; name a directory on another disk",
                   options_.who, piece.room.file->name(), piece.room.offset, piece.room.bytes, got, piece.checksum));
 }
 

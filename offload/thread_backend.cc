@@ -38,10 +38,9 @@ class ThreadBackend final : public IoBackend {
     try {
       for (int i = 0; i < threads; ++i) threads_.emplace_back([this, rank = log_rank()] { serve(rank); });
     } catch (const std::system_error& error) {
-      return make_error(ExitCode::kOsResource,
-                        fmt::format("cannot start thread {} of {} for reads and writes: {}. hint: raise the limit of "
-                                    "threads (ulimit -u)",
-                                    threads_.size() + 1, threads, error.what()));
+      return make_error(ExitCode::kOsResource, fmt::format("cannot start thread {} of {} for reads and writes: {}. "
+                                                           "[T0381] hint: raise the limit of threads (ulimit -u)",
+                                                           threads_.size() + 1, threads, error.what()));
     }
     return absl::OkStatus();
   }

@@ -40,9 +40,10 @@ void TwoPlaces::commit() {
 absl::Status TwoPlaces::check(std::string_view text) const {
   const std::size_t wanted = states_.span().size() * kTextBytes;
   if (text.size() == wanted) return absl::OkStatus();
-  return make_error(ExitCode::kCorruptData, fmt::format("a commit's table of records has {} bytes, want {}. hint: go "
-                                                        "on with the strategy and the number of ranks that wrote it",
-                                                        text.size(), wanted));
+  return make_error(ExitCode::kCorruptData,
+                    fmt::format("a commit's table of records has {} bytes, want {}. [T0382] hint: go on with the "
+                                "strategy and the number of ranks that wrote it",
+                                text.size(), wanted));
 }
 
 absl::Status TwoPlaces::protect(std::string_view text) {

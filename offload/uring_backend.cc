@@ -40,21 +40,21 @@ std::string hint_of(int error) {
     case EPERM:
     case EACCES:
     case ENOSYS:
-      return "hint: allow io_uring_setup, io_uring_enter and io_uring_register in the container's seccomp profile, and "
-             "set "
-             "kernel.io_uring_disabled=0; the kernel must be 5.6 or newer";
+      return "[T0383] hint: allow io_uring_setup, io_uring_enter and io_uring_register in the container's seccomp "
+             "profile, and set kernel.io_uring_disabled=0; the kernel must be 5.6 or newer";
     case ENOMEM:
-      return "hint: raise the limit of locked memory (ulimit -l)";
+      return "[T0384] hint: raise the limit of locked memory (ulimit -l)";
     case EMFILE:
     case ENFILE:
-      return "hint: raise the limit of open files (ulimit -n)";
+      return "[T0385] hint: raise the limit of open files (ulimit -n)";
     default:
-      return "hint: use Linux 5.6 or newer";
+      return "[T0386] hint: use Linux 5.6 or newer";
   }
 }
 
 absl::Status unavailable(const char* what, int error) {
-  return make_error(ExitCode::kUnavailable, fmt::format("io_uring: {}: {}. {}", what, errno_text(error), hint_of(error)));
+  return make_error(ExitCode::kUnavailable,
+                    fmt::format("io_uring: {}: {}. {}", what, errno_text(error), hint_of(error)));
 }
 
 bool knows_read_and_write(io_uring& ring) {
@@ -209,7 +209,7 @@ class UringBackend final : public IoBackend {
   static absl::Status broken(const char* what, int error) {
     return make_error(
         exit_code_of_errno(error),
-        fmt::format("{} failed: {}. hint: the kernel gave io_uring up (see dmesg); without it, such as by "
+        fmt::format("{} failed: {}. [T0387] hint: the kernel gave io_uring up (see dmesg); without it, such as by "
                     "sysctl kernel.io_uring_disabled=2, disk I/O goes through threads",
                     what, errno_text(error)));
   }

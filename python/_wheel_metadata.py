@@ -21,6 +21,6 @@ def torch_version() -> tuple[int, int]:
     """Pip builds in an environment of its own, where torch cannot be imported; but it lies where the wheel will. CMake says the same."""
     folder = pathlib.Path(os.environ.get("TESSERA_TORCH_ROOT") or pathlib.Path(sysconfig.get_path("platlib")) / "torch")
     if not (folder / "version.py").is_file():
-        raise SystemExit(f"No torch in {folder}. hint: install torch into this environment first, or set TESSERA_TORCH_ROOT to its folder")
+        raise SystemExit(f"No torch in {folder}. [T0641] hint: install torch into this environment first, or set TESSERA_TORCH_ROOT to its folder")
     found = re.search(r"^__version__[^=]*= *['\"](\d+)\.(\d+)", (folder / "version.py").read_text(), re.MULTILINE)
     return int(found[1]), int(found[2])

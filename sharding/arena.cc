@@ -15,7 +15,8 @@ namespace {
 
 [[noreturn]] void throw_out_of_memory(const std::string& name, std::int64_t bytes, int error) {
   throw Error(ExitCode::kOsResource, "cannot allocate " + format_bytes(bytes) + " for " + name + ": " +
-                                         std::strerror(error) + ". hint: see `tessera plan` for what needs how much");
+                                         std::strerror(error) +
+                                         ". [T0613] hint: see `tessera plan` for what needs how much");
 }
 
 /// `allocate()`, which may find no memory in this process.

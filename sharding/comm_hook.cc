@@ -15,7 +15,7 @@ void expect_dense(const char* call, const std::string& bucket, const at::Tensor&
   throw Error(ExitCode::kUsage,
               c10::str("CommHook, bucket ", bucket, ": ", call, " was given ",
                        tensor.defined() ? tensor.toString() : "an undefined tensor",
-                       ", but takes dense tensors on the CPU. hint: .cpu() and .to_dense() make one"));
+                       ", but takes dense tensors on the CPU. [T0614] hint: .cpu() and .to_dense() make one"));
 }
 
 }  // namespace
@@ -29,7 +29,7 @@ void CommHook::Ranks::all_reduce(const at::Tensor& tensor) {
   if (tensor.scalar_type() != at::kFloat || !tensor.is_contiguous())
     throw Error(ExitCode::kUsage,
                 c10::str("CommHook, bucket ", label_, ": all_reduce was given ", tensor.toString(),
-                         ", but takes contiguous tensors of fp32. hint: .to(fp32) and .contiguous() make one"));
+                         ", but takes contiguous tensors of fp32. [T0615] hint: .to(fp32) and .contiguous() make one"));
   auto* const data = tensor.mutable_data_ptr<float>();
   throw_if_error(group_.all_reduce(label_, data, DType::kF32, data, static_cast<std::size_t>(tensor.numel())).wait());
 }
@@ -49,7 +49,7 @@ at::Tensor CommHook::Ranks::all_to_all(const at::Tensor& tensor) {
   if (tensor.dim() == 0 || tensor.size(0) != size())
     throw Error(ExitCode::kUsage, c10::str("CommHook, bucket ", label_, ": all_to_all was given a tensor of ",
                                            tensor.sizes(), ", but takes one of ", size(),
-                                           " rows, one a rank. hint: its first dimension is Ranks::size()"));
+                                           " rows, one a rank. [T0616] hint: its first dimension is Ranks::size()"));
   const at::Tensor own = tensor.contiguous(), came = at::empty_like(own);
   throw_if_error(group_
                      .all_to_all(label_, own.const_data_ptr(), came.mutable_data_ptr(),

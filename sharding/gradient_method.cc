@@ -16,11 +16,11 @@ namespace tessera {
 void expect_comm_hook(const CompressionConfig& compression, const CommHook* hook) {
   if (compression.hook && !hook)
     throw Error(ExitCode::kUsage,
-                "compression.hook is true, and the program brings no rule. hint: " + say(phrases::kBringHook));
+                "compression.hook is true, and the program brings no rule. [T0618] hint: " + say(phrases::kBringHook));
   if (!compression.hook && hook)
-    throw Error(
-        ExitCode::kUsage,
-        "the Engine is given a CommHook, and compression.hook is false. hint: set \"compression\": {\"hook\": true}");
+    throw Error(ExitCode::kUsage,
+                "the Engine is given a CommHook, and compression.hook is false. [T0619] hint: set \"compression\": "
+                "{\"hook\": true}");
 }
 
 std::unique_ptr<GradientMethod> make_gradient_method(const MemoryPlan& plan, const FlatGroup& group, float* kept,

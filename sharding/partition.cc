@@ -135,7 +135,7 @@ class Partitioner {
     if (tensor.requires_grad() && !is_trainable(dtype)) {
       throw Error(ExitCode::kConfig,
                   "parameter " + name + " trains in " + std::string(name_of(dtype)) +
-                      ". Trainable parameters are fp32, bf16 or fp16. hint: convert the module first");
+                      ". Trainable parameters are fp32, bf16 or fp16. [T0620] hint: convert the module first");
     }
     return dtype;
   }

@@ -58,9 +58,8 @@ void Publication::give_up() {
   is_forked_ = true;
   for (Coming& coming : coming_) {
     coming.group->unit->poison("unit " + coming.group->unit->name +
-                               " was on its way from other ranks when this process was forked from one. hint: fork "
-                               "before training, or after a forward has "
-                               "read the unit");
+                               " was on its way from other ranks when this process was forked from one. [T0621] hint: "
+                               "fork before training, or after a forward has read the unit");
   }
 }
 

@@ -220,8 +220,8 @@ void Reducer::expect_not_updated(const Entry& entry, const FlatGroup& group, std
       ExitCode::kUsage,
       "parameter " + group.parameters[parameter].name + " of unit " + entry.unit->name +
           " got one more gradient in the same backward after the unit's gradients were complete, and "
-          "optimizer.in_backward has given them to the optimizer. That happens where parameters are shared by "
-          "parts of the graph with a backward of their own inside this one. hint: set optimizer.in_backward to false");
+          "optimizer.in_backward has given them to the optimizer. That happens where parameters are shared by parts of "
+          "the graph with a backward of their own inside this one. [T0622] hint: set optimizer.in_backward to false");
 }
 
 void Reducer::open(Entry& entry) {

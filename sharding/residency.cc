@@ -17,7 +17,7 @@ void expect_values_of(const Unit& unit) {
   if (unit.gathered_hash == 0 || unit.gathered_hash == hash_of_gathered(unit)) return;
   throw Error(ExitCode::kUsage, "unit " + unit.name +
                                     ": its gathered parameters were written through .data() or a raw pointer, and the "
-                                    "write is lost (\"check.values\"). hint: write under " +
+                                    "write is lost (\"check.values\"). [T0623] hint: write under " +
                                     say(phrases::kWriteGuard));
 }
 
@@ -95,7 +95,7 @@ void Residency::hold(Unit& unit) {
     if (unit.pins() > 0) {
       throw Error(ExitCode::kUsage, "unit " + unit.name +
                                         ": an operator reads it, rounded as \"compression.gathers\" says, and exact "
-                                        "values cannot take their place. hint: open " +
+                                        "values cannot take their place. [T0624] hint: open " +
                                         say(phrases::kGuard) + " outside of forward and backward");
     }
     drop(unit);
@@ -233,7 +233,7 @@ void Residency::warn_of_overflow(const Unit& unit) {
   warned_ = true;
   log_warning("unit " + unit.name +
               ": an operator reads more units at once than the plan has slots for; adding a slot " +
-              "outside the plan. hint: raise \"prefetch\", or let one unit hold what is read together");
+              "outside the plan. [T0625] hint: raise \"prefetch\", or let one unit hold what is read together");
 }
 
 int Residency::add_overflow_slot(const Unit& unit) {

@@ -22,7 +22,7 @@ DType dtype_of(c10::ScalarType type, const std::string& who) {
       return DType::kU8;
     default:
       throw Error(ExitCode::kConfig, who + " has dtype " + c10::toString(type) +
-                                         ", which cannot be sharded. hint: make it a buffer, or another dtype");
+                                         ", which cannot be sharded. [T0626] hint: make it a buffer, or another dtype");
   }
 }
 

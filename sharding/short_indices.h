@@ -12,8 +12,9 @@ namespace tessera {
 /// or draws.
 inline void expect_short_indices(const std::string& key, std::int64_t numel) {
   if (numel <= std::numeric_limits<std::uint32_t>::max()) return;
-  throw Error(ExitCode::kConfig, "/compression/" + key + ": a unit has " + std::to_string(numel) +
-                                     " elements, and indices are of 32 bits. hint: name smaller modules in \"units\"");
+  throw Error(ExitCode::kConfig,
+              "/compression/" + key + ": a unit has " + std::to_string(numel) +
+                  " elements, and indices are of 32 bits. [T0627] hint: name smaller modules in \"units\"");
 }
 
 }  // namespace tessera

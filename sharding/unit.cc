@@ -46,7 +46,7 @@ void FlatGroup::make_storage() {
   refusal = "the parameters of unit " + unit->name + first +
             " are sharded and not gathered: their memory is another unit's when no operator reads them, or they are on "
             "their way from "
-            "other ranks after a step. hint: make a guard, " +
+            "other ranks after a step. [T0638] hint: make a guard, " +
             say(phrases::kGuard) +
             ", on all ranks around code that reads parameters, or views of them, outside operators (" +
             say(phrases::kMemoryOf) + "); or read a copy (clone)";
@@ -118,11 +118,11 @@ void Unit::poison(const std::string& message) {
 void Unit::close() {
   is_closed_ = true;
   if (closed_text_.empty()) {
-    closed_text_ = "the parameters of unit " + name +
-                   " are being updated: their gradients were complete (optimizer.in_backward), so nothing may read "
-                   "them before engine.step(). hint: read parameters before backward or after step; for a backward "
-                   "that reads them again once their gradients are made, as one does that runs inside another, set "
-                   "optimizer.in_backward to false";
+    closed_text_ =
+        "the parameters of unit " + name +
+        " are being updated: their gradients were complete (optimizer.in_backward), so nothing may read them before "
+        "engine.step(). [T0639] hint: read parameters before backward or after step; for a backward that reads them "
+        "again once their gradients are made, as one does that runs inside another, set optimizer.in_backward to false";
   }
   for (auto& group : groups) {
     if (!group->trainable) continue;
@@ -185,11 +185,11 @@ bool is_in_place(const FlatGroup& group, std::size_t i) {
 
 void expect_in_place(const FlatGroup& group, std::size_t i) {
   if (is_in_place(group, i)) return;
-  throw Error(ExitCode::kUsage,
-              "parameter " + group.parameters[i].name + " was given other memory (" + say(phrases::kOtherMemory) +
-                  "), so the Engine and the module no longer mean the same numbers. hint: do that before the Engine is "
-                  "made, or under " +
-                  say(phrases::kWriteGuard) + " on all ranks");
+  throw Error(ExitCode::kUsage, "parameter " + group.parameters[i].name + " was given other memory (" +
+                                    say(phrases::kOtherMemory) +
+                                    "), so the Engine and the module no longer mean the same numbers. [T0640] hint: do "
+                                    "that before the Engine is made, or under " +
+                                    say(phrases::kWriteGuard) + " on all ranks");
 }
 
 void rebase(FlatParameter& parameter, const FlatGroup& group, std::int64_t offset) {

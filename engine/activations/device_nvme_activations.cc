@@ -55,7 +55,7 @@ void DeviceNvmeActivations::spill_oldest() {
 /// It is not where putting it there failed, which is an error already.
 void DeviceNvmeActivations::expect_spilled(const Value& value) {
   if (!value.spilled)
-    throw Error(ExitCode::kIo, "an activation could not be put on disk. hint: an earlier message says why");
+    throw Error(ExitCode::kIo, "an activation could not be put on disk. [T0087] hint: an earlier message says why");
 }
 
 /// Begins to.

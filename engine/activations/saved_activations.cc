@@ -208,8 +208,8 @@ StoredBytes SavedActivations::Store::get(Put& put) {
   Recent goes;  // when the lock has gone
   const std::lock_guard lock(mutex_);
   TORCH_CHECK(!forked_,
-              "activations of the training process are wanted in a process that was forked from it. hint: run backward "
-              "where forward ran");
+              "activations of the training process are wanted in a process that was forked from it. [T0088] hint: run "
+              "backward where forward ran");
   if (auto storage = living(put.original)) return {*std::move(storage), put.range.begin};
   if (put.brought_back) {
     if (auto storage = living(*put.brought_back)) return {*std::move(storage), put.begin};

@@ -93,8 +93,8 @@ class Matcher {
       }
       if (found == saved.end()) {
         problem("the optimizer keeps " + quoted(state.name) + " for each parameter, and the checkpoint has " +
-                names_of(manifest_.states) + ". hint: give " + (state.name == "ema" ? "/ema" : "/optimizer/type") +
-                " as in the run that saved it");
+                names_of(manifest_.states) + ". [T0089] hint: give " +
+                (state.name == "ema" ? "/ema" : "/optimizer/type") + " as in the run that saved it");
         continue;
       }
       matched_.states.push_back(found->second);
@@ -102,7 +102,7 @@ class Matcher {
       if (!can_convert(found->second->format, state.format)) {
         problem("the state " + quoted(state.name) + " is " + found->second->format +
                 " in the checkpoint, and the Engine wants " + state.format +
-                ". hint: give /optimizer/state_dtype as in the run that saved it");
+                ". [T0090] hint: give /optimizer/state_dtype as in the run that saved it");
       } else if (!is_exact(found->second->format, state.format)) {
         inexact("the state " + quoted(state.name) + " is " + found->second->format +
                 " in the checkpoint and was rounded to " + state.format);
@@ -126,11 +126,11 @@ class Matcher {
     }
     const std::size_t more = problems_.size() > kMostProblems ? problems_.size() - kMostProblems : 0;
     problems_.resize(problems_.size() - more);
-    return make_error(ExitCode::kCorruptData, "it does not fit the model:\n  " + joined(problems_, "\n  ") +
-                                                  (more > 0 ? c10::str("\n  and ", more, " more") : "") +
-                                                  "\nhint: make the model and its optimizer as in the run that saved "
-                                                  "it (tessera checkpoint show lists what it "
-                                                  "holds), or begin anew with its weights alone");
+    return make_error(ExitCode::kCorruptData,
+                      "it does not fit the model:\n  " + joined(problems_, "\n  ") +
+                          (more > 0 ? c10::str("\n  and ", more, " more") : "") +
+                          "\n[T0091] hint: make the model and its optimizer as in the run that saved it (tessera "
+                          "checkpoint show lists what it holds), or begin anew with its weights alone");
   }
 
  private:
@@ -189,11 +189,11 @@ class Matcher {
       if (is_missing) {
         problem(who + ": the optimizer keeps " + quoted(name) + " for it, and the checkpoint has " +
                 joined(*saved.states) +
-                ". hint: give /optimizer/groups as in the run that saved it; they say which rule updates it");
+                ". [T0092] hint: give /optimizer/groups as in the run that saved it; they say which rule updates it");
       } else if (!fits) {
         problem(who + ": the optimizer keeps " + sizes_text(sizes) + " of " + quoted(name) +
                 " for it, and the checkpoint has " + sizes_text(saved.shape_of(name)) +
-                ". hint: give /optimizer, with its groups, as in the run that saved it");
+                ". [T0093] hint: give /optimizer, with its groups, as in the run that saved it");
       }
     };
     for (const std::size_t place : states_.of(group)) check(states_.all()[place].name, saved.shape);

@@ -23,7 +23,7 @@ std::string safetensors_word(c10::ScalarType type, const std::string& who) {
     if (each == type) return word;
   }
   throw Error(ExitCode::kUsage, c10::str(who, " is of the type ", type,
-                                         ", which checkpoints do not have. hint: convert it, or leave it out"));
+                                         ", which checkpoints do not have. [T0094] hint: convert it, or leave it out"));
 }
 
 std::string safetensors_word(DType dtype) { return safetensors_word(scalar_type_of(dtype), "a parameter"); }

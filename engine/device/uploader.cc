@@ -73,7 +73,7 @@ Upload Uploader::start(const std::vector<at::Tensor>& host) {
     if (!tensor.is_cpu()) {
       throw Error(ExitCode::kUsage,
                   c10::str("upload takes tensors of the CPU, got one of ", tensor.device(),
-                           ". hint: what is on the GPU already needs no upload; others move by .cpu()"));
+                           ". [T0099] hint: what is on the GPU already needs no upload; others move by .cpu()"));
     }
     bytes += staged_bytes(dense.emplace_back(tensor.contiguous()));
   }

@@ -172,20 +172,20 @@ InitTape::Node InitTape::describe(const c10::OperatorHandle& op, const Stack& st
     c10::IValue& device = node.arguments[static_cast<std::size_t>(i)];
     if (device.isDevice() && device.toDevice().is_meta()) device = at::Device(at::kCPU);
   }
-  for_each_tensor(std::vector<c10::IValue>(node.arguments),
-                  [&](std::size_t argument, std::ptrdiff_t element, const at::Tensor& tensor) {
-                    const auto tape = tape_of(tensor);
-                    if (!tape) return;
-                    TORCH_CHECK(tape.get() == this, "deferred_init: ", schema.name(),
-                                " meets a tensor of another deferred_init. hint: materialise that module first");
-                    node.patches.push_back({argument, element, place_of(tensor)});
-                    if (writes_argument(schema, argument)) node.writes.push_back(node.patches.back().place.storage);
-                  });
+  for_each_tensor(std::vector<c10::IValue>(node.arguments), [&](std::size_t argument, std::ptrdiff_t element,
+                                                                const at::Tensor& tensor) {
+    const auto tape = tape_of(tensor);
+    if (!tape) return;
+    TORCH_CHECK(tape.get() == this, "deferred_init: ", schema.name(),
+                " meets a tensor of another deferred_init. [T0174] hint: materialise that module first");
+    node.patches.push_back({argument, element, place_of(tensor)});
+    if (writes_argument(schema, argument)) node.writes.push_back(node.patches.back().place.storage);
+  });
   for (const Patch& patch : node.patches) put(node.arguments, patch.argument, patch.element, at::Tensor());
   for_each_tensor(node.arguments, [&](std::size_t argument, std::ptrdiff_t, const at::Tensor&) {
-    TORCH_CHECK(
-        node.patches.empty() || !writes_argument(schema, argument), "deferred_init: ", schema.name(),
-        " writes the values of a deferred tensor into a real one. hint: make both under deferred_init, or neither.");
+    TORCH_CHECK(node.patches.empty() || !writes_argument(schema, argument), "deferred_init: ", schema.name(),
+                " writes the values of a deferred tensor into a real one. [T0175] hint: make both under deferred_init, "
+                "or neither.");
   });
   node.overwrites = fills(op) && node.patches.size() == 1 && node.patches[0].place.whole();
   return node;
@@ -219,8 +219,9 @@ bool InitTape::run_for_shapes(const Node& node, Stack* stack) const {
 
 void InitTape::run_with_values(const Node& node, Stack* stack) const {
   check_has_values();
-  TORCH_CHECK(node.writes.empty(), "deferred_init: ", node.op.schema().name(),
-              " changes a deferred tensor and cannot be run for its shapes alone. hint: construct this module eagerly");
+  TORCH_CHECK(
+      node.writes.empty(), "deferred_init: ", node.op.schema().name(),
+      " changes a deferred tensor and cannot be run for its shapes alone. [T0176] hint: construct this module eagerly");
   std::unordered_set<StorageId> wanted;
   for (const Patch& patch : node.patches) wanted.insert(patch.place.storage);
   const Storages storages = replay(wanted);
@@ -282,10 +283,9 @@ void InitTape::append(Node node) {
 }
 
 void InitTape::check_has_values() const {
-  TORCH_CHECK(
-      content_ == Content::kValues,
-      "this module was made by shapes_only, which keeps shapes and no values (it is for plans). hint: make it with "
-      "deferred_init to train it, or to read a value");
+  TORCH_CHECK(content_ == Content::kValues,
+              "this module was made by shapes_only, which keeps shapes and no values (it is for plans). [T0177] hint: "
+              "make it with deferred_init to train it, or to read a value");
 }
 
 /// Goes from the last node back and follows the storages that are wanted. It looks at no other node of the tape.

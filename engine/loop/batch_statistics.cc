@@ -71,7 +71,7 @@ BatchStatistics statistics_of(const at::Tensor& input, Collectives& group) {
   expect(statistics.count > 1,
          "SyncBatchNorm wants more than 1 value a channel on all ranks together while training, got ", statistics.count,
          " with inputs such as ", input.sizes(),
-         ". hint: take larger batches; or eval() for a module that keeps its statistics");
+         ". [T0188] hint: take larger batches; or eval() for a module that keeps its statistics");
   statistics.mean = (means * counts).sum(0) / statistics.count;
   statistics.variance = (squares + counts * (means - statistics.mean).square()).sum(0) / statistics.count;
   return statistics;
@@ -110,7 +110,8 @@ struct BatchNormOverRanks : torch::autograd::Function<BatchNormOverRanks> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    expect(!at::GradMode::is_enabled(), "SyncBatchNorm cannot be differentiated twice. hint: leave create_graph out");
+    expect(!at::GradMode::is_enabled(),
+           "SyncBatchNorm cannot be differentiated twice. [T0189] hint: leave create_graph out");
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &input = saved[0], &weight = saved[1], &mean = saved[2], &inverse = saved[3];
     const auto capsule = context->saved_data["group"].toCapsule();

@@ -64,7 +64,7 @@ std::string difference_of(const std::string& own, const std::string& of_rank_0) 
     if (!has_a && !has_b) return "";
     if (has_a != has_b || a != b)
       return c10::str("DataParallel: the module has ", has_a ? a : "nothing more", " where rank 0's has ",
-                      has_b ? b : "nothing more", ". hint: construct the module alike on every rank");
+                      has_b ? b : "nothing more", ". [T0190] hint: construct the module alike on every rank");
   }
 }
 
@@ -131,15 +131,16 @@ struct DataParallel::State::AfterAccumulation : autograd::PostAccumulateGradHook
 std::string DataParallel::State::problem(const DataParallelOptions& options) const {
   if (!(options.bucket_mb > 0))
     return c10::str("DataParallel wants a bucket_mb above 0, got ", options.bucket_mb,
-                    ". hint: leave it out for the usual size");
+                    ". [T0191] hint: leave it out for the usual size");
   for (const auto& item : module->named_parameters()) {
     if (is_deferred(item.value()))
-      return c10::str("DataParallel: parameter ", item.key(),
-                      " is deferred. hint: call tessera::materialize_module first; an Engine needs no such call");
+      return c10::str(
+          "DataParallel: parameter ", item.key(),
+          " is deferred. [T0192] hint: call tessera::materialize_module first; an Engine needs no such call");
     if (autograd::impl::post_acc_grad_hooks(item.value()))
       return c10::str(
           "DataParallel: parameter ", item.key(),
-          " belongs to an Engine or to another DataParallel that still lives. hint: destroy that one first");
+          " belongs to an Engine or to another DataParallel that still lives. [T0193] hint: destroy that one first");
   }
   return "";
 }
@@ -243,8 +244,9 @@ DataParallel::State::Agreed DataParallel::State::agree_on_gradients() {
     agreed.weight += theirs;
     for (std::size_t i = 0; i < count; ++i) {
       const Has has = static_cast<Has>(message[sizeof weight + i]);
-      expect(has != Has::kSparse, "DataParallel: the gradient of ", names[i], " is sparse on rank ", rank,
-             ", and only dense ones can be averaged. hint: make the module with EmbeddingOptions::sparse(false)");
+      expect(
+          has != Has::kSparse, "DataParallel: the gradient of ", names[i], " is sparse on rank ", rank,
+          ", and only dense ones can be averaged. [T0194] hint: make the module with EmbeddingOptions::sparse(false)");
       if (has == Has::kDense) agreed.on_any_rank[i] = Has::kDense;
     }
   }
@@ -304,13 +306,13 @@ void DataParallel::broadcast_buffers() {
 void DataParallel::set_weight(double weight) {
   expect(std::isfinite(weight) && weight >= 0,
          "DataParallel::set_weight wants a finite number that is not negative, got ", weight,
-         ". hint: give the number of samples or tokens that the loss is a mean over");
+         ". [T0195] hint: give the number of samples or tokens that the loss is a mean over");
   state_->weight = weight;
 }
 
 void DataParallel::backward_nothing() {
   expect(state_->open_no_syncs == 0,
-         "DataParallel::backward_nothing under NoSync, where nothing is averaged. hint: leave it out there");
+         "DataParallel::backward_nothing under NoSync, where nothing is averaged. [T0196] hint: leave it out there");
   state_->weight = 0;
   state_->average();
 }

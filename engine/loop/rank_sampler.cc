@@ -28,7 +28,7 @@ RankSampler::RankSampler(std::size_t num_samples, const Mesh& mesh, const RankSa
 void RankSampler::expect_enough() const {
   const std::size_t wanted = options_.tail == Tail::kDrop ? world_size_ : 1;
   expect(num_samples_ >= wanted, "RankSampler wants ", wanted, " samples or more for ", world_size_, " ranks, got ",
-         num_samples_, ". hint: take more samples, or fewer ranks");
+         num_samples_, ". [T0197] hint: take more samples, or fewer ranks");
 }
 
 std::size_t RankSampler::share_of(std::size_t samples) const {
@@ -76,14 +76,15 @@ SamplerCursor RankSampler::cursor() const {
 void RankSampler::resume(const SamplerCursor& cursor) {
   const auto expect_same = [](const char* what, auto was, auto is) {
     if (was == is) return;
-    throw Error(ExitCode::kConfig, c10::str("RankSampler::resume: ", what, " was ", was, " and is ", is,
-                                            " now. hint: give the sampler the numbers of the run that was saved"));
+    throw Error(ExitCode::kConfig,
+                c10::str("RankSampler::resume: ", what, " was ", was, " and is ", is,
+                         " now. [T0198] hint: give the sampler the numbers of the run that was saved"));
   };
   expect_same("the number of samples", cursor.num_samples, static_cast<std::int64_t>(num_samples_));
   expect_same("the seed", cursor.seed, options_.seed);
   expect_same("shuffling", cursor.shuffle, options_.shuffle);
   expect(cursor.epoch >= 0 && cursor.consumed >= 0, "RankSampler::resume: epoch ", cursor.epoch, " and ",
-         cursor.consumed, " samples taken are no place. hint: give an epoch and samples of 0 or more");
+         cursor.consumed, " samples taken are no place. [T0199] hint: give an epoch and samples of 0 or more");
   go_to(cursor.epoch, std::min(static_cast<std::size_t>(cursor.consumed), num_samples_), 0);
 }
 
@@ -111,7 +112,7 @@ void RankSampler::load(torch::serialize::InputArchive& archive) {
   const std::int64_t samples = read("samples"), ranks = read("ranks");
   expect(samples == static_cast<std::int64_t>(num_samples_) && ranks == static_cast<std::int64_t>(world_size_),
          "RankSampler: the archive is of ", samples, " samples on ", ranks, " ranks, here are ", num_samples_, " on ",
-         world_size_, ". hint: an archive goes on with the same dataset on as many ranks");
+         world_size_, ". [T0200] hint: an archive goes on with the same dataset on as many ranks");
   c10::IValue begin(std::int64_t{0});
   archive.try_read("begin", begin);  // 0.1 wrote none
   const std::int64_t epoch = read("epoch"), taken = read("taken");
@@ -119,7 +120,7 @@ void RankSampler::load(torch::serialize::InputArchive& archive) {
   expect(epoch >= 0 && taken >= 0 && begin.toInt() >= 0 && behind <= num_samples_ &&
              static_cast<std::size_t>(taken) <= share_of(num_samples_ - behind),
          "RankSampler: the archive's place, epoch ", epoch, " and ", taken,
-         " samples taken, is none of this epoch. hint: it was cut short; begin the epoch anew");
+         " samples taken, is none of this epoch. [T0201] hint: it was cut short; begin the epoch anew");
   go_to(epoch, behind, static_cast<std::size_t>(taken));
 }
 

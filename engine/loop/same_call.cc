@@ -60,7 +60,7 @@ void expect_same_call(Collectives& group, const std::string& call, const std::st
   if (equal) return;
   throw Error(ExitCode::kUsage, "ranks called different collectives, where all must make the same call: " +
                                     by_rank(all, /*problems_only=*/false) +
-                                    ". hint: call it on every rank, with tensors of one shape and dtype");
+                                    ". [T0202] hint: call it on every rank, with tensors of one shape and dtype");
 }
 
 }  // namespace tessera

@@ -103,8 +103,8 @@ bool convert(const std::string& name, const std::shared_ptr<torch::nn::Module>& 
   if (!norm) return false;
   const at::Tensor& known_by = norm->running_mean.defined() ? norm->running_mean : norm->weight;
   expect(known_by.defined(), "module ", name,
-         " is a BatchNorm with neither parameters nor running statistics, so it cannot be converted. hint: write it as "
-         "tessera::SyncBatchNorm");
+         " is a BatchNorm with neither parameters nor running statistics, so it cannot be converted. [T0203] hint: "
+         "write it as tessera::SyncBatchNorm");
   ConvertedModules::all().add(known_by, {module, norm->num_batches_tracked, group});
   return true;
 }
@@ -119,7 +119,7 @@ SyncBatchNormImpl::SyncBatchNormImpl(const torch::nn::BatchNormOptions& options_
 void SyncBatchNormImpl::_check_input_dim(const at::Tensor& input) {
   expect(input.dim() >= 2 && input.dim() <= 5 && input.size(1) == options.num_features() && input.is_floating_point(),
          "SyncBatchNorm wants a floating point input of 2 to 5 dimensions [B, ", options.num_features(), ", ...], got ",
-         input.scalar_type(), " ", input.sizes(), ". hint: its second dimension is that of channels");
+         input.scalar_type(), " ", input.sizes(), ". [T0204] hint: its second dimension is that of channels");
 }
 
 at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {

@@ -52,11 +52,12 @@ bool can_travel(at::ScalarType type) {
 /// Why `tensor` cannot be given to `function`, or nothing.
 std::string problem_of(const char* function, const at::Tensor& tensor) {
   if (!tensor.defined())
-    return c10::str(function, " was given an undefined tensor. hint: give it a value on every rank");
+    return c10::str(function, " was given an undefined tensor. [T0205] hint: give it a value on every rank");
   const bool dense = tensor.layout() == at::kStrided && !tensor.is_quantized() && !tensor.is_meta();
   if (!dense || !can_travel(tensor.scalar_type()))
-    return c10::str(function, " was given a tensor of ", tensor.toString(), " ", tensor.sizes(),
-                    ", but takes dense tensors of fp64, fp32, bf16, fp16, integers or bool. hint: convert it first");
+    return c10::str(
+        function, " was given a tensor of ", tensor.toString(), " ", tensor.sizes(),
+        ", but takes dense tensors of fp64, fp32, bf16, fp16, integers or bool. [T0206] hint: convert it first");
   return "";
 }
 
@@ -69,16 +70,17 @@ std::string problem_of(Reduce operation, const at::Tensor& tensor) {
   if (std::string problem = problem_of("all_reduce", tensor); !problem.empty()) return problem;
   if (operation == Reduce::kMean && !tensor.is_floating_point())
     return c10::str("all_reduce (mean) was given a tensor of ", tensor.scalar_type(),
-                    ", whose mean is no integer. hint: convert it to a floating point type");
+                    ", whose mean is no integer. [T0207] hint: convert it to a floating point type");
   if (operation == Reduce::kSum && tensor.scalar_type() == at::kBool)
-    return "all_reduce (sum) was given a tensor of bool. hint: convert it to an integer type, or take kMax or kMin";
+    return "all_reduce (sum) was given a tensor of bool. [T0208] hint: convert it to an integer type, or take kMax or "
+           "kMin";
   return "";
 }
 
 std::string problem_of_root(const char* function, int root, const Mesh& mesh) {
   if (root >= 0 && root < mesh.world_size()) return "";
   return c10::str(function, " wants a root from 0 to ", mesh.world_size() - 1, ", got ", root,
-                  ". hint: a root is a rank's number");
+                  ". [T0209] hint: a root is a rank's number");
 }
 
 at::Tensor in_host_memory(const at::Tensor& tensor) { return tensor.detach().to(at::kCPU).contiguous(); }
@@ -162,7 +164,7 @@ std::vector<double> mean_over_ranks(const Mesh& mesh, const std::vector<double>&
   expect_same_call(group, c10::str("mean_over_ranks of ", means.size(), " metrics"),
                    count >= 0 ? ""
                               : c10::str("mean_over_ranks wants a count of 0 or more, got ", count,
-                                         ". hint: it is how many samples the mean is of"));
+                                         ". [T0210] hint: it is how many samples the mean is of"));
   const at::Tensor row = at::zeros({static_cast<std::int64_t>(means.size()) + 1}, at::kDouble);
   double* const values = row.mutable_data_ptr<double>();
   values[0] = static_cast<double>(count);
@@ -173,8 +175,8 @@ std::vector<double> mean_over_ranks(const Mesh& mesh, const std::vector<double>&
   // Every rank sees the same sum, so all throw.
   if (sum[0] == 0)
     throw Error(ExitCode::kUsage,
-                "mean_over_ranks was given a count of 0 by every rank. hint: is the loader empty? A rank without "
-                "samples gives 0, but one must have some");
+                "mean_over_ranks was given a count of 0 by every rank. [T0211] hint: is the loader empty? A rank "
+                "without samples gives 0, but one must have some");
   std::vector<double> result(means.size());
   for (std::size_t i = 0; i < means.size(); ++i) result[i] = sum[i + 1] / sum[0];
   return result;

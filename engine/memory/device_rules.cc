@@ -21,7 +21,7 @@ void expect_tiers_of_device(const OffloadConfig& offload, bool is_gpu) {
     if (tier != Tier::kAuto || is_gpu || !offload.paths.empty()) return;
     refuse(key,
            "\"auto\" needs \"paths\" where the CPU trains: one directory on each local disk, such as "
-           "[\"/mnt/nvme0\"]. hint: name some; or where a GPU is meant, say so by comm.transport \"nccl\"");
+           "[\"/mnt/nvme0\"]. [T0212] hint: name some; or where a GPU is meant, say so by comm.transport \"nccl\"");
   };
   const std::pair<const char*, Tier> states[] = {{"parameters", offload.parameters.tier},
                                                  {"gradients", offload.gradients},
@@ -31,9 +31,8 @@ void expect_tiers_of_device(const OffloadConfig& offload, bool is_gpu) {
   for (const auto& [key, tier] : states) {
     if (tier == Tier::kHost && !is_gpu) {
       refuse(key, std::string("\"host\" is for a GPU's ") + key +
-                      "; the CPU's are in the host's memory already. hint: take \"nvme\", or leave it out; or where a "
-                      "GPU is meant, "
-                      "say so by comm.transport \"nccl\"");
+                      "; the CPU's are in the host's memory already. [T0213] hint: take \"nvme\", or leave it out; or "
+                      "where a GPU is meant, say so by comm.transport \"nccl\"");
     }
     expect_paths_for_auto(key, tier);
   }
@@ -43,21 +42,20 @@ void expect_tiers_of_device(const OffloadConfig& offload, bool is_gpu) {
   if (offload.step != OffloadedStep::kAuto && !is_gpu) {
     throw Error(ExitCode::kConfig,
                 "/offload/step: says who updates a GPU's masters and moments in its host's memory, and the CPU trains "
-                "here. hint: leave it out; or where a GPU is meant, say so by comm.transport \"nccl\"");
+                "here. [T0214] hint: leave it out; or where a GPU is meant, say so by comm.transport \"nccl\"");
   }
   if (offload.step == OffloadedStep::kCpu && !on_host) {
-    throw Error(
-        ExitCode::kConfig,
-        "/offload/step: \"cpu\" updates a GPU's masters and moments that lie in its host's memory; those in files "
-        "the GPU updates, and those in its own memory. hint: give masters and moments the tier \"host\", or leave it "
-        "out");
+    throw Error(ExitCode::kConfig,
+                "/offload/step: \"cpu\" updates a GPU's masters and moments that lie in its host's memory; those in "
+                "files the GPU updates, and those in its own memory. [T0215] hint: give masters and moments the tier "
+                "\"host\", or leave it out");
   }
   if (!is_gpu) return;
   const bool chooses_host = is_auto_host && (has(Tier::kAuto) || offload.parameters.tier == Tier::kAuto);
   if (chooses_host && (offload.cache_bytes > 0 || offload.verify)) {
     throw Error(ExitCode::kConfig, std::string("/offload/") + (offload.verify ? "verify" : "cache") +
                                        ": there are no files: without paths, tier auto of a GPU is its host's memory. "
-                                       "hint: leave it out, or name directories in \"paths\"");
+                                       "[T0216] hint: leave it out, or name directories in \"paths\"");
   }
 }
 
@@ -69,21 +67,22 @@ void expect_built_for_device(const Strategy& strategy, bool is_gpu) {
   expect_tiers_of_device(strategy.offload, is_gpu);
   if (!is_gpu) return;
   if (strategy.check.values) {
-    refuse(std::string("/check/values: values of a GPU are not hashed. hint: leave it out, or ") + kOnTheCpu);
+    refuse(std::string("/check/values: values of a GPU are not hashed. [T0217] hint: leave it out, or ") + kOnTheCpu);
   }
   if (strategy.sync.makes_outer_steps()) {
     refuse(
-        std::string("/sync/type: replicas of GPUs are not trained by themselves yet. hint: leave \"sync\" out, or ") +
+        std::string(
+            "/sync/type: replicas of GPUs are not trained by themselves yet. [T0218] hint: leave \"sync\" out, or ") +
         kOnTheCpu);
   }
   if (compresses(strategy.compression) || strategy.compression.gathers != WireForm::kPlain) {
     refuse(
-        "/compression: what GPUs send is not compressed yet. hint: leave \"compression\" out, or train on the "
+        "/compression: what GPUs send is not compressed yet. [T0219] hint: leave \"compression\" out, or train on the "
         "CPU (comm.transport \"gloo\")");
   }
   if (strategy.on_spike.action != SpikeAction::kNone) {
-    refuse(std::string("/on_spike/action: a GPU skips steps for their gradients alone as yet. hint: leave \"on_spike\" "
-                       "out, or ") +
+    refuse(std::string("/on_spike/action: a GPU skips steps for their gradients alone as yet. [T0220] hint: leave "
+                       "\"on_spike\" out, or ") +
            kOnTheCpu);
   }
 }

@@ -17,9 +17,9 @@ DeviceShards::DeviceShards(const MemoryPlan& plan, const std::vector<std::unique
                            std::shared_ptr<StateRecords> records, DeviceKernels& kernels, int rank)
     : records_(std::move(records)),
       kernels_(kernels),
-      take_memory_(
-          pinned_memory_of(kernels, rank, "parameters on their way to the GPU",
-                           "hint: units of fewer parameters (\"units\"), or a smaller \"prefetch\", need less of it")),
+      take_memory_(pinned_memory_of(
+          kernels, rank, "parameters on their way to the GPU",
+          "[T0221] hint: units of fewer parameters (\"units\"), or a smaller \"prefetch\", need less of it")),
       are_in_files_(!plan.parameters_on_host()),
       piece_bytes_(static_cast<std::size_t>(plan.upload_piece_bytes())),
       coming_(units.size()) {

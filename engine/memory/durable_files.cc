@@ -119,8 +119,8 @@ void DurableFiles::choose(const std::vector<std::string>& held) {
         ExitCode::kCorruptData,
         c10::str("durable.dir ", folder_, " holds step ", common->at(2).get<std::int64_t>(), " of a run of ",
                  ranks[rank].value("about", std::string("another kind")), "; this run is of ", about_,
-                 ", and its model, strategy or number of ranks is another one. hint: take the model, strategy and "
-                 "ranks of that run; or name another folder, and load a checkpoint, which any run can"));
+                 ", and its model, strategy or number of ranks is another one. [T0222] hint: take the model, strategy "
+                 "and ranks of that run; or name another folder, and load a checkpoint, which any run can"));
   }
   if (!common && !is_first) {
     std::string text = "durable.dir " + folder_ + ": there is no step that all ranks hold:";
@@ -128,7 +128,7 @@ void DurableFiles::choose(const std::vector<std::string>& held) {
       text += c10::str(rank > 0 ? "," : "", " rank ", rank, " has ", words_of(ranks[rank].at("commits")));
     throw Error(ExitCode::kNoInput,
                 text +
-                    ". hint: are these the same hosts, disks and number of ranks as before? To begin "
+                    ". [T0223] hint: are these the same hosts, disks and number of ranks as before? To begin "
                     "anew, remove the folder on every host");
   }
   if (!common) return;
@@ -207,8 +207,9 @@ void DurableFiles::take_memory(const TrainingMemory& memory, const MemoryPlan& p
   options.durable_is_there = last_.has_value();
   options.io.any_thread = true;  // as all records
   if (kernels)
-    options.memory = pinned_memory_of(*kernels, rank_, "commits",
-                                      "hint: a smaller \"record\" or \"queue_depth\" in \"offload\" needs less of it");
+    options.memory =
+        pinned_memory_of(*kernels, rank_, "commits",
+                         "[T0224] hint: a smaller \"record\" or \"queue_depth\" in \"offload\" needs less of it");
   image_record_bytes_ = pool.record_bytes;
   image_ = value_or_throw(FileTier::create(options));
   if (last_) throw_if_error(image_->protect(last_->parts[kImage]));

@@ -28,7 +28,7 @@ at::Tensor join_parts(const KeptGroup& kept, Collectives& control) {
     throw Error(ExitCode::kUsage, "unit " + kept.unit_name + " was sharded over " +
                                       std::to_string(kept.mesh.world_size()) +
                                       " ranks by an Engine that is gone, and now " + std::to_string(control.size()) +
-                                      " ranks take it. hint: make the second Engine in a job of the same size");
+                                      " ranks take it. [T0225] hint: make the second Engine in a job of the same size");
   }
   const std::int64_t numel = group.layout.numel();
   const at::Tensor flat = at::zeros({numel}, at::TensorOptions(flat_type_of(group)));
@@ -89,7 +89,7 @@ void keep(FlatGroup& group, const MemoryPlan& plan, const MeshPosition& mesh, co
                              (plan.parameters_on_host() ? " was put in its GPU's host's memory"
                               : group.parameters_below  ? " was put on disk"
                                                         : " was sharded") +
-                             " by an Engine that is gone. hint: the next Engine over this module takes the "
+                             " by an Engine that is gone. [T0226] hint: the next Engine over this module takes the "
                              "values; to read them, make a guard while an Engine lives: " +
                              say(phrases::kGuard));
   }

@@ -31,18 +31,17 @@ void expect_step_on_host(const MemoryPlan& plan) {
     throw Error(
         ExitCode::kConfig,
         "/offload/step: \"cpu\" updates each element once its gradient is there, and this optimizer.type goes over "
-        "masters and moments twice, or over whole matrices first. hint: take \"gpu\"");
+        "masters and moments twice, or over whole matrices first. [T0227] hint: take \"gpu\"");
   }
   if (plan.has_whole_records()) {
     throw Error(ExitCode::kConfig,
                 "/offload/step: \"cpu\" updates a GPU's parameters where they lie, in its memory or its host's, and "
-                "here they lie in files. hint: give parameters the tier \"host\", or take \"gpu\"");
+                "here they lie in files. [T0228] hint: give parameters the tier \"host\", or take \"gpu\"");
   }
-  throw Error(
-      ExitCode::kConfig,
-      "/offload/step: \"cpu\" updates elements whose masters and moments both lie in the host's memory, and here "
-      "some have one of them there and the other on the GPU. hint: give masters and moments the tier \"host\" and "
-      "one fraction, or take \"gpu\"");
+  throw Error(ExitCode::kConfig,
+              "/offload/step: \"cpu\" updates elements whose masters and moments both lie in the host's memory, and "
+              "here some have one of them there and the other on the GPU. [T0229] hint: give masters and moments the "
+              "tier \"host\" and one fraction, or take \"gpu\"");
 }
 
 /// A GradientMethod makes the sums.
@@ -72,7 +71,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
     throw Error(ExitCode::kConfig, c10::str("/compression: ", kCompressionMethods,
                                             " need a mesh of one replica, whose ranks sum all "
                                             "gradients at once, got ",
-                                            scene.mesh.replicate_size, ". hint: leave \"mesh\" out"));
+                                            scene.mesh.replicate_size, ". [T0230] hint: leave \"mesh\" out"));
   }
   const OptimizerType type = strategy.optimizer.type;
   PlanInput input;
@@ -159,8 +158,8 @@ void check_memory_limit(const MemoryPlan& plan, const Strategy& strategy, bool s
   if (limit <= 0 || plan.use().limited() <= limit) return;
   const std::string cheaper = next_cheaper(plan, strategy, shares_memory, limit);
   const std::string hint = cheaper.empty()
-                               ? "hint: no strategy fits; take more ranks, a smaller model or bf16 parameters"
-                               : "hint: the next cheaper strategy that fits is " + cheaper;
+                               ? "[T0231] hint: no strategy fits; take more ranks, a smaller model or bf16 parameters"
+                               : "[T0232] hint: the next cheaper strategy that fits is " + cheaper;
   throw Error(ExitCode::kConfig, "/memory/limit: the plan for " + name_of(strategy.strategy) + " needs " +
                                      format_bytes(plan.use().limited()) + " a rank, the limit is " +
                                      format_bytes(limit) + ".\n" + plan.to_table() + hint);
@@ -180,7 +179,7 @@ std::string explain_out_of_memory(const std::string& what, const MemoryPlan& pla
   }
   if (activation_bytes) text += "activations of the first step: " + format_bytes(*activation_bytes) + "\n";
   const std::string cheaper = next_cheaper(plan, strategy, shares_memory, plan.use().limited() - 1);
-  return text + "hint: take fewer samples a microbatch, or recomputation, which make activations smaller; " +
+  return text + "[T0233] hint: take fewer samples a microbatch, or recomputation, which make activations smaller; " +
          (cheaper.empty() ? "no strategy needs less than this one" : "the next cheaper strategy is " + cheaper);
 }
 

@@ -134,13 +134,12 @@ std::unique_ptr<RecordTier> host_tier(NewRecords records, const RecordPool& pool
 
 // What needs less pinned memory.
 constexpr const char kLessBelow[] =
-    "hint: a smaller \"fraction\" in \"offload\", or the tier \"nvme\", needs less of it; where the tier is auto, a "
-    "higher "
-    "memory.limit, or \"paths\" on disks";
+    "[T0234] hint: a smaller \"fraction\" in \"offload\", or the tier \"nvme\", needs less of it; where the tier is "
+    "auto, a higher memory.limit, or \"paths\" on disks";
 constexpr const char kLessGradients[] =
-    "hint: offload.gradients on the tier \"nvme\" needs less of it, and in \"memory\" none";
+    "[T0235] hint: offload.gradients on the tier \"nvme\" needs less of it, and in \"memory\" none";
 constexpr const char kLessCopies[] =
-    "hint: offload.step \"gpu\" needs none of it, and parameters and gradients on the tier \"host\" need less";
+    "[T0236] hint: offload.step \"gpu\" needs none of it, and parameters and gradients on the tier \"host\" need less";
 
 /// Where `pool` says. `kernels`: of the GPU that trains, or null.
 std::shared_ptr<StateRecords> make_state_tier(NewRecords records, const RecordPool& pool, const MemoryPlan& plan,

@@ -99,7 +99,7 @@ void expect_no_wider_bytes(const FlatParameter& parameter, const at::Tensor& val
               c10::str("parameter ", parameter.name, " is ", value.scalar_type(), ", but was given memory of ",
                        bytes / narrow, " times its size under ", say(phrases::kWriteGuard),
                        ", as a load does with a file of a wider "
-                       "dtype. hint: load into a module of the file's dtype, and copy_ its parameters"));
+                       "dtype. [T0237] hint: load into a module of the file's dtype, and copy_ its parameters"));
 }
 
 bool is_on_own_storage(const FlatGroup& group, const at::Tensor& value) {
@@ -116,7 +116,7 @@ at::Tensor value_to_store(const FlatGroup& group, std::size_t i) {
   throw Error(ExitCode::kUsage,
               c10::str("parameter ", parameter.name, " has sizes ", at::IntArrayRef(parameter.sizes),
                        ", but was given a value of sizes ", value.sizes(), " under ", say(phrases::kWriteGuard),
-                       ". hint: give a value of the parameter's sizes; a file of another model has others"));
+                       ". [T0238] hint: give a value of the parameter's sizes; a file of another model has others"));
 }
 
 /// A parameter that was given other memory becomes a view of its buffer again, with the value that it was given.

@@ -23,7 +23,7 @@ namespace {
       ExitCode::kInternal,
       "unit " + unit.name +
           ": ranks gathered units in different orders in forward, so their gradients cannot be trusted, and the "
-          "unit is not updated. hint: all ranks make Gathered guards, and use units in forward, in the same "
+          "unit is not updated. [T0278] hint: all ranks make Gathered guards, and use units in forward, in the same "
           "order; with optimizer.in_backward false the message names the first gather that differs");
 }
 
@@ -43,8 +43,9 @@ namespace {
 [[noreturn]] void throw_negative_loss(const StepResult& result) {
   throw Error(
       ExitCode::kConfig,
-      c10::str("step ", result.step, ": /on_spike/action: the loss is ", result.loss,
-               ", and one that may be negative has no median to be far above of. hint: leave \"on_spike\" out"));
+      c10::str(
+          "step ", result.step, ": /on_spike/action: the loss is ", result.loss,
+          ", and one that may be negative has no median to be far above of. [T0279] hint: leave \"on_spike\" out"));
 }
 
 }  // namespace

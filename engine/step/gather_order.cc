@@ -45,14 +45,13 @@ void throw_first_difference(std::span<const int> own, const MeshAxes& axes,
     if (orders[static_cast<std::size_t>(first)] == orders[static_cast<std::size_t>(rank)]) continue;
     std::size_t gather = 0;
     while (unit_of(first, gather) == unit_of(rank, gather)) ++gather;
-    throw Error(
-        ExitCode::kInternal,
-        own_name + ": ranks gathered units in different orders, so their values cannot be trusted: gather " +
-            std::to_string(gather + 1) + " of this step was of " + describe(unit_of(first, gather), units) +
-            " on rank " + std::to_string(first) + ", of " + describe(unit_of(rank, gather), units) + " on rank " +
-            std::to_string(rank) +
-            ". hint: all ranks make Gathered guards, and use units in forward, in the same order; a branch on a rank's "
-            "data may choose only among replicated parameters");
+    throw Error(ExitCode::kInternal,
+                own_name + ": ranks gathered units in different orders, so their values cannot be trusted: gather " +
+                    std::to_string(gather + 1) + " of this step was of " + describe(unit_of(first, gather), units) +
+                    " on rank " + std::to_string(first) + ", of " + describe(unit_of(rank, gather), units) +
+                    " on rank " + std::to_string(rank) +
+                    ". [T0280] hint: all ranks make Gathered guards, and use units in forward, in the same order; a "
+                    "branch on a rank's data may choose only among replicated parameters");
   }
   throw Error(ExitCode::kInternal, own_name + ": ranks' digests of their gathers differ, but not the gathers");
 }

@@ -25,17 +25,16 @@ std::vector<TensorState> OwnMatrixRule::states_of(const FlatParameter& parameter
   std::set<std::string> names;
   for (MatrixOptimizer::State& state : rule_->states(parameter.sizes.at(0), parameter.sizes.at(1))) {
     require_of_rule(is_name_of_state(state.name) && names.insert(state.name).second, parameter, "\"", state.name,
-                    "\" is no name for a state. hint: give each a name of its own, without '|' and '.', and none that "
-                    "checkpoints use: ema, "
-                    "master, value, buffer, item, generator, gpu_generator");
+                    "\" is no name for a state. [T0283] hint: give each a name of its own, without '|' and '.', and "
+                    "none that checkpoints use: ema, master, value, buffer, item, generator, gpu_generator");
     require_of_rule(std::ranges::all_of(state.sizes, [](std::int64_t size) { return size >= 0; }), parameter,
                     "the state \"", state.name, "\" wants sizes of 0 and more, got ", at::IntArrayRef(state.sizes),
-                    ". hint: return sizes of 0 and more from MatrixOptimizer::states");
+                    ". [T0284] hint: return sizes of 0 and more from MatrixOptimizer::states");
     states.push_back({std::move(state.name), std::move(state.sizes)});
   }
   require_of_rule(states.size() <= MatrixOptimizer::kMostStates, parameter, "at most ", MatrixOptimizer::kMostStates,
                   " states, got ", states.size(),
-                  ". hint: return fewer from MatrixOptimizer::states, such as two joined into one tensor");
+                  ". [T0285] hint: return fewer from MatrixOptimizer::states, such as two joined into one tensor");
   return states;
 }
 
@@ -65,11 +64,11 @@ void OwnMatrixRule::update(const WholeTensor& tensor) const {
                   m.parameter.defined()
                       ? c10::str(m.parameter.scalar_type(), " ", m.parameter.sizes(), " on ", m.parameter.device())
                       : "nothing",
-                  ". hint: change m.parameter in place, or give it a tensor of its shape");
+                  ". [T0286] hint: change m.parameter in place, or give it a tensor of its shape");
   for (std::size_t i = 0; i < states.size(); ++i) {
     const bool is_same = i < m.states.size() && m.states[i].is_same(as_given[i]);
     require_of_rule(is_same, parameter, "after update, the state \"", states[i].name,
-                    "\" is another tensor. hint: update states in place, such as m.states[", i, "].mul_(0.9)");
+                    "\" is another tensor. [T0287] hint: update states in place, such as m.states[", i, "].mul_(0.9)");
   }
   if (!m.parameter.is_same(masters)) masters.copy_(m.parameter);
 }

@@ -36,10 +36,10 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config, const E
   const auto expect_rule = [&](OptimizerType type, bool has_rule, const char* what, const char* header) {
     const bool wants = config.type == type;
     require(!wants || has_rule, "optimizer.type is ", name_of(type),
-            ", and the program brings no rule. hint: give the Engine ", what, " (", header,
+            ", and the program brings no rule. [T0288] hint: give the Engine ", what, " (", header,
             "), or name a type that is there");
     require(wants || !has_rule, "the program brings a rule of its own, and optimizer.type is ", name_of(config.type),
-            ". hint: set \"optimizer\": {\"type\": \"", name_of(type), "\"}");
+            ". [T0289] hint: set \"optimizer\": {\"type\": \"", name_of(type), "\"}");
   };
   expect_rule(OptimizerType::kOwn, own_rules.elements != nullptr, "an ElementwiseOptimizer",
               "tessera/elementwise_optimizer.h");
@@ -59,7 +59,7 @@ OwnOptimizer::OwnOptimizer(std::shared_ptr<const ElementwiseOptimizer> rule, con
   std::set<std::string> names;
   for (const std::string& name : rule_->states()) {
     require(is_name_of_state(name) && names.insert(name).second, "ElementwiseOptimizer::states: \"", name,
-            "\" is no name for a state. hint: give each a name of its own, without '|' and '.', and none that "
+            "\" is no name for a state. [T0290] hint: give each a name of its own, without '|' and '.', and none that "
             "checkpoints use: ema, master, "
             "value, buffer, item, generator, gpu_generator");
     states_.push_back({name, StateDType::kF32});
@@ -67,7 +67,7 @@ OwnOptimizer::OwnOptimizer(std::shared_ptr<const ElementwiseOptimizer> rule, con
   own_states_ = states_.size();
   require(own_states_ <= ElementwiseOptimizer::kMostStates, "ElementwiseOptimizer::states: at most ",
           ElementwiseOptimizer::kMostStates, " states, got ", own_states_,
-          ". hint: join states that change together into one");
+          ". [T0291] hint: join states that change together into one");
   for (const StateInfo& average : bare_.states()) states_.push_back(average);
 }
 
@@ -138,11 +138,11 @@ at::Tensor OwnOptimizer::updated(const StepScalars& scalars, const OptimizerSlic
           e.parameters.defined()
               ? c10::str(e.parameters.scalar_type(), " ", e.parameters.sizes(), " on ", e.parameters.device())
               : "nothing",
-          ". hint: change e.parameters in place, or give it a tensor of its shape");
+          ". [T0292] hint: change e.parameters in place, or give it a tensor of its shape");
   for (std::size_t i = 0; i < own_states_; ++i) {
     const bool is_same = i < e.states.size() && e.states[i].is_same(states[i]);
     require(is_same, "ElementwiseOptimizer::update: state \"", states_[i].name,
-            "\" is another tensor now. hint: update states in place, such as e.states[", i, "].mul_(0.9)");
+            "\" is another tensor now. [T0293] hint: update states in place, such as e.states[", i, "].mul_(0.9)");
     if (numel != own) view_of(state_of(slice, i) + begin).copy_(states[i].narrow(0, 0, own));
   }
   return e.parameters.contiguous();

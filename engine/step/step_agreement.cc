@@ -171,7 +171,7 @@ void StepAgreement::check_numbers(const LocalStep& own) const {
   while (place + 1 < mine.size() && is_same(mine[place], theirs[place])) ++place;
   throw Error(ExitCode::kUsage, c10::str(words_of(optimizer_, place), " is ", words_of(mine[place]), " on rank ",
                                          axes_.world->rank(), ", and ", words_of(theirs[place]), " on rank ", other,
-                                         ". hint: all ranks call set_lr and set_option alike"));
+                                         ". [T0294] hint: all ranks call set_lr and set_option alike"));
 }
 
 }  // namespace tessera

@@ -34,22 +34,23 @@ void StepOutcome::throw_disagreement() const {
   throw Error(
       ExitCode::kInternal,
       "step " + std::to_string(step_) +
-          ": ranks gathered units in different orders, so their values cannot be trusted. hint: forward must "
+          ": ranks gathered units in different orders, so their values cannot be trusted. [T0295] hint: forward must "
           "use units in the same order on every rank; a branch on a rank's data may choose only among replicated "
           "parameters");
 }
 
 void StepOutcome::throw_other_numbers() const {
-  throw Error(ExitCode::kUsage,
-              "step " + std::to_string(step_) + ": rank 0 and rank " + std::to_string(decision_->numbers_differ) +
-                  " have different learning rates or options. hint: all ranks call set_lr and set_option alike");
+  throw Error(
+      ExitCode::kUsage,
+      "step " + std::to_string(step_) + ": rank 0 and rank " + std::to_string(decision_->numbers_differ) +
+          " have different learning rates or options. [T0296] hint: all ranks call set_lr and set_option alike");
 }
 
 void throw_not_finite_in_backward(const std::string& when, const std::string& whose) {
   throw Error(ExitCode::kCorruptData,
               when + "the gradient of " + whose +
                   " is infinite or NaN, and with optimizer.in_backward this step cannot be skipped: other units are "
-                  "updated already. What this rank has of it is not. hint: take a lower learning rate; with "
+                  "updated already. What this rank has of it is not. [T0297] hint: take a lower learning rate; with "
                   "optimizer.in_backward false such "
                   "steps are skipped, and gradient_clipping is possible");
 }

@@ -53,7 +53,8 @@ std::string StragglerWatch::look() const {
   slow.resize(slow.size() - more);
   return joined(slow) + (more > 0 ? " and " + std::to_string(more) + " more ranks likewise" : "") +
          ", while the median of all ranks is " + milliseconds(median) + ", over the last " + std::to_string(kWindow) +
-         " steps: all wait for the slowest. hint: look at its data, its processor's clock, and what else runs there";
+         " steps: all wait for the slowest. [T0298] hint: look at its data, its processor's clock, and what else runs "
+         "there";
 }
 
 }  // namespace tessera

@@ -145,8 +145,8 @@ class Matching {
     }
     if (!same)
       problem(again, "it has other values than " + quoted_text(name, kLongestName) +
-                         ", and the model has one tensor for both. hint: a model that does not tie them takes both; of "
-                         "Hugging Face that is one with \"tie_word_embeddings\": false in its config.json");
+                         ", and the model has one tensor for both. [T0303] hint: a model that does not tie them takes "
+                         "both; of Hugging Face that is one with \"tie_word_embeddings\": false in its config.json");
     return absl::OkStatus();
   }
 
@@ -162,11 +162,10 @@ class Matching {
 }  // namespace
 
 MatchRules rules_of(const ImportOptions& options) {
-  return {
-      .names = options.names, .ignored = options.ignored, .hint = [](const auto&, const auto&) {
-        return "\nhint: ImportOptions::names says what the file calls each parameter, ImportOptions::ignored what to "
-               "pass over";
-      }};
+  return {.names = options.names, .ignored = options.ignored, .hint = [](const auto&, const auto&) {
+            return "\n[T0304] hint: ImportOptions::names says what the file calls each parameter, "
+                   "ImportOptions::ignored what to pass over";
+          }};
 }
 
 absl::StatusOr<MatchedTensors> match_tensors(TensorSource& source, const std::vector<WantedTensor>& wanted,

@@ -80,7 +80,7 @@ class SeveralSources : public TensorSource {
       if (!is_new)
         return make_error(ExitCode::kCorruptData,
                           c10::str("has the tensor ", quoted_text(name, kLongestInIndex), " in ", file, " and in ",
-                                   files_[known->second], ". hint: take index and files from one source"));
+                                   files_[known->second], ". [T0305] hint: take index and files from one source"));
       tensors_.emplace(name, tensor);
     }
     others_.insert(others_.end(), source->others().begin(), source->others().end());
@@ -95,7 +95,7 @@ class SeveralSources : public TensorSource {
     if (place != places_.end() && files_[place->second] == file) return absl::OkStatus();
     return make_error(ExitCode::kCorruptData,
                       c10::str("says that the tensor ", quoted_text(name, kLongestInIndex), " is in ", file,
-                               ", and it is not. hint: take index and files "
+                               ", and it is not. [T0306] hint: take index and files "
                                "from one source"));
   }
 
@@ -141,22 +141,25 @@ struct FolderKind {
 constexpr FolderKind kFolders[] = {
     {"manifest.json",
      {"is a checkpoint of Tessera",
-      "hint: load_checkpoint goes on with it, and tessera checkpoint export writes its weights as safetensors"}},
+      "[T0307] hint: load_checkpoint goes on with it, and tessera checkpoint export writes its weights as "
+      "safetensors"}},
     {".metadata",
-     {"is a checkpoint of torch.distributed.checkpoint", "hint: scripts/to_safetensors.py turns it into safetensors"}},
+     {"is a checkpoint of torch.distributed.checkpoint",
+      "[T0308] hint: scripts/to_safetensors.py turns it into safetensors"}},
     {"latest",
      {"is a folder of checkpoints",
-      "hint: tessera checkpoint export writes the weights of Tessera's, and scripts/to_safetensors.py those of "
+      "[T0309] hint: tessera checkpoint export writes the weights of Tessera's, and scripts/to_safetensors.py those of "
       "DeepSpeed's"}},
     {"adapter_config.json",
      {"holds an adapter of peft, which is a part of a model",
-      "hint: in Python, merge_and_unload() makes a whole model of it"}},
+      "[T0310] hint: in Python, merge_and_unload() makes a whole model of it"}},
     {"saved_model.pb",
      {"is a SavedModel of TensorFlow",
-      "hint: read its arrays in Python, and write torch.save({name: torch.from_numpy(array)}, path) under the model's "
-      "names"}},
+      "[T0311] hint: read its arrays in Python, and write torch.save({name: torch.from_numpy(array)}, path) under the "
+      "model's names"}},
     {"data.pkl",
-     {"is a file of torch.save that was unpacked", "hint: name the file itself; zip -0 -r makes one of the folder"}},
+     {"is a file of torch.save that was unpacked",
+      "[T0312] hint: name the file itself; zip -0 -r makes one of the folder"}},
 };
 
 absl::StatusOr<OpenSource> open_folder(const fs::path& folder, const WeightsRequest& request) {
@@ -171,7 +174,7 @@ absl::StatusOr<OpenSource> open_folder(const fs::path& folder, const WeightsRequ
   }
   return make_error(
       ExitCode::kNoInput,
-      c10::str(folder.string(), " is a folder without weights. hint: name a file of weights, or a folder with ",
+      c10::str(folder.string(), " is a folder without weights. [T0313] hint: name a file of weights, or a folder with ",
                kModelFile, ", ", kTorchFile, " or an index of one"));
 }
 

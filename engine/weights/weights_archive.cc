@@ -25,7 +25,8 @@ namespace {
 
 constexpr std::size_t kMostPickleBytes = std::size_t{256} << 20;
 constexpr std::size_t kStoragesInMemory = 2;
-constexpr const char* kSaveHint = "hint: write it with save_weights, or with torch.save(model.state_dict(), path)";
+constexpr const char* kSaveHint =
+    "[T0314] hint: write it with save_weights, or with torch.save(model.state_dict(), path)";
 
 /// The archive's reader asks for ranges of the file. A read that fails, or finds less, is an exception of it.
 class FileRanges : public caffe2::serialize::ReadAdapterInterface {
@@ -122,7 +123,7 @@ absl::StatusOr<Result> without_exceptions(const std::function<absl::StatusOr<Res
   if (limit_in(what) == ENOMEM) return no_memory();
   // What LibTorch says behind that is of itself ("This is an internal miniz error").
   const std::string first = what.substr(0, std::min(what.find('\n'), what.find(". This is ")));
-  return bad_archive("is a damaged archive: " + first + ". hint: copy or write it again");
+  return bad_archive("is a damaged archive: " + first + ". [T0315] hint: copy or write it again");
 }
 
 class ArchiveSource : public TensorSource {
@@ -136,7 +137,7 @@ class ArchiveSource : public TensorSource {
     TESSERA_ASSIGN_OR_RETURN(pickled_, read_pickle());
     if (pickled_.is_program)
       return bad_archive(
-          "is a TorchScript program, as torch.jit.save writes it. hint: in Python, "
+          "is a TorchScript program, as torch.jit.save writes it. [T0316] hint: in Python, "
           "torch.save(torch.jit.load(path).state_dict(), "
           "new_path) writes its weights; a C++ program trains the script itself by ModuleView::of");
     TESSERA_ASSIGN_OR_RETURN(part_, choose_part(pickled_.root, request));
@@ -264,7 +265,8 @@ absl::Status other_archive(const FileRanges& file, const absl::Status& of_reader
   const auto names = names_in_zip(read, file.size());
   if (!names)
     return bad_archive(
-        "is cut short: it begins as a zip archive, and the end of one is missing. hint: copy or download it again");
+        "is cut short: it begins as a zip archive, and the end of one is missing. [T0317] hint: copy or download it "
+        "again");
   if (!of_reader.ok() && std::ranges::any_of(*names, [](const auto& name) { return name.ends_with("/data.pkl"); }))
     return of_reader;
   const FileKind kind = kind_of_zip(*names);

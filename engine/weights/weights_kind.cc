@@ -10,11 +10,11 @@ namespace {
 using std::string_view_literals::operator""sv;
 
 constexpr std::string_view kSaveAgain =
-    "hint: in Python, torch.save(torch.load(path, weights_only=True), new_path) writes it as an archive";
-constexpr std::string_view kUnpack = "hint: unpack it, and name a file of weights that is in it";
+    "[T0318] hint: in Python, torch.save(torch.load(path, weights_only=True), new_path) writes it as an archive";
+constexpr std::string_view kUnpack = "[T0319] hint: unpack it, and name a file of weights that is in it";
 constexpr std::string_view kFromArrays =
-    "hint: read its arrays in Python, and write torch.save({name: torch.from_numpy(array)}, path) under the model's "
-    "names";
+    "[T0320] hint: read its arrays in Python, and write torch.save({name: torch.from_numpy(array)}, path) under the "
+    "model's names";
 
 struct Beginning {
   std::size_t place;
@@ -26,15 +26,17 @@ struct Beginning {
 constexpr Beginning kBeginnings[] = {
     {0,
      "version https://git-lfs"sv,
-     {"is a pointer of Git LFS, which stands for the file", "hint: git lfs pull puts the file in its place"}},
+     {"is a pointer of Git LFS, which stands for the file", "[T0321] hint: git lfs pull puts the file in its place"}},
     {0,
      "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"sv,
      {"is a pickle of a PyTorch before 1.6, or of _use_new_zipfile_serialization=False", kSaveAgain}},
-    {257, "ustar"sv, {"is a tar archive", "hint: unpack it with tar -xf, and name a file of weights that is in it"}},
-    {0, "\x1f\x8b"sv, {"is compressed by gzip", "hint: unpack it with gunzip or tar -xzf"}},
-    {0, "BZh"sv, {"is compressed by bzip2", "hint: unpack it with bunzip2 or tar -xjf"}},
-    {0, "\xfd\x37zXZ\x00"sv, {"is compressed by xz", "hint: unpack it with unxz or tar -xJf"}},
-    {0, "\x28\xb5\x2f\xfd"sv, {"is compressed by zstd", "hint: unpack it with unzstd"}},
+    {257,
+     "ustar"sv,
+     {"is a tar archive", "[T0322] hint: unpack it with tar -xf, and name a file of weights that is in it"}},
+    {0, "\x1f\x8b"sv, {"is compressed by gzip", "[T0323] hint: unpack it with gunzip or tar -xzf"}},
+    {0, "BZh"sv, {"is compressed by bzip2", "[T0324] hint: unpack it with bunzip2 or tar -xjf"}},
+    {0, "\xfd\x37zXZ\x00"sv, {"is compressed by xz", "[T0325] hint: unpack it with unxz or tar -xJf"}},
+    {0, "\x28\xb5\x2f\xfd"sv, {"is compressed by zstd", "[T0326] hint: unpack it with unzstd"}},
     {0, "7z\xbc\xaf\x27\x1c"sv, {"is an archive of 7-Zip", kUnpack}},
     {0, "Rar!\x1a\x07"sv, {"is an archive of RAR", kUnpack}},
     {0, "\x89HDF\r\n\x1a\n"sv, {"is an HDF5 file, as Keras and h5py write it", kFromArrays}},
@@ -43,24 +45,25 @@ constexpr Beginning kBeginnings[] = {
     {0,
      "GGUF"sv,
      {"is a GGUF file of llama.cpp",
-      "hint: take the safetensors that it was made of; its values are mostly quantised"}},
+      "[T0327] hint: take the safetensors that it was made of; its values are mostly quantised"}},
     {0,
      "lmgg"sv,
      {"is a GGML file of llama.cpp",
-      "hint: take the safetensors that it was made of; its values are mostly quantised"}},
+      "[T0328] hint: take the safetensors that it was made of; its values are mostly quantised"}},
     {0,
      "tjgg"sv,
      {"is a GGML file of llama.cpp",
-      "hint: take the safetensors that it was made of; its values are mostly quantised"}},
+      "[T0329] hint: take the safetensors that it was made of; its values are mostly quantised"}},
     {4, "TFL3"sv, {"is a model of TensorFlow Lite", kFromArrays}},
     {4,
      "PTMF"sv,
      {"is a TorchScript program for mobile devices",
-      "hint: in Python, torch.save(torch.jit.load(path).state_dict(), new_path) writes its weights"}},
+      "[T0330] hint: in Python, torch.save(torch.jit.load(path).state_dict(), new_path) writes its weights"}},
     {0,
      "\x7f"
      "ELF"sv,
-     {"is a program or a library, as AOTInductor compiles them", "hint: name the weights that it was compiled with"}},
+     {"is a program or a library, as AOTInductor compiles them",
+      "[T0331] hint: name the weights that it was compiled with"}},
 };
 
 bool has_at(std::string_view beginning, std::size_t place, std::string_view bytes) {
@@ -138,25 +141,26 @@ std::optional<ZipDirectory> directory_of_zip(const ReadBytes& read, std::uint64_
 
 FileKind kind_of_beginning(std::string_view beginning) {
   if (beginning.empty())
-    return {"is empty", "hint: write it again: the program that did was stopped, or the disk was full"};
+    return {"is empty", "[T0332] hint: write it again: the program that did was stopped, or the disk was full"};
   for (const Beginning& each : kBeginnings) {
     if (has_at(beginning, each.place, each.bytes)) return each.kind;
   }
   if (beginning.size() > 1 && beginning[0] == '\x80' && beginning[1] > 0 && beginning[1] < 6)
     return {"is a pickle that torch.save did not write",
-            "hint: load it with the program that wrote it, and write torch.save(tensors_by_name, path)"};
+            "[T0333] hint: load it with the program that wrote it, and write torch.save(tensors_by_name, path)"};
   const std::string_view text = without_spaces(beginning);
   if (is_web_page(text))
-    return {"is a web page", "hint: download the file itself: of Hugging Face, its address says resolve and not blob"};
+    return {"is a web page",
+            "[T0334] hint: download the file itself: of Hugging Face, its address says resolve and not blob"};
   if (is_onnx(beginning)) return {"is a model in ONNX", kFromArrays};
   if (!is_text(beginning))
-    return {
-        "is of no kind that is known here",
-        "hint: files of weights are those of PyTorch's save in Python or C++, those of save_weights, and safetensors"};
+    return {"is of no kind that is known here",
+            "[T0335] hint: files of weights are those of PyTorch's save in Python or C++, those of save_weights, and "
+            "safetensors"};
   if (text.starts_with('{') || text.starts_with('['))
     return {"is a text in JSON, and no index of a model in several files",
-            "hint: name the file of weights, or a model's *.index.json"};
-  return {"is a text", "hint: name the file of weights"};
+            "[T0336] hint: name the file of weights, or a model's *.index.json"};
+  return {"is a text", "[T0337] hint: name the file of weights"};
 }
 
 FileKind kind_of_zip(const std::vector<std::string>& names) {
@@ -164,15 +168,16 @@ FileKind kind_of_zip(const std::vector<std::string>& names) {
   if (any_ends_with(names, {"model.weights.h5"})) return {"is a model of Keras", kFromArrays};
   if (any_ends_with(names, {"archive_format", "serialized_exported_program.json"}))
     return {"is a program of torch.export",
-            "hint: in Python, torch.save(torch.export.load(path).state_dict, new_path) writes its weights"};
+            "[T0338] hint: in Python, torch.save(torch.export.load(path).state_dict, new_path) writes its weights"};
   if (any_ends_with(names, {"/model.json"}))
     return {"is a TorchScript program of a PyTorch before 1.4",
-            "hint: in Python, torch.save(torch.jit.load(path).state_dict(), new_path) writes its weights"};
+            "[T0339] hint: in Python, torch.save(torch.jit.load(path).state_dict(), new_path) writes its weights"};
   if (any_ends_with(names, {".data/extern_modules"}))
     return {"is an archive of torch.package",
-            "hint: in Python, load the module with PackageImporter, and write torch.save(module.state_dict(), path)"};
+            "[T0340] hint: in Python, load the module with PackageImporter, and write torch.save(module.state_dict(), "
+            "path)"};
   if (any_ends_with(names, {".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".h5", ".onnx", ".gguf"}))
-    return {"is a zip archive with files of weights in it", "hint: unpack it with unzip, and name one of them"};
+    return {"is a zip archive with files of weights in it", "[T0341] hint: unpack it with unzip, and name one of them"};
   return {"is a zip archive that torch.save did not write", kUnpack};
 }
 

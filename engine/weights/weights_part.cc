@@ -191,7 +191,7 @@ absl::Status list_and_refuse(const WeightsNode& root, const std::string& what) {
   lines.resize(std::min(count, kMostListed));
   if (count > kMostListed) lines.push_back("\n  and " + std::to_string(count - kMostListed) + " more");
   return make_error(ExitCode::kCorruptData,
-                    what + ":" + joined(lines, "") + "\nhint: choose one of them by " + say(phrases::kPart));
+                    what + ":" + joined(lines, "") + "\n[T0342] hint: choose one of them by " + say(phrases::kPart));
 }
 
 /// By keys. A key may have a slash in it, so each way to read the path is tried.
@@ -244,9 +244,9 @@ class Listing {
     const std::string shorter = name_without(name, request_.without);
     if (!names_.insert(shorter).second)
       return make_error(ExitCode::kCorruptData, "has the name " + in_quotes(shorter) + " twice" +
-                                                    (shorter == name ? ". hint: write it anew, each name once"
+                                                    (shorter == name ? ". [T0343] hint: write it anew, each name once"
                                                                      : ", the second time as " + in_quotes(name) +
-                                                                           ". hint: leave fewer pieces of " +
+                                                                           ". [T0344] hint: leave fewer pieces of " +
                                                                            "names out by " + say(phrases::kWithout)));
     part_.tensors.emplace_back(shorter, tensor);
     return absl::OkStatus();
@@ -346,14 +346,14 @@ std::string hint_of_pieces(const std::set<std::string>& wanted, const std::vecto
     take_if_better(std::move(more));
   }
   if (pieces.empty()) return "";
-  return "\nhint: leave " + list_of(pieces) + " out of all names by " + say(phrases::kWithout);
+  return "\n[T0345] hint: leave " + list_of(pieces) + " out of all names by " + say(phrases::kWithout);
 }
 
 absl::StatusOr<WeightsPart> choose_part(const WeightsNode& root, const WeightsRequest& request) {
   if (!holds_tensor(root))
     return make_error(ExitCode::kCorruptData,
                       "holds no tensor, but " + what_of(root) +
-                          ". hint: write a dictionary from names to tensors, such as model.state_dict()");
+                          ". [T0346] hint: write a dictionary from names to tensors, such as model.state_dict()");
   std::vector<const WeightsNode*> way;
   if (request.part.empty()) {
     TESSERA_ASSIGN_OR_RETURN(way, way_by_names(root, request));

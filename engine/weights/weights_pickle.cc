@@ -87,8 +87,9 @@ Value other(std::string what) { return {.kind = Value::kOther, .text = std::move
 Value text_value(std::string_view text) { return {.kind = Value::kText, .text = std::string(text)}; }
 
 absl::Status damaged(const std::string& what) {
-  return make_error(ExitCode::kCorruptData,
-                    what + ". hint: write it anew with save_weights, or with torch.save(model.state_dict(), path)");
+  return make_error(
+      ExitCode::kCorruptData,
+      what + ". [T0347] hint: write it anew with save_weights, or with torch.save(model.state_dict(), path)");
 }
 
 std::optional<std::vector<std::int64_t>> numbers_of(const Value& value) {
@@ -158,8 +159,8 @@ class Tree {
     if (root.kind == Value::kOther && root.text.starts_with("an object"))
       return make_error(ExitCode::kCorruptData,
                         what +
-                            ". hint: torch.save(model, path) writes the program's class, which is not read; write "
-                            "torch.save(model.state_dict(), path)");
+                            ". [T0348] hint: torch.save(model, path) writes the program's class, which is not read; "
+                            "write torch.save(model.state_dict(), path)");
     return damaged(what);
   }
 

@@ -22,7 +22,7 @@ Reduce reduce_of(const std::string& name) {
   if (name == "min") return Reduce::kMin;
   if (name == "max") return Reduce::kMax;
   throw Error(ExitCode::kUsage, "all_reduce: op is \"sum\", \"mean\", \"min\" or \"max\", got \"" + name +
-                                    "\". hint: leave it out for the sum");
+                                    "\". [T0388] hint: leave it out for the sum");
 }
 
 }  // namespace

@@ -138,8 +138,8 @@ EnginePointer make_engine(const std::shared_ptr<ModuleView>& mirror, const Strat
 void expect_own_process() {
   if (!Job::is_forked()) return;
   throw Error(ExitCode::kUsage,
-              "an Engine was used in a process that was forked from its rank. hint: train in the process that made it; "
-              "workers of a DataLoader only load data");
+              "an Engine was used in a process that was forked from its rank. [T0389] hint: train in the process that "
+              "made it; workers of a DataLoader only load data");
 }
 
 /// Drops a guard as if an exception passed by: nothing is written back, and the other ranks are not waited for.
@@ -315,7 +315,7 @@ ParameterGroup group_from(const std::string& json, OptimizerType type) {
 PlannedMemory plan_of(const std::shared_ptr<ModuleView>& mirror, const Strategy& strategy, int world_size, int hosts) {
   if (world_size < 1 || hosts < 1 || world_size % hosts != 0) {
     throw Error(ExitCode::kUsage, "plan: " + std::to_string(world_size) + " ranks do not fill " +
-                                      std::to_string(hosts) + " hosts evenly. hint: give a multiple of hosts");
+                                      std::to_string(hosts) + " hosts evenly. [T0390] hint: give a multiple of hosts");
   }
   Topology topology;
   topology.world_size = world_size;

@@ -45,10 +45,9 @@ Topology Job::topology(const Said& said) {
 
 const Mesh& Job::join(const Strategy& strategy, const Said& said) {
   if (is_forked()) {
-    throw Error(
-        ExitCode::kUsage,
-        "this process was forked from a rank, and takes no part in what ranks do together. hint: call Tessera in "
-        "the training process only, not in a worker of a DataLoader");
+    throw Error(ExitCode::kUsage,
+                "this process was forked from a rank, and takes no part in what ranks do together. [T0391] hint: call "
+                "Tessera in the training process only, not in a worker of a DataLoader");
   }
   if (!place) place = new Place;
   if (!place->scope.mesh) {

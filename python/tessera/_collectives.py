@@ -40,7 +40,7 @@ def all_reduce(value, op="sum"):
         return value
     if isinstance(value, bool):
         if op not in ("min", "max"):
-            raise Error(f'all_reduce of a bool has no "{op}". hint: take "min" (true on all ranks) or "max" (true on one)')
+            raise Error(f'all_reduce of a bool has no "{op}". [T0642] hint: take "min" (true on all ranks) or "max" (true on one)')
         return bool(_native.all_reduce_int(int(value), op))
     return _native.all_reduce_int(value, op) if isinstance(value, int) else _native.all_reduce_float(value, op)
 

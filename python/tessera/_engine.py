@@ -138,7 +138,7 @@ class Engine:
         Collective. An exception that leaves the block is not waited for by the other ranks: nothing is written back.
         """
         if write and ema:
-            raise Error("gathered: write and ema exclude each other, since averages are not what is trained. hint: write without ema=True")
+            raise Error("gathered: write and ema exclude each other, since averages are not what is trained. [T0643] hint: write without ema=True")
         mode = "write" if write else "ema" if ema else "read"
         arguments = (mode,) if parameters is None else (mode, list(parameters))
         return Guard(lambda: self._live().gathered(*arguments))
@@ -163,7 +163,8 @@ class Engine:
         try:
             batches = _without_padding(loader)
         except TypeError as error:
-            raise Error(f"evaluate wants batches to iterate over, got {type(loader).__name__}: {error}. hint: give a list or a DataLoader") from error
+            raise Error(f"evaluate wants batches to iterate over, got {type(loader).__name__}: {error}. "
+                        "[T0644] hint: give a list or a DataLoader") from error
         losses = _Losses(loss_of)
         found = engine.evaluate(losses.of_this_rank(batches), losses)
         if losses.problem is not None:
@@ -183,7 +184,7 @@ class Engine:
         """
         numbers = tuple(float(each) for each in value) if isinstance(value, Sequence) else float(value)
         if isinstance(numbers, tuple) and len(numbers) != 2:
-            raise Error(f"set_option: {name} wants a number, or betas two, got {len(numbers)}. hint: give as many as the strategy's key has")
+            raise Error(f"set_option: {name} wants a number, or betas two, got {len(numbers)}. [T0645] hint: give as many as the strategy's key has")
         self._live().set_option(*(() if group is None else (group,)), name, numbers)
 
     def options(self, group: str | None = None) -> dict[str, float | tuple[float, float]]:
@@ -250,7 +251,7 @@ class Engine:
         Collective. Raises Error on all ranks where rank 0 cannot write (73, 74, 77), or where the file is there and not to be replaced (73).
         """
         if form not in ("dictionary", "archive"):
-            raise Error(f"save_weights has the forms dictionary and archive, got {form!r}. hint: archive is for torch::load in C++")
+            raise Error(f"save_weights has the forms dictionary and archive, got {form!r}. [T0646] hint: archive is for torch::load in C++")
         engine = self._live()
         self._mirror.refresh_for_weights()
         _native.save_weights(engine, os.fspath(path), replace, form == "archive")
@@ -373,11 +374,12 @@ class Engine:
             self._native.enter_forked_process()
 
     def __reduce__(self):
-        raise Error("an Engine cannot be pickled or copied: it is a part of a running job. hint: use save_checkpoint, state_dict or save_weights")
+        raise Error("an Engine cannot be pickled or copied: it is a part of a running job. "
+                    "[T0647] hint: use save_checkpoint, state_dict or save_weights")
 
     def _live(self) -> _native.Engine:
         if self._native is None:
-            raise Error("this Engine was closed. hint: make another, and load the checkpoint or weights that this one saved")
+            raise Error("this Engine was closed. [T0648] hint: make another, and load the checkpoint or weights that this one saved")
         expect_one_truth()
         return self._native
 
@@ -387,7 +389,7 @@ class Engine:
             return
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad and parameter not in self._parameters:
-                raise Error(f"parameter {name} was put into the module after the Engine was made, which does not train it. hint: change the "
+                raise Error(f"parameter {name} was put into the module after the Engine was made, which does not train it. [T0649] hint: change the "
                             "module first, or close() the Engine and make another")
         self._registrations = _registrations
 
@@ -464,7 +466,7 @@ class _Losses:
                 return loss if isinstance(loss, torch.Tensor) else torch.tensor(float(loss), dtype=torch.float64), weight
         got = f"({_kind_of(value[0])}, {_kind_of(value[1])})" if isinstance(value, tuple) and len(value) == 2 else _kind_of(value)
         self.problem = ("evaluate: the function must return the loss of the batch, a scalar tensor or a number, or a pair of that and its "
-                        f"weight, which is finite and not negative, and returned {got}. hint: return loss.mean(), say")
+                        f"weight, which is finite and not negative, and returned {got}. [T0650] hint: return loss.mean(), say")
         return torch.tensor(float("nan")), 1.0
 
 
@@ -498,7 +500,7 @@ def load_weights(model: torch.nn.Module, path: str | os.PathLike, *, part: str =
     Raises Error: 66 missing, 77 without permission; 65 where the file is of another kind, which is named with its remedy, damaged, or does not fit.
     """
     if not isinstance(model, torch.nn.Module):
-        raise Error(f"load_weights wants a torch.nn.Module, got {type(model).__name__}. hint: of an Engine call its own load_weights")
+        raise Error(f"load_weights wants a torch.nn.Module, got {type(model).__name__}. [T0651] hint: of an Engine call its own load_weights")
     tensors = [(name, value) for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, torch.Tensor)]
     _native.load_weights_into(tensors, os.fspath(path), part, _names(without), _names(ignored))
 
@@ -516,7 +518,7 @@ class Guard:
 
     def __enter__(self) -> None:
         if self._guard is not None:
-            raise Error("this guard has begun already. hint: call engine.gathered() anew in each with statement")
+            raise Error("this guard has begun already. [T0652] hint: call engine.gathered() anew in each with statement")
         self._guard = self._begin()
 
     def __exit__(self, kind, value, trace) -> None:
@@ -547,7 +549,8 @@ def _dump(name: str, value: Any) -> str:
     try:
         return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise Error(f"save_checkpoint: json[{name!r}] cannot be written as JSON: {error}. hint: numbers, text, lists and dicts can; tensors go into tensors=") from None
+        raise Error(f"save_checkpoint: json[{name!r}] cannot be written as JSON: {error}. "
+                    "[T0653] hint: numbers, text, lists and dicts can; tensors go into tensors=") from None
 
 
 def plan(model: torch.nn.Module, strategy: Strategy, *, world_size: int = 1, hosts: int = 1) -> _native.PlannedMemory:

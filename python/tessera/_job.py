@@ -32,7 +32,7 @@ def read_strategy(strategy: str | os.PathLike | Mapping | None) -> _native.Strat
         return _native.Strategy.from_json(json.dumps(strategy), "strategy")
     if isinstance(strategy, (str, os.PathLike)):
         return _native.Strategy.from_file(os.fspath(strategy))
-    raise Error(f"a strategy of type {type(strategy).__name__} was given. hint: it is a dict, or the path of a JSON file")
+    raise Error(f"a strategy of type {type(strategy).__name__} was given. [T0654] hint: it is a dict, or the path of a JSON file")
 
 
 # Tells both torch.distributed and Tessera that a store is served at MASTER_PORT already, so that they connect to it.
@@ -77,7 +77,7 @@ def expect_one_truth() -> None:
 def _expect_told(now: tuple[int, int]) -> None:
     if _told not in (None, now):
         raise Error(f"tessera told this program that it is rank {_told[0]} of {_told[1]}, and torch.distributed's process group makes it rank "
-                    f"{now[0]} of {now[1]}. hint: call init_process_group before tessera.rank and tessera.world_size", 78)
+                    f"{now[0]} of {now[1]}. [T0655] hint: call init_process_group before tessera.rank and tessera.world_size", 78)
 
 
 def _who() -> tuple[int, int]:

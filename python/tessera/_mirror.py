@@ -15,9 +15,10 @@ class Mirror:
     def __init__(self, model: torch.nn.Module) -> None:
         """Raises Error (64), naming the parameter or module, for what an Engine cannot train."""
         if not isinstance(model, torch.nn.Module):
-            raise Error(f"an Engine wants a torch.nn.Module, got {type(model).__name__}. hint: give it the model itself")
+            raise Error(f"an Engine wants a torch.nn.Module, got {type(model).__name__}. [T0656] hint: give it the model itself")
         if isinstance(model, (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)):
-            raise Error(f"an Engine averages gradients itself, and cannot train a module inside {type(model).__name__}. hint: give the Engine the "
+            raise Error(f"an Engine averages gradients itself, and cannot train a module inside {type(model).__name__}. "
+                        "[T0657] hint: give the Engine the "
                         "module inside, which is .module of it")
         self._modules: dict[torch.nn.Module, _MirroredModule] = {}
         self.native = self._add(model, "", set())
@@ -46,7 +47,7 @@ class Mirror:
             if child is None:
                 continue
             if child is module or child in above:
-                raise Error(f"module {path}{name} contains itself. hint: keep the reference outside of the module tree, in a list, say")
+                raise Error(f"module {path}{name} contains itself. [T0658] hint: keep the reference outside of the module tree, in a list, say")
             mirrored.native.add_child(name, self._add(child, f"{path}{name}.", above | {module}))
         return mirrored.native
 
@@ -62,7 +63,8 @@ class _MirroredModule:
             if parameter is not None:
                 _expect_plain_tensor(parameter, "parameter", path + name)
                 if parameter.is_inference():
-                    raise Error(f"parameter {path}{name} was made under torch.inference_mode(), and such a tensor cannot train. hint: make the "
+                    raise Error(f"parameter {path}{name} was made under torch.inference_mode(), and such a tensor cannot train. "
+                                "[T0659] hint: make the "
                                 "module outside of it")
                 self.native.add_parameter(name, parameter)
                 self._parameters.add(name)
@@ -92,7 +94,8 @@ class _MirroredModule:
         """The module's buffer of this name, which can be written; Error (64) where Tessera can do nothing with it."""
         _expect_plain_tensor(buffer, "buffer", self._path + name)
         if name in self._parameters:
-            raise Error(f"buffer {self._path}{name} has the name of a parameter that the Engine was made with. hint: close() the Engine, and make "
+            raise Error(f"buffer {self._path}{name} has the name of a parameter that the Engine was made with. "
+                        "[T0660] hint: close() the Engine, and make "
                         "another over the changed module")
         shares_elements = any(size > 1 and stride == 0 for size, stride in zip(buffer.shape, buffer.stride(), strict=True))
         if shares_elements or buffer.is_inference():
@@ -103,12 +106,12 @@ class _MirroredModule:
 
 def _expect_plain_tensor(tensor: torch.Tensor, what: str, name: str) -> None:
     if torch.nn.parameter.is_lazy(tensor):
-        raise Error(f"{what} {name} has no shape yet. hint: run one forward before the Engine is made")
+        raise Error(f"{what} {name} has no shape yet. [T0661] hint: run one forward before the Engine is made")
     if tensor.layout != torch.strided:
-        raise Error(f"{what} {name} has the layout {tensor.layout}. hint: Tessera shards dense tensors only: make it with to_dense()")
+        raise Error(f"{what} {name} has the layout {tensor.layout}. [T0662] hint: Tessera shards dense tensors only: make it with to_dense()")
     # A Parameter's data is the plain tensor below it; a DTensor or a quantised tensor is one of a class of its own there too.
     if type(tensor.data) is not torch.Tensor:
-        raise Error(f"{what} {name} is a {type(tensor.data).__name__}, not a plain tensor. hint: give the Engine the module before any other "
+        raise Error(f"{what} {name} is a {type(tensor.data).__name__}, not a plain tensor. [T0663] hint: give the Engine the module before any other "
                     "library shards or quantises it")
 
 
@@ -116,4 +119,4 @@ def _expect_forward_writes_nothing(module: torch.nn.Module, path: str) -> None:
     if getattr(module, "max_norm", None) is None or not isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
         return
     raise Error(f"module {path.rstrip('.') or '(root)'} is an embedding with max_norm, which writes its weight in forward: ranks would write one "
-                "memory, or copies that are thrown away. hint: leave max_norm out, and rescale rows under engine.gathered(write=True)")
+                "memory, or copies that are thrown away. [T0664] hint: leave max_norm out, and rescale rows under engine.gathered(write=True)")

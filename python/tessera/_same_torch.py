@@ -17,7 +17,7 @@ def expect_same_torch() -> None:
     of_cuda = f" for CUDA {cuda}" if cuda else ""
     raise ImportError(
         f"this tessera was built with torch {_built_with.TORCH_VERSION} and works with every torch {major}.{minor}{of_cuda}, but this "
-        f"Python has torch {torch.__version__} ({pathlib.Path(torch.__file__).parent}). hint: install a torch that fits (pip install "
+        f"Python has torch {torch.__version__} ({pathlib.Path(torch.__file__).parent}). [T0665] hint: install a torch that fits (pip install "
         f"'torch>={major}.{minor},<{major}.{minor + 1}'), or make the wheel for this torch in Tessera's sources: scripts/wheel --python "
         f"{sys.executable}, then pip install --force-reinstall --no-deps dist/tessera_train-*.whl")
 
@@ -27,7 +27,7 @@ def expect_one_torch() -> None:
     found = {line.split(maxsplit=5)[5].strip() for line in pathlib.Path("/proc/self/maps").read_text().splitlines()
              if line.endswith("/libtorch_cpu.so")}
     if len(found) > 1:
-        raise ImportError(f"two LibTorches are in this process: {', '.join(sorted(found))}. hint: unset LD_PRELOAD and LD_LIBRARY_PATH")
+        raise ImportError(f"two LibTorches are in this process: {', '.join(sorted(found))}. [T0666] hint: unset LD_PRELOAD and LD_LIBRARY_PATH")
 
 
 def _numbers(version: str) -> tuple[int, int]:

@@ -46,7 +46,7 @@ def meet(timeout_s: float) -> tuple[dict[str, str], Any]:
         host, port, served = _meeting_place(store, len(set(hosts)) == 1, timeout_s)
     except RuntimeError as error:  # of torch.distributed's store
         raise Error(f"rank {distributed.get_rank()} of torch.distributed's process group waited for the others in tessera.init: {error}. "
-                    "hint: all ranks of the process group make an Engine", _PEER_LOST) from error
+                    "[T0667] hint: all ranks of the process group make an Engine", _PEER_LOST) from error
     local_rank, local_size = _place_on_host(hosts)
     words |= {"this process among its host's": str(local_rank), "ranks on its host": str(local_size)}
     if port:
@@ -76,7 +76,7 @@ def _place_on_host(hosts: list[str]) -> tuple[int, int]:
     for first in range(0, len(hosts), own):
         if len(set(hosts[first:first + own])) != 1 or hosts.count(hosts[first]) != own:
             raise Error("torch.distributed's process group numbers its ranks in another order than host by host, with as many on every "
-                        "host. hint: give init_process_group the rank host * ranks_per_host + local_rank", _WRONG_VARIABLES)
+                        "host. [T0668] hint: give init_process_group the rank host * ranks_per_host + local_rank", _WRONG_VARIABLES)
     return rank % own, own
 
 
@@ -109,5 +109,5 @@ def expect_unchanged(joined: tuple[int, int], launcher: str) -> None:
     if group != joined:
         alone = " (started alone)" if launcher == "single" else f" ({launcher})"
         raise Error(f"torch.distributed's process group has this process as rank {group[0]} of {group[1]}, but Tessera joined its job before "
-                    f"as rank {joined[0]} of {joined[1]}{alone}, and trains so. hint: call init_process_group before tessera.init, "
+                    f"as rank {joined[0]} of {joined[1]}{alone}, and trains so. [T0669] hint: call init_process_group before tessera.init, "
                     "tessera.rank and the first Engine, or start the ranks with `tessera launch` or torchrun", _WRONG_VARIABLES)

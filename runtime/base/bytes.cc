@@ -73,7 +73,7 @@ std::string format_bytes(std::int64_t bytes) {
 
 absl::StatusOr<std::int64_t> parse_bytes(std::string_view text) {
   const std::size_t length = number_length(text);
-  if (length == 0) return bad_bytes(text, ". hint: it begins with a digit, such as \"8GiB\" or \"500MB\"");
+  if (length == 0) return bad_bytes(text, ". [T0392] hint: it begins with a digit, such as \"8GiB\" or \"500MB\"");
   std::string_view name = text.substr(length);
   if (!name.empty() && name.front() == ' ') name.remove_prefix(1);
   TESSERA_ASSIGN_OR_RETURN(const std::int64_t unit, bytes_of_unit(text, name));
@@ -82,7 +82,7 @@ absl::StatusOr<std::int64_t> parse_bytes(std::string_view text) {
   // long double has 64 bits of mantissa on x86-64, so whole numbers of bytes are exact.
   const long double bytes = std::round(std::strtold(number.c_str(), nullptr) * static_cast<long double>(unit));
   if (!(bytes < 9223372036854775808.0L))
-    return bad_bytes(text, ": it is more than 2^63 - 1. hint: write what the machine has, such as \"64GiB\"");
+    return bad_bytes(text, ": it is more than 2^63 - 1. [T0393] hint: write what the machine has, such as \"64GiB\"");
   return static_cast<std::int64_t>(bytes);
 }
 

@@ -21,13 +21,17 @@ std::string which_is(decltype(RLIMIT_NOFILE) resource, bool in_bytes) {
   return ", which is " + (in_bytes ? format_bytes(value) : fmt::to_string(value)) + " here";
 }
 
-std::string open_files() { return "hint: raise the limit of open files (ulimit -n)" + which_is(RLIMIT_NOFILE, false); }
+std::string open_files() {
+  return "[T0394] hint: raise the limit of open files (ulimit -n)" + which_is(RLIMIT_NOFILE, false);
+}
 
-std::string open_files_of_system() { return "hint: raise the system's limit of open files (sysctl fs.file-max)"; }
+std::string open_files_of_system() {
+  return "[T0395] hint: raise the system's limit of open files (sysctl fs.file-max)";
+}
 
 std::string processes() {
   const std::string addresses = which_is(RLIMIT_AS, true);
-  return "hint: raise the limit of processes and threads (ulimit -u)" + which_is(RLIMIT_NPROC, false) +
+  return "[T0396] hint: raise the limit of processes and threads (ulimit -u)" + which_is(RLIMIT_NPROC, false) +
          ", or that of the container (pids.max)" +
          (addresses.empty() ? ""
                             : "; a thread's stack counts to the limit of address space too (ulimit -v)" + addresses);
@@ -35,25 +39,25 @@ std::string processes() {
 
 std::string memory() {
   const std::string addresses = which_is(RLIMIT_AS, true);
-  return "hint: memory or locked memory is used up (ulimit -l); ask for less, or raise the limit" +
+  return "[T0397] hint: memory or locked memory is used up (ulimit -l); ask for less, or raise the limit" +
          (addresses.empty() ? "" : "; so may be the limit of address space (ulimit -v)" + addresses);
 }
 
 std::string file_size() {
   const std::string size = which_is(RLIMIT_FSIZE, true);
-  return size.empty() ? "hint: this file system holds no file so large; name a directory on another"
-                      : "hint: raise the limit of file sizes (ulimit -f)" + size;
+  return size.empty() ? "[T0398] hint: this file system holds no file so large; name a directory on another"
+                      : "[T0399] hint: raise the limit of file sizes (ulimit -f)" + size;
 }
 
-constexpr const char* kBusy = "hint: the device was busy at each try; name a path on another disk";
-constexpr const char* kDisk = "hint: the disk or file server failed (see dmesg); try another one";
-constexpr const char* kPart = "hint: a part of this path is a file, not a folder";
-constexpr const char* kReadable = "hint: let this user read it (chmod, chown), and enter the folders above it";
-constexpr const char* kWritable = "hint: name a folder that this user may write to";
+constexpr const char* kBusy = "[T0400] hint: the device was busy at each try; name a path on another disk";
+constexpr const char* kDisk = "[T0401] hint: the disk or file server failed (see dmesg); try another one";
+constexpr const char* kPart = "[T0402] hint: a part of this path is a file, not a folder";
+constexpr const char* kReadable = "[T0403] hint: let this user read it (chmod, chown), and enter the folders above it";
+constexpr const char* kWritable = "[T0404] hint: name a folder that this user may write to";
 constexpr const char* kOther =
-    "hint: something else stands in its place, such as a link or a socket: move it away, or give another name";
+    "[T0405] hint: something else stands in its place, such as a link or a socket: move it away, or give another name";
 constexpr const char* kLinks =
-    "hint: links lead in a circle, or one stands where none is followed; remove it, or name another path";
+    "[T0406] hint: links lead in a circle, or one stands where none is followed; remove it, or name another path";
 
 /// What to do where reading or writing fails, and what to raise where the errno is a limit's. Null: the other column has it, or nobody can
 /// say more than the system.
@@ -66,19 +70,22 @@ struct Row {
 };
 
 constexpr std::array kRows = {
-    Row{ENOENT, ExitCode::kCannotCreate, "hint: check the path; relative ones start at the folder the program was started in",
-        "hint: create its folder first (mkdir -p)"},
+    Row{ENOENT, ExitCode::kCannotCreate,
+        "[T0407] hint: check the path; relative ones start at the folder the program was started in",
+        "[T0408] hint: create its folder first (mkdir -p)"},
     Row{EACCES, ExitCode::kPermission, kReadable, kWritable},
     Row{EPERM, ExitCode::kPermission, kReadable, kWritable},
-    Row{EROFS, ExitCode::kCannotCreate, nullptr, "hint: the file system is mounted read-only; name another folder"},
-    Row{EISDIR, ExitCode::kCannotCreate, "hint: name the file itself",
-        "hint: a folder has this name; move it away, or name a file"},
+    Row{EROFS, ExitCode::kCannotCreate, nullptr,
+        "[T0409] hint: the file system is mounted read-only; name another folder"},
+    Row{EISDIR, ExitCode::kCannotCreate, "[T0410] hint: name the file itself",
+        "[T0411] hint: a folder has this name; move it away, or name a file"},
     Row{EEXIST, ExitCode::kCannotCreate, nullptr, kOther},
     Row{ENOTDIR, ExitCode::kCannotCreate, kPart, kPart},
-    Row{ENAMETOOLONG, ExitCode::kCannotCreate, "hint: name a shorter path", "hint: name a shorter path"},
+    Row{ENAMETOOLONG, ExitCode::kCannotCreate, "[T0412] hint: name a shorter path",
+        "[T0413] hint: name a shorter path"},
     Row{ELOOP, ExitCode::kCannotCreate, kLinks, kLinks},
-    Row{ENOSPC, ExitCode::kIo, nullptr, "hint: free {} there, or name another folder"},
-    Row{EDQUOT, ExitCode::kIo, nullptr, "hint: this user's quota is used up; raise it, or name another folder"},
+    Row{ENOSPC, ExitCode::kIo, nullptr, "[T0414] hint: free {} there, or name another folder"},
+    Row{EDQUOT, ExitCode::kIo, nullptr, "[T0415] hint: this user's quota is used up; raise it, or name another folder"},
     Row{EBUSY, ExitCode::kIo, kBusy, kBusy},
     Row{EIO, ExitCode::kIo, kDisk, kDisk},
     Row{ESTALE, ExitCode::kIo, kDisk, kDisk},

@@ -36,8 +36,9 @@ const char* word_for(mode_t mode) {
 }
 
 absl::Status refuse(const std::filesystem::path& path, const std::string& kind, mode_t mode) {
-  return make_error(ExitCode::kCorruptData, fmt::format("{} is {}, want a regular file. hint: name the file itself",
-                                                        name_of(path, kind), word_for(mode)));
+  return make_error(ExitCode::kCorruptData,
+                    fmt::format("{} is {}, want a regular file. [T0416] hint: name the file itself",
+                                name_of(path, kind), word_for(mode)));
 }
 
 /// Any kind of file, and what it is. The open itself waits for nobody: O_NONBLOCK, since opening a pipe would wait for
@@ -45,14 +46,14 @@ absl::Status refuse(const std::filesystem::path& path, const std::string& kind, 
 absl::StatusOr<int> open_any(const std::filesystem::path& path, const std::string& kind, struct stat& info,
                              int more_flags = 0) {
   if (path.native().empty())
-    return make_error(ExitCode::kUsage, (kind.empty() ? "file" : kind) + ": an empty path. hint: name a file");
+    return make_error(ExitCode::kUsage, (kind.empty() ? "file" : kind) + ": an empty path. [T0417] hint: name a file");
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | more_flags);
   if (fd < 0) {
     const int error = errno;
     if (error == ELOOP && (more_flags & O_NOFOLLOW) != 0 && std::filesystem::is_symlink(path))
       return make_error(
           ExitCode::kCorruptData,
-          fmt::format("{} is a link, and links in a folder are not followed. hint: put in its place what it "
+          fmt::format("{} is a link, and links in a folder are not followed. [T0418] hint: put in its place what it "
                       "leads to, or name that",
                       name_of(path, kind)));
     // Nobody can open a socket.
@@ -110,8 +111,9 @@ absl::StatusOr<std::string> read_text(const std::filesystem::path& path, const s
   const bool is_pipe = S_ISFIFO(info.st_mode);
   if (!is_pipe && !S_ISREG(info.st_mode)) return refuse(path, kind, info.st_mode);
   const auto refuse_as_too_large = [&] {
-    return make_error(too_large, fmt::format("{}:1:1: /: larger than {}: this is not a {}. hint: name the right file",
-                                             path.string(), format_bytes(static_cast<std::int64_t>(most_bytes)), kind));
+    return make_error(too_large,
+                      fmt::format("{}:1:1: /: larger than {}: this is not a {}. [T0419] hint: name the right file",
+                                  path.string(), format_bytes(static_cast<std::int64_t>(most_bytes)), kind));
   };
   if (!is_pipe && static_cast<std::size_t>(info.st_size) > most_bytes) return refuse_as_too_large();
   // A byte behind the size tells that this was all. Nobody knows a pipe's size, and a file may grow.
@@ -121,7 +123,7 @@ absl::StatusOr<std::string> read_text(const std::filesystem::path& path, const s
     if (done == text.size()) text.resize(std::min(2 * text.size(), most_bytes + 1));
     if (is_pipe && !wait_for_pipe(fd))
       return make_error(ExitCode::kCorruptData,
-                        fmt::format("{} is a pipe that nobody wrote to for {} s. hint: name a regular file",
+                        fmt::format("{} is a pipe that nobody wrote to for {} s. [T0420] hint: name a regular file",
                                     name_of(path, kind), kPipeSeconds));
     const ssize_t got = ::read(fd, text.data() + done, text.size() - done);
     if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;

@@ -154,11 +154,11 @@ absl::Status MetricsWriter::write(const std::vector<Metric>& metrics) {
   std::set<std::string_view> names;
   for (const Metric& metric : metrics) {
     if (metric.name.empty() || !names.insert(metric.name).second) {
-      return make_error(
-          ExitCode::kInternal,
-          fmt::format("metrics file {}: name {} is {}", path_.string(), quoted_text(metric.name),
-                      metric.name.empty() ? "empty. hint: name each metric"
-                                          : "given twice in one line. hint: give each metric a name of its own"));
+      return make_error(ExitCode::kInternal,
+                        fmt::format("metrics file {}: name {} is {}", path_.string(), quoted_text(metric.name),
+                                    metric.name.empty()
+                                        ? "empty. [T0421] hint: name each metric"
+                                        : "given twice in one line. [T0422] hint: give each metric a name of its own"));
     }
   }
   const absl::StatusOr<std::string> bytes = form_->bytes_of(metrics);

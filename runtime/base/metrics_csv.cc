@@ -41,7 +41,7 @@ class Csv final : public MetricsForm {
     std::vector<std::string> there = cells_of(first_line);
     if (!columns_.empty() && there != columns_) {
       return make_error(ExitCode::kCannotCreate, "its columns are " + joined(there) + ", and those of this run " +
-                                                     joined(columns_) + ". hint: give the table another name");
+                                                     joined(columns_) + ". [T0423] hint: give the table another name");
     }
     columns_ = std::move(there);
     return absl::OkStatus();
@@ -58,7 +58,7 @@ class Csv final : public MetricsForm {
       const auto column = std::find(columns_.begin(), columns_.end(), metric.name);
       if (column == columns_.end()) {
         return make_error(ExitCode::kInternal, "the table has no column " + quoted_text(metric.name) +
-                                                   ". hint: write all names in the first row; columns are " +
+                                                   ". [T0424] hint: write all names in the first row; columns are " +
                                                    joined(columns_));
       }
       row[static_cast<std::size_t>(column - columns_.begin())] = csv_text(metric);

@@ -44,8 +44,8 @@ SeededFault read_environment() {
     if (name.text == text) return name.which;
   }
   std::fprintf(stderr,
-               "TESSERA_SEEDED_FAULT: there is no fault \"%s\". hint: scripts/seeded_faults --list names all of them; "
-               "unset the variable where no fault is wanted\n",
+               "TESSERA_SEEDED_FAULT: there is no fault \"%s\". [T0425] hint: scripts/seeded_faults --list names all "
+               "of them; unset the variable where no fault is wanted\n",
                text);
   std::_Exit(static_cast<int>(ExitCode::kConfig));
 }

@@ -104,12 +104,12 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
 
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates) {
   const std::string best = nearest(word, candidates);
-  return best.empty() ? "" : ". hint: did you mean \"" + best + "\"?";
+  return best.empty() ? "" : ". [T0426] hint: did you mean \"" + best + "\"?";
 }
 
 std::string hint_of_names(std::string_view word, const std::vector<std::string>& candidates) {
   const std::string near = did_you_mean(word, candidates);
-  return near.empty() ? ". hint: known here: " + clipped(joined(candidates), kMostNamesBytes) : near;
+  return near.empty() ? ". [T0427] hint: known here: " + clipped(joined(candidates), kMostNamesBytes) : near;
 }
 
 }  // namespace tessera

@@ -27,9 +27,9 @@ constexpr std::size_t kGoneGroups = 32;
 
 constexpr const char* kVerdict = "waits/verdict";
 constexpr const char* kHint =
-    "; every rank must make the same calls in the same order. hint: where one rank alone evaluates, saves, samples, "
-    "takes a norm, skips a backward, returns early or runs one batch more, let every rank do it, and use what one rank "
-    "needs on that rank only. On one machine, `tessera launch --strict` shows such a program";
+    "; every rank must make the same calls in the same order. [T0448] hint: where one rank alone evaluates, saves, "
+    "samples, takes a norm, skips a backward, returns early or runs one batch more, let every rank do it, and use what "
+    "one rank needs on that rank only. On one machine, `tessera launch --strict` shows such a program";
 
 std::string key_of(int rank) { return "waits/" + std::to_string(rank); }
 

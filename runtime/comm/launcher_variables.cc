@@ -106,7 +106,7 @@ absl::StatusOr<std::optional<Candidate>> read_torchrun(const LauncherVariables& 
     if (group != c->rank / c->local_world_size)
       return launcher_error(
           fmt::format("GROUP_RANK={} but RANK={} with LOCAL_WORLD_SIZE={} lies on host {} (torchrun). "
-                      "hint: so that ranks count host by host, {}",
+                      "[T0462] hint: so that ranks count host by host, {}",
                       group, c->rank, c->local_world_size, c->rank / c->local_world_size, d.order_hint));
   }
   return c;
@@ -161,7 +161,7 @@ absl::Status read_slurm_local_size(const LauncherVariables& variables, Candidate
     }
     if (std::any_of(tasks->begin(), tasks->end(), [&](int count) { return count != tasks->front(); }))
       return launcher_error(
-          fmt::format("{}={} (Slurm): every node must hold as many tasks. hint: give srun "
+          fmt::format("{}={} (Slurm): every node must hold as many tasks. [T0463] hint: give srun "
                       "--ntasks-per-node",
                       name, *text));
     c.local_world_size = tasks->front();
@@ -175,8 +175,8 @@ absl::Status read_slurm_local_size(const LauncherVariables& variables, Candidate
     TESSERA_ASSIGN_OR_RETURN(c.local_world_size, variables.number(kSlurm, "SLURM_NTASKS_PER_NODE", 1, kMostRanks));
     c.local_origin = "SLURM_NTASKS_PER_NODE";
   } else if (!other.empty()) {
-    return launcher_error(fmt::format("{} does not add up to {}={} (Slurm). hint: give srun --ntasks-per-node", other,
-                                      c.world_origin, c.world_size));
+    return launcher_error(fmt::format("{} does not add up to {}={} (Slurm). [T0464] hint: give srun --ntasks-per-node",
+                                      other, c.world_origin, c.world_size));
   }
   return absl::OkStatus();
 }
@@ -201,7 +201,7 @@ absl::StatusOr<std::optional<Candidate>> read_slurm(const LauncherVariables& var
     if (node != c.rank / c.local_world_size)
       return launcher_error(
           fmt::format("SLURM_NODEID={} but SLURM_PROCID={} with {}={} lies on host {} (Slurm): ranks "
-                      "count host by host. hint: for that {}",
+                      "count host by host. [T0465] hint: for that {}",
                       node, c.rank, c.local_origin, c.local_world_size, c.rank / c.local_world_size, d.order_hint));
   }
   return std::optional<Candidate>(c);
@@ -246,9 +246,10 @@ absl::Status disagree(const Candidate& a, const Candidate& b) {
   return launcher_error(
       b.dialect == &kProcessGroup
           ? text +
-                fmt::format(". hint: give init_process_group the rank and world_size of {0}, or unset {0}'s variables",
-                            a.dialect->title)
-          : text + ". hint: unset the variables of the one that did not start this program");
+                fmt::format(
+                    ". [T0466] hint: give init_process_group the rank and world_size of {0}, or unset {0}'s variables",
+                    a.dialect->title)
+          : text + ". [T0467] hint: unset the variables of the one that did not start this program");
 }
 
 absl::Status refuse_batch_script(const LauncherVariables& variables) {
@@ -256,7 +257,7 @@ absl::Status refuse_batch_script(const LauncherVariables& variables) {
   if (!is_batch_script(variables) || tasks == "1") return absl::OkStatus();
   return launcher_error(
       fmt::format("this is the batch script of a Slurm job with SLURM_NTASKS={}, not one of its "
-                  "tasks. hint: start the program with srun, or with `tessera launch`",
+                  "tasks. [T0468] hint: start the program with srun, or with `tessera launch`",
                   tasks));
 }
 
@@ -298,8 +299,8 @@ absl::Status launcher_error(std::string message) {
   message = clipped(message, kLongestError);
   if (message.find("hint:") == std::string::npos)
     message +=
-        ". hint: the launcher sets these variables (torchrun, srun, mpirun or `tessera launch`): start the program "
-        "through it, or unset them for one rank";
+        ". [T0469] hint: the launcher sets these variables (torchrun, srun, mpirun or `tessera launch`): start the "
+        "program through it, or unset them for one rank";
   return make_error(ExitCode::kConfig, std::move(message));
 }
 
@@ -314,7 +315,7 @@ absl::Status partial_error(const LauncherVariables& variables, const Dialect& d,
     }
   }
   return launcher_error(
-      fmt::format("only a part of {}'s variables is set: {} without {}. hint: start the program with "
+      fmt::format("only a part of {}'s variables is set: {} without {}. [T0470] hint: start the program with "
                   "torchrun, srun, mpirun or `tessera launch`, or unset them for one rank",
                   d.title, set, missing));
 }

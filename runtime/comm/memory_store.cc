@@ -24,8 +24,8 @@ class MemoryStore : public KeyValueStore {
     if (!changed_.wait_for(lock, timeout, [&] { return values_.count(key) > 0; }))
       return make_error(ExitCode::kPeerLost, "store: no rank set '" + key + "' within " +
                                                  std::to_string(timeout.count()) +
-                                                 " ms. hint: a rank that has met the others stands still, or computes "
-                                                 "for longer than comm.init_timeout_s");
+                                                 " ms. [T0471] hint: a rank that has met the others stands still, or "
+                                                 "computes for longer than comm.init_timeout_s");
     return values_[key];
   }
 

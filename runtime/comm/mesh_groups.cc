@@ -76,7 +76,7 @@ absl::StatusOr<MeshAxes> MeshGroups::axes(int replicate, int shard) {
     return make_error(ExitCode::kConfig, "mesh of replicate " + std::to_string(replicate) + " x shard " +
                                              std::to_string(shard) + " does not make the world of " +
                                              std::to_string(topology_.world_size) +
-                                             " ranks. hint: their product is the number of ranks");
+                                             " ranks. [T0472] hint: their product is the number of ranks");
   MeshAxes axes;
   axes.replicate_size = replicate;
   axes.shard_size = shard;

@@ -46,8 +46,8 @@ absl::Status place(const LauncherVariables& variables, Candidate c, Topology& to
   }
   if (!c.knows_locals() && &d != &kSlurm && *d.local_rank == '\0')
     return launcher_error(
-        fmt::format("{}={}, {}={} ({}), but no variables of a launcher say which ranks share a host. hint: start the "
-                    "program with torchrun, srun or `tessera launch`, or call init_process_group first",
+        fmt::format("{}={}, {}={} ({}), but no variables of a launcher say which ranks share a host. [T0475] hint: "
+                    "start the program with torchrun, srun or `tessera launch`, or call init_process_group first",
                     d.rank, c.rank, d.world_size, c.world_size, d.title));
   if (!c.knows_locals()) {
     const char* local_size = &d == &kSlurm ? "SLURM_TASKS_PER_NODE" : d.local_world_size;
@@ -55,12 +55,12 @@ absl::Status place(const LauncherVariables& variables, Candidate c, Topology& to
   }
   if (c.world_size % c.local_world_size != 0)
     return launcher_error(
-        fmt::format("{}={} does not fill hosts of {}={} evenly ({}). hint: for as many ranks on every host, {}",
+        fmt::format("{}={} does not fill hosts of {}={} evenly ({}). [T0476] hint: for as many ranks on every host, {}",
                     c.world_origin, c.world_size, c.local_origin, c.local_world_size, d.title, d.order_hint));
   if (c.rank % c.local_world_size != c.local_rank)
     return launcher_error(
         fmt::format("{}={} but {}={} with {} ranks a host ({}): ranks count host by host. "
-                    "hint: for that {}",
+                    "[T0477] hint: for that {}",
                     d.rank, c.rank, d.local_rank, c.local_rank, c.local_world_size, d.title, d.order_hint));
   topology.rank = c.rank;
   topology.world_size = c.world_size;
@@ -76,7 +76,7 @@ absl::Status name_launcher(const LauncherVariables& variables, Topology& topolog
   if (!name || topology.launcher != "torchrun") return absl::OkStatus();
   if (*name != "tessera")
     return launcher_error(
-        fmt::format("TESSERA_LAUNCHER={}: only `tessera launch` sets it, to tessera. hint: unset it", *name));
+        fmt::format("TESSERA_LAUNCHER={}: only `tessera launch` sets it, to tessera. [T0478] hint: unset it", *name));
   topology.launcher = "tessera";
   return absl::OkStatus();
 }
@@ -117,12 +117,12 @@ absl::Status find_rendezvous(const LauncherVariables& variables, const Dialect& 
       topology.master_addr = first_host(list);
       if (topology.master_addr.empty())
         return launcher_error(
-            fmt::format("{}={} (Slurm): want a list of hosts such as node[03-05,9],x1. hint: set "
+            fmt::format("{}={} (Slurm): want a list of hosts such as node[03-05,9],x1. [T0479] hint: set "
                         "MASTER_ADDR to the host of rank 0",
                         name, list));
     } else {
       return launcher_error(
-          fmt::format("MASTER_ADDR is not set, and the {} ranks ({}) lie on {} hosts. hint: set it to "
+          fmt::format("MASTER_ADDR is not set, and the {} ranks ({}) lie on {} hosts. [T0480] hint: set it to "
                       "the host of rank 0",
                       topology.world_size, d.title, topology.num_hosts()));
     }
@@ -144,9 +144,10 @@ absl::Status read_restarts(const LauncherVariables& variables, const Dialect& d,
   const auto agent = variables.text("TORCHELASTIC_USE_AGENT_STORE").value_or("False");
   if (!torch_like) return absl::OkStatus();
   if (agent != "True" && agent != "true" && agent != "1" && agent != "False" && agent != "false" && agent != "0")
-    return launcher_error(fmt::format(
-        "TORCHELASTIC_USE_AGENT_STORE={} (torchrun): want True or False. hint: unset it; torchrun sets it by itself",
-        agent));
+    return launcher_error(
+        fmt::format("TORCHELASTIC_USE_AGENT_STORE={} (torchrun): want True or False. [T0481] hint: unset it; torchrun "
+                    "sets it by itself",
+                    agent));
   topology.agent_store = agent == "True" || agent == "true" || agent == "1";
   return absl::OkStatus();
 }
@@ -159,12 +160,13 @@ absl::Status pretend_hosts(const LauncherVariables& variables, Topology& topolog
   TESSERA_ASSIGN_OR_RETURN(const int hosts, variables.number(self, "TESSERA_HOSTS", 1, kMostRanks));
   if (hosts == topology.num_hosts()) return absl::OkStatus();
   if (topology.num_hosts() > 1)
-    return launcher_error(fmt::format("TESSERA_HOSTS={}, but the ranks already lie on {} hosts ({}). hint: unset it",
-                                      hosts, topology.num_hosts(), topology.launcher));
-  if (topology.world_size % hosts != 0)
     return launcher_error(
-        fmt::format("TESSERA_HOSTS={} does not divide the {} ranks ({}) evenly. hint: give a divisor, or unset it",
-                    hosts, topology.world_size, topology.launcher));
+        fmt::format("TESSERA_HOSTS={}, but the ranks already lie on {} hosts ({}). [T0482] hint: unset it", hosts,
+                    topology.num_hosts(), topology.launcher));
+  if (topology.world_size % hosts != 0)
+    return launcher_error(fmt::format(
+        "TESSERA_HOSTS={} does not divide the {} ranks ({}) evenly. [T0483] hint: give a divisor, or unset it", hosts,
+        topology.world_size, topology.launcher));
   topology.local_world_size = topology.world_size / hosts;
   topology.host = topology.rank / topology.local_world_size;
   topology.local_rank = topology.rank % topology.local_world_size;

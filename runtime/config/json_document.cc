@@ -64,8 +64,8 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
     Open& object = open_.back();
     const auto [first, is_new] = object.keys.emplace(name, offset);
     if (!is_new) {
-      diagnostics_.add(offset, json_pointer(object.pointer, name), "given twice. hint: remove one; the first is at",
-                       first->second);
+      diagnostics_.add(offset, json_pointer(object.pointer, name),
+                       "given twice. [T0496] hint: remove one; the first is at", first->second);
     }
     pending_key_ = name;
     pending_key_offset_ = offset;
@@ -112,7 +112,7 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
     if (values_left_-- > 0) return true;
     diagnostics_.add(
         take_token(), "",
-        "more values than a file of this kind may have. hint: name the right file, or take out what repeats");
+        "more values than a file of this kind may have. [T0497] hint: name the right file, or take out what repeats");
     return false;
   }
 
@@ -143,8 +143,9 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
     // good.
     JsonNode& node = add_node(std::move(empty));
     if (open_.size() == kMaxJsonDepth) {
-      diagnostics_.add(node.offset, std::move(pointer),
-                       fmt::format("nested more than {} deep. hint: name the right file, or nest less", kMaxJsonDepth));
+      diagnostics_.add(
+          node.offset, std::move(pointer),
+          fmt::format("nested more than {} deep. [T0498] hint: name the right file, or nest less", kMaxJsonDepth));
       return false;
     }
     open_.push_back({&node, std::move(pointer), {}});
@@ -172,13 +173,13 @@ bool is_digit(char c) { return c >= '0' && c <= '9'; }
 // Words and signs that other formats have and JSON has not, by how the offending token begins; "" if it is
 // none.
 std::string hint_for_token(std::string_view rest) {
-  if (rest[0] == '/' || rest[0] == '#') return "hint: comments are not allowed";
-  if (rest[0] == '\'') return "hint: strings stand in double quotes";
+  if (rest[0] == '/' || rest[0] == '#') return "[T0499] hint: comments are not allowed";
+  if (rest[0] == '\'') return "[T0500] hint: strings stand in double quotes";
   for (const char* word : {"NaN", "nan", "Infinity", "inf", "-Infinity", "-inf", "-NaN", "-nan"}) {
-    if (rest.starts_with(word)) return "hint: NaN and infinities are not allowed";
+    if (rest.starts_with(word)) return "[T0501] hint: NaN and infinities are not allowed";
   }
-  if (rest.starts_with("True") || rest.starts_with("False")) return "hint: write true and false in lower case";
-  if (rest[0] == '+' || rest[0] == '.') return "hint: a number begins with a digit or a minus sign";
+  if (rest.starts_with("True") || rest.starts_with("False")) return "[T0502] hint: write true and false in lower case";
+  if (rest[0] == '+' || rest[0] == '.') return "[T0503] hint: a number begins with a digit or a minus sign";
   return "";
 }
 
@@ -187,17 +188,18 @@ std::string hint_for(std::string_view text, std::size_t at, const std::string& r
   const std::string_view rest = text.substr(at), before = text.substr(0, at);
   const std::size_t last = before.find_last_not_of(" \t\r\n");
   if (rest.empty()) {
-    return last == std::string_view::npos ? "hint: the file is empty: the smallest is {}"
-                                          : "hint: the file ends too early: a bracket or brace is not closed";
+    return last == std::string_view::npos ? "[T0504] hint: the file is empty: the smallest is {}"
+                                          : "[T0505] hint: the file ends too early: a bracket or brace is not closed";
   }
   if (std::string hint = hint_for_token(rest); !hint.empty()) return hint;
   const char previous = last == std::string_view::npos ? '\0' : before[last];
-  if (previous == ',' && (rest[0] == '}' || rest[0] == ']')) return "hint: no comma may stand before a closing bracket";
-  if (previous == '0' && last + 1 == at && is_digit(rest[0])) return "hint: a number has no leading zeros";
+  if (previous == ',' && (rest[0] == '}' || rest[0] == ']'))
+    return "[T0506] hint: no comma may stand before a closing bracket";
+  if (previous == '0' && last + 1 == at && is_digit(rest[0])) return "[T0507] hint: a number has no leading zeros";
   const bool wants_end = reason.ends_with("expected '}'") || reason.ends_with("expected ']'");
-  if (wants_end && rest[0] != '}' && rest[0] != ']') return "hint: a comma is missing before this";
+  if (wants_end && rest[0] != '}' && rest[0] != ']') return "[T0508] hint: a comma is missing before this";
   if (reason.starts_with("object key: ") && std::isalpha(static_cast<unsigned char>(rest[0])) != 0) {
-    return "hint: keys stand in double quotes";
+    return "[T0509] hint: keys stand in double quotes";
   }
   return "";
 }
@@ -230,8 +232,9 @@ bool TreeBuilder::parse_error(std::size_t, const std::string&, const nlohmann::j
   if (reason.find("unexpected end of input") != std::string::npos) at = text_.size();
   const std::string hint = hint_for(text_, at, reason);
   diagnostics_.add(at, open_.empty() ? "" : open_.back().pointer,
-                   hint.empty() ? "not JSON: in " + reason + ". hint: repair this place; json.org shows the grammar"
-                                : "not JSON. " + hint);
+                   hint.empty()
+                       ? "not JSON: in " + reason + ". [T0510] hint: repair this place; json.org shows the grammar"
+                       : "not JSON. " + hint);
   return false;
 }
 
@@ -240,7 +243,8 @@ bool TreeBuilder::parse_error(std::size_t, const std::string&, const nlohmann::j
 std::optional<JsonNode> parse_json(std::string_view text, Diagnostics& diagnostics, std::size_t most_values) {
   // nlohmann's lexer takes a NUL for the end of the text and would not see what follows.
   if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos) {
-    diagnostics.add(nul, "", "a NUL byte: this is not a text file. hint: name the right file; this one is binary");
+    diagnostics.add(nul, "",
+                    "a NUL byte: this is not a text file. [T0511] hint: name the right file; this one is binary");
     return std::nullopt;
   }
   std::size_t taken = 0;

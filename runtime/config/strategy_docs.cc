@@ -209,7 +209,7 @@ All errors are reported together, each with its place, and the program ends with
 
 ```
 strategy.json:4:40: /optimizer/lr: must be a number from 0 to 1000, got the string "fast"
-strategy.json:6:3: /gradient_cliping: unknown key. hint: did you mean "gradient_clipping"?
+strategy.json:6:3: /gradient_cliping: unknown key. [T0426] hint: did you mean "gradient_clipping"?
 ```
 
 Integers may be written `1000`, `1000.0` or `1e3`. Sizes are bytes, or strings such as `"8GiB"`, `"1.5 GiB"` (powers of

@@ -16,14 +16,15 @@ namespace tessera {
 namespace {
 
 /// Where no problem has a hint of its own.
-constexpr const char kStrategyHint[] = "hint: docs/strategy.md lists every key and what it may be";
+constexpr const char kStrategyHint[] = "[T0512] hint: docs/strategy.md lists every key and what it may be";
 
 constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;
 
 absl::Status too_large(const std::string& name) {
-  return make_error(ExitCode::kConfig,
-                    fmt::format("{}:1:1: /: larger than {}: this is not a strategy file. hint: name the right file",
-                                name, format_bytes(static_cast<std::int64_t>(kMaxFileBytes))));
+  return make_error(
+      ExitCode::kConfig,
+      fmt::format("{}:1:1: /: larger than {}: this is not a strategy file. [T0513] hint: name the right file", name,
+                  format_bytes(static_cast<std::int64_t>(kMaxFileBytes))));
 }
 
 }  // namespace

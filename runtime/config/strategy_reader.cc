@@ -93,7 +93,7 @@ class ValueReader {
       if (!element.value.is_string() || element.value.get_ref<const std::string&>().empty()) {
         refuse_element(element, i, "must be a non-empty string, got " + describe(element));
       } else if (!seen.insert(element.value.get<std::string>()).second) {
-        refuse_element(element, i, describe(element) + " stands in the list already. hint: remove one");
+        refuse_element(element, i, describe(element) + " stands in the list already. [T0514] hint: remove one");
       } else {
         list.push_back(element.value);
       }
@@ -235,16 +235,16 @@ void StrategyReader::refuse_unknown(const JsonNode& member, const std::string& g
   for (const UnavailableKey& key : unavailable_keys()) {
     if (key.pointer != pointer) continue;
     diagnostics_.add(member.key_offset, pointer,
-                     fmt::format("not available in this version ({}). hint: leave it out", key.doc));
+                     fmt::format("not available in this version ({}). [T0515] hint: leave it out", key.doc));
     return;
   }
   const std::vector<std::string> allowed = names_in_group(group);
   std::string hint = did_you_mean(member.key, allowed);
   if (hint.empty()) {
     const std::string elsewhere = found_elsewhere(member.key);
-    if (!elsewhere.empty()) hint = fmt::format(". hint: did you mean {}?", elsewhere);
+    if (!elsewhere.empty()) hint = fmt::format(". [T0516] hint: did you mean {}?", elsewhere);
   }
-  if (hint.empty()) hint = ". hint: known here: " + joined(allowed);
+  if (hint.empty()) hint = ". [T0517] hint: known here: " + joined(allowed);
   diagnostics_.add(member.key_offset, pointer, "unknown key" + hint);
 }
 
@@ -256,8 +256,8 @@ void StrategyReader::check_conditions() {
     // The default says nothing, so the resolved strategy that to_json() prints can be read back.
     if (key.says_nothing(value, strategy_)) continue;
     diagnostics_.add(given_.at(key.pointer), key.pointer,
-                     fmt::format("{} has no effect: it needs {}. hint: leave it out, or change that", value.dump(),
-                                 key.only_if.text));
+                     fmt::format("{} has no effect: it needs {}. [T0518] hint: leave it out, or change that",
+                                 value.dump(), key.only_if.text));
   }
 }
 

@@ -25,45 +25,46 @@ StrategyRule replicate_rule() {
             const int most = seeded_fault(SeededFault::kTwoReplicasOfFullShard) ? 2 : 1;
             if (s.mesh.replicate <= most || s.strategy != ShardingStrategy::kFullShard) return "";
             return fmt::format(
-                "{} replicas of FULL_SHARD are HYBRID_SHARD. hint: write \"strategy\": \"HYBRID_SHARD\", or "
+                "{} replicas of FULL_SHARD are HYBRID_SHARD. [T0519] hint: write \"strategy\": \"HYBRID_SHARD\", or "
                 "leave replicate out",
                 s.mesh.replicate);
           }};
 }
 
 StrategyRule min_numel_rule() {
-  return {{"/units/min_numel", "/units/classes", "/units/modules"},
-          "units.min_numel stands alone: it finds the units itself, so units.classes and units.modules stay "
-          "empty.",
-          [](const Strategy& s) -> std::string {
-            if (s.units.min_numel == 0 || (s.units.classes.empty() && s.units.modules.empty())) return "";
-            return "cannot stand beside classes or modules: it finds the units itself. hint: give one or the other";
-          }};
+  return {
+      {"/units/min_numel", "/units/classes", "/units/modules"},
+      "units.min_numel stands alone: it finds the units itself, so units.classes and units.modules stay "
+      "empty.",
+      [](const Strategy& s) -> std::string {
+        if (s.units.min_numel == 0 || (s.units.classes.empty() && s.units.modules.empty())) return "";
+        return "cannot stand beside classes or modules: it finds the units itself. [T0520] hint: give one or the other";
+      }};
 }
 
 StrategyRule bucket_strategy_rule() {
-  return {
-      {"/units/bucket_cap_mb", "/strategy"},
-      "units.bucket_cap_mb needs strategy NO_SHARD: a bucket is of gradients that every rank keeps whole.",
-      [](const Strategy& s) -> std::string {
-        if (!s.units.bucket_cap_mb || s.strategy == ShardingStrategy::kNoShard) return "";
-        return fmt::format(
-            "buckets need \"strategy\": \"NO_SHARD\", got {}. hint: leave bucket_cap_mb out, and name units in classes",
-            name_of(s.strategy));
-      }};
+  return {{"/units/bucket_cap_mb", "/strategy"},
+          "units.bucket_cap_mb needs strategy NO_SHARD: a bucket is of gradients that every rank keeps whole.",
+          [](const Strategy& s) -> std::string {
+            if (!s.units.bucket_cap_mb || s.strategy == ShardingStrategy::kNoShard) return "";
+            return fmt::format(
+                "buckets need \"strategy\": \"NO_SHARD\", got {}. [T0521] hint: leave bucket_cap_mb out, and name "
+                "units in classes",
+                name_of(s.strategy));
+          }};
 }
 
 StrategyRule bucket_units_rule() {
-  return {
-      {"/units/bucket_cap_mb", "/units/classes", "/units/modules", "/units/min_numel"},
-      "units.bucket_cap_mb stands alone: buckets are the units, so classes and modules stay empty, and "
-      "min_numel 0.",
-      [](const Strategy& s) -> std::string {
-        const UnitsConfig& units = s.units;
-        const bool others = !units.classes.empty() || !units.modules.empty() || units.min_numel > 0;
-        if (!units.bucket_cap_mb || !others) return "";
-        return "cannot stand beside classes, modules or min_numel: buckets are the units. hint: give one or the other";
-      }};
+  return {{"/units/bucket_cap_mb", "/units/classes", "/units/modules", "/units/min_numel"},
+          "units.bucket_cap_mb stands alone: buckets are the units, so classes and modules stay empty, and "
+          "min_numel 0.",
+          [](const Strategy& s) -> std::string {
+            const UnitsConfig& units = s.units;
+            const bool others = !units.classes.empty() || !units.modules.empty() || units.min_numel > 0;
+            if (!units.bucket_cap_mb || !others) return "";
+            return "cannot stand beside classes, modules or min_numel: buckets are the units. [T0522] hint: give one "
+                   "or the other";
+          }};
 }
 
 StrategyRule reduce_rule() {
@@ -75,7 +76,7 @@ StrategyRule reduce_rule() {
             const MixedPrecisionConfig& mixed = s.mixed_precision;
             if (mixed.reduce != DType::kF16 || mixed.param == DType::kF16) return "";
             return fmt::format(
-                "fp16 needs \"param\": \"fp16\", got {}: without loss scaling small gradients vanish. hint: "
+                "fp16 needs \"param\": \"fp16\", got {}: without loss scaling small gradients vanish. [T0523] hint: "
                 "take bf16 or fp32",
                 name_of(mixed.param));
           }};
@@ -88,8 +89,9 @@ StrategyRule loss_scale_rule() {
           [](const Strategy& s) -> std::string {
             const LossScaleConfig& scale = s.mixed_precision.loss_scale;
             if (!scale.dynamic || scale.minimum <= scale.initial) return "";
-            return fmt::format("{} is above the initial scale of {}. hint: raise \"initial\", or lower \"minimum\"",
-                               scale.minimum, scale.initial);
+            return fmt::format(
+                "{} is above the initial scale of {}. [T0524] hint: raise \"initial\", or lower \"minimum\"",
+                scale.minimum, scale.initial);
           }};
 }
 
@@ -100,7 +102,7 @@ StrategyRule momentum_rule(const char* name, std::function<bool(const OptimizerC
             const OptimizerConfig& optimizer = s.optimizer;
             const bool applies = has_nesterov(optimizer.type) && is_given(optimizer);
             return applies && optimizer.momentum == 0
-                       ? "goes with momentum. hint: give \"momentum\" above 0, such as 0.9"
+                       ? "goes with momentum. [T0525] hint: give \"momentum\" above 0, such as 0.9"
                        : "";
           }};
 }
@@ -111,7 +113,7 @@ StrategyRule nesterov_rule() {
           [](const Strategy& s) -> std::string {
             const OptimizerConfig& optimizer = s.optimizer;
             if (optimizer.type != OptimizerType::kSgd || !optimizer.nesterov || optimizer.dampening == 0) return "";
-            return fmt::format("goes without dampening, which is {}. hint: leave \"dampening\" out",
+            return fmt::format("goes without dampening, which is {}. [T0526] hint: leave \"dampening\" out",
                                optimizer.dampening);
           }};
 }
@@ -122,7 +124,7 @@ StrategyRule state_dtype_rule() {
           [](const Strategy& s) -> std::string {
             const OptimizerConfig& optimizer = s.optimizer;
             if (keeps_states(optimizer) || optimizer.state_dtype == StateDType::kF32) return "";
-            return fmt::format("{} without momentum keeps no state. hint: leave state_dtype out",
+            return fmt::format("{} without momentum keeps no state. [T0527] hint: leave state_dtype out",
                                name_of(optimizer.type));
           }};
 }
@@ -141,8 +143,8 @@ StrategyRule own_state_dtype_rule() {
         const OptimizerType type = s.optimizer.type;
         const bool needs = type == OptimizerType::kOwn || has_tensor_rule(type);
         if (!needs || s.optimizer.state_dtype == StateDType::kF32) return "";
-        return fmt::format("{} needs \"state_dtype\": \"fp32\", got {}. hint: leave state_dtype out", name_of(type),
-                           name_of(s.optimizer.state_dtype));
+        return fmt::format("{} needs \"state_dtype\": \"fp32\", got {}. [T0528] hint: leave state_dtype out",
+                           name_of(type), name_of(s.optimizer.state_dtype));
       }};
 }
 
@@ -153,7 +155,7 @@ StrategyRule centered_rule() {
             const OptimizerConfig& optimizer = s.optimizer;
             const bool applies = optimizer.type == OptimizerType::kRmsprop && optimizer.centered;
             if (!applies || optimizer.state_dtype == StateDType::kF32) return "";
-            return fmt::format("needs \"state_dtype\": \"fp32\", got {}. hint: leave state_dtype out",
+            return fmt::format("needs \"state_dtype\": \"fp32\", got {}. [T0529] hint: leave state_dtype out",
                                name_of(optimizer.state_dtype));
           }};
 }
@@ -163,7 +165,7 @@ StrategyRule clip_rule() {
           "gradient_clip_value and gradient_clipping are not given together.",
           [](const Strategy& s) -> std::string {
             if (s.gradient_clip_value == 0 || s.gradient_clipping == 0) return "";
-            return "cannot stand beside gradient_clipping. hint: give one or the other";
+            return "cannot stand beside gradient_clipping. [T0530] hint: give one or the other";
           }};
 }
 
@@ -177,8 +179,9 @@ StrategyRule total_steps_rule() {
           "lr_schedule.type linear, cosine, one_cycle and wsd need total_steps above 0.",
           [](const Strategy& s) -> std::string {
             if (!needs_total_steps(s.lr_schedule.type) || s.lr_schedule.total_steps > 0) return "";
-            return fmt::format("{} needs \"total_steps\" above 0. hint: give it how many steps the whole run has",
-                               name_of(s.lr_schedule.type));
+            return fmt::format(
+                "{} needs \"total_steps\" above 0. [T0531] hint: give it how many steps the whole run has",
+                name_of(s.lr_schedule.type));
           }};
 }
 
@@ -187,36 +190,37 @@ StrategyRule decay_steps_rule() {
           "lr_schedule.type wsd needs decay_steps above 0.",
           [](const Strategy& s) -> std::string {
             if (s.lr_schedule.type != LrScheduleType::kWsd || s.lr_schedule.decay_steps > 0) return "";
-            return "wsd needs \"decay_steps\" above 0: the length of its final decay. hint: give it, such as a tenth "
-                   "of total_steps";
+            return "wsd needs \"decay_steps\" above 0: the length of its final decay. [T0532] hint: give it, such as a "
+                   "tenth of total_steps";
           }};
 }
 
 StrategyRule schedule_length_rule() {
-  return {{"/lr_schedule/warmup_steps", "/lr_schedule/decay_steps", "/lr_schedule/total_steps", "/lr_schedule/type"},
-          "lr_schedule.warmup_steps + decay_steps are at most total_steps.",
-          [](const Strategy& s) -> std::string {
-            const LrScheduleConfig& schedule = s.lr_schedule;
-            if (!needs_total_steps(schedule.type) || schedule.total_steps == 0) return "";
-            if (schedule.warmup_steps + schedule.decay_steps <= schedule.total_steps) return "";
-            return fmt::format(
-                "warmup_steps {} + decay_steps {} are more than total_steps {}. hint: give fewer, or more of those",
-                schedule.warmup_steps, schedule.decay_steps, schedule.total_steps);
-          }};
+  return {
+      {"/lr_schedule/warmup_steps", "/lr_schedule/decay_steps", "/lr_schedule/total_steps", "/lr_schedule/type"},
+      "lr_schedule.warmup_steps + decay_steps are at most total_steps.",
+      [](const Strategy& s) -> std::string {
+        const LrScheduleConfig& schedule = s.lr_schedule;
+        if (!needs_total_steps(schedule.type) || schedule.total_steps == 0) return "";
+        if (schedule.warmup_steps + schedule.decay_steps <= schedule.total_steps) return "";
+        return fmt::format(
+            "warmup_steps {} + decay_steps {} are more than total_steps {}. [T0533] hint: give fewer, or more of those",
+            schedule.warmup_steps, schedule.decay_steps, schedule.total_steps);
+      }};
 }
 
 StrategyRule offload_paths_rule() {
-  return {
-      {"/offload/paths", "/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier",
-       "/offload/gradients/tier", "/offload/activations/tier"},
-      "offload.paths names at least one directory where a tier is nvme, and where it is auto and the CPU trains.",
-      [](const Strategy& s) -> std::string {
-        const OffloadConfig& o = s.offload;
-        const Tier tiers[] = {o.parameters.tier, o.masters.tier, o.moments.tier, o.gradients, o.activations};
-        const bool needs_files = std::find(std::begin(tiers), std::end(tiers), Tier::kNvme) != std::end(tiers);
-        if (!needs_files || !o.paths.empty()) return "";
-        return "the tier nvme needs \"paths\". hint: name one directory on each local disk, such as [\"/mnt/nvme0\"]";
-      }};
+  return {{"/offload/paths", "/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier",
+           "/offload/gradients/tier", "/offload/activations/tier"},
+          "offload.paths names at least one directory where a tier is nvme, and where it is auto and the CPU trains.",
+          [](const Strategy& s) -> std::string {
+            const OffloadConfig& o = s.offload;
+            const Tier tiers[] = {o.parameters.tier, o.masters.tier, o.moments.tier, o.gradients, o.activations};
+            const bool needs_files = std::find(std::begin(tiers), std::end(tiers), Tier::kNvme) != std::end(tiers);
+            if (!needs_files || !o.paths.empty()) return "";
+            return "the tier nvme needs \"paths\". [T0534] hint: name one directory on each local disk, such as "
+                   "[\"/mnt/nvme0\"]";
+          }};
 }
 
 StrategyRule offload_limit_rule() {
@@ -227,22 +231,21 @@ StrategyRule offload_limit_rule() {
             const bool chooses = offload.parameters.tier == Tier::kAuto || offload.masters.tier == Tier::kAuto ||
                                  offload.moments.tier == Tier::kAuto;
             if (!chooses || s.memory.limit_bytes > 0) return "";
-            return "the tier auto needs a \"limit\" of memory to fit into. hint: give it, such as \"8GiB\"";
+            return "the tier auto needs a \"limit\" of memory to fit into. [T0535] hint: give it, such as \"8GiB\"";
           }};
 }
 
 /// A record holds the masters and the states of one run of elements, so it lies on one tier.
 StrategyRule one_state_tier_rule() {
-  return {
-      {"/offload/masters/tier", "/offload/moments/tier"},
-      "offload.masters and offload.moments are not one on host and the other on nvme or auto.",
-      [](const Strategy& s) -> std::string {
-        const Tier masters = s.offload.masters.tier, moments = s.offload.moments.tier;
-        const bool is_one = masters == moments || masters == Tier::kMemory || moments == Tier::kMemory;
-        if (is_one || (masters != Tier::kHost && moments != Tier::kHost)) return "";
-        return "masters and moments move in one record, so both lie on the tier host or neither. hint: give both the "
-               "same tier, or leave one in \"memory\"";
-      }};
+  return {{"/offload/masters/tier", "/offload/moments/tier"},
+          "offload.masters and offload.moments are not one on host and the other on nvme or auto.",
+          [](const Strategy& s) -> std::string {
+            const Tier masters = s.offload.masters.tier, moments = s.offload.moments.tier;
+            const bool is_one = masters == moments || masters == Tier::kMemory || moments == Tier::kMemory;
+            if (is_one || (masters != Tier::kHost && moments != Tier::kHost)) return "";
+            return "masters and moments move in one record, so both lie on the tier host or neither. [T0536] hint: "
+                   "give both the same tier, or leave one in \"memory\"";
+          }};
 }
 
 StrategyRule offloaded_parameters_rule() {
@@ -252,30 +255,29 @@ StrategyRule offloaded_parameters_rule() {
             const bool releases =
                 s.strategy == ShardingStrategy::kFullShard || s.strategy == ShardingStrategy::kHybridShard;
             if (s.offload.parameters.tier == Tier::kMemory || releases) return "";
-            return "this strategy keeps all parameters gathered, so they need their memory anyway. hint: take "
+            return "this strategy keeps all parameters gathered, so they need their memory anyway. [T0537] hint: take "
                    "\"FULL_SHARD\", which gathers units when they are used, on one rank too";
           }};
 }
 
 StrategyRule offloaded_parameters_world_rule() {
-  return {
-      {"/offload/parameters/tier", "/optimizer/shard_over"},
-      "Parameters below memory go without optimizer.shard_over \"world\".",
-      [](const Strategy& s) -> std::string {
-        if (s.offload.parameters.tier == Tier::kMemory || !s.optimizer.shard_over_world) return "";
-        return "updated parameters cannot be gathered over replicas below memory yet. hint: leave shard_over \"shard\"";
-      }};
+  return {{"/offload/parameters/tier", "/optimizer/shard_over"},
+          "Parameters below memory go without optimizer.shard_over \"world\".",
+          [](const Strategy& s) -> std::string {
+            if (s.offload.parameters.tier == Tier::kMemory || !s.optimizer.shard_over_world) return "";
+            return "updated parameters cannot be gathered over replicas below memory yet. [T0538] hint: leave "
+                   "shard_over \"shard\"";
+          }};
 }
 
 StrategyRule feedback_rule() {
-  return {
-      {"/compression/error_feedback", "/mixed_precision/param"},
-      "compression.error_feedback goes without mixed_precision.param fp16.",
-      [](const Strategy& s) -> std::string {
-        if (!s.compression.error_feedback || s.mixed_precision.param != DType::kF16) return "";
-        return "what rounding took from gradients scaled for fp16 does not fit the next scale. hint: leave it out, or "
-               "take bf16";
-      }};
+  return {{"/compression/error_feedback", "/mixed_precision/param"},
+          "compression.error_feedback goes without mixed_precision.param fp16.",
+          [](const Strategy& s) -> std::string {
+            if (!s.compression.error_feedback || s.mixed_precision.param != DType::kF16) return "";
+            return "what rounding took from gradients scaled for fp16 does not fit the next scale. [T0539] hint: leave "
+                   "it out, or take bf16";
+          }};
 }
 
 /// The optimizer's momentum, and its key: the least of all groups'; none of a rule that squares single gradients or measures them. Infinite: it
@@ -316,7 +318,7 @@ StrategyRule momentum_rule() {
         const auto least = least_momentum(optimizer);
         if (!least) {
           return fmt::format(
-              "makes single gradients too wrong for {}, which squares or measures them. hint: take adamw with "
+              "makes single gradients too wrong for {}, which squares or measures them. [T0540] hint: take adamw with "
               "freeze_step, "
               "lion or sgd",
               name_of(optimizer.type));
@@ -324,19 +326,19 @@ StrategyRule momentum_rule() {
         if (momentum > least->first)
           return fmt::format(
               "is {}, and the optimizer's {} is {}: that would not take back what rounding does to single "
-              "gradients. hint: give both the same",
+              "gradients. [T0541] hint: give both the same",
               momentum, least->second, least->first);
         if (s.gradient_clip_value > 0)
-          return "makes single gradients too wrong to be cut by gradient_clip_value. hint: leave that out, or take "
-                 "gradient_clipping";
+          return "makes single gradients too wrong to be cut by gradient_clip_value. [T0542] hint: leave that out, or "
+                 "take gradient_clipping";
         if (optimizer.type != OptimizerType::kAdamW && optimizer.type != OptimizerType::kAdam) return "";
         if (optimizer.freeze_step == 0)
-          return "makes single gradients too wrong to be squared. hint: set optimizer.freeze_step and "
+          return "makes single gradients too wrong to be squared. [T0543] hint: set optimizer.freeze_step and "
                  "compression.start_step to the steps after which second moments stay and it begins";
         if (s.compression.start_step >= optimizer.freeze_step) return "";
         return fmt::format(
             "begins after {} steps, and second moments stay after {}: in between they would square gradients "
-            "that are too wrong for it. hint: give start_step the number of freeze_step",
+            "that are too wrong for it. [T0544] hint: give start_step the number of freeze_step",
             s.compression.start_step, optimizer.freeze_step);
       }};
 }
@@ -350,9 +352,8 @@ StrategyRule gathers_rule() {
                 s.strategy == ShardingStrategy::kHybridShard)
               return "";
             return fmt::format(
-                "is {}, and under {} what ranks get from each other stays in memory and is updated there. hint: take "
-                "lossless, "
-                "or FULL_SHARD",
+                "is {}, and under {} what ranks get from each other stays in memory and is updated there. [T0545] "
+                "hint: take lossless, or FULL_SHARD",
                 name_of(s.compression.gathers), name_of(s.strategy));
           }};
 }
@@ -368,15 +369,15 @@ StrategyRule method_rule(const std::string& pointer, bool (*is_used)(const Compr
       [is_used](const Strategy& s) -> std::string {
         if (!is_used(s.compression)) return "";
         if (s.compression.gradients != WireForm::kPlain || s.compression.sums != WireForm::kPlain)
-          return "cannot stand beside \"gradients\" or \"sums\" in fewer bits. hint: give one or the other";
+          return "cannot stand beside \"gradients\" or \"sums\" in fewer bits. [T0546] hint: give one or the other";
         if (s.mixed_precision.param == DType::kF16)
-          return "would see and keep gradients times a loss scale, which changes under fp16. hint: take bf16";
+          return "would see and keep gradients times a loss scale, which changes under fp16. [T0547] hint: take bf16";
         if (s.mixed_precision.reduce != DType::kF32)
-          return fmt::format("sends fp32, and mixed_precision.reduce is {}. hint: leave that out",
+          return fmt::format("sends fp32, and mixed_precision.reduce is {}. [T0548] hint: leave that out",
                              name_of(s.mixed_precision.reduce));
         if (s.mesh.replicate > 1)
           return fmt::format(
-              "needs one replica, whose ranks sum all gradients at once, got {}. hint: leave replicate out",
+              "needs one replica, whose ranks sum all gradients at once, got {}. [T0549] hint: leave replicate out",
               s.mesh.replicate);
         return "";
       }};
@@ -391,8 +392,9 @@ StrategyRule one_method_rule() {
       [](const Strategy& s) -> std::string {
         const auto used = std::ranges::count_if(
             compression_methods(), [&](const CompressionMethod& method) { return method.is_used(s.compression); });
-        return used <= 1 ? ""
-                         : fmt::format("of {} there is one at most. hint: leave the others out", kCompressionMethods);
+        return used <= 1
+                   ? ""
+                   : fmt::format("of {} there is one at most. [T0550] hint: leave the others out", kCompressionMethods);
       }};
   for (const CompressionMethod& method : compression_methods()) rule.keys.push_back(pointer_of(method));
   return rule;
@@ -400,17 +402,17 @@ StrategyRule one_method_rule() {
 
 std::string problem_of_group(const ParameterGroup& group, const Strategy& s) {
   if (group.match.empty())
-    return "has an empty \"match\", which fits nothing. hint: leave it out to mean all parameters";
+    return "has an empty \"match\", which fits nothing. [T0551] hint: leave it out to mean all parameters";
   const auto missing = [&](const char* name) {
-    return fmt::format("has {}, which {} does not have. hint: leave it out", name, name_of(s.optimizer.type));
+    return fmt::format("has {}, which {} does not have. [T0552] hint: leave it out", name, name_of(s.optimizer.type));
   };
   if (group.eps && !has_eps(s.optimizer.type)) return missing("eps");
   if (group.betas && !has_betas(s.optimizer.type)) return missing("betas");
   const bool has_types = s.optimizer.type == OptimizerType::kMuon || s.optimizer.type == OptimizerType::kOwnMatrix;
   if (group.type && !has_types) return missing("type");
   if (group.type && *group.type != OptimizerType::kAdamW && *group.type != s.optimizer.type) {
-    return fmt::format("has type {}, where optimizer.type is {}. hint: give it that or adamw", name_of(*group.type),
-                       name_of(s.optimizer.type));
+    return fmt::format("has type {}, where optimizer.type is {}. [T0553] hint: give it that or adamw",
+                       name_of(*group.type), name_of(s.optimizer.type));
   }
   if (!group.layer_adaptation && !adapts_layers(s.optimizer.type)) return missing("layer_adaptation");
   return "";
@@ -428,7 +430,7 @@ StrategyRule groups_rule() {
                 return fmt::format("group {} {}", i, problem);
               }
               if (!group.name.empty() && !names.insert(group.name).second) {
-                return fmt::format("two groups are named \"{}\". hint: each name once", group.name);
+                return fmt::format("two groups are named \"{}\". [T0554] hint: each name once", group.name);
               }
             }
             return "";
@@ -440,23 +442,23 @@ StrategyRule lars_clip_rule() {
           "gradient_clip_value goes without optimizer.type lars.",
           [](const Strategy& s) -> std::string {
             if (s.gradient_clip_value == 0 || s.optimizer.type != OptimizerType::kLars) return "";
-            return "lars divides by the gradient's norm, which is not known after clipping by value. hint: take "
-                   "gradient_clipping";
+            return "lars divides by the gradient's norm, which is not known after clipping by value. [T0555] hint: "
+                   "take gradient_clipping";
           }};
 }
 
 StrategyRule offloaded_gradients_rule() {
-  return {
-      {"/offload/gradients/tier", "/optimizer/type"},
-      "Gradients below memory go with optimizers that update element by element.",
-      [](const Strategy& s) -> std::string {
-        const OptimizerType type = s.optimizer.type;
-        const bool is_elementwise = !updates_whole_tensors(type) && !adapts_layers(type);
-        if (s.offload.gradients == Tier::kMemory || is_elementwise) return "";
-        return fmt::format(
-            "{} goes through gradients more than once a step. hint: leave gradients of \"offload\" out, or take adamw",
-            name_of(type));
-      }};
+  return {{"/offload/gradients/tier", "/optimizer/type"},
+          "Gradients below memory go with optimizers that update element by element.",
+          [](const Strategy& s) -> std::string {
+            const OptimizerType type = s.optimizer.type;
+            const bool is_elementwise = !updates_whole_tensors(type) && !adapts_layers(type);
+            if (s.offload.gradients == Tier::kMemory || is_elementwise) return "";
+            return fmt::format(
+                "{} goes through gradients more than once a step. [T0556] hint: leave gradients of \"offload\" out, or "
+                "take adamw",
+                name_of(type));
+          }};
 }
 
 StrategyRule offloaded_gradients_sync_rule() {
@@ -466,7 +468,7 @@ StrategyRule offloaded_gradients_sync_rule() {
             const bool accumulates = s.gradient_accumulation > 1 && s.gradient_sync == GradientSync::kLastMicrobatch;
             if (s.offload.gradients == Tier::kMemory || !accumulates) return "";
             return "last_microbatch keeps whole gradients in memory until they are reduced, more than their sums need. "
-                   "hint: "
+                   "[T0557] hint: "
                    "take each_microbatch";
           }};
 }
@@ -476,9 +478,8 @@ StrategyRule rollback_rule() {
           "on_spike.action rollback needs checkpoint.dir.",
           [](const Strategy& s) -> std::string {
             if (s.on_spike.action != SpikeAction::kRollback || !s.checkpoint.dir.empty()) return "";
-            return "rollback needs a folder to go back to. hint: \"checkpoint\": {\"dir\": ...}, the folder with the "
-                   "checkpoints to go back to, in this "
-                   "file: a flag does not count; or take \"skip\"";
+            return "rollback needs a folder to go back to. [T0558] hint: \"checkpoint\": {\"dir\": ...}, the folder "
+                   "with the checkpoints to go back to, in this file: a flag does not count; or take \"skip\"";
           }};
 }
 
@@ -489,14 +490,14 @@ StrategyRule durable_rollback_rule() {
       [](const Strategy& s) -> std::string {
         if (s.on_spike.action != SpikeAction::kRollback || s.durable.every == 0) return "";
         return "rollback cannot stand beside \"durable\": a run that goes on from a commit knows no checkpoint to go "
-               "back to. hint: take \"skip\"";
+               "back to. [T0559] hint: take \"skip\"";
       }};
 }
 
 StrategyRule durable_dir_rule() {
   return {{"/durable/every", "/durable/dir"}, "durable.every needs durable.dir.", [](const Strategy& s) -> std::string {
             if (s.durable.every == 0 || !s.durable.dir.empty()) return "";
-            return "needs a folder. hint: \"durable\": {\"dir\": ...}, on a local disk of each host";
+            return "needs a folder. [T0560] hint: \"durable\": {\"dir\": ...}, on a local disk of each host";
           }};
 }
 
@@ -507,7 +508,7 @@ StrategyRule in_backward_rule(std::string other, std::string what, std::function
           fmt::format("optimizer.in_backward goes without {}: {}.", what, why),
           [holds, what, why](const Strategy& s) -> std::string {
             if (!s.optimizer.in_backward || !holds(s)) return "";
-            return fmt::format("cannot stand beside {}: {}. hint: leave one of them out", what, why);
+            return fmt::format("cannot stand beside {}: {}. [T0561] hint: leave one of them out", what, why);
           }};
 }
 

@@ -19,7 +19,7 @@ StrategyRule every_rule() {
           "A sync.type other than each_step needs sync.every above 0.",
           [](const Strategy& s) -> std::string {
             if (!s.sync.makes_outer_steps() || s.sync.every > 0) return "";
-            return "needs \"every\" above 0. hint: give it the steps from one outer step to the next";
+            return "needs \"every\" above 0. [T0562] hint: give it the steps from one outer step to the next";
           }};
 }
 
@@ -28,7 +28,8 @@ StrategyRule start_step_rule() {
           "sync.type post_local_sgd needs sync.start_step above 0.",
           [](const Strategy& s) -> std::string {
             if (s.sync.type != SyncType::kPostLocalSgd || s.sync.start_step > 0) return "";
-            return "needs \"start_step\" above 0. hint: give it the steps that are made as each_step makes them, first";
+            return "needs \"start_step\" above 0. [T0563] hint: give it the steps that are made as each_step makes "
+                   "them, first";
           }};
 }
 
@@ -43,7 +44,7 @@ StrategyRule fragments_rule() {
         if (least <= sync.every) return "";
         return fmt::format(
             "{} fragments with a delay of {} need \"every\" to be {} or more, since one is on its way at a time; it "
-            "is {}. hint: raise \"every\", or give fewer fragments",
+            "is {}. [T0564] hint: raise \"every\", or give fewer fragments",
             sync.fragments, sync.delay, least, sync.every);
       }};
 }
@@ -54,7 +55,7 @@ StrategyRule without(std::string other, std::string what, std::function<bool(con
           fmt::format("A sync.type other than each_step goes without {}: {}.", what, why),
           [holds, what, why](const Strategy& s) -> std::string {
             if (!s.sync.makes_outer_steps() || !holds(s)) return "";
-            return fmt::format("cannot stand beside {}: {}. hint: leave \"sync\" or that out", what, why);
+            return fmt::format("cannot stand beside {}: {}. [T0565] hint: leave \"sync\" or that out", what, why);
           }};
 }
 
@@ -67,11 +68,11 @@ StrategyRule compression_rule() {
                 s.compression.gradients != WireForm::kPlain || s.compression.sums != WireForm::kPlain;
             if (!s.sync.makes_outer_steps() || !compresses) return "";
             if (!s.sync.has_outer_optimizer())
-              return "sends weights as they are. hint: leave \"gradients\" and \"sums\" of \"compression\" out, or "
-                     "take diloco";
+              return "sends weights as they are. [T0566] hint: leave \"gradients\" and \"sums\" of \"compression\" "
+                     "out, or take diloco";
             if (s.compression.axes != CompressedAxes::kReplicate)
-              return "compresses outer gradients, over the replicate axis. hint: give \"compression\" \"axes\": "
-                     "\"replicate\"";
+              return "compresses outer gradients, over the replicate axis. [T0567] hint: give \"compression\" "
+                     "\"axes\": \"replicate\"";
             return "";
           }};
 }

@@ -12,7 +12,7 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kRecordBytes = 1 + ImageDataset::kNumel;
-constexpr char kCifarHint[] = "hint: unpack CIFAR-10's binary version, cifar-10-binary.tar.gz, anew";
+constexpr char kCifarHint[] = "[T0568] hint: unpack CIFAR-10's binary version, cifar-10-binary.tar.gz, anew";
 constexpr float kMean[] = {0.4914f, 0.4822f, 0.4465f}, kDeviation[] = {0.2470f, 0.2435f, 0.2616f};
 
 absl::Status corrupt_images(const MappedFile& file, std::size_t offset, const std::string& what) {
@@ -83,7 +83,7 @@ absl::StatusOr<std::unique_ptr<ImageDataset>> open_cifar10(const std::filesystem
     if (!file.ok()) {
       return make_error(
           exit_code_of(file.status()),
-          fmt::format("{}. hint: name the folder of CIFAR-10's binary version, which holds data_batch_1.bin "
+          fmt::format("{}. [T0569] hint: name the folder of CIFAR-10's binary version, which holds data_batch_1.bin "
                       "to data_batch_5.bin and test_batch.bin",
                       message_of(file.status())));
     }

@@ -63,7 +63,7 @@ absl::Status check_tokens(const TokenDataset& dataset, std::int64_t begin, std::
   if (wrong == tokens.end()) return absl::OkStatus();
   const std::int64_t position = begin + (wrong - tokens.begin());
   return make_error(ExitCode::kCorruptData,
-                    fmt::format("{}: token {} is {}, outside of the vocabulary of {}. hint: give the model the "
+                    fmt::format("{}: token {} is {}, outside of the vocabulary of {}. [T0570] hint: give the model the "
                                 "tokenizer's vocabulary size, or make the data with the model's tokenizer",
                                 dataset.location_of(position), position, *wrong, vocab_size));
 }

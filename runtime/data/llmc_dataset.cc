@@ -54,9 +54,9 @@ class LlmcDataset : public TokenDataset {
 };
 
 absl::Status corrupt(const MappedFile& file, std::int64_t offset, const std::string& what) {
-  return make_error(ExitCode::kCorruptData, fmt::format("{}: at byte {}: {}. hint: write it again with llm.c's data "
-                                                        "scripts",
-                                                        file.path().string(), offset, what));
+  return make_error(ExitCode::kCorruptData,
+                    fmt::format("{}: at byte {}: {}. [T0571] hint: write it again with llm.c's data scripts",
+                                file.path().string(), offset, what));
 }
 
 absl::StatusOr<Variant> variant_of(const MappedFile& file) {

@@ -36,9 +36,10 @@ constexpr std::optional<TokenType> kTypes[] = {std::nullopt,    TokenType::kU8, 
                                                std::nullopt,    std::nullopt,    TokenType::kU16};
 
 absl::Status corrupt_index(const MappedFile& file, std::int64_t offset, const std::string& what) {
-  return make_error(ExitCode::kCorruptData,
-                    fmt::format("{}: at byte {}: {}. hint: write both files again with Megatron's preprocess_data.py",
-                                file.path().string(), offset, what));
+  return make_error(
+      ExitCode::kCorruptData,
+      fmt::format("{}: at byte {}: {}. [T0572] hint: write both files again with Megatron's preprocess_data.py",
+                  file.path().string(), offset, what));
 }
 
 /// The arrays of a checked index, read in place.

@@ -16,20 +16,23 @@ constexpr std::int64_t kMostSamples = std::int64_t{1} << 60;
 absl::Status check(const SamplerOptions& options) {
   const auto refuse = [](const std::string& what) { return make_error(ExitCode::kConfig, "sampler: " + what); };
   if (options.batch < 1)
-    return refuse(fmt::format("batch must be at least 1, got {}. hint: it is how many samples a rank takes at a time",
-                              options.batch));
+    return refuse(
+        fmt::format("batch must be at least 1, got {}. [T0573] hint: it is how many samples a rank takes at a time",
+                    options.batch));
   if (options.accumulation < 1)
-    return refuse(fmt::format("accumulation must be at least 1, got {}. hint: it is how many batches make a step",
-                              options.accumulation));
+    return refuse(
+        fmt::format("accumulation must be at least 1, got {}. [T0574] hint: it is how many batches make a step",
+                    options.accumulation));
   if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size)
-    return refuse(fmt::format("want 0 <= rank < world size, got rank {} of {}. hint: give it the mesh's rank and size",
-                              options.rank, options.world_size));
+    return refuse(
+        fmt::format("want 0 <= rank < world size, got rank {} of {}. [T0575] hint: give it the mesh's rank and size",
+                    options.rank, options.world_size));
   if (options.num_samples > kMostSamples)
     return refuse(
-        fmt::format("{} samples are too many. hint: cut the data into several datasets", options.num_samples));
+        fmt::format("{} samples are too many. [T0576] hint: cut the data into several datasets", options.num_samples));
   // A global batch above 2^60 would overflow; compare by division.
   if (options.batch > kMostSamples / options.world_size / options.accumulation)
-    return refuse(fmt::format("batch {} x accumulation {} x {} ranks is too large. hint: take a smaller batch",
+    return refuse(fmt::format("batch {} x accumulation {} x {} ranks is too large. [T0577] hint: take a smaller batch",
                               options.batch, options.accumulation, options.world_size));
   const bool too_few =
       options.tail == Tail::kDrop ? options.num_samples < options.global_batch() : options.num_samples < 1;
@@ -37,7 +40,7 @@ absl::Status check(const SamplerOptions& options) {
     return make_error(
         ExitCode::kCorruptData,
         fmt::format("the data hold {} sample(s), fewer than one step's {} (batch {} x accumulation {} x {} "
-                    "ranks). hint: take more data, a shorter sequence or a smaller batch",
+                    "ranks). [T0578] hint: take more data, a shorter sequence or a smaller batch",
                     options.num_samples, options.global_batch(), options.batch, options.accumulation,
                     options.world_size));
   return absl::OkStatus();
@@ -104,9 +107,10 @@ SamplerCursor DistributedSampler::cursor() const {
 
 absl::Status DistributedSampler::resume(const SamplerCursor& cursor) {
   const auto differs = [](const char* what, auto saved, auto now) {
-    return make_error(ExitCode::kConfig, fmt::format("the data order cannot be resumed: {} was {} and is {} now. hint: "
-                                                     "use the same data, sequence length and seed, or start anew",
-                                                     what, saved, now));
+    return make_error(ExitCode::kConfig,
+                      fmt::format("the data order cannot be resumed: {} was {} and is {} now. [T0579] hint: use the "
+                                  "same data, sequence length and seed, or start anew",
+                                  what, saved, now));
   };
   if (cursor.num_samples != options_.num_samples)
     return differs("the number of samples", cursor.num_samples, options_.num_samples);
@@ -114,8 +118,8 @@ absl::Status DistributedSampler::resume(const SamplerCursor& cursor) {
   if (cursor.shuffle != options_.shuffle) return differs("shuffling", cursor.shuffle, options_.shuffle);
   if (cursor.epoch < 0 || cursor.consumed < 0 || cursor.consumed > kMostSamples * 2)
     return make_error(ExitCode::kCorruptData,
-                      fmt::format("a data cursor of epoch {}, {} samples consumed makes no sense. hint: it is of no "
-                                  "checkpoint of this data; start anew",
+                      fmt::format("a data cursor of epoch {}, {} samples consumed makes no sense. [T0580] hint: it is "
+                                  "of no checkpoint of this data; start anew",
                                   cursor.epoch, cursor.consumed));
   start(cursor.epoch, cursor.consumed);
   return absl::OkStatus();

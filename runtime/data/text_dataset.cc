@@ -106,9 +106,10 @@ absl::StatusOr<std::vector<MappedFile>> open_text_files(const fs::path& path,
   if (files.empty()) {
     std::string filter;
     for (const auto& extension : extensions) filter += " " + extension;
-    return make_error(ExitCode::kCorruptData,
-                      fmt::format("{}: holds no text: {} file(s){}{}, all empty. hint: name a folder with text in it",
-                                  path.string(), paths.size(), filter.empty() ? "" : " with extension", filter));
+    return make_error(
+        ExitCode::kCorruptData,
+        fmt::format("{}: holds no text: {} file(s){}{}, all empty. [T0581] hint: name a folder with text in it",
+                    path.string(), paths.size(), filter.empty() ? "" : " with extension", filter));
   }
   return files;
 }

@@ -73,15 +73,15 @@ absl::StatusOr<TokenFormat> detect_file(const fs::path& path) {
   for (const Foreign& foreign : kForeign) {
     if (!starts_with(file, foreign.start)) continue;
     return make_error(ExitCode::kCorruptData,
-                      fmt::format("{}: at byte 0: want tokens or text, got {}. hint: convert it to text, to llm.c's "
-                                  ".bin or to Megatron's .idx/.bin, or force the format `text`",
+                      fmt::format("{}: at byte 0: want tokens or text, got {}. [T0582] hint: convert it to text, to "
+                                  "llm.c's .bin or to Megatron's .idx/.bin, or force the format `text`",
                                   path.string(), foreign.what));
   }
   if (path.extension() == ".bin")
     return make_error(
         ExitCode::kCorruptData,
         fmt::format("{}: at byte 0: want llm.c's magic number {} or {}, or an .idx file beside it, got {}. "
-                    "hint: name the format if you know it",
+                    "[T0583] hint: name the format if you know it",
                     path.string(), kLlmcMagics[0], kLlmcMagics[1],
                     file.size() < 4 ? fmt::format("{} bytes in all", file.size())
                                     : fmt::format("{}", load<std::int32_t>(file.bytes().data()))));
@@ -104,7 +104,7 @@ absl::StatusOr<TokenFormat> parse_token_format(std::string_view name) {
   if (name == "llmc") return TokenFormat::kLlmc;
   if (name == "megatron") return TokenFormat::kMegatron;
   return make_error(ExitCode::kUsage,
-                    fmt::format("unknown token format \"{}\". hint: it is auto, text, llmc or megatron", name));
+                    fmt::format("unknown token format \"{}\". [T0584] hint: it is auto, text, llmc or megatron", name));
 }
 
 absl::StatusOr<std::unique_ptr<TokenDataset>> open_dataset(const fs::path& path, const DatasetOptions& options) {

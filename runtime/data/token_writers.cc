@@ -60,8 +60,7 @@ class Output {
 
  private:
   absl::Status failed(ExitCode code, const char* what, int error) const {
-    return make_error(
-        code, fmt::format("{}: cannot {}: {}", path_.string(), what, reason_of_writing(error)));
+    return make_error(code, fmt::format("{}: cannot {}: {}", path_.string(), what, reason_of_writing(error)));
   }
 
   std::filesystem::path path_, partial_;
@@ -73,13 +72,13 @@ absl::Status check_fit(const std::filesystem::path& path, std::span<const std::i
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     if (!fits(type, tokens[i]))
       return make_error(ExitCode::kCorruptData,
-                        fmt::format("{}: token {} is {}, which is no {}. hint: write them as a wider type",
+                        fmt::format("{}: token {} is {}, which is no {}. [T0585] hint: write them as a wider type",
                                     path.string(), i, tokens[i], name_of(type)));
   }
   if (tokens.size() > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()))
-    return make_error(ExitCode::kCorruptData, fmt::format("{}: {} tokens, but the format counts to 2^31 - 1. hint: "
-                                                          "write several files",
-                                                          path.string(), tokens.size()));
+    return make_error(ExitCode::kCorruptData,
+                      fmt::format("{}: {} tokens, but the format counts to 2^31 - 1. [T0586] hint: write several files",
+                                  path.string(), tokens.size()));
   return absl::OkStatus();
 }
 
@@ -104,8 +103,8 @@ std::optional<std::uint8_t> megatron_code(TokenType type) {
 }
 
 absl::Status no_such_type(const std::filesystem::path& path, const char* format, TokenType type) {
-  return make_error(ExitCode::kUsage, fmt::format("{}: {} files hold no {}. hint: write u16 or i32", path.string(),
-                                                  format, name_of(type)));
+  return make_error(ExitCode::kUsage, fmt::format("{}: {} files hold no {}. [T0587] hint: write u16 or i32",
+                                                  path.string(), format, name_of(type)));
 }
 
 absl::Status write_index(const std::filesystem::path& path, std::span<const std::vector<std::int64_t>> documents,

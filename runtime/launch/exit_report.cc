@@ -53,14 +53,14 @@ std::string explain_signal(const RankExit& exit, int signal) {
   const char* name = ::sigabbrev_np(signal);
   std::string text = fmt::format("signal {} (SIG{})", signal, name ? name : "?");
   if (signal == SIGSEGV || signal == SIGBUS || signal == SIGFPE || signal == SIGILL)
-    return text + ": crashed. hint: run it under a debugger, or look for a core file";
+    return text + ": crashed. [T0588] hint: run it under a debugger, or look for a core file";
   if (signal == SIGABRT) return text + ": aborted by itself";
   if (signal != SIGKILL) return text;
   text += fmt::format(": killed from outside, perhaps by the out-of-memory killer; its peak was {}",
                       gibibytes(exit.peak_resident_bytes));
   if (const auto limit = memory_limit_bytes())
     text += fmt::format(", the memory limit of this group {}", gibibytes(*limit));
-  return text + ". hint: `dmesg` names processes killed for memory; offload, or shard over more ranks";
+  return text + ". [T0589] hint: `dmesg` names processes killed for memory; offload, or shard over more ranks";
 }
 
 std::string state_of(const RankRecord& record) {
@@ -127,9 +127,9 @@ std::string failure_report(const std::vector<RankRecord>& records, const RankRec
   text += fmt::format("{}first cause: rank {} (pid {}): {}\n", kRule, cause.rank, cause.pid, state_of(cause));
   if (const RankRecord* early = ended_early(records, cause))
     text += fmt::format(
-        "  rank {} had ended early, and with success (exit code 0), {:.1f} s before. hint: ranks must make the same "
-        "number "
-        "of steps and calls; a loader with fewer batches, or a return on one rank alone, is the usual reason\n",
+        "  rank {} had ended early, and with success (exit code 0), {:.1f} s before. [T0590] hint: ranks must make the "
+        "same number of steps and calls; a loader with fewer batches, or a return on one rank alone, is the usual "
+        "reason\n",
         early->rank, seconds_between(early->exit.when, cause.exit.when));
   if (!cause.message.empty()) text += fmt::format("  it reported: {}\n", cause.message);
   if (!cause.last_errors.empty()) text += "  its last lines on stderr:\n";

@@ -29,21 +29,24 @@ constexpr int kMostRanks = 1024;  // of one machine; more is a slip of the finge
 absl::Status check(const LaunchOptions& options) {
   const auto refuse = [](const std::string& what) { return make_error(ExitCode::kUsage, "launch: " + what); };
   if (options.command.empty() || options.command.front().empty())
-    return refuse("no program given. hint: name it behind \"--\", as in tessera launch -n 4 -- ./train strategy.json");
-  if (options.ranks < 1 || options.ranks > kMostRanks)
     return refuse(
-        fmt::format("the number of ranks must be 1 to {}, got {}. hint: -n says how many", kMostRanks, options.ranks));
+        "no program given. [T0591] hint: name it behind \"--\", as in tessera launch -n 4 -- ./train strategy.json");
+  if (options.ranks < 1 || options.ranks > kMostRanks)
+    return refuse(fmt::format("the number of ranks must be 1 to {}, got {}. [T0592] hint: -n says how many", kMostRanks,
+                              options.ranks));
   if (options.hosts < 1 || options.ranks % options.hosts != 0)
-    return refuse(fmt::format("{} pretended hosts do not divide {} ranks. hint: give -n a multiple of --hosts",
+    return refuse(fmt::format("{} pretended hosts do not divide {} ranks. [T0593] hint: give -n a multiple of --hosts",
                               options.hosts, options.ranks));
   if (options.port < 0 || options.port > 65535)
-    return refuse(fmt::format("port {} is outside of 0 to 65535. hint: --port 0 takes a free one", options.port));
-  if (options.max_restarts < 0)
     return refuse(
-        fmt::format("{} restarts make no sense. hint: --max-restarts 0 starts ranks once", options.max_restarts));
+        fmt::format("port {} is outside of 0 to 65535. [T0594] hint: --port 0 takes a free one", options.port));
+  if (options.max_restarts < 0)
+    return refuse(fmt::format("{} restarts make no sense. [T0595] hint: --max-restarts 0 starts ranks once",
+                              options.max_restarts));
   for (const double time : {options.grace_s, options.term_s})
     if (!(time >= 0 && time <= 1e6))
-      return refuse(fmt::format("a time of {} s makes no sense. hint: give --grace from 0 to a million seconds", time));
+      return refuse(
+          fmt::format("a time of {} s makes no sense. [T0596] hint: give --grace from 0 to a million seconds", time));
   return absl::OkStatus();
 }
 
@@ -61,13 +64,14 @@ absl::StatusOr<int> find_port(int port) {
   socklen_t length = sizeof address;
   const auto raw = reinterpret_cast<sockaddr*>(&address);
   if (::bind(socket.get(), raw, length) != 0)
-    return make_error(ExitCode::kUnavailable,
-                      fmt::format("launch: cannot use port {} of 127.0.0.1: {}. hint: give another --port, or 0 for a "
-                                  "free one",
-                                  port, std::generic_category().message(errno)));
+    return make_error(
+        ExitCode::kUnavailable,
+        fmt::format(
+            "launch: cannot use port {} of 127.0.0.1: {}. [T0597] hint: give another --port, or 0 for a free one", port,
+            std::generic_category().message(errno)));
   if (::getsockname(socket.get(), raw, &length) != 0)
     return make_error(ExitCode::kOsResource,
-                      "launch: the system does not tell which port it chose. hint: name one by --port");
+                      "launch: the system does not tell which port it chose. [T0598] hint: name one by --port");
   return ntohs(address.sin_port);
 }
 
@@ -80,11 +84,9 @@ class ErrorDirectory {
     if (error) root = "/tmp";
     std::string name = (root / "tessera-launch-XXXXXX").string();
     if (!::mkdtemp(name.data()))
-      return make_error(
-          ExitCode::kCannotCreate,
-          fmt::format(
-              "launch: cannot create {}: {}. hint: set TMPDIR to a folder with room that this user may write to", name,
-              errno_text(errno)));
+      return make_error(ExitCode::kCannotCreate, fmt::format("launch: cannot create {}: {}. [T0599] hint: set TMPDIR "
+                                                             "to a folder with room that this user may write to",
+                                                             name, errno_text(errno)));
     return ErrorDirectory(name);
   }
   ErrorDirectory(ErrorDirectory&& other) noexcept : path_(std::exchange(other.path_, {})) {}
@@ -179,7 +181,7 @@ absl::StatusOr<Attempt> run_once(const LaunchOptions& options, const JobSettings
   if (const int error = supervisor.output_error(); error != 0)
     return make_error(ExitCode::kIo, "launch: all ranks ended with success, but some of what they printed is lost: " +
                                          errno_text(error) +
-                                         ". hint: send it where there is room, and nobody closes it");
+                                         ". [T0600] hint: send it where there is room, and nobody closes it");
   return Attempt{};
 }
 

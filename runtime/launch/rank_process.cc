@@ -120,19 +120,19 @@ std::string hint_of_start(const std::string& program, int error) {
   switch (error) {
     case ENOENT:
       return std::filesystem::exists(program, ignored)
-                 ? ". hint: its first line (#!) names an interpreter that is not there"
-                 : ". hint: give its path, or put its folder in PATH";
+                 ? ". [T0601] hint: its first line (#!) names an interpreter that is not there"
+                 : ". [T0602] hint: give its path, or put its folder in PATH";
     case ENOTDIR:
-      return ". hint: a part of this path is a file, not a folder";
+      return ". [T0603] hint: a part of this path is a file, not a folder";
     case EACCES:
     case EPERM:
-      return ". hint: the file must be a program that may be executed (chmod +x)";
+      return ". [T0604] hint: the file must be a program that may be executed (chmod +x)";
     case ENOEXEC:
-      return ". hint: it is neither a program of this machine's kind nor a script that begins with #!";
+      return ". [T0605] hint: it is neither a program of this machine's kind nor a script that begins with #!";
     case ENAMETOOLONG:
-      return ". hint: give a shorter path";
+      return ". [T0606] hint: give a shorter path";
     case E2BIG:
-      return ". hint: shorten its arguments or the environment";
+      return ". [T0607] hint: shorten its arguments or the environment";
     default:
       return limit_hint(error).empty() ? "" : ". " + limit_hint(error);
   }
@@ -141,8 +141,9 @@ std::string hint_of_start(const std::string& program, int error) {
 absl::Status exec_error(const std::string& program, int error) {
   std::error_code ignored;
   if (std::filesystem::is_directory(program, ignored) && program.find('/') != std::string::npos)
-    return make_error(ExitCode::kPermission,
-                      fmt::format("launch: cannot start {}: is a directory. hint: name the program itself", program));
+    return make_error(
+        ExitCode::kPermission,
+        fmt::format("launch: cannot start {}: is a directory. [T0608] hint: name the program itself", program));
   const ExitCode code = error == ENOENT || error == ENOTDIR   ? ExitCode::kNoInput
                         : error == EACCES || error == ENOEXEC ? ExitCode::kPermission
                                                               : ExitCode::kOsResource;

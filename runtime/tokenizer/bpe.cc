@@ -32,8 +32,8 @@ absl::StatusOr<BytePairEncoding> BytePairEncoding::make(const Parts& parts) {
     const Id id = id_of(std::string(1, static_cast<char>(byte)));
     if (id == kNone && !is_never_in_utf8(byte))
       return corrupt(
-          fmt::format("the vocabulary has no token for the byte {:#04x}, so some text has no tokens. hint: train "
-                      "it with the initial alphabet of ByteLevel",
+          fmt::format("the vocabulary has no token for the byte {:#04x}, so some text has no tokens. [T0609] hint: "
+                      "train it with the initial alphabet of ByteLevel",
                       byte));
     result.bytes_[static_cast<std::size_t>(byte)] = id == kNone ? 0 : id;
   }
@@ -42,7 +42,7 @@ absl::StatusOr<BytePairEncoding> BytePairEncoding::make(const Parts& parts) {
     const Id a = id_of(left), b = id_of(right), joined = id_of(left + right);
     if (a == kNone || b == kNone || joined == kNone)
       return corrupt(
-          fmt::format("merge {} joins {} and {}, and one of them or the two together are no token. hint: fetch "
+          fmt::format("merge {} joins {} and {}, and one of them or the two together are no token. [T0610] hint: fetch "
                       "vocabulary and merges from one source",
                       rank, quoted_text(left), quoted_text(right)));
     result.merges_.insert_or_assign(key_of(a, b), Merge{rank, joined});  // given twice, the last one counts

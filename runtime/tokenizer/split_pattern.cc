@@ -21,7 +21,8 @@ constexpr std::uint32_t kMostHeapKib = 64 << 10;           // of the other one
 /// White_Space: PCRE2's own \s has U+180E too, which Unicode took out of it.
 constexpr std::string_view kSpace = R"(\p{Z}\t-\r\x{85})";
 
-constexpr const char kExpressionHint[] = ". hint: docs/huggingface.md says how a tokenizer may cut text into words";
+constexpr const char kExpressionHint[] =
+    ". [T0611] hint: docs/huggingface.md says how a tokenizer may cut text into words";
 
 absl::Status refused(const std::string& expression, const std::string& what) {
   return make_error(ExitCode::kCorruptData,

@@ -20,7 +20,7 @@
 namespace tessera {
 namespace {
 
-constexpr const char kTokenizerHint[] = "hint: docs/huggingface.md says which tokenizer.json files are read";
+constexpr const char kTokenizerHint[] = "[T0612] hint: docs/huggingface.md says which tokenizer.json files are read";
 constexpr std::size_t kMostFileBytes = std::size_t{256} << 20;
 constexpr std::size_t kMostValues = std::size_t{1} << 23;
 constexpr std::int64_t kMostId = std::int64_t{1} << 27;

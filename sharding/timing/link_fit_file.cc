@@ -24,7 +24,8 @@ absl::StatusOr<LinkFit> parse_link_fit(const std::string& text, const std::strin
     fit.add_s = fields.number("add_s");
     fields.finish();
   }
-  TESSERA_RETURN_IF_ERROR(status_of(diagnostics, "hint: tessera bench collectives --fit-file writes such files"));
+  TESSERA_RETURN_IF_ERROR(
+      status_of(diagnostics, "[T0628] hint: tessera bench collectives --fit-file writes such files"));
   return fit;
 }
 

@@ -121,7 +121,7 @@ absl::StatusOr<Links> parse_links(const std::string& text, const std::string& na
   Links links;
   if (const auto root = parse_measurements(text, diagnostics, kMostValues))
     links = read(MeasuredFields(*root, "", diagnostics));
-  TESSERA_RETURN_IF_ERROR(status_of(diagnostics, "hint: tessera doctor --links writes such files"));
+  TESSERA_RETURN_IF_ERROR(status_of(diagnostics, "[T0629] hint: tessera doctor --links writes such files"));
   return links;
 }
 

@@ -22,24 +22,27 @@ absl::Status check(const WorldOptions& options, int ranks) {
   constexpr std::int64_t kMostSteps = 100000;
   const auto is_rank = [&](int rank) { return rank >= 0 && rank < ranks; };
   if (ranks > SimulatedWorld::kMostRanks)
-    return refuse(fmt::format("wants at most {} ranks, got a mesh of {}. hint: simulate fewer, and scale",
+    return refuse(fmt::format("wants at most {} ranks, got a mesh of {}. [T0630] hint: simulate fewer, and scale",
                               SimulatedWorld::kMostRanks, ranks));
   if (!is_within(options.jitter, 0, kMostJitter))
-    return refuse(fmt::format("jitter must be from 0 to {}, got {}. hint: 0.05 is usual", kMostJitter, options.jitter));
-  if (options.steps < 1 || options.steps > kMostSteps)
     return refuse(
-        fmt::format("steps must be from 1 to {}, got {}. hint: a few dozen tell enough", kMostSteps, options.steps));
+        fmt::format("jitter must be from 0 to {}, got {}. [T0631] hint: 0.05 is usual", kMostJitter, options.jitter));
+  if (options.steps < 1 || options.steps > kMostSteps)
+    return refuse(fmt::format("steps must be from 1 to {}, got {}. [T0632] hint: a few dozen tell enough", kMostSteps,
+                              options.steps));
   for (const auto& [rank, factor] : options.stragglers) {
     if (!is_rank(rank))
-      return refuse(fmt::format("a straggler is rank {}, and the mesh has {}. hint: ranks count from 0", rank, ranks));
+      return refuse(
+          fmt::format("a straggler is rank {}, and the mesh has {}. [T0633] hint: ranks count from 0", rank, ranks));
     if (!is_within(factor, 0, kMostFactor) || factor == 0)
       return refuse(fmt::format(
-          "the factor of straggler {} must be above 0 and at most {:g}, got {}. hint: 2 takes twice as long", rank,
-          kMostFactor, factor));
+          "the factor of straggler {} must be above 0 and at most {:g}, got {}. [T0634] hint: 2 takes twice as long",
+          rank, kMostFactor, factor));
   }
   for (const int rank : options.traced) {
     if (!is_rank(rank))
-      return refuse(fmt::format("a traced rank is {}, and the mesh has {}. hint: ranks count from 0", rank, ranks));
+      return refuse(
+          fmt::format("a traced rank is {}, and the mesh has {}. [T0635] hint: ranks count from 0", rank, ranks));
   }
   return absl::OkStatus();
 }

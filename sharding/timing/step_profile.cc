@@ -90,7 +90,7 @@ absl::StatusOr<StepProfile> parse_step_profile(const std::string& text, const st
   StepProfile profile;
   if (const auto root = parse_measurements(text, diagnostics, kMostValues))
     profile = read(MeasuredFields(*root, "", diagnostics), diagnostics);
-  TESSERA_RETURN_IF_ERROR(status_of(diagnostics, "hint: tessera train --profile writes such files"));
+  TESSERA_RETURN_IF_ERROR(status_of(diagnostics, "[T0636] hint: tessera train --profile writes such files"));
   return profile;
 }
 

@@ -97,7 +97,7 @@ absl::StatusOr<StepScript> script_of_step(const MemoryPlan& plan, const StepProf
     return make_error(
         ExitCode::kUsage,
         fmt::format("a step of {} microbatches, each of which uses units {} times, is longer than "
-                    "what can be timed: {} uses. hint: a smaller gradient_accumulation shows the same step",
+                    "what can be timed: {} uses. [T0637] hint: a smaller gradient_accumulation shows the same step",
                     rounds, units.size(), kMostUses));
   WholeStep step(plan, profile, units);
   StepScript first, steady;

@@ -14,7 +14,8 @@ using ::testing::Not;
 
 TEST(ErrnoHint, ReadingAndWritingHaveRemediesOfTheirOwn) {
   EXPECT_THAT(reason_of_reading(ENOENT), HasSubstr("hint: check the path"));
-  EXPECT_EQ(reason_of_writing(ENOENT), "No such file or directory (errno 2). hint: create its folder first (mkdir -p)");
+  EXPECT_EQ(reason_of_writing(ENOENT),
+            "No such file or directory (errno 2). [T0408] hint: create its folder first (mkdir -p)");
   EXPECT_THAT(reason_of_reading(EACCES), HasSubstr("hint: let this user read it"));
   EXPECT_THAT(reason_of_writing(EACCES), HasSubstr("hint: name a folder that this user may write to"));
 }

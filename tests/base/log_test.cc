@@ -101,8 +101,8 @@ TEST(LogDeathTest, EnvironmentSetsTheLevel) {
   EXPECT_EXIT(log_all_with("error"), ::testing::ExitedWithCode(0), "^[^\n]* three\n$");
   EXPECT_EXIT(log_all_with("off"), ::testing::ExitedWithCode(0), "^$");
   EXPECT_EXIT(log_all_with("eror"), ::testing::ExitedWithCode(0),
-              "TESSERA_LOG_LEVEL: \"eror\" is not a level; levels are info, warning, error, off. hint: did you mean "
-              "\"error\"\\?\n.*one\n.*two\n.*three\n");
+              "TESSERA_LOG_LEVEL: \"eror\" is not a level; levels are info, warning, error, off. \\[T0426\\] hint: did "
+              "you mean \"error\"\\?\n.*one\n.*two\n.*three\n");
 }
 
 }  // namespace

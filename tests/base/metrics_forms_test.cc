@@ -76,7 +76,7 @@ TEST_F(MetricsForms, ATableIsGoneOnWithAfterItsLastWholeRow) {
   EXPECT_EQ(content(), "step,\"a \"\"b\"\"\"\n1,0.5\n2,0.75\n3,\n");
   const absl::Status other = error_of_table({"step", "loss"});
   EXPECT_EQ(exit_code_of(other), ExitCode::kCannotCreate);
-  EXPECT_THAT(message_of(other), HasSubstr("those of this run step, loss. hint: give the table another name"));
+  EXPECT_THAT(message_of(other), HasSubstr("those of this run step, loss. [T0423] hint: give the table another name"));
   EXPECT_THAT(message_of(other), HasSubstr(path_.string()));
   folder_.write("metrics", "ste");  // not even its columns
   ASSERT_TRUE(open(MetricsFormat::kCsv).write({{"step", 1}}).ok());

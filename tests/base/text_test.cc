@@ -46,9 +46,9 @@ TEST(Nearest, GuessesSlipsOnly) {
   EXPECT_EQ(nearest("zebra", words), "");
   EXPECT_EQ(nearest("", words), "");
   EXPECT_EQ(nearest(std::string(1'000'000, 'u'), words), "");
-  EXPECT_EQ(did_you_mean("unit", words), ". hint: did you mean \"units\"?");
+  EXPECT_EQ(did_you_mean("unit", words), ". [T0426] hint: did you mean \"units\"?");
   EXPECT_EQ(hint_of_names("unit", words), did_you_mean("unit", words));
-  EXPECT_EQ(hint_of_names("zzzzzz", words), ". hint: known here: optimizer, units, lr");
+  EXPECT_EQ(hint_of_names("zzzzzz", words), ". [T0427] hint: known here: optimizer, units, lr");
 }
 
 TEST(Joined, PutsSeparatorsBetween) {

@@ -51,10 +51,10 @@ TEST(CompressionErrors, MethodsGoWithFp32OfOneReplica) {
 TEST(CompressionErrors, SayWhatToDo) {
   EXPECT_EQ(problem_of(R"({"hook": true, "top_k": 0.1})"),
             "s.json:1:65: /compression/top_k: of power_sgd_rank, top_k, random_k, sign, one_bit, qsgd_levels, terngrad "
-            "and hook there is one at most. hint: leave the others out");
+            "and hook there is one at most. [T0550] hint: leave the others out");
   EXPECT_EQ(problem_of(R"({"start_step": 10})"),
             "s.json:1:56: /compression/start_step: 10 has no effect: it needs compression.power_sgd_rank, top_k, "
-            "random_k, sign, one_bit, qsgd_levels, terngrad or hook. hint: leave it out, or change that");
+            "random_k, sign, one_bit, qsgd_levels, terngrad or hook. [T0518] hint: leave it out, or change that");
 }
 
 TEST(CompressionErrors, MomentumGoesWithWhatSquaresNoSingleGradient) {

@@ -522,11 +522,10 @@ TEST(Checkpoint, TheNearestNameIsOffered) {
       ADD_FAILURE() << "loaded another model";
     } catch (const Error& error) {
       EXPECT_EQ(error.exit_code(), ExitCode::kCorruptData);
-      EXPECT_THAT(error.message(),
-                  AllOf(HasSubstr("\"projektion.bias\" of the model is not in the checkpoint. hint: did you mean "
-                                  "\"projection.bias\"?"),
-                        HasSubstr("\"projection.bias\" of the checkpoint is not in the model. hint: did you mean "
-                                  "\"projektion.bias\"?")));
+      EXPECT_THAT(error.message(), AllOf(HasSubstr("\"projektion.bias\" of the model is not in the checkpoint. [T0426] "
+                                                   "hint: did you mean \"projection.bias\"?"),
+                                         HasSubstr("\"projection.bias\" of the checkpoint is not in the model. [T0426] "
+                                                   "hint: did you mean \"projektion.bias\"?")));
     }
   });
 }

@@ -258,7 +258,7 @@ TEST(DeviceParameters, WhatCannotBeIsRefusedByName) {
               HasSubstr("/offload/step: says who updates a GPU's masters"));
   const EmulatedGpus gpus;
   EXPECT_THAT(refusal_of(kFilesOverHost, [](Strategy& s) { s.offload.step = OffloadedStep::kCpu; }),
-              HasSubstr("here they lie in files. hint: give parameters the tier \"host\""));
+              HasSubstr("here they lie in files. [T0228] hint: give parameters the tier \"host\""));
   EXPECT_THAT(refusal_of(kHostAlone, [](Strategy& s) { s.strategy = ShardingStrategy::kNoShard; }),
               HasSubstr("keeps all parameters gathered"));
   EXPECT_THAT(refusal_of(kHostAlone, [](Strategy& s) { s.check.values = true; }), HasSubstr("/check/values: "));

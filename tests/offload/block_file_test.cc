@@ -188,7 +188,7 @@ TEST(BlockFile, NoPermissionIsAnError) {
 
 TEST(BlockFile, TooManyOpenFilesIsAnError) {
   ScratchFolder folder;
-  expect_in_child(folder, ExitCode::kOsResource, "(errno 24). hint: raise the limit of open files", [] {
+  expect_in_child(folder, ExitCode::kOsResource, "(errno 24). [T0385] hint: raise the limit of open files", [] {
     const rlimit limit{3, 3};
     return ::setrlimit(RLIMIT_NOFILE, &limit) == 0;
   });
@@ -196,12 +196,12 @@ TEST(BlockFile, TooManyOpenFilesIsAnError) {
 
 TEST(BlockFile, ALimitOfFileSizesIsAnErrorAndNoSignal) {
   ScratchFolder folder;
-  expect_in_child(folder, ExitCode::kIo,
-                  "File too large (errno 27). hint: raise the limit of file sizes (ulimit -f), which is 8.00 KiB here",
-                  [] {
-                    const rlimit limit{8192, 8192};
-                    return ::setrlimit(RLIMIT_FSIZE, &limit) == 0;
-                  });
+  expect_in_child(
+      folder, ExitCode::kIo,
+      "File too large (errno 27). [T0399] hint: raise the limit of file sizes (ulimit -f), which is 8.00 KiB here", [] {
+        const rlimit limit{8192, 8192};
+        return ::setrlimit(RLIMIT_FSIZE, &limit) == 0;
+      });
 }
 
 TEST(BlockFile, AReadOnlyFileSystemIsAnError) {

@@ -73,7 +73,7 @@ TEST(Links, EveryRefusalNamesFileLineAndKey) {
   EXPECT_EQ(refusal("\"load\": 0.5", "\"load\": 1.5"), "links.json:35:13: /coding/load: must be a number from 0 to 1");
   EXPECT_EQ(refusal("\"small\"", "\"smal\""),
             "links.json:1:1: /small: is needed, but not there\n"
-            "links.json:23:3: /smal: unknown key. hint: did you mean \"small\"?");
+            "links.json:23:3: /smal: unknown key. [T0426] hint: did you mean \"small\"?");
   EXPECT_EQ(refusal("\"hierarchical(host, gloo)\"", "\"\""),
             "links.json:2:16: /transport: must be a string that is not empty, got the string \"\"");
 }

@@ -110,20 +110,20 @@ TEST(SimulatedWorld, OptionsThatAreOutOfRangeAreRefusedByName) {
     return message_of(status);
   };
   EXPECT_EQ(refusal(timed, {.jitter = -1}),
-            "simulated world: jitter must be from 0 to 10, got -1. hint: 0.05 is usual");
+            "simulated world: jitter must be from 0 to 10, got -1. [T0631] hint: 0.05 is usual");
   EXPECT_EQ(refusal(timed, {.jitter = std::numeric_limits<double>::quiet_NaN()}),
-            "simulated world: jitter must be from 0 to 10, got nan. hint: 0.05 is usual");
+            "simulated world: jitter must be from 0 to 10, got nan. [T0631] hint: 0.05 is usual");
   EXPECT_EQ(refusal(timed, {.stragglers = {{4, 2.0}}}),
-            "simulated world: a straggler is rank 4, and the mesh has 4. hint: ranks count from 0");
+            "simulated world: a straggler is rank 4, and the mesh has 4. [T0633] hint: ranks count from 0");
   EXPECT_EQ(refusal(timed, {.stragglers = {{3, 0.0}}}),
-            "simulated world: the factor of straggler 3 must be above 0 and at most 1e+06, got 0. hint: 2 takes twice "
-            "as long");
+            "simulated world: the factor of straggler 3 must be above 0 and at most 1e+06, got 0. [T0634] hint: 2 "
+            "takes twice as long");
   EXPECT_EQ(refusal(timed, {.steps = 0}),
-            "simulated world: steps must be from 1 to 100000, got 0. hint: a few dozen tell enough");
+            "simulated world: steps must be from 1 to 100000, got 0. [T0632] hint: a few dozen tell enough");
   EXPECT_EQ(refusal(timed, {.traced = {-1}}),
-            "simulated world: a traced rank is -1, and the mesh has 4. hint: ranks count from 0");
+            "simulated world: a traced rank is -1, and the mesh has 4. [T0635] hint: ranks count from 0");
   EXPECT_EQ(refusal(timed_plan(ShardingStrategy::kNoShard, {1, 4097, 0, 0}, 1), {}),
-            "simulated world: wants at most 4096 ranks, got a mesh of 4097. hint: simulate fewer, and scale");
+            "simulated world: wants at most 4096 ranks, got a mesh of 4097. [T0630] hint: simulate fewer, and scale");
 }
 
 }  // namespace

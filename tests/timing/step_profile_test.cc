@@ -54,7 +54,7 @@ TEST(StepProfile, EveryRefusalNamesFileLineAndKey) {
           R"("rest_s": 0})"),
       "profile.json:1:100: /update/elements: must be above 0 where the update takes time");
   EXPECT_EQ(refusal(R"({"entries": [{"unit": "a", "pass": "forward", "seconds": 1, "flops": 1}], )" + rest),
-            "profile.json:1:61: /entries/0/flops: unknown key. hint: known here: unit, pass, seconds");
+            "profile.json:1:61: /entries/0/flops: unknown key. [T0427] hint: known here: unit, pass, seconds");
 }
 
 TEST(StepProfile, MoreEntriesThanARoundHasAreRefused) {

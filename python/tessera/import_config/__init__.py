@@ -54,12 +54,13 @@ def translate(text: str | bytes, name: str = "configuration", format: str = "", 
     """
     for argument, given, known in (("format", format, list(FORMATS)), ("device", device, ["cpu", "gpu"])):
         if given and given not in known:
-            raise Error(f"translate: there is no {argument} {given!r}. hint: it is one of {', '.join(known)}, or \"\"")
+            raise Error(f"translate: there is no {argument} {given!r}. [T0670] hint: it is one of {', '.join(known)}, or \"\"")
     keys = list(_keys_of(read(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text, name)))
     # Where "fsdp_config" stands alone, both Accelerate and transformers know all keys; but Accelerate reads no file without distributed_type.
     form = FORMATS[format] if format else max(FORMATS.values(), key=lambda each: (_known_keys(each, keys), each is _fsdp.FORMAT))
     if not format and not _known_keys(form, keys):
-        raise Error(f"{name}:1:1: no key of this file is one of DeepSpeed's, Accelerate's or FSDP's. hint: --format says which kind of file it is",
+        raise Error(f"{name}:1:1: no key of this file is one of DeepSpeed's, Accelerate's or FSDP's. "
+                    "[T0671] hint: --format says which kind of file it is",
                     CONFIG)
     session = Session([(path, form.row_name(path), value) for path, value in keys], device)
     apply_rows(form, session)
@@ -69,7 +70,8 @@ def translate(text: str | bytes, name: str = "configuration", format: str = "", 
     except Error as error:
         if result.refused:
             return result
-        raise Error(f"{error}\nhint: these keys of the strategy contradict each other. Change what they come from in {name}", CONFIG) from None
+        raise Error(f"{error}\n"
+                    f"[T0672] hint: these keys of the strategy contradict each other. Change what they come from in {name}", CONFIG) from None
 
 
 def _keys_of(values: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -24,7 +24,7 @@ _PREFIX = {MAPPED: "", IGNORED: "ignored: ", REFUSED: "REFUSED: "}
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.exit(_USAGE, f"{self.prog}: {message}. hint: --help lists the options\n")
+        self.exit(_USAGE, f"{self.prog}: {message}. [T0673] hint: --help lists the options\n")
 
 
 def _arguments(words: list[str] | None) -> argparse.Namespace:
@@ -70,7 +70,7 @@ def _code_of(error: OSError, without_place: int) -> int:
 
 def _read(path: str) -> bytes:
     """A regular file, or a pipe that somebody writes to."""
-    hint = "hint: name a configuration of DeepSpeed, Accelerate or FSDP (docs/import-config.md)"
+    hint = "[T0674] hint: name a configuration of DeepSpeed, Accelerate or FSDP (docs/import-config.md)"
     try:
         file, data = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), b""
         try:
@@ -94,11 +94,12 @@ def _read(path: str) -> bytes:
 def _expect_free(out: str, file: str, overwrite: bool) -> None:
     """Before any work: that nothing is destroyed which was not meant."""
     if os.path.lexists(out) and not os.path.islink(out) and os.path.samefile(out, file):
-        raise Error(f"--out {out} and the configuration {file} are the same file, which would be replaced. hint: give --out another name", _USAGE)
+        raise Error(f"--out {out} and the configuration {file} are the same file, which would be replaced. "
+                    "[T0675] hint: give --out another name", _USAGE)
     if os.path.lexists(out) and (os.path.islink(out) or not os.path.isfile(out)):
-        raise Error(f"--out {out} is a link, a directory or a device. hint: name a file that may be created", _CANNOT_CREATE)
+        raise Error(f"--out {out} is a link, a directory or a device. [T0676] hint: name a file that may be created", _CANNOT_CREATE)
     if os.path.lexists(out) and not overwrite:
-        raise Error(f"--out {out} exists already, and is kept. hint: --overwrite replaces it; another name keeps both", _CANNOT_CREATE)
+        raise Error(f"--out {out} exists already, and is kept. [T0677] hint: --overwrite replaces it; another name keeps both", _CANNOT_CREATE)
 
 
 def _write(out: str, text: str, overwrite: bool) -> None:
@@ -116,7 +117,8 @@ def _write(out: str, text: str, overwrite: bool) -> None:
                 os.unlink(partial)
                 raise
     except OSError as error:
-        raise Error(f"--out {out} cannot be written: {error.strerror} ({error.filename or partial}). hint: name a place that may be written and has "
+        raise Error(f"--out {out} cannot be written: {error.strerror} ({error.filename or partial}). "
+                    "[T0678] hint: name a place that may be written and has "
                     "room", _code_of(error, _CANNOT_CREATE)) from error
 
 
@@ -126,7 +128,7 @@ def _print(text: str) -> None:
         sys.stdout.flush()
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left has nowhere to go when Python ends
-        raise Error(f"standard output could not be written: {error.strerror}. hint: what was printed is not complete; --out writes a file",
+        raise Error(f"standard output could not be written: {error.strerror}. [T0679] hint: what was printed is not complete; --out writes a file",
                     _IO) from error
 
 
@@ -139,12 +141,14 @@ def _import(options: argparse.Namespace) -> None:
     sys.stderr.write(_report(translated, options.file))
     names = ", ".join(refused[:_MOST_NAMED]) + (f" and {len(refused) - _MOST_NAMED} more" if len(refused) > _MOST_NAMED else "")
     if refused and not options.skip_refused:
-        raise Error(f"{options.file}: no strategy is written, since keys are refused: {names}. hint: change them as the table says, or leave them "
+        raise Error(f"{options.file}: no strategy is written, since keys are refused: {names}. "
+                    "[T0680] hint: change them as the table says, or leave them "
                     "out with --skip-refused", CONFIG)
     if refused:
         sys.stderr.write(f"left out, since they are refused: {names}\n")
     if not translated.strategy:
-        raise Error(f"{options.file}: without the refused keys the strategy would contradict itself. hint: change them as the table says", CONFIG)
+        raise Error(f"{options.file}: without the refused keys the strategy would contradict itself. "
+                    "[T0681] hint: change them as the table says", CONFIG)
     if options.out:
         _write(options.out, translated.strategy, options.overwrite)
     else:

@@ -55,9 +55,9 @@ class _Source:
             self.text = data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             self.text = data[:error.start].decode("utf-8-sig")
-            self.fail(len(self.text), "not UTF-8: this is no text, or one in another encoding. hint: iconv -t UTF-8 writes it anew")
+            self.fail(len(self.text), "not UTF-8: this is no text, or one in another encoding. [T0682] hint: iconv -t UTF-8 writes it anew")
         if "\0" in self.text:
-            self.fail(self.text.index("\0"), "a NUL byte: this is not a text file. hint: is it the right file?")
+            self.fail(self.text.index("\0"), "a NUL byte: this is not a text file. [T0683] hint: is it the right file?")
 
     def place(self, offset: int) -> str:
         """line:column, from 1."""
@@ -67,21 +67,21 @@ class _Source:
         return f"{self.name}:{self.place(offset)}: {pointer[:200] or '/'}: {message}"
 
     def fail(self, offset: int, message: str, pointer: str = "") -> NoReturn:
-        hint = "" if re.search(r"\bhint\b", message) else ". hint: docs/import-config.md says which files are read"
+        hint = "" if re.search(r"\bhint\b", message) else ". [T0684] hint: docs/import-config.md says which files are read"
         raise Error("\n".join([*self.problems, self.line(offset, pointer, message + hint)]), CONFIG)
 
     def take_value(self, offset: int, depth: int) -> None:
         self.values_left -= 1
         if self.values_left < 0:
-            self.fail(offset, "more values than a file of this kind may have. hint: is it the right file?")
+            self.fail(offset, "more values than a file of this kind may have. [T0685] hint: is it the right file?")
         if depth > MOST_DEPTH:
-            self.fail(offset, f"nested more than {MOST_DEPTH} deep. hint: is it the right file?")
+            self.fail(offset, f"nested more than {MOST_DEPTH} deep. [T0686] hint: is it the right file?")
 
     def take_key(self, places: dict[str, int], key: str, offset: int, pointer: str) -> str:
         """The pointer of the key's value. `places`: where the keys of its object were first given."""
         pointer += "/" + json.dumps(key, ensure_ascii=False)[1:-1].replace("~", "~0").replace("/", "~1")
         if places.setdefault(key, offset) != offset:
-            self.problems.append(self.line(offset, pointer, f"given twice. hint: remove one; the first is at {self.place(places[key])}"))
+            self.problems.append(self.line(offset, pointer, f"given twice. [T0687] hint: remove one; the first is at {self.place(places[key])}"))
         return pointer
 
 
@@ -104,18 +104,18 @@ class _Json:
         """Goes behind blanks and comments. Whether a line ended there."""
         start, self.at = self.at, _BLANKS.match(self.text, self.at).end()
         if self.is_at("/*"):
-            self.source.fail(self.at, "not JSON: this comment has no end. hint: end it with */")
+            self.source.fail(self.at, "not JSON: this comment has no end. [T0688] hint: end it with */")
         return "\n" in self.text[start:self.at]
 
     def fail(self, wanted: str, pointer: str) -> NoReturn:
         word = _JSON_WORD.match(self.text, self.at)
         found = word[0][:40] if word else self.text[self.at:self.at + 1]
         if self.is_at("'") or found in ("True", "False", "None"):
-            remedy = "hint: this is a dict of Python, which json.dump writes as JSON: with double quotes, true, false and null"
+            remedy = "[T0689] hint: this is a dict of Python, which json.dump writes as JSON: with double quotes, true, false and null"
         elif word:
-            remedy = "hint: a text stands in double quotes; those without, as Hjson has them, are not read"
+            remedy = "[T0690] hint: a text stands in double quotes; those without, as Hjson has them, are not read"
         else:
-            remedy = "hint: is a comma, a quote or a bracket missing, here or before?"
+            remedy = "[T0691] hint: is a comma, a quote or a bracket missing, here or before?"
         self.source.fail(self.at, f"not JSON: want {wanted}, got {json.dumps(found) if found else 'the end of the text'}. {remedy}", pointer)
 
     def value(self, pointer: str, depth: int) -> Any:
@@ -171,7 +171,7 @@ class _Json:
             text = json.loads(found[0])
             text.encode()
         except ValueError:
-            self.source.fail(self.at, "not JSON: an escape is none, or half of a character. hint: a backslash is \\\\", pointer)
+            self.source.fail(self.at, "not JSON: an escape is none, or half of a character. [T0692] hint: a backslash is \\\\", pointer)
         self.at = found.end()
         return text
 
@@ -182,7 +182,7 @@ class _Yaml:
         try:
             import yaml
         except ImportError as error:
-            raise Error(f"{source.name}: YAML is read with the package PyYAML, which this Python does not have. hint: pip install pyyaml",
+            raise Error(f"{source.name}: YAML is read with the package PyYAML, which this Python does not have. [T0693] hint: pip install pyyaml",
                         UNAVAILABLE) from error
         self.yaml = yaml
 
@@ -209,11 +209,11 @@ class _Yaml:
                 if documents > 1:
                     self.fail(offset, "a second document: the file must have one")
             if isinstance(event, self.yaml.AliasEvent):
-                self.fail(offset, "aliases (*name) are not read. hint: write the value out")
+                self.fail(offset, "aliases (*name) are not read. [T0694] hint: write the value out")
             if getattr(event, "tag", None) not in (None, "!"):
-                self.fail(offset, "tags (!name) are not read. hint: leave it out")
+                self.fail(offset, "tags (!name) are not read. [T0695] hint: leave it out")
             if isinstance(event, self.yaml.ScalarEvent) and re.search("[\ud800-\udfff]", event.value):
-                self.fail(offset, "an escape is half of a character. hint: write the character itself")
+                self.fail(offset, "an escape is half of a character. [T0696] hint: write the character itself")
             if isinstance(event, (self.yaml.NodeEvent, self.yaml.CollectionEndEvent)):
                 yield event
 

@@ -99,7 +99,7 @@ def to_host(key: Key, apply: Rule) -> None:
     elif key.session.device == "cpu":
         key.ignored("it has no effect: the CPU trains, and its memory is the host's already")
     else:
-        key.refused("what it means depends on the device that trains. hint: say which, --device cpu or --device gpu")
+        key.refused("what it means depends on the device that trains. [T0697] hint: say which, --device cpu or --device gpu")
 
 
 def apply_rows(form: Format, session: Session) -> None:
@@ -127,7 +127,7 @@ def _apply_row(form: Format, key: Key) -> None:
     names_section = any(each.name.startswith(f"{key.name}.") for each in form.rows)
     if row is None and not names_section:
         near = did_you_mean(key.path, [each.title() for each in form.rows if not each.title().endswith(".*")])
-        key.refused("unknown key" + (near or ". hint: docs/import-config.md lists all; --skip-refused leaves it out"))
+        key.refused("unknown key" + (near or ". [T0698] hint: docs/import-config.md lists all; --skip-refused leaves it out"))
     elif key.value is None:
         key.ignored("null: nothing is said")
     elif key.value == {} and names_section:

@@ -25,12 +25,12 @@ def agree(keys: dict[str, Any], key: str, value: Any, who: str) -> None:
     """Sets `key`. Raises Error where the strategy names another value: `who` says where `value` comes from."""
     if keys.setdefault(key, value) != value:
         raise Error(f'the strategy says "{key}": {json.dumps(keys[key])}, but {who} says {json.dumps(value)}. '
-                    "hint: leave the key out of the strategy, or make them equal")
+                    "[T0714] hint: leave the key out of the strategy, or make them equal")
 
 
 def use_manual_schedule(strategy: dict[str, Any], who: str) -> None:
     if strategy.setdefault("lr_schedule", {"type": "manual"}) != {"type": "manual"}:
-        raise Error(f'the strategy has an "lr_schedule", but {who} sets the learning rate. hint: leave lr_schedule out '
+        raise Error(f'the strategy has an "lr_schedule", but {who} sets the learning rate. [T0715] hint: leave lr_schedule out '
                     "of the strategy")
 
 
@@ -44,5 +44,5 @@ def take_step(engine: Engine) -> _native.StepResult:
 
 def expect_device(engine: Engine, device: torch.device, who: str) -> None:
     if engine.device.type != device.type:
-        raise Error(f"the strategy puts parameters on {engine.device}, but {who} puts inputs on {device}. hint: choose "
+        raise Error(f"the strategy puts parameters on {engine.device}, but {who} puts inputs on {device}. [T0716] hint: choose "
                     'the CPU there, or "comm": {"transport": "nccl"} in the strategy')

@@ -27,7 +27,7 @@ class WatchedGroup(dict):
     def __setitem__(self, key: str, value: Any) -> None:
         if key in self._fixed and value != self.get(key):
             raise Error(f"{_writer()} sets {key}={value!r} in a group of {self._who}, which the Engine cannot follow: it trains "
-                        f"with {key}={self.get(key)!r}. hint: leave it as it was when training began")
+                        f"with {key}={self.get(key)!r}. [T0717] hint: leave it as it was when training began")
         super().__setitem__(key, value)
 
     def update(self, *given: Any, **more: Any) -> None:

@@ -27,7 +27,7 @@ class FollowedOptimizer:
         kind = type(optimizer)
         if kind not in _RULES:
             raise Error("TesseraStrategy trains with AdamW, Adam or SGD of torch.optim, but configure_optimizers made "
-                        f"{kind.__name__}. hint: make one of those, or write the loop with tessera.Engine, whose strategy has "
+                        f"{kind.__name__}. [T0718] hint: make one of those, or write the loop with tessera.Engine, whose strategy has "
                         "other rules too")
         self._optimizer, self._module, self._kind = optimizer, module, kind
         self._rule, self._numbers = _RULES[kind]
@@ -54,7 +54,7 @@ class FollowedOptimizer:
                 options.setdefault("groups", []).append(self._said(index, group, matched))
         left_out = [name for value, name in names.items() if value.requires_grad]
         if left_out:
-            raise Error(f"configure_optimizers leaves {left_out[0]} out, which the Engine would train. hint: freeze it "
+            raise Error(f"configure_optimizers leaves {left_out[0]} out, which the Engine would train. [T0719] hint: freeze it "
                         "with requires_grad_(False)")
         self._frozen = [item for item in self._module.named_parameters() if not item[1].requires_grad]
         self._members = [[*group["params"]] for group in groups]
@@ -71,7 +71,7 @@ class FollowedOptimizer:
                 continue
             for key in set(self._usual) - {"lr", *self._numbers, "foreach", "fused", "capturable"}:
                 if group[key] != self._usual[key]:
-                    raise Error(f"TesseraStrategy cannot train with {key}={group[key]} of {self._kind.__name__}. hint: leave it out")
+                    raise Error(f"TesseraStrategy cannot train with {key}={group[key]} of {self._kind.__name__}. [T0720] hint: leave it out")
         watch(self._optimizer, self._usual, ("lr", *self._numbers), self._kind.__name__)
 
     def forget_sent(self) -> None:
@@ -115,7 +115,7 @@ class FollowedOptimizer:
         for name in unfrozen:
             if id(frozen[name]) not in members:
                 raise Error(f"{name} requires gradients since training began, but no group of {self._kind.__name__} has it, so that "
-                            "plain PyTorch would never update it. hint: call optimizer.add_param_group, as "
+                            "plain PyTorch would never update it. [T0721] hint: call optimizer.add_param_group, as "
                             "BaseFinetuning.unfreeze_and_add_param_group does; or requires_grad_(False)")
         if unfrozen:
             engine.set_trainable(unfrozen, True)
@@ -126,7 +126,7 @@ class FollowedOptimizer:
         for index, known in enumerate(self._members):
             if index >= len(groups) or [*map(id, groups[index]["params"])] != [*map(id, known)]:
                 raise Error(f"group {index} of {self._kind.__name__} has other parameters than when training began, which the Engine "
-                            "cannot follow. hint: add a group with optimizer.add_param_group, or freeze parameters with "
+                            "cannot follow. [T0722] hint: add a group with optimizer.add_param_group, or freeze parameters with "
                             "requires_grad_(False)")
 
     def _add_group(self, engine: Engine, index: int, names: dict[torch.Tensor, str]) -> None:
@@ -134,7 +134,7 @@ class FollowedOptimizer:
         unknown = [value for value in group["params"] if value not in names]
         if unknown:
             raise Error(f"group {index} of {self._kind.__name__} has a parameter of shape {list(unknown[0].shape)} that is not the "
-                        "module's. hint: register it in the module before the Trainer's fit")
+                        "module's. [T0723] hint: register it in the module before the Trainer's fit")
         still = [names[value] for value in group["params"] if not value.requires_grad]
         added = [names[value] for value in group["params"]]
         engine.add_group(self._said(index, group, added))

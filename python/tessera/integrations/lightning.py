@@ -46,7 +46,7 @@ class TesseraStrategy(DDPStrategy):
     def _configure_launcher(self) -> None:
         ranks = self.num_processes
         if ranks > 1 and not self.cluster_environment.creates_processes_externally:
-            raise Error(f"TesseraStrategy does not start the ranks of Trainer(devices={ranks}). hint: start the "
+            raise Error(f"TesseraStrategy does not start the ranks of Trainer(devices={ranks}). [T0724] hint: start the "
                         f"program with `tessera launch -n {ranks} -- python ...` or torchrun")
 
     def setup(self, trainer: Any) -> None:
@@ -78,19 +78,19 @@ class TesseraStrategy(DDPStrategy):
         module, precision = self.lightning_module, self.precision_plugin
         if self.world_size != world_size():
             raise Error(f"Trainer(devices, num_nodes) say {self.world_size} ranks, but the job has {world_size()}. "
-                        "hint: devices is how many ranks start on each host")
+                        "[T0725] hint: devices is how many ranks start on each host")
         if not module.automatic_optimization:
-            raise Error("TesseraStrategy cannot train with automatic_optimization = False. hint: write the loop with "
+            raise Error("TesseraStrategy cannot train with automatic_optimization = False. [T0726] hint: write the loop with "
                         "tessera.Engine, one for each optimizer")
         for hook in ("backward", "configure_gradient_clipping"):
             if is_overridden(hook, module):
                 raise Error(f"TesseraStrategy cannot call {type(module).__name__}.{hook}: the Engine does that work. "
-                            "hint: remove the method; clip with Trainer(gradient_clip_val)")
+                            "[T0727] hint: remove the method; clip with Trainer(gradient_clip_val)")
         if type(precision) is not Precision and not (type(precision) is MixedPrecision and precision.scaler is None):
-            raise Error(f'TesseraStrategy does not take Trainer(precision="{precision.precision}"). hint: leave it out '
+            raise Error(f'TesseraStrategy does not take Trainer(precision="{precision.precision}"). [T0728] hint: leave it out '
                         'and set "mixed_precision": {"param": "bf16"} in the strategy; "bf16-mixed" is possible too')
         if self._layer_sync is not None:
-            raise Error("TesseraStrategy does not take Trainer(sync_batchnorm=True). hint: leave it out")
+            raise Error("TesseraStrategy does not take Trainer(sync_batchnorm=True). [T0729] hint: leave it out")
 
     def _completed(self, trainer: Any) -> dict[str, Any]:
         """The strategy, with what the Trainer and the module's optimizer say."""
@@ -119,7 +119,7 @@ class TesseraStrategy(DDPStrategy):
         loss, trainer = closure(), self.lightning_module.trainer
         if trainer.accumulate_grad_batches != self.engine.strategy["gradient_accumulation"]:
             raise Error("accumulate_grad_batches has changed since fit began, which TesseraStrategy cannot follow. "
-                        "hint: remove GradientAccumulationScheduler")
+                        "[T0730] hint: remove GradientAccumulationScheduler")
         for call_hooks in (call._call_callback_hooks, call._call_lightning_module_hook):
             call_hooks(trainer, "on_before_optimizer_step", optimizer)
         self._followed.hand_on(self.engine)

@@ -43,11 +43,11 @@ class TesseraTrainer(Trainer):
         join(read_strategy(strategy))
         if args.world_size != world_size() or args.n_gpu > 1:
             raise Error(f"TrainingArguments see {args.world_size} processes, this one with {args.n_gpu} GPUs, but the "
-                        f"job has {world_size()} ranks. hint: start a rank for each GPU with `tessera launch` or "
+                        f"job has {world_size()} ranks. [T0731] hint: start a rank for each GPU with `tessera launch` or "
                         "torchrun; without GPUs, set use_cpu=True")
         super().__init__(model, args, **trainer)
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            raise Error("accelerate's environment variables ask for FSDP or DeepSpeed. hint: start the ranks with "
+            raise Error("accelerate's environment variables ask for FSDP or DeepSpeed. [T0732] hint: start the ranks with "
                         "`tessera launch` or torchrun, not with `accelerate launch`")
         self.engine = Engine(model, strategy)
         expect_device(self.engine, args.device, "TrainingArguments")
@@ -96,7 +96,7 @@ class TesseraTrainer(Trainer):
         """Loads nothing yet: weights come with the optimizer's state, in _load_optimizer_and_scheduler."""
         if not os.path.isdir(os.path.join(resume_from_checkpoint, _FOLDER)):
             raise Error(f"{resume_from_checkpoint} has no folder {_FOLDER}: another Trainer wrote it, or one with "
-                        "save_only_model. hint: load its weights with from_pretrained, and train without "
+                        "save_only_model. [T0733] hint: load its weights with from_pretrained, and train without "
                         "resume_from_checkpoint")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:

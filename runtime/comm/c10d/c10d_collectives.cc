@@ -98,7 +98,7 @@ class C10dCollectives : public Collectives {
       std::lock_guard lock(mutex_);
       if (status_.ok())
         status_ = make_error(ExitCode::kUsage,
-                             group_.self() + " has left the group. hint: make no call after the program's end");
+                             group_.self() + " has left the group. [T0428] hint: make no call after the program's end");
     }
     drop_backend();
   }

@@ -15,9 +15,10 @@ Result C10dStore::guarded(const char* what, const std::string& key, Body body) c
   try {
     return body();
   } catch (const std::exception& error) {
-    return make_error(ExitCode::kPeerLost, std::string("store: cannot ") + what + " '" + key + "': " + server_ +
-                                               " is gone, which serves the store (" + text_of_c10_exception(error) +
-                                               "). hint: what it printed last, or its launcher, says why it ended");
+    return make_error(ExitCode::kPeerLost,
+                      std::string("store: cannot ") + what + " '" + key + "': " + server_ +
+                          " is gone, which serves the store (" + text_of_c10_exception(error) +
+                          "). [T0429] hint: what it printed last, or its launcher, says why it ended");
   }
 }
 
@@ -47,8 +48,8 @@ absl::StatusOr<std::string> C10dStore::get(const std::string& key, std::chrono::
     if (std::chrono::steady_clock::now() >= end)
       return make_error(ExitCode::kPeerLost, "store: no rank set '" + key + "' within " +
                                                  std::to_string(timeout.count()) +
-                                                 " ms. hint: a rank that has met the others stands still, or computes "
-                                                 "for longer than comm.init_timeout_s");
+                                                 " ms. [T0430] hint: a rank that has met the others stands still, or "
+                                                 "computes for longer than comm.init_timeout_s");
     std::this_thread::sleep_for(pause);
   }
   return guarded<absl::StatusOr<std::string>>("get", key, [&] {

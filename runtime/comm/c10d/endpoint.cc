@@ -87,8 +87,8 @@ int try_to_connect(const HostAddress& host, int port, milliseconds limit) {
 absl::StatusOr<HostAddress> resolve_in_time(const std::string& host, Clock::time_point deadline) {
   const auto error = [&](const std::string& why) {
     return make_error(ExitCode::kPeerLost, "no address of host " + host + " is known: " + why +
-                                               ". hint: MASTER_ADDR must name the host of rank 0 as this host knows it "
-                                               "(comm.init_timeout_s is how long it is looked for)");
+                                               ". [T0431] hint: MASTER_ADDR must name the host of rank 0 as this host "
+                                               "knows it (comm.init_timeout_s is how long it is looked for)");
   };
   for (auto pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
     // A resolver may take half a minute for a name it does not know; then its thread is left behind.
@@ -103,9 +103,8 @@ absl::StatusOr<HostAddress> resolve_in_time(const std::string& host, Clock::time
 }
 
 constexpr const char kListenerHint[] =
-    ". hint: start rank 0, and look whether this host may reach that port (nc -zv HOST PORT); a start that takes "
-    "longer needs a larger "
-    "comm.init_timeout_s";
+    ". [T0432] hint: start rank 0, and look whether this host may reach that port (nc -zv HOST PORT); a start that "
+    "takes longer needs a larger comm.init_timeout_s";
 
 absl::Status wait_for_listener(const HostAddress& host, int port, Clock::time_point deadline) {
   for (auto pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {

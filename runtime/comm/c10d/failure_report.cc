@@ -20,13 +20,12 @@ constexpr std::chrono::milliseconds kForLateRanks{3000};
 constexpr std::size_t kMostAnswers = 8, kLongestAnswer = 800;  // in a message
 
 constexpr const char* kHintOfSilence =
-    ". hint: a rank that does not answer stands still (state T in `ps`: stopped), computes for longer than the limit, "
-    "or "
-    "was killed, and then its launcher says by what";
+    ". [T0433] hint: a rank that does not answer stands still (state T in `ps`: stopped), computes for longer than the "
+    "limit, or was killed, and then its launcher says by what";
 
 constexpr const char* kHintOfAbsence =
-    ". hint: a rank that has started and does not come is elsewhere: all ranks must make the same groups, so the same "
-    "Engines, in the same order";
+    ". [T0434] hint: a rank that has started and does not come is elsewhere: all ranks must make the same groups, so "
+    "the same Engines, in the same order";
 
 std::string number_of(const CallSignature& call) { return "(#" + std::to_string(call.sequence) + ")"; }
 
@@ -147,8 +146,8 @@ std::string FailureReport::silent_server() const {
 
 std::string FailureReport::gone_server() const {
   return shared_->server() +
-         " is gone, which serves the store. hint: what it printed last, or its launcher, says why it ended; or its "
-         "host cannot be reached any more";
+         " is gone, which serves the store. [T0435] hint: what it printed last, or its launcher, says why it ended; or "
+         "its host cannot be reached any more";
 }
 
 void FailureReport::publish_call(const CallSignature& call) { publish("was in " + call.describe()); }
@@ -201,10 +200,10 @@ absl::Status FailureReport::explain(const CallSignature& call, const std::string
     text += "; rank " + number_ranges(silent) + (silent.size() == 1 ? " does" : " do") + " not answer";
   if (!ended.empty()) {
     text += "; the program of rank " + number_ranges(ended) +
-            " has ended. hint: every rank takes as many steps, and makes as many other calls, as the others";
+            " has ended. [T0436] hint: every rank takes as many steps, and makes as many other calls, as the others";
   }
   if (code == ExitCode::kInternal)
-    text += "; ranks disagree. hint: every rank must make the same calls in the same order";
+    text += "; ranks disagree. [T0437] hint: every rank must make the same calls in the same order";
   if (code == ExitCode::kPeerLost && !silent.empty() && !answers->store_is_gone) text += kHintOfSilence;
   return make_error(code, text);
 }

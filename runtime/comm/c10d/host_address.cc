@@ -19,7 +19,7 @@ namespace {
 
 absl::Status address_error(const std::string& host, const std::string& why) {
   return make_error(ExitCode::kConfig, "cannot tell this host's address towards MASTER_ADDR " + host + ": " + why +
-                                           ". hint: set GLOO_SOCKET_IFNAME to the network interface to use");
+                                           ". [T0438] hint: set GLOO_SOCKET_IFNAME to the network interface to use");
 }
 
 // A connected UDP socket knows the address it would send from.

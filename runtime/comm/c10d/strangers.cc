@@ -159,8 +159,8 @@ class Watch {
     unproven.resize(unproven.size() - most);
     if (!std::exchange(has_warned_, true))
       log_warning("strangers hold more than " + std::to_string(most) +
-                  " idle connections to this job's ports; the oldest are shut down. hint: SECURITY.md says which ports "
-                  "want a firewall");
+                  " idle connections to this job's ports; the oldest are shut down. [T0439] hint: SECURITY.md says "
+                  "which ports want a firewall");
     for (const Unproven& each : unproven) shut_down(each.fd, each.socket);
     return true;
   }

@@ -53,9 +53,9 @@ absl::Status port_error(const Topology& topology, int error) {
       ExitCode::kUnavailable,
       self(topology) + ": cannot serve the store on port " + std::to_string(topology.master_port) + ": " +
           std::strerror(error) +
-          (error == EADDRINUSE ? ". hint: another job or a process that has not ended yet uses it; choose "
+          (error == EADDRINUSE ? ". [T0440] hint: another job or a process that has not ended yet uses it; choose "
                                  "another MASTER_PORT, or let the launcher choose one"
-                               : ". hint: choose another MASTER_PORT"));
+                               : ". [T0441] hint: choose another MASTER_PORT"));
 }
 
 // Bound here rather than by c10d, which always listens on all interfaces. For IPv6 addresses of several hosts, the
@@ -124,7 +124,7 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> connect(const Topology& topology
       return make_error(exit_code_of_errno(limit),
                         self(topology) + ": cannot join the store at " + endpoint(topology) + ": " + reason_of(limit));
     return no_store(topology, init_timeout_s,
-                    text + ". hint: is another program's server at that port? Choose another MASTER_PORT");
+                    text + ". [T0442] hint: is another program's server at that port? Choose another MASTER_PORT");
   }
 }
 
@@ -137,10 +137,11 @@ class RollCall {
   absl::Status run() {
     TESSERA_ASSIGN_OR_RETURN(const auto claims, store_.add(key(topology_.rank), 1));
     if (claims > 1)
-      return make_error(ExitCode::kConfig,
-                        self(topology_) + ": RANK " + std::to_string(topology_.rank) +
-                            " is claimed by another process too (launcher: " + topology_.launcher +
-                            "). hint: give each process a RANK of its own, or each job a MASTER_PORT of its own");
+      return make_error(
+          ExitCode::kConfig,
+          self(topology_) + ": RANK " + std::to_string(topology_.rank) +
+              " is claimed by another process too (launcher: " + topology_.launcher +
+              "). [T0443] hint: give each process a RANK of its own, or each job a MASTER_PORT of its own");
     TESSERA_RETURN_IF_ERROR(store_.add("present", 1).status());
     for (;; std::this_thread::sleep_for(std::chrono::milliseconds(2))) {
       TESSERA_ASSIGN_OR_RETURN(const auto present, store_.add("present", 0));
@@ -159,13 +160,13 @@ class RollCall {
       if (!is_present) missing.push_back(rank);
     }
     TESSERA_RETURN_IF_ERROR(linger(present));
-    return make_error(
-        ExitCode::kPeerLost,
-        self(topology_) + ": " + std::to_string(topology_.world_size - present) + " of " +
-            std::to_string(topology_.world_size) + " ranks are still missing at the store of " + endpoint(topology_) +
-            ": rank " + number_ranges(missing) + (topology_.world_size > kMostAskedFor ? ", ..." : "") +
-            " (comm.init_timeout_s sets the limit). hint: start them too, with this WORLD_SIZE, MASTER_ADDR and "
-            "MASTER_PORT, and look why their hosts did not (they have met nobody)");
+    return make_error(ExitCode::kPeerLost,
+                      self(topology_) + ": " + std::to_string(topology_.world_size - present) + " of " +
+                          std::to_string(topology_.world_size) + " ranks are still missing at the store of " +
+                          endpoint(topology_) + ": rank " + number_ranges(missing) +
+                          (topology_.world_size > kMostAskedFor ? ", ..." : "") +
+                          " (comm.init_timeout_s sets the limit). [T0444] hint: start them too, with this WORLD_SIZE, "
+                          "MASTER_ADDR and MASTER_PORT, and look why their hosts did not (they have met nobody)");
   }
 
   // The store ends with the rank that serves it, so that rank lets the others look first.
@@ -192,7 +193,8 @@ absl::Status check_owner(const Topology& topology, C10dStore& store, std::chrono
   TESSERA_ASSIGN_OR_RETURN(const std::string owner, store.get("tessera/owner", timeout));
   if (owner == mine) return absl::OkStatus();
   return make_error(ExitCode::kUnavailable, self(topology) + ": the store at " + endpoint(topology) + " belongs to " +
-                                                owner + ", this is " + mine + ". hint: choose another MASTER_PORT");
+                                                owner + ", this is " + mine +
+                                                ". [T0445] hint: choose another MASTER_PORT");
 }
 
 }  // namespace
@@ -221,11 +223,11 @@ absl::StatusOr<std::shared_ptr<C10dStore>> join(const Topology& topology, double
 absl::Status silence(const Topology& topology, double init_timeout_s, Stage stage) {
   if (stage == Stage::kConnect)
     return no_store(topology, init_timeout_s,
-                    "something listens there, and does not answer as a store. hint: another program has that port, so "
-                    "choose another MASTER_PORT; or rank 0 stands still");
+                    "something listens there, and does not answer as a store. [T0446] hint: another program has that "
+                    "port, so choose another MASTER_PORT; or rank 0 stands still");
   return no_store(topology, init_timeout_s,
-                  "rank 0, which serves it, does not answer any more. hint: see whether its process is stopped or its "
-                  "host gone");
+                  "rank 0, which serves it, does not answer any more. [T0447] hint: see whether its process is stopped "
+                  "or its host gone");
 }
 
 }  // namespace

@@ -334,7 +334,8 @@ absl::StatusOr<std::shared_ptr<Collectives>> cuda_host_collectives(const Group& 
   if (group.size() > static_cast<int>(PeerDevice::kMostInputs)) {
     return make_error(ExitCode::kConfig, group.self() + ": cuda_host joins at most " +
                                              std::to_string(PeerDevice::kMostInputs) + " ranks, got " +
-                                             std::to_string(group.size()) + ". hint: take comm.transport \"nccl\"");
+                                             std::to_string(group.size()) +
+                                             ". [T0454] hint: take comm.transport \"nccl\"");
   }
   auto collectives = std::make_shared<CudaHostCollectives>(group, std::move(host), std::move(device));
   TESSERA_RETURN_IF_ERROR(collectives->set_up());

@@ -15,9 +15,10 @@ absl::StatusOr<std::unique_ptr<CommBuffer>> DeviceBuffer::allocate(std::size_t b
   at::Tensor memory = at::zeros({static_cast<std::int64_t>(bytes)}, options);
   return std::unique_ptr<CommBuffer>(new DeviceBuffer(std::move(memory)));
 } catch (const std::exception& error) {
-  return make_error(ExitCode::kOsResource, "cannot allocate " + std::to_string(bytes) + " bytes on " + device.str() +
-                                               ": " + text_of_c10_exception(error) +
-                                               ". hint: shard over more GPUs, or give \"offload\" a tier below memory");
+  return make_error(ExitCode::kOsResource,
+                    "cannot allocate " + std::to_string(bytes) + " bytes on " + device.str() + ": " +
+                        text_of_c10_exception(error) +
+                        ". [T0455] hint: shard over more GPUs, or give \"offload\" a tier below memory");
 }
 
 at::Tensor tensor_on(c10::Device device, const void* data, std::size_t numel, at::ScalarType type) {

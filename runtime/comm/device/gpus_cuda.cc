@@ -9,10 +9,9 @@ namespace tessera {
 
 absl::StatusOr<int> gpu_count() {
   if (const int count = c10::cuda::device_count(); count > 0) return count;
-  return make_error(
-      ExitCode::kUnavailable,
-      "comm.transport wants a GPU, but this machine has no usable CUDA device. hint: `tessera doctor` says what there "
-      "is; without a GPU take comm.transport \"host\" or \"gloo\"");
+  return make_error(ExitCode::kUnavailable,
+                    "comm.transport wants a GPU, but this machine has no usable CUDA device. [T0456] hint: `tessera "
+                    "doctor` says what there is; without a GPU take comm.transport \"host\" or \"gloo\"");
 }
 
 absl::Status use_gpu(int index) {
@@ -23,7 +22,7 @@ absl::Status use_gpu(int index) {
   }
   return make_error(ExitCode::kConfig, "local rank " + std::to_string(index) +
                                            " wants a GPU of its own, but there are " + std::to_string(count) +
-                                           ". hint: start as many ranks a host as it has GPUs");
+                                           ". [T0457] hint: start as many ranks a host as it has GPUs");
 }
 
 }  // namespace tessera

@@ -5,7 +5,7 @@ namespace tessera {
 
 absl::StatusOr<int> gpu_count() {
   return make_error(ExitCode::kUnavailable,
-                    "comm.transport wants a GPU, but this Tessera was built without CUDA. hint: configure with "
+                    "comm.transport wants a GPU, but this Tessera was built without CUDA. [T0458] hint: configure with "
                     "TESSERA_CUDA=ON where the CUDA toolkit, NCCL and a CUDA LibTorch are installed");
 }
 

@@ -40,8 +40,9 @@ class QueuedCollectives : public Collectives {
     if (!unwinding && status().ok()) watch_->drain();
     watch_.reset();
     if (unwinding)
-      queued_.groups->end(make_error(
-          ExitCode::kPeerLost, group_.self() + ": left by an exception. hint: what that rank printed says which"));
+      queued_.groups->end(
+          make_error(ExitCode::kPeerLost,
+                     group_.self() + ": left by an exception. [T0459] hint: what that rank printed says which"));
     queued_.groups->remove(place_);
     if (unwinding || !status().ok()) return;
     for (const std::function<void()>& end : {queued_.release_memory, {[this] { queued_.backend->shutdown(); }}}) {

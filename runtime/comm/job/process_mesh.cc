@@ -36,7 +36,7 @@ absl::Status check_choice(const Topology& topology, const CommConfig& comm) {
     return make_error(ExitCode::kConfig, "comm.transport is \"" + name + "\", but the " +
                                              std::to_string(topology.world_size) + " ranks are on " +
                                              std::to_string(topology.num_hosts()) +
-                                             " hosts. hint: take \"auto\" or \"gloo\"");
+                                             " hosts. [T0460] hint: take \"auto\" or \"gloo\"");
   return absl::OkStatus();
 }
 
@@ -138,8 +138,9 @@ absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfi
 
 absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfig& comm, const JoinGroupOnStore& join) {
   if (comm.transport != TransportChoice::kAuto)
-    return make_error(ExitCode::kConfig,
-                      "comm.transport names a transport, but the program brings its own. hint: leave it at \"auto\"");
+    return make_error(
+        ExitCode::kConfig,
+        "comm.transport names a transport, but the program brings its own. [T0461] hint: leave it at \"auto\"");
   const GroupDefaults defaults = defaults_of(topology, comm);
   if (topology.world_size == 1)
     return make_mesh(topology, composed_group_factory(defaults, nullptr, nullptr), memory_store());

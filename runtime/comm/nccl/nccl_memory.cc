@@ -60,7 +60,7 @@ absl::StatusOr<std::shared_ptr<NcclMemory>> NcclMemory::create(c10::intrusive_pt
 } catch (const std::exception& error) {
   return make_error(ExitCode::kUnavailable, "NCCL cannot register memory of " + device.str() + ": " +
                                                 text_of_c10_exception(error) +
-                                                ". hint: set \"comm\": {\"nccl_buffers\": \"plain\"}");
+                                                ". [T0473] hint: set \"comm\": {\"nccl_buffers\": \"plain\"}");
 }
 
 absl::StatusOr<std::unique_ptr<CommBuffer>> NcclMemory::allocate(std::size_t bytes) {

@@ -95,10 +95,11 @@ absl::StatusOr<std::shared_ptr<Collectives>> nccl_collectives(const Group& group
        .mark = [gpu] { return mark_on(gpu); }},
       std::move(store));
 } catch (const std::exception& error) {
-  return make_error(ExitCode::kPeerLost,
-                    group.self() + ": group " + group.key() + " cannot connect with NCCL on device " +
-                        std::to_string(device) + ": " + text_of_c10_exception(error) +
-                        ". hint: NCCL_DEBUG=INFO shows what it tried; each rank of a host needs a GPU of its own");
+  return make_error(
+      ExitCode::kPeerLost,
+      group.self() + ": group " + group.key() + " cannot connect with NCCL on device " + std::to_string(device) + ": " +
+          text_of_c10_exception(error) +
+          ". [T0474] hint: NCCL_DEBUG=INFO shows what it tried; each rank of a host needs a GPU of its own");
 }
 
 }  // namespace tessera

@@ -232,10 +232,11 @@ class Rendezvous {
   absl::StatusOr<MemorySegment> accept(const Invitation& invitation, std::size_t bytes) const {
     TESSERA_ASSIGN_OR_RETURN(auto control, MemorySegment::open(invitation.pid, invitation.fd, bytes, false));
     if (reinterpret_cast<GroupBlock*>(control.data())->token == invitation.token) return control;
-    return make_error(ExitCode::kUnavailable,
-                      group_.self() + ": descriptor " + std::to_string(invitation.fd) + " of process " +
-                          std::to_string(invitation.pid) + " is not the control segment of " + group_.key() +
-                          ". hint: start the ranks of a host in one PID namespace, or take comm.transport \"gloo\"");
+    return make_error(
+        ExitCode::kUnavailable,
+        group_.self() + ": descriptor " + std::to_string(invitation.fd) + " of process " +
+            std::to_string(invitation.pid) + " is not the control segment of " + group_.key() +
+            ". [T0484] hint: start the ranks of a host in one PID namespace, or take comm.transport \"gloo\"");
   }
 
   std::chrono::milliseconds time_left() const {
@@ -250,10 +251,10 @@ class Rendezvous {
     for (std::size_t i = 0; i < missing.size(); ++i) text += (i ? ", " : " ") + group_.who(missing[i]);
     std::ostringstream seconds;
     seconds << group_.init_timeout_s;
-    return make_error(ExitCode::kPeerLost, text + " after " + seconds.str() +
-                                               " s (comm.init_timeout_s). hint: those ranks have started and are "
-                                               "elsewhere: all ranks must make the same groups, so "
-                                               "the same Engines, in the same order");
+    return make_error(ExitCode::kPeerLost,
+                      text + " after " + seconds.str() +
+                          " s (comm.init_timeout_s). [T0485] hint: those ranks have started and are elsewhere: all "
+                          "ranks must make the same groups, so the same Engines, in the same order");
   }
 
   const Group& group_;

@@ -91,7 +91,7 @@ absl::Status Meeting::disagreement(std::uint64_t phase) {
   return peers_.fail(make_error(
       ExitCode::kInternal, peers_.prefix() + "ranks disagree: " + peers_.who(0) + " calls " + first.describe() + ", " +
                                peers_.who(other) + " calls " + call_of(other).describe() +
-                               ". hint: every rank must make the same calls in the same order"));
+                               ". [T0486] hint: every rank must make the same calls in the same order"));
 }
 
 // Sequentially consistent, all of it: who stores an arrival and then looks (for sleepers, for a doubt, for the other

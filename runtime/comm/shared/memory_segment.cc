@@ -27,7 +27,7 @@ absl::Status no_memory(std::size_t bytes, const char* call) {
   return make_error(
       ExitCode::kOsResource,
       "cannot have " + std::to_string(bytes) + " bytes of shared memory: " + call + ": " +
-          (is_short ? errno_text(error) + ". hint: free memory or shard over more ranks" : reason_of(error)));
+          (is_short ? errno_text(error) + ". [T0487] hint: free memory or shard over more ranks" : reason_of(error)));
 }
 
 }  // namespace
@@ -83,12 +83,12 @@ absl::StatusOr<MemorySegment> MemorySegment::open(pid_t pid, int fd, std::size_t
   if (segment.fd_ < 0 && (errno == EACCES || errno == EPERM))
     return make_error(ExitCode::kPermission,
                       "cannot open " + path + ": " + error_text() +
-                          ". hint: run the ranks of a host as one user, or take comm.transport \"gloo\"");
+                          ". [T0488] hint: run the ranks of a host as one user, or take comm.transport \"gloo\"");
   if (segment.fd_ < 0)
     return make_error(
         ExitCode::kPeerLost,
         "cannot open " + path + ": " + error_text() + ": process " + std::to_string(pid) +
-            " is gone, or in another PID namespace. hint: in the latter case take comm.transport \"gloo\"");
+            " is gone, or in another PID namespace. [T0489] hint: in the latter case take comm.transport \"gloo\"");
   struct stat info {};
   if (fstat(segment.fd_, &info) != 0 || static_cast<std::size_t>(info.st_size) != bytes)
     return make_error(ExitCode::kInternal,

@@ -114,8 +114,8 @@ absl::Status Peers::reason_of_loss() {
   for (const auto end = Clock::now() + std::chrono::seconds(1); Clock::now() < end; std::this_thread::yield())
     if (auto reason = look(true, everyone); !reason.ok()) return reason;
   return make_error(ExitCode::kPeerLost, prefix() +
-                                             "another rank gave up, and was gone before it could say why. hint: what "
-                                             "it printed last, or its launcher, says why it ended");
+                                             "another rank gave up, and was gone before it could say why. [T0490] "
+                                             "hint: what it printed last, or its launcher, says why it ended");
 }
 
 absl::Status Peers::begin_access() {
@@ -154,19 +154,19 @@ absl::Status Peers::look(bool slept, Arrived arrived) const {
   if (!alarm && !slept) return absl::OkStatus();
   for (int q : missing(arrived))
     if (!space_.alive(q) && !arrived(q) && blocks_[q]->state.load() == RankState::kRunning)
-      return make_error(
-          ExitCode::kPeerLost,
-          prefix() + who(q) + " is gone" + last_seen(q) +
-              ". hint: what it printed last, or its launcher, says why it ended (dmesg: was its memory short?)");
+      return make_error(ExitCode::kPeerLost, prefix() + who(q) + " is gone" + last_seen(q) +
+                                                 ". [T0491] hint: what it printed last, or its launcher, says why it "
+                                                 "ended (dmesg: was its memory short?)");
   for (int q = 0; alarm && q < size(); ++q)
     if (q != rank() && blocks_[q]->state.load() == RankState::kFailed) return failure_of(q);
   // Who left may have done so because of a failure that is still on its way to us, so leaving is the last to
   // be told.
   for (int q : slept ? missing(arrived) : std::vector<int>())
     if (blocks_[q]->state.load() == RankState::kLeft)
-      return make_error(ExitCode::kPeerLost,
-                        prefix() + who(q) + " has left" + last_seen(q) +
-                            ". hint: every rank takes as many steps, and makes as many other calls, as the others");
+      return make_error(
+          ExitCode::kPeerLost,
+          prefix() + who(q) + " has left" + last_seen(q) +
+              ". [T0492] hint: every rank takes as many steps, and makes as many other calls, as the others");
   return Clock::now() < deadline_ ? absl::OkStatus() : timeout_error(arrived);
 }
 
@@ -180,10 +180,10 @@ absl::Status Peers::timeout_error(Arrived arrived) const {
   std::string text = prefix() + "timed out after " + seconds(group_.timeout_s) + " waiting for ";
   const std::vector<int> ranks = missing(arrived);
   for (std::size_t i = 0; i < ranks.size(); ++i) text += (i ? "; " : "") + who(ranks[i]) + last_seen(ranks[i]);
-  return make_error(ExitCode::kPeerLost, text +
-                                             " (comm.timeout_s sets the limit). hint: a rank that does not come stands "
-                                             "still (state T in `ps`: stopped), or computes "
-                                             "for longer than the limit");
+  return make_error(ExitCode::kPeerLost,
+                    text +
+                        " (comm.timeout_s sets the limit). [T0493] hint: a rank that does not come stands still (state "
+                        "T in `ps`: stopped), or computes for longer than the limit");
 }
 
 std::string Peers::last_seen(int rank) const {
@@ -214,8 +214,9 @@ absl::Status Peers::status() const {
   if (self().state.load(std::memory_order_acquire) == RankState::kRunning) return absl::OkStatus();
   if (auto known = failure(); !known.ok()) return known;
   // Ended from outside: by run_ranks, which saw the rank's body throw or return.
-  return make_error(ExitCode::kPeerLost,
-                    prefix() + "this rank has already left the group. hint: make no call after the program's end");
+  return make_error(
+      ExitCode::kPeerLost,
+      prefix() + "this rank has already left the group. [T0494] hint: make no call after the program's end");
 }
 
 absl::Status Peers::failure() const {

@@ -98,7 +98,7 @@ SharedMemoryCollectives::~SharedMemoryCollectives() {
   } else if (space_->between_processes()) {
     peers_
         .fail(make_error(ExitCode::kPeerLost,
-                         "an exception ended " + group_.self() + ". hint: what that rank printed says which"))
+                         "an exception ended " + group_.self() + ". [T0495] hint: what that rank printed says which"))
         .IgnoreError();
   }
 }

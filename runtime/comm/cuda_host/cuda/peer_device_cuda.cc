@@ -23,8 +23,9 @@ static_assert(cuda::SumInputs::kMost == static_cast<int>(PeerDevice::kMostInputs
 
 /// What CUDA itself says is all there is to say, but for memory.
 std::string hint_of(cudaError_t error) {
-  return error == cudaErrorMemoryAllocation ? ". hint: shard over more GPUs, or give \"offload\" a tier below memory"
-                                            : "";
+  return error == cudaErrorMemoryAllocation
+             ? ". [T0450] hint: shard over more GPUs, or give \"offload\" a tier below memory"
+             : "";
 }
 
 absl::Status status_of(cudaError_t error, const char* what) {
@@ -213,7 +214,7 @@ absl::StatusOr<std::unique_ptr<PeerDevice>> cuda_peer_device(int index) {
   if (index >= c10::cuda::device_count()) {
     return make_error(
         ExitCode::kUnavailable,
-        "comm.transport is \"cuda_host\", but this machine has no usable GPU. hint: `tessera doctor` says what "
+        "comm.transport is \"cuda_host\", but this machine has no usable GPU. [T0451] hint: `tessera doctor` says what "
         "there is; without a GPU take comm.transport \"host\" or \"gloo\"");
   }
   TESSERA_RETURN_IF_ERROR(status_of(cudaSetDevice(index), "cudaSetDevice"));
@@ -223,7 +224,7 @@ absl::StatusOr<std::unique_ptr<PeerDevice>> cuda_peer_device(int index) {
   if (!shares_events) {
     return make_error(ExitCode::kUnavailable,
                       "comm.transport is \"cuda_host\", but GPU " + std::to_string(index) +
-                          " cannot share events between processes. hint: take comm.transport \"nccl\"");
+                          " cannot share events between processes. [T0452] hint: take comm.transport \"nccl\"");
   }
   int least = 0, greatest = 0;
   TESSERA_RETURN_IF_ERROR(

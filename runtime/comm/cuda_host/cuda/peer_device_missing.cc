@@ -4,10 +4,9 @@
 namespace tessera {
 
 absl::StatusOr<std::unique_ptr<PeerDevice>> cuda_peer_device(int) {
-  return make_error(
-      ExitCode::kUnavailable,
-      "comm.transport is \"cuda_host\", but this Tessera was built without CUDA's compiler. hint: configure with "
-      "TESSERA_CUDA=ON where nvcc is installed");
+  return make_error(ExitCode::kUnavailable,
+                    "comm.transport is \"cuda_host\", but this Tessera was built without CUDA's compiler. [T0453] "
+                    "hint: configure with TESSERA_CUDA=ON where nvcc is installed");
 }
 
 }  // namespace tessera

@@ -68,7 +68,7 @@ absl::StatusOr<OpenSource> open_file(const fs::path& path, const WeightsRequest&
   }
   if (is_safetensors(beginning)) return open_safetensors(path.string(), "weights", request);
   const FileKind kind = kind_of_beginning(beginning);
-  return weights_error(path, make_error(ExitCode::kCorruptData, c10::str(kind.what, ". ", kind.remedy)));
+  return weights_error(path, make_error(ExitCode::kCorruptData, c10::str(kind.what, ". ", kind.hint)));
 }
 
 /// A model in several files.
@@ -170,7 +170,7 @@ absl::StatusOr<OpenSource> open_folder(const fs::path& folder, const WeightsRequ
   if (has(kTorchIndex)) return open_index(folder / kTorchIndex, request);
   for (const FolderKind& each : kFolders) {
     if (has(each.file))
-      return make_error(ExitCode::kCorruptData, c10::str(folder.string(), " ", each.kind.what, ". ", each.kind.remedy));
+      return make_error(ExitCode::kCorruptData, c10::str(folder.string(), " ", each.kind.what, ". ", each.kind.hint));
   }
   return make_error(
       ExitCode::kNoInput,

@@ -270,7 +270,7 @@ absl::Status other_archive(const FileRanges& file, const absl::Status& of_reader
   if (!of_reader.ok() && std::ranges::any_of(*names, [](const auto& name) { return name.ends_with("/data.pkl"); }))
     return of_reader;
   const FileKind kind = kind_of_zip(*names);
-  return bad_archive(std::string(kind.what) + ". " + std::string(kind.remedy));
+  return bad_archive(std::string(kind.what) + ". " + std::string(kind.hint));
 }
 
 }  // namespace

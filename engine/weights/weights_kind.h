@@ -15,7 +15,7 @@ namespace tessera {
 /// What somebody took for a file of weights: kinds that are no files of weights, each with its remedy.
 struct FileKind {
   std::string_view what;    ///< "is an HDF5 file, as Keras writes it"
-  std::string_view remedy;  ///< "hint: ..."
+  std::string_view hint;  ///< "hint: ..."
 };
 
 /// As many bytes of a file's beginning as `kind_of_beginning` looks at.

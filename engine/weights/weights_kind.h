@@ -14,7 +14,7 @@ namespace tessera {
 
 /// What somebody took for a file of weights: kinds that are no files of weights, each with its remedy.
 struct FileKind {
-  std::string_view what;    ///< "is an HDF5 file, as Keras writes it"
+  std::string_view what;  ///< "is an HDF5 file, as Keras writes it"
   std::string_view hint;  ///< "hint: ..."
 };
 

@@ -30,19 +30,17 @@ class _Parser(argparse.ArgumentParser):
 def _arguments(words: list[str] | None) -> argparse.Namespace:
     parser = _Parser("python -m tessera.import_config", allow_abbrev=False,
                      description="A configuration of DeepSpeed, Accelerate or FSDP as a strategy file (docs/import-config.md).")
-    parser.add_argument("file", type=_not_empty, help="JSON or YAML")
+    parser.add_argument("file", help="JSON or YAML")
     parser.add_argument("--format", choices=list(FORMATS), default="", help="default: the keys tell")
     parser.add_argument("--device", choices=["cpu", "gpu"], default="", help="what will train, for files that move something to the host's memory")
-    parser.add_argument("--out", type=_not_empty, help="strategy file; default: stdout")
+    parser.add_argument("--out", help="strategy file; default: stdout")
     parser.add_argument("--overwrite", action="store_true", help="replace a file that exists; otherwise it is kept, an error")
     parser.add_argument("--skip-refused", action="store_true", help="leave out keys that the strategy cannot say")
-    return parser.parse_args(words)
-
-
-def _not_empty(text: str) -> str:
-    if not text:
-        raise argparse.ArgumentTypeError("must not be empty")
-    return text
+    arguments = parser.parse_args(words)
+    for name, value in (("file", arguments.file), ("--out", arguments.out)):
+        if value == "":
+            parser.error(f"argument {name}: must not be empty")
+    return arguments
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

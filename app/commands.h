@@ -84,9 +84,8 @@ struct TrainCommand {
 int run_train(const TrainCommand& command);
 
 struct SampleCommand {
-  std::string model;  ///< model file, or a folder of Hugging Face
-  WeightsFile
-      weights;  ///< as PyTorch or `tessera train --save-weights` wrote them, or safetensors; no path: the folder `model`'s
+  std::string model;      ///< model file, or a folder of Hugging Face
+  WeightsFile weights;    ///< as PyTorch or `tessera train` wrote them, or safetensors; no path: the folder `model`'s
   std::string tokenizer;  ///< as TrainCommand's
   TextSampling sample;
 };

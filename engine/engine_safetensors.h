@@ -25,7 +25,8 @@ struct ImportedFiles {
   std::function<absl::StatusOr<std::unique_ptr<TensorSource>>(const std::vector<WantedTensor>& wanted)> open;
 };
 
-/// Weights into and out of an Engine, with its inside at hand: import_safetensors, export_safetensors, load_weights and save_weights.
+/// Weights into and out of an Engine, with its inside at hand: import_safetensors, export_safetensors, load_weights and
+/// save_weights.
 class EngineSafetensors {
  public:
   using State = Engine::State;

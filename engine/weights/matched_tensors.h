@@ -25,7 +25,8 @@ struct WantedTensor {
 struct MatchRules {
   TensorNames names = {};                 ///< ImportOptions::names
   std::vector<std::string> ignored = {};  ///< ImportOptions::ignored
-  /// A hint for names that do not fit, of what the files' names would be in the model's order, and of those that the files have.
+  /// A hint for names that do not fit, of what the files' names would be in the model's order, and of those that the
+  /// files have.
   std::function<std::string(const std::vector<std::string>& wanted, const std::vector<std::string>& in_file)> hint = {};
 };
 MatchRules rules_of(const ImportOptions& options);
@@ -42,9 +43,9 @@ struct MatchedTensors {
   std::string unused;                  ///< `2 are not used: "a", "b"`; empty: all are
 };
 
-/// 65 where the files do not fit, with every tensor that is missing, superfluous, or of another shape or type, or that the file has under
-/// two names with different values: nothing is passed over in silence. Floating types fit each other; other types fit themselves. Other
-/// errors: of reading, which it does where a tensor is there twice.
+/// 65 where the files do not fit, with every tensor that is missing, superfluous, or of another shape or type, or that
+/// the file has under two names with different values: nothing is passed over in silence. Floating types fit each
+/// other; other types fit themselves. Other errors: of reading, which it does where a tensor is there twice.
 absl::StatusOr<MatchedTensors> match_tensors(TensorSource& source, const std::vector<WantedTensor>& wanted,
                                              const MatchRules& rules);
 

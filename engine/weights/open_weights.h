@@ -12,15 +12,15 @@ namespace tessera {
 
 /// The tensors of what a user names as weights. What it is is told by its content:
 ///
-/// | path                                                                    | is read as                                      |
-/// |-------------------------------------------------------------------------|-------------------------------------------------|
-/// | an archive of torch.save, torch::save or save_weights                   | weights_archive.h                               |
-/// | a safetensors file                                                      | safetensors_source.h                            |
-/// | `*.index.json` of a model in several files, which are all of one kind   | those files                                     |
-/// | a folder with model.safetensors or pytorch_model.bin, or an index of it | that file or those files                        |
+/// | path                                                                    | is read as               |
+/// |-------------------------------------------------------------------------|--------------------------|
+/// | an archive of torch.save, torch::save or save_weights                   | weights_archive.h        |
+/// | a safetensors file                                                      | safetensors_source.h     |
+/// | `*.index.json` of a model in several files, which are all of one kind   | those files              |
+/// | a folder with model.safetensors or pytorch_model.bin, or an index of it | that file or those files |
 ///
-/// Errors, with the path in front: 66 missing, 77 no permission, 71, 74; 65 another kind of file, which is named with its remedy, or
-/// damaged; choose_part's.
+/// Errors, with the path in front: 66 missing, 77 no permission, 71, 74; 65 another kind of file, which is named with
+/// its remedy, or damaged; choose_part's.
 absl::StatusOr<std::unique_ptr<TensorSource>> open_weights(const std::filesystem::path& path,
                                                            const WeightsRequest& request);
 

@@ -20,8 +20,9 @@ struct StoredTensor {
   std::vector<std::int64_t> sizes = {};
 };
 
-/// The tensors of files of weights, whatever kind they are of: by name, and with values that are read in portions. What the files say has
-/// been compared with what they hold, so a tensor that is here can be read, unless the disk fails or somebody writes the file.
+/// The tensors of files of weights, whatever kind they are of: by name, and with values that are read in portions. What
+/// the files say has been compared with what they hold, so a tensor that is here can be read, unless the disk fails or
+/// somebody writes the file.
 class TensorSource {
  public:
   virtual ~TensorSource() = default;
@@ -35,8 +36,9 @@ class TensorSource {
   /// What the files hold beside the part that was chosen, by keys: "optimizer".
   virtual const std::vector<std::string>& unused() const = 0;
 
-  /// Elements [first, first + numel) of a tensor whose elements are counted in rows: [numel], on the CPU, in the file's type. It may be a
-  /// view of memory that other tensors have too, so it is for reading. REQUIRES: there is such a tensor, with such elements.
+  /// Elements [first, first + numel) of a tensor whose elements are counted in rows: [numel], on the CPU, in the file's
+  /// type. It may be a view of memory that other tensors have too, so it is for reading. REQUIRES: there is such a
+  /// tensor, with such elements.
   virtual absl::StatusOr<at::Tensor> read(const std::string& name, std::int64_t first, std::int64_t numel) = 0;
 };
 

@@ -30,7 +30,8 @@ FileKind kind_of_zip(const std::vector<std::string>& names);
 /// Fills `to` with bytes of a file from `place` on; false where it has no such bytes.
 using ReadBytes = std::function<bool(std::uint64_t place, std::size_t bytes, char* to)>;
 
-/// The names in a zip archive's directory, at most kMostZipNames of them; nothing where it has none, as when the archive's end is cut off.
+/// The names in a zip archive's directory, at most kMostZipNames of them; nothing where it has none, as when the
+/// archive's end is cut off.
 inline constexpr std::size_t kMostZipNames = 10'000;
 std::optional<std::vector<std::string>> names_in_zip(const ReadBytes& read, std::uint64_t bytes);
 

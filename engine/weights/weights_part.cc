@@ -17,7 +17,8 @@ constexpr std::size_t kMostListed = 8;
 constexpr std::size_t kLongestEntry = 200;  ///< of what messages repeat
 constexpr std::size_t kMostTried = 16;      ///< prefixes
 
-/// What wrappers of PyTorch put into the names of their modules: DataParallel and DDP, torch.compile, FSDP, checkpoint_wrapper.
+/// What wrappers of PyTorch put into the names of their modules: DataParallel and DDP, torch.compile, FSDP,
+/// checkpoint_wrapper.
 const std::vector<std::string> kWrappers = {"module.", "_orig_mod.", "_fsdp_wrapped_module.",
                                             "_checkpoint_wrapped_module."};
 

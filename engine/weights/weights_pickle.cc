@@ -355,7 +355,8 @@ class Reader {
     return append(std::move(items));
   }
 
-  /// Attributes of the object below them: of a module its tensors and modules, of a dictionary such as a state_dict its _metadata.
+  /// Attributes of the object below them: of a module its tensors and modules, of a dictionary such as a state_dict its
+  /// _metadata.
   absl::Status build() {
     TESSERA_ASSIGN_OR_RETURN(const Value state, pop());
     TESSERA_ASSIGN_OR_RETURN(const Value* value, top());
@@ -390,7 +391,8 @@ class Reader {
     return push({.kind = Value::kStorage, .storage = std::make_shared<const Storage>(std::move(storage))});
   }
 
-  /// torch::save calls each module's class "__torch__.Module" or "__torch__.___torch_mangle_1.Module"; other classes were scripted.
+  /// torch::save calls each module's class "__torch__.Module" or "__torch__.___torch_mangle_1.Module"; other classes
+  /// were scripted.
   absl::Status push_module(const std::string& name) {
     if (!name.ends_with(" Module")) tree_.mark_as_program();
     return push_container(WeightsNode::Kind::kModule);

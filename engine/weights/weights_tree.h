@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-/// What a file of weights holds: dictionaries, lists and modules, one in another, with tensors as leaves. Who makes a tree keeps to the
-/// bounds below, so it may be walked by recursion.
+/// What a file of weights holds: dictionaries, lists and modules, one in another, with tensors as leaves. Who makes a
+/// tree keeps to the bounds below, so it may be walked by recursion.
 struct WeightsNode {
   static constexpr int kDeepest = 32;                         ///< dictionaries in dictionaries
   static constexpr std::size_t kMost = std::size_t{1} << 20;  ///< nodes of a file

@@ -19,8 +19,10 @@ torch::jit::Module script_of(const torch::nn::Module& module, const std::shared_
   torch::jit::Module script("__torch__.Module", unit, /*shouldMangle=*/true);
   for (const auto& item : module.named_parameters(/*recurse=*/false))
     script.register_parameter(item.key(), placeholder_for(item.value()), /*is_buffer=*/false);
-  for (const auto& item : module.named_buffers(/*recurse=*/false))
-    script.register_parameter(item.key(), placeholder_for(item.value()), /*is_buffer=*/true);
+  for (const auto& item : module.named_buffers(/*recurse=*/false)) {
+    if (item.value().defined())
+      script.register_parameter(item.key(), placeholder_for(item.value()), /*is_buffer=*/true);
+  }
   for (const auto& child : module.named_children()) {
     if (child.value()->is_serializable())
       script.register_module(child.key(), script_of(*child.value(), unit, placeholder_for));

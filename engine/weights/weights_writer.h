@@ -18,9 +18,10 @@ class PyTorchStreamWriter;
 
 namespace tessera {
 
-/// Writes a module's weights in a format of PyTorch, one tensor at a time, so that no two need be in memory together. A file of either form
-/// is a zip archive: a pickle, which names a record for each tensor's values, and the records, in any order. kArchive has code beside the
-/// pickle, the classes of a TorchScript program without a method, and that is how C++ reads modules.
+/// Writes a module's weights in a format of PyTorch, one tensor at a time, so that no two need be in memory together. A
+/// file of either form is a zip archive: a pickle, which names a record for each tensor's values, and the records, in
+/// any order. kArchive has code beside the pickle, the classes of a TorchScript program without a method, and that is
+/// how C++ reads modules.
 ///
 /// The first error of the file stays (`finish` returns it); what is added after it is dropped.
 class WeightsWriter {

@@ -16,37 +16,41 @@ namespace tessera {
 
 /// What a file of save_weights is, and so who reads it. load_weights reads both.
 ///
-/// | form        | C++                         | Python                                                                    |
-/// |-------------|-----------------------------|---------------------------------------------------------------------------|
-/// | kDictionary | load_weights                | `model.load_state_dict(torch.load(path, weights_only=True))`              |
-/// | kArchive    | `torch::load(module, path)` | `torch.jit.load(path).state_dict()`                                       |
+/// | form        | C++                         | Python                                                       |
+/// |-------------|-----------------------------|--------------------------------------------------------------|
+/// | kDictionary | load_weights                | `model.load_state_dict(torch.load(path, weights_only=True))` |
+/// | kArchive    | `torch::load(module, path)` | `torch.jit.load(path).state_dict()`                          |
 enum class WeightsForm {
   kDictionary,  ///< a dictionary from names to tensors, as torch.save of Python writes it
-  /// The module's tree, as C++'s `torch::save(module, path)` writes it: by Module::save of LibTorch, so a class that overrides save and load
-  /// has its own way, and finds nothing of it here. A module that isn't serializable (Functional) is left out.
+  /// The module's tree, as C++'s `torch::save(module, path)` writes it: by Module::save of LibTorch, so a class that
+  /// overrides save and load has its own way, and finds nothing of it here. Modules that aren't serializable
+  /// (Functional) and undefined buffers are left out.
   kArchive,
 };
 
-/// Writes the full weights of the Engine's module: parameters and buffers by name, in one file. For weights to be used, not for going on
-/// training: parameters are in their compute dtype, and the optimizer's state is not in it. Buffers are rank 0's.
+/// Writes the full weights of the Engine's module: parameters and buffers by name, in one file. For weights to be used,
+/// not for going on training: parameters are in their compute dtype, and the optimizer's state is not in it. Buffers
+/// are rank 0's.
 ///
 /// Collective, between steps. Rank 0 writes. Units are gathered one after the other and written as they come, so memory
-/// holds one unit beside the plan, on every rank and in both forms. A tied parameter is written once. The file appears when it is complete
-/// and on the disk, so an earlier one of the same name is whole until then ("<path>.partial" is what is being written).
+/// holds one unit beside the plan, on every rank and in both forms. A tied parameter is written once. The file appears
+/// when it is complete and on the disk, so an earlier one of the same name is whole until then ("<path>.partial" is
+/// what is being written).
 ///
-/// Throws tessera::Error on all ranks where rank 0 cannot write: 73 cannot be created; or a file of the name is there and to
-/// be kept, and then the weights stay in "<path>.partial"; 74 a failed write or a full disk; 77 no permission. The Engine can
-/// go on then.
+/// Throws tessera::Error on all ranks where rank 0 cannot write: 73 cannot be created; or a file of the name is there
+/// and to be kept, and then the weights stay in "<path>.partial"; 74 a failed write or a full disk; 77 no permission.
+/// The Engine can go on then.
 void save_weights(Engine& engine, const std::filesystem::path& path, Existing existing = Existing::kReplaced);
 void save_weights(Engine& engine, const std::filesystem::path& path, WeightsForm form,
                   Existing existing = Existing::kReplaced);
 
 struct LoadOptions {
-  /// Which of several dictionaries or modules of a file is meant, by its keys with slashes between: "ema", "checkpoint/state_dict". Empty: the
-  /// one that has the module's names. If more than one has, it is an error that lists them.
+  /// Which of several dictionaries or modules of a file is meant, by its keys with slashes between: "ema",
+  /// "checkpoint/state_dict". Empty: the one that has the module's names. If more than one has, it is an error that
+  /// lists them.
   std::string part = {};
-  /// Pieces of names that count for nothing, in the file and in the module, wherever one begins a name or stands behind a dot: "module." of
-  /// DataParallel, "_orig_mod." of torch.compile, or a prefix such as "model.".
+  /// Pieces of names that count for nothing, in the file and in the module, wherever one begins a name or stands behind
+  /// a dot: "module." of DataParallel, "_orig_mod." of torch.compile, or a prefix such as "model.".
   std::vector<std::string> without = {};
   /// What the module need not have of the file; `*` and `?` as in file names. The log names what was not used.
   std::vector<std::string> ignored = {};
@@ -54,21 +58,21 @@ struct LoadOptions {
 
 /// Gives `module` the values and dtypes of a file:
 ///
-/// | file                                                                       | written by                                        |
-/// |----------------------------------------------------------------------------|---------------------------------------------------|
-/// | a dictionary from names to tensors, or one in other dictionaries and lists | save_weights; `torch.save(model.state_dict())`,   |
-/// |                                                                            | `torch.save({"state_dict": ..., "epoch": 3})`     |
-/// | a module, or tensors without names ("0", "1")                              | save_weights; C++'s `torch::save`                 |
-/// | a safetensors file; a `*.index.json`, or a folder with one of them         | transformers, export_safetensors                  |
-/// | `pytorch_model.bin`, its index, or a folder with one of them               | transformers                                      |
+/// | file                                                     | written by                                      |
+/// |----------------------------------------------------------|-------------------------------------------------|
+/// | a dictionary of tensors, or one in other dictionaries    | save_weights; `torch.save(model.state_dict())`, |
+/// |                                                          | `torch.save({"state_dict": ..., "epoch": 3})`   |
+/// | a module, or tensors without names ("0", "1")            | save_weights; C++'s `torch::save`               |
+/// | safetensors; a `*.index.json`, a folder with one of them | transformers, export_safetensors                |
+/// | `pytorch_model.bin`, its index, a folder with one        | transformers                                    |
 ///
-/// Before an Engine is made of it, or under Gathered(kWrite); rank 0's values are then everybody's. All of the file is used but for what
-/// the options leave out, or nothing is changed. Where dtypes are the same, values go into the memory that the module has.
-/// The file must be one that you trust (SECURITY.md); safetensors need not be.
+/// Before an Engine is made of it, or under Gathered(kWrite); rank 0's values are then everybody's. All of the file is
+/// used but for what the options leave out, or nothing is changed. Where dtypes are the same, values go into the memory
+/// that the module has. The file must be one that you trust (SECURITY.md); safetensors need not be.
 ///
-/// Throws tessera::Error: 66 if the file is missing, 77 without permission; 65 if it is of another kind, which is named with its remedy (a
-/// pickle of an old PyTorch, a TorchScript program, HDF5, GGUF ...), or damaged; or, with all names, if it does not fit the module. 64: the
-/// module has no memory yet (deferred_init); load into its Engine then.
+/// Throws tessera::Error: 66 if the file is missing, 77 without permission; 65 if it is of another kind, which is named
+/// with its remedy (a pickle of an old PyTorch, a TorchScript program, HDF5, GGUF ...), or damaged; or, with all names,
+/// if it does not fit the module. 64: the module has no memory yet (deferred_init); load into its Engine then.
 void load_weights(torch::nn::Module& module, const std::filesystem::path& path, const LoadOptions& options = {});
 
 /// For a ModuleHolder such as one made by TORCH_MODULE.
@@ -81,12 +85,12 @@ void load_weights(const Holder& holder, const std::filesystem::path& path, const
 void load_weights(const std::vector<std::pair<std::string, at::Tensor>>& tensors, const std::filesystem::path& path,
                   const LoadOptions& options = {});
 
-/// Gives an Engine's parameters and buffers the values of such a file, in the dtypes that the strategy says; masters get the file's values.
-/// Optimizer states stay as they are.
+/// Gives an Engine's parameters and buffers the values of such a file, in the dtypes that the strategy says; masters
+/// get the file's values. Optimizer states stay as they are.
 ///
-/// Collective; between steps. Rank 0 alone reads, and sends a MiB or so at a time to the ranks, so no rank holds more than a portion beside
-/// its shards; rank 0 holds two storages of the file. Errors as above, the same on every rank; nothing has changed then, unless the message
-/// says so. 64: between backward and step, or under Gathered.
+/// Collective; between steps. Rank 0 alone reads, and sends a MiB or so at a time to the ranks, so no rank holds more
+/// than a portion beside its shards; rank 0 holds two storages of the file. Errors as above, the same on every rank;
+/// nothing has changed then, unless the message says so. 64: between backward and step, or under Gathered.
 void load_weights(Engine& engine, const std::filesystem::path& path, const LoadOptions& options = {});
 
 }  // namespace tessera

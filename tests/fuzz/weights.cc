@@ -1,4 +1,5 @@
-// Files of weights: the pickle of an archive, whose tree keeps to its bounds and whose parts have each name once; and what tells other files.
+// Files of weights: the pickle of an archive, whose tree keeps to its bounds and whose parts have each name once; and
+// what tells other files.
 
 #include <set>
 

@@ -199,7 +199,7 @@ TEST_F(WeightsReader, RecordsThatLieInOneAnotherAreNoMoreThanTheFile) {
   std::string bytes = TestFolder::content_of(path);
   // The entries of b and c say what that of a says: checksum, sizes and place.
   const auto entry_of = [&](const std::string& name) {
-    std::size_t place = bytes.rfind("data/" + name);
+    std::size_t place = bytes.rfind("archive/data/" + name);
     return place - 46;
   };
   const std::string of_a = bytes.substr(entry_of("a"), 46);

@@ -14,7 +14,6 @@ import json
 import os
 import pathlib
 import shutil
-import statistics
 import subprocess
 import time
 
@@ -24,6 +23,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
+import stats
 import tessera
 
 LAYERS = 8
@@ -32,10 +32,6 @@ LAYERS = 8
 def model_of(width):
     torch.manual_seed(1)
     return torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(LAYERS)])
-
-
-def quantile(values, p):
-    return sorted(values)[min(len(values) - 1, int(p * len(values)))]
 
 
 class Peers:
@@ -188,8 +184,8 @@ def main():
         waiting.engine.close()
         beside.engine.close()
         if rank == 0:
-            rows = [{"what": name, "median_s": statistics.median(values), "p10_s": quantile(values, 0.1), "p90_s": quantile(values, 0.9),
-                     "samples_s": values} for name, values in samples.items()]
+            rows = [{"what": name, "median_s": of["median"], "p10_s": of["p10"], "p90_s": of["p90"], "samples_s": samples[name]}
+                    for name, of in ((name, stats.summary(values)) for name, values in samples.items())]
             print(f"{ranks} ranks, {bytes_of_rank / 1e6:.0f} MB each")
             for row in rows:
                 print(f"{row['what']:50} {row['median_s']:8.3f} s  (p10 {row['p10_s']:.3f}, p90 {row['p90_s']:.3f})")

@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""What less on the wire costs in learning, beside gradients summed in every step as they are, by seeds: fewer meetings of replicas
-(streaming DiLoCo with int4), or compressed gradients.
+"""What less on the wire costs in learning, beside gradients summed in every step as they are, by seeds: fewer meetings
+of replicas (streaming DiLoCo with int4), or compressed gradients.
 
-    benchmarks/learning.py --runs FOLDER                      trains what FOLDER has no metrics of, then writes results/learning.{json,md,svg}
+    benchmarks/learning.py --runs FOLDER                      trains what FOLDER has no metrics of, then writes
+                                                              results/learning.{json.xz,md,svg}
     benchmarks/learning.py --runs FOLDER --set compression    the same of results/learning_compression.*
-    benchmarks/learning.py --runs FOLDER --redraw             draws what FOLDER and the results have
+    benchmarks/learning.py --redraw                           draws what the results have
 
-The model is `scripts/demo`'s GPT of 10.9 million parameters (fp32, AdamW, 400 steps of 2 ranks with 4 samples of 128 bytes, a cosine), trained
-on LibTorch's headers in ATen/, and evaluated on those in c10/. Ranks are two hosts. Replicas meet before step 400 (a checkpoint), so
-what is evaluated are the outer weights, one step later. Runs that the results have already, of the same strategy and seed, are kept.
+The model is `scripts/demo`'s GPT of 10.9 million parameters (fp32, AdamW, 400 steps of 2 ranks with 4 samples of 128
+bytes, a cosine), trained on LibTorch's headers in ATen/, and evaluated on those in c10/. Ranks are two hosts. Replicas
+meet before step 400 (a checkpoint), so what is evaluated are the outer weights, one step later. Runs that the results
+have already, of the same strategy and seed, are kept.
 
-Bytes are counted where this may make a network namespace (root): what goes over its loopback in two periods of steps. Standard
-library only, but for the torch whose headers are read.
+Bytes are counted where this may make a network namespace (root): what goes over its loopback in two periods of steps.
+It wants the torch whose headers are read, and matplotlib, which draws (benchmarks/setup).
 """
 
 import argparse
@@ -24,8 +26,11 @@ import statistics
 import subprocess
 import sys
 
+import harness
 import machine
-from contenders import read_metrics
+import plots
+import results
+from launch import steps_of
 from works import REPOSITORY
 
 STEPS, SAVED = 400, 399
@@ -81,11 +86,12 @@ CONTENDERS = MEETINGS | COMPRESSION
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=pathlib.Path, required=True, metavar="FOLDER", help="for metrics, NAME.SEED.jsonl")
+    drawn = parser.add_mutually_exclusive_group(required=True)
+    drawn.add_argument("--runs", type=pathlib.Path, metavar="FOLDER", help="for metrics, NAME.SEED.jsonl")
+    drawn.add_argument("--redraw", action="store_true", help="trains nothing")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--set", choices=SETS, default="meetings")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="of the set")
-    parser.add_argument("--redraw", action="store_true", help="trains nothing, and takes bytes from the results that are there")
     parser.add_argument("--out", type=pathlib.Path, default=REPOSITORY / "benchmarks/results", metavar="FOLDER")
     options = parser.parse_args()
     options.stem, options.title, contenders = SETS[options.set]
@@ -163,29 +169,33 @@ def wire_bytes(binary, name, data):
 def read(metrics):
     """{"losses": [each step's, of one replica], "eval_loss"}."""
     evaluations = [json.loads(line) for line in metrics.read_text().splitlines() if '"eval_loss"' in line]
-    return {"losses": [line["loss"] for line in read_metrics(metrics)], "eval_loss": evaluations[0]["eval_loss"]}
+    return {"losses": [line["loss"] for line in steps_of(metrics)], "eval_loss": evaluations[0]["eval_loss"]}
 
 
 def earlier_of(options):
     """{contender: what the results have of it}, where its strategy is still the same."""
-    path = options.out / f"{options.stem}.json"
-    found = json.loads(path.read_text())["contenders"] if path.exists() else []
+    path = options.out / f"{options.stem}.json.xz"
+    found = results.read(path)["contenders"] if path.exists() else []
     return {of["name"]: of for of in found if of["strategy"] == CONTENDERS.get(of["name"], ("", None))[1]}
 
 
-def results_of(options, earlier, counted):
+def measured(options):
+    """The results, of which those that were there and are of the same strategies stay."""
+    options.runs.mkdir(parents=True, exist_ok=True)
+    binary, data, earlier = harness.binary(), make_data(options.runs), earlier_of(options)
+    for seed in options.seeds:
+        for name in options.only:
+            train(binary, name, seed, options.runs, data)
     contenders = []
     for name in [name for name in SETS[options.set][2] if name in options.only or name in earlier]:
-        runs = {run["seed"]: run for run in earlier.get(name, {"runs": []})["runs"]}
-        for seed in options.seeds:
-            if (path := options.runs / f"{name}.{seed}.jsonl").exists():
-                runs[seed] = {"seed": seed, **read(path)}
-        if not runs:
-            sys.exit(f"learning.py: there are no metrics of {name} in the folder. hint: --only, or leave --redraw out")
-        contenders.append({"name": name, "label": CONTENDERS[name][0], "strategy": CONTENDERS[name][1],
-                           "wire_bytes_a_step": counted.get(name), "runs": [runs[seed] for seed in sorted(runs)]})
-    return {"commit": machine.commit(), "machine": machine.facts(),
-            "contenders": contenders}
+        known = earlier.get(name, {"runs": [], "wire_bytes_a_step": None})
+        runs = {run["seed"]: run for run in known["runs"]}
+        runs |= {seed: {"seed": seed, **read(path)} for seed in options.seeds
+                 if (path := options.runs / f"{name}.{seed}.jsonl").exists()}
+        wire = wire_bytes(binary, name, data) if name in options.only else known["wire_bytes_a_step"]
+        contenders.append({"name": name, "label": CONTENDERS[name][0], "strategy": CONTENDERS[name][1], "wire_bytes_a_step": wire,
+                           "runs": [runs[seed] for seed in sorted(runs)]})
+    return {"schema": results.SCHEMA, "where": "learning", "commit": machine.commit(), "machine": machine.facts(), "contenders": contenders}
 
 
 def more_than(plain, contender):
@@ -214,49 +224,22 @@ def curve(losses):
     return [statistics.mean(losses[step - WINDOW:step]) for step in range(FIRST, len(losses) + 1)]
 
 
-def picture(data):
+def picture(data, title):
     """Training losses by step, a mean over the last steps and over seeds."""
-    width, height, left, bottom = 900, 420, 50, 380
-    colours = ("#222", "#c33", "#36c", "#292", "#a5a", "#b80", "#0aa", "#777", "#630")
-    curves = []
-    for contender in data["contenders"]:
-        of_seeds = [curve(run["losses"]) for run in contender["runs"]]
-        curves.append([statistics.mean(values) for values in zip(*of_seeds)])
-    low, high = 1.0, 4.0
-    def x(step): return left + (width - left - 20) * step / STEPS
-    def y(loss): return bottom - (bottom - 20) * (min(max(loss, low), high) - low) / (high - low)
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
-             f'<rect width="{width}" height="{height}" fill="#fff"/>']
-    for loss in (1, 1.5, 2, 2.5, 3, 3.5, 4):
-        parts.append(f'<line x1="{left}" x2="{width - 20}" y1="{y(loss):.1f}" y2="{y(loss):.1f}" stroke="#ddd"/>'
-                     f'<text x="{left - 8}" y="{y(loss) + 4:.1f}" text-anchor="end">{loss:g}</text>')
-    for step in range(0, STEPS + 1, 100):
-        parts.append(f'<text x="{x(step):.1f}" y="{bottom + 18}" text-anchor="middle">{step}</text>')
-    for number, (contender, values) in enumerate(zip(data["contenders"], curves)):
-        points = " ".join(f"{x(FIRST + at):.1f},{y(value):.1f}" for at, value in enumerate(values))
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colours[number % len(colours)]}" stroke-width="1.5"/>'
-                     f'<text x="{width - 330}" y="{36 + 18 * number}" fill="{colours[number % len(colours)]}">{contender["label"]}</text>')
-    parts.append(f'<text x="{left}" y="{height - 6}">step; training loss of one replica, mean of {WINDOW} steps and of the seeds</text></svg>')
-    return "\n".join(parts) + "\n"
+    series = [{"label": contender["label"],
+               "points": [(FIRST + at, statistics.mean(of_seeds))
+                          for at, of_seeds in enumerate(zip(*(curve(run["losses"]) for run in contender["runs"])))]}
+              for contender in data["contenders"]]
+    y_label = f"training loss of one replica, mean of {WINDOW} steps and of the seeds"
+    return plots.svg(plots.curves(series, "step", y_label, (1, 4)), title, inline=False)
 
 
 def main():
     options = parse_arguments()
-    options.runs.mkdir(parents=True, exist_ok=True)
-    binary = os.environ.get("TESSERA_BIN", str(REPOSITORY / "build/release/app/tessera"))
-    data = make_data(options.runs)
-    if not options.redraw:
-        for seed in options.seeds:
-            for name in options.only:
-                train(binary, name, seed, options.runs, data)
-    earlier = earlier_of(options)
-    counted = {name: of["wire_bytes_a_step"] for name, of in earlier.items()}
-    if not options.redraw:
-        counted |= {name: wire_bytes(binary, name, data) for name in options.only}
-    results = results_of(options, earlier, counted)
-    (options.out / f"{options.stem}.json").write_text(json.dumps(results, separators=(",", ":")) + "\n")
-    (options.out / f"{options.stem}.md").write_text(page(results, options.title, options.stem))
-    (options.out / f"{options.stem}.svg").write_text(picture(results))
+    path = options.out / f"{options.stem}.json.xz"
+    data = results.read(path) if options.redraw else results.write(path, measured(options))
+    path.with_name(f"{options.stem}.md").write_text(page(data, options.title, options.stem))
+    path.with_name(f"{options.stem}.svg").write_text(picture(data, options.title))
 
 
 if __name__ == "__main__":

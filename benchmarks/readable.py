@@ -1,6 +1,5 @@
-"""What the page calls things that results.json and the CSV files name by an id. Standard library only."""
-
-from svg import size_label
+"""How pages write numbers, and what they call things that results and CSV files name by an id. Standard library
+only."""
 
 _NAMES = {
     # Columns
@@ -45,14 +44,50 @@ _NAMES = {
     "disk": "Passes over a disk", "disk_cpu": "CPU time of passes over a disk",
     "disk_step": "Optimizer step with its state on disk",
     "buckets_communication": "Communication with buckets of gradients",
+    # Works with a section of their own
+    "python": "one Python model", "crowded": "more ranks than cores",
 }
+
+
+def size_label(size):
+    """4 B, 64 KiB, 1 MiB: bytes in powers of 1024, with at most one decimal."""
+    for factor, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= factor:
+            return f"{size / factor:.1f}".removesuffix(".0") + f" {unit}"
+    return f"{size:g} B"
+
+
+def time_label(seconds):
+    if seconds < 0:
+        return "-" + time_label(-seconds)
+    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if seconds >= factor * 0.9995:
+            return f"{seconds / factor:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def shown(column, value):
+    """A cell of the page: a few digits, in the unit that the column's name ends in."""
+    if value is None:
+        return "one a tensor" if column == "bucket_bytes" else ""
+    if isinstance(value, str):
+        return value
+    if column.endswith("_s") and not column.endswith("_per_s"):
+        return time_label(value)
+    if column.endswith("bytes"):
+        return size_label(value)
+    if column in ("bytes_per_s", "parameters_per_s"):
+        return f"{value / 1e9:.3g} G{'B' if column == 'bytes_per_s' else ''}/s"
+    if column.endswith(("_fraction", "_limit")):
+        return f"{100 * value:.0f} %"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 class Names:
     """Ids, and their readable names; the titles of works are those of the results."""
 
     def __init__(self, data):
-        self._names = _NAMES | {work["name"]: work["title"] for work in data["works"]}
+        self._names = {work["name"]: work["title"] for work in data["works"]} | _NAMES
 
     def __call__(self, name):
         """The readable name; a text without one is its own."""
@@ -68,6 +103,10 @@ def heading(column):
     return column.removesuffix("_bytes").replace("_", " ")
 
 
-def subject_label(names, subject, size):
-    """all-reduce, 128 MiB."""
-    return names(subject) + (f", {size_label(size)}" if size else "")
+def counted(count, word):
+    return f"{count} {word}" + ("" if count == 1 else "s")
+
+
+def listed(words):
+    """a; a and b; a, b and c."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))

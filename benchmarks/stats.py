@@ -36,6 +36,12 @@ def thinned(samples, most):
     return [samples[k * len(samples) // most] for k in range(most)]
 
 
+def sample_of(samples, most):
+    """The same in order of size, where nobody asks for their order in time: so they need a third of the room in a
+    file."""
+    return sorted(thinned(samples, most))
+
+
 def ratio_by_turns(longer, shorter, a_turn):
     """How many times as long `longer` takes: both were measured by turns, `a_turn` samples each time. The median over
     turns of the ratios of their medians, so that what slows the machine for longer than a turn slows both."""

@@ -1,63 +1,80 @@
-"""The ratios Tessera sets out to reach: the peer's time (or bytes) over its own, in the same run.
+"""The ratios that Tessera sets out to reach, in the same run: on a host and a GPU the peer's time (or bytes) over its
+own, over a network its own over the peer's.
 
 A target of None is reported and not judged. Nothing fails for missing one: results are bits, not timings.
 """
 
-# (work, or None for every work; peer; Tessera's contender; target) of step times. "alone" is a step without
-# communication: 1 / 1.05 means that sharding may add 5 % to it.
-STEPS = (
-    ("gpt_69m_fp32", "tessera_alone", "tessera_full_shard", 1.0),
-    ("gpt_69m_bf16", "torch_alone", "tessera_full_shard", 1 / 1.05),
-    ("narrow_24x64", "tessera_alone", "tessera_full_shard", 1 / 1.15),
-    (None, "torch_ddp", "tessera_no_shard", None),
-    (None, "deepspeed_zero1", "tessera_shard_optimizer", None),
-    (None, "deepspeed_zero2", "tessera_shard_gradients", None),
-    (None, "torch_fsdp2_no_reshard", "tessera_shard_grad_op", None),
-    (None, "torch_fsdp2", "tessera_full_shard", None),
+# {where: (work, or None for every work; peer; Tessera's contender; target)} of step times. "alone" is a step without
+# communication: 1 / 1.05 means that sharding may add 5 % to it. A GPU's rank alone has nothing to send: a strategy may
+# add 1 % to the plain module's step.
+STEPS = {
+    "host": (
+        ("gpt_69m_fp32", "tessera_alone", "tessera_full_shard", 1.0),
+        ("gpt_69m_bf16", "torch_alone", "tessera_full_shard", 1 / 1.05),
+        ("narrow_24x64", "tessera_alone", "tessera_full_shard", 1 / 1.15),
+        (None, "torch_ddp", "tessera_no_shard", None),
+        *((None, peer, f"tessera_{ours}{copies}", None)
+          for copies in ("", "_private")
+          for peer, ours in (("deepspeed_zero1", "shard_optimizer"), ("deepspeed_zero2", "shard_gradients"),
+                             ("torch_fsdp2_no_reshard", "shard_grad_op"), ("torch_fsdp2", "full_shard"),
+                             ("deepspeed_zero3", "full_shard"))),
+        ("python", "torch_fsdp2", "python_full_shard", 1 / 0.60),
+        ("python", "torch_alone", "python_full_shard", 1 / 1.03),
+        ("python", "deepspeed_zero3", "python_full_shard", None),
+        ("python", "torch_ddp", "python_no_shard", None),
+        ("python", "torch_fsdp2", "python_full_shard_private", None),
+        ("python", "torch_alone", "python_full_shard_private", None),
+        ("python", "deepspeed_zero3", "python_full_shard_private", None),
+    ),
+    "gpu": (
+        *((None, "torch_eager", f"tessera_{ours}", 1 / 1.01) for ours in ("no_shard", "shard_gradients", "full_shard")),
+        ("gpt_124m", "torch_fsdp2", "tessera_full_shard", None),
+        ("gpt_1b5", "torch_fsdp2", "tessera_full_shard", 1.03),
+        ("gpt_7b", "torch_fsdp2", "tessera_full_shard", 1.03),
+        ("gpt_1b5_host", "torch_fsdp2_host", "tessera_host_backward", 2.0),
+        ("gpt_1b5_host", "torch_fsdp2_host", "tessera_host_gpu", None),
+        ("gpt_1b5_host", "torch_fsdp2_host", "tessera_host_cpu", None),
+        ("gpt_1b5_host", "torch_fsdp2_host", "tessera_host_all", None),
+        ("gpt_7b_host", "torch_fsdp2_host", "tessera_host_backward", 2.0),
+        ("gpt_7b_host", "torch_fsdp2_host", "tessera_host_gpu", None),
+        ("gpt_1b5_rules", "rule_adamw", "rule_lamb", 1 / 1.1),
+        *(("gpt_1b5_rules", "rule_adamw", f"rule_{ours}", None) for ours in ("adafactor", "muon", "muon_bf16", "lars")),
+    ),
+}
+
+# The same of peak memory on a host; "plan" is what Tessera's plan says over what was measured.
+MEMORY = (
+    (None, "plan", "tessera_full_shard", 1 / 1.02),
+    (None, "torch_fsdp2", "tessera_full_shard", 2.0),
     (None, "deepspeed_zero3", "tessera_full_shard", None),
-    (None, "deepspeed_zero1", "tessera_shard_optimizer_private", None),
-    (None, "deepspeed_zero2", "tessera_shard_gradients_private", None),
-    (None, "torch_fsdp2_no_reshard", "tessera_shard_grad_op_private", None),
+    (None, "plan", "tessera_full_shard_private", None),
     (None, "torch_fsdp2", "tessera_full_shard_private", None),
     (None, "deepspeed_zero3", "tessera_full_shard_private", None),
+    ("python", "torch_fsdp2", "python_full_shard", 1 / 0.6),
+    ("python", "torch_fsdp2", "python_full_shard_private", None),
+    ("python", "deepspeed_zero3", "python_full_shard", None),
 )
 
-# The same of peak memory, for every work; "plan" is what Tessera's plan says over what was measured.
-MEMORY = (
-    ("plan", "tessera_full_shard", 1 / 1.02),
-    ("torch_fsdp2", "tessera_full_shard", 2.0),
-    ("deepspeed_zero3", "tessera_full_shard", None),
-    ("plan", "tessera_full_shard_private", None),
-    ("torch_fsdp2", "tessera_full_shard_private", None),
-    ("deepspeed_zero3", "tessera_full_shard_private", None),
-)
-
-# (peer, Tessera's contender, target) of the step times of one Python model, and of peak memory.
-PYTHON = (
-    ("torch_fsdp2", "tessera_python_full_shard", 1 / 0.60),
-    ("torch_alone", "tessera_python_full_shard", 1 / 1.03),
-    ("deepspeed_zero3", "tessera_python_full_shard", None),
-    ("torch_ddp", "tessera_python_no_shard", None),
-    ("torch_fsdp2", "tessera_python_full_shard_private", None),
-    ("torch_alone", "tessera_python_full_shard_private", None),
-    ("deepspeed_zero3", "tessera_python_full_shard_private", None),
-)
-PYTHON_MEMORY = (
-    ("torch_fsdp2", "tessera_python_full_shard", 1 / 0.6),
-    ("torch_fsdp2", "tessera_python_full_shard_private", None),
-    ("deepspeed_zero3", "tessera_python_full_shard", None),
-)
-
-# (peer, Tessera's kernel of `tessera bench optimizer`, target); "limit" is the kernel's own limit over its time.
-OPTIMIZER = (
-    ("limit", "fp32", 0.95),
-    ("deepspeed_fp32", "fp32", 1.1),
-    ("fused_fp32", "fp32", 1.0),
-    ("chain_bf16", "mixed", 1.8),
-    ("deepspeed_chain_bf16", "mixed", 2.5),
-    ("chain_bf16", "mixed_bf16_moments", 2.7),
-    ("deepspeed_chain_bf16", "mixed_bf16_moments", 4.0),
-)
+# {where: (peer, Tessera's kernel of `tessera bench optimizer`, target)}; "limit" is the kernel's own limit over its
+# time, on a GPU a copy of as many bytes, timed between the steps.
+OPTIMIZER = {
+    "host": (
+        ("limit", "fp32", 0.95),
+        ("deepspeed_fp32", "fp32", 1.1),
+        ("fused_fp32", "fp32", 1.0),
+        ("chain_bf16", "mixed", 1.8),
+        ("deepspeed_chain_bf16", "mixed", 2.5),
+        ("chain_bf16", "mixed_bf16_moments", 2.7),
+        ("deepspeed_chain_bf16", "mixed_bf16_moments", 4.0),
+    ),
+    "gpu": (
+        ("limit", "fp32", 0.93),
+        ("fused_fp32", "fp32", 1.05),
+        ("chain_bf16", "mixed", 1.7),
+        ("chain_bf16", "mixed_bf16_moments", 2.6),
+        ("chain_bf16", "mixed_8bit_moments", 3.3),
+    ),
+}
 
 # With AVX2 alone (contender, Tessera's kernel, target); Tessera's own fp32 is what narrow moments are beside.
 OPTIMIZER_AVX2 = (
@@ -76,6 +93,9 @@ COLLECTIVES = (
     ("reduce_scatter", None, 13.0),
     ("all_gather", None, 10.0),
 )
+# What the largest of each of these is to reach of a loop that only reads and writes as much, by whose memory it is in.
+# A program's own has to go through memory of the group.
+COLLECTIVES_OF_LIMIT = (("group", 0.9), ("private", 0.85))
 
 # Passes over a disk: over the faster of fio and of DeepSpeed's sweep; over DeepSpeed's defaults, where those reach less
 # than DISK_SLOW of fio; and DeepSpeed's CPU time a byte over Tessera's.
@@ -83,13 +103,37 @@ DISK = 0.98
 DISK_DEFAULTS = 1.2
 DISK_SLOW = 0.8
 DISK_CPU = 2.0
-
 # (Tessera's kernel, target over DeepSpeed's swapper), a step a parameter with the state on disk; and the longer of the
 # two parts of such a step, the disk's and the update's, over the step.
-DISK_STEPS = (("fp32", 1.5), ("mixed_bf16_moments", 2.5), ("mixed_8bit_moments", 3.5))
+DISK_STEPS = {"fp32": 1.5, "mixed_bf16_moments": 2.5, "mixed_8bit_moments": 3.5}
 DISK_STEPS_OF_LIMIT = 0.95
 
-# What the summary of the page shows of every work: (heading, measure of tables.ratios, peer, Tessera's contender).
+# Work a second of all ranks together where they outnumber the cores, over that of the fewest ranks.
+CROWDED = 0.9
+# The best bucket over one collective a tensor.
+BUCKETS = 1.2
+# The most that a unit may cost the host above the plain module on a GPU, microseconds.
+UNIT_US = 20
+
+GBIT = 10**9
+# (Tessera's contender, its peer, {bits a second: target}) of step times over a network, its own over the peer's.
+NET_STEPS = (
+    ("tessera_no_shard", "torch_ddp", {10 * GBIT: 1.0, 2 * GBIT: 1.0, GBIT: 0.95}),
+    ("tessera_lossless", "torch_ddp", {10 * GBIT: 1.0, 2 * GBIT: 1.0, GBIT: 0.95}),
+    ("tessera_full_shard", "torch_fsdp2", {2 * GBIT: 0.5, GBIT: 0.5}),
+    ("python_full_shard", "torch_fsdp2", {2 * GBIT: 0.5, GBIT: 0.5}),
+    ("tessera_int8", "torch_ddp_power_sgd", {GBIT // 5: 1.0}),
+    ("tessera_power_sgd", "torch_ddp_power_sgd", {GBIT // 5: 1.0}),
+)
+# The same of what a step takes beyond the computation of one rank alone.
+NET_EXPOSED = (
+    ("tessera_int8", "tessera_no_shard", {GBIT // 5: 0.35}),
+    ("tessera_power_sgd", "tessera_no_shard", {GBIT // 5: 0.10}),
+)
+# Of |predicted / measured - 1| over all rates and contenders: the farthest off, and the median.
+PREDICTED_WITHIN, PREDICTED_MEDIAN = 0.10, 0.05
+
+# What the summary of a host's page shows of every work: (heading, measure of the ratios, peer, Tessera's contender).
 SUMMARY = (
     ("FULL_SHARD beside PyTorch FSDP2", "step", "torch_fsdp2", "tessera_full_shard"),
     ("FULL_SHARD with private copies beside PyTorch FSDP2", "step", "torch_fsdp2", "tessera_full_shard_private"),
@@ -101,13 +145,3 @@ SUMMARY = (
     ("FULL_SHARD with private copies beside PyTorch FSDP2", "peak_memory", "torch_fsdp2", "tessera_full_shard_private"),
     ("FULL_SHARD beside Tessera's plan", "peak_memory", "plan", "tessera_full_shard"),
 )
-
-# What the largest of each of these is to reach of a loop that only reads and writes as much, by whose memory it is in. A
-# program's own has to go through memory of the group.
-COLLECTIVES_OF_LIMIT = (("group", 0.9), ("private", 0.85))
-
-# Work a second of all ranks together where they outnumber the cores, over that of the fewest ranks.
-CROWDED = 0.9
-
-# The best bucket over one collective a tensor.
-BUCKETS = 1.2

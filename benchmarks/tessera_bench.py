@@ -37,13 +37,26 @@ import subprocess
 import tempfile
 
 SECTIONS = ("collectives", "optimizer", "step", "memory", "overhead", "buckets")
-_CASE_FIELDS = {"collectives": ("operation", "memory", "dtype", "bytes", "samples_ns", "limit_s"),
-                "optimizer": ("name", "numel", "bytes", "samples_s", "limit_s")}
-_PASS_FIELDS = ("bytes", "engine", "write", "read", "mixed")
-_DISK_STEP_FIELDS = ("name", "numel", "bytes_moved", "step_s", "in_memory_s", "transfer_s")
-_MODEL_FIELDS = ("model", "data", "gradient_bytes", "steps_a_round", "per_tensor_collectives",
-                 "per_tensor_samples_s", "per_tensor_communication_s", "sweep", "reductions", "inference")
 TIMEOUT_S = 600
+
+
+def _form(names, **inner):
+    return dict.fromkeys(names.split()) | inner
+
+
+_PASS, _TABLE = _form("samples_s cpu_s"), _form("columns rows")
+# What an object of each section has: the names of its fields, and the forms of those that are objects, or lists of
+# them.
+_FORMS = {
+    "collectives": _form("", cases=_form("operation memory dtype bytes samples_ns limit_s")),
+    "optimizer": _form("", cases=_form("name numel bytes samples_s limit_s")),
+    "offload": _form("", disks=_form("bytes engine", write=_PASS, read=_PASS, mixed=_PASS),
+                     steps=_form("name numel bytes_moved memory_bytes step_s in_memory_s transfer_s")),
+    "buckets": _form("", models=_form("model data gradient_bytes steps_a_round per_tensor_collectives per_tensor_samples_s "
+                                      "per_tensor_communication_s", reductions=_form("bytes samples_s"),
+                                      sweep=_form("bucket_bytes collectives samples_s communication_s"),
+                                      inference=_form("loss accuracy samples_s"))),
+}
 
 
 class BenchFailed(Exception):
@@ -62,14 +75,6 @@ def offered_sections(binary):
     return [section for section in SECTIONS if re.search(rf"^\s+{section}\b", text, re.MULTILINE)]
 
 
-def run_buckets(binary, quick):
-    """The buckets section over shared memory, where starting a reduction costs next to nothing, and over Gloo."""
-    written = run_section(binary, "buckets", quick)
-    over_gloo = run_section(binary, "buckets", quick, ["--transport", "gloo"])
-    written["models"] += [model | {"model": model["model"] + " over Gloo"} for model in over_gloo["models"]]
-    return written
-
-
 def run_section(binary, section, quick, more=(), timeout_s=TIMEOUT_S):
     """What the section wrote. BenchFailed if it ends with an error or writes something else."""
     with tempfile.TemporaryDirectory() as folder:
@@ -81,46 +86,32 @@ def run_section(binary, section, quick, more=(), timeout_s=TIMEOUT_S):
         return checked(section, json.loads(file.read_text()))
 
 
+def run_buckets(binary, quick):
+    """The buckets section over shared memory, where starting a reduction costs next to nothing, and over Gloo."""
+    written, over_gloo = (run_section(binary, "buckets", quick, more) for more in ((), ("--transport", "gloo")))
+    written["models"] += [model | {"model": model["model"] + " over Gloo"} for model in over_gloo["models"]]
+    return written
+
+
 def checked(section, data):
     """`data` if it has the form above, in the peers' names and units."""
-    if section in _CASE_FIELDS:
-        for case in _field(section, data, "cases"):
-            for name in _CASE_FIELDS[section]:
-                _field(section, case, name)
-        if section == "collectives":
-            data = {"cases": [_in_peers_terms(case) for case in data["cases"]]}
-    elif section == "offload":
-        for disk in _field(section, data, "disks"):
-            for name in _PASS_FIELDS:
-                _field(section, disk, name)
-            for kind in ("write", "read", "mixed"):
-                for name in ("samples_s", "cpu_s"):
-                    _field(section, disk[kind], name)
-        for step in _field(section, data, "steps"):
-            for name in _DISK_STEP_FIELDS:
-                _field(section, step, name)
-    elif section == "buckets":
-        for model in _field(section, data, "models"):
-            for name in _MODEL_FIELDS:
-                _field(section, model, name)
-            for entry in model["sweep"]:
-                for name in ("bucket_bytes", "collectives", "samples_s", "communication_s"):
-                    _field(section, entry, name)
-            for name in ("loss", "accuracy", "samples_s"):
-                _field(section, model["inference"], name)
-    else:
-        columns = _field(section, data, "columns")
-        if any(len(row) != len(columns) for row in _field(section, data, "rows")):
-            raise BenchFailed(f"tessera bench {section}: a row has not {len(columns)} columns")
+    _check(section, data, _FORMS.get(section, _TABLE))
+    if section == "collectives":
+        return {"cases": [_in_peers_terms(case) for case in data["cases"]]}
+    if section not in _FORMS and any(len(row) != len(data["columns"]) for row in data["rows"]):
+        raise BenchFailed(f"tessera bench {section}: a row has not {len(data['columns'])} columns")
     return data
+
+
+def _check(section, value, form):
+    for each in value if isinstance(value, list) else [value]:
+        for name, inner in form.items():
+            if name not in each:
+                raise BenchFailed(f'tessera bench {section}: no "{name}" in {json.dumps(each)[:200]}')
+            if inner:
+                _check(section, each[name], inner)
 
 
 def _in_peers_terms(case):
     terms = {"collective": case["operation"], "samples_s": [nanoseconds * 1e-9 for nanoseconds in case["samples_ns"]]}
     return terms | {name: case[name] for name in ("memory", "dtype", "bytes", "limit_s")}
-
-
-def _field(section, entry, name):
-    if name not in entry:
-        raise BenchFailed(f'tessera bench {section}: no "{name}" in {json.dumps(entry)[:200]}')
-    return entry[name]

@@ -7,6 +7,8 @@ import pathlib
 import random
 import struct
 
+from contenders import CONTENDERS, those_of
+
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 LLMC_MAGIC, LLMC_VERSION, LLMC_HEADER_INTS = 20240520, 1, 256
 TOKENS = 200_000
@@ -14,18 +16,40 @@ TOKENS = 200_000
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """A model and how many of its steps make a round. A step is one sample of seq_len tokens a rank, and AdamW."""
+    """A model, how many of its steps make a round, and who takes part, the most important first. A step is `batch`
+    samples of seq_len tokens a rank, and AdamW."""
 
     name: str
     title: str
-    model: dict        # the model file
-    dtype: str         # of parameters: "fp32" or "bf16" (then gradients travel in bf16, and masters are fp32)
-    steps: int         # timed steps of a round
-    warm_up: int       # steps before them
-    cool_down: int     # steps after: ranks that train alone drift apart, and the timed steps of both must overlap
+    model: dict                 # the model file
+    dtype: str                  # of parameters: "fp32" or "bf16" (then masters are fp32)
+    steps: int                  # timed steps of a round
+    warm_up: int                # steps before them
+    contenders: tuple
+    # Steps after: ranks that train alone drift apart, and the timed steps of both must overlap.
+    cool_down: int = 0
+    batch: int = 1
+    reduce: str = "bf16"        # in which gradients travel where parameters are bf16
+    estimate_s: float = 0.0     # of a contender's turn, start of the process included; of works of a GPU
+    limit_s: float = 600.0      # after so long it is stopped
+    needs_per_parameter: int = 20
 
     def parameters(self):
         return parameter_count(self.model)
+
+    def tokens(self):
+        """Of a step of one rank."""
+        return self.batch * self.model["seq_len"]
+
+    def needs_bytes(self):
+        """Of a GPU. PyTorch with masters by hand needs most: 2 bytes each for a bf16 parameter and its gradient, 4 each
+        for the fp32 master, its gradient and two moments; and 4 GiB for activations, logits and libraries."""
+        return self.needs_per_parameter * self.parameters() + 2**32
+
+    def facts(self):
+        """What results hold of it."""
+        names = ("name", "title", "model", "dtype", "batch", "steps", "warm_up", "contenders")
+        return {name: getattr(self, name) for name in names} | {"parameters": self.parameters()}
 
 
 def parameter_count(model):
@@ -37,43 +61,99 @@ def parameter_count(model):
     return layers * block + embeddings + 2 * width
 
 
-def _gpt(layers, width, heads, vocab_size):
-    return {"model": "gpt", "vocab_size": vocab_size, "seq_len": 128, "layers": layers, "width": width, "heads": heads}
+def flops_per_token(model):
+    """Floating-point operations of forward and backward, by the formula of PaLM (arXiv 2204.02311, appendix B):
+    6 for each parameter of a matrix product (four of width^2 in attention, eight in the feed-forward layers, and the
+    head), and 12 * layers * width * seq_len for attention itself, whose masked half counts. What is computed again in
+    backward does not count: the model does not ask for it."""
+    layers, width = model["layers"], model["width"]
+    matrices = 12 * layers * width * width + model["vocab_size"] * width
+    return 6 * matrices + 12 * layers * width * model["seq_len"]
 
 
-def full_works():
+def _gpt(layers, width, heads, vocab_size, seq_len=128, **more):
+    return {"model": "gpt", "vocab_size": vocab_size, "seq_len": seq_len, "layers": layers, "width": width, "heads": heads} | more
+
+
+_SMALL = _gpt(2, 128, 4, 1024, 64)  # for smoke tests, whose figures mean nothing
+_SMALL_TITLE = "GPT of 0.7 M parameters, fp32 (smoke test)"
+
+
+def of_host(quick):
+    """What all contenders of a host train; the first one's step is traced."""
+    families = ("torch", "deepspeed", "tessera")
+    everyone = tuple(sorted(those_of("host"), key=lambda name: families.index(CONTENDERS[name].family)))
+    if quick:
+        return [Work("quick", "GPT of 1 M parameters, bf16 with fp32 masters (smoke test)", _gpt(4, 128, 4, 1024), "bf16",
+                     3, 2, everyone)]
     gpt = json.loads((REPOSITORY / "examples/configs/gpt_69m.json").read_text())
     return [
-        Work("gpt_69m_fp32", "GPT of 69 M parameters, fp32", gpt, "fp32", steps=6, warm_up=2, cool_down=1),
-        Work("gpt_69m_bf16", "GPT of 69 M parameters, bf16 with fp32 masters", gpt, "bf16", steps=8, warm_up=2,
-             cool_down=2),
-        Work("narrow_24x64", "24 layers of width 64, fp32: the cost of many small units", _gpt(24, 64, 4, 256), "fp32",
-             steps=30, warm_up=8, cool_down=15),
+        Work("gpt_69m_fp32", "GPT of 69 M parameters, fp32", gpt, "fp32", 6, 2, everyone, cool_down=1),
+        Work("gpt_69m_bf16", "GPT of 69 M parameters, bf16 with fp32 masters", gpt, "bf16", 8, 2, everyone, cool_down=2),
+        Work("narrow_24x64", "24 layers of width 64, fp32: the cost of many small units", _gpt(24, 64, 4, 256), "fp32", 30, 8,
+             everyone, cool_down=15),
     ]
 
 
-def python_work(quick):
+def of_python(quick):
     """What PyTorch, its peers and Tessera's Python package train, with one Python model."""
     if quick:
-        return Work("python", "GPT of 0.7 M parameters, fp32 (smoke test)",
-                    {"model": "gpt", "vocab_size": 1024, "seq_len": 64, "layers": 2, "width": 128, "heads": 4}, "fp32",
-                    steps=3, warm_up=2, cool_down=0)
-    return Work("python", "GPT of 27 M parameters, fp32",
-                {"model": "gpt", "vocab_size": 8192, "seq_len": 512, "layers": 6, "width": 512, "heads": 8}, "fp32",
-                steps=6, warm_up=2, cool_down=1)
+        return Work("python", _SMALL_TITLE, _SMALL, "fp32", 3, 2, those_of("python"))
+    return Work("python", "GPT of 27 M parameters, fp32", _gpt(6, 512, 8, 8192, 512), "fp32", 6, 2, those_of("python"), cool_down=1)
 
 
-def crowded_work(quick):
+def of_crowd(quick):
     """What more and more ranks train on the same cores."""
     layers, width = (2, 64) if quick else (8, 256)
-    return Work("crowded", f"GPT of {layers} layers of width {width}, fp32", _gpt(layers, width, 4, 4096), "fp32",
-                steps=2 if quick else 12, warm_up=1 if quick else 3, cool_down=0 if quick else 2)
+    steps, warm_up, cool_down = (2, 1, 0) if quick else (12, 3, 2)
+    return Work("crowded", f"GPT of {layers} layers of width {width}, fp32", _gpt(layers, width, 4, 4096), "fp32", steps, warm_up,
+                ("torch_fsdp2", "tessera_full_shard"), cool_down)
 
 
-def quick_works():
-    """Small enough for a smoke test of the whole path; its figures mean nothing."""
-    return [Work("quick", "GPT of 1 M parameters, bf16 with fp32 masters (smoke test)", _gpt(4, 128, 4, 1024), "bf16",
-                 steps=3, warm_up=2, cool_down=0)]
+def of_net(quick, steps):
+    warm_up = 3  # DDP's hook for PowerSGD sends the gradients of the first two steps as they are
+    if quick:
+        return Work("quick", _SMALL_TITLE, _SMALL, "fp32", steps, warm_up, those_of("net"))
+    return Work("gpt_27m", "GPT of 27 M parameters, fp32", _gpt(6, 512, 8, 8192, 256), "fp32", steps, warm_up, those_of("net"))
+
+
+_ON_GPU = ("torch_eager", "tessera_full_shard", "torch_fsdp2", "tessera_no_shard", "torch_ddp", "tessera_shard_gradients")
+_STATES_ON_HOST = ("tessera_host_backward", "torch_fsdp2_host", "tessera_host_gpu", "tessera_host_cpu", "tessera_host_all")
+
+
+def _of_gpu(name, title, model, batch, steps, warm_up, estimate_s, limit_s, contenders=_ON_GPU, **more):
+    """bf16 parameters and fp32 masters; gradients are reduced in fp32, as FSDP2's are."""
+    return Work(name, title, model, "bf16", steps, warm_up, contenders, batch=batch, reduce="fp32", estimate_s=estimate_s,
+                limit_s=limit_s, **more)
+
+
+def of_gpu(quick):
+    """What a GPU trains, alone: GPT-2's form, its vocabulary filled up to a multiple of 64."""
+    if quick:
+        model = _gpt(2, 128, 4, 1024, tie_head=True, recompute=True)
+        return [_of_gpu("quick", "GPT of 0.5 M parameters, blocks recomputed (smoke test)", model, 2, 3, 2, 12, 90,
+                        (*_ON_GPU, "shared_full_shard_2"))]
+
+    def gpt(layers, width, heads, recompute=True):
+        return _gpt(layers, width, heads, 50304, 1024, tie_head=True, recompute=recompute)
+
+    small, middle, large = gpt(12, 768, 12, recompute=False), gpt(48, 1600, 25), gpt(32, 4096, 32)
+    middle_title, large_title = "GPT of 1.5 B parameters", "GPT of 6.7 B parameters"
+    recomputed, on_host = ", blocks recomputed", ", optimizer states in the host's memory"
+    shared = tuple(name for name in those_of("gpu") if name.startswith("shared_"))
+    rules = tuple(f"rule_{name}" for name in ("adamw", "lamb", "adafactor", "muon", "muon_bf16", "lars"))
+    # With states on the host, bf16 parameters and gradients stay on the GPU; 6 bytes more are for what is on its way.
+    # Of the host's memory Tessera pins 10 bytes a parameter, and FSDP2 16.
+    return [
+        _of_gpu("gpt_124m", "GPT of 124 M parameters", small, 16, 20, 5, 12, 60),
+        _of_gpu("gpt_1b5", middle_title + recomputed, middle, 8, 10, 3, 20, 90),
+        _of_gpu("gpt_7b", large_title + recomputed, large, 4, 6, 2, 35, 150,
+                ("torch_fsdp2", "tessera_full_shard", "torch_eager")),
+        _of_gpu("gpt_124m_shared", "GPT of 124 M parameters, ranks that share the GPU", small, 16, 20, 5, 12, 60, shared),
+        _of_gpu("gpt_1b5_rules", middle_title + recomputed + ", update rules", middle, 8, 6, 2, 12, 90, rules),
+        _of_gpu("gpt_1b5_host", middle_title + on_host, middle, 8, 5, 2, 40, 120, _STATES_ON_HOST, needs_per_parameter=10),
+        _of_gpu("gpt_7b_host", large_title + on_host, large, 4, 3, 1, 90, 200, _STATES_ON_HOST[:3], needs_per_parameter=10),
+    ]
 
 
 def write_tokens(path, vocab_size):

@@ -9,12 +9,14 @@ import unittest
 import unittest.mock
 
 import paths  # noqa: F401
-import contenders
+import launch
 import targets
 import works
+from contenders import CONTENDERS, named, strategy_file, those_of
 
-
-EVERY_WORK = works.full_works() + works.quick_works() + [works.python_work(quick) for quick in (False, True)]
+OF_GPU = works.of_gpu(quick=False)
+EVERY_WORK = [work for quick in (False, True) for work in
+              (*works.of_host(quick), works.of_python(quick), works.of_crowd(quick), works.of_net(quick, 3), *works.of_gpu(quick))]
 
 
 class Sizes(unittest.TestCase):
@@ -31,45 +33,86 @@ class Sizes(unittest.TestCase):
 
     def test_timed_steps_are_warm(self):
         for work in EVERY_WORK:
-            self.assertGreaterEqual(work.warm_up, 2, work.name)
+            self.assertGreaterEqual(work.warm_up, 1 if work.name in ("crowded", "gpt_7b_host") else 2, work.name)
+
+    def test_sizes_of_a_gpu_are_those_of_their_names(self):
+        wanted = {"124m": 124, "1b5": 1558, "7b": 6654}
+        for work in OF_GPU:
+            self.assertAlmostEqual(work.parameters() / 1e6, wanted[work.name.split("_")[1]], delta=1)
+
+    def test_large_models_recompute_their_blocks(self):
+        for work in OF_GPU:
+            self.assertEqual(work.model["recompute"], work.parameters() > 1e9, work.name)
+
+    def test_seven_billion_fit_a_gpu_of_139_gib_and_not_one_of_78(self):
+        needs = {work.name: work.needs_bytes() / 2**30 for work in OF_GPU}
+        self.assertTrue(120 < needs["gpt_7b"] < 139, needs)
+        self.assertLess(needs["gpt_1b5"], 78)
+
+    def test_tokens_of_a_step_are_in_the_file(self):
+        for work in EVERY_WORK:
+            self.assertLess(work.tokens(), works.TOKENS, work.name)
+
+
+class Flops(unittest.TestCase):
+    def test_formula_by_hand(self):
+        model = {"layers": 2, "width": 3, "vocab_size": 5, "seq_len": 7}
+        # Matrices: 2 layers of 12 * 9, and a head of 15: 231 parameters. Attention: 12 * 2 * 3 * 7 = 504.
+        self.assertEqual(works.flops_per_token(model), 6 * 231 + 504)
+
+    def test_most_of_it_is_six_for_each_parameter(self):
+        for work in OF_GPU:
+            self.assertTrue(1.0 < works.flops_per_token(work.model) / (6 * work.parameters()) < 1.2, work.name)
 
 
 class Contenders(unittest.TestCase):
+    def test_works_have_contenders_of_their_place(self):
+        places = {"python": "python", "crowded": "host", "gpt_27m": "net"} | {work.name: "gpu" for work in OF_GPU}
+        for work in EVERY_WORK:
+            if work.name != "quick":
+                self.assertLessEqual(set(work.contenders), set(those_of(places.get(work.name, "host"))), work.name)
+
+    def test_ranks_that_share_a_gpu_share_the_batch(self):
+        for work in EVERY_WORK:
+            for contender in named(work.contenders):
+                self.assertEqual(work.batch % contender.ranks, 0, (work.name, contender.name))
+
     def test_private_copies_are_the_same_strategy_without_host_sharing(self):
-        of = {contender.name: contender for contender in contenders.CONTENDERS}
-        work = works.full_works()[1]
-        private = [contender for contender in contenders.CONTENDERS if contender.private_copies]
+        work = works.of_host(quick=False)[1]
+        private = [contender for contender in CONTENDERS.values() if contender.private_copies]
         self.assertEqual({contender.argument for contender in private},
                          {"SHARD_OPTIMIZER", "SHARD_GRADIENTS", "SHARD_GRAD_OP", "FULL_SHARD"})
         for contender in private:
             with self.subTest(contender.name):
-                shared = of[contender.name.removesuffix("_private")]
+                shared = CONTENDERS[contender.name.removesuffix("_private")]
                 self.assertEqual(contender.stage, shared.stage)
-                self.assertNotIn("host_sharing", contenders.strategy_file(shared, work))
-                self.assertEqual(contenders.strategy_file(contender, work),
-                                 contenders.strategy_file(shared, work) | {"host_sharing": False})
+                self.assertNotIn("host_sharing", strategy_file(shared, work))
+                self.assertEqual(strategy_file(contender, work), strategy_file(shared, work) | {"host_sharing": False})
 
-    def test_targets_name_contenders(self):
-        names = {contender.name for contender in contenders.CONTENDERS} | {"plan"}
-        pairs = [pair for _, *pair, _ in targets.STEPS] + [pair for *pair, _ in targets.MEMORY]
-        pairs += [pair for _, _, *pair in targets.SUMMARY]
-        self.assertLessEqual({name for pair in pairs for name in pair}, names)
-        names = {contender.name for contender in contenders.PYTHON_CONTENDERS}
-        pairs = [pair for *pair, _ in targets.PYTHON + targets.PYTHON_MEMORY]
-        self.assertLessEqual({name for pair in pairs for name in pair}, names)
+    def test_stages_are_those_of_what_is_sharded(self):
+        stages = {name: CONTENDERS[name].stage for name in those_of("host") + those_of("python")}
+        self.assertEqual({name for name, stage in stages.items() if stage == 3},
+                         {"torch_fsdp2", "deepspeed_zero3", "tessera_full_shard", "tessera_full_shard_private", "python_full_shard",
+                          "python_full_shard_private"})
+        self.assertEqual({name for name, stage in stages.items() if stage == 0},
+                         {"torch_alone", "torch_ddp", "tessera_alone", "tessera_no_shard", "python_no_shard"})
 
-    def test_one_python_model_has_the_peers_that_are_named(self):
-        of = [contender.name for contender in contenders.PYTHON_CONTENDERS]
-        self.assertLessEqual(set(contenders.PYTHON_PEERS), set(of))
+    def test_targets_name_contenders_of_their_place(self):
+        known = set(those_of("host") + those_of("python") + ("plan",))
+        for _, peer, ours, _ in targets.STEPS["host"] + targets.MEMORY:
+            self.assertLessEqual({peer, ours}, known)
+        self.assertLessEqual({name for _, _, *pair in targets.SUMMARY for name in pair}, known)
+        self.assertLessEqual({name for _, *pair, _ in targets.STEPS["gpu"] for name in pair}, set(those_of("gpu")))
+        self.assertLessEqual({name for *pair, _ in targets.NET_STEPS + targets.NET_EXPOSED for name in pair}, set(those_of("net")))
 
     def test_the_package_of_a_build_is_beside_its_program(self):
         with tempfile.TemporaryDirectory() as folder:
             binary = pathlib.Path(folder).resolve() / "app/tessera"
-            self.assertEqual(contenders.built_package(binary), {})
+            self.assertEqual(launch.built_package(binary), {})
             package = binary.parents[1] / "python"
             (package / "tessera").mkdir(parents=True)
             with unittest.mock.patch.dict("os.environ", PYTHONPATH="/other"):
-                self.assertEqual(contenders.built_package(binary), {"PYTHONPATH": f"{package}:/other"})
+                self.assertEqual(launch.built_package(binary), {"PYTHONPATH": f"{package}:/other"})
 
 
 class Tokens(unittest.TestCase):

@@ -20,7 +20,7 @@ from make_golden import KEPT, NEXT, STRATEGIES, run, steps_of, train_command
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "benchmarks"))
-from report import last_step_of_trace  # noqa: E402
+from timeline import last_step_of_trace  # noqa: E402
 
 TESSERA = ""
 VERSIONS = sorted(file.parent for file in HERE.glob("*/expected.json"))

@@ -5,8 +5,8 @@ import subprocess
 import unittest
 
 import paths  # noqa: F401
-from gpu.budget import Budget
-from gpu.schedule import Schedule, Task
+from ranks import ContenderFailed
+from schedule import Budget, Schedule, Task
 
 
 class Clock:
@@ -38,8 +38,8 @@ class Schedules(unittest.TestCase):
         self.clock = Clock()
         self.said, self.ran, self.limits = [], [], []
 
-    def schedule(self, seconds):
-        return Schedule(Budget(seconds, self.clock), self.said.append)
+    def schedule(self, seconds, **more):
+        return Schedule(self.said.append, Budget(seconds, self.clock), **more)
 
     def task(self, key, takes, estimate=1.0, limit=100.0, error=None):
         def run(limit_s):
@@ -49,7 +49,7 @@ class Schedules(unittest.TestCase):
             if error:
                 raise error
 
-        return Task(key, f"task {key}", estimate, limit, run)
+        return Task(key, f"task {key}", run, estimate, limit)
 
     def test_rounds_are_interleaved(self):
         schedule = self.schedule(100)
@@ -65,6 +65,12 @@ class Schedules(unittest.TestCase):
         self.assertEqual(self.ran, ["a", "b", "b"])
         self.assertEqual(schedule.failed, [{"key": "a", "what": "task a", "round": 1, "why": "ValueError: no luck"}])
         self.assertEqual(self.said, ["failed: task a, round 1: ValueError: no luck"])
+
+    def test_a_task_may_fail_so_often_before_it_is_given_up(self):
+        schedule = self.schedule(100, most_failures=2)
+        schedule.run([self.task("a", 1, error=ContenderFailed("no luck"))], rounds=3)
+        self.assertEqual(self.ran, ["a", "a"])
+        self.assertEqual([(entry["round"], entry["why"]) for entry in schedule.failed], [(1, "no luck"), (2, "no luck")])
 
     def test_all_of_a_long_reason_is_kept_and_its_end_is_said(self):
         schedule = self.schedule(100)

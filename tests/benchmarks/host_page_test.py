@@ -9,19 +9,28 @@ import re
 import tempfile
 import unittest
 
-import paths  # noqa: F401
-import report
-import svg
+import paths
+import tables as all_tables
+import timeline
+from host import tables
 
 COSTS = ("exposed_s", "communication_fraction", "gustafson_efficiency")
-MADE_UP = pathlib.Path(__file__).resolve().parent / "made_up_results.json"
 
 
-def written(data):
-    """{file name: text} of what report.write makes of `data`."""
+def made_up():
+    return json.loads((pathlib.Path(__file__).resolve().parent / "made_up_results.json").read_text())
+
+
+def csv_of(data):
+    """{file name: text} of the tables of `data`."""
     with tempfile.TemporaryDirectory() as folder:
-        report.write(data, pathlib.Path(folder))
+        all_tables.write_csv(tables.all_tables(tables.HostResults(data)), pathlib.Path(folder))
         return {path.name: path.read_text() for path in pathlib.Path(folder).iterdir()}
+
+
+def page_of(data):
+    from host import page  # which needs matplotlib
+    return page.Page(data).text()
 
 
 def rows_of(text):
@@ -35,7 +44,7 @@ def numbers(row, *columns):
 class Tables(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.files = written(json.loads(MADE_UP.read_text()))
+        cls.files = csv_of(made_up())
 
     def row(self, file, **key):
         found = [row for row in rows_of(self.files[file]) if all(row[name] == value for name, value in key.items())]
@@ -145,9 +154,9 @@ class Tables(unittest.TestCase):
         self.assertNotIn("tessera_step.csv", self.files)
 
     def test_csv_numbers_read_back_to_the_same_bits(self):
-        data = json.loads(MADE_UP.read_text())
+        data = made_up()
         data["steps"][1]["rounds_s"] = [[0.1 + 0.2]]
-        row = next(row for row in rows_of(written(data)["steps.csv"]) if row["contender"] == "PyTorch FSDP2")
+        row = next(row for row in rows_of(csv_of(data)["steps.csv"]) if row["contender"] == "PyTorch FSDP2")
         self.assertEqual(float(row["median_s"]), 0.1 + 0.2)
 
 
@@ -158,7 +167,7 @@ class Balanced(html.parser.HTMLParser):
 
     def __init__(self):
         super().__init__()
-        self.open, self.problems, self.ids, self.links = [], [], [], []
+        self.open, self.problems, self.ids, self.links, self.used = [], [], [], [], []
 
     def handle_starttag(self, tag, attributes):
         if tag not in self.VOID:
@@ -167,7 +176,7 @@ class Balanced(html.parser.HTMLParser):
             if name == "id":
                 self.ids.append(value)
             elif name == "href" and value.startswith("#"):
-                self.links.append(value[1:])
+                (self.links if tag == "a" else self.used).append(value[1:])
             elif name in ("src", "href", "xlink:href", "onload"):
                 self.problems.append(f"{tag} {name}")
         if tag in ("script", "link", "iframe", "img"):
@@ -182,16 +191,20 @@ class Balanced(html.parser.HTMLParser):
             self.problems.append(f"</{tag}> out of order")
 
 
+@paths.NEEDS_MATPLOTLIB
 class Page(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.page = written(json.loads(MADE_UP.read_text()))["index.html"]
+        cls.page = page_of(made_up())
 
     def test_is_well_formed_and_loads_nothing(self):
         parser = Balanced()
         parser.feed(self.page)
         self.assertEqual((parser.problems, parser.open), ([], []))
         self.assertNotIn("url(http", self.page)
+        used = parser.used + re.findall(r"url\(#([^)]*)\)", self.page)  # marks and hatches of pictures
+        self.assertGreater(len(used), 10)
+        self.assertLessEqual(set(used), set(parser.ids))
 
     def test_every_link_of_the_contents_leads_to_one_section(self):
         parser = Balanced()
@@ -205,11 +218,10 @@ class Page(unittest.TestCase):
         summary = self.page[:self.page.index("<nav>")]
         self.assertIn("A step of Tessera FULL_SHARD is faster than one of PyTorch FSDP2 by the factors 4.0; the peak "
                       "memory of a rank is smaller by the factors 1.2", summary)
-        judged = [row for row in rows_of(written(json.loads(MADE_UP.read_text()))["ratios.csv"]) if row["reached"]]
+        judged = [row for row in rows_of(csv_of(made_up())["ratios.csv"]) if row["reached"]]
         reached = sum(row["reached"] == "yes" for row in judged)
         self.assertIn(f"Of {len(judged)} targets {reached} are reached", summary)
-        self.assertIn('<td>FULL_SHARD beside PyTorch FSDP2</td><td class="number"><span class="no">1.25</span> (2.00)',
-                      summary)
+        self.assertIn('<td>FULL_SHARD beside PyTorch FSDP2</td><td class="number no">1.25 (2.00)</td>', summary)
         self.assertIn("Peak memory of a rank, A work, beside PyTorch FSDP2: 1.25 of 2", summary)
 
     def test_names_are_readable(self):
@@ -224,12 +236,12 @@ class Page(unittest.TestCase):
     def test_says_what_sharing_on_one_host_means(self):
         self.assertIn("With ranks of one host sharing one copy of the parameters nothing is gathered", self.page)
         self.assertIn("This run has no rows with private copies", self.page)
-        data = json.loads(MADE_UP.read_text())
+        data = made_up()
         data["contenders"].append(data["contenders"][-1] | {
-            "name": "tessera_full_shard_private", "label": "Tessera FULL_SHARD, private copies",
+            "name": "tessera_full_shard_private", "label": "Tessera FULL_SHARD, private copies", "family": "tessera",
             "private_copies": True})
-        data["steps"].append(data["steps"][-1] | {"contender": "tessera_full_shard_private", "rounds_s": [[2.0]]})
-        page = written(data)["index.html"]
+        data["steps"].append({"work": "w", "contender": "tessera_full_shard_private", "rounds_s": [[2.0]]})
+        page = page_of(data)
         self.assertNotIn("This run has no rows with private copies", page)
         self.assertIn('<td>FULL_SHARD with private copies beside PyTorch FSDP2</td><td class="number">2.00</td>', page)
 
@@ -240,8 +252,8 @@ class Page(unittest.TestCase):
         self.assertEqual(sorted(variables[0]), sorted(variables[1]))
         self.assertLessEqual(set(re.findall(r"var\((--[\w-]+)\)", self.page)), set(variables[0]))
         self.assertIn("prefers-color-scheme: dark", style)
-        # Outside the style nothing has a colour of its own but the timeline's shades.
-        self.assertEqual(re.findall(r'(?:fill|stroke)[=:]"?#\w+', self.page.replace(style, "")), [])
+        # Outside the style nothing has a colour of its own.
+        self.assertEqual(re.findall(r'(?:fill|stroke)(?:: |=")(?!none|var\(|url\().*', self.page.replace(style, "")), [])
 
     def test_names_commit_command_and_checks(self):
         self.assertIn("0123456789abcdef0123456789abcdef01234567 with uncommitted changes", self.page)
@@ -251,17 +263,6 @@ class Page(unittest.TestCase):
     def test_text_from_the_machine_is_escaped(self):
         self.assertIn("Made-up &lt;CPU&gt;", self.page)
         self.assertNotIn("<CPU>", self.page)
-
-    def test_bars_are_as_long_as_their_values(self):
-        picture = re.search(r'<svg[^>]*aria-label="Step times of A work".*?</svg>', self.page, re.DOTALL).group()
-        bars = [float(width) for width in re.findall(r'<rect [^>]*width="([\d.]+)" height="16"', picture)]
-        self.assertEqual(len(bars), 5)
-        for value, width in zip([1.0, 4.0, 2.0, 0.75, 1.0], bars):
-            self.assertAlmostEqual(width / bars[1], value / 4.0, places=2)
-        # The no-communication lines stand where the bars of those runs end.
-        references = [float(x) for x in re.findall(r'<line x1="([\d.]+)"[^>]*class="reference"', picture)]
-        self.assertEqual(len(references), 2)
-        self.assertAlmostEqual((references[0] - references[1]) / bars[1], 0.25 / 4.0, places=2)
 
     def test_says_what_won_and_why(self):
         # alpha 10 us, 1/beta 10 GB/s: half-way at 100000 bytes.
@@ -278,20 +279,18 @@ class Page(unittest.TestCase):
         self.assertIn("tessera bench step: this build does not have it", self.page)
 
     def test_sections_without_data_are_left_out(self):
-        data = json.loads(MADE_UP.read_text()) | {"steps": [], "memory": [], "python": [], "optimizer": [], "optimizer_avx2": [],
-                                                  "collectives": [], "crowded": [], "tessera_bench": {}, "timeline": None,
-                                                  "missing": []}
-        files = written(data)
-        self.assertEqual(list(files), ["index.html"])
-        self.assertEqual(re.findall("<h2[^>]*>([^<]*)", files["index.html"]), ["This run"])
+        data = made_up() | {"steps": [], "memory": [], "optimizer": [], "optimizer_avx2": [], "collectives": [], "tessera_bench": {},
+                            "timeline": None, "not_run": []}
+        self.assertEqual(csv_of(data), {})
+        self.assertEqual(re.findall("<h2[^>]*>([^<]*)", page_of(data)), ["This run"])
 
     def test_a_smoke_test_says_so(self):
         self.assertNotIn("smoke test", self.page)
-        self.assertIn("smoke test", written(json.loads(MADE_UP.read_text()) | {"quick": True})["index.html"])
+        self.assertIn("smoke test", page_of(made_up() | {"quick": True}))
 
-    def test_refuses_another_schema(self):
-        with self.assertRaisesRegex(ValueError, "schema 2"):
-            written(json.loads(MADE_UP.read_text()) | {"schema": 2})
+    def test_thinned_samples_are_told(self):
+        self.assertNotIn("thinned", self.page)
+        self.assertIn("lists of samples were thinned evenly, to 300 each", page_of(made_up() | {"thinned_to": 300}))
 
 
 class Trace(unittest.TestCase):
@@ -303,34 +302,13 @@ class Trace(unittest.TestCase):
                  {"ph": "M", "name": "thread_name", "pid": 0, "tid": 2, "args": {"name": "comm"}}]
         events = [span("step", 0, 100), span("gather", 10, 20), span("step", 100, 100), span("gather", 130, 20, tid=2),
                   span("reduce", 199, 9), span("gather", 200, 5)]
-        got = report.last_step_of_trace({"traceEvents": named + events})
+        got = timeline.last_step_of_trace({"traceEvents": named + events})
         self.assertEqual(got, [{"track": "rank 0 / comm", "name": "gather", "start_us": 30, "duration_us": 20},
                                {"track": "rank 0 / 1", "name": "reduce", "start_us": 99, "duration_us": 9}])
 
     def test_refuses_a_trace_without_steps(self):
         with self.assertRaises(ValueError):
-            report.last_step_of_trace([])
-
-
-class Labels(unittest.TestCase):
-    def test_units(self):
-        self.assertEqual([svg.size_label(size) for size in (4, 1024, 1536, 1 << 27)],
-                         ["4 B", "1 KiB", "1.5 KiB", "128 MiB"])
-        self.assertEqual([svg.time_label(t) for t in (2.0, 0.0125, 3e-6, 5e-8)], ["2 s", "12.5 ms", "3 µs", "50 ns"])
-
-    def test_logarithmic_ticks_enclose_closely(self):
-        self.assertEqual(svg.log_ticks(0.2, 0.25), [0.2, 0.5])
-        self.assertEqual(svg.log_ticks(3.0, 40.0), [2, 5, 10, 20, 50])
-        self.assertEqual(svg.log_ticks(1.0, 1.0), [1, 2])
-        self.assertEqual(svg.log_ticks(0.05, 900.0), [0.01, 0.1, 1, 10, 100, 1000])
-
-    def test_ticks_are_round_and_within(self):
-        for top in (0.7, 1.0, 3.3, 47, 1234):
-            ticks = svg.nice_ticks(top)
-            self.assertEqual(ticks[0], 0)
-            self.assertLessEqual(ticks[-1], top)
-            self.assertGreater(ticks[-1], 0.6 * top)
-            self.assertTrue(3 <= len(ticks) <= 7, ticks)
+            timeline.last_step_of_trace([])
 
 
 def passes(contender, seconds, cpu_seconds):
@@ -343,7 +321,7 @@ class Disk(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        data = json.loads(MADE_UP.read_text())
+        data = made_up()
         data["disk"] = [passes("fio", [4.0, 4.0], [0.1, 0.1]), passes("deepspeed_aio", [3.0, 3.0], [0.8, 0.8]),
                         passes("deepspeed_aio_best", [5.0, 5.0], [1.0, 1.0]),
                         passes("tessera", [2.0, 2.0], [0.2, 0.2])]
@@ -353,7 +331,7 @@ class Disk(unittest.TestCase):
             {"contender": "tessera fp32 cached", "numel": 50, "bytes": 400, "memory_bytes": 300, "rounds_s": [[1.0]],
              "rounds_limit_s": [[1.0]]}]
         cls.data = data
-        cls.files = written(data)
+        cls.files = csv_of(data)
 
     def ratio(self, peer, measure, cached=False):
         found = [row for row in rows_of(self.files["ratios.csv"]) if row["peer"] == peer and row["measure"] == measure
@@ -378,22 +356,22 @@ class Disk(unittest.TestCase):
         cached = self.ratio("deepspeed_swapper", "disk_step", cached=True)
         self.assertEqual(numbers(cached, "measured_ratio", "target"), [3.0, 1.5])
 
+    @paths.NEEDS_MATPLOTLIB
     def test_the_page_shows_them(self):
-        page = self.files["index.html"]
+        page = page_of(self.data)
         self.assertIn("Passes over a disk: mixed", page)
         self.assertIn("DeepSpeed&#x27;s swapper, fp32", page)
 
+    @paths.NEEDS_MATPLOTLIB
     def test_sections_of_another_time_say_so(self):
-        entry = {"sections": ["disk"], "commit": {"hash": "abc123", "dirty": True}, "started": "then", "command": "run",
-                 "machine": {"cpu": "another", "cores": 3}, "rounds": 1}
-        page = written(self.data | {"later": [entry]})["index.html"]
-        self.assertIn("later: disk", page)
-        self.assertIn("abc123 with uncommitted changes; run; then; another, 3 cores", page)
+        first, = self.data["runs"]
+        later = first | {"sections": ["disk"], "commit": {"hash": "abc123", "dirty": True}, "started": "then", "command": "run",
+                         "machine": first["machine"] | {"cpu": "another", "cores": 3}}
+        page = page_of(self.data | {"runs": [first, later]})
+        self.assertRegex(page, "run 2</td><td>disk: commit abc123 with uncommitted changes, then, .*another, 3 cores.*<code>run</code>")
 
-    def test_results_of_before_have_no_such_section(self):
-        files = written(json.loads(MADE_UP.read_text()))
-        self.assertNotIn("disk.csv", files)
-        self.assertNotIn("Passes over a disk", files["index.html"])
+    def test_results_without_disk_have_no_such_section(self):
+        self.assertNotIn("disk.csv", csv_of(made_up()))
 
 
 if __name__ == "__main__":

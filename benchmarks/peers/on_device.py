@@ -1,12 +1,8 @@
-"""A torch device and its clock: events on a GPU, the wall clock on the CPU (for smoke tests)."""
+"""A torch device and its clock: events on a GPU, the wall clock on the CPU."""
 
-import pathlib
-import sys
 import time
 
 import torch
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "peers"))
 
 
 class Mark:
@@ -34,10 +30,11 @@ class Device:
 
     def __init__(self, name):
         self.name = name
-        self.backend = "nccl" if name == "cuda" else "gloo"
+        self.on_gpu = name == "cuda"
+        self.backend = "nccl" if self.on_gpu else "gloo"
 
     def mark(self):
-        return Mark(self.name == "cuda")
+        return Mark(self.on_gpu)
 
     def seconds_of(self, body):
         """Of what `body()` asks of an idle device."""
@@ -53,9 +50,9 @@ class Device:
         return [self.seconds_of(body) for _ in range(count)]
 
     def forget_peak(self):
-        if self.name == "cuda":
+        if self.on_gpu:
             torch.cuda.reset_peak_memory_stats()
 
     def peak_bytes(self):
         """Most bytes of tensors since forget_peak(); None on the CPU."""
-        return torch.cuda.max_memory_allocated() if self.name == "cuda" else None
+        return torch.cuda.max_memory_allocated() if self.on_gpu else None

@@ -5,22 +5,22 @@ import copy
 import unittest
 
 import paths  # noqa: F401
-from gpu import merge, page, tables
+import page as pages
+from gpu import page, tables
 
 GPU = {"name": "GPU X", "uuid": "GPU-1", "memory_bytes": 80 * 2**30, "driver": "580", "compute_capability": "9.0",
        "power_limit_w": "700"}
 CONTENDERS = ("torch_eager", "tessera_full_shard", "torch_fsdp2")
-# 1000 tokens a step of 4e6 operations each; the matrix product makes 1e12 operations a second, the copy 1e12 bytes.
-WORK = {"name": "gpt_1b5", "title": "GPT of 1.5 B", "model": {}, "parameters": 10, "batch": 1, "tokens": 1000,
-        "flops_per_token": 4_000_000, "warm_up_steps": 1, "contenders": list(CONTENDERS)}
+# 1000 tokens a step of 6 * 4000 operations each; the matrix product makes 6e9 operations a second, the copy 1e12 bytes.
+WORK = {"name": "gpt_1b5", "title": "GPT of 1.5 B", "model": {"seq_len": 500, "layers": 0, "width": 10, "vocab_size": 400}, "dtype": "bf16",
+        "parameters": 10, "batch": 2, "steps": 1, "warm_up": 1, "contenders": list(CONTENDERS)}
 DATA = {
-    "schema": 2, "quick": False, "rounds": 3,
+    "schema": 3, "where": "gpu", "quick": False,
     "runs": [{"command": "benchmarks/run_gpu", "sections": ["limits", "gpt_1b5"], "started": "2000-01-01T00:00:00+00:00", "seconds": 100.0,
-              "budget_s": 380.0, "commit": {"hash": "abc", "dirty": False}}],
-    "machine": {"cpu": "CPU Y", "cores": 16}, "gpu": GPU, "versions": {"torch": "2.11.0"},
-    "contenders": [{"name": name, "label": name} for name in CONTENDERS], "works": [WORK],
+              "rounds": 3, "budget_s": 380.0, "commit": {"hash": "abc", "dirty": False}, "machine": None}],
+    "gpu": GPU, "versions": {"torch": "2.11.0"}, "contenders": [{"name": name, "label": name} for name in CONTENDERS], "works": [WORK],
     "limits": [{"limit": "copy", "amount": 2 * 10**12, "unit": "B", "rounds_s": [[2.0], [2.0, 2.0]]},
-               {"limit": "gemm", "amount": 10**12, "unit": "FLOP", "rounds_s": [[1.0]]}],
+               {"limit": "gemm", "amount": 6 * 10**12, "unit": "FLOP", "rounds_s": [[1000.0]]}],
     "optimizer": [{"contender": "fused_fp32", "numel": 10**9, "bytes": 28 * 10**9, "rounds_s": [[0.056]]},
                   {"contender": "fp32", "numel": 10**9, "bytes": 28 * 10**9, "rounds_s": [[0.03], [0.05]],
                    "limits_s": [0.036, 0.038]}],
@@ -32,7 +32,7 @@ DATA = {
     "launches": [{"contender": "plain module", "rounds_s": [[0.001], [0.003]], "over_plain_unit_s": []},
                  {"contender": "FULL_SHARD", "rounds_s": [[0.004], [0.006]], "over_plain_unit_s": [1e-5, 3e-5]}],
     "checks": [{"work": "gpt_1b5", "result": "PyTorch: alike"}], "tests": [],
-    "failed": [{"key": "steps/gpt_1b5/torch_fsdp2", "what": "GPT of 1.5 B, torch_fsdp2", "round": 1,
+    "failed": [{"key": "gpt_1b5/torch_fsdp2", "what": "GPT of 1.5 B, torch_fsdp2", "round": 1,
                 "why": "ContenderFailed: rank 0 of a | b ended with 1:\ntrace\nOutOfMemoryError: 90 GiB"}],
     "not_run": [{"key": "optimizer/chain_bf16", "what": "optimizer, PyTorch chain_bf16", "round": 1,
                  "why": "3 s of 380 were left, and it takes about 10"}]}
@@ -49,13 +49,13 @@ def rows(table):
 
 class Tables(unittest.TestCase):
     def setUp(self):
-        self.results = tables.Results(made_up())
+        self.results = tables.GpuResults(made_up())
 
     def test_limits_pool_the_rounds(self):
         row = rows(tables.limits(self.results))[tables.LIMITS["copy"]]
         self.assertEqual((row["samples"], row["median, ms"], row["rate"], row["unit"]), (3, 2000.0, 1000.0, "GB/s"))
         row = rows(tables.limits(self.results))[tables.LIMITS["gemm"]]
-        self.assertEqual((row["rate"], row["unit"]), (1.0, "TFLOP/s"))
+        self.assertEqual((row["rate"], row["unit"]), (0.006, "TFLOP/s"))
         row = rows(tables.limits(self.results))[tables.LIMITS["h2d"]]
         self.assertEqual((row["rate"], row["note"]), (None, "not run: it was not asked for"))
 
@@ -68,7 +68,7 @@ class Tables(unittest.TestCase):
         self.assertIn("3 s of 380 were left", table["PyTorch chain_bf16"]["note"])
 
     def test_shares_need_a_limit(self):
-        results = tables.Results(made_up(limits=[]))
+        results = tables.GpuResults(made_up(limits=[]))
         self.assertIsNone(rows(tables.optimizer(results))["PyTorch fused_fp32"]["of the copy limit"])
         row = rows(tables.steps(results, WORK))["torch_eager"]
         self.assertIsNone(row["model FLOP/s of the matrix product's"])
@@ -78,7 +78,7 @@ class Tables(unittest.TestCase):
         row = table["tessera_full_shard"]
         self.assertEqual((row["samples"], row["tokens/s"]), (1, 62500.0))
         self.assertEqual(row["times as fast as PyTorch's plain module"], 1.25)
-        self.assertAlmostEqual(row["model FLOP/s of the matrix product's"], 0.25)  # 62500 * 4e6 of 1e12
+        self.assertAlmostEqual(row["model FLOP/s of the matrix product's"], 0.25)  # 62500 * 24000 of 6e9
         self.assertEqual((row["GPU memory, GiB"], row["of it tensors, GiB"]), (None, 1.0))
         self.assertEqual(row["exposed communication, ms"], 2.0)
         row = table["torch_eager"]
@@ -114,43 +114,6 @@ class Tables(unittest.TestCase):
         self.assertAlmostEqual(row[4], 1.0)
 
 
-class Added(unittest.TestCase):
-    def test_sections_are_replaced_whole_and_others_stay(self):
-        step = {"work": "gpt_1b5", "contender": "torch_fsdp2", "rounds_s": [[0.02]], "losses": [], "device_bytes": 1}
-        new = made_up(runs=[DATA["runs"][0] | {"command": "later", "sections": ["gpt_1b5"]}], limits=[], optimizer=[], launches=[], checks=[],
-                      steps=[step], failed=[], not_run=[], versions={"cuda": "13"})
-        merged = merge.added(made_up(), new, ["gpt_1b5"])
-        self.assertEqual([(run["command"], run["sections"]) for run in merged["runs"]],
-                         [("benchmarks/run_gpu", ["limits"]), ("later", ["gpt_1b5"])])
-        again = merge.added(merged, new, ["gpt_1b5", "limits"])
-        self.assertEqual([run["command"] for run in again["runs"]], ["later"])  # nothing is left of the others
-        self.assertEqual(merged["steps"], [step])  # what failed before, and what was measured, are of the work
-        self.assertEqual((merged["failed"], merged["checks"]), ([], []))
-        for name in ("limits", "optimizer", "launches", "not_run"):
-            self.assertEqual(merged[name], DATA[name], name)
-        self.assertEqual(merged["versions"], {"torch": "2.11.0", "cuda": "13"})
-        page.text(merged)
-
-    def test_works_that_are_not_measured_keep_their_contenders(self):
-        shorter = WORK | {"contenders": ["torch_eager"]}
-        new = made_up(works=[shorter], steps=[], failed=[], not_run=[])
-        self.assertEqual(merge.added(made_up(), new, ["limits"])["works"], [WORK])
-        self.assertEqual(merge.added(made_up(), new, ["gpt_1b5"])["works"], [shorter])
-
-    def test_tests_are_replaced_where_there_are_new_ones(self):
-        broken = {"key": "tests", "what": "test a", "round": None, "why": "x"}
-        earlier = made_up(tests=[{"name": "a"}], failed=[broken])
-        self.assertEqual(merge.added(earlier, made_up(failed=[]), [])["failed"], [broken])
-        new = made_up(tests=[{"name": "a"}, {"name": "b"}], failed=[])
-        merged = merge.added(earlier, new, [])
-        self.assertEqual((len(merged["tests"]), merged["failed"]), (2, []))
-
-    def test_keys_name_their_section(self):
-        self.assertEqual([merge.section_of(key) for key in ("optimizer/fp32", "steps/gpt_7b/torch_ddp", "checks/gpt_7b",
-                                                            "launches", "tests", "build")],
-                         ["optimizer", "gpt_7b", "gpt_7b", "launches", None, None])
-
-
 class Page(unittest.TestCase):
     def test_every_table_row_has_as_many_cells_as_its_head(self):
         for block in page.text(made_up()).split("\n\n"):
@@ -168,9 +131,9 @@ class Page(unittest.TestCase):
 
     def test_notes_have_a_column_only_where_there_are_some(self):
         table = {"title": "T", "columns": ["a", "note"], "rows": [[1, ""], [2, ""]]}
-        self.assertEqual(page.markdown(table), "## T\n\n| a |\n| ---: |\n| 1 |\n| 2 |\n")
+        self.assertEqual(pages.markdown_table(table), "## T\n\n| a |\n| ---: |\n| 1 |\n| 2 |\n")
         table["rows"][1][1] = "why"
-        self.assertEqual(page.markdown(table), "## T\n\n| a | note |\n| ---: | --- |\n| 1 |  |\n| 2 | why |\n")
+        self.assertEqual(pages.markdown_table(table), "## T\n\n| a | note |\n| ---: | --- |\n| 1 |  |\n| 2 | why |\n")
 
     def test_smoke_tests_say_so(self):
         for changes in ({"quick": True}, {"gpu": None}):
@@ -187,7 +150,7 @@ class Page(unittest.TestCase):
             self.assertIn(wanted, page.text(made_up(runs=runs)))
 
     def test_cells(self):
-        self.assertEqual([page.cell(value) for value in (None, 0.12345678, 123456.7, 1 << 20, "a|b\nc")],
+        self.assertEqual([pages.markdown_cell(value) for value in (None, 0.12345678, 123456.7, 1 << 20, "a|b\nc")],
                          ["", "0.1235", "123,457", "1,048,576", "a\\|b c"])
 
 

@@ -12,9 +12,8 @@ Prints one JSON line: {"limits": {name: {"amount", "unit": "B" | "FLOP", "sample
 import argparse
 
 import torch
+from common import standard_output
 from on_device import Device
-
-from common import standard_output  # on_device says where it is
 
 
 def copy(device, count):

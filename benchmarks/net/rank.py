@@ -2,14 +2,15 @@
 """One rank on a host of scripts/net_lab: runs a command, keeps what it says, and counts what the host's link carries in
 the timed steps. Standard library only.
 
-    net_rank.py --folder DIR --first A --last B -- COMMAND...
+    rank.py --folder DIR --first A --last B -- COMMAND...
 
-DIR/rank.N.out and .err are what rank N's command said. DIR/rank.N.json, written when it has ended:
+{rank} in an argument of COMMAND becomes the rank's number. DIR/rank.N.out and .err are what rank N's command said.
+DIR/rank.N.json, written when it has ended:
 
     {"code", "ended", "link": {"sent", "received"} or null}
 
 link: bytes of the host's link, all its ranks together and with all headers, between the ends of steps A and B (from 1)
-of DIR/metrics.jsonl, which rank 0 writes. Only a host's first rank has it. All hosts see the files of this machine.
+of DIR/metrics.0.jsonl, which rank 0 writes. Only a host's first rank has it. All hosts see the files of this machine.
 """
 
 import argparse
@@ -30,7 +31,7 @@ def link_bytes(link):
         if name.strip() == link:
             numbers = numbers.split()
             return {"sent": int(numbers[8]), "received": int(numbers[0])}
-    raise SystemExit(f"net_rank: no link {link} here")
+    raise SystemExit(f"rank: no link {link} here")
 
 
 class StepCounter:
@@ -58,12 +59,13 @@ def main():
     parser.add_argument("--last", type=int, required=True)
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
-    stem = f"rank.{os.environ['RANK']}"
+    rank = os.environ["RANK"]
+    stem = f"rank.{rank}"
     with open(options.folder / f"{stem}.out", "w") as out, open(options.folder / f"{stem}.err", "w") as err:
-        process = subprocess.Popen(options.command[1:], stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+        process = subprocess.Popen([word.replace("{rank}", rank) for word in options.command[1:]], stdin=subprocess.DEVNULL, stdout=out, stderr=err)
     before = after = None
     if os.environ["LOCAL_RANK"] == "0":
-        counter = StepCounter(options.folder / "metrics.jsonl")
+        counter = StepCounter(options.folder / "metrics.0.jsonl")
         while process.poll() is None and after is None:
             time.sleep(POLL_S)
             counter.look()

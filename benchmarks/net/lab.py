@@ -1,0 +1,174 @@
+"""Starts contenders on hosts of scripts/net_lab: one process a rank and one thread each. Standard library only.
+
+Each rank is wrapped by rank.py, which keeps what it says and counts what its host's link carries. Collectives hold the
+ranks together, so rank 0's steps are as long as everybody's.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import ranks
+from contenders import strategy_file
+from harness import FOLDER, without_paths
+from launch import Launcher, built_package, steps_of
+from net.rates import bits_per_s
+from works import REPOSITORY
+
+NET_LAB = REPOSITORY / "scripts/net_lab"
+SKIPPED, TIMED_OUT = 77, 124
+LINES_OF_ERROR = 12
+
+
+class Failed(ranks.ContenderFailed):
+    """A contender did not train as it should have, or something beside it failed; the text says how."""
+
+
+class Skipped(BaseException):
+    """This machine cannot make hosts; the text says why. No failure of a task: nothing else can be measured either."""
+
+
+def lab(hosts, ranks_per_host, rate, timeout_s, command, more=None):
+    """Runs `command` once a rank on hosts of its own, which are gone afterwards, with `more` in the environment;
+    returns (code, output, errors)."""
+    words = [sys.executable, NET_LAB, "run", "--hosts", hosts, "--rate", rate, "--ranks-per-host", ranks_per_host,
+             "--timeout", f"{timeout_s:.0f}", "--", *command]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"} | (more or {})
+    process = subprocess.Popen([str(word) for word in words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        # It ends by itself; the minute is for making and removing hosts.
+        output, said = process.communicate(timeout=timeout_s + 60)
+    except subprocess.TimeoutExpired:
+        raise Failed(f"the hosts were not removed {timeout_s + 60:.0f} s after they were asked for") from None
+    finally:
+        if process.poll() is None:
+            process.terminate()  # it then ends its ranks and removes its hosts
+            process.wait(60)
+    if process.returncode == SKIPPED:
+        raise Skipped(said.strip())
+    return process.returncode, output, said
+
+
+def wire_speed(hosts, rate, seconds):
+    """{"one_way", "both_ways"}: bytes a second that one TCP connection carries between two hosts."""
+    code, output, said = lab(hosts, 1, rate, 60 + 3 * seconds,
+                             [sys.executable, FOLDER / "net/wire.py", "--seconds", seconds])
+    if code != 0:
+        raise Failed(f"the wire's own speed could not be measured, exit code {code}: {without_paths(said.strip())}")
+    lines = [json.loads(line) for line in output.splitlines()]
+    return {"one_way": next(line["one_way"] for line in lines if line["one_way"]),
+            "both_ways": min(line["both_ways"] for line in lines)}
+
+
+class LabLauncher(Launcher):
+    """Runs contenders on a work; `hosts`, `ranks_per_host` are those of all but the contenders that train alone."""
+
+    def __init__(self, binary, pythons, work, hosts, ranks_per_host):
+        super().__init__(binary, pythons)
+        self.work = work
+        self.hosts = hosts
+        self.ranks_per_host = ranks_per_host
+        self.rate = "unlimited"
+
+    def timeout_s(self):
+        """Several times what the slowest contender should need, with two cores that others use too."""
+        steps = self.work.warm_up + self.work.steps
+        busy = self.hosts * self.ranks_per_host / len(os.sched_getaffinity(0))
+        wire = 8 * 4 * self.work.parameters() / (bits_per_s(self.rate) or 1e10)
+        return 90 + steps * (5 * max(busy, 1) + 4 * self.ranks_per_host * wire)
+
+    def measure(self, contender, rate):
+        """{"samples_s", "losses", "link_bytes"}: seconds of the timed steps, losses of all, and {"sent", "received"} of
+        the busiest host in a timed step; null alone."""
+        self.rate = rate
+        with _folder() as folder:
+            run = self.train(contender, self.work, folder, limit_s=self.timeout_s())
+            links = [json.loads(file.read_text())["link"] for file in folder.glob("rank.*.json")]
+            busiest = {way: max(link[way] for link in links if link) / self.work.steps
+                       for way in ("sent", "received") if any(links)}
+            return {"samples_s": run.samples_s[0], "losses": run.losses[0], "link_bytes": busiest or None}
+
+    def start(self, contender, command, folder, count, limit_s, watch=None):
+        if contender.alone:
+            return super().start(contender, command, folder, count, limit_s, watch)
+        work = self.work
+        wrapper = [sys.executable, FOLDER / "net/rank.py", "--folder", folder, "--first", work.warm_up,
+                   "--last", work.warm_up + work.steps, "--"]
+        code, _, said = lab(self.hosts, self.ranks_per_host, self.rate, limit_s, wrapper + command, built_package(self.binary))
+        trained = f"{len(steps_of(folder / 'metrics.0.jsonl'))} of {work.warm_up + work.steps} steps were done"
+        if code == TIMED_OUT:
+            raise Failed(f"not over after {limit_s:.0f} s; {trained}")
+        if code != 0:
+            raise Failed(f"exit code {code}; {trained}\n" + without_paths(said_by_first(folder) or said.strip()))
+
+    def links(self, rate):
+        """What `tessera doctor --links` measures: {"links": between the hosts}, and "links-inside" one where it has
+        several ranks; as text."""
+        with _folder() as folder:
+            file, inside = folder / "links.json", folder / "inside.json"
+            code, _, said = lab(self.hosts, self.ranks_per_host, rate, 180, [self.binary, "doctor", "--links", file])
+            if code != 0:
+                raise Failed(f"the links could not be measured, exit code {code}: {without_paths(said.strip())}")
+            found = {"links": file.read_text()}
+            if self.ranks_per_host > 1:
+                said_by([self.binary, "launch", "-n", self.ranks_per_host, "--", self.binary, "doctor", "--links", inside],
+                        "the links of a host could not be measured")
+                found["links-inside"] = inside.read_text()
+            return found
+
+    def profile(self, contender):
+        """What `tessera train --profile` measures, as text: of one of as many ranks as the hosts have, each alone, side
+        by side, since hosts of one machine share its cores and its memory."""
+        more = {key: value for key, value in contender.more.items() if key in ("units", "optimizer")}
+        alone = dataclasses.replace(contender, more=more, group="alone")
+        self.rate = "unlimited"
+        with _folder() as folder:
+            command = [*self.command(alone, self.work, folder), "--profile", folder / "profile.{rank}"]
+            super().start(alone, command, folder, self.hosts * self.ranks_per_host, self.timeout_s())
+            return (folder / "profile.0").read_text()
+
+    def predicted(self, contender, links, profile):
+        """Seconds of a step by `tessera plan`. `links`: as the method of that name."""
+        strategy = json.dumps(strategy_file(contender, self.work))
+        files = {"model": json.dumps(self.work.model), "strategy": strategy, "profile": profile} | links
+        with _folder() as folder:
+            words = [self.binary, "plan", "--json", "--world-size", self.hosts * self.ranks_per_host, "--hosts", self.hosts]
+            for name, text in files.items():
+                (folder / name).write_text(text)
+                words += [f"--{name}", folder / name]
+            return json.loads(said_by(words, "no prediction"))["step"]["seconds"]
+
+
+@contextlib.contextmanager
+def _folder():
+    with tempfile.TemporaryDirectory() as folder:
+        yield pathlib.Path(folder)
+
+
+def said_by(words, what):
+    """What a command writes, which takes a minute at most; `what` is wrong where it fails."""
+    try:
+        done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=60,
+                              env=os.environ | {"OMP_NUM_THREADS": "1"})
+    except subprocess.TimeoutExpired:
+        raise Failed(f"{what}: not over after 60 s") from None
+    if done.returncode != 0:
+        raise Failed(f"{what}, exit code {done.returncode}: {without_paths(done.stderr.strip())}")
+    return done.stdout
+
+
+def said_by_first(folder):
+    """The end of what the rank said that failed first: the others fail because it is gone."""
+    ends = [json.loads(file.read_text()) | {"file": file} for file in folder.glob("rank.*.json")]
+    failed = sorted((end for end in ends if end["code"] != 0), key=lambda end: end["ended"])
+    if not failed:
+        return ""
+    file = failed[0]["file"].with_suffix(".err")
+    lines = [line for line in file.read_text(errors="replace").splitlines() if line.strip()][-LINES_OF_ERROR:]
+    return "\n".join([f"rank {file.name.split('.')[1]}:", *lines])

@@ -1,0 +1,105 @@
+"""A network run's results as numbers: what net.csv holds and the page shows. Standard library only.
+
+A sample is the median of the timed steps of one run of a contender: one a round. A ratio is the median over the rounds
+of the ratios within a round, so that what slows the machine for a whole round slows both.
+"""
+
+import stats
+import targets
+from contenders import CONTENDERS
+from net.rates import bits_per_s
+from results import Results
+
+COLUMNS = ("rate", "bits_per_s", "wire_bytes_per_s", "contender", "compressed", "samples", "median_s", "p10_s", "p90_s",
+           "over_ddp", "over_fsdp2", "alone_s", "exposed_s", "link_bytes", "wire_s", "predicted_s", "predicted_off")
+
+
+class NetResults(Results):
+    def __init__(self, data):
+        super().__init__(data)
+        self.rates = data["runs"][-1]["rates"]
+
+    def label(self, contender):
+        """Also of those that the run leaves out."""
+        return super().label(contender) if contender in self.contenders else CONTENDERS[contender].label
+
+    def rounds(self, rate, name):
+        return (self.entry("steps", rate=rate, contender=name) or {"rounds": []})["rounds"]
+
+    def seconds(self, rate, name):
+        """{round: seconds of a step}."""
+        return {run["round"]: stats.median(run["samples_s"]) for run in self.rounds(rate, name)}
+
+    def alone(self, rate, name):
+        """{round: seconds} of the contender whose rank alone computes the same. DeepSpeed and a Python model run on
+        PyTorch."""
+        return self.seconds(rate, "tessera_alone" if CONTENDERS[name].family == "tessera" else "torch_alone")
+
+    def exposed(self, rate, name):
+        """{round: seconds that a step takes beyond the computation of one rank alone}."""
+        alone = self.alone(rate, name)
+        return {number: seconds - alone[number] for number, seconds in self.seconds(rate, name).items() if number in alone}
+
+    def predicted(self, rate, name):
+        """Seconds of a step that `tessera plan` predicts; None if nobody asked it."""
+        return _median(entry["seconds"] for entry in self.entries("predicted", rate=rate, contender=name))
+
+    def wire_bytes_per_s(self, rate):
+        """What a connection carried each way, both ways at once. None if that was not measured."""
+        return _median(entry["both_ways"] for entry in self.entries("wire", rate=rate))
+
+    def link_bytes(self, rate, name):
+        """Of the busier direction of the busiest host's link, in a step."""
+        return _median(max(run["link_bytes"].values()) for run in self.rounds(rate, name) if run["link_bytes"])
+
+    def row(self, rate, name):
+        """A line of net.csv as {column: value}; None if the contender has no sample."""
+        samples = self.seconds(rate, name)
+        if not samples:
+            return None
+        of = stats.summary(list(samples.values()))
+        speed, link, predicted = self.wire_bytes_per_s(rate), self.link_bytes(rate, name), self.predicted(rate, name)
+        return dict(zip(COLUMNS, (
+            rate, bits_per_s(rate), speed, self.label(name), self.contenders[name]["group"] == "compressed", of["n"],
+            of["median"], of["p10"], of["p90"], ratio(samples, self.seconds(rate, "torch_ddp")),
+            ratio(samples, self.seconds(rate, "torch_fsdp2")), _median(self.alone(rate, name).values()),
+            None if self.is_alone(name) else _median(self.exposed(rate, name).values()), link,
+            link / speed if link and speed else None, predicted, predicted / of["median"] - 1 if predicted else None), strict=True))
+
+    def rows(self):
+        return [row for rate in self.rates for name in self.contenders if (row := self.row(rate, name))]
+
+    def predictions_off(self):
+        """|predicted / measured - 1| of all that was predicted."""
+        return [abs(row["predicted_off"]) for row in self.rows() if row["predicted_off"] is not None]
+
+
+def _median(values):
+    values = list(values)
+    return stats.median(values) if values else None
+
+
+def ratio(ours, theirs):
+    """Of {round: seconds}; None without a round that has both."""
+    return _median(ours[number] / theirs[number] for number in ours if theirs.get(number, 0) > 0)
+
+
+def table(results):
+    """Of net.csv."""
+    return {"title": "Steps over a network", "columns": list(COLUMNS), "rows": [list(row.values()) for row in results.rows()]}
+
+
+def judged(results):
+    """Every target as {"measure", "bits_per_s", "ours", "peer", "target", "ratio", "met"}; ratio and met are None where
+    it was not measured."""
+    found = []
+    measured = {bits_per_s(rate): rate for rate in results.rates}
+    for measure, all_targets, seconds in (("step", targets.NET_STEPS, results.seconds), ("exposed", targets.NET_EXPOSED, results.exposed)):
+        for ours, peer, of_rates in all_targets:
+            for bits, target in of_rates.items():
+                rate = measured.get(bits)
+                value = ratio(seconds(rate, ours), seconds(rate, peer)) if rate else None
+                found.append({"measure": measure, "bits_per_s": bits, "ours": results.label(ours),
+                              "peer": results.label(peer), "target": target, "ratio": value,
+                              "met": None if value is None else value <= target})
+    return found

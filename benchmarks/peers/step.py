@@ -1,0 +1,282 @@
+#!/usr/bin/env python3
+"""Training steps of PyTorch, DeepSpeed and Tessera's Python package on one PyTorch model, one process a rank.
+
+    alone               one rank that communicates with nobody; in bf16 without masters, the least work there is
+    eager               the same with masters in fp32 beside it where parameters are bf16, as users keep them by hand
+    ddp                 eager in DistributedDataParallel
+    ddp_fp16            with PyTorch's hook that sends gradients in fp16
+    ddp_power_sgd       with PyTorch's hook for PowerSGD of rank 4
+    fsdp2               fully_shard a block, and the rest as the root; fp32 shards where parameters are bf16
+    fsdp2_no_reshard    the same; parameters stay gathered from forward to backward
+    fsdp2_host          the same with CPUOffloadPolicy: shards, gradients and moments in the host's memory
+    zero1, zero2, zero3 DeepSpeed's stages over Gloo, with its own CPU Adam. It wants DS_ACCELERATOR=cpu, and `ninja`
+                        and `g++` where its operator has not been compiled (benchmarks/setup does that)
+    no_shard, full_shard, full_shard_private
+                        Tessera's package, which must be importable: built (launch.py puts the build's folder on the
+                        path) or installed with pip; private: with a copy of the parameters a rank, so that units are
+                        gathered
+
+Everyone has fused AdamW, the same weights and samples, and blocks that are computed again in backward where the model
+file says "recompute". Nothing is compiled (torch.compile): Tessera runs modules as they are, too.
+
+Each rank writes a metrics file in the form of `tessera train --metrics`: a header {"event": "start", "parameters"}, a
+line {"step", "loss", "seconds"} a step, on the CPU as it ends, and {"event": "end", "peak_bytes"?,
+"allocated_peak_bytes"?}. step: from 1. seconds: since the step before it ended; those of the first and of the first
+timed one begin with it. peak_bytes: benchmarks/memory.py, over the timed steps; only with --memory.
+allocated_peak_bytes: of tensors in the timed steps, on a GPU.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+os.environ.setdefault("LOCAL_RANK", os.environ.get("RANK", "0"))
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from common import ADAMW, Batches, Ranks, new_model  # noqa: E402
+from memory import PeakSampler  # noqa: E402  (common says where it is)
+from on_device import Device  # noqa: E402
+
+POWER_SGD_RANK = 4
+POWER_SGD_START = 2  # the earliest step that its warm start allows
+ONE_BUCKET_MB = 1 << 14  # with several buckets the hook begins anew in every step over Gloo
+DDP = ("ddp", "ddp_fp16", "ddp_power_sgd")
+ZERO = ("zero1", "zero2", "zero3")
+TESSERA = {"no_shard": {"strategy": "NO_SHARD"}, "full_shard": {"strategy": "FULL_SHARD"},
+           "full_shard_private": {"strategy": "FULL_SHARD", "host_sharing": False}}
+CONTENDERS = ("alone", "eager", *DDP, "fsdp2", "fsdp2_no_reshard", "fsdp2_host", *ZERO, *TESSERA)
+
+
+def recompute_blocks(model):
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+    for number, block in enumerate(model.blocks):
+        model.blocks[number] = checkpoint_wrapper(block, preserve_rng_state=False)  # there is no dropout
+
+
+def sharded(model, options, ranks):
+    """FSDP2 a block, and the rest as the root."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+    arguments = {"mesh": init_device_mesh(options.device, (ranks.count,))}
+    if options.dtype == "bf16":
+        reduce = torch.bfloat16 if options.reduce == "bf16" else torch.float32
+        arguments["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce)
+    if options.contender == "fsdp2_host":
+        arguments["offload_policy"] = CPUOffloadPolicy()
+    reshard = {"reshard_after_forward": options.contender != "fsdp2_no_reshard"}
+    for unit in model.units():
+        fully_shard(unit, **arguments, **reshard)
+    # On the CPU the root is gathered again in backward, too, as in all figures so far.
+    fully_shard(model, **arguments, **(reshard if options.device == "cpu" else {}))
+    return model
+
+
+def with_ddp(model, contender):
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+    from torch.nn.parallel import DistributedDataParallel
+    buckets = {"bucket_cap_mb": ONE_BUCKET_MB} if contender == "ddp_power_sgd" else {}
+    # Without gradient_as_bucket_view each gradient would exist twice.
+    module = DistributedDataParallel(model, gradient_as_bucket_view=True, **buckets)
+    if contender == "ddp_fp16":
+        module.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif contender == "ddp_power_sgd":
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=POWER_SGD_RANK,
+                                            start_powerSGD_iter=POWER_SGD_START)
+        module.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return module
+
+
+class Trainer:
+    """PyTorch's forward, backward and update; the update's form depends on who holds the fp32 values."""
+
+    def __init__(self, model, options, ranks):
+        contender, self.masters = options.contender, []
+        self.keeps_gradients = options.device == "cuda"
+        if contender.startswith("fsdp2"):
+            self.module = sharded(model, options, ranks)
+        else:
+            if options.dtype == "bf16" and contender != "alone":
+                self.masters = [torch.nn.Parameter(parameter.detach().clone()) for parameter in model.parameters()]
+            model = model.bfloat16() if options.dtype == "bf16" else model
+            self.module = with_ddp(model, contender) if contender in DDP else model
+        self.parameters = list(self.module.parameters())
+        self.optimizer = torch.optim.AdamW(self.masters or self.parameters, fused=True, **ADAMW)
+
+    def __call__(self, tokens, targets):
+        loss = self.module(tokens, targets)
+        loss.backward()
+        self._update()
+        for parameter in self.parameters:
+            parameter.grad = None
+        return loss.detach()
+
+    @torch.no_grad()
+    def _update(self):
+        # All tensors in a few launches: on a GPU one launch a tensor would cost the plain module more than Adam does.
+        for master in self.masters:
+            if master.grad is None:
+                master.grad = torch.empty_like(master)
+        if self.masters:
+            torch._foreach_copy_([master.grad for master in self.masters], [parameter.grad for parameter in self.parameters])
+        self.optimizer.step()
+        if self.masters:
+            torch._foreach_copy_(self.parameters, self.masters)
+        if not self.keeps_gradients:
+            for master in self.masters:
+                master.grad = None
+
+
+def deepspeed_step(model, options):
+    """DeepSpeed's defaults, but for buckets: 5e8 elements are 2 GB, more than these models have."""
+    import deepspeed
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+    bucket = min(sum(parameter.numel() for parameter in model.parameters()), int(5e8))
+    settings = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "bf16": {"enabled": options.dtype == "bf16"},
+        "zero_optimization": {"stage": int(options.contender[-1]), "reduce_bucket_size": bucket, "allgather_bucket_size": bucket},
+        "zero_allow_untested_optimizer": False,
+    }
+    optimizer = DeepSpeedCPUAdam(model.parameters(), adamw_mode=True, **ADAMW)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+
+    def step(tokens, targets):
+        loss = engine(tokens, targets)
+        engine.backward(loss)
+        engine.step()
+        return loss.detach()
+
+    return step
+
+
+def tessera_step(model, options):
+    import tessera
+    strategy = {"units": {"classes": ["Block"]}, "optimizer": {"type": "adamw", **ADAMW}}
+    engine = tessera.Engine(model, strategy | TESSERA[options.contender])
+
+    def step(tokens, targets):
+        loss = model(tokens, targets)
+        engine.backward(loss)
+        engine.step()
+        return loss.detach()
+
+    return step
+
+
+def join(options, ranks, device):
+    """Returns the function in which all ranks meet. Tessera's find each other where they ask for an Engine; a plain
+    module has no use for a group, and on a GPU none for its memory. The rank on a GPU meets nobody: it would have to
+    wait for the GPU."""
+    if options.contender in TESSERA:
+        if options.dtype != "fp32":
+            raise SystemExit(f"step: --dtype {options.dtype} is not one of {options.contender}'s; it trains in fp32")
+        import tessera
+        return tessera.barrier
+    if options.contender == "eager":
+        return lambda: None
+    if options.contender in ZERO:
+        import deepspeed
+        deepspeed.init_distributed(dist_backend="gloo")
+    else:
+        if options.device == "cuda":
+            torch.cuda.set_device(0)
+        ranks.join(device.backend)
+    return (lambda: None) if device.on_gpu else dist.barrier
+
+
+def new_step(options, ranks):
+    """(how many parameters, the contender's function that trains one step on (tokens, targets) and returns the
+    loss)."""
+    config = json.loads(pathlib.Path(options.model).read_text())
+    with torch.device(options.device):
+        model = new_model(config)
+    if config.get("recompute"):
+        recompute_blocks(model)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    if options.contender in ZERO:
+        return parameters, deepspeed_step(model, options)
+    if options.contender in TESSERA:
+        return parameters, tessera_step(model, options)
+    return parameters, Trainer(model, options, ranks)
+
+
+def batches_of(options, ranks):
+    """All batches, on the device, beforehand: reading them takes no time of a step."""
+    batches = Batches(options.tokens, json.loads(pathlib.Path(options.model).read_text()), ranks, options.batch)
+    return [[part.to(options.device) for part in batches.of_step(number)]
+            for number in range(options.warm_up + options.steps + options.cool_down)]
+
+
+def profiled(path):
+    """A context in which PyTorch's profiler runs, if there is a path for its Chrome trace."""
+    if path is None:
+        return contextlib.nullcontext()
+    return torch.profiler.profile(on_trace_ready=lambda profiler: profiler.export_chrome_trace(path))
+
+
+def run_steps(step, batches, options, device, meet, note):
+    """The ranks `meet` before the timed steps, so that also those that train alone do it at the same time. On a GPU the
+    host is a step ahead of it, as Tessera's is: a step's end is waited for when the next one is under way, and losses
+    are read at the end."""
+    sampler, timed, losses, ends = PeakSampler(), contextlib.ExitStack(), [], [device.mark()]
+    for number, batch in enumerate(batches):
+        if number == options.warm_up:
+            meet()
+            device.forget_peak()
+            if options.memory:
+                timed.enter_context(sampler)
+            ends[-1] = device.mark() if not device.on_gpu else ends[-1]
+        losses.append(step(*batch))
+        ends.append(device.mark())
+        if device.on_gpu:
+            ends[-2].wait()
+        else:
+            note({"step": number + 1, "loss": losses[-1].item(), "seconds": ends[-1].seconds_since(ends[-2])})
+        if number + 1 == options.warm_up + options.steps:
+            timed.close()
+    ends[-1].wait()
+    if device.on_gpu:
+        for number, (loss, before, end) in enumerate(zip(torch.stack(losses).tolist(), ends, ends[1:]), start=1):
+            note({"step": number, "loss": loss, "seconds": end.seconds_since(before)})
+    note({"event": "end", "allocated_peak_bytes": device.peak_bytes()} | ({"peak_bytes": sampler.peak} if options.memory else {}))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--contender", choices=CONTENDERS, required=True)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cpu")
+    parser.add_argument("--model", required=True, help="model file (JSON)")
+    parser.add_argument("--tokens", required=True, help="token file of llm.c, 16 bits a token")
+    parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="of parameters")
+    parser.add_argument("--reduce", choices=["fp32", "bf16"], default="bf16", help="of FSDP2's gradients where --dtype is bf16")
+    parser.add_argument("--batch", type=int, default=1, help="samples of a step of one rank")
+    parser.add_argument("--warm-up", type=int, default=2, help="steps before the timed ones, 1 or more")
+    parser.add_argument("--steps", type=int, required=True, help="timed steps")
+    parser.add_argument("--cool-down", type=int, default=0, help="steps after the timed ones")
+    parser.add_argument("--metrics", required=True, help="file that this rank writes; {rank} in it becomes the rank")
+    parser.add_argument("--memory", action="store_true", help="measure memory; steps are slower then")
+    parser.add_argument("--trace", metavar="FILE", help="Chrome trace of all steps, which are slower then")
+    options = parser.parse_args()
+    ranks, device = Ranks(), Device(options.device)
+    if not device.on_gpu:
+        torch.set_num_threads(1)
+    meet = join(options, ranks, device)
+    parameters, step = new_step(options, ranks)
+    batches = batches_of(options, ranks)
+    with open(options.metrics.replace("{rank}", str(ranks.rank)), "w", buffering=1) as file, profiled(options.trace):
+        note = lambda line: file.write(json.dumps(line) + "\n")  # noqa: E731
+        note({"event": "start", "parameters": parameters})
+        run_steps(step, batches, options, device, meet, note)
+    if dist.is_initialized() and options.contender not in TESSERA:
+        ranks.leave()
+        # Gloo's worker threads, which DDP's hooks keep, sometimes abort a process that is being taken apart.
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

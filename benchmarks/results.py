@@ -1,0 +1,167 @@
+"""The results of a run: their file, FILE.json.xz, and the look-ups that all tables share. Standard library only.
+
+One object:
+
+    schema, where        "host", "net" or "gpu"
+    quick                whether it is a smoke test, whose figures mean nothing
+    runs         [{command, sections, started, seconds, rounds, commit {hash, dirty}, machine {...} or null, ...}]
+                         the last one, and before it those that it adds to, with the sections that are still theirs
+    versions     {...}
+    contenders   [{name, family, label, group, stage, private_copies}]
+    works        [{name, title, model, dtype, parameters, batch, steps, warm_up, contenders}]
+    checks       [{work, result}]                           what was verified
+    failed, not_run  [{key: "section/what", what, round, why}]    round: in which it failed, from which on it was not
+                         run; null for what comes before the rounds, or after. What is of no section has a key without
+                         a stroke
+    thinned_to   how many samples of each long list are left, where the file would have been too large
+
+and the entries of sections, which the measure.py of each place lists. Samples are seconds, and lists of nothing but
+numbers have 9 digits. Long lists of single calls are in order of size, and the file has them as whole nanoseconds,
+which is what clocks have: {"ns": [the first sample, and by how much each is longer than the one before]}. read() gives
+the list of seconds.
+"""
+
+import itertools
+import json
+import lzma
+
+import stats
+
+SCHEMA = 3
+MOST_BYTES = 200_000
+LONG, DIGITS = 100, 9
+# The section of --only that the entries of a list belong to; None: the work that each names.
+SECTIONS = {"steps": None, "memory": None, "checks": None, "optimizer": "optimizer", "optimizer_avx2": "optimizer",
+            "collectives": "collectives", "disk": "disk", "disk_steps": "disk", "limits": "limits", "launches": "launches"}
+
+
+def _are_samples(value):
+    return all(isinstance(each, float) for each in value)
+
+
+def _packed(value):
+    """What the file has of it."""
+    if isinstance(value, dict):
+        return {name: _packed(each) for name, each in value.items()}
+    if not isinstance(value, (list, tuple)):
+        return value
+    if not _are_samples(value):
+        return [_packed(each) for each in value]
+    if len(value) >= LONG and all(before <= after for before, after in itertools.pairwise(value)):
+        whole = [round(1e9 * each) for each in value]
+        return {"ns": whole[:1] + [after - before for before, after in itertools.pairwise(whole)]}
+    return [float(f"{each:.{DIGITS}g}") for each in value]
+
+
+def _unpacked(value):
+    return [1e-9 * nanoseconds for nanoseconds in itertools.accumulate(value["ns"])] if value.keys() == {"ns"} else value
+
+
+def _thinned(value, most):
+    """With `most` samples at the most in each list, evenly spread."""
+    if isinstance(value, dict):
+        return {name: _thinned(each, most) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return stats.thinned([_thinned(each, most) for each in value], most if _are_samples(value) else len(value))
+    return value
+
+
+def _longest(value):
+    if isinstance(value, dict):
+        return max(map(_longest, value.values()), default=0)
+    if isinstance(value, (list, tuple)):
+        return len(value) if _are_samples(value) else max(map(_longest, value), default=0)
+    return 0
+
+
+def write(path, data, most_bytes=MOST_BYTES):
+    """Thins the longest lists evenly until the file has at most `most_bytes`; returns what is in it."""
+    while True:
+        text = json.dumps(_packed(data), separators=(",", ":")) + "\n"
+        packed = lzma.compress(text.encode(), preset=9)
+        if len(packed) <= most_bytes:
+            path.write_bytes(packed)
+            return json.loads(text, object_hook=_unpacked)
+        most = _longest(data) * 3 // 4
+        if most < 2:
+            raise ValueError(f"{path.name} has {len(packed)} bytes without samples, more than the {most_bytes} that a run may have")
+        data = _thinned(data, most) | {"thinned_to": most}
+
+
+def read(path):
+    """ValueError for results of another form."""
+    data = json.loads(lzma.decompress(path.read_bytes()), object_hook=_unpacked)
+    if data.get("schema") != SCHEMA:
+        raise ValueError(f"{path.name} has results of schema {data.get('schema')!r}; this is for {SCHEMA}")
+    return data
+
+
+def section_of(key):
+    """The section of --only that a failure is of; None: of none, but of the build or the tests."""
+    return key.split("/")[0] if "/" in key else None
+
+
+def added(earlier, new, names):
+    """`new`, which measured the sections `names`, with what `earlier` has of the others. Tests are the new run's if it
+    has any."""
+    def kept(name, section):
+        return [entry for entry in earlier.get(name, []) if section(entry) not in names]
+
+    def united(name):
+        known = {entry["name"] for entry in new[name]}
+        return [entry for entry in earlier[name] if entry["name"] not in known] + new[name]
+
+    merged = earlier | new | {"versions": earlier["versions"] | new["versions"], "contenders": united("contenders")}
+    before = [run | {"sections": [name for name in run["sections"] if name not in names]} for run in earlier["runs"]]
+    merged["runs"] = [run for run in before if run["sections"]] + new["runs"]
+    # A work that was not measured now is as before, whoever takes part now.
+    old_works = {work["name"]: work for work in earlier["works"] if work["name"] not in names}
+    merged["works"] = list(({work["name"]: work for work in new["works"]} | old_works).values())
+    for name, section in SECTIONS.items():
+        if name in earlier or name in new:
+            merged[name] = kept(name, lambda entry: section or entry["work"]) + new.get(name, [])
+    if "tessera_bench" in earlier:
+        old = {name: found for name, found in earlier["tessera_bench"].items() if f"tessera:{name}" not in names}
+        merged["tessera_bench"] = old | new["tessera_bench"]
+    if "tests" in earlier:
+        merged["tests"] = new["tests"] or earlier["tests"]
+    for name in ("failed", "not_run"):
+        old = kept(name, lambda entry: section_of(entry["key"]))
+        merged[name] = [entry for entry in old if section_of(entry["key"]) or not new.get("tests")] + new[name]
+    return merged
+
+
+class Results:
+    """Results, with look-ups. A work or contender that the run has not goes by its name."""
+
+    def __init__(self, data):
+        self.data = data
+        self.works = {work["name"]: work for work in data["works"]}
+        self.contenders = {contender["name"]: contender for contender in data["contenders"]}
+
+    def label(self, contender):
+        return self.contenders.get(contender, {}).get("label", contender)
+
+    def is_alone(self, contender):
+        """Whether it communicates with nobody."""
+        return self.contenders[contender]["group"] == "alone"
+
+    def entries(self, section, **key):
+        """Those of the section with these fields; none if there is no such section."""
+        return [entry for entry in self.data.get(section, []) if all(entry.get(name) == value for name, value in key.items())]
+
+    def entry(self, section, **key):
+        """None if there is none."""
+        return next(iter(self.entries(section, **key)), None)
+
+    def samples(self, section, what="rounds_s", **key):
+        """Of all rounds of the entry with these fields; none if there is no such entry."""
+        return [sample for samples in (self.entry(section, **key) or {}).get(what, []) for sample in samples]
+
+    def reason(self, key):
+        """Why the task `key` gave nothing."""
+        for section, verb in (("failed", "failed"), ("not_run", "not run")):
+            for entry in self.data[section]:
+                if entry["key"] == key:
+                    return f"{verb}: {entry['why'].strip().splitlines()[-1][:120]}"
+        return "not run: it was not asked for"

@@ -1,0 +1,100 @@
+"""Runs tasks by turns within a budget. What fails or no longer fits is noted, and the others go on. Standard library
+only."""
+
+import dataclasses
+import math
+import subprocess
+import time
+from typing import Callable
+
+from ranks import ContenderFailed
+
+
+def last_line(text):
+    """Where a program that fails says why."""
+    return (text.strip().splitlines() or [""])[-1]
+
+
+class Budget:
+    """Seconds from its making on. `clock` counts seconds."""
+
+    def __init__(self, seconds=math.inf, clock=time.monotonic):
+        self.seconds = seconds
+        self._clock = clock
+        self._begin = clock()
+
+    def spent(self):
+        return self._clock() - self._begin
+
+    def left(self):
+        return max(self.seconds - self.spent(), 0.0)
+
+    def refusal(self, wanted_s):
+        """Why something that takes about so long is not begun; None if it fits."""
+        if wanted_s <= self.left():
+            return None
+        return f"{self.left():.0f} s of {self.seconds:.0f} were left, and it takes about {wanted_s:.0f}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    key: str                        # "gpt_124m/torch_ddp": a section of --only, and what is measured of it
+    what: str                       # the same for people
+    run: Callable[[float], None]    # called with the seconds it may take
+    estimate_s: float = 0.0         # how long it takes, as long as it has not run
+    limit_s: float = math.inf       # after so long it has failed
+
+
+class Schedule:
+    """`failed` and `not_run`: [{"key", "what", "round", "why"}]. Rounds count from 1: that in which it failed, or from
+    which on it was not run.
+
+    `most_failures`: a task that failed so often is not tried again.
+    """
+
+    def __init__(self, say, budget=None, most_failures=1):
+        self.failed = []
+        self.not_run = []
+        self.round = 1
+        self._say = say
+        self.budget = budget or Budget()
+        self.most_failures = most_failures
+        self._took = {}
+
+    def run(self, tasks, rounds=1, after_each=lambda: None):
+        """Every task once, in order; then all of them again, until `rounds` are done."""
+        for number in range(1, rounds + 1):
+            self.run_round(tasks, number, after_each)
+
+    def run_round(self, tasks, number, after_each=lambda: None):
+        """A task that did not fit is not tried again: the time left only becomes less."""
+        self.round = number
+        for task in tasks:
+            failures = sum(entry["key"] == task.key for entry in self.failed)
+            if failures < self.most_failures and all(entry["key"] != task.key for entry in self.not_run):
+                self._run(task)
+                after_each()
+
+    def note_failure(self, key, what, why):
+        """Of what is not a task, or only a part of one."""
+        self._note(self.failed, key, what, why)
+
+    def _run(self, task):
+        refusal = self.budget.refusal(self._took.get(task.key, task.estimate_s))
+        if refusal:
+            return self._note(self.not_run, task.key, task.what, refusal)
+        begin, left = self.budget.spent(), self.budget.left()
+        try:
+            task.run(min(task.limit_s, left))
+        except Exception as failure:  # whatever it is, what the others measure is not lost
+            if isinstance(failure, subprocess.TimeoutExpired) and left < task.limit_s:
+                self._note(self.not_run, task.key, task.what, f"it did not end in the {left:.0f} s that were left")
+            else:
+                kind = "" if isinstance(failure, ContenderFailed) else f"{type(failure).__name__}: "
+                self._note(self.failed, task.key, task.what, f"{kind}{failure}")
+        self._took[task.key] = self.budget.spent() - begin
+
+    def _note(self, entries, key, what, why):
+        entries.append({"key": key, "what": what, "round": self.round, "why": why})
+        verb = "failed" if entries is self.failed else "not run"
+        self._say(f"{verb}: {what}, round {self.round}: {last_line(why)}")

@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""The table and the page of a made-up network run: every number below can be worked out from it by hand."""
+
+import copy
+import re
+import unittest
+
+import paths
+from contenders import CONTENDERS
+from net import measure, rates, tables
+
+NAMES = ("torch_alone", "tessera_alone", "torch_ddp", "tessera_no_shard", "torch_fsdp2", "tessera_int8")
+
+
+def steps(name, *seconds, link=None, rate="1gbit"):
+    return {"work": "w", "rate": rate, "contender": name, "rounds": [
+        {"round": number, "samples_s": [second - 0.1, second, second + 0.5], "losses": [], "link_bytes": link and {"sent": link, "received": 5}}
+        for number, second in enumerate(seconds, start=1)]}
+
+
+DATA = {
+    "schema": 3, "where": "net", "quick": False, "versions": {"torch": "2.15"}, "checks": [],
+    "runs": [{"command": "benchmarks/run_net", "sections": ["w"], "rounds": 2, "seconds": 60.0, "started": "then",
+              "commit": {"hash": "abc", "dirty": True}, "hosts": 2, "ranks_per_host": 1, "rates": ["unlimited", "1gbit"],
+              "processor": "CPU <X>", "machine": {"cpu": "X", "cores": 2, "memory_bytes": 2**30, "kernel": "6", "load_average_at_start": 0}}],
+    "works": [{"name": "w", "title": "A work", "model": {"seq_len": 100}, "dtype": "fp32", "parameters": 10, "batch": 1, "steps": 3,
+               "warm_up": 1, "contenders": list(NAMES)}],
+    "contenders": [CONTENDERS[name].facts() for name in NAMES],
+    "wire": [{"rate": "1gbit", "round": number, "one_way": 9e8, "both_ways": speed} for number, speed in ((1, 1e8), (2, 3e8))],
+    "steps": [steps("torch_alone", 0.5, 0.5), steps("tessera_alone", 0.25, 0.5), steps("torch_ddp", 1.0, 2.0, link=100_000_000),
+              steps("tessera_no_shard", 0.5, 3.0), steps("torch_fsdp2", 4.0), steps("tessera_int8", 0.5)],
+    "predicted": [{"rate": "1gbit", "contender": "tessera_no_shard", "round": number, "seconds": seconds} for number, seconds in ((1, 1.0), (2, 3.2))],
+    "failed": [{"key": "1gbit/torch_fsdp2", "what": "PyTorch FSDP2 at 1 Gbit/s", "round": 2, "why": "exit code 1\nno <luck>"}],
+    "not_run": [{"key": "w/deepspeed_zero3", "what": "DeepSpeed ZeRO-3", "round": None, "why": "not installed"}]}
+
+
+class Tables(unittest.TestCase):
+    def setUp(self):
+        self.results = tables.NetResults(copy.deepcopy(DATA))
+
+    def row(self, name):
+        return self.results.row("1gbit", name)
+
+    def test_a_sample_is_the_median_of_a_round(self):
+        row = self.row("tessera_no_shard")
+        self.assertEqual((row["samples"], row["median_s"], row["p10_s"]), (2, 1.75, 0.75))
+        self.assertEqual((row["bits_per_s"], row["wire_bytes_per_s"], row["compressed"]), (10**9, 2e8, False))
+        self.assertTrue(self.row("tessera_int8")["compressed"])
+
+    def test_ratios_are_of_the_same_round(self):
+        self.assertEqual(self.row("tessera_no_shard")["over_ddp"], (0.5 / 1.0 + 3.0 / 2.0) / 2)
+        self.assertEqual(self.row("tessera_no_shard")["over_fsdp2"], 0.5 / 4.0)  # the second round has no FSDP2
+        self.assertIsNone(tables.ratio({1: 1.0}, {2: 1.0}))
+
+    def test_exposed_is_beyond_the_own_rank_alone(self):
+        self.assertEqual(self.row("tessera_no_shard")["exposed_s"], (0.25 + 2.5) / 2)
+        self.assertEqual(self.row("torch_ddp")["exposed_s"], (0.5 + 1.5) / 2)
+        self.assertEqual((self.row("torch_alone")["exposed_s"], self.row("tessera_alone")["alone_s"]), (None, 0.375))
+
+    def test_the_wire_alone_is_the_busier_direction_over_its_speed(self):
+        self.assertEqual((self.row("torch_ddp")["link_bytes"], self.row("torch_ddp")["wire_s"]), (100_000_000, 0.5))
+        self.assertIsNone(self.row("torch_fsdp2")["wire_s"])
+
+    def test_predictions_are_beside_the_median(self):
+        row = self.row("tessera_no_shard")
+        self.assertEqual(row["predicted_s"], 2.1)
+        self.assertAlmostEqual(row["predicted_off"], 0.2)
+        self.assertAlmostEqual(*self.results.predictions_off(), 0.2)
+
+    def test_what_has_no_sample_has_no_row(self):
+        self.assertIsNone(self.results.row("unlimited", "torch_ddp"))
+        table = tables.table(self.results)
+        self.assertEqual([row[table["columns"].index("contender")] for row in table["rows"]], [CONTENDERS[name].label for name in NAMES])
+
+    def test_targets_are_judged_at_their_rate_or_not_measured(self):
+        found = {(of["measure"], of["ours"], of["bits_per_s"]): (of["ratio"], of["met"]) for of in tables.judged(self.results)}
+        self.assertEqual(found["step", "Tessera NO_SHARD", 10**9], (1.0, False))
+        self.assertEqual(found["step", "Tessera NO_SHARD", 2 * 10**9], (None, None))
+        self.assertEqual(found["step", "Tessera NO_SHARD, lossless", 10**9], (None, None))  # it takes no part
+        self.results.data["steps"][3] = steps("tessera_no_shard", 0.95, 1.9)
+        met, = (of["met"] for of in tables.judged(self.results) if (of["ours"], of["bits_per_s"]) == ("Tessera NO_SHARD", 10**9))
+        self.assertTrue(met)
+
+
+@paths.NEEDS_MATPLOTLIB
+class Page(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        from net import page
+        cls.page = page.Page(copy.deepcopy(DATA)).text()
+
+    def test_it_says_what_was_run_and_what_was_not(self):
+        for wanted in ("2 hosts with 1 rank of one thread each", "2 rounds a rate", "no limit is not measured; 1 Gbit/s is 200 MB/s",
+                       "abc with uncommitted changes, then, 60 s", "CPU &lt;X&gt;, 1 GiB", "<code>benchmarks/run_net</code>",
+                       "PyTorch FSDP2 at 1 Gbit/s, round 2: exit code 1<details>", "no &lt;luck&gt;", "DeepSpeed ZeRO-3: not installed",
+                       "Tessera NO_SHARD, int8 (less on the wire)", "One connection carries 200 MB/s each way"):
+            self.assertIn(wanted, self.page)
+
+    def test_a_rate_without_samples_has_no_section(self):
+        titles = re.findall("<h2[^>]*>([^<]*)", self.page)
+        self.assertEqual(titles, ["Targets", "Step time and rate", "At 1 Gbit/s", "Not in this run, or failed", "This run"])
+
+    def test_predictions_are_targets(self):
+        self.assertRegex(self.page, "the farthest off of 1</td><td>step</td><td>all</td>.*?0.10</td>.*?0.200</td><td class=\"no\">no")
+
+
+class Rates(unittest.TestCase):
+    def test_they_are_tcs(self):
+        self.assertEqual([rates.bits_per_s(rate) for rate in ("unlimited", "10gbit", "200mbit", "8kbit", "9bit")],
+                         [None, 10**10, 2 * 10**8, 8000, 9])
+        self.assertEqual([rates.rate_label(rate) for rate in ("unlimited", "10gbit", "200mbit")], ["no limit", "10 Gbit/s", "200 Mbit/s"])
+
+    def test_others_are_refused(self):
+        for text, said in (("fast", "wants rates such as 2gbit"), ("1gbit,1000mbit", "names a rate twice")):
+            with self.assertRaisesRegex(Exception, said):
+                measure.rates_of(text)
+
+
+if __name__ == "__main__":
+    unittest.main()

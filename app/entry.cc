@@ -9,7 +9,7 @@
 #include <new>
 
 #include "app/command_line.h"
-#include "runtime/base/process_limits.h"
+#include "runtime/base/errno_hint.h"
 #include "tessera/exit_code.h"
 
 namespace tessera::app {

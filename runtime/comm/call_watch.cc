@@ -17,11 +17,12 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kBetweenLooks = 500ms;
-constexpr auto kOften = 10s;           // so long ranks exchange at each look
-constexpr auto kForOthersToHear = 2s;  // more than an exchange every second takes
-constexpr auto kForTheProgram = 4s;    // to come out of a call that has failed
-constexpr auto kForOutside = 1s;       // likewise where nothing has failed that it waits in
-constexpr auto kFresh = 2s;            // what is told of other libraries' calls; less than kLong
+constexpr auto kOften = 10s;                         // so long ranks exchange at each look
+constexpr auto kForOthersToHear = 2s;                // more than an exchange every second takes
+constexpr auto kForTheProgram = 4s;                  // to come out of a call that has failed
+constexpr auto kForOutside = 500ms;                  // likewise where nothing has failed that it waits in
+constexpr char kWithOutside = '+', kOwnAlone = '-';  // the first character of a verdict in the store
+constexpr auto kFresh = 2s;                          // what is told of other libraries' calls; less than kLong
 constexpr int kManyRanks = 16, kNeighbours = 4;
 constexpr std::size_t kGoneGroups = 32;
 
@@ -122,6 +123,16 @@ WaitReport::Group GroupCalls::report() const {
 }
 
 // --- CallWatch ---
+
+/// Whether one of these ranks waits in a call of another library.
+static bool has_outside_wait(const std::vector<WaitReport>& reports) {
+  return std::any_of(reports.begin(), reports.end(), [](const WaitReport& report) {
+    return std::any_of(report.waits.begin(), report.waits.end(), [&](const WaitReport::Wait& wait) {
+      const auto group = report.groups.find(wait.group);
+      return group != report.groups.end() && group->second.is_outside;
+    });
+  });
+}
 
 /// What a look asks the store, and hears from it.
 struct CallWatch::Exchange {
@@ -227,15 +238,17 @@ bool CallWatch::look() {
       if (auto other = WaitReport::from_text(text)) reports.push_back(*std::move(other));
     const std::string found = std::exchange(found_, disagreement_of(reports));
     if (found_.empty() || found_ != found) return true;
-    exchange->finding = found_ + kHint;
+    exchange->finding = (has_outside_wait(reports) ? kWithOutside : kOwnAlone) + found_ + kHint;
     if (!ask(exchange) || exchange->verdict.empty()) return true;
   }
   const absl::Status verdict =
-      make_error(ExitCode::kInternal,
-                 "rank " + std::to_string(rank_) + "/" + std::to_string(world_size_) + ": " + exchange->verdict);
+      make_error(ExitCode::kInternal, "rank " + std::to_string(rank_) + "/" + std::to_string(world_size_) + ": " +
+                                          exchange->verdict.substr(1));
   verdict_->set(verdict);
-  // Whoever ends first is a lost peer to those who have not heard.
-  if (pause(world_size_ <= kManyRanks ? kForOthersToHear : 2 * kForOthersToHear)) end_with(verdict);
+  // Whoever ends first is a lost peer to those who have not heard, and to another library where a rank waits in it: that rank ends first.
+  std::chrono::milliseconds others_need = world_size_ <= kManyRanks ? kForOthersToHear : 2 * kForOthersToHear;
+  if (exchange->verdict.front() == kWithOutside && waits_) others_need += kForOthersToHear;
+  if (pause(others_need)) end_with(verdict);
   return false;
 }
 
@@ -321,8 +334,10 @@ void CallWatch::take_back() {
 }
 
 void CallWatch::end_with(const absl::Status& verdict) {
-  const auto end = Clock::now() + (waits_ ? kForTheProgram : kForOutside);
-  report_(verdict);
+  // A call of another library does not end with the mesh; and whoever hears of the end may close what that call waits for.
+  const bool is_own = waits_;
+  const auto end = Clock::now() + (is_own ? kForTheProgram : kForOutside);
+  if (is_own) report_(verdict);
   const auto is_out = [&] {
     const std::lock_guard lock(mutex_);
     const bool is_outside = hears_of_outside() && !outside_.waits.empty();
@@ -331,7 +346,9 @@ void CallWatch::end_with(const absl::Status& verdict) {
     });
   };
   do {
-    if (is_out() || !pause(50ms)) return;
+    const bool is_over = is_out();
+    if (is_over && !is_own) report_(verdict);
+    if (is_over || !pause(50ms)) return;
   } while (Clock::now() < end);
   log_error(message_of(verdict) + ". This call cannot be ended, so the process ends");
   std::_Exit(static_cast<int>(exit_code_of(verdict)));

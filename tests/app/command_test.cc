@@ -38,9 +38,9 @@ TEST_F(Command, WhatAModuleOfThePythonPackageHasIsSaidInOneLine) {
   const Ended ended = run_program({TESSERA_PROGRAM, "import-config", "ds.json", "--out", "s.json"}, path("run"));
   EXPECT_EQ(ended.code, 64);
   EXPECT_EQ(ended.out, "");
-  EXPECT_EQ(
-      ended.err,
-      "tessera: `import-config` is a module of the Python package. hint: python -m tessera.import_config --help\n");
+  EXPECT_EQ(ended.err,
+            "tessera: `import-config` is a module of the Python package. [T0027] hint: python -m tessera.import_config "
+            "--help\n");
 }
 
 // A device that is full takes nothing, and tells nobody who does not ask.

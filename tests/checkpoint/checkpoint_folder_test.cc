@@ -227,7 +227,8 @@ TEST(CheckpointFolder, WhatStandsInTheWayOfASaveIsNamed) {
   std::filesystem::create_symlink(other.file("lock"), folder.file("lock"));
   absl::Status status = save(folder.path(), 1).status();
   EXPECT_EQ(exit_code_of(status), ExitCode::kCannotCreate);
-  EXPECT_THAT(message_of(status), AllOf(HasSubstr(folder.file("lock")), HasSubstr("a link stands in its place")));
+  EXPECT_THAT(message_of(status),
+              AllOf(HasSubstr(folder.file("lock")), HasSubstr("one stands where none is followed")));
   EXPECT_FALSE(std::filesystem::exists(other.file("lock")));
   std::filesystem::remove(folder.file("lock"));
   const std::string strange = folder.file("step-000000000001.tmp-1-0/notes");

@@ -104,8 +104,14 @@ TEST(CallOrder, ARankThatMakesAGroupAloneIsNamed) {
 TEST(CallOrder, ARankThatSaysNothingOfAnOutsideGroupLacksNoCallOfIt) {
   WaitReport a = at(0, 5, 2), b = at(1, 5, 3);
   const auto begun = [](std::uint64_t calls) {
-    return WaitReport::Group{
-        .first = 0, .count = 2, .stride = 1, .family = "torch", .begun = calls, .threads = {1}, .is_outside = true};
+    return WaitReport::Group{.first = 0,
+                             .count = 2,
+                             .stride = 1,
+                             .family = "torch",
+                             .begun = calls,
+                             .threads = {1},
+                             .is_outside = true,
+                             .latest = {}};
   };
   a.groups["torch"] = begun(3);
   const auto found = [&] {

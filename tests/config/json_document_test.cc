@@ -43,7 +43,7 @@ TEST(JsonDocument, KeysAreTheSameHoweverTheyAreSpelled) {
   Diagnostics diagnostics("x", text);
   EXPECT_TRUE(parse_json(text, diagnostics).has_value());
   EXPECT_EQ(std::string(diagnostics.to_status().message()),
-            "x:1:10: /a: given twice. [T0687] hint: remove one; the first is at 1:2");
+            "x:1:10: /a: given twice. [T0496] hint: remove one; the first is at 1:2");
 }
 
 TEST(JsonDocument, DepthLimitIsExact) {

@@ -77,11 +77,11 @@ const BadFile kSyntax[] = {
     {"NotAnObject", "[1, 2]",
      R"(s.json:1:1: /: must be an object (keys: strategy, mesh, units, prefetch, prefetch_bytes, reductions_ahead, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, gradient_clipping, gradient_clip_value, broadcast_buffers, optimizer, ema, lr_schedule, offload, compression, checkpoint, on_spike, durable, sync, memory, check, comm), got a list of 2)"},
     {"DuplicateKeys", "{\"prefetch\": 1,\n \"optimizer\": {\"lr\": 1, \"lr\": 2},\n \"prefetch\": 1}",
-     R"(s.json:2:25: /optimizer/lr: given twice. [T0687] hint: remove one; the first is at 2:16)"
+     R"(s.json:2:25: /optimizer/lr: given twice. [T0496] hint: remove one; the first is at 2:16)"
      "\n"
-     R"(s.json:3:2: /prefetch: given twice. [T0687] hint: remove one; the first is at 1:2)"},
+     R"(s.json:3:2: /prefetch: given twice. [T0496] hint: remove one; the first is at 1:2)"},
     {"DuplicateBeforeSyntaxError", "{\"prefetch\": 1, \"prefetch\": 2, oops}",
-     R"(s.json:1:17: /prefetch: given twice. [T0687] hint: remove one; the first is at 1:2)"
+     R"(s.json:1:17: /prefetch: given twice. [T0496] hint: remove one; the first is at 1:2)"
      "\n"
      R"(s.json:1:32: /: not JSON. [T0509] hint: keys stand in double quotes)"},
 };

@@ -46,7 +46,6 @@ PLACES = [
     Place("durable/rank-00000.memory", DURABLE, (CORRUPT,), [], names=("durable",), absent=(CORRUPT, MISSING, CREATE), harmless=("longer", "flipped", "noise", "huge"), writes=("durable*", "scratch*"), bytes_of_it=6),
     Place("profile.json", [*PLAN, "--links", "links.json", "--profile", "profile.json"], (CORRUPT,), ["json"], bytes_of_it=4),
     Place("links.json", [*PLAN, "--links", "links.json", "--profile", "profile.json"], (CORRUPT,), [], bytes_of_it=6),
-    Place("deepspeed.json", ["import-config", "deepspeed.json"], (CONFIG,), ["json"], names=("deepspeed.json",), exec=True, bytes_of_it=6, absent=(MISSING, CORRUPT)),
 ]
 
 FORMS = {"json": mutations.JSON, "tensors": mutations.TENSORS, "archive": mutations.ARCHIVE, "llmc": mutations.LLMC, "megatron": mutations.MEGATRON,
@@ -58,7 +57,7 @@ FORMS = {"json": mutations.JSON, "tensors": mutations.TENSORS, "archive": mutati
                     ("a name of a megabyte", "long", lambda data: b"s" * (1 << 20)),
                     ("a name with control characters", "names", lambda data: b"\x1b[2Jstep\n")]}
 WRONG_VALUES = {"strategy.json": 14, "model.json": 12, "hf/config.json": 12, "sharded/model.safetensors.index.json": 8, "tokenizer.json": 8, "profile.json": 8, "links.json": 10,
-                f"{STEP}/manifest.json": 0, "deepspeed.json": 10}
+                f"{STEP}/manifest.json": 0}
 
 
 def changed(path, change):

@@ -11,7 +11,7 @@ READ_CODES = (CORRUPT, MISSING, CONFIG, CREATE, IO, RESOURCE, DENIED)
 WRITE_CODES = (CREATE, USAGE, IO, DENIED, CORRUPT, RESOURCE, UNAVAILABLE)
 
 # Files that a command line names: a link there is the user's own. Others are found below a folder, where no link is followed.
-NAMED = {"strategy.json", "model.json", "weights.safetensors", "weights.pt", "tokenizer.json", "tokens.llmc", "text", "profile.json", "links.json", "deepspeed.json",
+NAMED = {"strategy.json", "model.json", "weights.safetensors", "weights.pt", "tokenizer.json", "tokens.llmc", "text", "profile.json", "links.json",
          "corpus.idx", "corpus.bin"}
 
 

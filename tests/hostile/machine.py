@@ -86,6 +86,8 @@ class Watch:
                 watch, mask, _, length = struct.unpack_from("iIII", data, at)
                 name = data[at + 16:at + 16 + length].rstrip(b"\0").decode(errors="replace")
                 at += 16 + length
+                if may_be_opened and name.startswith("#"):
+                    continue  # a file without a name, of a command whose folder is a link that the user gave
                 if mask & (self.CHANGES if mask & self.IS_FOLDER else wrong) and not mask & self.IGNORED:  # folders may be looked at
                     found.add(f"{self.names[watch] / name}: " + ", ".join(text for bit, text in self.SEEN.items() if mask & bit))
         os.close(self.fd)

@@ -6,7 +6,6 @@ import struct
 
 MODEL = {"model": "gpt", "vocab_size": 256, "seq_len": 16, "layers": 1, "width": 16, "heads": 2}
 STRATEGY = {"strategy": "FULL_SHARD", "units": {"classes": ["Block"]}, "comm": {"init_timeout_s": 30, "timeout_s": 30}}
-DEEPSPEED = {"train_batch_size": 1, "gradient_clipping": 1.0, "zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
 FIT = {"alpha_s": 4e-5, "beta_s_per_byte": 8e-10, "busy_alpha_s": 4e-5, "busy_beta_s_per_byte": 8e-10}
 LINKS = {"transport": "gloo", "ranks": 2, "hosts": 2, "all_gather": FIT, "reduce_scatter": FIT, "all_reduce": FIT, "small": FIT, "cpu_s_per_byte": 0,
          "sum_s_per_byte": 0, "coding": {"lossless_s_per_byte": 1e-9, "int8_s_per_byte": 1e-9, "int4_s_per_byte": 1e-9, "load": 0.5},
@@ -47,7 +46,6 @@ def make_seeds(folder, run):
     write("gloo.json", {**STRATEGY, "comm": {**STRATEGY["comm"], "transport": "gloo"}})
     write("text", "gather wait release shard unit mesh rank plan step\n" * 60)
     write("tokenizer.json", tokenizer())
-    write("deepspeed.json", DEEPSPEED)
     write("links.json", LINKS)
     for name in ("scratch", "durable"):
         (folder / name).mkdir()

@@ -188,7 +188,7 @@ TEST(BlockFile, NoPermissionIsAnError) {
 
 TEST(BlockFile, TooManyOpenFilesIsAnError) {
   ScratchFolder folder;
-  expect_in_child(folder, ExitCode::kOsResource, "(errno 24). [T0385] hint: raise the limit of open files", [] {
+  expect_in_child(folder, ExitCode::kOsResource, "(errno 24). [T0394] hint: raise the limit of open files", [] {
     const rlimit limit{3, 3};
     return ::setrlimit(RLIMIT_NOFILE, &limit) == 0;
   });

@@ -46,7 +46,7 @@ def views():
 
 
 def optimizer_state():
-    parameters = [torch.nn.Parameter(value.float()) for value in weights.values()]
+    parameters = [torch.nn.Parameter(value.float().clone()) for value in weights.values()]
     optimizer = torch.optim.AdamW(parameters)
     sum(each.sum() for each in parameters).backward()
     optimizer.step()

@@ -1,6 +1,5 @@
 #include "app/output_files.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -95,17 +94,11 @@ absl::Status make_folder(const NamedPath& output) {
                : absl::OkStatus();
 }
 
-/// Creates a file beside the output, writes a byte, and removes the file. What is left there of another run goes, unseen: it may
-/// have another name too.
+/// Creates a file beside the output, writes a byte, and removes the file.
 absl::Status try_place(const NamedPath& output) {
   const fs::path partial = partial_of(output.path);
   const std::string what = output.option + ": cannot create " + partial.string();
-  const auto open = [&] { return ::open(partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644); };
-  int fd = open();
-  struct stat there {};
-  if (fd < 0 && errno == EEXIST && ::lstat(partial.c_str(), &there) == 0 && S_ISREG(there.st_mode) &&
-      ::unlink(partial.c_str()) == 0)
-    fd = open();
+  const int fd = create_partial(partial);
   if (fd < 0) return cannot_create(what, errno);
   absl::Status status = ::write(fd, "\n", 1) == 1 ? absl::OkStatus() : cannot_create(what, errno);
   if (::close(fd) != 0 && status.ok()) status = cannot_create(what, errno);

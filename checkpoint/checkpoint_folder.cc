@@ -23,6 +23,7 @@
 #include "offload/file_calls.h"
 #include "offload/file_error.h"
 #include "offload/retries.h"
+#include "runtime/base/hint.h"
 #include "runtime/base/input_file.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
@@ -156,9 +157,8 @@ absl::StatusOr<std::string> named_checkpoint(const std::string& folder, const ch
   absl::StatusOr<std::string> name = read_regular_text(path, kMostLatestBytes, who);
   if (!name.ok()) {
     const std::string why = message_of(name.status());
-    const bool has_hint = why.find("hint: ") != std::string::npos;
     return make_error(exit_code_of(name.status()),
-                      why + (has_hint ? "; or name a checkpoint itself; there are: " + there_are : hint));
+                      why + (has_hint(why) ? "; or name a checkpoint itself; there are: " + there_are : hint));
   }
   if (name->ends_with('\n')) name->pop_back();
   if (!step_of(*name))

@@ -73,7 +73,7 @@ absl::Status CommitLog::begin() const {
   return has_begun() ? absl::OkStatus() : write_file_atomically(begun_file(stem_), {}, who_);
 }
 
-/// Of this rank's files those whose names behind the stem and a point are meant.
+/// Removes those files of this rank whose names are meant, of which the function sees what stands behind the stem and a point.
 absl::Status CommitLog::remove_files(const std::function<bool(std::string_view end)>& is_meant) const {
   const std::string begin = fs::path(stem_).filename().string() + ".";
   std::error_code error;

@@ -43,12 +43,13 @@ struct SavedParameter {
   /// Of states that are not kept of each element, but of the whole: their shapes, by name.
   std::map<std::string, std::vector<std::int64_t>> state_shapes = {};
 
-  bool keeps_master =
-      false;  ///< of a frozen parameter: what its "master" (F32) was, which rounding made the "value" of
+  /// A frozen parameter has its "master" (F32) too, of which rounding made the "value".
+  bool keeps_master = false;
 
   bool has_state(const std::string& state) const;
   /// Whether it trains, or is frozen and goes on with its states when it trains again.
   bool keeps_states() const { return trains || (states && !states->empty()); }
+  bool has_master() const { return trains || keeps_master; }
   const std::vector<std::int64_t>& shape_of(const std::string& state) const;
   std::int64_t numel_of(const std::string& state) const;
 };

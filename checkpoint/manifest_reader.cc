@@ -11,6 +11,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/manifest_line.h"
 #include "checkpoint/shard_header.h"
+#include "runtime/base/hint.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
 
@@ -24,8 +25,7 @@ constexpr std::string_view kLineBegin = "{\"tessera_checkpoint\": ", kLineMiddle
                            kLineEnd = "\",\n";
 
 absl::Status corrupt_manifest(const std::string& file, const std::string& what) {
-  const bool has_hint = what.find("hint: ") != std::string::npos;
-  return make_error(ExitCode::kCorruptData, file + ": " + what + (has_hint ? "" : kDamagedCheckpointHint));
+  return make_error(ExitCode::kCorruptData, file + ": " + what + (has_hint(what) ? "" : kDamagedCheckpointHint));
 }
 
 /// The product of sizes; false where it is more than any file holds.

@@ -130,8 +130,7 @@ absl::Status SavedCheckpoint::check_tensors() {
   for (const SavedParameter& parameter : manifest_.parameters) {
     const std::string& name = parameter.name;
     if (!parameter.trains) TESSERA_RETURN_IF_ERROR(check_tensor(kValue, name, parameter.dtype, parameter.numel));
-    if (parameter.trains || parameter.keeps_master)
-      TESSERA_RETURN_IF_ERROR(check_tensor(kMaster, name, "F32", parameter.numel));
+    if (parameter.has_master()) TESSERA_RETURN_IF_ERROR(check_tensor(kMaster, name, "F32", parameter.numel));
     if (parameter.trains && !pieces(kOuterMomentum, name).empty())
       TESSERA_RETURN_IF_ERROR(check_tensor(kOuterMomentum, name, "F32", parameter.numel));
     for (const SavedState& state : manifest_.states) {

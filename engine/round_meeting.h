@@ -15,10 +15,10 @@ class RoundMeeting {
   /// `leader`: the rank that says. It has a batch.
   RoundMeeting(std::shared_ptr<Collectives> control, int leader) : control_(std::move(control)), leader_(leader) {}
 
-  /// Of a rank with a batch, which is about to do what `event` stands for. Throws tessera::Error (70) if the leader is about to do
+  /// A rank with a batch calls it when it is about to do what `event` stands for. Throws tessera::Error (70) if the leader is about to do
   /// something else.
   void meet(int event);
-  /// Of a rank without: what comes now.
+  /// A rank without calls it, and hears what comes now.
   int next();
 
  private:

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "runtime/base/hint.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
 
@@ -54,7 +55,7 @@ constexpr const char kRuleHint[] = ". [T0373] hint: a rule is such as \"write nt
 
 absl::Status wrong(std::string_view rule, const std::string& what) {
   return make_error(ExitCode::kConfig, fmt::format("TESSERA_TEST_FAULTS: rule {}: {}{}", quoted_text(rule), what,
-                                                   what.find("hint: ") == std::string::npos ? kRuleHint : ""));
+                                                   has_hint(what) ? "" : kRuleHint));
 }
 
 bool read_number(std::string_view text, std::int64_t least, std::int64_t& number) {

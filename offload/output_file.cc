@@ -15,6 +15,18 @@ namespace tessera {
 
 std::filesystem::path partial_of(const std::filesystem::path& path) { return path.string() + ".partial"; }
 
+int create_partial(const std::filesystem::path& partial) {
+  const auto create = [&] {
+    return ::open(partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+  };
+  const int fd = create();
+  if (fd >= 0 || errno != EEXIST) return fd;
+  struct stat there {};
+  const bool is_gone =
+      ::lstat(partial.c_str(), &there) == 0 && S_ISREG(there.st_mode) && ::unlink(partial.c_str()) == 0;
+  return is_gone ? create() : fd;
+}
+
 absl::Status cannot_create(const std::string& what, int error) {
   return make_error(exit_code_of_creating(error), what + ": " + reason_of_writing(error));
 }
@@ -22,13 +34,7 @@ absl::Status cannot_create(const std::string& what, int error) {
 absl::StatusOr<OutputFile> OutputFile::create(const std::filesystem::path& path, const std::string& what) {
   turn_size_signal_into_error();
   const std::filesystem::path partial = partial_of(path);
-  // Not the file that another run left there: it may have another name too.
-  const auto open = [&] { return ::open(partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644); };
-  int fd = open();
-  struct stat there {};
-  if (fd < 0 && errno == EEXIST && ::lstat(partial.c_str(), &there) == 0 && S_ISREG(there.st_mode) &&
-      ::unlink(partial.c_str()) == 0)
-    fd = open();
+  const int fd = create_partial(partial);
   if (fd < 0) return cannot_create(what + ": cannot create " + partial.string(), errno);
   return OutputFile(path, partial, what, fd);
 }

@@ -15,6 +15,10 @@ namespace tessera {
 /// The name that a result at `path` has until it is complete.
 std::filesystem::path partial_of(const std::filesystem::path& path);
 
+/// Creates the file `partial` for writing, and returns its descriptor; -1 with errno where that fails. A regular file that another run
+/// left there goes, unseen: it may have another name too. Links are not followed.
+int create_partial(const std::filesystem::path& partial);
+
 /// "<what>: <the system's reason>", as 73 cannot be created, 77 where a permission is missing, 71 or 74 where a limit of the
 /// process is why (errno_hint.h). `error`: an errno.
 absl::Status cannot_create(const std::string& what, int error);

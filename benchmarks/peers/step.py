@@ -144,23 +144,19 @@ def deepspeed_step(model, options):
     }
     optimizer = DeepSpeedCPUAdam(model.parameters(), adamw_mode=True, **ADAMW)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
-
-    def step(tokens, targets):
-        loss = engine(tokens, targets)
-        engine.backward(loss)
-        engine.step()
-        return loss.detach()
-
-    return step
+    return engine_step(engine, engine)
 
 
 def tessera_step(model, options):
     import tessera
     strategy = {"units": {"classes": ["Block"]}, "optimizer": {"type": "adamw", **ADAMW}}
-    engine = tessera.Engine(model, strategy | TESSERA[options.contender])
+    return engine_step(tessera.Engine(model, strategy | TESSERA[options.contender]), model)
 
+
+def engine_step(engine, forward):
+    """A step of an engine that has the backward and the update of PyTorch's loop."""
     def step(tokens, targets):
-        loss = model(tokens, targets)
+        loss = forward(tokens, targets)
         engine.backward(loss)
         engine.step()
         return loss.detach()

@@ -201,13 +201,12 @@ class Matcher {
   }
 
   void check_type(const FlatGroup& group, const std::string& who, const SavedParameter& saved) {
-    const bool has_master = saved.trains || saved.keeps_master;  // which a frozen parameter keeps
     const std::string wanted = safetensors_word(group.dtype), got = saved.trains ? "F32" : saved.dtype;
     if (wanted == got || (group.trainable && got == "F32")) return;
     const auto is_float = [](const std::string& word) { return word == "F32" || word == "BF16" || word == "F16"; };
     if (!is_float(wanted) || !is_float(got))
       return problem(who + ": the model wants the type " + wanted + ", the checkpoint has " + got);
-    const bool widens = group.trainable || has_master || wanted == "F32";
+    const bool widens = group.trainable || saved.has_master() || wanted == "F32";
     if (!widens) rounded_.push_back(saved.name);
   }
 

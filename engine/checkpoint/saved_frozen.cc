@@ -81,7 +81,7 @@ json table_row(const FrozenState& state) {
   return row;
 }
 
-/// Of a row, and the parts of its number.
+/// The state that a row of the table describes, with its bytes among the parts.
 std::optional<FrozenState> state_of_row(const json& row, CommitParts& parts, const std::string& name) {
   FrozenState state;
   state.name = row.at("name").get<std::string>();
@@ -148,8 +148,7 @@ absl::StatusOr<FrozenParameter> read_frozen(SavedCheckpoint& checkpoint, const S
     TESSERA_RETURN_IF_ERROR(read_share(checkpoint, state, saved.name, own(share.numel), share));
     kept.states.push_back(std::move(share));
   }
-  const bool has_master = saved.trains || saved.keeps_master;
-  if (!has_master || !is_trainable(group.dtype) || group.dtype == DType::kF32) return kept;
+  if (!saved.has_master() || !is_trainable(group.dtype) || group.dtype == DType::kF32) return kept;
   FrozenState master;
   master.numel = saved.numel;
   TESSERA_RETURN_IF_ERROR(read_share(checkpoint, {kMaster, "fp32"}, saved.name, own(master.numel), master));

@@ -51,7 +51,7 @@ absl::StatusOr<FrozenStates> StateReader::read() {
   return frozen;
 }
 
-/// Of a parameter that trains.
+/// The states of a parameter that trains.
 absl::Status StateReader::read_states(const MatchedParameter& parameter) {
   if (!parameter.saved->keeps_states()) {
     clear_states(parameter);

@@ -25,7 +25,7 @@ class StoredStates {
   std::span<const std::size_t> of(const FlatGroup& group) const {
     return group.matrices.empty() ? of_elements_ : of_matrices_;
   }
-  /// Of state number `state` of those.
+  /// The name of state number `state` of those.
   const std::string& name_in(const FlatGroup& group, std::size_t state) const { return all_[of(group)[state]].name; }
   /// Whether there may be states of whole tensors, of what is frozen now, too.
   bool has_tensor_states() const { return has_tensor_states_; }

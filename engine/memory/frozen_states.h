@@ -49,7 +49,7 @@ class FrozenStates {
   bool empty() const { return kept_.empty(); }
   /// "the optimizer states of 3 frozen parameters ...", for a log. REQUIRES: not empty.
   std::string describe() const;
-  /// Of a parameter; null where nothing is kept of it.
+  /// What is kept of a parameter; null where nothing is.
   const FrozenParameter* find(const at::Tensor& parameter) const;
   void put(const at::Tensor& parameter, FrozenParameter kept);
   /// The elements of a state of `numel` that a rank keeps: whole blocks of 8-bit states, which have one scale.

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "checkpoint/tensor_files.h"
+#include "engine/weights/little_endian.h"
 #include "engine/weights/safetensors_source.h"
 #include "engine/weights/weights_archive.h"
 #include "engine/weights/weights_kind.h"
@@ -52,10 +53,8 @@ absl::StatusOr<std::string> beginning_of(const InputFile& file, const fs::path& 
 /// 8 bytes with the length of a JSON object, and the object.
 bool is_safetensors(std::string_view beginning) {
   if (beginning.size() <= TensorHeader::kLengthBytes || beginning[TensorHeader::kLengthBytes] != '{') return false;
-  std::uint64_t length = 0;
-  for (std::size_t i = TensorHeader::kLengthBytes; i-- > 0;)
-    length = length << 8 | static_cast<unsigned char>(beginning[i]);
-  return length <= static_cast<std::uint64_t>(TensorHeader::kMostBytes);
+  return little_endian(beginning.substr(0, TensorHeader::kLengthBytes)) <=
+         static_cast<std::uint64_t>(TensorHeader::kMostBytes);
 }
 
 absl::StatusOr<OpenSource> open_file(const fs::path& path, const WeightsRequest& request) {

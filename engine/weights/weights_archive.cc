@@ -18,6 +18,7 @@
 #include "engine/weights/weights_kind.h"
 #include "engine/weights/weights_pickle.h"
 #include "runtime/base/errno_hint.h"
+#include "runtime/base/hint.h"
 #include "runtime/base/status.h"
 
 namespace tessera {
@@ -80,8 +81,7 @@ std::optional<at::ScalarType> type_of(const std::string& name) {
 }
 
 absl::Status bad_archive(const std::string& what) {
-  const bool has_hint = what.find("hint: ") != std::string::npos;
-  return make_error(ExitCode::kCorruptData, has_hint ? what : what + ". " + kSaveHint);
+  return make_error(ExitCode::kCorruptData, has_hint(what) ? what : what + ". " + kSaveHint);
 }
 
 /// Elements of the storage that the tensor reaches; nothing where the numbers are none of a tensor.

@@ -4,6 +4,8 @@
 #include <array>
 #include <cctype>
 
+#include "engine/weights/little_endian.h"
+
 namespace tessera {
 namespace {
 
@@ -102,11 +104,7 @@ bool any_ends_with(const std::vector<std::string>& names, std::initializer_list<
   });
 }
 
-std::uint64_t number_at(const char* bytes, int count) {
-  std::uint64_t number = 0;
-  for (int i = count; i-- > 0;) number = number << 8 | static_cast<unsigned char>(bytes[i]);
-  return number;
-}
+std::uint64_t number_at(const char* bytes, std::size_t count) { return little_endian({bytes, count}); }
 
 /// Where the directory of a zip archive is, by the record at its end.
 struct ZipDirectory {

@@ -24,7 +24,7 @@ inline constexpr std::size_t kBytesOfBeginning = 1024;
 /// By how the file begins. It always has an answer: a file of no known kind is one that is not known.
 FileKind kind_of_beginning(std::string_view beginning);
 
-/// Of a zip archive, by the names in it.
+/// The same for a zip archive, by the names in it.
 FileKind kind_of_zip(const std::vector<std::string>& names);
 
 /// Fills `to` with bytes of a file from `place` on; false where it has no such bytes.

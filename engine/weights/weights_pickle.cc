@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "engine/weights/little_endian.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
 
@@ -220,9 +221,7 @@ class Reader {
   /// Little endian.
   absl::StatusOr<std::uint64_t> unsigned_of(std::size_t bytes) {
     TESSERA_ASSIGN_OR_RETURN(const std::string_view taken, take(bytes));
-    std::uint64_t value = 0;
-    for (std::size_t i = 0; i < bytes; ++i) value |= std::uint64_t{static_cast<unsigned char>(taken[i])} << (8 * i);
-    return value;
+    return little_endian(taken);
   }
 
   absl::StatusOr<std::string_view> counted(std::size_t bytes_of_count) {

@@ -36,7 +36,7 @@ class Job {
   /// Gives the mesh back. REQUIRES: Engines are gone, so that nothing of it is used any more.
   static void forget();
 
-  /// Of this rank's CallWatch (runtime/comm/call_watch.h). Any thread, from when the job is joined until `forget`.
+  /// This rank's CallWatch (runtime/comm/call_watch.h) has these calls. Any thread, from when the job is joined until `forget`.
   static bool waits_long();
   static void tell(OutsideCalls calls);
 };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "runtime/base/hint.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
 
@@ -61,8 +62,8 @@ absl::Status Diagnostics::to_status(const std::string& hint) const {
     lines.push_back(fmt::format("{}: and {} more errors", name_, sorted.size() - kMaxReported));
   }
   const std::string problems = joined(lines, "\n");
-  const bool has_hint = hint.empty() || problems.find("hint: ") != std::string::npos;
-  return make_error(ExitCode::kConfig, has_hint ? problems : problems + "\n" + hint);
+  const bool has_its_own = hint.empty() || has_hint(problems);
+  return make_error(ExitCode::kConfig, has_its_own ? problems : problems + "\n" + hint);
 }
 
 }  // namespace tessera

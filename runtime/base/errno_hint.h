@@ -34,8 +34,8 @@ int limit_in(std::string_view text);
 /// disk, a file beyond the limit of sizes, a file that ended too early (0).
 ExitCode exit_code_of_errno(int error);
 
-/// Of a file for a user's output that could not be opened: 77 permission, which a file system mounted read-only is too; that of a limit;
-/// 73 everything else.
+/// The exit code where a file for a user's output could not be opened: 77 permission, which a file system mounted read-only is too;
+/// that of a limit; 73 everything else.
 ExitCode exit_code_of_creating(int error);
 
 }  // namespace tessera

@@ -27,6 +27,7 @@
 #include "tessera/error.h"
 #include "tests/support/offloaded.h"
 #include "tests/support/pairwise.h"
+#include "tests/support/saved_tensors.h"
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {
@@ -41,29 +42,6 @@ std::set<std::string> names_in(const fs::path& folder) {
   std::set<std::string> names;
   for (const auto& entry : fs::directory_iterator(folder)) names.insert(entry.path().filename());
   return names;
-}
-
-/// Every byte of every tensor of a checkpoint, by "what|name", whichever file has it.
-std::map<std::string, std::string> tensors_of(const std::string& path) {
-  auto checkpoint = SavedCheckpoint::open(path, "test");
-  EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
-  std::map<std::string, std::string> tensors;
-  const auto add = [&](const std::string& what, const std::string& name) {
-    for (const auto& place : (*checkpoint)->pieces(what, name)) {
-      std::string bytes(static_cast<std::size_t>(place.piece.bytes()), '\0');
-      EXPECT_TRUE((*checkpoint)->read(what, name, place.piece.offset, std::as_writable_bytes(std::span(bytes))).ok());
-      tensors[what + "|" + name] += bytes;
-    }
-  };
-  for (const SavedParameter& parameter : (*checkpoint)->manifest().parameters) {
-    add(kMaster, parameter.name);
-    add(kValue, parameter.name);
-    for (const SavedState& state : (*checkpoint)->manifest().states) {
-      add(state.name, parameter.name);
-      add(state.name + kScales, parameter.name);
-    }
-  }
-  return tensors;
 }
 
 struct Steps {

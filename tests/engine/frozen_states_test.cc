@@ -11,7 +11,6 @@
 #include <functional>
 #include <map>
 #include <optional>
-#include <span>
 #include <string>
 
 #include "checkpoint/saved_checkpoint.h"
@@ -21,6 +20,7 @@
 #include "tests/support/durable_runs.h"
 #include "tests/support/offloaded.h"
 #include "tests/support/pairwise.h"
+#include "tests/support/saved_tensors.h"
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {
@@ -33,27 +33,14 @@ namespace fs = std::filesystem;
 
 const std::string kFrozen = "blocks.0.*";
 
-/// Every byte that a checkpoint has of parameters, by "what|name", whichever file has it.
-std::map<std::string, std::string> tensors_of(const std::string& path) {
+/// What a checkpoint has of parameters: every byte, and how many updates they took part in.
+std::map<std::string, std::string> saved_in(const std::string& path) {
   auto checkpoint = SavedCheckpoint::open(path, "test");
   EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
-  std::map<std::string, std::string> tensors;
-  const auto add = [&](const std::string& what, const std::string& name) {
-    for (const auto& place : (*checkpoint)->pieces(what, name)) {
-      std::string bytes(static_cast<std::size_t>(place.piece.bytes()), '\0');
-      EXPECT_TRUE((*checkpoint)->read(what, name, place.piece.offset, std::as_writable_bytes(std::span(bytes))).ok());
-      tensors[what + "|" + name] += bytes;
-    }
-  };
-  for (const SavedParameter& parameter : (*checkpoint)->manifest().parameters) {
-    tensors["updates|" + parameter.name] = std::to_string(parameter.updates);
-    for (const char* what : {kMaster, kValue}) add(what, parameter.name);
-    for (const SavedState& state : (*checkpoint)->manifest().states) {
-      add(state.name, parameter.name);
-      add(state.name + kScales, parameter.name);
-    }
-  }
-  return tensors;
+  std::map<std::string, std::string> saved = tensors_of(path);
+  for (const SavedParameter& parameter : (*checkpoint)->manifest().parameters)
+    saved["updates|" + parameter.name] = std::to_string(parameter.updates);
+  return saved;
 }
 
 void freeze(Session& session) { session.engine.set_trainable(kFrozen, false); }
@@ -145,9 +132,9 @@ TEST(FrozenStates, EveryByteIsKeptOnOtherRanks) {
         thaw(session);
         const std::string later = save_checkpoint(session.engine, folder.path());
         if (session.mesh.rank() != 0) return;
-        if (is_first) saved = path, frozen = tensors_of(path), trainable = tensors_of(later);
-        EXPECT_EQ(tensors_of(path), frozen) << name_of(kept);
-        EXPECT_EQ(tensors_of(later), trainable) << name_of(kept);
+        if (is_first) saved = path, frozen = saved_in(path), trainable = saved_in(later);
+        EXPECT_EQ(saved_in(path), frozen) << name_of(kept);
+        EXPECT_EQ(saved_in(later), trainable) << name_of(kept);
       };
       run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
         Session session(mesh, strategy_on(ShardingStrategy::kFullShard), kWide);
@@ -262,8 +249,8 @@ TEST(FrozenStates, CommitsHoldThemAndWriteThemOnce) {
         if (mesh.rank() == 0) (resumes ? after : before) = path;
       });
     }
-    EXPECT_EQ(tensors_of(after), tensors_of(before)) << name_of(kept);
-    EXPECT_GT(tensors_of(after).count("exp_avg|blocks.0.up.weight"), 0u);
+    EXPECT_EQ(saved_in(after), saved_in(before)) << name_of(kept);
+    EXPECT_GT(saved_in(after).count("exp_avg|blocks.0.up.weight"), 0u);
     const auto written = kept_files(commits.path());
     EXPECT_EQ(written.size(), 2u) << "one a rank";
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
@@ -318,7 +305,7 @@ TEST(FrozenStates, WhatGetsAnotherRuleBeginsAnew) {
       if (frozen_meanwhile) thaw(session);
       const std::string path = save_checkpoint(session.engine, folder.path());
       if (mesh.rank() != 0) return;
-      const auto tensors = tensors_of(path);
+      const auto tensors = saved_in(path);
       for (const char* state : {"exp_avg", "exp_avg_sq"}) {
         const std::string bytes = tensors.at(std::string(state) + "|blocks.0.up.weight");
         EXPECT_EQ(bytes, std::string(bytes.size(), '\0')) << state;

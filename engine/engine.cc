@@ -89,8 +89,10 @@ void Engine::State::expect_microbatch(const at::Tensor& loss, const MicrobatchIn
          "backward with retain_graph: several losses a microbatch do not go with optimizer.in_backward, which updates "
          "parameters with the gradients of the first. [T0119] hint: add the losses up before one backward, or set "
          "\"optimizer\": {\"in_backward\": false}");
-  expect(loss.defined() && loss.numel() == 1, "backward wants a scalar loss, got ",
-         loss.defined() ? c10::str("a tensor of sizes ", loss.sizes()) : "an undefined tensor",
+  expect(loss.defined(),
+         "backward wants a scalar loss, got an undefined tensor. [T0734] hint: pass the loss that forward "
+         "returned");
+  expect(loss.numel() == 1, "backward wants a scalar loss, got a tensor of sizes ", loss.sizes(),
          ". [T0120] hint: take .mean() of the losses of a microbatch");
   expect(loss.is_floating_point(), "backward wants a floating loss, got ", loss.scalar_type(),
          ". [T0121] hint: counts and comparisons have no gradients; take a mean of floating values");
@@ -216,16 +218,22 @@ void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const
   }
 }
 
+void Engine::State::expect_step(bool is_due, bool partial) const {
+  expect(is_due || microbatch > 0, "step wants ", partial ? 1 : strategy.gradient_accumulation,
+         partial ? " microbatch or more" : " microbatches",
+         " (gradient_accumulation), backward was called 0 times. [T0139] hint: call backward first; a rank without a "
+         "batch calls backward_nothing()");
+  expect(is_due || partial, "step wants ", strategy.gradient_accumulation,
+         " microbatches (gradient_accumulation), backward was called ", microbatch,
+         " times. [T0138] hint: where the data end, ", phrases::kPartialStep,
+         " makes a step of these, and zero_grad() drops them");
+}
+
 bool Engine::step_is_due() const { return state_->microbatch == state_->strategy.gradient_accumulation; }
 
 StepResult Engine::step(bool partial) {
   State& s = *state_;
-  expect(step_is_due() || (partial && s.microbatch > 0), "step wants ", partial ? 1 : s.strategy.gradient_accumulation,
-         partial ? " microbatch or more" : " microbatches", " (gradient_accumulation), backward was called ",
-         s.microbatch, " times. ",
-         s.microbatch > 0 ? c10::str("[T0138] hint: where the data end, ", phrases::kPartialStep,
-                                     " makes a step of these, and zero_grad() drops them")
-                          : "[T0139] hint: call backward first; a rank without a batch calls backward_nothing()");
+  s.expect_step(step_is_due(), partial);
   if (!step_is_due()) s.expect_nothing();
   while (!step_is_due()) backward_nothing();
   s.expect_weights("step");

@@ -76,6 +76,7 @@ struct Engine::State {
   void detach_parameters();
 
   void expect_microbatch(const at::Tensor& loss, const MicrobatchInfo& info) const;
+  void expect_step(bool is_due, bool partial) const;
   void expect_weight(const MicrobatchInfo& info) const;
   void warn_of_division(const at::Tensor& loss);
   /// Throws if a program did to parameters what it may not (ParameterChecks). Under Gathered(kWrite) it may. Waits for values that are

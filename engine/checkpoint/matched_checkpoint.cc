@@ -85,6 +85,7 @@ class Matcher {
   void match_states() {
     const std::vector<SavedState>& states = states_.all();
     const auto saved = by_name(manifest_.states);
+    std::vector<SavedState> missing, averages;
     for (const SavedState& state : states) {
       const auto found = saved.find(state.name);
       if (found == saved.end() && !needed_.contains(state.name)) {
@@ -92,9 +93,7 @@ class Matcher {
         continue;
       }
       if (found == saved.end()) {
-        problem("the optimizer keeps " + quoted(state.name) + " for each parameter, and the checkpoint has " +
-                names_of(manifest_.states) + ". [T0089] hint: give " +
-                (state.name == "ema" ? "/ema" : "/optimizer/type") + " as in the run that saved it");
+        (state.name == "ema" ? averages : missing).push_back(state);
         continue;
       }
       matched_.states.push_back(found->second);
@@ -108,6 +107,8 @@ class Matcher {
                 " in the checkpoint and was rounded to " + state.format);
       }
     }
+    missing_states(missing, "/optimizer/type");
+    missing_states(averages, "/ema");
     for (const SavedState& state : manifest_.states) {
       if (std::ranges::find(states, state.name, &SavedState::name) == states.end() && !kept_.contains(state.name))
         inexact("the optimizer has no state " + quoted(state.name) + ", so that of the checkpoint was left out");
@@ -135,6 +136,11 @@ class Matcher {
 
  private:
   void problem(std::string text) { problems_.push_back(std::move(text)); }
+  void missing_states(const std::vector<SavedState>& missing, const char* key) {
+    if (missing.empty()) return;
+    problem(c10::str("the optimizer keeps ", names_of(missing), " for each parameter, and the checkpoint has ",
+                     names_of(manifest_.states), ". [T0089] hint: give ", key, " as in the run that saved it"));
+  }
   void inexact(std::string text) { matched_.inexact.push_back(std::move(text)); }
   void note(const std::string& what, const std::vector<std::string>& names) {
     if (!names.empty()) inexact(c10::str(names.size(), " parameters ", what, ": ", clipped(joined(names), 500)));

@@ -14,19 +14,21 @@ namespace {
 // A handler rather than SIG_IGN: exec takes it away, so a program that is started has the signal's default.
 void ignore_signal(int) {}
 
-bool install_handler() {
+bool ignore_unless_handled(int signal) {
   struct sigaction there {};
-  if (::sigaction(SIGXFSZ, nullptr, &there) != 0 || (there.sa_flags & SA_SIGINFO) != 0 || there.sa_handler != SIG_DFL)
+  if (::sigaction(signal, nullptr, &there) != 0 || (there.sa_flags & SA_SIGINFO) != 0 || there.sa_handler != SIG_DFL)
     return false;
   struct sigaction ours {};
   ours.sa_handler = ignore_signal;
   ours.sa_flags = SA_RESTART;
-  return ::sigaction(SIGXFSZ, &ours, nullptr) == 0;
+  return ::sigaction(signal, &ours, nullptr) == 0;
 }
 
 }  // namespace
 
-void turn_size_signal_into_error() { [[maybe_unused]] static const bool installed = install_handler(); }
+void turn_size_signal_into_error() { [[maybe_unused]] static const bool done = ignore_unless_handled(SIGXFSZ); }
+
+void turn_pipe_signal_into_error() { [[maybe_unused]] static const bool done = ignore_unless_handled(SIGPIPE); }
 
 void take_process_limits() {
   turn_size_signal_into_error();

@@ -9,6 +9,10 @@ namespace tessera {
 /// before. What writes files calls it, as does whatever begins a program; any thread may, any number of times.
 void turn_size_signal_into_error();
 
+/// The same of SIGPIPE: a send to a peer that has died fails with EPIPE, and this rank can say who died. Gloo and c10d's store send without
+/// MSG_NOSIGNAL, and count on a Python that has turned the signal off. What opens their connections calls it.
+void turn_pipe_signal_into_error();
+
 /// Takes as many descriptors as the hard limit allows: gathers over a network, checkpoints and records in files need many, and
 /// Debian's soft limit is 1024. For whatever begins a program of Tessera's. Calls turn_size_signal_into_error too.
 void take_process_limits();

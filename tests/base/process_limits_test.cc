@@ -44,6 +44,17 @@ TEST(ProcessLimits, AWriteBeyondTheLimitOfFileSizesIsAnError) {
             0);
 }
 
+TEST(ProcessLimits, AWriteToAPeerThatIsGoneIsAnError) {
+  EXPECT_EQ(in_child([] {
+              int ends[2];
+              if (::pipe(ends) != 0) return false;
+              ::close(ends[0]);
+              turn_pipe_signal_into_error();
+              return ::write(ends[1], "x", 1) < 0 && errno == EPIPE;
+            }),
+            0);
+}
+
 TEST(ProcessLimits, AProgramThatIsStartedHasTheSignalAsBefore) {
   const int status = in_child([] {
     turn_size_signal_into_error();

@@ -473,7 +473,7 @@ class FailuresInRounds : public ::testing::TestWithParam<Failing> {
     for (int rank = what.ranks - 1; rank >= 0; --rank) {
       if (rank == 1) continue;
       const RankEnd end = ranks.wait(rank);
-      EXPECT_EQ(end.exit_code, ExitCode::kPeerLost) << end.message;
+      EXPECT_EQ(end.exit_code, ExitCode::kPeerLost) << end.message << ", signal " << end.signal;
       EXPECT_THAT(end.message, AllOf(HasSubstr("rank " + std::to_string(rank) + "/" + std::to_string(what.ranks) +
                                                " blocks.3 " + operation + " #"),
                                      HasSubstr("rank 1 does not answer")));

@@ -75,10 +75,10 @@ TEST(StepProfile, TheFirstUnitThatThePlanLacksIsNamed) {
   profile.entries[3].unit = "blocks.9";
   const absl::Status status = predict_step(timed.plan(), profile, timed.links).status();
   EXPECT_EQ(exit_code_of(status), ExitCode::kCorruptData);
-  EXPECT_NE(
-      message_of(status).find(
-          "/entries/2/unit: \"block.1\" is no unit of the plan, which has 3 of them. hint: did you mean \"blocks.1\"?"),
-      std::string::npos)
+  EXPECT_NE(message_of(status).find(
+                "/entries/2/unit: \"block.1\" is no unit of the plan, which has 3 of them. [T0426] hint: did you mean "
+                "\"blocks.1\"?"),
+            std::string::npos)
       << status;
 }
 

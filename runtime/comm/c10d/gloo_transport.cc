@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "runtime/base/errno_hint.h"
+#include "runtime/base/process_limits.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/c10d/c10d_collectives.h"
 #include "runtime/comm/c10d/failure_report.h"
@@ -56,6 +57,7 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo> connect(const Group& group, const std
 absl::StatusOr<std::shared_ptr<Collectives>> gloo_collectives(const Group& group, const std::string& address,
                                                               std::shared_ptr<C10dStore> store,
                                                               ChooseAlgorithm choose) {
+  turn_pipe_signal_into_error();
   FailureReport report(group, store);
   report.publish_arrival();
   try {

@@ -19,6 +19,7 @@
 
 #include "runtime/base/errno_hint.h"
 #include "runtime/base/log.h"
+#include "runtime/base/process_limits.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
 #include "runtime/comm/c10d/endpoint.h"
@@ -233,6 +234,7 @@ absl::Status silence(const Topology& topology, double init_timeout_s, Stage stag
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<C10dStore>> tcp_store(const Topology& topology, double init_timeout_s) {
+  turn_pipe_signal_into_error();
   // c10d waits without end for what a listener that took a connection does not say. So a thread of its own does all of it, and is left
   // behind where it comes to no end; then this process has nothing more to do than to say so.
   struct Joining {

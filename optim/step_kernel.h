@@ -15,15 +15,6 @@ namespace {
 // other (but for the scale of an 8-bit block), and each operation is rounded on its own, or fused where that gives the same
 // bits (Simd::add_multiple).
 
-/// Calls `body(begin, end)` for the blocks of a state.
-template <class Body>
-TESSERA_ALWAYS_INLINE void for_blocks(std::size_t numel, const Body& body) {
-  constexpr std::size_t kBlock = kStateBlock;
-  for (std::size_t begin = 0; begin < numel; begin += kBlock) {
-    body(begin, numel - begin < kBlock ? numel : begin + kBlock);
-  }
-}
-
 /// The noise of a run's elements, group by group: to count up costs less than to begin anew with every group.
 template <class V>
 class NoiseRun {
@@ -207,22 +198,25 @@ void update_loop(const typename Rule::Constants& constants, const StepArguments&
   if constexpr (!kIsNarrow) {
     for_groups<V>(0, a.numel, move);
   } else {
+    // Each body stands here as seldom as it can: a compiler makes a copy of it in each place, for each rule and format.
+    constexpr std::size_t kBlock = kStateBlock;
     std::size_t narrow = 0;  // elements
-    for_blocks(a.numel, [&](std::size_t begin, std::size_t end) TESSERA_INLINE_BODY {
-      states.open(begin, end);
-      if (begin > narrow && end - begin == kStateBlock) {
+    for (std::size_t begin = 0;; begin += kBlock) {
+      const std::size_t left = begin < a.numel ? a.numel - begin : 0, end = begin + (left < kBlock ? left : kBlock);
+      if (left > 0) states.open(begin, end);
+      if (begin > narrow && left >= kBlock) {
         for (; narrow < begin; narrow += V::kWidth) {
-          move(narrow + kStateBlock, V::kWidth);
+          move(narrow + kBlock, V::kWidth);
           make_narrow(narrow, V::kWidth);
         }
       } else {
-        for_groups<V>(narrow, begin, make_narrow);
+        for_groups<V>(narrow, left > 0 ? begin : a.numel, make_narrow);
+        if (left == 0) break;
         narrow = begin;
         for_groups<V>(begin, end, move);
       }
       states.close(begin);
-    });
-    for_groups<V>(narrow, a.numel, make_narrow);
+    }
   }
 }
 

@@ -29,7 +29,7 @@
 #include "tests/support/offloaded.h"
 
 namespace tessera::testing {
-namespace {
+namespace activation_offload_test {
 
 using ::testing::HasSubstr;
 
@@ -578,5 +578,5 @@ TEST(ActivationOffload, RefusesWhatItCannotDo) {
               HasSubstr("/nowhere/at/all"));
 }
 
-}  // namespace
+}  // namespace activation_offload_test
 }  // namespace tessera::testing

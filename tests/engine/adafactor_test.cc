@@ -18,7 +18,7 @@
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {
-namespace {
+namespace adafactor_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -290,5 +290,5 @@ TEST(Adafactor, RefusesWhatItCannotDo) {
               HasSubstr("adafactor needs \"state_dtype\": \"fp32\", got 8bit"));
 }
 
-}  // namespace
+}  // namespace adafactor_test
 }  // namespace tessera::testing

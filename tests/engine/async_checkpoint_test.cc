@@ -20,7 +20,7 @@
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {
-namespace {
+namespace async_checkpoint_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -270,5 +270,5 @@ TEST(AsyncCheckpoint, AnExceptionDoesNotWaitForTheDisk) {
   for (const std::string& name : names_in(folder.path())) EXPECT_EQ(name.find(".tmp-"), std::string::npos) << name;
 }
 
-}  // namespace
+}  // namespace async_checkpoint_test
 }  // namespace tessera::testing

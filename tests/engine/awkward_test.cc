@@ -26,7 +26,7 @@
 #include "tests/support/session.h"
 
 namespace tessera::testing {
-namespace {
+namespace awkward_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -368,5 +368,5 @@ TEST(Awkward, RankThatSkipsABlockGivesItAZeroGradient) {
   }
 }
 
-}  // namespace
+}  // namespace awkward_test
 }  // namespace tessera::testing

@@ -20,7 +20,7 @@
 #include "tests/support/session.h"
 
 namespace tessera::testing {
-namespace {
+namespace backend_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -234,5 +234,5 @@ TEST(Transport, OneOfTwoTransportsIsNotTheOneThatTheFileNames) {
   }
 }
 
-}  // namespace
+}  // namespace backend_test
 }  // namespace tessera::testing

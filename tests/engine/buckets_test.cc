@@ -12,7 +12,7 @@
 #include "tests/support/session.h"
 
 namespace tessera::testing {
-namespace {
+namespace buckets_test {
 
 constexpr double kKiB = 1.0 / 1024;  // in MiB
 
@@ -193,5 +193,5 @@ TEST(Buckets, AreAsManyReductionsAStep) {
   }
 }
 
-}  // namespace
+}  // namespace buckets_test
 }  // namespace tessera::testing

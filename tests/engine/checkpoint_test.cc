@@ -31,7 +31,7 @@
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {
-namespace {
+namespace checkpoint_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -696,5 +696,5 @@ TEST(Checkpoint, EveryFailedReadOfALoadIsAnErrorOnAllRanks) {
   }
 }
 
-}  // namespace
+}  // namespace checkpoint_test
 }  // namespace tessera::testing

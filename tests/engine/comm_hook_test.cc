@@ -14,7 +14,7 @@
 #include "tests/engine/gradient_methods.h"
 
 namespace tessera::testing {
-namespace {
+namespace comm_hook_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -266,5 +266,5 @@ TEST(CommHook, TheStrategyAndTheProgramMustAgree) {
   EXPECT_THAT(failure_of(4, make(true, std::make_shared<Plain>(), 2)), HasSubstr("a mesh of one replica"));
 }
 
-}  // namespace
+}  // namespace comm_hook_test
 }  // namespace tessera::testing

@@ -13,7 +13,7 @@
 #include "tests/support/pairwise.h"
 
 namespace tessera::testing {
-namespace {
+namespace compression_test {
 
 Adjust compressed(WireForm gradients, WireForm sums = WireForm::kPlain, bool feedback = false) {
   return [=](Strategy& strategy) {
@@ -189,5 +189,5 @@ TEST(Compression, ASkippedStepForgetsWhatRoundingTook) {
   });
 }
 
-}  // namespace
+}  // namespace compression_test
 }  // namespace tessera::testing

@@ -22,7 +22,7 @@
 #include "engine/init/known_draws.h"
 
 namespace tessera {
-namespace {
+namespace deferred_init_test {
 
 using torch::nn::Module;
 using Factory = std::function<std::shared_ptr<Module>()>;
@@ -243,5 +243,5 @@ TEST(DeferredInit, ReplayWithSeveralThreadsEqualsEager) {
   at::set_num_threads(threads);
 }
 
-}  // namespace
+}  // namespace deferred_init_test
 }  // namespace tessera

@@ -18,7 +18,7 @@
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {
-namespace {
+namespace device_durable_test {
 
 using ::testing::HasSubstr;
 
@@ -148,5 +148,5 @@ TEST(DeviceDurable, WhatTheCpuCommittedIsRefused) {
               HasSubstr("its model, strategy or number of ranks is another one"));
 }
 
-}  // namespace
+}  // namespace device_durable_test
 }  // namespace tessera::testing

@@ -31,7 +31,7 @@
 #include "tests/support/train_helpers.h"
 
 namespace tessera::testing {
-namespace {
+namespace device_engine_test {
 
 struct Case {
   DType dtype;
@@ -706,5 +706,5 @@ TEST(DeviceEngine, ImportsSafetensorsAsTheCpuDoes) {
   }
 }
 
-}  // namespace
+}  // namespace device_engine_test
 }  // namespace tessera::testing

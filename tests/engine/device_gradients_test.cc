@@ -24,7 +24,7 @@
 #include "tests/support/train_helpers.h"
 
 namespace tessera::testing {
-namespace {
+namespace device_gradients_test {
 
 using ::testing::HasSubstr;
 
@@ -62,7 +62,7 @@ Strategy below(Strategy strategy, const Lying& lying) {
   return strategy;
 }
 
-TrainOptions run_of(const TinyOptions& model) {
+TrainOptions run_of_four_blocks(const TinyOptions& model) {
   TrainOptions options = short_run();
   options.model = model;
   options.model.blocks = 4;
@@ -92,7 +92,7 @@ TEST(DeviceGradients, TrainingHasTheBitsOfTheCpu) {
     strategy.mixed_precision.loss_scale.initial = 16777216.0;  // with fp16 the first steps are skipped
     strategy.mixed_precision.loss_scale.backoff_factor = 0.125;
     const ThreadRanks ranks{.ranks = run.first};
-    const TrainOptions options = run_of(kWide);
+    const TrainOptions options = run_of_four_blocks(kWide);
     const std::string what = tessera::testing::name_of(kept) + ", " + tessera::name_of(kind) + " on " +
                              std::to_string(run.first) + " ranks, " + std::to_string(run.second) + " microbatches";
     const Trained& wanted = on_cpu(what, [&] { return train_on_threads(ranks, strategy, options); });
@@ -103,7 +103,7 @@ TEST(DeviceGradients, TrainingHasTheBitsOfTheCpu) {
 TEST(DeviceGradients, ReplicasHaveThemToo) {
   const Strategy strategy = strategy_of(kKept[3], ShardingStrategy::kHybridShard);
   const ThreadRanks ranks{.ranks = 4, .hosts = 2};
-  const TrainOptions options = run_of(kWide);
+  const TrainOptions options = run_of_four_blocks(kWide);
   const Trained on_cpu = train_on_threads(ranks, strategy, options);
   for (const CopiesRead read : kReads) {
     for (const Lying& lying : kLying) expect_the_bits_of(on_cpu, ranks, strategy, lying, read, options, "hybrid");
@@ -112,9 +112,9 @@ TEST(DeviceGradients, ReplicasHaveThemToo) {
 
 /// Gradients that come late, tied and unused parameters, and frozen units.
 TEST(DeviceGradients, AwkwardModulesHaveTheBitsToo) {
-  TrainOptions shared = run_of(kWide);
+  TrainOptions shared = run_of_four_blocks(kWide);
   shared.model.recompute = shared.model.shared_block = true;
-  const std::pair<std::string, TrainOptions> runs[] = {{"awkward", run_of(kAwkward)},
+  const std::pair<std::string, TrainOptions> runs[] = {{"awkward", run_of_four_blocks(kAwkward)},
                                                        {"shared and recomputed", shared}};
   constexpr ShardingStrategy kKinds[] = {ShardingStrategy::kShardGradients, ShardingStrategy::kFullShard};
   MadeOnce<Trained> on_cpu;
@@ -251,5 +251,5 @@ TEST(DeviceGradients, OnTheCpuTheyAreInTheHostsMemory) {
               HasSubstr("/offload/gradients/tier: \"host\" is for a GPU's gradients"));
 }
 
-}  // namespace
+}  // namespace device_gradients_test
 }  // namespace tessera::testing

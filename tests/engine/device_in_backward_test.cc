@@ -23,7 +23,7 @@
 #include "tests/support/train_helpers.h"
 
 namespace tessera::testing {
-namespace {
+namespace device_in_backward_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -53,7 +53,7 @@ void expect_the_cpus_bits(const ThreadRanks& ranks, const Strategy& strategy, co
   EXPECT_EQ(trained.steps.back().planned, trained.allocated_at_end) << what;
 }
 
-TrainOptions run_of(const TinyOptions& model) {
+TrainOptions short_run_of(const TinyOptions& model) {
   TrainOptions options = short_run();
   options.model = model;
   return options;
@@ -71,7 +71,7 @@ TEST_P(DeviceInBackward, GivesTheCpusBitsUnderEveryStrategy) {
   for (const Placed& placed : kStrategies) {
     for (const TinyOptions& model : {TinyOptions{}, kOfEveryKind}) {
       const std::string what = name_of(placed) + (model.unused_block ? ", awkward" : "");
-      expect_the_cpus_bits({.ranks = ranks}, after_backward(placed, dtype), run_of(model), what);
+      expect_the_cpus_bits({.ranks = ranks}, after_backward(placed, dtype), short_run_of(model), what);
     }
   }
   if (ranks < 4) return;
@@ -111,7 +111,7 @@ TEST(DeviceInBackward, StateBelowItsMemoryChangesNoBit) {
     const bool has_parameters = lying.parameters != kMemory;
     const Placed placed = has_parameters ? ShardingStrategy::kFullShard : ShardingStrategy::kShardGradients;
     expect_the_cpus_bits({.ranks = std::get<0>(each)}, after_backward(placed, dtype),
-                         run_of({.width = 32, .hidden = 64, .blocks = 3}), lying.name, [&](Strategy& strategy) {
+                         short_run_of({.width = 32, .hidden = 64, .blocks = 3}), lying.name, [&](Strategy& strategy) {
                            OffloadConfig& offload = strategy.offload;
                            offload.parameters.tier = lying.parameters;
                            offload.moments = {lying.states, lying.share};
@@ -285,7 +285,7 @@ TEST(DeviceInBackward, GapsOfAUnitHoldNothingOfAnother) {
     strategy.units.classes.clear();
     strategy.units.bucket_cap_mb = cap_mb;
     strategy.units.first_bucket_mb = cap_mb;
-    expect_the_cpus_bits({.ranks = ranks}, strategy, run_of(kOdd),
+    expect_the_cpus_bits({.ranks = ranks}, strategy, short_run_of(kOdd),
                          std::string(tessera::name_of(states)) + ", buckets of " + std::to_string(cap_mb) + " MiB");
   }
 }
@@ -311,5 +311,5 @@ TEST(DeviceInBackward, AfterAGradientThatIsNotFiniteNothingIsUpdatedAnyMore) {
   });
 }
 
-}  // namespace
+}  // namespace device_in_backward_test
 }  // namespace tessera::testing

@@ -15,7 +15,7 @@
 #include "tests/support/train_helpers.h"
 
 namespace tessera::testing {
-namespace {
+namespace device_layerwise_test {
 
 struct Rule {
   const char* name;
@@ -108,5 +108,5 @@ TEST(DeviceLayerwise, WhatIsDoneAroundStepsIsDoneAsOnTheCpu) {
     expect_led_as_on_the_cpu([&](Strategy strategy) { return with_rule(std::move(strategy), *rule); }, rule->name);
 }
 
-}  // namespace
+}  // namespace device_layerwise_test
 }  // namespace tessera::testing

@@ -16,7 +16,7 @@
 #include "tests/support/train_helpers.h"
 
 namespace tessera::testing {
-namespace {
+namespace device_muon_test {
 
 /// Clips.
 Strategy with_muon(Strategy strategy) {
@@ -127,5 +127,5 @@ TEST(DeviceMuon, NumbersThatARunBeganWithAreKeptAsOnTheCpu) {
           [&](const ThreadRanks& joined, const std::string& how) { expect_same(told_on(joined, body), wanted, how); });
 }
 
-}  // namespace
+}  // namespace device_muon_test
 }  // namespace tessera::testing

@@ -32,7 +32,7 @@
 #include "tests/support/train_helpers.h"
 
 namespace tessera::testing {
-namespace {
+namespace device_offload_test {
 
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
@@ -731,5 +731,5 @@ TEST(DeviceOffload, WhatCannotLieBelowIsRefusedByName) {
               HasSubstr("/offload/step: \"cpu\" updates a GPU's masters and moments that lie in its host's memory"));
 }
 
-}  // namespace
+}  // namespace device_offload_test
 }  // namespace tessera::testing

@@ -19,7 +19,7 @@
 #include "tests/support/train_helpers.h"
 
 namespace tessera::testing {
-namespace {
+namespace device_own_test {
 
 using ::testing::HasSubstr;
 using Elements = ElementwiseOptimizer::Elements;
@@ -122,5 +122,5 @@ TEST(DeviceOwn, MistakesAreNamed) {
   EXPECT_THAT(error_with(std::make_shared<Elsewhere>()), HasSubstr("on meta"));
 }
 
-}  // namespace
+}  // namespace device_own_test
 }  // namespace tessera::testing

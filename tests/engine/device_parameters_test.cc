@@ -26,7 +26,7 @@
 #include "tests/support/train_helpers.h"
 
 namespace tessera::testing {
-namespace {
+namespace device_parameters_test {
 
 using ::testing::HasSubstr;
 
@@ -268,5 +268,5 @@ TEST(DeviceParameters, WhatCannotBeIsRefusedByName) {
               HasSubstr("are updated by the GPU, since parameters lie in files"));
 }
 
-}  // namespace
+}  // namespace device_parameters_test
 }  // namespace tessera::testing

@@ -31,7 +31,7 @@
 #include "tests/support/train_helpers.h"
 
 namespace tessera::testing {
-namespace {
+namespace device_rules_below_test {
 
 using ::testing::HasSubstr;
 
@@ -390,5 +390,5 @@ TEST(DeviceRulesOnTheHost, TheGpuIsChosenForThem) {
   }
 }
 
-}  // namespace
+}  // namespace device_rules_below_test
 }  // namespace tessera::testing

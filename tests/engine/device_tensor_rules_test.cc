@@ -20,7 +20,7 @@
 #include "tests/support/train_helpers.h"
 
 namespace tessera::testing {
-namespace {
+namespace device_tensor_rules_test {
 
 using ::testing::HasSubstr;
 
@@ -131,5 +131,5 @@ TEST(DeviceTensorRules, MistakesAreNamed) {
               HasSubstr("on meta"));
 }
 
-}  // namespace
+}  // namespace device_tensor_rules_test
 }  // namespace tessera::testing

@@ -27,7 +27,7 @@
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {
-namespace {
+namespace durable_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -578,5 +578,5 @@ TEST(Durable, TwoRunsDoNotShareAFolder) {
   });
 }
 
-}  // namespace
+}  // namespace durable_test
 }  // namespace tessera::testing

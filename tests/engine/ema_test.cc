@@ -12,7 +12,7 @@
 #include "tests/support/offloaded.h"
 
 namespace tessera::testing {
-namespace {
+namespace ema_test {
 
 using ::testing::HasSubstr;
 
@@ -267,5 +267,5 @@ TEST(Ema, AnExceptionThatLeavesItEndsTheGroup) {
   });
 }
 
-}  // namespace
+}  // namespace ema_test
 }  // namespace tessera::testing

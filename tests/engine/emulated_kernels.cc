@@ -11,12 +11,10 @@
 #include <vector>
 
 #include "emulated_gpu.h"
-#include "tests/support/cuda_on_host.h"
-// Behind it: the kernels' source.
-#include "optim/cuda/device_adafactor.cu"
-#include "optim/cuda/device_layers.cu"
-#include "optim/cuda/device_norm.cu"
-#include "optim/cuda/device_step.cu"
+#include "optim/cuda/device_adafactor.h"
+#include "optim/cuda/device_layers.h"
+#include "optim/cuda/device_norm.h"
+#include "optim/cuda/device_step.h"
 
 namespace tessera::testing {
 namespace {

@@ -17,7 +17,7 @@
 #include "tests/support/session.h"
 
 namespace tessera::testing {
-namespace {
+namespace engine_failures_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -208,5 +208,5 @@ TEST(EngineFailures, PlanOverTheLimitIsRefusedWithTheTableAndAWayOut) {
   EXPECT_THAT(refusal(ShardingStrategy::kFullShard, 100), HasSubstr("no strategy fits"));
 }
 
-}  // namespace
+}  // namespace engine_failures_test
 }  // namespace tessera::testing

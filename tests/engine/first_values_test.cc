@@ -20,7 +20,7 @@
 #include "tests/support/session.h"
 
 namespace tessera::testing {
-namespace {
+namespace first_values_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -183,5 +183,5 @@ TEST(FirstValues, WhatWasMadeForShapesOnlyCannotTrain) {
       std::exception);
 }
 
-}  // namespace
+}  // namespace first_values_test
 }  // namespace tessera::testing

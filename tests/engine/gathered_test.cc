@@ -8,7 +8,7 @@
 #include "tests/support/session.h"
 
 namespace tessera::testing {
-namespace {
+namespace gathered_test {
 
 using ::testing::HasSubstr;
 
@@ -121,5 +121,5 @@ TEST(Gathered, GuardsBetweenStepsDisturbNothing) {
   });
 }
 
-}  // namespace
+}  // namespace gathered_test
 }  // namespace tessera::testing

@@ -11,7 +11,7 @@
 #include "tests/engine/gradient_methods.h"
 
 namespace tessera::testing {
-namespace {
+namespace gradient_formulas_test {
 
 /// A rank's gradients [parameter] of Tiny, on its rows of a batch, by LibTorch alone.
 std::vector<at::Tensor> gradients_of(Tiny& model, const Batch& batch, int rank, int ranks) {
@@ -201,5 +201,5 @@ TEST(GradientMethods, WorkAcrossHostsOfSeveralRanks) {
   });
 }
 
-}  // namespace
+}  // namespace gradient_formulas_test
 }  // namespace tessera::testing

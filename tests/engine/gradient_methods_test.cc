@@ -16,7 +16,7 @@
 #include "tests/support/long_tests.h"
 
 namespace tessera::testing {
-namespace {
+namespace gradient_methods_test {
 
 struct Method {
   const char* name;
@@ -344,5 +344,5 @@ TEST(GradientMethods, LearnWhatRepeats) {
   });
 }
 
-}  // namespace
+}  // namespace gradient_methods_test
 }  // namespace tessera::testing

@@ -15,7 +15,7 @@
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {
-namespace {
+namespace ignored_parameters_test {
 
 using ::testing::HasSubstr;
 
@@ -178,5 +178,5 @@ TEST(IgnoredParameters, PatternsThatFitNothingAreRefused) {
   });
 }
 
-}  // namespace
+}  // namespace ignored_parameters_test
 }  // namespace tessera::testing

@@ -16,7 +16,7 @@
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {
-namespace {
+namespace layerwise_test {
 
 using ::testing::HasSubstr;
 
@@ -278,5 +278,5 @@ TEST(Layerwise, RefusesWhatItCannotDo) {
               HasSubstr("has layer_adaptation, which adamw does not have"));
 }
 
-}  // namespace
+}  // namespace layerwise_test
 }  // namespace tessera::testing

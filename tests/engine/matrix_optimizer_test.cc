@@ -17,7 +17,7 @@
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {
-namespace {
+namespace matrix_optimizer_test {
 
 using ::testing::HasSubstr;
 using Matrix = MatrixOptimizer::Matrix;
@@ -239,5 +239,5 @@ TEST(MatrixOptimizer, RefusesWhatItCannotDo) {
   EXPECT_THAT(error_under([](Strategy& s) { s.optimizer.state_dtype = StateDType::kBF16; }), HasSubstr("state_dtype"));
 }
 
-}  // namespace
+}  // namespace matrix_optimizer_test
 }  // namespace tessera::testing

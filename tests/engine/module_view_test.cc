@@ -19,7 +19,7 @@
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {
-namespace {
+namespace module_view_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -239,5 +239,5 @@ TEST(TensorView, WhatCannotBeAddedIsSaid) {
   EXPECT_EQ(view.named_parameters().size(), 2u);
 }
 
-}  // namespace
+}  // namespace module_view_test
 }  // namespace tessera::testing

@@ -18,7 +18,7 @@
 #include "tests/support/small_models.h"
 
 namespace tessera::testing {
-namespace {
+namespace modules_test {
 
 using namespace torch::nn;
 constexpr std::int64_t kSteps = 5, kBatches = 2,
@@ -268,5 +268,5 @@ TEST(BatchNorm, OneShardedRankIsThePlainRun) {
   }
 }
 
-}  // namespace
+}  // namespace modules_test
 }  // namespace tessera::testing

@@ -17,7 +17,7 @@
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {
-namespace {
+namespace muon_test {
 
 using ::testing::HasSubstr;
 
@@ -341,5 +341,5 @@ TEST(Muon, RefusesWhatItCannotDo) {
               HasSubstr("has type, which adamw does not have"));
 }
 
-}  // namespace
+}  // namespace muon_test
 }  // namespace tessera::testing

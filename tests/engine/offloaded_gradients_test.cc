@@ -17,7 +17,7 @@
 #include "tests/support/pairwise.h"
 
 namespace tessera::testing {
-namespace {
+namespace offloaded_gradients_test {
 
 constexpr Below kGradientsBelow{0, 0, 0, 4096, 0, 1, true};
 constexpr Below kAllBelow{0, 1, 1, 4096, 0, 2, true};
@@ -183,5 +183,5 @@ TEST(OffloadedGradients, OverANetworkTheBitsAreThose) {
   }
 }
 
-}  // namespace
+}  // namespace offloaded_gradients_test
 }  // namespace tessera::testing

@@ -16,7 +16,7 @@
 #include "tests/support/pairwise.h"
 
 namespace tessera::testing {
-namespace {
+namespace offloaded_parameters_test {
 
 using ::testing::HasSubstr;
 
@@ -235,5 +235,5 @@ TEST(OffloadedParameters, NeedAStrategyThatReleasesThem) {
   }
 }
 
-}  // namespace
+}  // namespace offloaded_parameters_test
 }  // namespace tessera::testing

@@ -11,7 +11,7 @@
 #include "tests/support/offloaded.h"
 
 namespace tessera::testing {
-namespace {
+namespace offloaded_states_test {
 
 using ::testing::HasSubstr;
 
@@ -153,5 +153,5 @@ TEST(Offload, ADirectoryThatCannotBeUsedIsRefusedBeforeTraining) {
   EXPECT_THAT(refusal_of("/proc/version"), HasSubstr("/proc/version"));
 }
 
-}  // namespace
+}  // namespace offloaded_states_test
 }  // namespace tessera::testing

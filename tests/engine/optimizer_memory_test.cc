@@ -8,7 +8,7 @@
 #include "tests/support/session.h"
 
 namespace tessera::testing {
-namespace {
+namespace optimizer_memory_test {
 
 struct Kept {
   DType param;
@@ -92,5 +92,5 @@ TEST(OptimizerMemory, BytesAreThoseOfTheFormats) {
               2 + 2 * 4.0 / 256, 0.02);
 }
 
-}  // namespace
+}  // namespace optimizer_memory_test
 }  // namespace tessera::testing

@@ -20,7 +20,7 @@
 #include "tests/oracle/exchange.h"
 
 namespace tessera {
-namespace {
+namespace oracle_test {
 
 constexpr int kRanks = 2, kSteps = 20, kBatches = 6, kGlobalBatch = 8, kTime = 16, kVocab = 101;
 constexpr double kLearningRate = 1e-3, kClip = 0.5, kWeightDecay = 0.1;
@@ -162,5 +162,5 @@ TEST_F(Oracle, TellsTheStoryOfFsdp2InBf16) {
   }
 }
 
-}  // namespace
+}  // namespace oracle_test
 }  // namespace tessera

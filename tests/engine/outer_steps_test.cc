@@ -28,7 +28,7 @@
 #include "tests/support/wrapped_groups.h"
 
 namespace tessera::testing {
-namespace {
+namespace outer_steps_test {
 
 using ::testing::HasSubstr;
 
@@ -738,5 +738,5 @@ TEST(OuterSteps, WhatTheyDoNotGoWithIsRefused) {
   EXPECT_EQ(told(R"("type": "streaming_diloco")"), "");
 }
 
-}  // namespace
+}  // namespace outer_steps_test
 }  // namespace tessera::testing

@@ -13,7 +13,7 @@
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {
-namespace {
+namespace own_optimizer_test {
 
 using ::testing::HasSubstr;
 using Elements = ElementwiseOptimizer::Elements;
@@ -218,5 +218,5 @@ TEST(OwnOptimizer, MistakesAreNamed) {
   EXPECT_THAT(error_with(std::make_shared<Throws>()), HasSubstr("a rule with a toothache"));
 }
 
-}  // namespace
+}  // namespace own_optimizer_test
 }  // namespace tessera::testing

@@ -19,7 +19,7 @@
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {
-namespace {
+namespace parameter_groups_test {
 
 using ::testing::HasSubstr;
 
@@ -562,5 +562,5 @@ TEST(SetOption, RanksWithDifferentNumbersAreToldWhichAtTheStep) {
   EXPECT_THAT(told, HasSubstr("0.25 on rank 2"));
 }
 
-}  // namespace
+}  // namespace parameter_groups_test
 }  // namespace tessera::testing

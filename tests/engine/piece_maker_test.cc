@@ -21,7 +21,7 @@
 #include "tessera/deferred_init.h"
 
 namespace tessera {
-namespace {
+namespace piece_maker_test {
 
 using ::testing::HasSubstr;
 using Make = std::function<at::Tensor()>;
@@ -159,5 +159,5 @@ TEST(MersenneTwister, AJumpIsAsManyBlocks) {
   EXPECT_EQ(once, twice);
 }
 
-}  // namespace
+}  // namespace piece_maker_test
 }  // namespace tessera

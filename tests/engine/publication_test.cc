@@ -22,7 +22,7 @@
 #include "tests/support/wrapped_groups.h"
 
 namespace tessera::testing {
-namespace {
+namespace publication_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -268,5 +268,5 @@ TEST(Publication, ValuesThatHaveNotComeCannotBeReadAfterTheEngine) {
   }
 }
 
-}  // namespace
+}  // namespace publication_test
 }  // namespace tessera::testing

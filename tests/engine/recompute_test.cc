@@ -13,7 +13,7 @@
 #include "tests/support/small_models.h"
 
 namespace tessera::testing {
-namespace {
+namespace recompute_test {
 
 using ::testing::HasSubstr;
 using Tensors = std::vector<at::Tensor>;
@@ -264,5 +264,5 @@ TEST_F(Recompute, WhatTheFunctionThrowsPassesAndTheNextOneRuns) {
   checkpoint(catches, input).sum().backward();
 }
 
-}  // namespace
+}  // namespace recompute_test
 }  // namespace tessera::testing

@@ -12,7 +12,7 @@
 #include "tests/support/offloaded.h"
 
 namespace tessera::testing {
-namespace {
+namespace replicas_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -121,5 +121,5 @@ TEST(Replicas, AnotherStateIsNamed) {
     EXPECT_THAT(text, AllOf(HasSubstr("master or optimizer state of parameter"), HasSubstr("differ: rank 1. ")));
 }
 
-}  // namespace
+}  // namespace replicas_test
 }  // namespace tessera::testing

@@ -16,7 +16,7 @@
 #include "tests/support/wrapped_groups.h"
 
 namespace tessera::testing {
-namespace {
+namespace rounded_gathers_test {
 
 constexpr std::size_t kSteps = 4;
 constexpr ShardingStrategy kFull = ShardingStrategy::kFullShard;
@@ -271,5 +271,5 @@ TEST(RoundedGathers, HaveNoEffectInSharedMemory) {
   });
 }
 
-}  // namespace
+}  // namespace rounded_gathers_test
 }  // namespace tessera::testing

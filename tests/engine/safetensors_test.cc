@@ -18,7 +18,7 @@
 #include "tests/support/session.h"
 
 namespace tessera::testing {
-namespace {
+namespace safetensors_test {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
@@ -233,5 +233,5 @@ TEST_F(Safetensors, TwoTensorsOfOneNameAreNotExported) {
   });
 }
 
-}  // namespace
+}  // namespace safetensors_test
 }  // namespace tessera::testing

@@ -20,7 +20,7 @@
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {
-namespace {
+namespace saved_residuals_test {
 
 Adjust with_feedback(WireForm form) {
   return [=](Strategy& strategy) {
@@ -299,5 +299,5 @@ TEST(SavedResiduals, WhatIsNotThereIsTold) {
   });
 }
 
-}  // namespace
+}  // namespace saved_residuals_test
 }  // namespace tessera::testing

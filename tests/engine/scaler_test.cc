@@ -12,7 +12,7 @@
 #include "tests/support/train_helpers.h"
 
 namespace tessera::testing {
-namespace {
+namespace scaler_test {
 
 // Growth after three finite steps, a finite run cut short, overflows in a row, growth after falls, an overflow in the
 // very step that would have grown, and one at the end.
@@ -83,5 +83,5 @@ TEST(LossScaling, DecidesAsGradScaler) {
   }
 }
 
-}  // namespace
+}  // namespace scaler_test
 }  // namespace tessera::testing

@@ -18,7 +18,7 @@
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {
-namespace {
+namespace spikes_test {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -307,5 +307,5 @@ TEST(Spikes, ALossThatIsNegativeIsRefused) {
   });
 }
 
-}  // namespace
+}  // namespace spikes_test
 }  // namespace tessera::testing

@@ -14,7 +14,7 @@
 #include "tests/support/patience.h"
 
 namespace tessera::testing {
-namespace {
+namespace state_records_test {
 
 constexpr std::int64_t kRecords = 80, kReadAhead = 4;
 
@@ -87,5 +87,5 @@ TEST(StateRecords, WhatIsPassedOverMakesRoomForWhatFollows) {
   records->end_pass();
 }
 
-}  // namespace
+}  // namespace state_records_test
 }  // namespace tessera::testing

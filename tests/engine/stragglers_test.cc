@@ -14,7 +14,7 @@
 #include "tests/support/session.h"
 
 namespace tessera::testing {
-namespace {
+namespace stragglers_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -80,5 +80,5 @@ TEST(Stragglers, AreNamedByEngines) {
         << name_of(placed);
 }
 
-}  // namespace
+}  // namespace stragglers_test
 }  // namespace tessera::testing

@@ -11,7 +11,7 @@
 #include "tests/support/train_helpers.h"
 
 namespace tessera::testing {
-namespace {
+namespace strategies_test {
 
 const Placed kOneAxis[] = {ShardingStrategy::kNoShard,
                            ShardingStrategy::kShardOptimizer,
@@ -144,5 +144,5 @@ std::vector<Case> all_cases() {
 
 INSTANTIATE_TEST_SUITE_P(All, Strategies, ::testing::ValuesIn(all_cases()), name_of_case);
 
-}  // namespace
+}  // namespace strategies_test
 }  // namespace tessera::testing

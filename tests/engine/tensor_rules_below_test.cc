@@ -16,7 +16,7 @@
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {
-namespace {
+namespace tensor_rules_below_test {
 
 /// What these rules keep of matrices is fp32.
 constexpr Kept kKinds[] = {{DType::kF32, MasterKind::kSplitBF16, StateDType::kF32},
@@ -273,5 +273,5 @@ TEST(OwnMatrixBelow, ARuleThatThrowsEndsTheStep) {
   }
 }
 
-}  // namespace
+}  // namespace tensor_rules_below_test
 }  // namespace tessera::testing

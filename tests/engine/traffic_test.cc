@@ -13,7 +13,7 @@
 #include "tests/support/session.h"
 
 namespace tessera::testing {
-namespace {
+namespace traffic_test {
 
 // FULL_SHARD, U block units, S = min(prefetch + 1, U) shared slots, and one slot of the root's own.
 //
@@ -116,5 +116,5 @@ TEST(Traffic, ARankRunsAheadOfAnotherByTheLagOfThePlan) {
   }
 }
 
-}  // namespace
+}  // namespace traffic_test
 }  // namespace tessera::testing

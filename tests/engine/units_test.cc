@@ -15,7 +15,7 @@
 #include "tests/support/session.h"
 
 namespace tessera::testing {
-namespace {
+namespace units_test {
 
 struct Cut {
   std::string name;
@@ -116,5 +116,5 @@ TEST(Units, ChangeNoBitWhereParametersAreFrozenUnusedOrTied) {
   expect_the_same_however_cut({}, std::array{2}, {&model, 1}, kPlacements);
 }
 
-}  // namespace
+}  // namespace units_test
 }  // namespace tessera::testing

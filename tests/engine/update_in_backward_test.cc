@@ -22,7 +22,7 @@
 #include "tests/support/session.h"
 
 namespace tessera::testing {
-namespace {
+namespace update_in_backward_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -342,5 +342,5 @@ TEST(UpdateInBackward, WhatNeedsOldValuesBeforeTheStepIsRefusedAndHarmless) {
   }
 }
 
-}  // namespace
+}  // namespace update_in_backward_test
 }  // namespace tessera::testing

@@ -21,7 +21,7 @@
 #include "tests/support/pairwise.h"
 
 namespace tessera::testing {
-namespace {
+namespace update_rules_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -418,5 +418,5 @@ TEST(ReduceLROnPlateau, IsRefusedWhereItCannotWork) {
   });
 }
 
-}  // namespace
+}  // namespace update_rules_test
 }  // namespace tessera::testing

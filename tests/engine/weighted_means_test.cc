@@ -28,7 +28,7 @@
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {
-namespace {
+namespace weighted_means_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -412,5 +412,5 @@ TEST(WeightedMeans, ALossDividedByTheNumberOfMicrobatchesIsTold) {
   EXPECT_THAT(warned([](const at::Tensor& loss) { return loss; }, 4), ::testing::Not(HasSubstr("divided")));
 }
 
-}  // namespace
+}  // namespace weighted_means_test
 }  // namespace tessera::testing

@@ -1,5 +1,7 @@
 // Adafactor by CUDA kernels beside the CPU's loops: the same bits. Built twice, as device_problem.h says.
 
+#include "optim/cuda/device_adafactor.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,13 +14,6 @@
 
 #include "optim/adafactor_numbers.h"
 #include "tests/optim/device_memory.h"
-
-#if defined(TESSERA_CUDA_ON_HOST)
-// The kernels' source.
-#include "optim/cuda/device_adafactor.cu"
-#else
-#include "optim/cuda/device_adafactor.h"
-#endif
 
 namespace tessera {
 namespace {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,12 +8,6 @@
 #include <cstring>
 #include <utility>
 #include <vector>
-
-#if defined(TESSERA_CUDA_ON_HOST)
-#include "tests/support/cuda_on_host.h"
-#else
-#include <cuda_runtime_api.h>
-#endif
 
 namespace tessera {
 namespace {
@@ -62,7 +57,7 @@ class Shared {
   T* data_ = nullptr;
 };
 
-class DeviceKernels : public testing::Test {
+class DeviceKernels : public ::testing::Test {
  protected:
   void SetUp() override {
 #if !defined(TESSERA_CUDA_ON_HOST)

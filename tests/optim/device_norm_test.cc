@@ -1,5 +1,7 @@
 // The norm's sums by CUDA kernels beside the CPU's: the same bits. Built twice, as device_problem.h says.
 
+#include "optim/cuda/device_norm.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,13 +14,6 @@
 #include "optim/scalar_lane.h"
 #include "tests/optim/device_memory.h"
 #include "tests/optim/step_problem.h"
-
-#if defined(TESSERA_CUDA_ON_HOST)
-// The kernels' source.
-#include "optim/cuda/device_norm.cu"
-#else
-#include "optim/cuda/device_norm.h"
-#endif
 
 namespace tessera {
 namespace {

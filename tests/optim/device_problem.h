@@ -4,23 +4,15 @@
 #include <cstddef>
 #include <vector>
 
+#include "optim/cuda/device_layers.h"
+#include "optim/cuda/device_norm.h"
+#include "optim/cuda/device_step.h"
 #include "optim/rule_optimizer.h"
 #include "tests/optim/device_memory.h"
 #include "tests/optim/step_problem.h"
 
-#if defined(TESSERA_CUDA_ON_HOST)
-// The kernels' source.
-#include "optim/cuda/device_layers.cu"
-#include "optim/cuda/device_norm.cu"
-#include "optim/cuda/device_step.cu"
-#else
-#include "optim/cuda/device_layers.h"
-#include "optim/cuda/device_norm.h"
-#include "optim/cuda/device_step.h"
-#endif
-
 // Steps of optimizers on a device beside the CPU's. Programs that include this are built twice: with the kernels' source run on the host
-// thread by thread (cuda_on_host.h), for machines without a GPU; and with the kernels themselves, label gpu.
+// thread by thread (kernels_on_host.cc), for machines without a GPU; and with the kernels themselves, label gpu.
 
 namespace tessera {
 namespace {

@@ -1,0 +1,77 @@
+// The main of a program whose tests are several entries of ctest (tessera_test(... IN program), cmake/TesseraLayers.cmake):
+//
+//   program                       everything
+//   program --of=units_test.cc    what is written in that file; several files have commas between them
+//
+// A filter of GoogleTest's, as an option or as GTEST_FILTER, chooses among the tests of these files.
+#include <fnmatch.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <iostream>
+#include <set>
+#include <string>
+#include <string_view>
+
+namespace {
+
+using Words = std::set<std::string, std::less<>>;
+
+Words split(std::string_view list, char between) {
+  Words parts;
+  while (!list.empty()) {
+    const std::size_t end = std::min(list.find(between), list.size());
+    parts.emplace(list.substr(0, end));
+    list.remove_prefix(std::min(list.size(), end + 1));
+  }
+  return parts;
+}
+
+bool matches(const std::string& name, const Words& patterns) {
+  return std::any_of(patterns.begin(), patterns.end(),
+                     [&](const std::string& pattern) { return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0; });
+}
+
+/// The names of the tests that these files have and `chosen`, a filter, lets run: as GoogleTest wants them in a filter.
+std::string filter_of(const Words& files, const std::string& chosen) {
+  const std::size_t minus = std::min(chosen.find('-'), chosen.size());
+  const Words wanted = split(chosen.substr(0, minus), ':');
+  const Words unwanted = split(std::string_view(chosen).substr(std::min(minus + 1, chosen.size())), ':');
+  const testing::UnitTest& all = *testing::UnitTest::GetInstance();
+  std::string filter;
+  for (int s = 0; s < all.total_test_suite_count(); ++s) {
+    const testing::TestSuite& suite = *all.GetTestSuite(s);
+    for (int t = 0; t < suite.total_test_count(); ++t) {
+      const testing::TestInfo& test = *suite.GetTestInfo(t);
+      const std::string_view path = test.file();
+      if (!files.contains(path.substr(path.rfind('/') + 1))) continue;
+      const std::string name = std::string(suite.name()) + "." + test.name();
+      if (matches(name, unwanted) || !(wanted.empty() || matches(name, wanted))) continue;
+      filter += (filter.empty() ? "" : ":") + name;
+    }
+  }
+  return filter;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  testing::InitGoogleMock(&argc, argv);
+  constexpr std::string_view kOption = "--of=";
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    if (!word.starts_with(kOption)) {
+      std::cerr << "unknown option " << word << "; see tests/support/tests_by_file.cc\n";
+      return 64;
+    }
+    const std::string filter = filter_of(split(word.substr(kOption.size()), ','), GTEST_FLAG_GET(filter));
+    if (filter.empty()) {
+      std::cerr << word << ": this program has no such test\n";
+      return 64;
+    }
+    GTEST_FLAG_SET(filter, filter);
+  }
+  return RUN_ALL_TESTS();
+}

@@ -49,8 +49,8 @@ TEST(ParseBytes, RefusesAndExplains) {
     EXPECT_FALSE(bytes.ok()) << text << " was read as " << *bytes;
     EXPECT_EQ(exit_code_of(bytes.status()), ExitCode::kConfig) << text;
   }
-  EXPECT_THAT(message_of(parse_bytes("8gib").status()), testing::HasSubstr("did you mean \"GiB\"?"));
-  EXPECT_THAT(message_of(parse_bytes(std::string(100'000, '9')).status()), testing::HasSubstr("more than 2^63 - 1"));
+  EXPECT_THAT(message_of(parse_bytes("8gib").status()), ::testing::HasSubstr("did you mean \"GiB\"?"));
+  EXPECT_THAT(message_of(parse_bytes(std::string(100'000, '9')).status()), ::testing::HasSubstr("more than 2^63 - 1"));
 }
 
 TEST(ParseBytes, ThePatternOfTheSchemaSaysTheSame) {

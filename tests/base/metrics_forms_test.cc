@@ -16,11 +16,11 @@
 namespace tessera {
 namespace {
 
-using testing::HasSubstr;
-using testing::StartsWith;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
 using Start = MetricsWriter::Start;
 
-class MetricsForms : public testing::Test {
+class MetricsForms : public ::testing::Test {
  protected:
   MetricsWriter open(MetricsFormat format, Start start = Start::kAppend, std::vector<std::string> columns = {}) const {
     auto writer = MetricsWriter::open(path_, {start, format, std::move(columns)});
@@ -49,11 +49,11 @@ TEST_F(MetricsForms, ATableHasTheFirstRowsNamesAsColumns) {
   EXPECT_EQ(content(), "step,loss,overflow,note\n1,0.1,false,\"a, \"\"b\"\"\nc\"\n") << "not flushed?";
   ASSERT_TRUE(writer.write({{"loss", std::nan("")}, {"step", 2}}).ok());
   ASSERT_TRUE(writer.write({{"step", 3}, {"loss", -HUGE_VAL}}).ok());
-  EXPECT_THAT(content(), testing::EndsWith("\n2,nan,,\n3,-inf,,\n"));
+  EXPECT_THAT(content(), ::testing::EndsWith("\n2,nan,,\n3,-inf,,\n"));
   const absl::Status other = writer.write({{"step", 4}, {"accuracy", 0.5}});
   EXPECT_EQ(exit_code_of(other), ExitCode::kInternal);
   EXPECT_THAT(message_of(other), HasSubstr("has no column \"accuracy\""));
-  EXPECT_THAT(content(), testing::EndsWith("\n3,-inf,,\n"));
+  EXPECT_THAT(content(), ::testing::EndsWith("\n3,-inf,,\n"));
 }
 
 TEST_F(MetricsForms, NumbersOfATableReadBackToTheSameBits) {

@@ -18,12 +18,12 @@
 namespace tessera {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
-class MetricsWriterTest : public testing::Test {
+class MetricsWriterTest : public ::testing::Test {
  protected:
   MetricsWriterTest()
-      : path_(std::filesystem::path(testing::TempDir()) / (std::to_string(::getpid()) + "-metrics.jsonl")) {}
+      : path_(std::filesystem::path(::testing::TempDir()) / (std::to_string(::getpid()) + "-metrics.jsonl")) {}
   ~MetricsWriterTest() override { std::filesystem::remove(path_); }
 
   MetricsWriter open() {
@@ -47,7 +47,7 @@ TEST_F(MetricsWriterTest, WritesOneObjectALineInTheOrderGiven) {
   EXPECT_EQ(content(), "{\"step\":12,\"loss\":2.25,\"overflow\":false,\"note\":\"a\\\"b\\nc\"}\n") << "not flushed?";
   EXPECT_TRUE(writer.write({}).ok());
   EXPECT_TRUE(writer.close().ok());
-  EXPECT_THAT(content(), testing::EndsWith("\n{}\n"));
+  EXPECT_THAT(content(), ::testing::EndsWith("\n{}\n"));
 }
 
 TEST_F(MetricsWriterTest, NumbersReadBackToTheSameBits) {
@@ -72,7 +72,7 @@ TEST_F(MetricsWriterTest, AppendsAndEndsALineThatACrashCut) {
   ASSERT_TRUE(open().write({{"step", 3}}).ok());
   EXPECT_EQ(content(), "{\"step\":1}\n{\"step\":2,\"lo\n{\"step\":3}\n");
   ASSERT_TRUE(open().write({{"step", 4}}).ok());
-  EXPECT_THAT(content(), testing::EndsWith("{\"step\":3}\n{\"step\":4}\n"));
+  EXPECT_THAT(content(), ::testing::EndsWith("{\"step\":3}\n{\"step\":4}\n"));
 }
 
 TEST_F(MetricsWriterTest, RefusesNamesThatWouldBeLost) {
@@ -138,7 +138,7 @@ TEST_F(MetricsWriterTest, LinesOfSeveralProcessesStayWhole) {
   std::vector<int> counts(kProcesses, 0);
   for (std::string line; std::getline(lines, line);)
     ++counts.at(nlohmann::json::parse(line)["process"].get<std::size_t>());
-  EXPECT_THAT(counts, testing::Each(kLines));
+  EXPECT_THAT(counts, ::testing::Each(kLines));
 }
 
 TEST(StepTimes, EmptyHasNoPercentiles) {

@@ -17,7 +17,7 @@ namespace {
   std::_Exit(first && seeded_fault(which) ? 1 : 0);
 }
 
-class SeededFaultDeathTest : public testing::Test {
+class SeededFaultDeathTest : public ::testing::Test {
  protected:
   void SetUp() override {
 #ifndef TESSERA_SEEDED_FAULTS
@@ -28,14 +28,14 @@ class SeededFaultDeathTest : public testing::Test {
 };
 
 TEST_F(SeededFaultDeathTest, TheVariableSwitchesOneOn) {
-  EXPECT_EXIT(end_with("no_last_gap", SeededFault::kNoLastGap), testing::ExitedWithCode(1), "");
-  EXPECT_EXIT(end_with("no_last_gap", SeededFault::kEpochsAlike), testing::ExitedWithCode(0), "");
-  EXPECT_EXIT(end_with("", SeededFault::kNoLastGap), testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(end_with("no_last_gap", SeededFault::kNoLastGap), ::testing::ExitedWithCode(1), "");
+  EXPECT_EXIT(end_with("no_last_gap", SeededFault::kEpochsAlike), ::testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(end_with("", SeededFault::kNoLastGap), ::testing::ExitedWithCode(0), "");
 }
 
 TEST_F(SeededFaultDeathTest, AnUnknownNameEndsTheProcess) {
   EXPECT_EXIT(end_with("no_such", SeededFault::kNoLastGap),
-              testing::ExitedWithCode(static_cast<int>(ExitCode::kConfig)), "there is no fault \"no_such\"");
+              ::testing::ExitedWithCode(static_cast<int>(ExitCode::kConfig)), "there is no fault \"no_such\"");
 }
 
 }  // namespace

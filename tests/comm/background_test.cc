@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-using testing::ElementsAre;
+using ::testing::ElementsAre;
 
 /// A rank alone whose reductions take until they are let go, and which notes its calls.
 class Slow : public LocalCollectives {
@@ -57,7 +57,7 @@ class Slow : public LocalCollectives {
   std::vector<std::string> calls_;
 };
 
-struct Background : testing::Test {
+struct Background : ::testing::Test {
   Work reduce(const std::string& label, std::size_t i, SumVisitor* visitor = nullptr, Waits waits = Waits::kLater) {
     return group->reduce_scatter(label, input[i].data(), DType::kF32, output[i].data(), input[i].size(), visitor,
                                  waits);
@@ -149,7 +149,7 @@ TEST_F(Background, GathersAreMadeByTheThreadWhereTheTransportHasNoneOfItsOwn) {
 
 TEST_F(Background, TheGroupCanGoWithoutEverHavingReduced) { group.reset(); }
 
-class BackgroundRanks : public testing::TestWithParam<int> {};
+class BackgroundRanks : public ::testing::TestWithParam<int> {};
 
 TEST_P(BackgroundRanks, EveryOperationIsExact) {
   run_ranks({.ranks = GetParam()}, [](const Mesh& mesh) {
@@ -190,7 +190,7 @@ TEST_P(BackgroundRanks, ManyReductionsAreUnderWayAtATime) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, BackgroundRanks, testing::Values(1, 2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(Ranks, BackgroundRanks, ::testing::Values(1, 2, 3, 4));
 
 }  // namespace
 }  // namespace tessera

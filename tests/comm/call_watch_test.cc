@@ -21,7 +21,7 @@ namespace tessera {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 /// What two ranks (or `ranks`) do with an Engine's groups, and how each must end: with an error that has all of `wanted`, or well.
 struct Scene {

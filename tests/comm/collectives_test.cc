@@ -21,10 +21,10 @@
 namespace tessera {
 namespace {
 
-using testing::AllOf;
-using testing::AnyOf;
-using testing::ContainsRegex;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
 
 MeshAxes world_axes(const Mesh& mesh) {
   auto axes = groups_of(mesh).axes(1, mesh.world_size());
@@ -32,7 +32,7 @@ MeshAxes world_axes(const Mesh& mesh) {
   return *std::move(axes);
 }
 
-class ThreadCollectives : public testing::TestWithParam<int> {};
+class ThreadCollectives : public ::testing::TestWithParam<int> {};
 
 TEST_P(ThreadCollectives, EveryOperationIsExact) {
   run_ranks({.ranks = GetParam()}, [](const Mesh& mesh) {
@@ -42,7 +42,7 @@ TEST_P(ThreadCollectives, EveryOperationIsExact) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, ThreadCollectives, testing::Values(1, 2, 3, 4, 5, 8));
+INSTANTIATE_TEST_SUITE_P(Ranks, ThreadCollectives, ::testing::Values(1, 2, 3, 4, 5, 8));
 
 TEST(ThreadCollectives, ManySmallCallsInARow) {
   run_ranks({.ranks = 3}, [](const Mesh& mesh) {

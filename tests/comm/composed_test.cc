@@ -16,7 +16,7 @@ struct Hosts {
   int ranks, hosts;
 };
 
-class Hierarchical : public testing::TestWithParam<Hosts> {};
+class Hierarchical : public ::testing::TestWithParam<Hosts> {};
 
 // Hosts of 1, 2 and 4 ranks: powers of two, so the sums must have the bits of the flat tree.
 TEST_P(Hierarchical, EveryOperationIsThatOfTheFlatGroup) {
@@ -32,7 +32,7 @@ TEST_P(Hierarchical, EveryOperationIsThatOfTheFlatGroup) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Hosts, Hierarchical, testing::Values(Hosts{4, 2}, Hosts{6, 3}, Hosts{8, 2}, Hosts{3, 3}));
+INSTANTIATE_TEST_SUITE_P(Hosts, Hierarchical, ::testing::Values(Hosts{4, 2}, Hosts{6, 3}, Hosts{8, 2}, Hosts{3, 3}));
 
 TEST(HierarchicalTest, AFailureOfOneRankReachesEveryHost) {
   std::vector<absl::Status> results(4);
@@ -43,7 +43,7 @@ TEST(HierarchicalTest, AFailureOfOneRankReachesEveryHost) {
     results[mesh.rank()] = axes->world->barrier("step").wait();
   });
   for (int rank : {0, 1, 2}) EXPECT_FALSE(results[rank].ok()) << rank;
-  EXPECT_THAT(message_of(results[1]) + message_of(results[2]), testing::HasSubstr("no disk"));
+  EXPECT_THAT(message_of(results[1]) + message_of(results[2]), ::testing::HasSubstr("no disk"));
 }
 
 TEST(Solo, OneRankGetsItsInputBack) {

@@ -13,8 +13,8 @@
 namespace tessera {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 Group group_of(const Mesh& mesh, const std::string& name) {
   Group group;
@@ -34,7 +34,7 @@ std::shared_ptr<Collectives> join(const Mesh& mesh, const std::string& name = "t
   return *std::move(group);
 }
 
-class CudaHost : public testing::TestWithParam<int> {};
+class CudaHost : public ::testing::TestWithParam<int> {};
 
 TEST_P(CudaHost, EveryOperationIsExact) {
   run_ranks({.ranks = GetParam()}, [](const Mesh& mesh) {
@@ -43,7 +43,7 @@ TEST_P(CudaHost, EveryOperationIsExact) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, CudaHost, testing::Values(2, 3, 4, 8));
+INSTANTIATE_TEST_SUITE_P(Ranks, CudaHost, ::testing::Values(2, 3, 4, 8));
 
 TEST(CudaHost, NothingMovesBeforeSomebodyWaits) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
@@ -117,7 +117,7 @@ TEST(CudaHost, RanksThatDisagreeAllLearnBothCalls) {
           throw std::runtime_error(std::string(status.message()));
         });
       },
-      testing::ThrowsMessage<std::runtime_error>(
+      ::testing::ThrowsMessage<std::runtime_error>(
           AllOf(HasSubstr("blocks.3"), HasSubstr("of 32 bytes"), HasSubstr("of 64 bytes"))));
 }
 
@@ -132,7 +132,7 @@ TEST(CudaHost, ARankThatGivesUpEndsTheOthers) {
           require(std::string(status.message()).find("rank 1") != std::string::npos, std::string(status.message()));
         });
       },
-      testing::ThrowsMessage<std::runtime_error>(HasSubstr("rank 1 has no data")));
+      ::testing::ThrowsMessage<std::runtime_error>(HasSubstr("rank 1 has no data")));
 }
 
 TEST(CudaHost, WhatADeviceCannotSumIsRefused) {

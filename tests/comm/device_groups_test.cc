@@ -15,7 +15,7 @@
 namespace tessera {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 const c10::Device kCpu(c10::kCPU);
 

@@ -16,16 +16,16 @@
 namespace tessera {
 namespace {
 
-using testing::AllOf;
-using testing::ContainsRegex;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
 
 std::size_t shared_memory_files() {
   const std::filesystem::directory_iterator folder("/dev/shm");
   return std::distance(begin(folder), end(folder));
 }
 
-class HostCollectives : public testing::TestWithParam<int> {};
+class HostCollectives : public ::testing::TestWithParam<int> {};
 
 TEST_P(HostCollectives, EveryOperationIsExactOnGroupMemoryAndOnAnyOther) {
   const int ranks = GetParam();
@@ -37,7 +37,7 @@ TEST_P(HostCollectives, EveryOperationIsExactOnGroupMemoryAndOnAnyOther) {
   }));
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, HostCollectives, testing::Values(2, 3, 4, 8, 9));
+INSTANTIATE_TEST_SUITE_P(Ranks, HostCollectives, ::testing::Values(2, 3, 4, 8, 9));
 
 // On two ranks each check's first call is one in which a MailboxWay tries both ways: it has more than seven rounds, in bf16 too,
 // and is the first of eight.

@@ -18,7 +18,7 @@ struct Case {
   std::size_t numel;
 };
 
-class PairwiseSum : public testing::TestWithParam<DType> {};
+class PairwiseSum : public ::testing::TestWithParam<DType> {};
 
 TEST_P(PairwiseSum, IsTheTreeOfRuleThreeForAnyNumberOfSourcesAndAnySize) {
   const DType dtype = GetParam();
@@ -52,7 +52,7 @@ TEST_P(PairwiseSum, DoesNotDependOnWhereARunIsCut) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, PairwiseSum, testing::Values(DType::kF32, DType::kBF16, DType::kF16),
+INSTANTIATE_TEST_SUITE_P(Types, PairwiseSum, ::testing::Values(DType::kF32, DType::kBF16, DType::kF16),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
 TEST(PairwiseSumTest, OutputMayBeAnySource) {

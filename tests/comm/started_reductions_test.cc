@@ -11,8 +11,8 @@
 namespace tessera {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 constexpr std::size_t kNumel = 3000;
 
 /// What each rank's body returned.
@@ -120,7 +120,7 @@ TEST(StartedReductions, TooManyAreRefused) {
   for (const absl::Status& result : results) {
     EXPECT_EQ(exit_code_of(result), ExitCode::kInternal);
     EXPECT_THAT(message_of(result),
-                testing::AnyOf(HasSubstr("at most 16 reductions may be under way"), HasSubstr("gave up")));
+                ::testing::AnyOf(HasSubstr("at most 16 reductions may be under way"), HasSubstr("gave up")));
   }
 }
 

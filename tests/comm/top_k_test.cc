@@ -53,9 +53,9 @@ TEST(SelectLargest, IsWhatSortingSelects) {
 TEST(SelectLargest, WhatIsNotFiniteComesFirst) {
   const float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   const std::vector<float> values = {1e38f, nan, 3.0f, -infinity, -3e38f};
-  EXPECT_THAT(selected(values, 1), testing::ElementsAre(1u));
-  EXPECT_THAT(selected(values, 2), testing::ElementsAre(1u, 3u));
-  EXPECT_THAT(selected(values, 3), testing::ElementsAre(1u, 3u, 4u));
+  EXPECT_THAT(selected(values, 1), ::testing::ElementsAre(1u));
+  EXPECT_THAT(selected(values, 2), ::testing::ElementsAre(1u, 3u));
+  EXPECT_THAT(selected(values, 3), ::testing::ElementsAre(1u, 3u, 4u));
 }
 
 }  // namespace

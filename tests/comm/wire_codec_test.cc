@@ -68,7 +68,7 @@ void write_infinity(DType dtype, Bytes& data, std::size_t i) {
   std::memcpy(data.data() + size_of(dtype) * i, &bits, size_of(dtype));
 }
 
-class WireCodec : public testing::TestWithParam<WireForm> {};
+class WireCodec : public ::testing::TestWithParam<WireForm> {};
 
 TEST_P(WireCodec, RoundsEachRunByItsLargestMagnitude) {
   for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
@@ -193,7 +193,7 @@ TEST_P(WireCodec, SumsAreTheTreeOfWhatWasDecoded) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Forms, WireCodec, testing::Values(WireForm::kInt8, WireForm::kInt4),
+INSTANTIATE_TEST_SUITE_P(Forms, WireCodec, ::testing::Values(WireForm::kInt8, WireForm::kInt4),
                          [](const auto& info) { return info.param == WireForm::kInt8 ? "int8" : "int4"; });
 
 }  // namespace

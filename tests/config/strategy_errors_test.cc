@@ -19,7 +19,7 @@ struct BadFile {
 
 std::ostream& operator<<(std::ostream& out, const BadFile& file) { return out << file.name; }
 
-class StrategyErrors : public testing::TestWithParam<BadFile> {};
+class StrategyErrors : public ::testing::TestWithParam<BadFile> {};
 
 TEST_P(StrategyErrors, ReadAs) {
   const auto strategy = parse_strategy(GetParam().text, "s.json");
@@ -85,7 +85,7 @@ const BadFile kSyntax[] = {
      "\n"
      R"(s.json:1:32: /: not JSON. [T0509] hint: keys stand in double quotes)"},
 };
-INSTANTIATE_TEST_SUITE_P(Syntax, StrategyErrors, testing::ValuesIn(kSyntax),
+INSTANTIATE_TEST_SUITE_P(Syntax, StrategyErrors, ::testing::ValuesIn(kSyntax),
                          [](const auto& info) { return std::string(info.param.name); });
 
 const BadFile kValues[] = {
@@ -174,7 +174,7 @@ const BadFile kValues[] = {
     {"OneSlipIsOneMessage", R"({"lr_schedule": {"type": "cosine", "total_steps": "many", "warmup_steps": 5}})",
      R"(s.json:1:51: /lr_schedule/total_steps: must be an integer from 0 to 1e12, got the string "many")"},
 };
-INSTANTIATE_TEST_SUITE_P(Values, StrategyErrors, testing::ValuesIn(kValues),
+INSTANTIATE_TEST_SUITE_P(Values, StrategyErrors, ::testing::ValuesIn(kValues),
                          [](const auto& info) { return std::string(info.param.name); });
 
 const BadFile kCombinations[] = {
@@ -336,7 +336,7 @@ const BadFile kCombinations[] = {
      R"({"lr_schedule": {"type": "one_cycle", "total_steps": 9, "warmup_steps": 3, "warmup_share": 0.5}})",
      R"(s.json:1:92: /lr_schedule/warmup_share: 0.5 has no effect: it needs lr_schedule.type one_cycle and warmup_steps 0. [T0518] hint: leave it out, or change that)"},
 };
-INSTANTIATE_TEST_SUITE_P(Combinations, StrategyErrors, testing::ValuesIn(kCombinations),
+INSTANTIATE_TEST_SUITE_P(Combinations, StrategyErrors, ::testing::ValuesIn(kCombinations),
                          [](const auto& info) { return std::string(info.param.name); });
 
 const BadFile kGathers[] = {
@@ -345,7 +345,7 @@ const BadFile kGathers[] = {
     {"RoundedWhatStays", R"({"strategy": "SHARD_GRAD_OP", "compression": {"gathers": "int8"}})",
      R"(s.json:1:58: /compression/gathers: is int8, and under SHARD_GRAD_OP what ranks get from each other stays in memory and is updated there. [T0545] hint: take lossless, or FULL_SHARD)"},
 };
-INSTANTIATE_TEST_SUITE_P(Gathers, StrategyErrors, testing::ValuesIn(kGathers),
+INSTANTIATE_TEST_SUITE_P(Gathers, StrategyErrors, ::testing::ValuesIn(kGathers),
                          [](const auto& info) { return std::string(info.param.name); });
 
 const BadFile kOffloadedSteps[] = {
@@ -362,7 +362,7 @@ const BadFile kOffloadedSteps[] = {
     {"QueueOfWhatStays", R"({"offload": {"moments": {"tier": "host"}, "step": "cpu", "queue_depth": 2}})",
      R"(s.json:1:73: /offload/queue_depth: 2 has no effect: it needs an offload tier other than memory, but of gradients, of parameters on host, and of masters and moments on host with step cpu. [T0518] hint: leave it out, or change that)"},
 };
-INSTANTIATE_TEST_SUITE_P(OffloadedSteps, StrategyErrors, testing::ValuesIn(kOffloadedSteps),
+INSTANTIATE_TEST_SUITE_P(OffloadedSteps, StrategyErrors, ::testing::ValuesIn(kOffloadedSteps),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST(StrategyErrors, NulIsNotTheEndOfTheFile) {
@@ -377,7 +377,7 @@ TEST(StrategyErrors, AMillionBracketsNeedNoStack) {
     std::string text;
     while (text.size() + 8 < (1 << 20)) text += opening;
     const auto strategy = parse_strategy(text, "s.json");
-    EXPECT_THAT(message_of(strategy.status()), testing::HasSubstr("nested more than 32 deep")) << opening;
+    EXPECT_THAT(message_of(strategy.status()), ::testing::HasSubstr("nested more than 32 deep")) << opening;
   }
   EXPECT_FALSE(parse_strategy(std::string(1'000'000, '['), "s.json").ok());
 }
@@ -388,7 +388,7 @@ TEST(StrategyErrors, ManyErrorsAreCountedAndCheap) {
   text.back() = '}';
   const std::string message = message_of(parse_strategy(text, "s.json").status());
   EXPECT_EQ(std::count(message.begin(), message.end(), '\n'), 100);
-  EXPECT_THAT(message, testing::ContainsRegex("\ns.json: and [0-9]+ more errors$"));
+  EXPECT_THAT(message, ::testing::ContainsRegex("\ns.json: and [0-9]+ more errors$"));
 }
 
 }  // namespace

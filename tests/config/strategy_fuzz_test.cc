@@ -153,7 +153,7 @@ TEST(StrategyFuzz, DamagedTextNeverGetsPastTheReader) {
       R"({"mesh":{"shard":2},"memory":{"limit":"8GiB"},"units":{"classes":["A"]}})"};
   Mutator mutator(20240501);
   int accepted = 0;
-  for (int i = 0; i < 20'000 && !testing::Test::HasFailure(); ++i) {
+  for (int i = 0; i < 20'000 && !::testing::Test::HasFailure(); ++i) {
     accepted += check(mutator.mutate(seeds[static_cast<std::size_t>(i) % seeds.size()])) ? 1 : 0;
   }
   EXPECT_GT(accepted, 200) << "the mutations are too wild to try what is accepted";
@@ -175,7 +175,7 @@ TEST(StrategyFuzz, ShuffledValuesAreAcceptedOnlyIfTheSchemaAccepts) {
   }
   Mutator random(7);
   int accepted = 0;
-  for (int i = 0; i < 5'000 && !testing::Test::HasFailure(); ++i) {
+  for (int i = 0; i < 5'000 && !::testing::Test::HasFailure(); ++i) {
     json file = json::object();
     for (int count = random.below(4); count >= 0; --count) {
       const StrategyKey& key =

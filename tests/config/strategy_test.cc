@@ -24,7 +24,7 @@ using nlohmann::ordered_json;
 using ::testing::HasSubstr;
 
 std::filesystem::path temporary(const std::string& name) {
-  return std::filesystem::path(testing::TempDir()) / (std::to_string(::getpid()) + "-" + name);
+  return std::filesystem::path(::testing::TempDir()) / (std::to_string(::getpid()) + "-" + name);
 }
 
 // Files that between them satisfy the condition of every key.

@@ -24,7 +24,7 @@
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {
-namespace {
+namespace frozen_states_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -316,5 +316,5 @@ TEST(FrozenStates, WhatGetsAnotherRuleBeginsAnew) {
   }
 }
 
-}  // namespace
+}  // namespace frozen_states_test
 }  // namespace tessera::testing

@@ -6,7 +6,7 @@
 namespace tessera {
 namespace {
 
-using testing::ElementsAre;
+using ::testing::ElementsAre;
 
 /// A vector, a matrix, a small matrix, another matrix.
 GroupShape some_group() {

@@ -16,10 +16,10 @@ TEST(OptimizerBench, TimesEveryFormatAndCountsItsBytes) {
     names.push_back(timing.name);
     bytes_of_parameter.push_back(static_cast<double>(timing.bytes) / 1024);
   }
-  EXPECT_THAT(names, testing::ElementsAre("fp32", "mixed", "mixed_bf16_moments", "mixed_8bit_moments",
-                                          "fp32_bf16_moments", "fp32_8bit_moments"));
+  EXPECT_THAT(names, ::testing::ElementsAre("fp32", "mixed", "mixed_bf16_moments", "mixed_8bit_moments",
+                                            "fp32_bf16_moments", "fp32_8bit_moments"));
   // Read: g p m v; written: p m v. With a norm, g twice. 8-bit states: a byte each, and 4 for every 256.
-  EXPECT_THAT(bytes_of_parameter, testing::ElementsAre(28, 32, 24, 20 + 16.0 / 256, 20, 16 + 16.0 / 256));
+  EXPECT_THAT(bytes_of_parameter, ::testing::ElementsAre(28, 32, 24, 20 + 16.0 / 256, 20, 16 + 16.0 / 256));
 }
 
 TEST(OptimizerBench, JsonHasWhatTheRunnerReads) {

@@ -14,7 +14,7 @@ using Lanes = Simd<4>;
 
 /// One number at a time, for both sizes of code.
 template <class T>
-struct CompandingTest : testing::Test {
+struct CompandingTest : ::testing::Test {
   static constexpr std::uint32_t kSteps = T::value;
   using Code = Companding<Lanes, kSteps>;
   static constexpr std::uint32_t kNoises = 1u << Code::kNoiseBits;
@@ -27,7 +27,7 @@ struct CompandingTest : testing::Test {
     return Code::decode(Lanes::Int{} + static_cast<std::int32_t>(code), scale)[0];
   }
 };
-using Sizes = testing::Types<std::integral_constant<std::uint32_t, 128>, std::integral_constant<std::uint32_t, 256>>;
+using Sizes = ::testing::Types<std::integral_constant<std::uint32_t, 128>, std::integral_constant<std::uint32_t, 256>>;
 TYPED_TEST_SUITE(CompandingTest, Sizes);
 
 TYPED_TEST(CompandingTest, CodesReproduceThemselvesWhateverTheNoise) {

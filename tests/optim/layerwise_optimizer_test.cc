@@ -7,8 +7,8 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kNumel = 5003;
-constexpr WeightFormat kWeightFormats[] = {WeightFormat::kF32, WeightFormat::kF32AndF32, WeightFormat::kF32AndBF16,
+constexpr std::size_t kLayerNumel = 5003;
+constexpr WeightFormat kFormatsOfLayers[] = {WeightFormat::kF32, WeightFormat::kF32AndF32, WeightFormat::kF32AndBF16,
                                            WeightFormat::kF32AndF16, WeightFormat::kSplitBF16};
 
 std::vector<OptimizerConfig> configs() {
@@ -40,7 +40,7 @@ struct Passes {
 
 void for_each_case(const std::function<void(const OptimizerConfig&, WeightFormat)>& body) {
   for (const OptimizerConfig& config : configs()) {
-    for (const WeightFormat weights : kWeightFormats) {
+    for (const WeightFormat weights : kFormatsOfLayers) {
       SCOPED_TRACE(name_of(config.type) + ", states " + name_of(config.state_dtype) + ", weight format " +
                    std::to_string(static_cast<int>(weights)));
       body(config, weights);
@@ -51,19 +51,19 @@ void for_each_case(const std::function<void(const OptimizerConfig&, WeightFormat
 TEST(LayerwiseOptimizer, EveryInstructionSetAndCutGivesTheSameBits) {
   for_each_case([](const OptimizerConfig& config, WeightFormat weights) {
     const LayerwiseOptimizer portable(config, {.decay = 0.9}, InstructionSet::kPortable);
-    StepProblem wanted(kNumel, 1, true, {weights, portable});
+    StepProblem wanted(kLayerNumel, 1, true, {weights, portable});
     Passes wanted_passes;
     const std::vector<float> before = wanted.masters();
-    wanted_passes.run(portable, wanted, 0, kNumel);
+    wanted_passes.run(portable, wanted, 0, kLayerNumel);
     EXPECT_TRUE(same_bits(wanted_passes.weights, before));
-    EXPECT_EQ(wanted_passes.directions.size(), portable.makes_directions() ? kNumel : 0);
+    EXPECT_EQ(wanted_passes.directions.size(), portable.makes_directions() ? kLayerNumel : 0);
     for (const InstructionSet set : {InstructionSet::kPortable, InstructionSet::kAvx2, InstructionSet::kAvx512}) {
       if (!supports(set)) continue;
       const LayerwiseOptimizer optimizer(config, {.decay = 0.9}, set);
-      StepProblem got(kNumel, 1, true, {weights, optimizer});
+      StepProblem got(kLayerNumel, 1, true, {weights, optimizer});
       Passes passes;
-      for (std::size_t begin = 0; begin < kNumel; begin += 768) {
-        passes.run(optimizer, got, begin, std::min(kNumel, begin + 768));
+      for (std::size_t begin = 0; begin < kLayerNumel; begin += 768) {
+        passes.run(optimizer, got, begin, std::min(kLayerNumel, begin + 768));
       }
       EXPECT_TRUE(same_bits(wanted, got)) << name_of(set);
       EXPECT_TRUE(same_bits(wanted_passes.directions, passes.directions)) << name_of(set);
@@ -75,12 +75,12 @@ TEST(LayerwiseOptimizer, StepsOverPartsAlone) {
   for_each_case([](const OptimizerConfig& config, WeightFormat weights) {
     const LayerwiseOptimizer optimizer(config);
     const StepScalars scalars{.gradient_scale = 0.3f, .lr = 1e-2f, .step = 7};
-    StepProblem before(kNumel, 2, false, {weights, optimizer});
+    StepProblem before(kLayerNumel, 2, false, {weights, optimizer});
     StepProblem whole = before, part = before;
-    optimizer.step(scalars, whole.slice(0, kNumel));
-    optimizer.step(scalars, part.slice(0, kNumel), 512, 300);
+    optimizer.step(scalars, whole.slice(0, kLayerNumel));
+    optimizer.step(scalars, part.slice(0, kLayerNumel), 512, 300);
     const std::vector<float> old = before.masters(), all = whole.masters(), some = part.masters();
-    for (std::size_t i = 0; i < kNumel; ++i) {
+    for (std::size_t i = 0; i < kLayerNumel; ++i) {
       const bool is_in = i >= 512 && i < 812;
       EXPECT_EQ(some[i], is_in ? all[i] : old[i]) << i;
     }

@@ -8,7 +8,7 @@
 #include <optional>
 #include <system_error>
 
-#include "offload/output_file.h"
+#include "offload/files/output_file.h"
 #include "runtime/base/status.h"
 
 namespace tessera::app {

@@ -32,7 +32,7 @@ struct NamedPath {
 absl::Status check_outputs(const std::vector<NamedPath>& outputs, const std::vector<NamedPath>& inputs,
                            Existing existing);
 
-/// Writes `bytes` as an OutputFile (offload/output_file.h). `what` stands in front of messages. Errors: 73, 74, 77.
+/// Writes `bytes` as an OutputFile (offload/files/output_file.h). `what` stands in front of messages. Errors: 73, 74, 77.
 /// Existing::kReplaced is for `--overwrite`, and for a job that a launcher starts again.
 absl::Status write_output(const std::filesystem::path& path, std::string_view bytes, Existing existing,
                           const std::string& what);

@@ -16,13 +16,13 @@
 #include <tuple>
 #include <utility>
 
+#include "checkpoint/files/regular_file.h"
 #include "checkpoint/manifest.h"
-#include "checkpoint/regular_file.h"
-#include "offload/atomic_file.h"
-#include "offload/fault_environment.h"
-#include "offload/file_calls.h"
-#include "offload/file_error.h"
-#include "offload/retries.h"
+#include "offload/files/atomic_file.h"
+#include "offload/files/fault_environment.h"
+#include "offload/files/file_calls.h"
+#include "offload/files/file_error.h"
+#include "offload/files/retries.h"
 #include "runtime/base/hint.h"
 #include "runtime/base/input_file.h"
 #include "runtime/base/log.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/folder_lock.h"
+#include "checkpoint/files/folder_lock.h"
 
 namespace tessera {
 

@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "checkpoint/hash.h"
+#include "checkpoint/files/hash.h"
 #include "runtime/base/status.h"
 
 namespace tessera {

@@ -9,12 +9,12 @@
 #include <system_error>
 #include <utility>
 
-#include "checkpoint/hash.h"
-#include "checkpoint/regular_file.h"
-#include "offload/atomic_file.h"
-#include "offload/fault_environment.h"
-#include "offload/file_calls.h"
-#include "offload/file_error.h"
+#include "checkpoint/files/hash.h"
+#include "checkpoint/files/regular_file.h"
+#include "offload/files/atomic_file.h"
+#include "offload/files/fault_environment.h"
+#include "offload/files/file_calls.h"
+#include "offload/files/file_error.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "checkpoint/commit.h"
-#include "checkpoint/folder_lock.h"
+#include "checkpoint/files/folder_lock.h"
 
 namespace tessera {
 

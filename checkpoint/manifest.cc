@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/hash.h"
+#include "checkpoint/files/hash.h"
 #include "checkpoint/manifest_line.h"
 
 namespace tessera {

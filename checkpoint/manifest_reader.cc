@@ -5,9 +5,9 @@
 #include <set>
 #include <utility>
 
-#include "checkpoint/damage.h"
-#include "checkpoint/hash.h"
-#include "checkpoint/json_fields.h"
+#include "checkpoint/files/damage.h"
+#include "checkpoint/files/hash.h"
+#include "checkpoint/files/json_fields.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/manifest_line.h"
 #include "checkpoint/shard_header.h"

@@ -7,8 +7,8 @@
 #include <set>
 #include <utility>
 
-#include "checkpoint/damage.h"
-#include "checkpoint/hash.h"
+#include "checkpoint/files/damage.h"
+#include "checkpoint/files/hash.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
 

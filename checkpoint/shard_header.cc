@@ -10,10 +10,10 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "checkpoint/damage.h"
-#include "checkpoint/json_fields.h"
-#include "checkpoint/safetensors_text.h"
-#include "offload/sector.h"
+#include "checkpoint/files/damage.h"
+#include "checkpoint/files/json_fields.h"
+#include "checkpoint/files/safetensors_text.h"
+#include "offload/files/sector.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
 

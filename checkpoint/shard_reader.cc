@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "checkpoint/damage.h"
-#include "checkpoint/hash.h"
+#include "checkpoint/files/damage.h"
+#include "checkpoint/files/hash.h"
 #include "runtime/base/status.h"
 
 namespace tessera {

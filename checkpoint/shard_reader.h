@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/files/regular_file.h"
 #include "checkpoint/manifest.h"
-#include "checkpoint/regular_file.h"
 #include "checkpoint/shard_header.h"
 
 namespace tessera {

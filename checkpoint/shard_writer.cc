@@ -11,11 +11,11 @@
 #include <system_error>
 #include <utility>
 
-#include "checkpoint/hash.h"
-#include "offload/fault_environment.h"
-#include "offload/file_calls.h"
-#include "offload/file_error.h"
-#include "offload/retries.h"
+#include "checkpoint/files/hash.h"
+#include "offload/files/fault_environment.h"
+#include "offload/files/file_calls.h"
+#include "offload/files/file_error.h"
+#include "offload/files/retries.h"
 #include "runtime/base/status.h"
 
 namespace tessera {

@@ -13,7 +13,7 @@
 
 #include "checkpoint/manifest.h"
 #include "checkpoint/shard_header.h"
-#include "offload/aligned_memory.h"
+#include "offload/files/aligned_memory.h"
 
 namespace tessera {
 

@@ -11,8 +11,8 @@
 #include <system_error>
 #include <utility>
 
-#include "checkpoint/damage.h"
-#include "checkpoint/json_fields.h"
+#include "checkpoint/files/damage.h"
+#include "checkpoint/files/json_fields.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/regular_file.h"
+#include "checkpoint/files/regular_file.h"
 #include "checkpoint/tensor_header.h"
 
 namespace tessera {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "checkpoint/tensor_header.h"
-#include "offload/output_file.h"
+#include "offload/files/output_file.h"
 #include "tessera/existing.h"
 
 namespace tessera {

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "checkpoint/damage.h"
-#include "checkpoint/json_fields.h"
-#include "checkpoint/safetensors_text.h"
+#include "checkpoint/files/damage.h"
+#include "checkpoint/files/json_fields.h"
+#include "checkpoint/files/safetensors_text.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
 

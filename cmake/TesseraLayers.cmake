@@ -50,7 +50,7 @@ endfunction()
 # One GoogleTest executable, registered as one ctest entry per test case, or WHOLE: one for all. TORCH: it includes
 # LibTorch's headers. ALONE: no other test runs beside it, since it looks how soon something is noticed. FAST: it belongs to
 # `ctest -L fast`, something of every room in five minutes. TIMEOUT: seconds on a machine at rest after which an entry is
-# ended; a loaded or slow machine has more (tests/support/patience.h). CLOCK: the cases, as --gtest_filter names them, that
+# ended; a loaded or slow machine has more (tests/support/limits/patience.h). CLOCK: the cases, as --gtest_filter names them, that
 # depend on limits, kills or orders. They carry the label `clock` (docs/testing.md); of a WHOLE program they are an entry of
 # their own, <name>_clock, and "*" are all of its cases.
 #

@@ -1,8 +1,8 @@
 #include <exception>
 
 #include "engine/engine_state.h"
-#include "engine/expect.h"
 #include "runtime/base/log.h"
+#include "runtime/border/expect.h"
 #include "runtime/border/phrase.h"
 #include "runtime/border/throw.h"
 #include "tessera/engine.h"

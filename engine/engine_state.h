@@ -17,30 +17,30 @@
 #include "engine/activations/saved_activations.h"
 #include "engine/device/accelerator.h"
 #include "engine/device/uploader.h"
-#include "engine/gradient_hooks.h"
+#include "engine/job/mesh_shape.h"
 #include "engine/memory/durable_files.h"
 #include "engine/memory/frozen_states.h"
 #include "engine/memory/make_plan.h"
 #include "engine/memory/training_memory.h"
-#include "engine/mesh_shape.h"
-#include "engine/parameter_checks.h"
+#include "engine/parameters/gradient_hooks.h"
+#include "engine/parameters/parameter_checks.h"
 #include "engine/round_meeting.h"
-#include "engine/step/gradient_norm.h"
+#include "engine/save_under_way.h"
+#include "engine/step/agree/gradient_norm.h"
 #include "engine/step/step.h"
 #include "optim/optimizer.h"
 #include "runtime/comm/mesh_groups.h"
-#include "sharding/op_watch.h"
-#include "sharding/publication.h"
-#include "sharding/reducer.h"
-#include "sharding/residency.h"
+#include "sharding/gather/op_watch.h"
+#include "sharding/gather/publication.h"
+#include "sharding/gather/residency.h"
+#include "sharding/gather/use_times.h"
+#include "sharding/reduce/reducer.h"
 #include "sharding/round_log.h"
-#include "sharding/use_times.h"
 #include "tessera/engine.h"
 #include "tessera/own_rules.h"
 
 namespace tessera {
 
-class BackgroundSave;
 class OuterSteps;
 
 /// What an Engine is made of. Members are destroyed last to first: watchers before units, units before memory.
@@ -205,7 +205,7 @@ struct Engine::State {
   UseTimes* use_times = nullptr;  ///< of a StepProfiler, while one lives
 
   std::shared_ptr<Collectives> save_group;  ///< of the thread that saves, where it may (CheckpointConfig::async)
-  std::unique_ptr<BackgroundSave> saving;   ///< the save under way, on all ranks or on none
+  std::unique_ptr<SaveUnderWay> saving;     ///< the save under way, on all ranks or on none
   std::jthread removal;                     ///< of old checkpoints, beside training; rank 0's
   bool step_finishes_saves = true;          ///< a step that sees the end of a save throws its error
   /// What a spike goes back to (SpikeAction::kRollback).

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "engine/engine_state.h"
-#include "engine/expect.h"
+#include "runtime/border/expect.h"
 #include "runtime/border/throw.h"
 
 namespace tessera {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/expect.h"
+#include "runtime/border/expect.h"
 
 namespace tessera {
 namespace {

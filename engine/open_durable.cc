@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "engine/outcomes.h"
+#include "engine/job/outcomes.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 

@@ -6,8 +6,8 @@
 #include "engine/checkpoint/stored_states.h"
 #include "engine/engine_state.h"
 #include "engine/memory/carried_states.h"
+#include "engine/step/agree/update_options.h"
 #include "engine/step/outer_steps.h"
-#include "engine/step/update_options.h"
 #include "runtime/base/log.h"
 
 namespace tessera {

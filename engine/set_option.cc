@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "engine/engine_state.h"
-#include "engine/expect.h"
-#include "engine/step/update_options.h"
+#include "engine/step/agree/update_options.h"
 #include "runtime/base/text.h"
+#include "runtime/border/expect.h"
 #include "runtime/config/strategy_names.h"
 #include "runtime/config/strategy_table.h"
 

@@ -7,9 +7,9 @@
 
 #include "engine/engine_checkpoints.h"
 #include "engine/engine_state.h"
-#include "engine/expect.h"
-#include "engine/parameter_groups.h"
+#include "engine/parameters/parameter_groups.h"
 #include "runtime/base/text.h"
+#include "runtime/border/expect.h"
 #include "runtime/border/throw.h"
 #include "runtime/config/strategy_file.h"
 

@@ -4,7 +4,7 @@
 
 #include "engine/engine_checkpoints.h"
 #include "engine/engine_state.h"
-#include "engine/expect.h"
+#include "runtime/border/expect.h"
 
 namespace tessera {
 namespace {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "sharding/timing/step_profile.h"
-#include "sharding/use_times.h"
+#include "planner/measured/step_profile.h"
+#include "sharding/gather/use_times.h"
 #include "tessera/engine.h"
 
 namespace tessera {

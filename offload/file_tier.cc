@@ -10,7 +10,7 @@
 #include <limits>
 #include <utility>
 
-#include "offload/sector.h"
+#include "offload/files/sector.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
 #include "runtime/base/seeded_fault.h"

@@ -5,9 +5,9 @@
 #include <optional>
 #include <vector>
 
-#include "offload/aligned_memory.h"
 #include "offload/durable_tier.h"
-#include "offload/io_ring.h"
+#include "offload/files/aligned_memory.h"
+#include "offload/io/io_ring.h"
 #include "offload/stripes.h"
 #include "offload/table.h"
 #include "offload/tier.h"

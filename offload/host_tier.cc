@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "offload/sector.h"
+#include "offload/files/sector.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/status.h"
 

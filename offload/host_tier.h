@@ -3,7 +3,7 @@
 #include <memory>
 #include <vector>
 
-#include "offload/aligned_memory.h"
+#include "offload/files/aligned_memory.h"
 #include "offload/table.h"
 #include "offload/tier.h"
 

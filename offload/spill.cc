@@ -9,7 +9,7 @@
 #include <iterator>
 #include <utility>
 
-#include "offload/scratch_directory.h"
+#include "offload/files/scratch_directory.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 

@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "offload/aligned_memory.h"
-#include "offload/io_ring.h"
-#include "offload/scratch_room.h"
-#include "offload/sector.h"
+#include "offload/files/aligned_memory.h"
+#include "offload/files/scratch_room.h"
+#include "offload/files/sector.h"
+#include "offload/io/io_ring.h"
 #include "offload/tier.h"
 
 namespace tessera {

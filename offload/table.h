@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "offload/aligned_memory.h"
+#include "offload/files/aligned_memory.h"
 
 namespace tessera {
 

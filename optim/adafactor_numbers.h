@@ -4,7 +4,7 @@
 #include <cstddef>
 
 #include "optim/adafactor.h"
-#include "optim/scalar_lane.h"
+#include "optim/arithmetic/scalar_lane.h"
 
 namespace tessera {
 

@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
-#include "optim/instruction_set.h"
-#include "optim/norm_tree.h"
+#include "optim/arithmetic/instruction_set.h"
+#include "optim/arithmetic/norm_tree.h"
 
 namespace tessera {
 

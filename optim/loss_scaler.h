@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "optim/loss_scale_rule.h"
+#include "optim/arithmetic/loss_scale_rule.h"
 #include "tessera/strategy.h"
 
 namespace tessera {

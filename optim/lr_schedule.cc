@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "optim/scaled_lr.h"
+#include "optim/arithmetic/scaled_lr.h"
 
 namespace tessera {
 namespace {

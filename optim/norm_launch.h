@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "optim/norm_tree.h"
+#include "optim/arithmetic/norm_tree.h"
 
 namespace tessera {
 

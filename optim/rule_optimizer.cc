@@ -66,7 +66,7 @@ StepRule rule_of(OptimizerType type) {
       return StepRule::kRmsprop;
     case OptimizerType::kAdafactor:
     case OptimizerType::kOwn:
-      break;  // engine/step/own_optimizer.h
+      break;  // engine/step/rules/own_optimizer.h
   }
   throw std::invalid_argument("make_optimizer: unknown optimizer type");
 }

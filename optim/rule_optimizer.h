@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "optim/loops/step_loops.h"
 #include "optim/optimizer.h"
-#include "optim/step_loops.h"
 
 namespace tessera {
 

@@ -3,10 +3,10 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "optim/loss_scale_rule.h"
-#include "optim/norm_tree.h"
+#include "optim/arithmetic/loss_scale_rule.h"
+#include "optim/arithmetic/norm_tree.h"
+#include "optim/arithmetic/step_arguments.h"
 #include "optim/rules/rules.h"
-#include "optim/step_arguments.h"
 
 namespace tessera {
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "optim/instruction_set.h"
+#include "optim/arithmetic/instruction_set.h"
 #include "optim/rules/rules.h"
 
 namespace tessera {

@@ -73,7 +73,7 @@ struct FlatGroup {
   std::byte* shard = nullptr;
   MasterKind master_kind = MasterKind::kF32;
   float* master = nullptr;             ///< kF32
-  std::int16_t* master_low = nullptr;  ///< kSplitBF16 (optim/rounding.h)
+  std::int16_t* master_low = nullptr;  ///< kSplitBF16 (optim/arithmetic/rounding.h)
   struct State {
     std::byte* data = nullptr;
     float* scales = nullptr;  ///< of 8-bit states

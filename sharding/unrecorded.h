@@ -6,7 +6,7 @@
 namespace tessera {
 
 /// While it lives, on this thread: Tessera's own tensor operators are neither recorded for autograd nor looked at for
-/// units (sharding/op_watch.h).
+/// units (sharding/gather/op_watch.h).
 struct Unrecorded {
   at::NoGradGuard no_grad;
   at::DisableRecordFunctionGuard no_record;

@@ -6,8 +6,8 @@
 #include <chrono>
 #include <memory>
 
-#include "offload/aligned_memory.h"
-#include "offload/block_file.h"
+#include "offload/files/aligned_memory.h"
+#include "offload/files/block_file.h"
 #include "runtime/base/status.h"
 
 namespace tessera {

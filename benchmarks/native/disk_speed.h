@@ -7,7 +7,7 @@
 #include <string>
 
 #include "benchmarks/native/samples.h"
-#include "offload/io_ring.h"
+#include "offload/io/io_ring.h"
 
 namespace tessera {
 

@@ -7,8 +7,8 @@
 
 #include "benchmarks/native/alpha_beta.h"
 #include "benchmarks/native/codec_speed.h"
+#include "planner/measured/links.h"
 #include "runtime/comm/collectives.h"
-#include "sharding/timing/links.h"
 
 namespace tessera {
 

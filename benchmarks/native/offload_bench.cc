@@ -4,8 +4,8 @@
 #include <chrono>
 #include <memory>
 
-#include "offload/aligned_memory.h"
 #include "offload/file_tier.h"
+#include "offload/files/aligned_memory.h"
 #include "optim/optimizer.h"
 #include "runtime/base/status.h"
 #include "sharding/layout/record_layout.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "benchmarks/native/samples.h"
-#include "optim/instruction_set.h"
+#include "optim/arithmetic/instruction_set.h"
 #include "runtime/base/state_dtype.h"
 #include "tessera/dtype.h"
 

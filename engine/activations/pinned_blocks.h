@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "engine/device/pinned_memory.h"
-#include "offload/aligned_memory.h"
+#include "offload/files/aligned_memory.h"
 #include "optim/device_kernels.h"
 
 namespace tessera {

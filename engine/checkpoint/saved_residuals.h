@@ -7,7 +7,7 @@
 
 #include "checkpoint/saved_checkpoint.h"
 #include "engine/checkpoint/state_writer.h"
-#include "sharding/kept_gradients.h"
+#include "sharding/compress/kept_gradients.h"
 
 namespace tessera {
 

@@ -3,7 +3,7 @@
 #include <bit>
 #include <cstring>
 
-#include "optim/rounding.h"
+#include "optim/arithmetic/rounding.h"
 
 namespace tessera {
 namespace {

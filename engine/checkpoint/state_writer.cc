@@ -14,7 +14,7 @@
 #include "engine/checkpoint/tensor_bytes.h"
 #include "engine/memory/host_view.h"
 #include "engine/memory/state_views.h"
-#include "optim/rounding.h"
+#include "optim/arithmetic/rounding.h"
 #include "runtime/base/status.h"
 #include "sharding/layout/written_part.h"
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "engine/step/own_optimizer.h"
+#include "engine/step/rules/own_optimizer.h"
 #include "optim/master_assigner.h"
 #include "optim/muon_optimizer.h"
 #include "tessera/strategy.h"

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "offload/aligned_memory.h"
+#include "offload/files/aligned_memory.h"
 #include "optim/device_kernels.h"
 
 namespace tessera {

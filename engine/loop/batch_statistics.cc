@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "engine/expect.h"
 #include "engine/loop/recomputing.h"
 #include "engine/loop/reduce_tensor.h"
 #include "runtime/base/seeded_fault.h"
+#include "runtime/border/expect.h"
 #include "runtime/border/throw.h"
 
 namespace tessera {

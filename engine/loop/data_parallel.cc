@@ -17,9 +17,9 @@
 
 #include "engine/autograd/end_of_backward.h"
 #include "engine/autograd/saved_tensor_hooks.h"
-#include "engine/expect.h"
 #include "engine/loop/reduce_tensor.h"
 #include "engine/loop/same_call.h"
+#include "runtime/border/expect.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/gather_strings.h"
 #include "runtime/comm/mesh_groups.h"

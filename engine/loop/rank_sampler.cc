@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "engine/expect.h"
+#include "runtime/border/expect.h"
 #include "runtime/data/permutation.h"
 #include "tessera/error.h"
 #include "tessera/seed_for_rank.h"

@@ -10,11 +10,11 @@
 #include <unordered_map>
 #include <utility>
 
-#include "engine/expect.h"
 #include "engine/loop/batch_statistics.h"
 #include "engine/loop/recomputing.h"
 #include "engine/loop/same_call.h"
 #include "runtime/base/text.h"
+#include "runtime/border/expect.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
 

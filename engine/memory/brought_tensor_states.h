@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include "engine/memory/state_records.h"
-#include "engine/memory/state_stream.h"
+#include "engine/memory/records/state_records.h"
+#include "engine/memory/records/state_stream.h"
 #include "engine/memory/training_memory.h"
 #include "sharding/layout/matrix_deal.h"
 #include "sharding/unit.h"

@@ -9,9 +9,9 @@
 #include <system_error>
 #include <utility>
 
-#include "checkpoint/hash.h"
+#include "checkpoint/files/hash.h"
 #include "engine/device/pinned_memory.h"
-#include "engine/memory/record_places.h"
+#include "engine/memory/records/record_places.h"
 #include "engine/memory/training_memory.h"
 #include "optim/device_kernels.h"
 #include "runtime/base/log.h"

@@ -17,7 +17,7 @@
 #include "checkpoint/commit.h"
 #include "checkpoint/commit_log.h"
 #include "engine/memory/host_view.h"
-#include "engine/memory/state_records.h"
+#include "engine/memory/records/state_records.h"
 #include "offload/file_tier.h"
 #include "sharding/layout/memory_plan.h"
 #include "sharding/unit.h"

@@ -4,13 +4,13 @@
 #include <utility>
 
 #include "engine/device/pinned_memory.h"
-#include "engine/memory/device_gradients.h"
 #include "engine/memory/durable_files.h"
-#include "engine/memory/gradient_records.h"
-#include "engine/memory/state_records.h"
+#include "engine/memory/records/device_gradients.h"
+#include "engine/memory/records/gradient_records.h"
+#include "engine/memory/records/state_records.h"
 #include "offload/file_tier.h"
 #include "offload/host_tier.h"
-#include "offload/path_speed.h"
+#include "offload/io/path_speed.h"
 #include "optim/device_kernels.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"

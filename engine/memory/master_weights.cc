@@ -8,7 +8,7 @@
 
 #include "engine/memory/host_view.h"
 #include "engine/memory/state_views.h"
-#include "optim/rounding.h"
+#include "optim/arithmetic/rounding.h"
 #include "runtime/base/seeded_fault.h"
 #include "sharding/memory_view.h"
 

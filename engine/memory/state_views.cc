@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "engine/memory/state_records.h"
+#include "engine/memory/records/state_records.h"
 
 namespace tessera {
 namespace {

@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <utility>
 
-#include "engine/memory/device_gradients.h"
 #include "engine/memory/durable_files.h"
-#include "engine/memory/gradient_records.h"
 #include "engine/memory/make_records.h"
 #include "engine/memory/master_weights.h"
-#include "engine/memory/state_records.h"
+#include "engine/memory/records/device_gradients.h"
+#include "engine/memory/records/gradient_records.h"
+#include "engine/memory/records/state_records.h"
 #include "runtime/border/phrase.h"
 #include "runtime/border/throw.h"
 #include "sharding/scalar_type.h"

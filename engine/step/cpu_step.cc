@@ -7,10 +7,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "engine/step/step_outcome.h"
-#include "optim/clip.h"
+#include "engine/step/agree/step_outcome.h"
+#include "optim/arithmetic/clip.h"
+#include "optim/arithmetic/weighted_mean.h"
 #include "optim/lr_schedule.h"
-#include "optim/weighted_mean.h"
 #include "runtime/base/log.h"
 #include "runtime/base/text.h"
 #include "tessera/error.h"

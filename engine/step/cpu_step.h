@@ -4,9 +4,9 @@
 #include <optional>
 #include <vector>
 
-#include "engine/step/gradient_norm.h"
+#include "engine/step/agree/gradient_norm.h"
+#include "engine/step/agree/straggler_watch.h"
 #include "engine/step/step.h"
-#include "engine/step/straggler_watch.h"
 #include "engine/step/update.h"
 #include "optim/loss_scaler.h"
 

@@ -4,7 +4,7 @@
 
 #include "runtime/comm/mesh_groups.h"
 #include "sharding/compute_device.h"
-#include "sharding/publication.h"
+#include "sharding/gather/publication.h"
 #include "sharding/unit.h"
 
 namespace tessera {

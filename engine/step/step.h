@@ -8,11 +8,11 @@
 #include <span>
 #include <vector>
 
-#include "engine/step/loss_seed.h"
-#include "engine/step/loss_spikes.h"
-#include "engine/step/step_agreement.h"
-#include "engine/step/update_options.h"
-#include "optim/loss_scale_rule.h"
+#include "engine/step/agree/loss_seed.h"
+#include "engine/step/agree/loss_spikes.h"
+#include "engine/step/agree/step_agreement.h"
+#include "engine/step/agree/update_options.h"
+#include "optim/arithmetic/loss_scale_rule.h"
 #include "sharding/unit_agreement.h"
 #include "tessera/engine.h"
 

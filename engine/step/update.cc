@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "engine/memory/gradient_records.h"
+#include "engine/memory/records/gradient_records.h"
 #include "runtime/config/strategy_names.h"
 #include "tessera/span.h"
 

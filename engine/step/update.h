@@ -8,14 +8,14 @@
 #include <span>
 #include <vector>
 
-#include "engine/memory/state_records.h"
+#include "engine/memory/records/state_records.h"
 #include "engine/memory/state_views.h"
 #include "engine/memory/training_memory.h"
-#include "engine/step/element_update.h"
-#include "engine/step/layerwise_update.h"
-#include "engine/step/learning_rates.h"
-#include "engine/step/matrix_update.h"
+#include "engine/step/agree/learning_rates.h"
 #include "engine/step/publisher.h"
+#include "engine/step/rules/element_update.h"
+#include "engine/step/rules/layerwise_update.h"
+#include "engine/step/rules/matrix_update.h"
 #include "optim/optimizer.h"
 #include "sharding/unit.h"
 

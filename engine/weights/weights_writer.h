@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "offload/output_file.h"
+#include "offload/files/output_file.h"
 #include "tessera/weights.h"
 
 namespace caffe2::serialize {

@@ -1,6 +1,6 @@
+#include "optim/arithmetic/rounding.h"
+#include "optim/arithmetic/scalar_lane.h"
 #include "optim/cuda/device_norm.h"
-#include "optim/rounding.h"
-#include "optim/scalar_lane.h"
 #include "runtime/base/cuda_launch.h"
 
 namespace tessera::cuda {

@@ -3,10 +3,10 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "optim/block_codes.h"
-#include "optim/rounding.h"
-#include "optim/scalar_lane.h"
-#include "optim/step_arguments.h"
+#include "optim/arithmetic/block_codes.h"
+#include "optim/arithmetic/rounding.h"
+#include "optim/arithmetic/scalar_lane.h"
+#include "optim/arithmetic/step_arguments.h"
 
 namespace tessera::cuda {
 

@@ -4,15 +4,15 @@
 
 #include <algorithm>
 
-#include "optim/average_element.h"
-#include "optim/clip.h"
+#include "optim/arithmetic/average_element.h"
+#include "optim/arithmetic/clip.h"
+#include "optim/arithmetic/scaled_gradient.h"
+#include "optim/arithmetic/scaled_lr.h"
+#include "optim/arithmetic/weighted_mean.h"
 #include "optim/cuda/device_step.h"
 #include "optim/cuda/parameter_numbers.cuh"
 #include "optim/cuda/rule_states.cuh"
 #include "optim/cuda/staged_blocks.cuh"
-#include "optim/scaled_gradient.h"
-#include "optim/scaled_lr.h"
-#include "optim/weighted_mean.h"
 #include "runtime/base/cuda_launch.h"
 #include "runtime/base/noise.h"
 

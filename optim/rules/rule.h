@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "optim/instruction_set.h"
+#include "optim/arithmetic/instruction_set.h"
 
 namespace tessera {
 

@@ -7,8 +7,8 @@
 #include <memory>
 #include <utility>
 
-#include "engine/join_job.h"
-#include "engine/run_scope.h"
+#include "engine/job/join_job.h"
+#include "engine/job/run_scope.h"
 #include "runtime/base/status.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"

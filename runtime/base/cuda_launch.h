@@ -3,7 +3,7 @@
 #include <cuda_runtime_api.h>
 
 // Where another compiler reads a kernel's source, whoever includes it brings its own of these: tests run kernels on the
-// host (tests/support/cuda_on_host.h).
+// host (tests/support/stand_ins/cuda_on_host.h).
 #if defined(__CUDACC__)
 
 namespace tessera::cuda {

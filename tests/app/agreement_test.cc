@@ -1,4 +1,4 @@
-#include "app/agreement.h"
+#include "app/train/agreement.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "engine/same_start.h"
+#include "engine/job/same_start.h"
 #include "runtime/base/status.h"
 #include "runtime/config/json_differences.h"
 

@@ -15,7 +15,7 @@
 #include <thread>
 #include <utility>
 
-#include "tests/support/long_tests.h"
+#include "tests/support/limits/long_tests.h"
 #include "tests/support/workplace.h"
 
 namespace tessera::testing {

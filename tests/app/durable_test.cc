@@ -10,7 +10,7 @@
 #include <random>
 #include <thread>
 
-#include "tests/support/long_tests.h"
+#include "tests/support/limits/long_tests.h"
 #include "tests/support/workplace.h"
 
 namespace tessera::testing {

@@ -6,7 +6,7 @@
 #include <map>
 #include <regex>
 
-#include "tests/support/long_tests.h"
+#include "tests/support/limits/long_tests.h"
 #include "tests/support/workplace.h"
 
 namespace tessera::testing {

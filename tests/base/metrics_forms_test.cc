@@ -9,7 +9,7 @@
 #include <cmath>
 #include <limits>
 
-#include "runtime/base/metrics.h"
+#include "runtime/base/metrics/metrics.h"
 #include "runtime/base/status.h"
 #include "tests/support/test_folder.h"
 

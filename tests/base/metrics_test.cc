@@ -1,4 +1,4 @@
-#include "runtime/base/metrics.h"
+#include "runtime/base/metrics/metrics.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

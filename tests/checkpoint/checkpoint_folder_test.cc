@@ -12,7 +12,7 @@
 
 #include "checkpoint/saved_checkpoint.h"
 #include "checkpoint/shard_writer.h"
-#include "offload/fault_plan.h"
+#include "offload/files/fault_plan.h"
 #include "runtime/base/status.h"
 #include "tests/checkpoint/made_up.h"
 #include "tests/offload/scratch.h"

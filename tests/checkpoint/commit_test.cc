@@ -11,7 +11,7 @@
 #include <functional>
 
 #include "checkpoint/commit_log.h"
-#include "offload/fault_plan.h"
+#include "offload/files/fault_plan.h"
 #include "runtime/base/status.h"
 #include "tests/offload/scratch.h"
 

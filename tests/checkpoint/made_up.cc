@@ -7,7 +7,7 @@
 #include <iterator>
 #include <utility>
 
-#include "checkpoint/hash.h"
+#include "checkpoint/files/hash.h"
 #include "checkpoint/manifest_line.h"
 #include "checkpoint/saved_checkpoint.h"
 #include "checkpoint/shard_writer.h"

@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/hash.h"
+#include "checkpoint/files/hash.h"
 #include "checkpoint/manifest_line.h"
 #include "runtime/base/status.h"
 #include "tests/checkpoint/made_up.h"

@@ -8,7 +8,7 @@
 #include <cerrno>
 
 #include "checkpoint/checkpoint_folder.h"
-#include "offload/fault_plan.h"
+#include "offload/files/fault_plan.h"
 #include "runtime/base/status.h"
 #include "tests/checkpoint/made_up.h"
 #include "tests/offload/scratch.h"

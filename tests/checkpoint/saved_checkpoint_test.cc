@@ -12,9 +12,9 @@
 #include <filesystem>
 #include <random>
 
-#include "checkpoint/hash.h"
+#include "checkpoint/files/hash.h"
 #include "checkpoint/shard_writer.h"
-#include "offload/fault_plan.h"
+#include "offload/files/fault_plan.h"
 #include "runtime/base/status.h"
 #include "tests/checkpoint/made_up.h"
 #include "tests/offload/scratch.h"

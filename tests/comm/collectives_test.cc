@@ -16,7 +16,7 @@
 #include "runtime/comm/mesh_groups.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "tests/comm/collectives_properties.h"
-#include "tests/support/patience.h"
+#include "tests/support/limits/patience.h"
 
 namespace tessera {
 namespace {

@@ -8,7 +8,7 @@
 #include "runtime/comm/mesh_groups.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "tests/comm/collectives_properties.h"
-#include "tests/support/emulated_peer_device.h"
+#include "tests/support/stand_ins/emulated_peer_device.h"
 
 namespace tessera {
 namespace {

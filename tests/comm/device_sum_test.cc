@@ -11,7 +11,7 @@
 #include "runtime/comm/sum/pairwise_sum.h"
 
 #if defined(TESSERA_CUDA_ON_HOST)
-#include "tests/support/cuda_on_host.h"
+#include "tests/support/stand_ins/cuda_on_host.h"
 // Behind it: the kernel's source.
 #include "runtime/comm/cuda_host/cuda/device_sum.cu"
 #else

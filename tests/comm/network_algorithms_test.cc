@@ -27,7 +27,7 @@
 #include "tests/comm/forked_world.h"
 #include "tests/support/fork_ranks.h"
 #include "tests/support/free_port.h"
-#include "tests/support/mailbox_backend.h"
+#include "tests/support/stand_ins/mailbox_backend.h"
 
 namespace tessera {
 namespace {

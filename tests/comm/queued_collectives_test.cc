@@ -16,9 +16,9 @@
 #include "runtime/comm/mesh_groups.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "tests/comm/collectives_properties.h"
-#include "tests/support/late_backend.h"
-#include "tests/support/patience.h"
-#include "tests/support/wrapped_groups.h"
+#include "tests/support/limits/patience.h"
+#include "tests/support/stand_ins/late_backend.h"
+#include "tests/support/stand_ins/wrapped_groups.h"
 
 namespace tessera::testing {
 namespace {

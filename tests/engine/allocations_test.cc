@@ -85,7 +85,7 @@ TEST(Allocations, ASteadyStepTakesNothingFromTheHeap) {
 // Gathers, releases, prefetches and reductions among them.
 TEST(Allocations, ForwardAndBackwardTakeWhatThePlainModuleTakes) {
   // The scaled seed of backward and reading the loss: once each, whatever the size of the model. And autograd makes a list
-  // for each parameter with a hook before accumulation (engine/gradient_hooks.h).
+  // for each parameter with a hook before accumulation (engine/parameters/gradient_hooks.h).
   constexpr std::int64_t kOfOneBackward = 10;
   const auto body = [](const Mesh& mesh, const Strategy& strategy) {
     Session session(mesh, strategy);

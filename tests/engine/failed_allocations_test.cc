@@ -16,7 +16,7 @@
 #include "runtime/border/throw.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "tessera/checkpoint.h"
-#include "tests/support/long_tests.h"
+#include "tests/support/limits/long_tests.h"
 #include "tests/support/offloaded.h"
 #include "tests/support/test_folder.h"
 

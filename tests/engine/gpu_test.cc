@@ -32,9 +32,9 @@
 #include "tessera/durable.h"
 #include "tests/support/fork_ranks.h"
 #include "tests/support/free_port.h"
-#include "tests/support/own_adamw.h"
-#include "tests/support/own_muon.h"
 #include "tests/support/session.h"
+#include "tests/support/stand_ins/own_adamw.h"
+#include "tests/support/stand_ins/own_muon.h"
 #include "tests/support/test_folder.h"
 #include "tests/support/train_helpers.h"
 

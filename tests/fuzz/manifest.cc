@@ -2,7 +2,7 @@
 
 #include "checkpoint/manifest.h"
 
-#include "checkpoint/hash.h"
+#include "checkpoint/files/hash.h"
 #include "checkpoint/manifest_line.h"
 #include "tests/fuzz/fuzz.h"
 

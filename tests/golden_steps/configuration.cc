@@ -11,8 +11,8 @@
 #include <ostream>
 
 #include "tests/support/offloaded.h"
-#include "tests/support/own_adamw.h"
-#include "tests/support/own_muon.h"
+#include "tests/support/stand_ins/own_adamw.h"
+#include "tests/support/stand_ins/own_muon.h"
 
 namespace tessera::testing {
 namespace {

@@ -14,7 +14,7 @@
 #include "runtime/border/throw.h"
 #include "runtime/comm/c10d/c10d_collectives.h"
 #include "runtime/comm/compose/composed_groups.h"
-#include "tests/support/mailbox_backend.h"
+#include "tests/support/stand_ins/mailbox_backend.h"
 
 namespace tessera::testing {
 namespace {

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "engine/detailed_plan.h"
-#include "engine/mesh_shape.h"
+#include "engine/job/mesh_shape.h"
 #include "tests/golden_steps/configuration.h"
 #include "tests/golden_steps/golden_file.h"
 #include "tests/golden_steps/written_plan.h"

@@ -30,7 +30,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/hash.h"
+#include "checkpoint/files/hash.h"
 #include "checkpoint/saved_checkpoint.h"
 #include "runtime/border/throw.h"
 #include "tessera/checkpoint.h"
@@ -40,7 +40,7 @@
 #include "tests/golden_steps/gloo_ranks.h"
 #include "tests/golden_steps/golden_file.h"
 #include "tests/golden_steps/gpu_ranks.h"
-#include "tests/support/long_tests.h"
+#include "tests/support/limits/long_tests.h"
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {

@@ -1,6 +1,6 @@
 #include "tests/golden_steps/gpu_ranks.h"
 
-#include "tests/engine/emulated_gpu.h"
+#include "tests/engine/device/emulated_gpu.h"
 
 namespace tessera::testing {
 

@@ -6,7 +6,7 @@
 
 namespace tessera::testing {
 
-/// Whether this build can emulate GPUs (tests/engine/emulated_gpu.h).
+/// Whether this build can emulate GPUs (tests/engine/device/emulated_gpu.h).
 bool has_emulated_gpus();
 
 /// As run_ranks, on emulated GPUs. `shared`: the ranks share one (transport cuda_host); else each has its own, and a

@@ -2,8 +2,8 @@
 
 #include <string>
 
+#include "planner/predicted_step.h"
 #include "sharding/layout/memory_plan.h"
-#include "sharding/timing/predicted_step.h"
 #include "tests/golden_steps/golden_file.h"
 
 namespace tessera::testing {

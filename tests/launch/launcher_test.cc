@@ -23,7 +23,7 @@
 #include <sstream>
 #include <thread>
 
-#include "tests/support/patience.h"
+#include "tests/support/limits/patience.h"
 
 namespace tessera {
 namespace {

@@ -20,7 +20,7 @@ import sys
 
 PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md", "*/README.md", "*/*/README.md"]
 MOST_BYTES = {"README.md": 8192}  # one manual is read; the others are pages of docs/
-CODE = ["app", "benchmarks", "checkpoint", "cmake", "engine", "examples", "include", "models", "offload", "optim", "python", "runtime", "scripts",
+CODE = ["app", "benchmarks", "checkpoint", "cmake", "engine", "examples", "include", "models", "offload", "optim", "planner", "python", "runtime", "scripts",
         "sharding", "tests"]
 SUFFIXES = (".h", ".cc", ".cu", ".cuh", ".py", ".md")
 # A comment may name a placeholder (DIRECTORY/strategy.md): then the folder is in capitals, and the name is not looked at.

@@ -24,7 +24,7 @@ ROOMS = [("Strategy files and configurations", "File, line, column and key come 
          ("Checkpoints", "", ["checkpoint"], ""),
          ("Data and tokenizers", "", ["runtime/data", "runtime/tokenizer"], ""),
          ("Models", "", ["models"], ""),
-         ("Engine", "", ["include", "runtime", "sharding", "optim", "engine"], ""),
+         ("Engine", "", ["include", "runtime", "sharding", "planner", "optim", "engine"], ""),
          ("Commands", "", ["app"], ""),
          ("Python", "", ["python"], "")]
 HEAD = """# Errors

@@ -8,10 +8,10 @@ import pathlib
 import subprocess
 import sys
 
-FOLDERS = ["app", "benchmarks", "checkpoint", "engine", "examples", "include", "models", "offload", "optim", "python", "runtime", "sharding",
+FOLDERS = ["app", "benchmarks", "checkpoint", "engine", "examples", "include", "models", "offload", "optim", "planner", "python", "runtime", "sharding",
            "tests"]
 # Declarations that stand in for another project's headers, where the order of includes matters.
-EXCEPT = ["runtime/comm/c10d/gloo_stubs", "runtime/comm/c10d/gloo_transport.cc", "tests/support/cuda_on_host.h"]
+EXCEPT = ["runtime/comm/c10d/gloo_stubs", "runtime/comm/c10d/gloo_transport.cc", "tests/support/stand_ins/cuda_on_host.h"]
 
 
 def main(root, clang_format):

@@ -12,12 +12,12 @@ import pathlib
 import re
 import sys
 
-FOLDERS = ["include", "runtime", "sharding", "offload", "checkpoint", "optim", "engine", "models", "app", "python"]
+FOLDERS = ["include", "runtime", "sharding", "planner", "offload", "checkpoint", "optim", "engine", "models", "app", "python"]
 ERROR = re.compile(r"\b(make_error|throw (?:tessera::)?Error|expect|TORCH_CHECK(?:_\w+)?)\(")
 # What brings a hint: the word itself, a function or variable named for it, or the text of an error that was checked where it was made.
 BRINGS_HINT = re.compile(r"[Hh]int|reason_of(?:_\w+)?\(|message_of\(|[.>]message\(\)")
 INTERNAL = re.compile(r"^\s*ExitCode::kInternal\s*,")
-# The text of an error that was made elsewhere; what is said of memory is put below where it is caught (engine/last_words.cc).
+# The text of an error that was made elsewhere; what is said of memory is put below where it is caught (engine/job/last_words.cc).
 PASSED_ON = re.compile(r"^\s*(static_cast<ExitCode>\(|OutOfMemoryError,)")
 LITERAL = re.compile(r'"(?:[^"\\\n]|\\.){12,}"')
 # Parameters that hold what an error says, and no name of a file, a rank or a call.

@@ -17,7 +17,7 @@ class CheckHintsTest(unittest.TestCase):
                      'throw Error(ExitCode::kUsage, "a call out of turn" + path);',
                      'TORCH_CHECK(path.empty(), "a path was given, ", path);']:
             self.assertEqual(lines_of(IN_FUNCTION.format(call)), [2], call)
-        self.assertEqual(lines_of('#include "engine/expect.h"\n' + IN_FUNCTION.format('expect(good, "a call out of turn");')), [3])
+        self.assertEqual(lines_of('#include "runtime/border/expect.h"\n' + IN_FUNCTION.format('expect(good, "a call out of turn");')), [3])
 
     def test_a_hint_is_enough(self):
         self.assertEqual(lines_of(IN_FUNCTION.format('return make_error(ExitCode::kIo, path + " cannot be read. hint: name it");')), [])

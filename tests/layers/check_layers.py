@@ -30,11 +30,26 @@ DEVICE = [*SHARED, "runtime/torch", "runtime/comm/c10d"]
 NCCL = [*DEVICE, "runtime/comm/device"]
 CUDA_HOST = [*SHARED, "runtime/comm/device"]
 COMM = [*NCCL, "runtime/comm/nccl", "runtime/comm/cuda_host", "runtime/comm/job"]
-SHARDING = ["sharding", "sharding/layout", "sharding/timing", *PUBLIC_LAYOUT]
-ENGINE_GROUND = [*GROUND, "runtime/border", "runtime/torch", "runtime/data", *COMM, *SHARDING, "optim", "offload", "checkpoint", "include/tessera"]
+PLANNER = ["planner", "planner/measured"]
+OFFLOAD = ["offload", "offload/files", "offload/io"]
+CHECKPOINT = ["checkpoint", "checkpoint/files"]
+OPTIM = ["optim", "optim/arithmetic", "optim/cuda"]
+SHARDING = ["sharding", "sharding/layout", *PUBLIC_LAYOUT]
+REDUCE = [*SHARDING, "sharding/compress", "sharding/gather", "sharding/reduce"]
+ENGINE_GROUND = [*GROUND, "runtime/base/metrics", "runtime/border", "runtime/torch", "runtime/data", *COMM, *REDUCE, *PLANNER, *OPTIM, *OFFLOAD, *CHECKPOINT,
+                 "include/tessera"]
+MEMORY = [*ENGINE_GROUND, "engine/device", "engine/memory/records", "engine/memory"]
+STEP = [*MEMORY, "engine/step/agree", "engine/step/rules", "engine/step"]
+ENGINE = ["engine/autograd", "engine/activations", "engine/checkpoint", "engine/weights", "engine/init", "engine/device", "engine/memory", "engine/memory/records",
+          "engine/step", "engine/step/agree", "engine/step/rules", "engine/step/queued", "engine/loop", "engine/job", "engine/parameters"]
+COMMAND = [*GROUND, "runtime/base/metrics", "runtime/border", *COMM, "runtime/launch", "runtime/tokenizer", "runtime/data", "engine", "engine/device", "engine/job",
+           "engine/memory", "sharding/layout", *PLANNER, *OPTIM, *OFFLOAD, *CHECKPOINT, "models", "benchmarks/native", "benchmarks/native/studies",
+           "include/tessera", "app"]
 ALLOWED = {
     "runtime/base": PUBLIC_BASE,
+    "runtime/base/metrics": ["runtime/base", *PUBLIC_BASE],
     "runtime/config": ["runtime/base", *PUBLIC_CONFIG],
+    "runtime/config/keys": ["runtime/base", "runtime/config", *PUBLIC_CONFIG],
     "runtime/border": ["runtime/base", "include/tessera/error.h"],
     "runtime/torch": [],
     "runtime/comm": INTERFACE,
@@ -52,32 +67,55 @@ ALLOWED = {
     "runtime/tokenizer": ["runtime/base", "runtime/config", *PUBLIC_BASE],
     "runtime/data": ["runtime/base", *PUBLIC_BASE, *PUBLIC_DATA],
     "sharding/layout": [*GROUND, *PUBLIC_LAYOUT],
-    "sharding/timing": [*INTERFACE, "runtime/comm", "runtime/comm/rounds", "sharding/layout", *PUBLIC_LAYOUT],
+    "planner/measured": [*INTERFACE, "runtime/comm", "runtime/comm/rounds", "sharding/layout", *PUBLIC_LAYOUT],
+    "planner": [*INTERFACE, "runtime/comm", "runtime/comm/rounds", "sharding/layout", *PUBLIC_LAYOUT, "planner/measured"],
     "sharding": [*GROUND, *SHARED, "runtime/border", "runtime/torch", "sharding/layout", *PUBLIC_LAYOUT, *PUBLIC_SHARDING, "include/tessera/error.h"],
-    "optim": GROUND,
-    "offload": ["runtime/base", *PUBLIC_BASE, *PUBLIC_OFFLOAD],
-    "checkpoint": ["runtime/base", "runtime/config", "offload", *PUBLIC_BASE, *PUBLIC_DATA, *PUBLIC_OFFLOAD],
+    "sharding/gather": [*GROUND, *SHARED, "runtime/border", *SHARDING, *PUBLIC_SHARDING, "include/tessera/error.h"],
+    "sharding/compress": [*GROUND, *SHARED, "runtime/border", *SHARDING, *PUBLIC_SHARDING, "include/tessera/error.h"],
+    "sharding/reduce": [*GROUND, *SHARED, "runtime/border", *REDUCE, *PUBLIC_SHARDING, "include/tessera/error.h"],
+    "optim/arithmetic": GROUND,
+    "optim/rules": [*GROUND, "optim/arithmetic"],
+    "optim/loops": [*GROUND, "optim/arithmetic", "optim/rules"],
+    "optim": [*GROUND, "optim/arithmetic", "optim/rules", "optim/loops"],
+    "optim/cuda": [*GROUND, *OPTIM, "optim/rules"],
+    "offload/files": ["runtime/base", *PUBLIC_BASE, *PUBLIC_OFFLOAD],
+    "offload/io": ["runtime/base", "offload/files", *PUBLIC_BASE],
+    "offload": ["runtime/base", "offload/files", "offload/io", *PUBLIC_BASE, *PUBLIC_OFFLOAD],
+    "checkpoint/files": ["runtime/base", "runtime/config", *OFFLOAD, *PUBLIC_BASE, *PUBLIC_DATA],
+    "checkpoint": ["runtime/base", "runtime/config", *OFFLOAD, "checkpoint/files", *PUBLIC_BASE, *PUBLIC_DATA, *PUBLIC_OFFLOAD],
     "include/tessera": [],
     "engine/init": ENGINE_GROUND,
     "engine/device": ENGINE_GROUND,
-    "engine/memory": [*ENGINE_GROUND, "engine/device"],
+    "engine/memory/records": [*ENGINE_GROUND, "engine/device"],
+    "engine/memory": MEMORY,
     "engine/autograd": [*ENGINE_GROUND],
     "engine/activations": [*ENGINE_GROUND, "engine/autograd", "engine/device"],
-    "engine/step": [*ENGINE_GROUND, "engine/device", "engine/memory"],
-    "engine/loop": [*ENGINE_GROUND, "engine/autograd", "engine/expect.h"],
-    "engine/checkpoint": [*ENGINE_GROUND, "engine/device", "engine/memory", "engine/step"],
+    "engine/step/agree": MEMORY,
+    "engine/step/rules": [*MEMORY, "engine/step/agree"],
+    "engine/step": STEP,
+    "engine/step/queued": STEP,
+    "engine/loop": [*ENGINE_GROUND, "engine/autograd"],
+    "engine/checkpoint": STEP,
     "engine/weights": [*ENGINE_GROUND, "engine/checkpoint"],
-    "engine": [*ENGINE_GROUND, "engine/autograd", "engine/activations", "engine/checkpoint", "engine/weights", "engine/init", "engine/device", "engine/memory", "engine/step", "engine/loop"],
+    "engine/job": [*ENGINE_GROUND, "engine/memory"],
+    "engine/parameters": [*ENGINE_GROUND, "engine/init", "engine/memory", "engine/checkpoint"],
+    "engine": [*ENGINE_GROUND, *ENGINE],
+    "engine/saving": [*ENGINE_GROUND, *ENGINE, "engine"],
     "models": [*GROUND, *PUBLIC_MODELS],
-    "benchmarks/native": [*GROUND, *SHARED, "optim", "offload", "sharding/layout", "sharding/timing", *PUBLIC_LAYOUT],
+    "benchmarks/native": [*GROUND, *SHARED, *OPTIM, *OFFLOAD, "sharding/layout", *PLANNER, *PUBLIC_LAYOUT],
     "benchmarks/native/studies": [*GROUND, "runtime/border", "runtime/comm", "runtime/comm/local", "runtime/data", "sharding/layout", "models",
                                   "benchmarks/native", "include/tessera"],
-    "app": [*GROUND, "runtime/border", *COMM, "runtime/launch", "runtime/tokenizer", "runtime/data", "engine", "engine/device", "engine/memory", "sharding/layout", "sharding/timing", "optim",
-            "offload", "checkpoint", "models", "benchmarks/native", "benchmarks/native/studies", "include/tessera"],
-    "python": [*GROUND, "runtime/border", "runtime/comm", "engine", "include/tessera"],
+    "app": [*GROUND, "runtime/border", "runtime/base/metrics", "runtime/launch", "runtime/data", *OFFLOAD, *CHECKPOINT, "models", "include/tessera"],
+    "app/text": COMMAND,
+    "app/plan": COMMAND,
+    "app/train": [*COMMAND, "engine/loop", "app/plan", "app/text"],
+    "app/bench": COMMAND,
+    "app/doctor": COMMAND,
+    "python": [*GROUND, "runtime/border", "runtime/comm", "engine", "engine/job", "engine/loop", "engine/saving", "include/tessera"],
     "examples": ["include/tessera", "models"],
 }
-FREE_OF_TORCH = ["runtime/base", "runtime/config", "runtime/launch", "runtime/tokenizer", "runtime/data", "sharding/layout", "sharding/timing", "optim", "offload", "checkpoint",
+FREE_OF_TORCH = ["runtime/base", "runtime/base/metrics", "runtime/config", "runtime/config/keys", "runtime/launch", "runtime/tokenizer", "runtime/data",
+                 "sharding/layout", *PLANNER, *OPTIM, "optim/rules", "optim/loops", *OFFLOAD, *CHECKPOINT,
                  "runtime/comm/sum", "runtime/comm/local", "runtime/comm/compose", "runtime/comm/rounds", "runtime/comm/shared"]
 PUBLIC = "include/tessera"
 PUBLIC_FREE_OF_TORCH = ["include/tessera/metrics_file.h", *PUBLIC_CONFIG, *PUBLIC_COMM, *PUBLIC_DATA, *PUBLIC_LAYOUT, *PUBLIC_OFFLOAD, *PUBLIC_MODELS]

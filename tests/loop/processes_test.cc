@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "offload/fault_plan.h"
+#include "offload/files/fault_plan.h"
 #include "tessera/checkpoint.h"
 #include "tessera/collectives.h"
 #include "tessera/engine.h"

@@ -1,4 +1,4 @@
-#include "offload/aligned_memory.h"
+#include "offload/files/aligned_memory.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>

@@ -1,4 +1,4 @@
-#include "offload/atomic_file.h"
+#include "offload/files/atomic_file.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include <iterator>
 #include <thread>
 
-#include "offload/fault_plan.h"
+#include "offload/files/fault_plan.h"
 #include "runtime/base/status.h"
 #include "tests/offload/scratch.h"
 

@@ -1,4 +1,4 @@
-#include "offload/block_file.h"
+#include "offload/files/block_file.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -15,8 +15,8 @@
 #include <fstream>
 #include <vector>
 
-#include "offload/fault_plan.h"
-#include "offload/scratch_directory.h"
+#include "offload/files/fault_plan.h"
+#include "offload/files/scratch_directory.h"
 #include "runtime/base/status.h"
 #include "tests/offload/scratch.h"
 

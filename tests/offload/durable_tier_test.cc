@@ -10,8 +10,8 @@
 #include <random>
 #include <thread>
 
-#include "offload/fault_plan.h"
 #include "offload/file_tier.h"
+#include "offload/files/fault_plan.h"
 #include "runtime/base/status.h"
 #include "tests/offload/scratch.h"
 

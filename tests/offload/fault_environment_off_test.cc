@@ -3,8 +3,8 @@
 
 #include <cstdlib>
 
-#include "offload/atomic_file.h"
-#include "offload/block_file.h"
+#include "offload/files/atomic_file.h"
+#include "offload/files/block_file.h"
 #include "runtime/base/status.h"
 #include "tests/offload/scratch.h"
 

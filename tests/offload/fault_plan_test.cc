@@ -1,4 +1,4 @@
-#include "offload/fault_plan.h"
+#include "offload/files/fault_plan.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,9 +7,9 @@
 #include <cerrno>
 #include <cstdlib>
 
-#include "offload/atomic_file.h"
-#include "offload/fault_environment.h"
-#include "offload/fault_text.h"
+#include "offload/files/atomic_file.h"
+#include "offload/files/fault_environment.h"
+#include "offload/files/fault_text.h"
 #include "runtime/base/status.h"
 #include "tests/offload/scratch.h"
 

@@ -1,4 +1,4 @@
-#include "offload/io_ring.h"
+#include "offload/io/io_ring.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,11 +11,11 @@
 #include <numeric>
 #include <random>
 
-#include "offload/aligned_memory.h"
-#include "offload/sector.h"
+#include "offload/files/aligned_memory.h"
+#include "offload/files/sector.h"
 #include "runtime/base/status.h"
 #include "tests/offload/scratch.h"
-#include "tests/support/patience.h"
+#include "tests/support/limits/patience.h"
 
 namespace tessera {
 namespace {

@@ -1,14 +1,14 @@
-#include "offload/path_speed.h"
+#include "offload/io/path_speed.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cerrno>
 
-#include "offload/fault_plan.h"
+#include "offload/files/fault_plan.h"
 #include "runtime/base/status.h"
 #include "tests/offload/scratch.h"
-#include "tests/support/patience.h"
+#include "tests/support/limits/patience.h"
 
 namespace tessera {
 namespace {

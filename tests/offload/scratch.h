@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "offload/io_ring.h"
+#include "offload/io/io_ring.h"
 
 namespace tessera {
 

@@ -16,7 +16,7 @@
 #include "offload/host_tier.h"
 #include "runtime/base/status.h"
 #include "tests/offload/scratch.h"
-#include "tests/support/patience.h"
+#include "tests/support/limits/patience.h"
 
 namespace tessera {
 namespace {

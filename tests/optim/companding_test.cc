@@ -1,11 +1,11 @@
-#include "optim/companding.h"
+#include "optim/arithmetic/companding.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 
-#include "optim/block_codes.h"
+#include "optim/arithmetic/block_codes.h"
 
 namespace tessera {
 namespace {

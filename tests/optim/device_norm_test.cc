@@ -9,9 +9,9 @@
 #include <random>
 #include <vector>
 
+#include "optim/arithmetic/rounding.h"
+#include "optim/arithmetic/scalar_lane.h"
 #include "optim/grad_norm.h"
-#include "optim/rounding.h"
-#include "optim/scalar_lane.h"
 #include "tests/optim/device_memory.h"
 #include "tests/optim/step_problem.h"
 

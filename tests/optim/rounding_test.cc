@@ -1,4 +1,4 @@
-#include "optim/rounding.h"
+#include "optim/arithmetic/rounding.h"
 
 #include <gtest/gtest.h>
 

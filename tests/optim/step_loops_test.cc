@@ -1,4 +1,4 @@
-#include "optim/step_loops.h"
+#include "optim/loops/step_loops.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

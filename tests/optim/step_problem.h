@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "optim/arithmetic/rounding.h"
+#include "optim/arithmetic/step_arguments.h"
 #include "optim/optimizer.h"
-#include "optim/rounding.h"
-#include "optim/step_arguments.h"
 
 namespace tessera {
 

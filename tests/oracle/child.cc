@@ -6,7 +6,7 @@
 #include <sstream>
 
 #include "runtime/base/status.h"
-#include "tests/support/patience.h"
+#include "tests/support/limits/patience.h"
 
 namespace tessera::oracle {
 namespace {

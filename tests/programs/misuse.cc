@@ -10,7 +10,7 @@
 
 #include "runtime/comm/shared/run_ranks.h"
 #include "tests/programs/models.h"
-#include "tests/support/patience.h"
+#include "tests/support/limits/patience.h"
 
 namespace tessera::testing {
 namespace {

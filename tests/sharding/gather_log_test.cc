@@ -1,4 +1,4 @@
-#include "sharding/gather_log.h"
+#include "sharding/gather/gather_log.h"
 
 #include <gtest/gtest.h>
 

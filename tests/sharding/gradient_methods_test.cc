@@ -19,14 +19,14 @@
 #include "runtime/comm/shared/run_ranks.h"
 #include "runtime/comm/sum/level_codec.h"
 #include "runtime/comm/sum/sign_codec.h"
+#include "sharding/compress/level_method.h"
+#include "sharding/compress/majority_vote.h"
+#include "sharding/compress/one_bit.h"
+#include "sharding/compress/random_k.h"
+#include "sharding/compress/sign_feedback.h"
+#include "sharding/compress/top_k.h"
 #include "sharding/layout/matrix_deal.h"
 #include "sharding/layout/method_layout.h"
-#include "sharding/level_method.h"
-#include "sharding/majority_vote.h"
-#include "sharding/one_bit.h"
-#include "sharding/random_k.h"
-#include "sharding/sign_feedback.h"
-#include "sharding/top_k.h"
 
 namespace tessera {
 namespace {

@@ -1,4 +1,4 @@
-#include "sharding/gradient_packer.h"
+#include "sharding/reduce/gradient_packer.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "sharding/op_watch.h"
+#include "sharding/gather/op_watch.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -11,7 +11,7 @@
 
 #include "hand_made_units.h"
 #include "runtime/comm/shared/run_ranks.h"
-#include "sharding/residency.h"
+#include "sharding/gather/residency.h"
 
 namespace tessera::testing {
 namespace {

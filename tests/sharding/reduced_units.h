@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "hand_made_units.h"
-#include "sharding/reducer.h"
+#include "sharding/reduce/reducer.h"
 
 namespace tessera::testing {
 

@@ -1,4 +1,4 @@
-#include "sharding/reducer.h"
+#include "sharding/reduce/reducer.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "sharding/residency.h"
+#include "sharding/gather/residency.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "sharding/unit_notes.h"
+#include "sharding/gather/unit_notes.h"
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>

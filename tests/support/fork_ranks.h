@@ -10,7 +10,7 @@
 
 #include "runtime/base/status.h"
 #include "runtime/comm/key_value_store.h"
-#include "tests/support/patience.h"
+#include "tests/support/limits/patience.h"
 
 namespace tessera {
 

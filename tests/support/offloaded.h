@@ -4,7 +4,7 @@
 #include <span>
 #include <string>
 
-#include "tests/support/long_tests.h"
+#include "tests/support/limits/long_tests.h"
 #include "tests/support/session.h"
 
 namespace tessera::testing {

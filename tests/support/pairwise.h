@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/support/long_tests.h"
+#include "tests/support/limits/long_tests.h"
 
 namespace tessera::testing {
 

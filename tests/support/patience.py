@@ -1,4 +1,4 @@
-"""Limits of time for tests, as tests/support/patience.h has them for C++.
+"""Limits of time for tests, as tests/support/limits/patience.h has them for C++.
 
 A test says how many seconds something takes at most on a machine at rest. The limit is that many times a reference piece of work,
 measured once in the same run: two processes that start and compute. It never falls below the seconds that the test says.

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/support/patience.h"
+#include "tests/support/limits/patience.h"
 
 namespace tessera::testing {
 

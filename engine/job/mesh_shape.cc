@@ -1,0 +1,82 @@
+#include "engine/job/mesh_shape.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+
+#include "runtime/border/throw.h"
+
+namespace tessera {
+namespace {
+
+std::string shapes_that_fit(int world_size) {
+  std::string text;
+  for (int shard = 1; shard <= world_size; ++shard) {
+    if (world_size % shard == 0) text += " " + std::to_string(world_size / shard) + "x" + std::to_string(shard);
+  }
+  return text;
+}
+
+/// Of the group of `count` ranks from `first` on, `stride` apart: composed_group_factory's rule.
+int compressed_part(int first, int count, int stride, const Topology& topology, TransportChoice transport) {
+  if (count == 1) return 0;
+  if (transport == TransportChoice::kGloo) return 1;
+  if (transport != TransportChoice::kAuto) return 0;
+  std::map<int, int> ranks_of_host;
+  for (int i = 0; i < count; ++i) ++ranks_of_host[(first + i * stride) / topology.local_world_size];
+  if (ranks_of_host.size() == 1) return 0;
+  const int ranks = ranks_of_host.begin()->second;
+  const bool is_even = std::ranges::all_of(ranks_of_host, [&](const auto& host) { return host.second == ranks; });
+  return is_even ? ranks : 1;
+}
+
+}  // namespace
+
+MeshShape mesh_shape(const Strategy& strategy, const Topology& topology) {
+  const std::int64_t world = topology.world_size;
+  std::int64_t replicate = strategy.mesh.replicate, shard = strategy.mesh.shard;
+  const bool hybrid = strategy.strategy == ShardingStrategy::kHybridShard;
+  if (replicate == 0 && shard == 0) replicate = hybrid ? topology.num_hosts() : 1;
+  if (replicate == 0) replicate = shard > 0 && world % shard == 0 ? world / shard : 1;
+  if (shard == 0) shard = world % replicate == 0 ? world / replicate : world;
+  if (replicate * shard != world) {
+    throw Error(ExitCode::kConfig, "/mesh: replicate " + std::to_string(replicate) + " x shard " +
+                                       std::to_string(shard) + " = " + std::to_string(replicate * shard) +
+                                       ", but the world size is " + std::to_string(world) + " (" + topology.launcher +
+                                       "). [T0239] hint: take a shape that fits (replicate x shard):" +
+                                       shapes_that_fit(topology.world_size));
+  }
+  if (strategy.strategy == ShardingStrategy::kFullShard && replicate > 1) {
+    throw Error(ExitCode::kConfig,
+                "/mesh: FULL_SHARD shards over the whole world, but the mesh replicates " + std::to_string(replicate) +
+                    " times. [T0240] hint: take \"HYBRID_SHARD\", which does both, or leave replicate out");
+  }
+  return {static_cast<int>(replicate), static_cast<int>(shard)};
+}
+
+MeshPosition planned_position(const SyncConfig& sync, const MeshPosition& mesh) {
+  if (!sync.makes_outer_steps()) return mesh;
+  return {1, mesh.shard_size, 0, mesh.shard_index};
+}
+
+int parts_for(const Strategy& strategy, const MeshPosition& mesh) {
+  return parts_of(placement_of(strategy.strategy, strategy.optimizer.shard_over_world), mesh);
+}
+
+bool would_share_memory(const MeshShape& shape, const Topology& topology, TransportChoice transport) {
+  const bool by_memory = transport == TransportChoice::kAuto || transport == TransportChoice::kHost;
+  return by_memory && topology.local_world_size % shape.shard == 0;  // shard groups are runs of ranks
+}
+
+CompressedParts would_compress(const MeshShape& shape, const Topology& topology, TransportChoice transport) {
+  const int place = topology.rank % shape.shard;
+  return {compressed_part(topology.rank - place, shape.shard, 1, topology, transport),
+          compressed_part(place, shape.replicate, shape.shard, topology, transport)};
+}
+
+bool would_reduce_in_background(const Topology& topology, TransportChoice transport) {
+  if (topology.world_size == 1) return false;
+  return transport == TransportChoice::kGloo || (transport == TransportChoice::kAuto && topology.num_hosts() > 1);
+}
+
+}  // namespace tessera

@@ -1,0 +1,129 @@
+#include "engine/memory/records/device_shards.h"
+
+#include <algorithm>
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "engine/device/pinned_memory.h"
+#include "engine/memory/records/record_places.h"
+#include "runtime/base/log.h"
+#include "runtime/comm/device/device_memory.h"
+#include "sharding/unrecorded.h"
+
+namespace tessera {
+
+DeviceShards::DeviceShards(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
+                           std::shared_ptr<StateRecords> records, DeviceKernels& kernels, int rank)
+    : records_(std::move(records)),
+      kernels_(kernels),
+      take_memory_(pinned_memory_of(
+          kernels, rank, "parameters on their way to the GPU",
+          "[T0221] hint: units of fewer parameters (\"units\"), or a smaller \"prefetch\", need less of it")),
+      are_in_files_(!plan.parameters_on_host()),
+      piece_bytes_(static_cast<std::size_t>(plan.upload_piece_bytes())),
+      coming_(units.size()) {
+  for (std::int64_t i = 0; i < plan.upload_pieces(); ++i) {
+    pieces_.push_back({take_memory_(piece_bytes_), nullptr});
+    pinned_bytes_ += plan.upload_piece_bytes();
+  }
+  if (are_in_files_) return;  // copies do not read records, but pieces
+  records_->before_visits(this, [this] { settle(); });
+  for (const std::span<std::byte> place : places_of(*records_)) places_.push_back(place.data());
+}
+
+/// Copies pass in the order in which they were queued.
+void DeviceShards::settle() {
+  for (const Coming& unit : coming_) {
+    for (const auto& copy : unit.copies) copy->wait();
+  }
+  if (const auto last = std::exchange(last_, nullptr)) last->wait();
+}
+
+DeviceShards::~DeviceShards() {
+  records_->before_visits(this, nullptr);
+  try {
+    settle();
+  } catch (const std::exception& error) {
+    log_error(std::string("parameters on their way to the GPU: ") + error.what());
+  }
+}
+
+void DeviceShards::start(const FlatGroup& group, std::byte* memory) {
+  const Chunks& chunks = group.parameter_chunks;
+  const std::int64_t element = group.element_bytes();
+  if (const std::int64_t bytes = chunks.before_records() * element; bytes > 0) {
+    const Unrecorded unrecorded;
+    const auto count = static_cast<std::size_t>(bytes);
+    tensor_on(group.device, memory, count).copy_(tensor_on(group.device, group.shard, count));
+  }
+  if (chunks.records() == 0) return;
+  if (are_in_files_) return read(group, memory);
+  std::vector<DeviceKernels::UploadPiece> uploads;
+  for (std::int64_t chunk = chunks.first_record(); chunk < chunks.chunks(); ++chunk) {
+    const Extent place = chunks.chunk(chunk);
+    const std::byte* const from =
+        places_[static_cast<std::size_t>(group.first_parameter_record + chunk - chunks.first_record())];
+    const auto bytes = static_cast<std::size_t>(place.numel * element);
+    std::byte* const to = memory + place.offset * element;
+    uploaded_bytes_ += static_cast<std::int64_t>(bytes);
+    const bool goes_on = !uploads.empty() && uploads.back().pinned + uploads.back().bytes == from;
+    goes_on ? static_cast<void>(uploads.back().bytes += bytes) : uploads.push_back({to, from, bytes});
+  }
+  const std::unique_ptr<Mark> begun = kernels_.mark();
+  coming(*group.unit).copies.push_back(kernels_.upload(uploads, begun.get()));
+}
+
+/// Begins to read a group's records into the unit's piece.
+void DeviceShards::read(const FlatGroup& group, std::byte* memory) {
+  Coming& unit = coming(*group.unit);
+  const Chunks& chunks = group.parameter_chunks;
+  if (unit.uploads.empty()) {
+    unit.piece = take_piece();
+    unit.used = 0;
+    unit.begun = kernels_.mark();
+  }
+  const std::int64_t element = group.element_bytes(), before = chunks.before_records();
+  std::byte* const pinned = pieces_[unit.piece].memory.get() + unit.used;
+  const auto bytes = static_cast<std::size_t>((chunks.numel() - before) * element);
+  unit.uploads.push_back({memory + before * element, pinned, bytes});
+  unit.used += bytes;
+  for (std::int64_t chunk = chunks.first_record(); chunk < chunks.chunks(); ++chunk) {
+    const Extent place = chunks.chunk(chunk);
+    records_->start_copy(group.first_parameter_record + chunk - chunks.first_record(),
+                         {pinned + (place.offset - before) * element, static_cast<std::size_t>(place.numel * element)},
+                         static_cast<std::uint64_t>(group.unit->index));
+  }
+}
+
+/// One that nothing reads any more. Units beyond the plan's slots have pieces beyond the plan, too.
+std::size_t DeviceShards::take_piece() {
+  auto idle = std::ranges::find_if(pieces_, [](const Piece& piece) { return !piece.is_taken; });
+  if (idle == pieces_.end()) {
+    pieces_.push_back({take_memory_(piece_bytes_), nullptr});
+    pinned_bytes_ += static_cast<std::int64_t>(piece_bytes_);
+    idle = std::prev(pieces_.end());
+  }
+  if (idle->copied) std::exchange(idle->copied, nullptr)->wait();
+  idle->is_taken = true;
+  return static_cast<std::size_t>(idle - pieces_.begin());
+}
+
+void DeviceShards::finish(const Unit& unit) {
+  Coming& parts = coming(unit);
+  for (auto& copy : parts.copies) {
+    copy->join();
+    last_ = std::move(copy);
+  }
+  parts.copies.clear();
+  if (parts.uploads.empty()) return;
+  Piece& piece = pieces_[parts.piece];
+  const std::vector<DeviceKernels::UploadPiece> uploads = std::exchange(parts.uploads, {});
+  piece.is_taken = false;
+  records_->end_copies(static_cast<std::uint64_t>(unit.index));
+  piece.copied = last_ = kernels_.upload(uploads, parts.begun.get());
+  piece.copied->join();
+  for (const DeviceKernels::UploadPiece& each : uploads) uploaded_bytes_ += static_cast<std::int64_t>(each.bytes);
+}
+
+}  // namespace tessera

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "offload/file_tier.h"
+#include "sharding/reduce/gradient_store.h"
+#include "sharding/unit.h"
+
+namespace tessera {
+
+/// Sums of gradients on disk, a record a unit but for the root (MemoryPlan::gradient_records). Reductions make them in the records' own memory, and
+/// updates find them there, read ahead.
+class GradientRecords final : public GradientStore {
+ public:
+  /// `files`: a record for each unit that trains, in the order of units, without the root, whose sums stay in memory.
+  GradientRecords(std::unique_ptr<FileTier> files, const std::vector<std::unique_ptr<Unit>>& units);
+
+  void expect(const Unit& unit) override;
+  void open(Unit& unit, bool has_sum) override;
+  void close(Unit& unit, bool changed) override;
+
+  /// An update begins, and opens the sums of these units in this order.
+  void begin_update(std::vector<int> units);
+
+  /// Bytes moved since the records were made, and how long this rank stood still for them.
+  TierCounters counters() const { return files_->counters(); }
+  std::int64_t memory_bytes() const { return static_cast<std::int64_t>(files_->record_memory_bytes()); }
+  std::string describe() const { return files_->describe(); }
+
+ private:
+  /// Of a unit.
+  struct Entry {
+    std::int64_t record = -1;  ///< -1: it trains nothing, or is the root
+    int opened = 0;            ///< as often as it has yet to be closed
+    bool changed = false;
+  };
+  Entry& entry(const Unit& unit) { return entries_[static_cast<std::size_t>(unit.index)]; }
+  void fetch_next();
+
+  const std::unique_ptr<FileTier> files_;
+  std::vector<Entry> entries_;  ///< [unit]
+  std::vector<int> order_;      ///< of the update, as far as it is still to come; the last one first
+};
+
+}  // namespace tessera

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "engine/save_under_way.h"
+#include "engine/saving/checkpoint_save.h"
+#include "runtime/comm/collectives.h"
+#include "tessera/checkpoint.h"
+
+namespace tessera {
+
+/// A save that holds a copy of all that it writes, on a thread of its own. Every rank has one; the threads talk over a group that
+/// nobody else uses meanwhile.
+class BackgroundSave final : public SaveUnderWay {
+ public:
+  BackgroundSave(std::unique_ptr<CheckpointSave> save, std::shared_ptr<Collectives> control);
+  /// Waits for the thread. A failure that `wait` has not returned is logged, and ends tessera::run with its exit code.
+  ~BackgroundSave() override;
+  BackgroundSave(const BackgroundSave&) = delete;
+  BackgroundSave& operator=(const BackgroundSave&) = delete;
+
+  CheckpointProgress progress() const override;
+  bool has_ended() const override { return has_ended_; }
+  absl::StatusOr<std::string> wait() override;
+  void cancel() override { save_->cancel(); }
+
+ private:
+  absl::StatusOr<std::string> run();
+
+  const std::unique_ptr<CheckpointSave> save_;
+  const std::shared_ptr<Collectives> control_;
+  absl::StatusOr<std::string> result_;  ///< the thread's, until it has ended
+  std::atomic<bool> has_ended_ = false;
+  bool is_told_ = false;
+  std::thread thread_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,282 @@
+#include "engine/saving/checkpoint_save.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/files/hash.h"
+#include "checkpoint/saved_checkpoint.h"
+#include "engine/checkpoint/generators.h"
+#include "engine/checkpoint/matched_checkpoint.h"
+#include "engine/checkpoint/saved_frozen.h"
+#include "engine/checkpoint/saved_residuals.h"
+#include "engine/checkpoint/tensor_bytes.h"
+#include "engine/job/outcomes.h"
+#include "engine/step/agree/update_options.h"
+#include "engine/step/outer_steps.h"
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+#include "sharding/layout/written_part.h"
+#include "sharding/whole_tensors.h"
+
+namespace tessera {
+namespace {
+
+using Buffers = CheckpointSave::Buffers;
+
+Buffers buffers_of(const torch::nn::Module& module, const UnitsConfig& units) {
+  Buffers buffers;
+  for (const auto& item : whole_tensors(module, units))
+    buffers.emplace_back(item.key(), host_copy(item.value().detach()));
+  return buffers;
+}
+
+/// A hash for each buffer, one behind the other.
+std::string hashes_of(const Buffers& buffers) {
+  std::string text;
+  for (const auto& [name, buffer] : buffers) text += hash_text(checkpoint_hash(bytes_of(buffer)));
+  return text;
+}
+
+/// What one rank knows of a save before anything is written.
+struct Start {
+  std::string unfinished, path;  ///< rank 0's: of the new checkpoint's folder, before it is committed and after
+  std::string hashes;            ///< of the buffers
+};
+
+std::string encode(const Start& start) { return nlohmann::json{start.unfinished, start.path, start.hashes}.dump(); }
+
+Start decode(const std::string& text) {
+  const auto json = nlohmann::json::parse(text);
+  return {json.at(0).get<std::string>(), json.at(1).get<std::string>(), json.at(2).get<std::string>()};
+}
+
+SavedTensor describe_tensor(const std::string& name, const at::Tensor& tensor) {
+  return {name, safetensors_word(tensor.scalar_type(), name), tensor.sizes().vec(), {}, tensor.numel()};
+}
+
+/// In order of registration, which does not depend on units.
+/// `all`: of the optimizer's states, to which those are added that only frozen parameters have.
+std::vector<SavedParameter> describe_parameters(const EngineCheckpoints::State& s, const StoredStates& states,
+                                                const StepProgress& progress, std::vector<SavedState>& all) {
+  std::vector<std::pair<std::int64_t, SavedParameter>> numbered;
+  for_each_parameter(s.units, [&](const FlatGroup& group, std::size_t i) {
+    const FlatParameter& parameter = group.parameters[i];
+    SavedParameter saved;
+    saved.name = parameter.name;
+    saved.aliases = parameter.aliases;
+    saved.shape = parameter.sizes;
+    saved.strides = saved_strides(parameter);
+    saved.dtype = safetensors_word(group.dtype);
+    saved.trains = group.trainable;
+    if (group.trainable) {
+      saved.states = states.names_of(group, i);
+      for_each_tensor_state(group, i,
+                            [&](const TensorState& state, Extent) { saved.state_shapes[state.name] = state.sizes; });
+    }
+    const auto updates = progress.updates.find(parameter.tensor.unsafeGetTensorImpl());
+    if (updates != progress.updates.end()) saved.updates = updates->second;
+    if (const FrozenParameter* const kept = s.frozen_states.find(parameter.tensor)) describe_frozen(*kept, saved, all);
+    saved.unit = group.unit->index;
+    saved.group = static_cast<std::int64_t>(group.index);
+    saved.first_element = group.layout.extent(i).offset;
+    numbered.emplace_back(parameter.number, std::move(saved));
+  });
+  std::ranges::sort(numbered, {}, &std::pair<std::int64_t, SavedParameter>::first);
+  std::vector<SavedParameter> parameters;
+  for (auto& [number, parameter] : numbered) parameters.push_back(std::move(parameter));
+  return parameters;
+}
+
+/// Without buffers, items and files.
+Manifest describe_engine(const EngineCheckpoints::State& s, const StoredStates& states) {
+  const MeshPosition& mesh = s.position;
+  const StepProgress progress = s.step->progress();
+  Manifest manifest;
+  manifest.step = s.attempts;
+  manifest.steps_applied = progress.applied;
+  manifest.ranks = manifest.generators = s.mesh.world_size();
+  manifest.replicate = mesh.replicate_size;
+  manifest.shard = mesh.shard_size;
+  manifest.strategy = s.strategy.to_json();
+  manifest.defaults_version = s.strategy.optimizer.defaults_version;
+  manifest.states = states.all();
+  for (const auto& unit : s.units) manifest.units.push_back(unit->name);
+  if (s.strategy.mixed_precision.param == DType::kF16)
+    manifest.loss_scale =
+        SavedLossScale{progress.scaler.scale, progress.scaler.finite_steps, progress.scaler.overflow_steps};
+  if (s.strategy.lr_schedule.type == LrScheduleType::kManual) {
+    for (const double rate : progress.rates) {
+      const bool has_own = rate == rate;
+      manifest.rates.push_back(has_own ? std::optional(rate) : std::nullopt);
+    }
+  }
+  manifest.options = options_by_name(progress.options);
+  if (s.strategy.on_spike.action != SpikeAction::kNone)
+    manifest.losses = SavedLosses{progress.losses.losses, progress.losses.spikes_in_a_row};
+  if (s.plan.kept_gradient_numel() > 0)
+    manifest.residuals = SavedResiduals{s.strategy.gradient_accumulation, s.strategy.compression.one_bit_momentum};
+  manifest.parameters = describe_parameters(s, states, progress, manifest.states);
+  return manifest;
+}
+
+}  // namespace
+
+void remove_old_checkpoints(const std::vector<std::string>& pruned) {
+  const absl::Status removed = remove_pruned(pruned, "rank 0");
+  if (!removed.ok()) log_warning("an old checkpoint could not be removed: " + message_of(removed));
+}
+
+CheckpointSave::CheckpointSave(EngineCheckpoints::State& s, std::string folder, CheckpointItems items,
+                               const SaveOptions& options)
+    : s_(&s),
+      folder_(std::move(folder)),
+      items_(std::move(items)),
+      options_(options),
+      rank_(s.mesh.rank()),
+      who_("rank " + std::to_string(rank_)),
+      states_(s.strategy, s.own_rules, s.units) {}
+
+absl::Status CheckpointSave::begin() {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
+                           share_outcomes(*s_->whole.control, "checkpoint begins", [&] { return note(); }));
+  for (const std::string& text : texts) hashes_.push_back(decode(text).hashes);
+  const Start first = decode(texts[0]);
+  unfinished_path_ = first.unfinished;
+  path_ = first.path;
+  add_tensors();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> CheckpointSave::note() {
+  manifest_ = describe_engine(*s_, states_);
+  buffers_ = buffers_of(*s_->module, s_->strategy.units);
+  writer_.emplace(s_->units, s_->plan, s_->position, states_);
+  add_frozen(s_->frozen_states, s_->units, rank_, s_->mesh.world_size(), *writer_);
+  Start start{"", "", hashes_of(buffers_)};
+  if (rank_ == 0) {
+    TESSERA_RETURN_IF_ERROR(copy_items());
+    const std::string folder = std::filesystem::absolute(folder_).string();
+    TESSERA_ASSIGN_OR_RETURN(unfinished_, UnfinishedCheckpoint::begin(folder, manifest_.step, who_));
+    start.unfinished = unfinished_->path();
+    start.path = unfinished_->committed_path();
+  }
+  return encode(start);
+}
+
+absl::Status CheckpointSave::copy_items() {
+  for (const auto& [name, text] : items_.json) {
+    if (!nlohmann::json::accept(text))
+      return make_error(
+          ExitCode::kUsage,
+          "save_checkpoint: the item \"" + name +
+              "\" is no JSON text. [T0095] hint: a text as a JSON library's dump writes it, so words stand in quotes");
+  }
+  for (const auto& [name, tensor] : items_.tensors) {
+    if (!tensor.defined())
+      return make_error(ExitCode::kUsage,
+                        "save_checkpoint: the item \"" + name +
+                            "\" is an undefined tensor. [T0096] hint: give it a value, or leave the item out");
+    safetensors_word(tensor.scalar_type(), "item \"" + name + "\"");
+    host_items_.emplace_back(name, host_copy(tensor));
+  }
+  return absl::OkStatus();
+}
+
+/// Ranks whose buffer `i` is not rank 0's.
+std::vector<std::int64_t> CheckpointSave::ranks_with_own(std::size_t i) const {
+  constexpr std::size_t kDigits = 16;
+  std::vector<std::int64_t> ranks;
+  const auto hash = [&](std::size_t rank) { return hashes_[rank].substr(i * kDigits, kDigits); };
+  for (std::size_t rank = 1; rank < hashes_.size(); ++rank) {
+    if (hash(rank) != hash(0)) ranks.push_back(static_cast<std::int64_t>(rank));
+  }
+  return ranks;
+}
+
+/// Buffers, items and generators, which are copies, to the manifest and to what this rank writes.
+void CheckpointSave::add_tensors() {
+  for (std::size_t i = 0; i < buffers_.size(); ++i) {
+    const auto& [name, buffer] = buffers_[i];
+    const std::vector<std::int64_t> own = ranks_with_own(i);
+    if (rank_ == 0) writer_->add(kBuffer, name, buffer);
+    if (std::ranges::find(own, rank_) != own.end()) writer_->add(buffer_of_rank(rank_), name, buffer);
+    manifest_.buffers.push_back(describe_tensor(name, buffer));
+    manifest_.buffers.back().ranks = own;
+  }
+  for (const auto& [name, item] : host_items_) {
+    writer_->add(kItem, name, item);
+    manifest_.items.push_back(describe_tensor(name, item));
+  }
+  manifest_.json_items = items_.json;
+  manifest_.data = items_.data;
+  add_outer_momentum();
+  if (manifest_.residuals) add_residuals(s_->reducer->kept(), rank_, *writer_);
+  writer_->add(kGenerator, std::to_string(rank_), state_of_generator(c10::Device(c10::kCPU)));
+  const ComputeDevice& device = s_->accelerator.device;
+  if (device.is_queued) writer_->add(kGpuGenerator, std::to_string(rank_), state_of_generator(device.device));
+}
+
+/// Of this rank's part of masters, what it writes of those.
+void CheckpointSave::add_outer_momentum() {
+  if (!s_->outer) return;
+  const AxisPlacement axes = s_->plan.input().placement.optimizer;
+  const auto add = [&](const FlatGroup& group, std::size_t i, Extent run, float* momentum) {
+    const Extent written = intersect(run, written_part(axes, s_->position, group.layout.numel()));
+    if (written.numel > 0) {
+      writer_->add(kOuterMomentum, group.parameters[i].name, written.offset - group.layout.extent(i).offset,
+                   {momentum + (written.offset - run.offset), static_cast<std::size_t>(written.numel)});
+    }
+    return absl::OkStatus();
+  };
+  s_->outer->for_each_momentum(add).IgnoreError();  // `add` has none
+}
+
+absl::Status CheckpointSave::hold(std::span<std::byte> room) {
+  const absl::Status held =
+      share_status(*s_->whole.control, "checkpoint copied", status_from([&] { return writer_->hold(room); }));
+  s_ = nullptr;
+  return held;
+}
+
+absl::StatusOr<std::string> CheckpointSave::end(Collectives& control) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> files,
+                           share_outcomes(control, "checkpoint written", [&] { return write(); }));
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> paths,
+                           share_outcomes(control, "checkpoint committed", [&] { return commit(files); }));
+  return paths[0];
+}
+
+/// The file of this rank, as a manifest of one file.
+absl::StatusOr<std::string> CheckpointSave::write() {
+  const std::string number = std::to_string(rank_), zeros(5 - std::min<std::size_t>(5, number.size()), '0');
+  const auto count = [&](std::size_t bytes) {
+    written_ += static_cast<std::int64_t>(bytes);
+    return is_cancelled_ ? make_error(ExitCode::kPeerLost,
+                                      who_ +
+                                          ": training ended while the checkpoint was written. [T0097] hint: go on from "
+                                          "the one before; the first failure, not this one, is what to repair")
+                         : absl::OkStatus();
+  };
+  TESSERA_ASSIGN_OR_RETURN(SavedFile file,
+                           writer_->write(unfinished_path_, "rank-" + zeros + number + ".safetensors", who_, count));
+  Manifest manifest;
+  manifest.files.push_back(std::move(file));
+  return write_manifest(manifest);
+}
+
+absl::StatusOr<std::string> CheckpointSave::commit(const std::vector<std::string>& files) {
+  if (rank_ != 0) return "";
+  for (const std::string& text : files) {
+    TESSERA_ASSIGN_OR_RETURN(Manifest one, read_manifest(who_, text));
+    manifest_.files.push_back(std::move(one.files[0]));
+  }
+  TESSERA_ASSIGN_OR_RETURN(std::string path, unfinished_->commit(write_manifest(manifest_), options_.is_best));
+  if (options_.keep > 0) {
+    const absl::Status pruned = unfinished_->prune(options_.keep, pruned_);
+    if (!pruned.ok()) log_warning("an old checkpoint could not be removed: " + message_of(pruned));
+  }
+  return path;
+}
+
+}  // namespace tessera

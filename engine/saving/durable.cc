@@ -1,0 +1,390 @@
+#include "tessera/durable.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/checkpoint/generators.h"
+#include "engine/checkpoint/saved_frozen.h"
+#include "engine/checkpoint/saved_noise.h"
+#include "engine/checkpoint/tensor_bytes.h"
+#include "engine/engine_checkpoints.h"
+#include "engine/job/outcomes.h"
+#include "engine/job/run_scope.h"
+#include "engine/step/agree/update_options.h"
+#include "runtime/base/log.h"
+#include "runtime/base/noise.h"
+#include "runtime/border/expect.h"
+#include "runtime/border/throw.h"
+#include "runtime/comm/gather_strings.h"
+#include "sharding/unrecorded.h"
+#include "sharding/whole_tensors.h"
+#include "tessera/span.h"
+
+namespace tessera {
+namespace {
+
+using nlohmann::json;
+// Names of a commit's parts, beside those of records, and of the parts of what the program gave.
+constexpr const char* kEngine = "engine";
+constexpr const char* kOwnGenerator = "generator";
+constexpr const char* kGpuGenerator = "generator of the GPU";
+constexpr const char* kItems = "items";
+constexpr const char* kTexts = "json";
+constexpr const char* kTensors = "tensors";
+
+std::string text_of(const at::Tensor& host) {
+  const std::span<std::byte> bytes = bytes_of(host);
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+/// Fills the tensor, which is in host memory. False if `text` has another number of bytes.
+bool fill(const at::Tensor& host, std::string_view text) {
+  const std::span<std::byte> bytes = bytes_of(host);
+  if (bytes.size() != text.size()) return false;
+  if (!bytes.empty()) std::memcpy(bytes.data(), text.data(), bytes.size());
+  return true;
+}
+
+std::string item_part(const std::string& name) { return "item:" + name; }
+std::string buffer_part(const std::string& name) { return "buffer:" + name; }
+
+/// The number of updates of each parameter that trains, by its number.
+json updates_of(const std::vector<std::unique_ptr<Unit>>& units, const StepProgress& progress) {
+  json updates = json::object();
+  for_each_parameter(units, [&](const FlatGroup& group, std::size_t i) {
+    const FlatParameter& parameter = group.parameters[i];
+    const auto found = progress.updates.find(parameter.tensor.unsafeGetTensorImpl());
+    if (found != progress.updates.end()) updates[std::to_string(parameter.number)] = found->second;
+  });
+  return updates;
+}
+
+json text_of_cursor(const SamplerCursor& cursor) {
+  return {cursor.epoch, cursor.consumed, cursor.num_samples, cursor.seed, cursor.shuffle};
+}
+
+SamplerCursor read_cursor(const json& text) {
+  return {text.at(0).get<std::int64_t>(), text.at(1).get<std::int64_t>(), text.at(2).get<std::int64_t>(),
+          text.at(3).get<std::uint64_t>(), text.at(4).get<bool>()};
+}
+
+/// What the program gave. Throws tessera::Error (64) for what cannot be written down.
+std::string text_of_items(const CheckpointItems& items) {
+  CommitParts parts;
+  json tensors = json::array();
+  for (const auto& [name, text] : items.json)
+    expect(json::accept(text), "commit_durable: the item \"", name,
+           "\" is no JSON text. [T0100] hint: a text as a JSON library's dump writes it, so words stand in quotes");
+  for (const auto& [name, tensor] : items.tensors) {
+    expect(tensor.defined(), "commit_durable: the item \"", name,
+           "\" is an undefined tensor. [T0101] hint: give it a value, or leave the item out");
+    tensors.push_back({name, safetensors_word(tensor.scalar_type(), "item \"" + name + "\""), tensor.sizes().vec()});
+    parts[item_part(name)] = text_of(host_copy(tensor));
+  }
+  json texts = {{"json", items.json}};
+  if (items.data) texts["data"] = text_of_cursor(*items.data);
+  parts[kTexts] = texts.dump();
+  parts[kTensors] = tensors.dump();
+  return write_parts(parts);
+}
+
+/// All that a commit holds beside training state and items.
+CommitParts parts_of(const EngineCheckpoints::State& s) {
+  const StepProgress progress = s.step->progress();
+  json engine = {{"applied", progress.applied},
+                 {"noise", kNoiseVersion},
+                 {"defaults", s.strategy.optimizer.defaults_version},
+                 {"scaler", {progress.scaler.scale, progress.scaler.finite_steps, progress.scaler.overflow_steps}},
+                 {"rates", json::array()},
+                 {"options", options_by_name(progress.options)},
+                 {"losses", {progress.losses.losses, progress.losses.spikes_in_a_row}},
+                 {"updates", updates_of(s.units, progress)}};
+  for (const double rate : progress.rates) engine["rates"].push_back(rate == rate ? json(rate) : json(nullptr));
+  CommitParts parts;
+  for (const auto& buffer : whole_tensors(*s.module, s.strategy.units))
+    parts[buffer_part(buffer.key())] = text_of(host_copy(buffer.value().detach()));
+  parts[kOwnGenerator] = text_of(state_of_generator(c10::Device(c10::kCPU)));
+  const ComputeDevice device = s.accelerator.device;
+  if (device.is_queued) parts[kGpuGenerator] = text_of(state_of_generator(device.device));
+  parts[kEngine] = engine.dump();
+  return parts;
+}
+
+/// Gives the Engine what a commit holds.
+class Resume {
+ public:
+  Resume(EngineCheckpoints::State& s, const Commit& commit) : s_(s), step_(commit.step), parts_(commit.parts) {}
+
+  absl::Status apply() {
+    const Unrecorded unrecorded;
+    engine_ = json::parse(parts_.at(kEngine));
+    TESSERA_ASSIGN_OR_RETURN(const std::string kept, s_.durable->kept());
+    if (!kept.empty() && !read_frozen(kept, s_.units, frozen_)) return no_frozen();
+    TESSERA_RETURN_IF_ERROR(s_.durable->bring_back());
+    const NamedTensors buffers = whole_tensors(*s_.module, s_.strategy.units);
+    for (const auto& [part, bytes] : parts_) {
+      if (!part.starts_with(buffer_part(""))) continue;
+      const std::string name = part.substr(buffer_part("").size());
+      if (!buffers.contains(name)) return other_bytes(name, at::empty({0}));
+    }
+    for (const auto& item : buffers) {
+      const at::Tensor value = at::empty(item.value().sizes(), item.value().options().device(c10::kCPU));
+      if (!fill(value, parts_[buffer_part(item.key())])) return other_bytes(item.key(), value);
+      at::Tensor(item.value()).copy_(value);
+    }
+    read_generator(kOwnGenerator, c10::Device(c10::kCPU));
+    const ComputeDevice device = s_.accelerator.device;
+    if (device.is_queued) read_generator(kGpuGenerator, device.device);
+    return read_items();
+  }
+
+  /// What cannot fail any more.
+  LoadedCheckpoint finish() {
+    // Commits without the key are of 0.1.
+    s_.use_defaults(std::min(engine_.value("defaults", std::int64_t{1}), OptimizerConfig::kDefaultsVersion));
+    StepProgress progress = s_.step->progress();
+    progress.applied = engine_.at("applied").get<std::int64_t>();
+    const json& scaler = engine_.at("scaler");
+    if (s_.strategy.mixed_precision.loss_scale.dynamic)
+      progress.scaler = {scaler.at(0).get<float>(), scaler.at(1).get<std::int64_t>(), scaler.at(2).get<std::int64_t>()};
+    read_rates(progress);
+    using Rows = std::vector<std::map<std::string, double>>;
+    if (auto problem = read_options(engine_.value("options", Rows()), progress.options))
+      loaded_.inexact.push_back(std::move(*problem));
+    engine_.at("losses").at(0).get_to(progress.losses.losses);
+    engine_.at("losses").at(1).get_to(progress.losses.spikes_in_a_row);
+    const json& updates = engine_.at("updates");
+    for_each_parameter(s_.units, [&](const FlatGroup& group, std::size_t i) {
+      const FlatParameter& parameter = group.parameters[i];
+      const auto found = updates.find(std::to_string(parameter.number));
+      if (found != updates.end()) progress.updates[parameter.tensor.unsafeGetTensorImpl()] = found->get<std::int64_t>();
+    });
+    s_.step->resume(progress);
+    s_.attempts = step_;
+    s_.frozen_states = std::move(frozen_);
+    for (auto& unit : s_.units) unit->gathered_hash = 0;
+    s_.accept_new_values();
+    // Commits without the key are from before noise had versions.
+    if (const auto noise = other_noise(s_.strategy, engine_.value("noise", std::int64_t{1})))
+      loaded_.inexact.push_back(*noise);
+    loaded_.path = s_.durable->folder();
+    loaded_.step = step_;
+    return std::move(loaded_);
+  }
+
+ private:
+  void read_generator(const char* part, c10::Device device) {
+    const std::string& text = parts_[part];
+    const at::Tensor state = at::empty({static_cast<std::int64_t>(text.size())}, at::TensorOptions(at::kByte));
+    fill(state, text);
+    set_generator(device, state);
+  }
+
+  /// Those set by hand. Else the strategy says what they are, which may be another one by now.
+  void read_rates(StepProgress& progress) {
+    if (s_.strategy.lr_schedule.type != LrScheduleType::kManual) return;
+    const json& rates = engine_.at("rates");
+    if (rates.size() != progress.rates.size()) {
+      loaded_.inexact.push_back(
+          "the run has other groups of parameters than the commit, so rates set by hand were left out");
+      return;
+    }
+    for (std::size_t i = 0; i < progress.rates.size(); ++i) {
+      const json& rate = rates.at(i);
+      progress.rates[i] = rate.is_null() ? std::numeric_limits<double>::quiet_NaN() : rate.get<double>();
+    }
+  }
+
+  absl::Status other_bytes(const std::string& name, const at::Tensor& wanted) {
+    return make_error(
+        ExitCode::kCorruptData,
+        c10::str(s_.durable->folder(), ": the commit of step ", step_, " holds ", parts_[buffer_part(name)].size(),
+                 " bytes of the buffer \"", name, "\", and ", wanted.nbytes(),
+                 " are wanted. [T0102] hint: a buffer that forward makes must be there before: run a forward first"));
+  }
+
+  absl::Status read_items() {
+    CommitParts items;
+    if (!read_parts(parts_[kItems], items)) return no_items();
+    const json texts = json::parse(items[kTexts]);
+    loaded_.items.json = texts.at("json").get<std::map<std::string, std::string>>();
+    if (texts.contains("data")) loaded_.items.data = read_cursor(texts.at("data"));
+    for (const json& item : json::parse(items[kTensors])) {
+      const auto name = item.at(0).get<std::string>();
+      const auto type = type_of_word(item.at(1).get<std::string>());
+      if (!type) return no_items();
+      const at::Tensor value = at::empty(item.at(2).get<std::vector<std::int64_t>>(), at::TensorOptions(*type));
+      if (!fill(value, items[item_part(name)])) return no_items();
+      loaded_.items.tensors[name] = value;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status no_items() const { return of_another_version("items that are none of commit_durable"); }
+  absl::Status no_frozen() const { return of_another_version("states of frozen parameters in another form"); }
+
+  absl::Status of_another_version(const char* what) const {
+    return make_error(ExitCode::kCorruptData,
+                      c10::str(s_.durable->folder(), ": the commit of step ", step_, " holds ", what,
+                               ". [T0103] hint: another version of Tessera wrote "
+                               "it: resume with that one, or remove the folder on every host to begin anew"));
+  }
+
+  EngineCheckpoints::State& s_;
+  const std::int64_t step_;
+  CommitParts parts_;  ///< a copy: the commit itself changes when it is brought back
+  json engine_;
+  FrozenStates frozen_;
+  LoadedCheckpoint loaded_;
+};
+
+absl::Status with_step(const absl::Status& failure, std::int64_t step) {
+  if (failure.ok()) return failure;
+  return make_error(exit_code_of(failure),
+                    c10::str("the commit of step ", step, " was not made: ", message_of(failure)));
+}
+
+/// Waits for this rank's thread.
+absl::Status end_own(DurableFiles& files) {
+  return status_from([&] { return files.end(); });
+}
+
+/// The commit under way is on every rank's disk then, or on none.
+absl::Status end_commit(EngineCheckpoints::State& s) {
+  Collectives& control = *s.whole.control;
+  const absl::Status written = share_status(control, "commit written", end_own(*s.durable));
+  if (written.ok()) {
+    s.durable->committed();
+    return written;
+  }
+  // No rank may write where the last commit has no place before this one is gone from all disks.
+  const absl::Status gone =
+      share_status(control, "commit taken back", status_from([&] { return s.durable->take_back(); }));
+  if (gone.ok()) return written;
+  s.fail(gone);
+  return make_error(exit_code_of(written),
+                    message_of(written) + "; then it could not be taken back: " + message_of(gone));
+}
+
+absl::Status begin_commit(EngineCheckpoints::State& s, const CheckpointItems& items) {
+  Collectives& control = *s.whole.control;
+  CommitParts parts;
+  std::string text;
+  // What cannot be written down is told before anything is written.
+  const auto describe = [&] {
+    text = text_of_items(items);
+    parts = parts_of(s);
+    return absl::OkStatus();
+  };
+  TESSERA_RETURN_IF_ERROR(share_status(control, "commit begun", status_from(describe)));
+  TESSERA_ASSIGN_OR_RETURN(parts[kItems], broadcast_string(control, "commit's items", text, 0));
+  const bool is_first = !s.durable->last();
+  s.durable->begin(s.attempts, parts);
+  if (!is_first) return absl::OkStatus();
+  // A first commit that is alone looks like one that was under way when its run was killed, which the next run forgets. So there are
+  // two of it before training goes on.
+  TESSERA_RETURN_IF_ERROR(end_commit(s));
+  s.durable->begin(s.attempts, parts);
+  return end_commit(s);
+}
+
+}  // namespace
+
+void Engine::State::settle_commit() {
+  if (!durable || !durable->is_under_way()) return;
+  const Span span("end of commit");
+  const std::int64_t step = durable->next_step();
+  commit_failure = with_step(end_commit(*this), step);
+}
+
+void Engine::State::leave_commit() {
+  if (!durable) return;
+  if (durable->is_under_way()) commit_failure = with_step(end_own(*durable), durable->next_step());
+  if (commit_failure.ok()) return;
+  log_error(message_of(commit_failure));
+  if (RunScope::current) RunScope::current->late_failure.Update(commit_failure);
+}
+
+void EngineCheckpoints::finish_commit() {
+  expect_durable("finish_commit");
+  s_.or_abort("finish_commit", [&] { s_.settle_commit(); });
+  throw_if_error(std::exchange(s_.commit_failure, absl::OkStatus()));
+}
+
+void EngineCheckpoints::expect_durable(const char* call) const {
+  expect(s_.durable != nullptr, call,
+         " without \"durable\" in the strategy. [T0104] hint: set durable.every and durable.dir");
+  expect(s_.microbatch == 0, call, " between backward and step. [T0105] hint: call step() or zero_grad() first");
+  s_.expect_weights(call);
+  expect(s_.open_guards == 0, call, " under a Gathered guard. [T0106] hint: close that guard first");
+}
+
+std::optional<std::int64_t> EngineCheckpoints::commit_to_resume() const {
+  if (!s_.durable || !s_.durable->last() || s_.durable->is_resumed()) return std::nullopt;
+  return s_.durable->last()->step;
+}
+
+bool EngineCheckpoints::commit(const CheckpointItems& items) {
+  expect_durable("commit_durable");
+  expect(s_.durable->is_resumed(), "commit_durable: durable.dir ", s_.durable->folder(), " holds step ",
+         s_.durable->last() ? s_.durable->last()->step : 0,
+         " of an earlier run, from which this run did not go on. [T0107] hint: call resume_durable before the first "
+         "step; or remove the folder on every host");
+  expect(!s_.half_loaded,
+         "commit_durable after a load failed half-way: the values are of no one step. [T0108] hint: load a checkpoint "
+         "that is whole, or make the Engine anew");
+  finish_commit();  // of the commit before
+  if (s_.attempts == 0 || s_.attempts % s_.strategy.durable.every != 0) return false;
+  const Span span("commit");
+  throw_if_error(with_step(s_.or_abort("commit_durable",
+                                       [&] {
+                                         s_.expect_parameters();
+                                         return begin_commit(s_, items);
+                                       }),
+                           s_.attempts));
+  return true;
+}
+
+std::optional<LoadedCheckpoint> EngineCheckpoints::resume_durable() {
+  expect_durable("resume_durable");
+  if (!s_.durable->last()) return std::nullopt;
+  expect(!s_.durable->is_resumed(),
+         "resume_durable after this run's first commit, or twice. [T0109] hint: call it once, before the first step");
+  finish();
+  return value_or_throw(s_.or_abort("resume_durable", [&]() -> absl::StatusOr<LoadedCheckpoint> {
+    s_.expect_parameters();
+    Resume resume(s_, *s_.durable->last());
+    for (auto& unit : s_.units) {
+      if (unit->keeper()) unit->keeper()->drop(*unit);
+    }
+    // No rank may be reading parts that others write.
+    TESSERA_RETURN_IF_ERROR(share_status(*s_.whole.control, "commit found", absl::OkStatus()));
+    s_.half_loaded = true;
+    TESSERA_RETURN_IF_ERROR(
+        share_status(*s_.whole.control, "commit brought back", status_from([&] { return resume.apply(); })));
+    LoadedCheckpoint loaded = resume.finish();
+    s_.half_loaded = false;
+    if (s_.mesh.rank() != 0) return loaded;
+    log_info("goes on from " + loaded.path + ", after step " + std::to_string(loaded.step));
+    s_.report_frozen_states();
+    for (const std::string& inexact : loaded.inexact) log_warning(loaded.path + ": " + inexact);
+    return loaded;
+  }));
+}
+
+bool commit_durable(Engine& engine, const CheckpointItems& items) { return EngineCheckpoints(engine).commit(items); }
+
+void finish_commit(Engine& engine) { EngineCheckpoints(engine).finish_commit(); }
+
+std::optional<LoadedCheckpoint> resume_durable(Engine& engine) { return EngineCheckpoints(engine).resume_durable(); }
+
+}  // namespace tessera

@@ -1,0 +1,408 @@
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+#include <string_view>
+#include <utility>
+
+#include "checkpoint/checkpoint_folder.h"
+#include "checkpoint/files/hash.h"
+#include "checkpoint/saved_checkpoint.h"
+#include "engine/checkpoint/generators.h"
+#include "engine/checkpoint/matched_checkpoint.h"
+#include "engine/checkpoint/saved_frozen.h"
+#include "engine/checkpoint/saved_noise.h"
+#include "engine/checkpoint/saved_residuals.h"
+#include "engine/checkpoint/state_reader.h"
+#include "engine/checkpoint/stored_states.h"
+#include "engine/checkpoint/tensor_bytes.h"
+#include "engine/engine_checkpoints.h"
+#include "engine/job/outcomes.h"
+#include "engine/saving/background_save.h"
+#include "engine/step/agree/update_options.h"
+#include "engine/step/outer_steps.h"
+#include "runtime/base/log.h"
+#include "runtime/border/expect.h"
+#include "runtime/border/throw.h"
+#include "sharding/unrecorded.h"
+#include "sharding/whole_tensors.h"
+
+namespace tessera {
+namespace {
+
+enum class LoadKind : std::uint8_t {
+  kAll,
+  kBackInTime,  ///< steps, generators and rates set by hand stay: the run goes on, with older values
+};
+
+/// What a rank says behind the checkpoint's hash.
+constexpr std::string_view kHasOwnResiduals = " own residuals";
+
+/// Loads one checkpoint. Every rank makes one, and all do the same steps.
+class Load {
+ public:
+  Load(EngineCheckpoints::State& s, const std::string& path, LoadKind kind)
+      : s_(s),
+        kind_(kind),
+        path_(path),
+        rank_(s.mesh.rank()),
+        who_("rank " + std::to_string(rank_)),
+        states_(s.strategy, s.own_rules, s.units),
+        kept_(s.reducer->kept()) {}
+
+  /// Finds the checkpoint, and looks at all of it: nothing is changed. Its step.
+  absl::StatusOr<std::int64_t> examine() {
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> paths, share("checkpoint found", [&] { return find(); }));
+    path_ = paths[0];
+    // Gathered values are stale soon, and no rank may be reading parts that others write: `looked at` is a meeting.
+    for (auto& unit : s_.units) {
+      if (unit->keeper()) unit->keeper()->drop(*unit);
+    }
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> seen,
+                             share("checkpoint looked at", [&] { return look(); }));
+    TESSERA_RETURN_IF_ERROR(expect_same(seen));
+    return manifest().step;
+  }
+  const std::string& path() const { return path_; }
+
+  /// Takes what was examined.
+  absl::StatusOr<LoadedCheckpoint> run() {
+    s_.half_loaded = true;
+    keep_defaults();
+    const auto applied = share("checkpoint loaded", [&] { return apply(); });
+    if (!applied.ok())
+      return make_error(
+          exit_code_of(applied.status()),
+          message_of(applied.status()) +
+              ". The Engine is not as it was: some of its values are the checkpoint's already. [T0183] hint: load a "
+              "checkpoint that is whole, or make the Engine anew");
+    finish();
+    s_.half_loaded = false;
+    return std::move(loaded_);
+  }
+
+ private:
+  template <class Body>
+  absl::StatusOr<std::vector<std::string>> share(const char* label, const Body& body) {
+    return share_outcomes(*s_.whole.control, label, body);
+  }
+
+  absl::StatusOr<std::string> find() {
+    if (rank_ != 0) return "";
+    return find_checkpoint(std::filesystem::absolute(path_).string(), who_);
+  }
+
+  /// Nothing is changed before all of it was found to be right. Each rank looks at as many chunks, one behind the other.
+  absl::StatusOr<std::string> look() {
+    progress_ = s_.step->progress();
+    TESSERA_ASSIGN_OR_RETURN(checkpoint_, SavedCheckpoint::open(path_, who_));
+    absl::StatusOr<MatchedCheckpoint> matched =
+        match_checkpoint(s_.units, whole_tensors(*s_.module, s_.strategy.units), states_, checkpoint_->manifest());
+    if (!matched.ok()) return make_error(exit_code_of(matched.status()), path_ + ": " + message_of(matched.status()));
+    matched_ = *std::move(matched);
+    if (const auto noise = other_noise(s_.strategy, checkpoint_->manifest().noise_version))
+      matched_.inexact.push_back(*noise);
+    const std::int64_t chunks = checkpoint_->chunks(), ranks = s_.mesh.world_size();
+    for (std::int64_t chunk = chunks * rank_ / ranks; chunk < chunks * (rank_ + 1) / ranks; ++chunk)
+      TESSERA_RETURN_IF_ERROR(checkpoint_->verify(chunk));
+    return hash_text(checkpoint_->hash()) + (residuals().has_own() ? std::string(kHasOwnResiduals) : "");
+  }
+
+  /// The same on every rank.
+  absl::Status expect_same(std::vector<std::string> hashes) {
+    own_residuals_ =
+        std::ranges::all_of(hashes, [](std::string_view text) { return text.ends_with(kHasOwnResiduals); });
+    for (std::string& text : hashes) text.resize(hash_text(0).size());
+    for (std::size_t rank = 1; rank < hashes.size(); ++rank) {
+      if (hashes[rank] == hashes[0]) continue;
+      return make_error(ExitCode::kCorruptData,
+                        path_ + "/manifest.json has the hash " + hashes[0] + " on rank 0 and " + hashes[rank] +
+                            " on rank " + std::to_string(rank) +
+                            ": ranks see different files. [T0184] hint: the folder must be one that all ranks "
+                            "share");
+    }
+    return absl::OkStatus();
+  }
+
+  /// What the strategy leaves out is as in the run that was saved. A run that goes back in time has it so already.
+  void keep_defaults() {
+    if (kind_ == LoadKind::kBackInTime) return;
+    if (manifest().defaults_version > OptimizerConfig::kDefaultsVersion)
+      matched_.inexact.push_back(
+          "the run that was saved had defaults of a later version of Tessera; what the strategy leaves out has this "
+          "version's");
+    if (!s_.use_defaults(std::min(manifest().defaults_version, OptimizerConfig::kDefaultsVersion))) return;
+    StepProgress anew = s_.step->progress();
+    anew.scaler = progress_.scaler;
+    anew.losses = std::move(progress_.losses);
+    anew.options = std::move(progress_.options);
+    progress_ = std::move(anew);
+  }
+
+  absl::StatusOr<std::string> apply() {
+    const Unrecorded unrecorded;
+    TESSERA_ASSIGN_OR_RETURN(frozen_, StateReader(*checkpoint_, matched_, states_, rank_, s_.mesh.world_size()).read());
+    TESSERA_RETURN_IF_ERROR(read_residuals());
+    TESSERA_RETURN_IF_ERROR(read_outer_momentum());
+    TESSERA_RETURN_IF_ERROR(read_buffers());
+    if (kind_ == LoadKind::kBackInTime) return "";
+    TESSERA_RETURN_IF_ERROR(read_items());
+    TESSERA_RETURN_IF_ERROR(read_generators());
+    return "";
+  }
+
+  const Manifest& manifest() const { return checkpoint_->manifest(); }
+
+  absl::StatusOr<at::Tensor> read_tensor(const std::string& what, const SavedTensor& saved) {
+    const at::Tensor tensor = at::empty(saved.shape, at::TensorOptions(*type_of_word(saved.dtype)));
+    TESSERA_RETURN_IF_ERROR(checkpoint_->read(what, saved.name, 0, bytes_of(tensor)));
+    return tensor;
+  }
+
+  bool keeps_residuals() const { return s_.plan.kept_gradient_numel() > 0; }
+
+  ResidualReader residuals() {
+    const SavedResiduals wanted{s_.strategy.gradient_accumulation, s_.strategy.compression.one_bit_momentum};
+    return {*checkpoint_, kept_, rank_, s_.mesh.world_size(), wanted};
+  }
+
+  absl::Status read_residuals() {
+    s_.reducer->forget_feedback();
+    const bool saved = manifest().residuals.has_value();
+    if (saved && !keeps_residuals())
+      matched_.inexact.push_back(
+          "the Engine does not compress gradients, so what the checkpoint has of those that were left "
+          "over was left out");
+    if (!saved && keeps_residuals())
+      matched_.inexact.push_back(
+          "the checkpoint has nothing of what compression left over of gradients, so that begins "
+          "with zeros");
+    if (!saved || !keeps_residuals()) return absl::OkStatus();
+    if (!own_residuals_)
+      matched_.inexact.push_back(
+          "ranks, units or compression are others than in the run that was saved, so each rank goes "
+          "on with the mean of what compression left over of gradients");
+    return residuals().read(own_residuals_);
+  }
+
+  /// Masters are read already, the same in all replicas: outer weights are these.
+  absl::Status read_outer_momentum() {
+    if (s_.outer) {
+      s_.outer->adopt();
+      s_.outer->forget_momentum();
+    }
+    if (!s_.outer || !s_.sync.has_outer_optimizer()) {
+      const bool saved = std::ranges::any_of(manifest().parameters, [&](const SavedParameter& parameter) {
+        return !checkpoint_->pieces(kOuterMomentum, parameter.name).empty();
+      });
+      if (saved)
+        matched_.inexact.push_back(
+            "the Engine has no outer optimizer, so the checkpoint's momentum of outer steps was left out");
+      return absl::OkStatus();
+    }
+    bool all = true;
+    const auto read = [&](const FlatGroup& group, std::size_t i, Extent run, float* momentum) {
+      const std::string& name = group.parameters[i].name;
+      if (checkpoint_->pieces(kOuterMomentum, name).empty()) {
+        all = false;
+        return absl::OkStatus();
+      }
+      return checkpoint_->read(kOuterMomentum, name, run.offset - group.layout.extent(i).offset,
+                               std::as_writable_bytes(std::span(momentum, static_cast<std::size_t>(run.numel))));
+    };
+    TESSERA_RETURN_IF_ERROR(s_.outer->for_each_momentum(read));
+    if (!all)
+      matched_.inexact.push_back(
+          "the checkpoint does not have the momentum of outer steps of all parameters, which begins with zeros");
+    return absl::OkStatus();
+  }
+
+  absl::Status read_buffers() {
+    const bool same_ranks = manifest().ranks == s_.mesh.world_size();
+    NamedTensors buffers = whole_tensors(*s_.module, s_.strategy.units);
+    for (const SavedTensor& saved : manifest().buffers) {
+      const bool has_own = std::ranges::find(saved.ranks, rank_) != saved.ranks.end();
+      TESSERA_ASSIGN_OR_RETURN(const at::Tensor value,
+                               read_tensor(same_ranks && has_own ? buffer_of_rank(rank_) : kBuffer, saved));
+      at::Tensor buffer = buffers[saved.name];
+      buffer.copy_(value);
+      if (!same_ranks && !saved.ranks.empty())
+        matched_.inexact.push_back("the buffer \"" + saved.name +
+                                   "\" was another one on each rank, and is rank 0's now");
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status read_items() {
+    for (const SavedTensor& saved : manifest().items) {
+      TESSERA_ASSIGN_OR_RETURN(loaded_.items.tensors[saved.name], read_tensor(kItem, saved));
+    }
+    loaded_.items.json = manifest().json_items;
+    loaded_.items.data = manifest().data;
+    return absl::OkStatus();
+  }
+
+  absl::Status read_generators() {
+    if (manifest().generators < s_.mesh.world_size())
+      matched_.inexact.push_back("the checkpoint is of " + std::to_string(manifest().generators) +
+                                 " ranks, so ranks from that number on keep the generators that they have");
+    if (rank_ >= manifest().generators) return absl::OkStatus();
+    TESSERA_RETURN_IF_ERROR(read_generator(kGenerator, c10::Device(c10::kCPU)));
+    const bool has_gpu = s_.accelerator.device.is_queued;
+    const bool saved_gpu = !checkpoint_->pieces(kGpuGenerator, std::to_string(rank_)).empty();
+    if (has_gpu != saved_gpu)
+      matched_.inexact.push_back(has_gpu ? "the checkpoint is of a run on the CPU, so the GPU keeps its generator"
+                                         : "the checkpoint is of a run on a GPU, whose generator's state was left out");
+    return has_gpu && saved_gpu ? read_generator(kGpuGenerator, s_.accelerator.device.device) : absl::OkStatus();
+  }
+
+  absl::Status read_generator(const std::string& what, c10::Device device) {
+    const std::string name = std::to_string(rank_);
+    std::int64_t bytes = 0;
+    for (const SavedCheckpoint::Place& place : checkpoint_->pieces(what, name)) bytes += place.piece.numel;
+    const std::int64_t wanted = state_of_generator(device).numel();
+    if (bytes != wanted)
+      return make_error(ExitCode::kCorruptData,
+                        who_ + ": " + path_ + ": the state of LibTorch's generator has " + std::to_string(bytes) +
+                            " bytes, this LibTorch's has " + std::to_string(wanted) +
+                            ". [T0185] hint: load it with the version of LibTorch that saved it");
+    const at::Tensor state = at::empty({bytes}, at::TensorOptions(at::kByte));
+    TESSERA_RETURN_IF_ERROR(checkpoint_->read(what, name, 0, bytes_of(state)));
+    set_generator(device, state);
+    return absl::OkStatus();
+  }
+
+  /// What cannot fail any more.
+  void finish() {
+    StepProgress& progress = progress_;
+    progress.applied = manifest().steps_applied;
+    for (const MatchedParameter& parameter : matched_.parameters) {
+      const bool goes_on = parameter.group->trainable && parameter.saved->keeps_states();
+      progress.updates[parameter.group->parameters[parameter.index].tensor.unsafeGetTensorImpl()] =
+          goes_on ? parameter.saved->updates : 0;
+    }
+    if (manifest().loss_scale && s_.strategy.mixed_precision.loss_scale.dynamic)
+      progress.scaler = {static_cast<float>(manifest().loss_scale->scale), manifest().loss_scale->finite_steps,
+                         manifest().loss_scale->overflow_steps};
+    if (manifest().losses) {
+      progress.losses = {manifest().losses->window, manifest().losses->spikes_in_a_row};
+    } else if (kind_ == LoadKind::kAll) {
+      progress.losses = {};  // those there are may be of another run
+    }
+    if (kind_ == LoadKind::kAll) {
+      read_rates(progress);
+      if (auto problem = read_options(manifest().options, progress.options))
+        matched_.inexact.push_back(std::move(*problem));
+      s_.attempts = manifest().step;
+    }
+    s_.step->resume(progress);
+    s_.frozen_states = std::move(frozen_);
+    if (s_.durable) s_.durable->keep(write_frozen(s_.frozen_states, s_.units));
+    // Graphs made before must not be run backward on the new values.
+    for_each_parameter(s_.units, [](FlatGroup& group, std::size_t i) {
+      if (group.trainable) group.parameters[i].tensor.unsafeGetTensorImpl()->bump_version();
+    });
+    for (auto& unit : s_.units) unit->gathered_hash = 0;
+    s_.checks->accept();
+    loaded_.path = path_;
+    loaded_.step = manifest().step;
+    loaded_.inexact = std::move(matched_.inexact);
+    if (rank_ != 0 || kind_ == LoadKind::kBackInTime) return;
+    log_info("loaded " + path_ + ", of step " + std::to_string(loaded_.step));
+    s_.report_frozen_states();
+    for (const std::string& text : loaded_.inexact) log_warning("checkpoint " + path_ + ": " + text);
+  }
+
+  void read_rates(StepProgress& progress) {
+    if (s_.strategy.lr_schedule.type != LrScheduleType::kManual || manifest().rates.empty()) return;
+    if (manifest().rates.size() != progress.rates.size()) {
+      matched_.inexact.push_back(
+          "the run has other groups of parameters than the checkpoint, so rates set by hand were left out");
+      return;
+    }
+    std::ranges::transform(manifest().rates, progress.rates.begin(), [](const std::optional<double>& rate) {
+      return rate.value_or(std::numeric_limits<double>::quiet_NaN());
+    });
+  }
+
+  EngineCheckpoints::State& s_;
+  const LoadKind kind_;
+  std::string path_;
+  const int rank_;
+  const std::string who_;
+  const StoredStates states_;
+  std::unique_ptr<SavedCheckpoint> checkpoint_;
+  const KeptGradients kept_;
+  bool own_residuals_ = false;  ///< ResidualReader::has_own on all ranks
+  MatchedCheckpoint matched_;
+  FrozenStates frozen_;    ///< the checkpoint's
+  StepProgress progress_;  ///< the Engine's, and then the checkpoint's
+  LoadedCheckpoint loaded_;
+};
+
+}  // namespace
+
+LoadedCheckpoint EngineCheckpoints::load(Engine& engine, const std::string& path) {
+  const auto examined = [&engine](const std::string& at) {
+    State& s = *engine.state_;
+    auto load = std::make_unique<Load>(s, at, LoadKind::kAll);
+    const std::int64_t step = value_or_throw(s.or_abort("load_checkpoint", [&] {
+      s.expect_parameters();
+      s.settle_commit();
+      return load->examine();
+    }));
+    return std::pair(std::move(load), step);
+  };
+  {
+    const State& s = *engine.state_;
+    expect(s.microbatch == 0,
+           "load_checkpoint between backward and step. [T0186] hint: call step() or zero_grad() first");
+    s.expect_weights("load_checkpoint");
+    expect(s.open_guards == 0, "load_checkpoint under a Gathered guard. [T0187] hint: close that guard first");
+    EngineCheckpoints(engine).finish();
+  }
+  auto [load, step] = examined(path);
+  // Outer steps begin or end where the checkpoint has another number of steps; then it is another Engine that loads.
+  const std::string found = load->path();
+  if (State::follow_sync(engine.state_, step)) load = examined(found).first;
+  State& s = *engine.state_;
+  LoadedCheckpoint loaded = value_or_throw(s.or_abort("load_checkpoint", [&] { return load->run(); }));
+  EngineCheckpoints(engine).note_last(loaded.path);
+  return loaded;
+}
+
+void EngineCheckpoints::go_back(std::int64_t step) {
+  constexpr int kMostReturns = 3;
+  if (s_.saving) {
+    const absl::StatusOr<std::string> saved = s_.saving->wait();
+    if (saved.ok()) note_last(*saved);
+  }
+  Engine::State::LastCheckpoint& last = s_.last_checkpoint;
+  const bool goes = !last.path.empty() && last.returns < kMostReturns;
+  if (s_.mesh.rank() == 0) {
+    log_warning("step " + std::to_string(step) +
+                (goes                ? ": training goes on from " + last.path + ", with the next data"
+                 : last.path.empty() ? ": there is no checkpoint to go back to yet"
+                                     : ": training has gone back to " + last.path + " " + std::to_string(last.returns) +
+                                           " times, and does not go there again"));
+  }
+  if (!goes) return;
+  ++last.returns;
+  throw_if_error(s_.or_abort("on_spike", [&]() -> absl::StatusOr<LoadedCheckpoint> {
+                     Load load(s_, last.path, LoadKind::kBackInTime);
+                     TESSERA_RETURN_IF_ERROR(load.examine().status());
+                     return load.run();
+                   }).status());
+}
+
+/// The times that a spike went back to a checkpoint count until there is another one.
+void EngineCheckpoints::note_last(const std::string& path) {
+  if (path != s_.last_checkpoint.path) s_.last_checkpoint = {path};
+}
+
+LoadedCheckpoint load_checkpoint(Engine& engine, const std::filesystem::path& path) {
+  return EngineCheckpoints::load(engine, path.string());
+}
+
+}  // namespace tessera

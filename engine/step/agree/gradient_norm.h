@@ -1,0 +1,45 @@
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "optim/grad_norm.h"
+#include "sharding/reduce/gradient_visitor.h"
+#include "sharding/unit.h"
+
+namespace tessera {
+
+/// What `part` of a group's flat buffer holds of each parameter. A run's tensor is FlatParameter::number.
+std::vector<NormRun> norm_runs(const FlatGroup& group, Extent part);
+
+/// How the sums of `parts` equal parts of all trainable groups make the norm. Frozen parameters count nothing.
+NormTotals norm_totals(const std::vector<std::unique_ptr<Unit>>& units, std::size_t parts);
+
+/// The norm's sums over this rank's gradient parts, filled while the reducer makes the gradients.
+class GradientNorm final : public GradientVisitor {
+ public:
+  explicit GradientNorm(const std::vector<std::unique_ptr<Unit>>& units);
+
+  void begin(const FlatGroup& group) override;
+  void visit(const FlatGroup& group, std::span<const float> values) override;
+
+  /// The complete sums of `group`. With one rank no reduction shows the gradients, so they are read from memory here.
+  const NormSums& sums_of(const FlatGroup& group);
+
+  /// To be called after the optimizer has used the gradients.
+  void reset();
+
+ private:
+  struct Entry {
+    NormSums sums;
+    bool seen = false;
+  };
+
+  Entry& entry(const FlatGroup& group) { return entries_[first_of_unit_[group.unit->index] + group.index]; }
+
+  std::vector<std::size_t> first_of_unit_;
+  std::vector<Entry> entries_;  ///< [group, in unit order]; of frozen ones unused
+};
+
+}  // namespace tessera

@@ -1,0 +1,177 @@
+#include "engine/step/agree/step_agreement.h"
+
+#include <c10/util/StringUtil.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "engine/step/agree/gather_order.h"
+#include "engine/step/agree/update_options.h"
+#include "runtime/base/seeded_fault.h"
+#include "runtime/border/throw.h"
+#include "runtime/config/strategy_names.h"
+#include "tessera/span.h"
+
+namespace tessera {
+namespace {
+
+struct Header {
+  double loss = 0.0, weight = 0.0;
+  std::int64_t tokens = 0, samples = 0;
+  std::int64_t finite = 1;
+  std::uint64_t gathers = 0;
+  std::uint64_t numbers = 0;  ///< digest_of_numbers
+  double busy_seconds = 0.0;
+};
+
+Header header_of(const std::byte* message) {
+  Header header;
+  std::memcpy(&header, message, sizeof header);
+  return header;
+}
+
+/// For people. `place`: among rates and behind them options.
+std::string words_of(const OptimizerConfig& optimizer, std::size_t place) {
+  const std::size_t rates = 1 + optimizer.groups.size();
+  if (place >= rates)
+    return "set_option: ranks have different options: " + UpdateOptions::words_of(optimizer, place - rates);
+  return "set_lr: ranks have different learning rates: that" +
+         (place == 0 ? " of everybody" : " of " + name_of_group(optimizer, place - 1));
+}
+
+std::string words_of(double number) { return std::isnan(number) ? "not set by hand" : c10::str(number); }
+
+bool is_same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
+
+}  // namespace
+
+std::uint64_t digest_of_numbers(std::span<const double> rates, std::span<const double> options) {
+  return XXH3_64bits_withSeed(options.data(), options.size_bytes(), XXH3_64bits(rates.data(), rates.size_bytes()));
+}
+
+std::vector<int> owners_of_parts(const AxisPlacement& placement, const MeshAxes& axes) {
+  std::vector<int> ranks;
+  const int replicas = placement.replicate ? axes.replicate_size : 1;
+  const int shards = placement.shard ? axes.shard_size : 1;
+  for (int s = 0; s < shards; ++s) {
+    for (int r = 0; r < replicas; ++r) {
+      const int replicate = placement.replicate ? r : axes.replicate_index;
+      const int shard = placement.shard ? s : axes.shard_index;
+      ranks.push_back(replicate * axes.shard_size + shard);
+    }
+  }
+  return ranks;
+}
+
+StepAgreement::StepAgreement(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan,
+                             const MeshAxes& axes, const Reducer& reducer, GradientNorm& norm,
+                             const OptimizerConfig& optimizer)
+    : units_(units),
+      axes_(axes),
+      reducer_(reducer),
+      norm_(norm),
+      optimizer_(optimizer),
+      ranks_with_parts_(owners_of_parts(plan.input().placement.gradients, axes)),
+      totals_(norm_totals(units, ranks_with_parts_.size())) {
+  std::size_t flags = 0;
+  for_each_trainable(units_, [&](const FlatGroup& group) { flags += group.parameters.size(); });
+  sums_offset_ = (sizeof(Header) + flags + 7) / 8 * 8;
+  message_.resize(sums_offset_ + totals_.most_sums() * sizeof(double));
+  messages_.resize(message_.size() * static_cast<std::size_t>(axes_.world->size()));
+  for (const int rank : ranks_with_parts_) {
+    sums_.push_back(reinterpret_cast<const double*>(message_of(rank) + sums_offset_));
+  }
+  agreed_.used.resize(flags);
+  agreed_.squares.resize(totals_.tensors());
+  agreed_.busy_seconds.resize(static_cast<std::size_t>(axes_.world->size()));
+}
+
+const AgreedStep& StepAgreement::agree(const LocalStep& local) {
+  write_message(local);
+  exchange();
+  agreed_.loss = agreed_.weight = 0.0;
+  agreed_.tokens = agreed_.samples = 0;
+  agreed_.finite = true;
+  std::fill(agreed_.used.begin(), agreed_.used.end(), 0);
+  const int ranks = axes_.world->size();
+  const int heard = seeded_fault(SeededFault::kLastRankUnheard) ? std::max(1, ranks - 1) : ranks;
+  for (int rank = 0; rank < heard; ++rank) read_message(rank);
+  check_gathers(local.gathered);
+  check_numbers(local);
+  agreed_.sum_of_squares = totals_.add_up(sums_, agreed_.squares);
+  return agreed_;
+}
+
+void StepAgreement::write_message(const LocalStep& local) {
+  Header header{.loss = local.loss,
+                .weight = local.weight,
+                .tokens = local.tokens,
+                .samples = local.samples,
+                .finite = 1,
+                .gathers = digest_of_gathers(local.gathered),
+                .numbers = digest_of_numbers(local.rates, local.options),
+                .busy_seconds = local.busy_seconds};
+  std::byte* flag = message_.data() + sizeof(Header);
+  std::byte* place = message_.data() + sums_offset_;
+  for_each_trainable(units_, [&](const FlatGroup& group) {
+    for (std::size_t i = 0; i < group.parameters.size(); ++i) *flag++ = std::byte{reducer_.used(group, i)};
+    const NormSums& norm = norm_.sums_of(group);
+    if (!norm.finite()) header.finite = 0;
+    const auto sums = std::as_bytes(norm.sums());
+    // A rank may hold no part of a group: then there is nothing to copy, and no address to copy from.
+    if (!sums.empty()) std::memcpy(place, sums.data(), sums.size());
+    place += sums.size();
+  });
+  std::memcpy(message_.data(), &header, sizeof header);
+}
+
+void StepAgreement::exchange() {
+  const Span span("agree", {}, &exchange_seconds_);
+  throw_if_error(axes_.world->all_gather("step", message_.data(), messages_.data(), message_.size()).wait());
+}
+
+void StepAgreement::read_message(int rank) {
+  const std::byte* message = message_of(rank);
+  const Header header = header_of(message);
+  agreed_.loss += header.loss / axes_.world->size();
+  agreed_.weight += header.weight;
+  agreed_.tokens += header.tokens;
+  agreed_.samples += header.samples;
+  agreed_.busy_seconds[static_cast<std::size_t>(rank)] = header.busy_seconds;
+  agreed_.finite = agreed_.finite && header.finite != 0;
+  const std::byte* flags = message + sizeof(Header);
+  for (std::size_t i = 0; i < agreed_.used.size(); ++i) agreed_.used[i] |= static_cast<char>(flags[i]);
+}
+
+/// Compares the ranks of one shard group, which gather together. Other groups may have gathered in another order.
+void StepAgreement::check_gathers(std::span<const int> own) const {
+  const auto gathers_of = [&](int rank) { return header_of(message_of(rank)).gathers; };
+  for (int rank = 0; rank < axes_.world->size(); ++rank) {
+    if (gathers_of(rank) != gathers_of(rank - rank % axes_.shard_size)) throw_first_difference(own, axes_, units_);
+  }
+}
+
+/// Where two ranks differ, every rank differs from some other, so all of them come to the second exchange.
+void StepAgreement::check_numbers(const LocalStep& own) const {
+  const int ranks = axes_.world->size();
+  const std::uint64_t digest = digest_of_numbers(own.rates, own.options);
+  int other = 0;
+  while (other < ranks && header_of(message_of(other)).numbers == digest) ++other;
+  if (other == ranks) return;
+  std::vector<double> mine(own.rates.begin(), own.rates.end());
+  mine.insert(mine.end(), own.options.begin(), own.options.end());
+  std::vector<double> all(mine.size() * static_cast<std::size_t>(ranks));
+  throw_if_error(axes_.world->all_gather("set_option", mine.data(), all.data(), mine.size() * sizeof(double)).wait());
+  const double* const theirs = all.data() + mine.size() * static_cast<std::size_t>(other);
+  std::size_t place = 0;
+  while (place + 1 < mine.size() && is_same(mine[place], theirs[place])) ++place;
+  throw Error(ExitCode::kUsage, c10::str(words_of(optimizer_, place), " is ", words_of(mine[place]), " on rank ",
+                                         axes_.world->rank(), ", and ", words_of(theirs[place]), " on rank ", other,
+                                         ". [T0294] hint: all ranks call set_lr and set_option alike"));
+}
+
+}  // namespace tessera

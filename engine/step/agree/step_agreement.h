@@ -1,0 +1,91 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine/step/agree/gradient_norm.h"
+#include "runtime/comm/mesh_groups.h"
+#include "sharding/reduce/reducer.h"
+#include "sharding/unit.h"
+#include "tessera/strategy.h"
+
+namespace tessera {
+
+/// The world ranks whose parts make up a whole buffer, each part once, in order of the parts.
+std::vector<int> owners_of_parts(const AxisPlacement& placement, const MeshAxes& axes);
+
+/// Equal on ranks whose learning rates and options (LearningRates::all, UpdateOptions::all) are.
+std::uint64_t digest_of_numbers(std::span<const double> rates, std::span<const double> options);
+
+/// What one rank knows at the end of a step's backward.
+struct LocalStep {
+  double loss = 0.0;    ///< sum over this rank's microbatches of weight * loss, divided by their number in a whole step
+  double weight = 0.0;  ///< sum of their weights (MicrobatchInfo::weight)
+  std::int64_t tokens = 0, samples = 0;
+  std::span<const int> gathered;    ///< units gathered in this step, in order (Residency::gathered)
+  std::span<const double> rates;    ///< LearningRates::all
+  std::span<const double> options;  ///< UpdateOptions::all
+  double busy_seconds = 0;          ///< since the last step, without waits for other ranks
+};
+
+/// What all ranks agree on before the update: the same bits everywhere.
+struct AgreedStep {
+  double loss =
+      0.0;  ///< sum over ranks in rank order, divided by their number: see mean_loss (optim/arithmetic/weighted_mean.h)
+  double weight = 0.0;  ///< sum over ranks in rank order
+  std::int64_t tokens = 0, samples = 0;
+  double sum_of_squares = 0.0;  ///< of the summed, unscaled gradients of all parameters
+  bool finite = true;
+  /// [trainable parameter, in unit, group, layout order]: did any rank give it a gradient?
+  std::vector<char> used;
+  /// [FlatParameter::number]: each parameter's share of sum_of_squares; 0 for frozen ones.
+  std::vector<double> squares;
+  std::vector<double> busy_seconds;  ///< by world rank
+};
+
+/// Makes every rank agree, with one small all-gather a step. On the CPU; a GPU's is QueuedStep. The norm is a tree over
+/// each parameter's own blocks, and a sum over parameters in order of registration, so it has the same bits however
+/// parameters are put into units and gradients are sharded (optim/grad_norm.h).
+///
+/// A rank's message is a header, a flag for each trainable parameter, and the norm's sums over this rank's parts; it is
+/// as long as the longest of all ranks. Its size is fixed, so everything is allocated once.
+class StepAgreement {
+ public:
+  StepAgreement(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
+                const Reducer& reducer, GradientNorm& norm, const OptimizerConfig& optimizer);
+
+  /// Collective. The result is valid until the next call. Throws where ranks gathered units in different orders (70), or
+  /// were given different learning rates or options (64), of which it names the first.
+  const AgreedStep& agree(const LocalStep& local);
+
+  /// Spent so far on the exchange of messages.
+  double exchange_seconds() const { return exchange_seconds_; }
+
+ private:
+  void write_message(const LocalStep& local);
+  void exchange();
+  void read_message(int rank);
+  void check_gathers(std::span<const int> own) const;
+  void check_numbers(const LocalStep& own) const;
+  const std::byte* message_of(int rank) const {
+    return messages_.data() + message_.size() * static_cast<std::size_t>(rank);
+  }
+
+  const std::vector<std::unique_ptr<Unit>>& units_;
+  const MeshAxes& axes_;
+  const Reducer& reducer_;
+  GradientNorm& norm_;
+  const OptimizerConfig& optimizer_;
+  std::vector<int> ranks_with_parts_;  ///< whose gradient parts make up the whole, each part once
+  NormTotals totals_;
+  std::size_t sums_offset_ = 0;  ///< into a message, bytes
+  std::vector<std::byte> message_, messages_;
+  std::vector<const double*> sums_;  ///< [part]: in its rank's message
+  AgreedStep agreed_;
+  double exchange_seconds_ = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,124 @@
+#pragma once
+
+#include <c10/util/FunctionRef.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine/memory/records/device_gradients.h"
+#include "engine/memory/training_memory.h"
+#include "engine/step/rules/element_update.h"
+#include "optim/device_kernels.h"
+#include "sharding/unit.h"
+#include "tessera/memory.h"
+
+namespace tessera {
+
+/// The CPU's update of a GPU's masters and optimizer states where they lie, in records in pinned memory of its host
+/// (OffloadedStep::kCpu), and what goes between the two for it: sums of gradients there, and parameters that are masters, or half of them;
+/// new parameters back. Parameters that lie in the host's memory too are updated there. Copies run on queues of their own beside what is
+/// computed, and marks keep them in order:
+///
+/// 1. A unit's gradients are copied behind its reduction, in a step's last backward; those that lie in the host's memory anyway
+///    (DeviceGradients) are used there. A sum that changes once more is copied once more;
+///    copies to the host pass in the order in which they were queued, so the last one counts.
+/// 2. The host waits for a group's copies before it updates it. It takes groups in the order in which gradients come, the last first; or,
+///    where their sums lie below the GPU's memory, from the first to the last.
+/// 3. What is computed from then on waits for the copies of new parameters, and the host for the last such copy of a group before it
+///    writes what is copied again.
+///
+/// Records are visited by the host alone, so they are whole between steps.
+class HostUpdate {
+ public:
+  /// `kernels`, what the units have, and `rates` outlive this. REQUIRES: MemoryPlan::steps_on_host.
+  HostUpdate(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const TrainingMemory& memory,
+             const OwnRules& own_rules, DeviceKernels& kernels, const LearningRates& rates);
+  /// Waits for what is under way; a failure is logged.
+  ~HostUpdate();
+  HostUpdate(const HostUpdate&) = delete;
+  HostUpdate& operator=(const HostUpdate&) = delete;
+
+  /// Whether sums of gradients are a step's from now on, and are fetched: from the beginning of its last backward to its end.
+  void expect(bool sums_of_step) { fetches_ = sums_of_step; }
+  /// The sum of a unit's gradients is on the current stream: they are copied.
+  void fetch(const Unit& unit);
+  /// Begins to copy the parameters that updates read, in the order of updates. At the step, since a program may write them until then.
+  void fetch_parameters();
+
+  /// A pass over all groups begins. `used`: which trainable parameters take part in this step, which counts for them. What is queued on the
+  /// current stream now may still read parameters.
+  void begin(std::span<const char> used);
+  /// Updates a group's records and begins to copy its new parameters; what is queued on the current stream from now on finds them.
+  /// `group`: among all that train, in the order of units.
+  void update(std::size_t group, const UpdateRates& rates);
+  /// Exchanges masters and averages, likewise.
+  void swap_averages(std::size_t group);
+
+  /// From the next step on, these numbers.
+  void follow(const UpdateOptions& options) { elements_.follow(options); }
+
+  /// Step::resume: of each parameter, in how many steps it took part. [trainable parameter]
+  void resume(std::span<const std::int64_t> steps) { steps_.assign(steps.begin(), steps.end()); }
+
+  const HostStepBytes& copied() const { return copied_; }
+
+ private:
+  /// What has records of a flat group, and where its copies are.
+  struct Group {
+    FlatGroup* group = nullptr;
+    Extent part;  ///< of the flat buffer
+    std::size_t first_parameter = 0;
+    Extent on_gpu = {};                ///< of those, the first ones, whose parameters lie in the GPU's memory
+    float* gradient = nullptr;         ///< pinned, as all here: [part]
+    bool has_sums_here = false;        ///< they are where DeviceGradients keeps them
+    std::byte* parameter = nullptr;    ///< [on_gpu], of the group's dtype
+    std::vector<std::byte*> records;   ///< [chunk - RecordLayout::first_record]
+    std::vector<UpdateRun> runs = {};  ///< of this step
+    std::shared_ptr<DeviceKernels::Mark> gradient_came = {}, parameter_came = {}, sent = {};  ///< null: no copy
+  };
+  /// Elements of one record and one run, for one thread.
+  struct Piece {
+    Extent extent;
+    std::int64_t chunk = 0;
+    const UpdateRun* run = nullptr;
+    std::byte* parameter = nullptr;
+  };
+  using Visit = c10::function_ref<void(const OptimizerSlice& slice, const UpdateRun& run)>;
+
+  std::shared_ptr<DeviceKernels::Mark> download(void* pinned, const void* device, std::int64_t bytes);
+  void take_copies(Group& group, std::byte*& place, float*& sums) const;
+  void wait_for_gradients(Group& group) const;
+  void cut(const Group& group);
+  void cut_by_parameters(const Group& group, Extent extent, std::int64_t chunk, const UpdateRun& run);
+  OptimizerSlice slice_of(const Group& group, const Piece& piece) const;
+  void pass_over(Group& group, Visit visit);
+  void send(Group& group, bool swaps);
+
+  const std::shared_ptr<std::byte> memory_;
+  const std::shared_ptr<DeviceGradients> gradients_;  ///< null where none lie below the GPU's memory
+  DeviceKernels& kernels_;
+  ElementUpdate elements_;
+  const std::size_t threads_;
+  std::vector<std::span<std::byte>> parameter_records_;  ///< where each lies; empty where none does
+  std::vector<Group> groups_;               ///< that train, in the order of units; without records: `part` is empty
+  std::vector<std::size_t> first_of_unit_;  ///< [unit + 1], into groups_
+  std::vector<std::int64_t> steps_;         ///< applied, by trainable parameter
+  bool fetches_ = false;
+  std::unique_ptr<DeviceKernels::Mark> read_;  ///< parameters of this pass have been
+  std::vector<Piece> pieces_;
+  std::vector<DeviceKernels::UploadPiece> uploads_;
+  std::shared_ptr<DeviceKernels::Mark> last_came_, last_sent_;  ///< the latest copies each way
+  HostStepBytes copied_;
+};
+
+/// On how many threads the CPU updates what lies in a GPU's host's memory: LibTorch's, 8 at most (on_threads). A rule of the program's is
+/// called by one.
+std::size_t host_update_threads();
+/// The most elements that one of them takes at once.
+constexpr std::int64_t kHostPiece = 1 << 16;
+
+}  // namespace tessera

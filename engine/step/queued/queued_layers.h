@@ -1,0 +1,56 @@
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine/step/queued/device_tables.h"
+#include "optim/device_kernels.h"
+#include "runtime/comm/mesh_groups.h"
+#include "sharding/compute_device.h"
+#include "sharding/unit.h"
+
+namespace tessera {
+
+/// LAMB's and LARS's norms on a GPU, queued: between the passes of a step ranks agree on each parameter's, and its rate follows. What
+/// LayerNorms and LayerwiseUpdate are on the CPU, bit for bit.
+class QueuedLayers {
+ public:
+  /// This rank's optimizer part of a group.
+  struct Part {
+    const FlatGroup* group;
+    DeviceRun run;   ///< weights; and the gradient's place, which has directions where they are made
+    bool is_copied;  ///< some weights lie below the device's memory: all are copied before they are added up
+  };
+
+  /// `parts`: of all groups that train, in the order of units. `of_directions`: whether there are any. `copy`: MemoryPlan::weight_copy_bytes
+  /// of the device's memory. `kernels` outlive this.
+  QueuedLayers(const std::vector<std::unique_ptr<Unit>>& units, std::span<const Part> parts, AxisPlacement optimizer,
+               const MeshAxes& axes, bool of_directions, float* copy, DeviceKernels& kernels, ComputeDevice device);
+
+  /// Where the weights of a part go that is copied, from its first element on: one part after the other.
+  float* copy() const { return copy_; }
+  /// They are there, as far as kernels are queued: adds them up. `part`: among all.
+  void add_copied(std::size_t part);
+
+  /// Collective. Weights are as the step finds them, those that are copied are added up, and directions are made. `request`, `tables`: of a
+  /// step that is decided, whose constants become those of the second pass. Throws tessera::Error.
+  void agree(const StepRequest& request, const StepTables& tables);
+
+ private:
+  void add_weights(std::span<const Part> parts);
+  void add_directions(std::span<const Part> parts);
+
+  DeviceKernels& kernels_;
+  const ComputeDevice device_;
+  const std::shared_ptr<Collectives> world_;
+  DeviceTables memory_;
+  float* const copy_;
+  std::vector<NormTables> norms_;   ///< of this rank's parts, but for weights that are copied
+  std::vector<NormTables> copied_;  ///< [part]: of those
+  LayerTables tables_;
+  double* message_ = nullptr;   ///< [kinds][most_sums]: this rank's
+  double* messages_ = nullptr;  ///< of all ranks
+};
+
+}  // namespace tessera

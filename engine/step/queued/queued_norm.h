@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "engine/step/queued/device_tables.h"
+#include "optim/device_kernels.h"
+#include "sharding/unit.h"
+
+namespace tessera {
+
+/// What `launch` says, as kernels read it.
+NormTables norm_tables(const NormLaunch& launch, DeviceTables& memory);
+
+/// The norm's sums over this rank's gradients on a GPU, queued: of all gradients at once in the step, or, where the sums of units have no
+/// place of their own, of each unit when its sum is there.
+class QueuedNorm {
+ public:
+  /// `groups`: that train, in the order of units. `sums`: memory of the device for what is added up, as many numbers as NormSums::count of
+  /// all groups' gradient parts. `kernels` outlive this.
+  QueuedNorm(std::span<FlatGroup* const> groups, double* sums, bool by_unit, DeviceKernels& kernels,
+             c10::Device device);
+
+  /// A unit's sum of the step is on the current stream, perhaps once more, where FlatGroup::gradient of its groups says: one behind the
+  /// other (place_gradients).
+  void add(const Unit& unit);
+  /// All sums are.
+  void finish();
+
+  /// What `add` fills for a unit that trains. REQUIRES: by unit.
+  std::span<const double> sums_of(const Unit& unit) const { return units_[static_cast<std::size_t>(unit.index)].sums; }
+
+ private:
+  struct OfUnit {
+    const FlatGroup* first = nullptr;  ///< null: it trains nothing
+    std::span<const double> sums;      ///< of the device
+    NormTables tables;                 ///< as if its gradients lay at `at`
+    const float* at = nullptr;
+  };
+  const bool by_unit_;
+  DeviceKernels& kernels_;
+  DeviceTables tables_;
+  NormTables all_;             ///< not by unit
+  std::vector<OfUnit> units_;  ///< [unit]
+};
+
+}  // namespace tessera

@@ -1,0 +1,344 @@
+#include "engine/step/queued/queued_step.h"
+
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/ones_like.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "engine/memory/host_view.h"
+#include "engine/step/agree/gather_order.h"
+#include "engine/step/agree/gradient_norm.h"
+#include "optim/layerwise_optimizer.h"
+#include "optim/loss_scaler.h"
+#include "optim/lr_schedule.h"
+#include "optim/master_assigner.h"
+#include "runtime/border/throw.h"
+#include "sharding/unrecorded.h"
+#include "tessera/span.h"
+
+namespace tessera {
+namespace {
+
+const RuleOptimizer& rules_of(const Optimizer& optimizer) {
+  if (const auto* const own = dynamic_cast<const OwnOptimizer*>(&optimizer)) return own->bare();
+  if (const auto* const assigner = dynamic_cast<const MasterAssigner*>(&optimizer)) return assigner->elements();
+  if (const auto* const layers = dynamic_cast<const LayerwiseOptimizer*>(&optimizer)) return layers->elements();
+  const auto* const rules = dynamic_cast<const RuleOptimizer*>(&optimizer);
+  TORCH_INTERNAL_ASSERT(rules, "an optimizer without kernels");
+  return *rules;
+}
+
+std::int64_t bytes_of_counts(const std::vector<std::int64_t>& counts) {
+  return static_cast<std::int64_t>(counts.size() * sizeof(std::int64_t));
+}
+
+}  // namespace
+
+QueuedStep::QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
+                       const Reducer& reducer, const Strategy& strategy, const Optimizer& optimizer,
+                       const TrainingMemory& memory, const OwnRules& own_rules, Accelerator& accelerator)
+    : axes_(std::make_shared<MeshAxes>(axes)),
+      reducer_(reducer),
+      strategy_(strategy),
+      kernels_(*accelerator.kernels),
+      exposed_(*accelerator.exposed),
+      device_(accelerator.device),
+      scales_loss_(strategy.mixed_precision.param == DType::kF16),
+      rates_(strategy.optimizer),
+      options_(strategy.optimizer),
+      ranks_with_parts_(owners_of_parts(plan.input().placement.gradients, axes)),
+      totals_(norm_totals(units, ranks_with_parts_.size())),
+      memory_(device_.device),
+      update_(units, strategy, rules_of(optimizer), plan, axes, memory, rates_, own_rules, kernels_, device_, tables_,
+              memory_),
+      request_(update_.request()) {
+  const LossScaler scaler(strategy.mixed_precision.loss_scale);
+  request_.microbatches = static_cast<double>(axes.world->size() * strategy.gradient_accumulation);
+  request_.max_norm = strategy.gradient_clipping;
+  if (scales_loss_) request_.loss_scale = scaler.rule();
+  request_.base_batch_size = strategy.lr_schedule.base_batch_size;
+  tables_.updates_in_backward = strategy.optimizer.in_backward;
+  if (updates_in_backward()) {
+    auto names = std::make_shared<std::vector<std::string>>();
+    for (const auto& unit : units) names->push_back(unit->name);
+    unit_names_ = std::move(names);
+  }
+  plan_message();
+  allocate(scales_loss_ ? scaler.state() : LossScalerState{});
+  fill_tables();
+  std::vector<FlatGroup*> flat_groups;
+  for (const DeviceUpdate::Group& g : update_.groups()) flat_groups.push_back(g.group);
+  const bool by_unit = memory.device_gradients || updates_in_backward();
+  norm_.emplace(flat_groups, reinterpret_cast<double*>(message_ + sums_offset_), by_unit, kernels_, device_.device);
+}
+
+void QueuedStep::plan_message() {
+  sums_offset_ = (sizeof(StepMessageHeader) + update_.parameters() + 7) / 8 * 8;
+  message_bytes_ = sums_offset_ + totals_.most_sums() * sizeof(double);
+}
+
+void QueuedStep::allocate(const LossScalerState& scaler) {
+  message_ = memory_.take<std::byte>(message_bytes_);
+  const auto ranks = static_cast<std::size_t>(axes_->world->size());
+  messages_ = ranks == 1 ? message_ : memory_.take<std::byte>(ranks * message_bytes_);
+
+  DeviceDecision first{};
+  first.scaler = scaler;
+  tables_.decision = memory_.put<DeviceDecision>({&first, 1});
+  const auto options = at::TensorOptions().device(device_.device);
+  loss_ = at::from_blob(message_ + offsetof(StepMessageHeader, loss), {1}, options.dtype(at::kDouble));
+  loss_scale_ = at::from_blob(&tables_.decision->scaler.scale, {}, options.dtype(at::kFloat));
+  for (InFlight& slot : ring_) {
+    slot.message = kernels_.pinned_memory(sums_offset_);
+    slot.decision = kernels_.pinned_memory(sizeof(DeviceDecision));
+    slot.used = kernels_.pinned_memory(update_.parameters());
+  }
+  group_numbers_ = update_.group_numbers();
+  const std::size_t groups = group_numbers_.size();
+  if (groups == 0) return;
+  tables_.group_numbers = numbers_there_ = memory_.take<GroupNumbers>(groups);
+  for (InFlight& slot : ring_) slot.numbers = kernels_.pinned_memory(groups * sizeof(GroupNumbers));
+}
+
+/// But for what groups and their parameters say (DeviceUpdate).
+void QueuedStep::fill_tables() {
+  StepTables& t = tables_;
+  const std::size_t parameters = update_.parameters();
+  t.ranks = axes_->world->size();
+  t.shard_size = axes_->shard_size;
+  t.tensors = static_cast<int>(totals_.tensors());
+  t.message_bytes = message_bytes_;
+  t.sums_offset = sums_offset_;
+  t.part_ranks = memory_.put<std::int32_t>(ranks_with_parts_);
+  t.links = memory_.put<NormLink>(totals_.links());
+  t.first_link = memory_.put<std::uint32_t>(totals_.first_link());
+  t.messages = messages_;
+  t.link_scratch = memory_.take<double>(totals_.links().size());
+  t.squares = memory_.take<double>(totals_.tensors());
+  t.sum_of_squares = memory_.take<double>(1);
+  t.used = memory_.take<std::uint8_t>(parameters);
+  t.is_uniform = memory_.take<std::uint8_t>(update_.groups().size());
+  t.constants = memory_.take<RuleConstants>(parameters);
+  t.steps = memory_.take<std::int64_t>(parameters);
+}
+
+void QueuedStep::add_loss(const at::Tensor& loss, double weight, std::int64_t microbatches) {
+  const Unrecorded unrecorded;
+  at::Tensor counted = loss.detach().reshape({1}).to(at::kDouble);
+  if (weight != 1.0) counted = counted.mul(weight);
+  loss_.add_(counted.div(static_cast<double>(microbatches)));
+}
+
+double QueuedStep::lr(std::optional<std::size_t> group) const {
+  const double everybodys = rates_.everybodys() * lr_ratio_at(strategy_.lr_schedule, applied());
+  return rates_.of(everybodys, group.value_or(FlatParameter::kNoGroup));
+}
+
+void QueuedStep::expect_update(std::span<const int> order) {
+  sums_are_steps_ = !updates_in_backward();
+  if (updates_in_backward()) send_numbers(take_slot());  // before records, whose copies wait for each other
+  update_.expect(order);
+}
+
+void QueuedStep::reduced(const Unit& unit) {
+  if (sums_are_steps_) norm_->add(unit);
+  update_.fetch(unit);
+}
+
+void QueuedStep::forget_losses() {
+  sums_are_steps_ = false;
+  update_.forget();
+  const Unrecorded unrecorded;
+  loss_.zero_();
+}
+
+LossSeed QueuedStep::seed_of(const at::Tensor& loss, double weight) const {
+  const Unrecorded unrecorded;
+  LossSeed result{at::ones_like(loss), {}};
+  if (scales_loss_ && loss.scalar_type() != at::kHalf) {
+    result.seed.mul_(loss_scale_);
+  } else if (scales_loss_) {
+    result.seed.mul_(loss_scale_.clamp_max(kMostFp16Seed));
+    result.factor = loss_scale_.div(kMostFp16Seed).clamp_min(1.0);
+  }
+  weigh(result, weight);
+  return result;
+}
+
+void QueuedStep::update(Unit& unit, const UnitAgreement& agreed) {
+  if (downloaded_ && !std::exchange(is_begun_, true)) join_downloads();  // of the step before
+  norm_->add(unit);
+  const std::span<const double> sums = norm_->sums_of(unit);
+  UnitRequest of_unit = update_.request_for(unit);
+  of_unit.sums = sums.data();
+  of_unit.sum_count = static_cast<std::uint32_t>(sums.size());
+  of_unit.used = agreed.used_there;
+  of_unit.weight = agreed.weight_there;
+  of_unit.differ = agreed.differ_there;
+  of_unit.digest_bits = static_cast<std::uint32_t>(agreed.digest_bits);
+  kernels_.begin_unit(request(), of_unit, tables_);
+  update_.update_unit(unit);
+}
+
+void QueuedStep::swap_averages() { update_.swap_averages(); }
+
+void QueuedStep::run(const LocalStep& local, StepResult& result) {
+  result.loss = result.grad_norm = result.lr = result.loss_scale = std::numeric_limits<double>::quiet_NaN();
+  result.outcome_ = queue(local, result.step);
+}
+
+std::shared_ptr<StepOutcome> QueuedStep::queue(const LocalStep& local, std::int64_t number) {
+  const Span span("step on the device");
+  InFlight& slot = take_slot();
+  send_host_part(slot, local);
+  norm_->finish();
+  uploaded_->join();
+  if (messages_ != message_) {
+    const Timed timed(&exposed_);
+    throw_if_error(axes_->world->all_gather("step", message_, messages_, message_bytes_).wait());
+  }
+  if (downloaded_) join_downloads();
+  is_begun_ = false;
+  kernels_.decide(request(), tables_);
+  messages_read_ = kernels_.mark();
+  forget_losses();
+  updates_in_backward() ? update_.finish() : update_.update();
+  if (numbers_there_) numbers_read_ = kernels_.mark();
+  slot.used_arrived = used_downloaded_ = kernels_.download(slot.used.get(), tables_.used, update_.parameters());
+  downloaded_ = kernels_.download(slot.decision.get(), tables_.decision, sizeof(DeviceDecision));
+  ++steps_;
+  slot.outcome = std::make_shared<StepOutcome>(number, slot.decision, exposed_.take(), downloaded_, axes_, unit_names_);
+  return slot.outcome;
+}
+
+/// The last decision and its flags have been fetched before others take their place.
+void QueuedStep::join_downloads() const {
+  used_downloaded_->join();
+  downloaded_->join();
+}
+
+/// The step's own. Waits for the step that used it last, of which the host then knows what became.
+QueuedStep::InFlight& QueuedStep::take_slot() {
+  InFlight& slot = ring_[static_cast<std::size_t>(steps_ % kMostStepsInFlight)];
+  if (!slot.outcome) return slot;
+  request_.known_skipped = slot.outcome->wait().skipped;
+  slot.used_arrived->wait();
+  const auto* const used = reinterpret_cast<const char*>(slot.used.get());
+  known_used_.assign(used, used + update_.parameters());
+  return slot;
+}
+
+/// Copies what the host knows into this rank's message, while backward is still computed: counts, and a flag for each
+/// parameter that got a gradient, and numbers of groups. It lies behind the loss, which the device adds up.
+void QueuedStep::send_host_part(InFlight& slot, const LocalStep& local) {
+  StepMessageHeader header;
+  header.weight = local.weight;
+  header.tokens = local.tokens;
+  header.samples = local.samples;
+  header.gathers = digest_of_gathers(local.gathered);
+  header.numbers = digest_of_numbers(rates_.all(), options_.all());
+  std::byte* const message = slot.message.get();
+  std::memcpy(message, &header, sizeof header);
+  std::byte* flag = message + sizeof header;
+  for (const DeviceUpdate::Group& g : update_.groups()) {
+    for (std::size_t i = 0; i < g.group->parameters.size(); ++i) *flag++ = std::byte{reducer_.used(*g.group, i)};
+  }
+  constexpr std::size_t kBehindLoss = sizeof header.loss;
+  const DeviceKernels::UploadPiece piece{message_ + kBehindLoss, message + kBehindLoss, sums_offset_ - kBehindLoss};
+  uploaded_ = kernels_.upload({&piece, 1}, messages_read_.get());
+  if (!updates_in_backward()) send_numbers(slot);
+}
+
+/// Those of parameter groups, where there are some. What is queued from now on finds them.
+void QueuedStep::send_numbers(InFlight& slot) {
+  follow_options();
+  if (!numbers_there_) return;
+  const std::span<const double> rates = rates_.all().subspan(1);
+  for (std::size_t i = 0; i < rates.size(); ++i) group_numbers_[i].lr = rates[i];
+  const std::size_t bytes = group_numbers_.size() * sizeof(GroupNumbers);
+  std::memcpy(slot.numbers.get(), group_numbers_.data(), bytes);
+  const DeviceKernels::UploadPiece piece{numbers_there_, slot.numbers.get(), bytes};
+  kernels_.upload({&piece, 1}, numbers_read_.get())->join();
+}
+
+/// What the host has of the numbers goes with each launch, so it is of the steps that are queued from now on.
+void QueuedStep::follow_options() {
+  if (std::exchange(followed_, options_.version()) == options_.version()) return;
+  update_.follow(options_);
+  const StepRequest anew = update_.request();
+  request_.numbers = anew.numbers;
+  request_.of_matrices = anew.of_matrices;
+  group_numbers_ = update_.group_numbers();
+}
+
+/// The schedule's ratio depends on how many of the steps under way are skipped. The host does not know that yet, so it
+/// sends the ratio for every possible number.
+StepRequest QueuedStep::request() const {
+  StepRequest request = request_;
+  request.base_lr = rates_.everybodys();
+  for (int more = 0; more <= kMostStepsInFlight; ++more) {
+    const std::int64_t applied = std::max<std::int64_t>(0, steps_ - request_.known_skipped - more);
+    request.lr_ratios[more] = lr_ratio_at(strategy_.lr_schedule, resumed_at_ + applied);
+  }
+  return request;
+}
+
+StepProgress QueuedStep::progress() const {
+  wait_for_all();
+  const DeviceDecision decision = latest();
+  StepProgress progress{decision.applied,
+                        decision.scaler,
+                        {},
+                        {rates_.all().begin(), rates_.all().end()},
+                        {options_.all().begin(), options_.all().end()}};
+  std::vector<std::int64_t> counts(update_.parameters());
+  fetch_state(counts.data(), tables_.steps, bytes_of_counts(counts), device_.device);
+  auto count = counts.begin();
+  for (const DeviceUpdate::Group& g : update_.groups()) {
+    for (const FlatParameter& parameter : g.group->parameters) {
+      progress.updates[parameter.tensor.unsafeGetTensorImpl()] = *count++;
+    }
+  }
+  return progress;
+}
+
+void QueuedStep::resume(const StepProgress& progress) {
+  wait_for_all();
+  std::vector<std::int64_t> counts;
+  for (const DeviceUpdate::Group& g : update_.groups()) {
+    for (const FlatParameter& parameter : g.group->parameters) {
+      const auto found = progress.updates.find(parameter.tensor.unsafeGetTensorImpl());
+      counts.push_back(found == progress.updates.end() ? 0 : found->second);
+    }
+  }
+  DeviceDecision decision{};
+  decision.applied = progress.applied;
+  decision.scaler = progress.scaler;
+  write_state(tables_.steps, counts.data(), bytes_of_counts(counts), device_.device);
+  update_.resume(counts);
+  write_state(tables_.decision, &decision, sizeof decision, device_.device);
+  resumed_at_ = progress.applied;
+  request_.known_skipped = steps_ = 0;
+  for (InFlight& slot : ring_) slot.outcome.reset();
+  if (!progress.rates.empty()) rates_.restore(progress.rates);
+  if (!progress.options.empty()) options_.restore(progress.options);
+}
+
+void QueuedStep::wait_for_all() const {
+  for (std::int64_t step = std::max<std::int64_t>(0, steps_ - kMostStepsInFlight); step < steps_; ++step) {
+    ring_[static_cast<std::size_t>(step % kMostStepsInFlight)].outcome->wait();
+  }
+}
+
+DeviceDecision QueuedStep::latest() const {
+  if (steps_ > 0) return ring_[static_cast<std::size_t>((steps_ - 1) % kMostStepsInFlight)].outcome->wait();
+  DeviceDecision none{};
+  fetch_state(&none, tables_.decision, sizeof none, device_.device);
+  return none;
+}
+
+}  // namespace tessera

@@ -1,0 +1,135 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/device/accelerator.h"
+#include "engine/memory/training_memory.h"
+#include "engine/step/agree/learning_rates.h"
+#include "engine/step/agree/step_agreement.h"
+#include "engine/step/agree/step_outcome.h"
+#include "engine/step/queued/device_tables.h"
+#include "engine/step/queued/device_update.h"
+#include "engine/step/queued/queued_norm.h"
+#include "engine/step/step.h"
+#include "optim/device_kernels.h"
+#include "optim/grad_norm.h"
+#include "optim/optimizer.h"
+#include "runtime/comm/mesh_groups.h"
+#include "sharding/arena.h"
+#include "sharding/compute_device.h"
+#include "sharding/reduce/reducer.h"
+#include "sharding/unit.h"
+#include "tessera/strategy.h"
+
+namespace tessera {
+
+/// The step of an Engine on a GPU: norm, agreement, decision and update, all queued and nothing waited for. What ranks
+/// agree on, and what follows from it, is what CpuStep does on the CPU, bit for bit. The update itself is DeviceUpdate's.
+///
+/// Where units are updated in backward (OptimizerConfig::in_backward), each is begun by itself: the device looks whether its gradients are
+/// finite, and its parameters count the step. The host knows the rate beforehand, since no step is skipped. The step's end exchanges
+/// messages as ever, and finds out for all ranks whether it was good.
+///
+/// Where nothing is updated by the host's CPU or by a rule of the program's, the host may be kMostStepsInFlight steps ahead of the device; then it waits for the oldest one.
+class QueuedStep final : public Step {
+ public:
+  QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
+             const Reducer& reducer, const Strategy& strategy, const Optimizer& optimizer, const TrainingMemory& memory,
+             const OwnRules& own_rules, Accelerator& accelerator);
+
+  LossSeed seed_of(const at::Tensor& loss, double weight) const override;
+  void add_loss(const at::Tensor& loss, double weight, std::int64_t microbatches) override;
+  /// Begins to bring records.
+  void expect_update(std::span<const int> order) override;
+  void reduced(const Unit& unit) override;
+  void update(Unit& unit, const UnitAgreement& agreed) override;
+  /// What the device will find out is left as NaN, and `result` fetches it (StepResult::wait).
+  void run(const LocalStep& local, StepResult& result) override;
+  void set_lr(double lr, std::optional<std::size_t> group) override { rates_.set(lr, group); }
+  double lr(std::optional<std::size_t>) const override;
+  UpdateOptions& options() override { return options_; }
+  void swap_averages() override;
+  void forget_losses() override;
+  /// Of the step kMostStepsInFlight before the latest: that one the host has waited for, on every rank.
+  const std::vector<char>* known_used() const override { return known_used_.empty() ? nullptr : &known_used_; }
+  /// These two wait for the latest step.
+  double loss_scale() const override { return scales_loss_ ? latest().scaler.scale : 1.0; }
+  std::int64_t applied() const override { return latest().applied; }
+  /// These two wait for all steps under way. Throw tessera::Error as StepOutcome::wait.
+  StepProgress progress() const override;
+  void resume(const StepProgress& progress) override;
+  /// Unknown here: only the device knows, and StepResult::wait asks it.
+  double communication_seconds() const override { return 0; }
+  std::int64_t streamed_bytes() const override { return update_.streamed_bytes(); }
+  HostStepBytes host_step() const override { return update_.host_step(); }
+
+ private:
+  struct InFlight {
+    std::shared_ptr<std::byte> message, decision;  ///< pinned: the host's part of a message; what comes back
+    std::shared_ptr<std::byte> numbers;            ///< pinned: StepTables::group_numbers
+    std::shared_ptr<std::byte> used;               ///< pinned: the flags of AgreedStep::used, which come back too
+    std::shared_ptr<DeviceKernels::Mark> used_arrived;
+    std::shared_ptr<StepOutcome> outcome;  ///< of the step that last used them
+  };
+
+  /// The latest step's decision; waits for it.
+  DeviceDecision latest() const;
+  void wait_for_all() const;
+  std::shared_ptr<StepOutcome> queue(const LocalStep& local, std::int64_t number);
+  void join_downloads() const;
+  InFlight& take_slot();
+  void send_numbers(InFlight& slot);
+  void follow_options();
+  bool updates_in_backward() const { return tables_.updates_in_backward; }
+  void plan_message();
+  void allocate(const LossScalerState& scaler);
+  void fill_tables();
+  void send_host_part(InFlight& slot, const LocalStep& local);
+  StepRequest request() const;
+
+  const std::shared_ptr<const MeshAxes> axes_;
+  const Reducer& reducer_;
+  const Strategy& strategy_;
+  DeviceKernels& kernels_;
+  ExposedCommunication& exposed_;
+  const ComputeDevice device_;
+  const bool scales_loss_;
+  LearningRates rates_;
+  UpdateOptions options_;
+  std::uint64_t followed_ = 0;               ///< the options' version that the update has
+  std::vector<GroupNumbers> group_numbers_;  ///< with rates set by hand, when they are sent
+  GroupNumbers* numbers_there_ = nullptr;    ///< StepTables::group_numbers
+  std::vector<int> ranks_with_parts_;        ///< whose gradient parts make up the whole, each part once
+  NormTotals totals_;
+  std::shared_ptr<const std::vector<std::string>> unit_names_;  ///< where they are updated in backward; else null
+  std::size_t sums_offset_ = 0, message_bytes_ = 0;
+  DeviceTables memory_;  ///< of all that follows
+  std::byte* message_ = nullptr;
+  std::byte* messages_ = nullptr;
+  StepTables tables_;
+  DeviceUpdate update_;
+  StepRequest request_;             ///< but for what changes from step to step
+  std::optional<QueuedNorm> norm_;  ///< made with the tables
+  bool is_begun_ = false;           ///< a unit of the step, where units are updated in backward
+  bool sums_are_steps_ = false;     ///< from the beginning of a step's last backward to its end
+  at::Tensor loss_;                 ///< of `message_`
+  at::Tensor loss_scale_;           ///< of the decision: a scalar, fp32
+  std::array<InFlight, kMostStepsInFlight> ring_;
+  std::unique_ptr<DeviceKernels::Mark> uploaded_, messages_read_;  ///< of the host's part; of the step before
+  std::unique_ptr<DeviceKernels::Mark> numbers_read_;              ///< of groups, by the step before
+  std::shared_ptr<DeviceKernels::Mark> used_downloaded_;           ///< of the latest step's flags
+  std::shared_ptr<DeviceKernels::Mark> downloaded_;                ///< of the latest decision
+  std::int64_t resumed_at_ = 0;                                    ///< StepProgress::applied
+  std::int64_t steps_ = 0;                                         ///< queued since then
+  std::vector<char> known_used_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine/step/agree/learning_rates.h"
+#include "engine/step/agree/update_options.h"
+#include "engine/step/rules/own_optimizer.h"
+#include "optim/optimizer.h"
+#include "sharding/unit.h"
+
+namespace tessera {
+
+/// What every element's update depends on beside its own values.
+struct UpdateRates {
+  float gradient_scale = 1.0F;
+  float clip_value = 0.0F;       ///< StepScalars::clip_value
+  double lr = 0.0;               ///< what the schedule makes of everybody's
+  bool is_first_of_run = false;  ///< StepScalars::is_first_of_run
+};
+
+/// Those of one group, FlatParameter::group. `step`: counted from 1.
+StepScalars scalars_of(const LearningRates& learning_rates, const UpdateRates& rates, std::size_t group,
+                       std::int64_t step);
+
+/// A run of elements that have taken part in equally many steps, and are updated with the same numbers. Or that this step
+/// leaves alone, though their average goes on.
+struct UpdateRun {
+  Extent extent;
+  std::int64_t step = 0;                        ///< this one, counted from 1
+  std::size_t group = FlatParameter::kNoGroup;  ///< FlatParameter::group
+  bool is_updated = true;
+};
+
+/// The CPU's update of elements, one by one: which of a flat group go together in a step, and the pass over them. Whose masters and
+/// states they are, the CPU's or those of a GPU in its host's memory, makes no difference.
+class ElementUpdate {
+ public:
+  /// `rates` outlives this.
+  ElementUpdate(const Strategy& strategy, const OwnRules& own_rules, const LearningRates& rates);
+
+  /// Appends the runs of `part` of the group to `runs`. Neighbours that have taken part in equally many steps are one run, with the
+  /// padding up to the next. `used`: of the group's parameters, and more: which of them take part in this step. `steps`: of the group's
+  /// parameters, in how many steps they have; this one is added.
+  void find_runs(const FlatGroup& group, Extent part, std::span<const char> used, std::int64_t* steps,
+                 std::vector<UpdateRun>& runs) const;
+
+  /// From now on, these numbers. No call is under way.
+  void follow(const UpdateOptions& options);
+
+  StepScalars scalars_of(const UpdateRates& rates, const UpdateRun& run) const;
+  const Optimizer& optimizer_of(const UpdateRun& run) const { return *optimizers_[run.group + 1]; }
+  /// With an optimizer of matrices' groups too.
+  void update(const Optimizer& optimizer, const OptimizerSlice& slice, const UpdateRates& rates,
+              const UpdateRun& run) const;
+
+ private:
+  const LearningRates& rates_;
+  const bool averages_;                                 ///< strategy.ema
+  std::vector<std::unique_ptr<Optimizer>> optimizers_;  ///< of what is in no group, then of each group
+};
+
+}  // namespace tessera

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine/memory/state_views.h"
+#include "engine/step/agree/update_options.h"
+#include "engine/step/rules/layer_norms.h"
+#include "optim/layerwise_optimizer.h"
+#include "sharding/layout/memory_plan.h"
+
+namespace tessera {
+
+/// LAMB's and LARS's updates: Update goes over all runs twice, and between the passes ranks agree on each parameter's norms.
+class LayerwiseUpdate {
+ public:
+  LayerwiseUpdate(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const MemoryPlan& plan,
+                  const MeshAxes& axes);
+
+  /// From the next step on, these numbers.
+  void follow(const UpdateOptions& options);
+
+  /// What the first pass changes.
+  StateUse first_use() const;
+  /// The first pass over a group begins; its slices come in order.
+  void begin(const FlatGroup& group) { norms_.begin(group); }
+  /// `config`: FlatParameter::group of the slice's parameters. lamb: gradients become directions.
+  void measure(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars, std::size_t config);
+
+  /// Collective. `squares`: AgreedStep::squares. `gradient_scale`: what makes gradients of sums. Throws tessera::Error.
+  void agree(std::span<const double> squares, double gradient_scale);
+
+  /// The second pass. `scalars.lr`: the rate before norms are looked at.
+  void step(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars, std::size_t config) const;
+
+  /// Spent on agreeing so far.
+  double seconds() const { return norms_.seconds(); }
+
+ private:
+  const LayerwiseOptimizer& optimizer_of(std::size_t config) const { return *optimizers_[config + 1]; }
+
+  std::vector<std::unique_ptr<LayerwiseOptimizer>> optimizers_;  ///< of what is in no group, then of each group
+  std::vector<bool> adapts_;                                     ///< likewise
+  LayerNorms norms_;
+  std::span<const double> squares_;
+  double gradient_scale_ = 1;
+};
+
+}  // namespace tessera

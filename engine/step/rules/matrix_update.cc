@@ -1,0 +1,134 @@
+#include "engine/step/rules/matrix_update.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "engine/memory/state_views.h"
+#include "engine/step/rules/orthogonalize.h"
+#include "optim/arithmetic/scaled_gradient.h"
+#include "sharding/memory_view.h"
+#include "sharding/unrecorded.h"
+
+namespace tessera {
+namespace {
+
+/// What an orthogonal matrix is multiplied by.
+float factor_of(const MuonConfig& muon, const FlatParameter& parameter) {
+  const auto rows = static_cast<double>(parameter.sizes[0]), columns = static_cast<double>(parameter.sizes[1]);
+  const bool is_original = muon.adjust_lr == MuonLrAdjustment::kOriginal;
+  return static_cast<float>(is_original ? std::sqrt(std::max(1.0, rows / columns))
+                                        : 0.2 * std::sqrt(std::max(rows, columns)));
+}
+
+}  // namespace
+
+MatrixUpdate::MatrixUpdate(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy,
+                           const MemoryPlan& plan, const MeshAxes& axes, const TrainingMemory& memory,
+                           std::shared_ptr<const TensorRule> rule, ComputeDevice device, DeviceKernels* kernels)
+    : units_(units), deal_(plan.matrices()), muon_(strategy.optimizer.muon), device_(device), rule_(std::move(rule)) {
+  const auto add = [&](const OptimizerConfig& config) {
+    weight_decays_.push_back(config.weight_decay);
+    if (rule_) {
+      assigners_.push_back(std::make_unique<MasterAssigner>(config, strategy.ema));
+    } else {
+      directions_.push_back(std::make_unique<MuonOptimizer>(config, strategy.ema));
+    }
+  };
+  add(strategy.optimizer);
+  for (const ParameterGroup& group : strategy.optimizer.groups) add(config_of(strategy.optimizer, group));
+  exchange_.emplace(plan, units_, memory.matrices, rule_ ? assigners_[0].get() : nullptr, axes.world, device_, kernels);
+  if (memory.tensor_state_records) states_.emplace(units_, plan, memory, kernels);
+}
+
+void MatrixUpdate::follow(const UpdateOptions& options) {
+  for (std::size_t i = 0; i < weight_decays_.size(); ++i) {
+    const OptimizerConfig config = options.of(i - 1);
+    weight_decays_[i] = config.weight_decay;
+    if (!rule_) directions_[i]->set_numbers(config);
+  }
+}
+
+void MatrixUpdate::expect() {
+  if (states_) states_->begin();
+}
+
+void MatrixUpdate::make_directions(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars,
+                                   std::size_t config) const {
+  directions_[config + 1]->direction(scalars, slice, gradients_of(group, slice));
+}
+
+const Optimizer& MatrixUpdate::optimizer_of(std::size_t config) const {
+  if (rule_) return *assigners_[config + 1];
+  return *directions_[config + 1];
+}
+
+StepArguments MatrixUpdate::step_arguments(const OptimizerSlice& slice) const {
+  return rule_ ? assigners_[0]->arguments(slice) : directions_[0]->step_arguments(slice);
+}
+
+MatrixUpdate::Numbers MatrixUpdate::numbers_of(const LearningRates& rates, const UpdateRates& of_step,
+                                               std::size_t group, std::int64_t step, bool is_used) {
+  return {is_used, scalars_of(rates, of_step, group, step), rates.of(of_step.lr, group)};
+}
+
+void MatrixUpdate::exchange(c10::function_ref<Numbers(std::size_t)> numbers_of, VisitMasters visit_masters) {
+  const DealtMatrix* const first = deal_.matrices().data();
+  expect();
+  for (const MatrixBatch& batch : deal_.batches()) {
+    const auto run = [&] {
+      exchange_->run(batch, visit_masters, [&](const DealtMatrix& matrix, const WholeMatrix& whole) {
+        const Numbers numbers = numbers_of(static_cast<std::size_t>(&matrix - first));
+        if (numbers.is_used) compute(matrix, whole, numbers);
+      });
+    };
+    states_ ? states_->with(batch, run) : run();
+  }
+  if (states_) states_->end();
+}
+
+void MatrixUpdate::compute(const DealtMatrix& matrix, const WholeMatrix& whole, const Numbers& numbers) const {
+  if (rule_) return apply_rule(matrix, whole, numbers);
+  orthogonalize_matrix(matrix, units_[matrix.unit]->groups[matrix.group]->parameters[matrix.tensor], whole);
+}
+
+void MatrixUpdate::orthogonalize_matrix(const DealtMatrix& matrix, const FlatParameter& parameter,
+                                        const WholeMatrix& whole) const {
+  orthogonalize(whole.gradient.data(), matrix.shape, muon_.ns_steps, whole.work, muon_.ns_dtype, device_.device);
+  const Unrecorded unrecorded;
+  flat_view(whole.gradient.data(), DType::kF32, matrix.extent.numel, device_.device).mul_(factor_of(muon_, parameter));
+}
+
+/// As scaled_gradient.
+void MatrixUpdate::scale(std::span<float> gradient, const StepScalars& scalars) const {
+  if (!device_.is_queued) {
+    for (float& g : gradient) g = scaled_gradient(g, scalars.gradient_scale, scalars.clip_value);
+    return;
+  }
+  const Unrecorded unrecorded;
+  at::Tensor there =
+      flat_view(gradient.data(), DType::kF32, static_cast<std::int64_t>(gradient.size()), device_.device);
+  there.mul_(scalars.gradient_scale);
+  if (scalars.clip_value > 0) there.clamp_(-scalars.clip_value, scalars.clip_value);
+}
+
+void MatrixUpdate::apply_rule(const DealtMatrix& matrix, const WholeMatrix& whole, const Numbers& numbers) const {
+  const FlatGroup& group = *units_[matrix.unit]->groups[matrix.group];
+  const FlatParameter& parameter = group.parameters[matrix.tensor];
+  const StepScalars& scalars = numbers.scalars;
+  scale(whole.gradient, scalars);
+  WholeTensor tensor{parameter, whole.masters, whole.gradient, {}, {}, numbers.lr, 0, scalars.step};
+  tensor.weight_decay = weight_decays_[parameter.group + 1];
+  if (!group.tensor_states.empty()) {
+    const std::size_t begin = group.tensor_states.first[matrix.tensor];
+    const std::size_t count = group.tensor_states.first[matrix.tensor + 1] - begin;
+    tensor.state_shapes = std::span(group.tensor_state_shapes).subspan(begin, count);
+    for (std::size_t i = 0; i < count; ++i) {
+      const Extent place = group.tensor_states.layout.extent(begin + i);
+      tensor.states[i] = whole.states.subspan(static_cast<std::size_t>(place.offset - matrix.states.offset),
+                                              static_cast<std::size_t>(place.numel));
+    }
+  }
+  rule_->update(tensor);
+}
+
+}  // namespace tessera

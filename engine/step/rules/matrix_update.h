@@ -1,0 +1,86 @@
+#pragma once
+
+#include <c10/util/FunctionRef.h>
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "engine/memory/brought_tensor_states.h"
+#include "engine/memory/training_memory.h"
+#include "engine/step/rules/element_update.h"
+#include "engine/step/rules/matrix_exchange.h"
+#include "engine/step/rules/tensor_rule.h"
+#include "optim/muon_optimizer.h"
+#include "optim/optimizer.h"
+
+namespace tessera {
+
+/// Updates of whole matrices, by Muon or by a TensorRule. What happens to each element by itself, before the matrices are exchanged and
+/// after, is a pass of Update's.
+class MatrixUpdate {
+ public:
+  /// `rule`: null under muon. `kernels`: of the GPU that is the `device`; else null.
+  MatrixUpdate(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const MemoryPlan& plan,
+               const MeshAxes& axes, const TrainingMemory& memory, std::shared_ptr<const TensorRule> rule,
+               ComputeDevice device = {}, DeviceKernels* kernels = nullptr);
+
+  /// From the next step on, these numbers.
+  void follow(const UpdateOptions& options);
+
+  /// An exchange will come: what it needs from below memory is read ahead.
+  void expect();
+
+  /// Whether there is a pass before the exchange: Muon moves momenta, and leaves directions in place of the gradients.
+  bool makes_directions() const { return !rule_; }
+  void make_directions(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars,
+                       std::size_t config) const;
+
+  /// One matrix's numbers in a step.
+  struct Numbers {
+    bool is_used = true;  ///< false: nothing becomes of it
+    StepScalars scalars;
+    double lr = 0;  ///< that of the scalars, not rounded
+  };
+  /// `group`: FlatParameter::group. `step`: of the matrix, with this one.
+  static Numbers numbers_of(const LearningRates& rates, const UpdateRates& of_step, std::size_t group,
+                            std::int64_t step, bool is_used);
+
+  /// Matrices of all ranks, batch by batch; what comes back lies in place of the gradients. Collective. `numbers_of(i)`: of
+  /// MemoryPlan::matrices().matrices()[i]; the same on all ranks. `visit_masters`: called for each group in order, but under muon. Throws
+  /// tessera::Error, and what a program's rule throws.
+  void exchange(c10::function_ref<Numbers(std::size_t)> numbers_of, VisitMasters visit_masters);
+
+  /// Muon's, of a GPU, whose directions and updates are kernels.
+  const MuonOptimizer& muon_of(std::size_t config) const { return *directions_[config + 1]; }
+
+  /// On a GPU: the slice for the kernel that takes in what came back.
+  StepArguments step_arguments(const OptimizerSlice& slice) const;
+  /// Takes in what came back. `config`: FlatParameter::group.
+  const Optimizer& optimizer_of(std::size_t config) const;
+
+  /// Spent in exchanges so far.
+  double seconds() const { return exchange_->seconds(); }
+  /// Of states of whole tensors that were copied to the GPU so far.
+  std::int64_t streamed_bytes() const { return states_ ? states_->streamed_bytes() : 0; }
+
+ private:
+  void compute(const DealtMatrix& matrix, const WholeMatrix& whole, const Numbers& numbers) const;
+  void orthogonalize_matrix(const DealtMatrix& matrix, const FlatParameter& parameter, const WholeMatrix& whole) const;
+  void scale(std::span<float> gradient, const StepScalars& scalars) const;
+  void apply_rule(const DealtMatrix& matrix, const WholeMatrix& whole, const Numbers& numbers) const;
+
+  const std::vector<std::unique_ptr<Unit>>& units_;
+  const MatrixDeal& deal_;
+  const MuonConfig muon_;
+  const ComputeDevice device_;
+  const std::shared_ptr<const TensorRule> rule_;
+  // Of what is in no group, then of each group; of the first two, one is empty.
+  std::vector<std::unique_ptr<MuonOptimizer>> directions_;
+  std::vector<std::unique_ptr<MasterAssigner>> assigners_;
+  std::vector<double> weight_decays_;
+  std::optional<MatrixExchange> exchange_;
+  std::optional<BroughtTensorStates> states_;  ///< where some lie below memory
+};
+
+}  // namespace tessera

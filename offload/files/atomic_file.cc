@@ -1,0 +1,151 @@
+#include "offload/files/atomic_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "offload/files/fault_environment.h"
+#include "offload/files/file_calls.h"
+#include "offload/files/file_error.h"
+#include "offload/files/retries.h"
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kMostNames = 100;
+
+std::string folder_of(const std::string& path) {
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  return folder.empty() ? std::filesystem::path(".").string() : folder.string();
+}
+
+/// The temporary file, until it is renamed: closed and taken away wherever the way ends.
+class TemporaryFile {
+ public:
+  TemporaryFile(const std::string& path, const std::string& who) : target_(path), who_(who), folder_(folder_of(path)) {}
+  ~TemporaryFile() {
+    if (fd_ >= 0) ::close(fd_);
+    if (!exists_) return;
+    // A fault plan may fail this, too; it must not be a reason to leave rubbish behind.
+    if (file_calls::unlink(name_) < 0 && ::unlink(name_.c_str()) < 0)
+      log_warning(fmt::format("{}: the temporary file {} could not be removed: {}", who_, name_, errno_text(errno)));
+  }
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+
+  // A name of an earlier process with this process's number may be left over from a kill: then the next number is taken.
+  absl::Status open(mode_t mode) {
+    static std::atomic<std::uint64_t> numbers{0};
+    int got = -EEXIST;
+    for (int tries = 0; got == -EEXIST && tries < kMostNames; ++tries) {
+      name_ = fmt::format("{}.tmp-{}-{}", target_, ::getpid(), numbers.fetch_add(1));
+      got =
+          retried([&] { return file_calls::open(name_, O_CREAT | O_EXCL | O_NOFOLLOW | O_WRONLY | O_CLOEXEC, mode); });
+    }
+    if (got < 0) return error("create", -got, -1, -1, -1);
+    fd_ = got;
+    exists_ = true;
+    // Exactly `mode`, whatever the umask.
+    return ::fchmod(fd_, mode) == 0 ? absl::OkStatus() : error("set the mode", errno, -1, -1, -1);
+  }
+
+  absl::Status write(std::span<const std::byte> bytes) {
+    std::size_t done = 0;
+    const int got = file_calls::write_all(fd_, name_, bytes, 0, done);
+    const auto written = static_cast<std::int64_t>(done);
+    return got == 0 ? absl::OkStatus()
+                    : error("write", -got, written, static_cast<std::int64_t>(bytes.size()), written);
+  }
+
+  // Never repeated, not even after EINTR: whether the data is on the disk is unknown then.
+  absl::Status sync() {
+    const int got = file_calls::fsync(fd_, name_);
+    return got == 0 ? absl::OkStatus() : error("fsync", -got, -1, -1, -1);
+  }
+
+  absl::Status close() {
+    // Network file systems report a failed write here.
+    if (::close(std::exchange(fd_, -1)) != 0 && errno != EINTR) return error("close", errno, -1, -1, -1);
+    return absl::OkStatus();
+  }
+
+  absl::Status rename() {
+    const int got = retried([&] { return file_calls::rename(name_, target_); });
+    if (got < 0) return error("rename", -got, -1, -1, -1);
+    exists_ = false;
+    return absl::OkStatus();
+  }
+
+  absl::Status sync_folder() {
+    const char* operation = nullptr;
+    const int got = file_calls::sync_folder(folder_, operation);
+    return got == 0 ? absl::OkStatus() : error(operation, -got, -1, -1, -1);
+  }
+
+ private:
+  absl::Status error(const char* operation, int error, std::int64_t offset, std::int64_t wanted,
+                     std::int64_t got) const {
+    return file_error({.who = who_,
+                       .operation = operation,
+                       .file = target_,
+                       .folder = folder_,
+                       .offset = offset,
+                       .wanted = wanted,
+                       .got = got,
+                       .error = error});
+  }
+
+  const std::string target_, who_, folder_;
+  std::string name_;
+  int fd_ = -1;
+  bool exists_ = false;
+};
+
+}  // namespace
+
+absl::Status write_file_atomically(const std::string& path, std::span<const std::byte> bytes, const std::string& who,
+                                   mode_t mode) {
+  TESSERA_RETURN_IF_ERROR(take_faults_from_environment());
+  if (path.empty())
+    return make_error(ExitCode::kConfig, who + ": the path of a file to write is empty. [T0369] hint: name one");
+  TemporaryFile file(path, who);
+  TESSERA_RETURN_IF_ERROR(file.open(mode));
+  TESSERA_RETURN_IF_ERROR(file.write(bytes));
+  TESSERA_RETURN_IF_ERROR(file.sync());
+  TESSERA_RETURN_IF_ERROR(file.close());
+  TESSERA_RETURN_IF_ERROR(file.rename());
+  return file.sync_folder();
+}
+
+absl::Status make_folders(const std::string& folder, const std::string& who) {
+  namespace fs = std::filesystem;
+  std::vector<std::string> above;  // of the folders to be made, the innermost first
+  std::error_code error;
+  for (fs::path path = fs::path(folder).lexically_normal(); !path.empty() && !fs::exists(path, error);
+       path = path.parent_path()) {
+    if (path.has_filename()) above.push_back(folder_of(path.string()));
+  }
+  const auto failed = [&](const char* operation, const std::string& file, int code) {
+    return file_error({.who = who, .operation = operation, .file = file, .error = code});
+  };
+  fs::create_directories(folder, error);
+  if (error) return failed("create", folder, error.value());
+  for (const std::string& each : above) {
+    const char* operation = "fsync";
+    if (const int got = file_calls::sync_folder(each, operation); got < 0) return failed(operation, each, -got);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "offload/files/block_file.h"
+
+namespace tessera {
+
+/// A stretch of a scratch file.
+struct Room {
+  const BlockFile* file = nullptr;
+  std::int64_t offset = 0;  ///< a multiple of 4096
+  std::size_t bytes = 0;    ///< a multiple of 4096
+};
+
+/// Room on the disk of one directory for pieces of any size, of which nobody knows beforehand how much is needed: scratch
+/// files that are added as the need grows, and stay until the object goes.
+///
+/// A new file is as large as a quarter of all files before it, and no smaller than `least_growth` and the piece that it is
+/// for. Its room is taken on the disk at once. Pieces go where room is free, the oldest file's begin first, so what comes and
+/// goes like a stack uses the same room again and again. For one thread at a time.
+class ScratchRoom {
+ public:
+  /// `file`: what all files have in common; its `bytes` are ignored. `least_growth`: a multiple of 4096, more than 0.
+  ScratchRoom(BlockFileOptions file, std::int64_t least_growth) : options_(std::move(file)), growth_(least_growth) {}
+  ScratchRoom(ScratchRoom&&) = default;
+
+  /// `bytes`: a multiple of 4096, more than 0. Errors: those of BlockFile::create, a full disk among them.
+  absl::StatusOr<Room> take(std::size_t bytes);
+  /// REQUIRES: `holds(room)`; nothing reads or writes it any more.
+  void give_back(const Room& room);
+  /// Whether it was taken here.
+  bool holds(const Room& room) const { return number_of(room) < files_.size(); }
+
+  std::int64_t file_bytes() const { return file_bytes_; }
+  std::int64_t taken_bytes() const { return taken_bytes_; }
+
+ private:
+  using Place = std::pair<std::size_t, std::int64_t>;  ///< number of a file, offset in it
+
+  absl::Status grow(std::size_t bytes);
+  std::size_t number_of(const Room& room) const;
+
+  BlockFileOptions options_;
+  std::int64_t growth_;
+  std::vector<std::unique_ptr<BlockFile>> files_;
+  std::map<Place, std::int64_t> free_;  ///< bytes of each stretch that is free; no two of them touch
+  std::int64_t file_bytes_ = 0, taken_bytes_ = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,121 @@
+#include "offload/io/thread_backend.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <condition_variable>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+
+namespace tessera {
+namespace {
+
+class ThreadBackend final : public IoBackend {
+ public:
+  // An IoRing has 64 requests in flight at most, so a step takes nothing from the heap.
+  ThreadBackend() {
+    queued_.reserve(64);
+    work_.reserve(64);
+    completions_.reserve(64);
+  }
+  ~ThreadBackend() override {
+    {
+      std::lock_guard lock(mutex_);
+      is_ending_ = true;
+    }
+    has_work_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  absl::Status start(int threads) {
+    try {
+      for (int i = 0; i < threads; ++i) threads_.emplace_back([this, rank = log_rank()] { serve(rank); });
+    } catch (const std::system_error& error) {
+      return make_error(ExitCode::kOsResource, fmt::format("cannot start thread {} of {} for reads and writes: {}. "
+                                                           "[T0381] hint: raise the limit of threads (ulimit -u)",
+                                                           threads_.size() + 1, threads, error.what()));
+    }
+    return absl::OkStatus();
+  }
+
+  std::string describe() const override { return fmt::format("{} threads with pread and pwrite", threads_.size()); }
+
+  bool enqueue(const Transfer& transfer) override {
+    queued_.push_back(transfer);
+    return true;
+  }
+
+  absl::Status push() override {
+    if (queued_.empty()) return absl::OkStatus();
+    {
+      std::lock_guard lock(mutex_);
+      work_.insert(work_.end(), queued_.begin(), queued_.end());
+    }
+    for (std::size_t i = 0; i < queued_.size(); ++i) has_work_.notify_one();
+    queued_.clear();
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::size_t> collect(std::span<Completion> out, bool wait) override {
+    TESSERA_RETURN_IF_ERROR(push());
+    std::unique_lock lock(mutex_);
+    if (wait) has_completions_.wait(lock, [this] { return !completions_.empty(); });
+    const std::size_t found = std::min(out.size(), completions_.size());
+    std::copy_n(completions_.begin(), found, out.begin());
+    completions_.erase(completions_.begin(), completions_.begin() + static_cast<std::ptrdiff_t>(found));
+    return found;
+  }
+
+  std::string register_resources(std::span<const BlockFile* const>, std::span<const std::span<std::byte>>) override {
+    return "";  // nothing is gained by it here
+  }
+
+ private:
+  static std::int32_t move(const Transfer& transfer) {
+    const ssize_t moved = transfer.kind == IoKind::kRead
+                              ? ::pread(transfer.fd, transfer.memory, transfer.bytes, transfer.offset)
+                              : ::pwrite(transfer.fd, transfer.memory, transfer.bytes, transfer.offset);
+    return static_cast<std::int32_t>(moved < 0 ? -errno : moved);
+  }
+
+  void serve(const LogRank& rank) {
+    set_log_rank(rank);
+    std::unique_lock lock(mutex_);
+    while (true) {
+      has_work_.wait(lock, [this] { return is_ending_ || !work_.empty(); });
+      if (work_.empty()) return;  // what was handed over is moved before the end
+      const Transfer transfer = work_.front();
+      work_.erase(work_.begin());
+      lock.unlock();
+      const Completion completion{transfer.slot, move(transfer)};
+      lock.lock();
+      completions_.push_back(completion);
+      has_completions_.notify_one();
+    }
+  }
+
+  std::vector<Transfer> queued_;  // the owner's alone
+  std::vector<std::thread> threads_;
+  std::mutex mutex_;  // guards the members below
+  std::condition_variable has_work_, has_completions_;
+  std::vector<Transfer> work_;  // oldest first; at most 64
+  std::vector<Completion> completions_;
+  bool is_ending_ = false;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<IoBackend>> make_thread_backend(int threads) {
+  auto backend = std::make_unique<ThreadBackend>();
+  TESSERA_RETURN_IF_ERROR(backend->start(threads));
+  return backend;
+}
+
+}  // namespace tessera

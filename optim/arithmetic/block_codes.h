@@ -1,0 +1,80 @@
+#pragma once
+
+#include "optim/arithmetic/companding.h"
+
+namespace tessera {
+namespace {
+
+// A block's values in 8 bits each, relative to a scale that its largest value sets. V: Simd, or ScalarLane. A value is encoded
+// in two steps:
+//   magnitude(value, half_inverse, noise)   Code::encode's result, without the value's sign or the code's minimum
+//   code(magnitudes, tops)                  the code, of V::words<Code::kNoiseBits> of magnitudes and V::tops of values: with half
+//                                           the registers
+
+/// A block's scale, and what values are multiplied by to become half of what they are relative to it.
+struct BlockScale {
+  float scale, half_inverse;
+};
+
+/// `most`: the block's largest magnitude. What is computed with a scale needs Code::kOffset times it and half its inverse to
+/// be normal numbers, and twice the scale to be finite. So a scale below 2^-112 counts as 0, and so do the block's values. A
+/// block that holds an infinity, a NaN, or a number from 2^125 on has a NaN as its scale, and decodes to NaNs.
+template <class Code>
+TESSERA_ALWAYS_INLINE BlockScale block_scale(float most) {
+  constexpr float kNaN = __builtin_bit_cast(float, 0x7fc00000u);
+  if (!(most < 0x1p125f)) return {kNaN, kNaN};
+  const float scale = most * (1.0f / Code::kLargest);
+  const bool vanishes = scale < 0x1p-112f;
+  return {vanishes ? 0.0f : scale, vanishes ? 0.0f : 0.5f / scale};
+}
+
+/// A first moment: int8, the sign and a companded magnitude.
+template <class V>
+struct SignedBlockCode {
+  using Byte = std::int8_t;
+  static constexpr bool kIsOfRoot = false;
+  using Code = Companding<V, 128>;
+  using Float = typename V::Float;
+  using Bits = typename V::Bits;
+  using Int = typename V::Int;
+  using Words = typename V::Words;
+
+  static TESSERA_ALWAYS_INLINE Float decode(Int code, float scale) {
+    const Float magnitude = Code::decode(V::abs(code), scale);
+    return V::float_of(V::bits_of(magnitude) | (Bits(code) & 0x80000000u));
+  }
+  static TESSERA_ALWAYS_INLINE Bits magnitude(Float value, float half_inverse, Bits noise) {
+    return Code::encode(V::float_of(V::bits_of(value) & 0x7fffffffu) * half_inverse, noise);
+  }
+  static TESSERA_ALWAYS_INLINE Words code(Words magnitudes, Words tops) {
+    return V::with_sign(Code::code(magnitudes), tops);
+  }
+};
+
+/// A second moment: uint8, its companded square root. Above zero it never gets the code 0: dividing by the root of a
+/// moment that vanished would blow a step up, while one that is kept too large only makes a step smaller.
+template <class V>
+struct RootBlockCode {
+  using Byte = std::uint8_t;
+  static constexpr bool kIsOfRoot = true;
+  using Code = Companding<V, 256>;
+  using Float = typename V::Float;
+  using Bits = typename V::Bits;
+  using Words = typename V::Words;
+
+  static TESSERA_ALWAYS_INLINE Float decode(typename V::Int code, float scale) {
+    const Float root = Code::decode(code, scale);
+    return root * root;
+  }
+  /// `root`: the square root of the moment; it is never -0.
+  static TESSERA_ALWAYS_INLINE Bits magnitude(Float root, float half_inverse, Bits noise) {
+    return Code::encode(root * half_inverse, noise);
+  }
+  /// A root above zero has bits among its upper 16, since the root of the smallest number is 2^-74.5.
+  static TESSERA_ALWAYS_INLINE Words code(Words magnitudes, Words tops) {
+    return V::max_word(Code::code(magnitudes), V::min_word(tops, 1));
+  }
+};
+
+}  // namespace
+}  // namespace tessera

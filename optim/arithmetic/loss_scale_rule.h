@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+
+#include "optim/arithmetic/instruction_set.h"
+
+namespace tessera {
+
+/// What a checkpoint keeps of a LossScaler.
+struct LossScalerState {
+  float scale = 1.0f;
+  std::int64_t finite_steps = 0;    ///< since the scale last changed, or since the last overflow
+  std::int64_t overflow_steps = 0;  ///< in a row, up to now
+};
+
+/// LossScaleConfig (tessera/strategy.h), plainly.
+struct LossScaleRule {
+  double growth_factor = 2.0, backoff_factor = 0.5, minimum = 1.0;
+  std::int64_t growth_interval = 2000, hysteresis = 1;
+  bool dynamic = false;
+};
+
+/// LossScaler's step (loss_scaler.h), which a GPU does by itself, to the same bits.
+TESSERA_ALWAYS_INLINE void next_loss_scale(const LossScaleRule& rule, LossScalerState& state, bool overflow) {
+  if (!rule.dynamic) return;
+  if (overflow) {
+    state.finite_steps = 0;
+    if (++state.overflow_steps < rule.hysteresis) return;
+    const double smaller = state.scale * rule.backoff_factor;
+    const auto most = static_cast<float>(smaller < rule.minimum ? rule.minimum : smaller);
+    if (most < state.scale) state.scale = most;  // a scale below the minimum is not raised to it
+    return;
+  }
+  state.overflow_steps = 0;
+  if (++state.finite_steps != rule.growth_interval) return;
+  state.finite_steps = 0;
+  const auto larger = static_cast<float>(state.scale * rule.growth_factor);
+  if (larger - larger == 0.0f) state.scale = larger;  // finite
+}
+
+}  // namespace tessera

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "optim/arithmetic/instruction_set.h"
+
+namespace tessera {
+
+// The tree by which a tensor's squared norm is added up (grad_norm.h says what for). The CPU and the kernels share this.
+//
+// The tensor is cut into blocks of 256 elements, counted from its own start; the last one may be shorter. Blocks are the
+// leaves of a binary tree over block numbers. A node of level l and number i is the sum over blocks
+// [i * 2^l, (i + 1) * 2^l): that of its left child plus that of its right child. A node whose sibling lies behind the
+// tensor's end is carried up as it is. So every addition has operands that depend on the tensor's elements and their
+// number alone.
+
+constexpr std::uint64_t kNormBlock = 256;  ///< elements
+
+TESSERA_ALWAYS_INLINE constexpr std::uint64_t norm_blocks_of(std::uint64_t numel) {
+  return (numel + kNormBlock - 1) / kNormBlock;
+}
+
+/// The part of one tensor that lies in a rank's part of a flat buffer. It begins with a block of the tensor's, and ends
+/// with one.
+struct NormRun {
+  std::uint64_t begin = 0;        ///< elements into the part
+  std::uint64_t numel = 0;        ///< above 0
+  std::uint64_t first_block = 0;  ///< of the tensor
+  std::uint32_t tensor = 0;       ///< its number, which the tensor's other runs have too
+  bool is_last = true;            ///< whether the tensor's last block is in it
+
+  std::uint64_t blocks() const { return norm_blocks_of(numel); }
+};
+
+/// Calls `visit(level, index)` for the largest nodes whose blocks are all in the run, in block order. One for a whole
+/// tensor, else at most 2 * ceil(log2(blocks)), at least 1.
+template <class Visit>
+void for_each_norm_node(const NormRun& run, const Visit& visit) {
+  const std::uint64_t end = run.first_block + run.blocks();
+  for (std::uint64_t block = run.first_block; block < end;) {
+    std::uint32_t level = 0;
+    const auto has_parent = [&] {
+      const std::uint64_t parent_end = block + (std::uint64_t{2} << level);
+      const bool is_there = parent_end <= end || (run.is_last && parent_end - end < std::uint64_t{1} << level);
+      return (block >> level) % 2 == 0 && is_there;
+    };
+    while (has_parent()) ++level;
+    visit(level, block >> level);
+    block += std::uint64_t{1} << level;
+  }
+}
+
+/// One node that a rank sends, where its tensor's tree is put together.
+struct NormLink {
+  std::uint32_t part = 0;    ///< who sends it
+  std::uint32_t slot = 0;    ///< among what that part sends
+  std::uint32_t merges = 0;  ///< how many times it and those before it become their parent
+};
+
+/// The sum over a tensor whose nodes are `links[0, count)`, in block order and all there is. `sum_of(link)` is the
+/// node's. `stack` has room for kMostNormLevels numbers.
+constexpr std::size_t kMostNormLevels = 64;
+template <class SumOf>
+TESSERA_ALWAYS_INLINE double add_up_nodes(const NormLink* links, std::size_t count, double* stack,
+                                          const SumOf& sum_of) {
+  std::size_t depth = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    double sum = sum_of(links[i]);
+    for (std::uint32_t merge = 0; merge < links[i].merges; ++merge) sum = stack[--depth] + sum;
+    stack[depth++] = sum;
+  }
+  // What is left has no sibling: subtrees of falling level.
+  double total = 0.0;
+  for (std::size_t i = depth; i-- > 0;) total = i + 1 == depth ? stack[i] : stack[i] + total;
+  return total;
+}
+
+}  // namespace tessera

@@ -1,0 +1,20 @@
+#pragma once
+
+#include "optim/arithmetic/instruction_set.h"
+
+namespace tessera {
+
+/// A gradient as rules take it: times `scale`, then cut off at -most and most (0: not), as
+/// torch.nn.utils.clip_grad_value_. A NaN stays one. One number or a vector of them.
+template <class Float>
+TESSERA_ALWAYS_INLINE Float scaled_gradient(Float gradient, float scale, float most) {
+  Float g = gradient * scale;
+  if (most > 0.0f) {
+    const Float highest = Float{} + most, lowest = Float{} - most;
+    g = g > highest ? highest : g;
+    g = g < lowest ? lowest : g;
+  }
+  return g;
+}
+
+}  // namespace tessera

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "optim/arithmetic/average_element.h"
+#include "runtime/base/noise.h"
+#include "runtime/base/state_dtype.h"
+
+namespace tessera {
+
+/// How a loop keeps the weights of its parameters.
+enum class WeightFormat {
+  kF32,         ///< fp32 master, which is the parameter
+  kF32AndF32,   ///< fp32 master, and a copy of it
+  kF32AndBF16,  ///< fp32 master, and a copy rounded to bf16
+  kF32AndF16,   ///< fp32 master, and a copy rounded to fp16
+  kSplitBF16,   ///< bf16 parameter, and the master's low 16 bits
+};
+
+/// One state of `numel` elements: see StateSlice.
+struct StateArgument {
+  void* data = nullptr;
+  float* scales = nullptr;
+};
+
+/// The average of a run's weights: see average_element.h. Null where there is none.
+struct AverageArgument {
+  float* values = nullptr;
+  float share = 0.0f;  ///< 1 - decay
+  AverageStart start = AverageStart::kGoesOn;
+};
+
+/// The most states that a rule has (optim/rules).
+inline constexpr int kMostRuleStates = 3;
+
+/// An OptimizerSlice, checked and taken apart into plain pointers; see there for what each is. And what loops need to know
+/// of the step, whatever the rule.
+struct StepArguments {
+  std::size_t numel = 0;
+  const float* gradient = nullptr;
+  float* master = nullptr;
+  std::int16_t* low = nullptr;
+  void* parameter = nullptr;
+  StateArgument states[kMostRuleStates];  ///< in the rule's order; null where it is configured without
+  AverageArgument average;
+  WeightFormat weights = WeightFormat::kF32;
+  StateDType state_dtype = StateDType::kF32;       ///< but for states that are StateCode::kExact
+  float gradient_scale = 1.0f, clip_value = 0.0f;  ///< scaled_gradient.h
+  NoiseKey noise;
+  std::uint32_t first_element = 0;  ///< modulo 2^32
+};
+
+/// The elements [begin, begin + count) of `a`. REQUIRES: with 8-bit states, `begin` is a multiple of kStateBlock.
+StepArguments part_of(const StepArguments& a, std::size_t begin, std::size_t count);
+
+}  // namespace tessera

@@ -1,0 +1,157 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "optim/arithmetic/block_codes.h"
+#include "optim/arithmetic/for_groups.h"
+#include "optim/arithmetic/rounding.h"
+#include "optim/arithmetic/simd.h"
+#include "optim/arithmetic/step_arguments.h"
+#include "optim/rules/rule.h"
+#include "runtime/base/state_dtype.h"
+
+namespace tessera {
+namespace {
+
+// Where a loop's moments come from and go to, one type for each StateDType, made of the state's memory and of room for
+// the values of two blocks. A loop goes through blocks of kStateBlock elements; for each it calls
+//   open(begin, end)           the block's elements
+//   load(i, count)             the values of elements i to i + count
+//   store(i, count, values)    their new values; where kKeepsRoot, the new values' square roots
+// and then, where kIsNarrow, since a code may need the block's largest value,
+//   close(begin)
+//   encode(i, count, noise)    for all elements of the block once more, at the latest before the next block's close; noise:
+//                              kNoiseBits random bits an element
+
+template <class V>
+struct F32State {
+  static constexpr bool kIsNarrow = false, kKeepsRoot = false;
+  float* data;
+
+  explicit TESSERA_ALWAYS_INLINE F32State(const StateArgument& a, float*) : data(static_cast<float*>(a.data)) {}
+  TESSERA_ALWAYS_INLINE void open(std::size_t, std::size_t) const {}
+  TESSERA_ALWAYS_INLINE typename V::FloatGroup load(std::size_t i, std::size_t count) const {
+    return V::stream(data + i, count);
+  }
+  TESSERA_ALWAYS_INLINE void store(std::size_t i, std::size_t count, const typename V::FloatGroup& values) const {
+    V::store(data + i, count, values);
+  }
+};
+
+/// Two blocks' values, in fp32 and in the first cache.
+inline constexpr std::size_t kKeptValues = 2 * kStateBlock;
+template <class V>
+struct BlockValues {
+  float* values;  ///< [kKeptValues]
+
+  TESSERA_ALWAYS_INLINE void keep(std::size_t i, const typename V::FloatGroup& kept) const {
+    V::store(values + i % kKeptValues, V::kWidth, kept);
+  }
+  TESSERA_ALWAYS_INLINE typename V::FloatGroup kept(std::size_t i) const {
+    return V::load(values + i % kKeptValues, V::kWidth);
+  }
+};
+
+/// bf16, rounded stochastically: a second moment moves by a thousandth a step, less than bf16 can resolve, and rounded
+/// to nearest it would stand still.
+template <class V>
+struct BF16State : BlockValues<V> {
+  static constexpr bool kIsNarrow = true, kKeepsRoot = false;
+  static constexpr int kNoiseBits = 16;
+  std::uint16_t* data;
+
+  explicit TESSERA_ALWAYS_INLINE BF16State(const StateArgument& a, float* values)
+      : BlockValues<V>{values}, data(static_cast<std::uint16_t*>(a.data)) {}
+  TESSERA_ALWAYS_INLINE void open(std::size_t, std::size_t) const {}
+  TESSERA_ALWAYS_INLINE typename V::FloatGroup load(std::size_t i, std::size_t count) const {
+    const auto words = V::stream(data + i, count);
+    const typename V::BitGroup bits = V::join(words, decltype(words){});
+    typename V::FloatGroup values;
+    for (int v = 0; v < V::kVectors; ++v) values[v] = V::float_of(bits[v]);
+    return values;
+  }
+  TESSERA_ALWAYS_INLINE void store(std::size_t i, std::size_t, const typename V::FloatGroup& values) const {
+    this->keep(i, values);
+  }
+  TESSERA_ALWAYS_INLINE void close(std::size_t) const {}
+  TESSERA_ALWAYS_INLINE void encode(std::size_t i, std::size_t count, const typename V::BitGroup& noise) const {
+    const typename V::FloatGroup values = this->kept(i);
+    typename V::BitGroup rounded;
+    for (int v = 0; v < V::kVectors; ++v) rounded[v] = bf16_stochastic(values[v], noise[v]);
+    V::store(data + i, count, V::tops_in_order(rounded));
+  }
+};
+
+/// 8 bits, of the code `BlockCode`, with a scale a block. A block is decoded as a whole before the formula sees it:
+/// what a processor looks ahead is then enough for several elements' divisions, which decoding would fill.
+template <class V, class BlockCode>
+struct BlockState : BlockValues<V> {
+  static constexpr bool kIsNarrow = true, kKeepsRoot = BlockCode::kIsOfRoot;
+  static constexpr int kNoiseBits = BlockCode::Code::kNoiseBits;
+  using Byte = typename BlockCode::Byte;
+
+  Byte* data;
+  float* scales;
+  float half_inverse = 0.0f;
+  typename V::Bits largest = {};
+
+  explicit TESSERA_ALWAYS_INLINE BlockState(const StateArgument& a, float* values)
+      : BlockValues<V>{values}, data(static_cast<Byte*>(a.data)), scales(a.scales) {}
+  TESSERA_ALWAYS_INLINE void open(std::size_t begin, std::size_t end) {
+    const float scale = scales[begin / kStateBlock];
+    for_groups<V>(begin, end, [&](std::size_t i, std::size_t count) TESSERA_INLINE_BODY {
+      const typename V::template Group<typename V::Int> codes = V::stream_integers(data + i, count);
+      typename V::FloatGroup decoded;
+      for (int v = 0; v < V::kVectors; ++v) decoded[v] = BlockCode::decode(codes[v], scale);
+      this->keep(i, decoded);
+    });
+    largest = typename V::Bits{};
+  }
+  TESSERA_ALWAYS_INLINE typename V::FloatGroup load(std::size_t i, std::size_t) const { return this->kept(i); }
+  TESSERA_ALWAYS_INLINE void store(std::size_t i, std::size_t, const typename V::FloatGroup& values) {
+    this->keep(i, values);
+    for (int v = 0; v < V::kVectors; ++v) {
+      typename V::Bits magnitude = V::bits_of(values[v]);   // as integers NaN > infinity > finite
+      if constexpr (!kKeepsRoot) magnitude &= 0x7fffffffu;  // the only root with a sign is a NaN, then larger still
+      largest = magnitude > largest ? magnitude : largest;
+    }
+  }
+  TESSERA_ALWAYS_INLINE void close(std::size_t begin) {
+    const BlockScale next = block_scale<typename BlockCode::Code>(__builtin_bit_cast(float, V::largest(largest)));
+    scales[begin / kStateBlock] = next.scale;
+    half_inverse = next.half_inverse;
+  }
+  TESSERA_ALWAYS_INLINE void encode(std::size_t i, std::size_t count, const typename V::BitGroup& noise) const {
+    const typename V::FloatGroup values = this->kept(i);
+    typename V::BitGroup bits, magnitudes;
+    for (int v = 0; v < V::kVectors; ++v) {
+      bits[v] = V::bits_of(values[v]);
+      magnitudes[v] = BlockCode::magnitude(values[v], half_inverse, noise[v]);
+    }
+    const typename V::Words codes = BlockCode::code(V::template words<kNoiseBits>(magnitudes), V::tops(bits));
+    V::store(data + i, count, V::template bytes<Byte>(codes));
+  }
+};
+
+template <class V, StateDType kDType, StateCode kCode>
+struct StateStreamOf {
+  using Type = F32State<V>;
+};
+template <class V, StateCode kCode>
+requires(kCode != StateCode::kExact) struct StateStreamOf<V, StateDType::kBF16, kCode> {
+  using Type = BF16State<V>;
+};
+template <class V>
+struct StateStreamOf<V, StateDType::k8Bit, StateCode::kSigned> {
+  using Type = BlockState<V, SignedBlockCode<V>>;
+};
+template <class V>
+struct StateStreamOf<V, StateDType::k8Bit, StateCode::kRoot> {
+  using Type = BlockState<V, RootBlockCode<V>>;
+};
+template <class V, StateDType kDType, StateCode kCode>
+using StateStream = typename StateStreamOf<V, kDType, kCode>::Type;
+
+}  // namespace
+}  // namespace tessera

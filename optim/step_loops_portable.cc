@@ -1,9 +1,0 @@
-// The loops for any processor; see the flags in CMakeLists.txt.
-
-#include "optim/step_kernel.h"
-
-namespace tessera {
-
-const StepLoops kPortableStepLoops = kStepLoops<Simd<4>>;
-
-}  // namespace tessera

@@ -1,0 +1,118 @@
+#include "planner/gather_script.h"
+
+#include <cstddef>
+
+#include "planner/form_cost.h"
+#include "sharding/layout/placement.h"
+
+namespace tessera {
+
+GatherScript::GatherScript(const MemoryPlan& plan)
+    : plan_(plan),
+      is_needed_(plan.gathers() && plan.input().mesh.shard_size > 1),
+      units_(plan.input().units.size()),
+      holders_(static_cast<std::size_t>(plan.shared_slots()) + 1, -1),
+      schedule_(static_cast<int>(units_.size()), static_cast<std::size_t>(plan.input().prefetch), /*uncounted=*/0) {}
+
+void GatherScript::use(int index, ScriptWriter& writer) {
+  if (!is_needed_ || (index == last_ && unit(index).state == State::kGathered)) return;
+  last_ = index;
+  schedule_.use(index);
+  if (unit(index).state == State::kReleased) gather(index, writer);
+  if (unit(index).state == State::kGathering) wait(index, writer);
+  prefetch(writer);
+}
+
+/// The entry that ends a backward need not read its unit (an embedding's does not), so the next forward's is a use of
+/// its own.
+void GatherScript::end_round() {
+  last_ = -1;
+  schedule_.end_round();
+}
+
+void GatherScript::gather_ahead(ScriptWriter& writer) {
+  if (is_needed_ && writer.links(Axis::kShard).gathers_in_background && !plan_.input().is_queued) prefetch(writer);
+}
+
+void GatherScript::release_all(ScriptWriter& writer) {
+  last_ = -1;
+  for (std::size_t i = 0; i < units_.size(); ++i) {
+    if (units_[i].state != State::kReleased) release(static_cast<int>(i), writer);
+  }
+}
+
+void GatherScript::gather(int index, ScriptWriter& writer) {
+  if (!keeps()) {
+    const int slot = find_slot(index, /*early=*/false);
+    if (const int holder = holders_[static_cast<std::size_t>(slot)]; holder >= 0) release(holder, writer);
+    holders_[static_cast<std::size_t>(slot)] = index;
+    unit(index).slot = slot;
+  }
+  unit(index).state = State::kGathering;
+  schedule_.hold(index);
+  const Links& links = writer.links(Axis::kShard);
+  // A slot that ranks have together is filled when nobody reads it any more.
+  if (plan_.input().placement.shared)
+    writer.call(Channel::kGather, links.cost(links.small, writer.ranks(Axis::kShard), 0), Spending::kGather, "barrier",
+                index);
+  // What lies below memory is brought first, and sent on when it is wanted.
+  if (!plan_.parameters_below()) post(index, writer);
+}
+
+void GatherScript::post(int index, ScriptWriter& writer) {
+  const Links& links = writer.links(Axis::kShard);
+  const int ranks = writer.ranks(Axis::kShard);
+  Unit& unit = this->unit(index);
+  unit.is_posted = true;
+  for (const GroupShape& group : shape(index).groups) {
+    const std::int64_t part = owned({.shard = true}, plan_.input().mesh, group.layout.numel()).numel;
+    const CallCost cost = plan_.input().placement.shared
+                              ? links.cost(links.small, ranks, 0)
+                              : all_gather_in(plan_.input().gathers, group.dtype, part, links, ranks);
+    const int call = writer.post(Channel::kGather, cost, "all_gather", index);
+    unit.calls.push_back(call);
+    if (!links.gathers_in_background) writer.wait(call, Spending::kGather);
+  }
+}
+
+void GatherScript::wait(int index, ScriptWriter& writer) {
+  Unit& unit = this->unit(index);
+  if (!unit.is_posted) post(index, writer);
+  if (writer.links(Axis::kShard).gathers_in_background) {
+    for (const int call : unit.calls) writer.wait(call, Spending::kGather);
+  }
+  unit.calls.clear();
+  unit.is_posted = false;
+  unit.state = State::kGathered;
+}
+
+void GatherScript::release(int index, ScriptWriter& writer) {
+  if (unit(index).state == State::kGathering) wait(index, writer);
+  unit(index).state = State::kReleased;
+  schedule_.give_up(index);
+  if (unit(index).slot == kNoSlot) return;
+  holders_[static_cast<std::size_t>(unit(index).slot)] = -1;
+  unit(index).slot = kNoSlot;
+}
+
+void GatherScript::prefetch(ScriptWriter& writer) {
+  for (int index = schedule_.next_missing(); index >= 0; index = schedule_.next_missing()) {
+    if (!keeps() && find_slot(index, /*early=*/true) == kNoSlot) return;
+    gather(index, writer);
+  }
+}
+
+/// As Residency: a slot that holds nothing, else that of the unit which is needed last, and never that of the unit in
+/// use. A gather that is early pushes out only what is needed later than what it is for.
+int GatherScript::find_slot(int index, bool early) {
+  if (index == 0) return holders_[0] < 0 ? 0 : kNoSlot;
+  for (std::size_t slot = 1; slot < holders_.size(); ++slot) {
+    if (holders_[slot] < 0) return static_cast<int>(slot);
+  }
+  const auto may_go = [&](int holder) { return holder != last_ && fits(index, unit(holder).slot); };
+  const int victim =
+      early ? schedule_.farthest_held(schedule_.distance(index), may_go) : schedule_.farthest_held(may_go);
+  return victim < 0 ? kNoSlot : unit(victim).slot;
+}
+
+}  // namespace tessera

@@ -1,0 +1,36 @@
+#include "planner/jitter.h"
+
+#include <cmath>
+#include <numbers>
+
+namespace tessera {
+namespace {
+
+constexpr std::uint64_t kStride = 0x9e3779b97f4a7c15u;  // 2^64 over the golden ratio
+
+/// A bijection in which every input bit reaches every output bit.
+std::uint64_t mix_bits(std::uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+/// Above 0, below 1.
+double uniform(std::uint64_t bits) { return (static_cast<double>(bits >> 11) + 0.5) * 0x1p-53; }
+
+}  // namespace
+
+Jitter::Jitter(double relative, std::uint64_t seed) : seed_(seed), sigma_(std::sqrt(std::log1p(relative * relative))) {}
+
+double Jitter::factor(std::int64_t step, int rank, std::size_t entry) const {
+  if (sigma_ == 0) return 1;
+  std::uint64_t key = mix_bits(seed_ + kStride);
+  key = mix_bits(key + static_cast<std::uint64_t>(step) * kStride);
+  key = mix_bits(key + static_cast<std::uint64_t>(rank) * kStride);
+  const double radius = uniform(mix_bits(key + (2 * entry) * kStride));
+  const double angle = uniform(mix_bits(key + (2 * entry + 1) * kStride));
+  const double normal = std::sqrt(-2 * std::log(radius)) * std::cos(2 * std::numbers::pi * angle);
+  return std::exp(sigma_ * normal - sigma_ * sigma_ / 2);
+}
+
+}  // namespace tessera

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "sharding/layout/memory_plan.h"
+
+namespace tessera {
+
+/// A part of a round: forward and backward of one microbatch.
+enum class RoundPass { kForward, kBackward };
+
+/// A use of a unit: from the first operator that reads it to the first one that reads another unit.
+struct ProfileEntry {
+  std::string unit;  ///< UnitShape::name
+  RoundPass pass = RoundPass::kForward;
+  double seconds = 0;
+  friend bool operator==(const ProfileEntry&, const ProfileEntry&) = default;
+};
+
+/// What was measured of a model on a rank alone.
+///
+/// Entries are in the order of a round. Consecutive uses of a unit are one entry. A unit that is recomputed in backward
+/// has an entry for that too, if other units come between it and the unit's backward. After the last entry with
+/// "backward" of a unit its gradients are complete and it is reduced; so what a backward ends with, such as the root's
+/// embedding, needs an entry, whether or not an operator reads parameters there.
+///
+/// The file, profile.json. Every key is needed; numbers are finite and from 0 to 1e9:
+///
+///     {
+///       "entries": [                        1 to 65536 of them
+///         {"unit": "(root)", "pass": "forward", "seconds": 0.003},
+///         {"unit": "blocks.0", "pass": "forward", "seconds": 0.012},
+///         {"unit": "blocks.0", "pass": "backward", "seconds": 0.025},
+///         ...],
+///       "update": {"seconds": 0.02,         of one step
+///                  "elements": 10640640},   that it updated; a share of them takes a share of the seconds
+///       "rest_s": 0.001                     what else a step has on a rank alone: data, checks, its end
+///     }
+struct StepProfile {
+  std::vector<ProfileEntry> entries = {};
+  double update_seconds = 0;
+  std::int64_t updated_elements = 0;  ///< above 0 where update_seconds is
+  double rest_seconds = 0;
+
+  friend bool operator==(const StepProfile&, const StepProfile&) = default;
+};
+
+/// Of each entry, the unit's index in the plan. Errors (65): the first entry whose unit the plan does not have.
+absl::StatusOr<std::vector<int>> units_of(const StepProfile& profile, const MemoryPlan& plan);
+
+/// As parse_links, read_links and to_json (planner/measured/links.h).
+absl::StatusOr<StepProfile> parse_step_profile(const std::string& text, const std::string& name);
+absl::StatusOr<StepProfile> read_step_profile(const std::filesystem::path& path);
+std::string to_json(const StepProfile& profile);
+
+}  // namespace tessera

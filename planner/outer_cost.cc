@@ -1,0 +1,72 @@
+#include "planner/outer_cost.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "planner/form_cost.h"
+#include "sharding/layout/placement.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::int64_t kBytesOfF32 = 4;
+
+void add(PredictedWire& wire, const CallCost& cost) {
+  wire.busy_s += cost.seconds();
+  ++wire.calls;
+  wire.sent_bytes += cost.sent_bytes;
+  wire.latency_s += cost.latency_s;
+  wire.transfer_s += cost.transfer_s;
+}
+
+/// Of a step, where `every` steps have so much.
+PredictedWire mean_of(const PredictedWire& wire, std::int64_t every) {
+  const auto steps = static_cast<double>(every);
+  const auto rounded_up = [&](std::int64_t count) { return (count + every - 1) / every; };
+  return {wire.busy_s / steps, rounded_up(wire.calls), rounded_up(wire.sent_bytes), wire.latency_s / steps,
+          wire.transfer_s / steps};
+}
+
+/// An all-reduce of `numel` fp32 elements over the replicas.
+CallCost sum_cost(const PlanInput& input, std::int64_t numel, const Links& links) {
+  const bool compresses = input.outer.has_outer_optimizer() && links.reduces_in_background;
+  const std::int64_t others = input.replicas - 1, part = (numel + others) / input.replicas;
+  const WireForm gradients = compresses ? input.compression.gradients : WireForm::kPlain;
+  const CallCost sums =
+      all_gather_in(compresses ? input.compression.sums : WireForm::kPlain, DType::kF32, part, links, input.replicas);
+  const std::int64_t bytes = others * bytes_on_wire(gradients, DType::kF32, part) + sums.sent_bytes;
+  return with_coding(links.cost(links.all_reduce, input.replicas, bytes),
+                     others * coding_seconds(links.coding, gradients, DType::kF32, part) + sums.coding_s);
+}
+
+}  // namespace
+
+OuterCost outer_cost(const MemoryPlan& plan, double step_s, const MeshLinks& links) {
+  const PlanInput& input = plan.input();
+  const SyncConfig& outer = input.outer;
+  if (!outer.makes_outer_steps() || input.replicas == 1) return {};
+  const bool streams = outer.type == SyncType::kStreamingDiloco;
+  const AxisPlacement optimizer = input.placement.optimizer;
+  const bool gathers = optimizer.shard && !input.placement.parameters.shard && input.mesh.shard_size > 1;
+  std::vector<double> sums_s(static_cast<std::size_t>(streams ? outer.fragments : 1));
+  OuterCost all;
+  for (std::size_t unit = 0; unit < input.units.size(); ++unit) {
+    for (const GroupShape& group : input.units[unit].groups) {
+      if (!group.trainable) continue;
+      const std::int64_t part = owned(optimizer, input.mesh, group.layout.numel()).numel;
+      const CallCost sum = sum_cost(input, part, links.replicate);
+      add(all.replicate, sum);
+      sums_s[unit % sums_s.size()] += streams ? sum.busy_seconds() : sum.seconds();
+      if (!gathers) continue;
+      const CallCost gather = links.shard.all_gather_cost(input.mesh.shard_size, kBytesOfF32 * part);
+      add(all.shard, gather);
+      all.exposed_s += gather.seconds();
+    }
+  }
+  const double hidden_s = streams ? static_cast<double>(outer.delay) * step_s : 0;
+  for (const double sum_s : sums_s) all.exposed_s += std::max(0.0, sum_s - hidden_s);
+  return {all.exposed_s / static_cast<double>(outer.every), mean_of(all.shard, outer.every),
+          mean_of(all.replicate, outer.every)};
+}
+
+}  // namespace tessera

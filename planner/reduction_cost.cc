@@ -1,0 +1,102 @@
+#include "planner/reduction_cost.h"
+
+#include "planner/form_cost.h"
+#include "runtime/base/message_words.h"
+#include "runtime/base/seeded_fault.h"
+#include "sharding/layout/factor_layout.h"
+#include "sharding/layout/method_layout.h"
+#include "sharding/layout/placement.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::int64_t kF32Bytes = 4;
+
+/// Of `numel` elements that `ranks` ranks share.
+std::int64_t part_of(std::int64_t numel, int ranks) { return (numel + ranks - 1) / ranks; }
+
+struct SentAs {
+  WireForm form = WireForm::kPlain;
+  DType dtype = DType::kF32;
+};
+
+/// A rank sends its contribution to each part but its own, and where all get all sums, its own part's sum to each other
+/// rank.
+CallCost reduction_cost(const Links& links, int ranks, std::int64_t numel, bool is_cut, SentAs contribution,
+                        SentAs sums) {
+  const std::int64_t part = part_of(numel, ranks);
+  const std::int64_t others = seeded_fault(SeededFault::kPartSentToItself) ? ranks : ranks - 1;
+  std::int64_t bytes = others * bytes_on_wire(contribution.form, contribution.dtype, part);
+  double coding_s = static_cast<double>(others) * links.coding.of_reductions *
+                    coding_seconds(links.coding, contribution.form, contribution.dtype, part);
+  const auto with_sum = [&](CallCost cost) {
+    cost.sum_s = links.sum_s_per_byte * links.coding.of_reductions * static_cast<double>(others * part * kF32Bytes);
+    return cost;
+  };
+  if (is_cut) return with_sum(with_coding(links.cost(links.reduce_scatter, ranks, bytes), coding_s));
+  const CallCost sent_on = all_gather_in(sums.form, sums.dtype, part, links, ranks);
+  bytes += sent_on.sent_bytes;
+  coding_s += sent_on.coding_s;
+  return with_sum(with_coding(links.cost(links.all_reduce, ranks, bytes), coding_s));
+}
+
+CallCost plain_all_reduce(const Links& links, int ranks, std::int64_t numel) {
+  return reduction_cost(links, ranks, numel, /*is_cut=*/false, {}, {});
+}
+
+CallCost method_cost(const CompressionConfig& compression, const GroupShape& group, const Links& links, int ranks) {
+  constexpr std::int64_t kWord = 4;
+  const std::int64_t numel = group.layout.numel();
+  const MethodKind kind = method_kind(compression);
+  switch (kind) {
+    case MethodKind::kNone:
+      return {};
+    case MethodKind::kPowerSgd: {
+      const FactorLayout factors(group, compression.power_sgd_rank);
+      return plain_all_reduce(links, ranks, factors.first_numel()) +
+             plain_all_reduce(links, ranks, factors.second_numel());
+    }
+    case MethodKind::kTopK:
+      return links.all_gather_cost(ranks, 2 * kF32Bytes * count_of_largest(group, compression.top_k));
+    case MethodKind::kRandomK:
+      return plain_all_reduce(links, ranks, count_of_largest(group, compression.random_k));
+    case MethodKind::kMajority:
+    case MethodKind::kOneBit:  // to owners and back, as an all-reduce goes
+      return links.cost(links.all_reduce, ranks, 2 * (ranks - 1) * kWord * owner_message_words(kind, numel, ranks));
+    case MethodKind::kSignFeedback:
+      return links.all_gather_cost(ranks, kWord * scaled_sign_words(numel));
+    case MethodKind::kLevels:
+      return links.all_gather_cost(ranks, kWord * level_words(levels_of(compression), numel));
+  }
+  return {};
+}
+
+}  // namespace
+
+CallCost shard_reduction_cost(const MemoryPlan& plan, const GroupShape& group, const Links& links) {
+  const PlanInput& input = plan.input();
+  const CompressionConfig& compression = input.compression;
+  const int ranks = input.mesh.shard_size;
+  if (plan.method_memory_of(group).work > 0) return method_cost(compression, group, links, ranks);
+  const bool is_compressed = input.compressed_shard_part > 0;
+  const DType dtype = plan.bucket_mode() == BucketMode::kInPlace ? DType::kF32 : input.reduce;
+  const SentAs contribution{is_compressed ? compression.gradients : WireForm::kPlain, dtype};
+  const SentAs sums{is_compressed ? compression.sums : WireForm::kPlain, input.is_queued ? dtype : DType::kF32};
+  return reduction_cost(links, ranks, group.layout.numel(), input.placement.gradients.shard, contribution, sums);
+}
+
+CallCost replicate_reduction_cost(const MemoryPlan& plan, const GroupShape& group, const Links& links) {
+  const PlanInput& input = plan.input();
+  const AxisPlacement gradients = input.placement.gradients;
+  const bool is_compressed = input.compressed_replicate_part > 0;
+  const std::int64_t numel = owned({gradients.shard, false}, input.mesh, group.layout.numel()).numel;
+  const SentAs contribution{is_compressed ? input.compression.gradients : WireForm::kPlain, DType::kF32};
+  const SentAs sums{is_compressed ? input.compression.sums : WireForm::kPlain, DType::kF32};
+  return reduction_cost(links, input.mesh.replicate_size, numel, gradients.replicate, contribution, sums);
+}
+
+CallCost notes_cost(const MemoryPlan& plan, int ranks, const Links& links) {
+  return plain_all_reduce(links, ranks, plan.notes_numel());
+}
+
+}  // namespace tessera

@@ -1,0 +1,39 @@
+#pragma once
+
+#include "planner/step_script.h"
+
+namespace tessera {
+
+/// Appends to a StepScript, and counts what each axis has to do.
+class ScriptWriter {
+ public:
+  static constexpr int kNoUnit = -1, kNoCall = -1;
+
+  /// All outlive this.
+  ScriptWriter(const MemoryPlan& plan, const MeshLinks& links, StepScript& script)
+      : plan_(plan), links_(links), script_(script) {}
+
+  const Links& links(Axis axis) const { return axis == Axis::kShard ? links_.shard : links_.replicate; }
+  int ranks(Axis axis) const;
+
+  void work(Spending spending, double seconds, const char* what, int unit = kNoUnit);
+  /// Returns the call's number.
+  int post(Channel channel, const CallCost& cost, const char* what, int unit = kNoUnit);
+  void wait(int call, Spending spending);
+  /// A call that blocks.
+  void call(Channel channel, const CallCost& cost, Spending spending, const char* what, int unit = kNoUnit) {
+    wait(post(channel, cost, what, unit), spending);
+  }
+  /// Its share of a sum, which the rank makes itself.
+  void sum(Axis axis, const CallCost& cost, int unit);
+
+ private:
+  AxisUse& use(Axis axis) { return axis == Axis::kShard ? script_.shard : script_.replicate; }
+  void count(Axis axis, const CallCost& cost);
+
+  const MemoryPlan& plan_;
+  const MeshLinks& links_;
+  StepScript& script_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "planner/measured/links.h"
+#include "planner/measured/step_profile.h"
+#include "sharding/layout/memory_plan.h"
+
+namespace tessera {
+
+enum class Axis : std::uint8_t { kShard, kReplicate };
+
+/// Where calls follow each other: a channel makes one at a time, in their order. Groups of ranks have channels of their
+/// own.
+enum class Channel : std::uint8_t {
+  kGather,            ///< of the shard axis: all-gathers. It shares the wire with kReduce.
+  kReduce,            ///< of the shard axis: reductions
+  kReplicate,         ///< of the replicate axis
+  kShardMeeting,      ///< of the shard axis: ranks wait for each other, and nothing is sent
+  kReplicateMeeting,  ///< the same of the replicate axis
+  kWorld,             ///< of all ranks: the step's agreement
+};
+constexpr std::size_t kChannels = 6;
+
+/// What a rank's time goes to. It works at the first four, and waits for the others (of reductions it does its share of
+/// a sum where nobody else does it).
+enum class Spending : std::uint8_t { kCompute, kUpdate, kRest, kReduction, kGather, kPublish, kAgreement };
+constexpr std::size_t kSpendings = 7;
+
+/// A call of a group's transport. It begins when all ranks of the group have come to it and the channel's last call has
+/// ended, and it ends for all of them at once.
+struct WireCall {
+  Channel channel = Channel::kGather;
+  CallCost cost;
+  /// Seconds of compute that a second of the transfer takes from a rank, 0 to 1 + drag (Links::cpu_s_per_byte, CodingFit).
+  double load = 0;
+  double drag = 0;  ///< by what share the transfer takes longer while a rank of the group works (OperationFit)
+  const char* what = "";
+  int unit = -1;
+};
+
+/// What a rank does next. All ranks do the same things in the same order.
+struct Instruction {
+  enum class Kind : std::uint8_t {
+    kWork,  ///< computes for `seconds`
+    kPost,  ///< comes to `call` and goes on
+    kWait,  ///< for the end of `call`
+  };
+  Kind kind = Kind::kWork;
+  Spending spending = Spending::kCompute;
+  double seconds = 0;
+  int call = -1;
+  const char* what = "";  ///< for a trace
+  int unit = -1;          ///< or none
+};
+
+/// What happens on an axis in a step, for one rank.
+struct AxisUse {
+  std::int64_t calls = 0;
+  std::int64_t sent_bytes = 0;
+  double latency_s = 0, transfer_s = 0;  ///< of all calls, as if each were alone
+  /// Of these, the seconds of sums in shared memory, which the rank makes itself.
+  double own_work_s = 0;
+};
+
+/// A step as every rank makes it, from the second one on: what it computes, and where it starts calls and waits for
+/// them. The order is a matter of the plan and of the program alone, never of times, since all ranks must make a
+/// group's calls in one order. So it is known before anything is timed; StepClock then plays it.
+struct StepScript {
+  std::vector<Instruction> instructions;
+  std::vector<WireCall> calls;
+  AxisUse shard, replicate;
+  CallCost agreement;  ///< of the calls of all ranks
+  /// For people: what the plan has and no time was found for.
+  std::vector<std::string> left_out;
+};
+
+/// Errors: as units_of; 64 for a step of more than 2^21 uses of units.
+absl::StatusOr<StepScript> script_of_step(const MemoryPlan& plan, const StepProfile& profile, const MeshLinks& links);
+
+}  // namespace tessera

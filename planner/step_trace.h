@@ -1,0 +1,34 @@
+#pragma once
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "planner/step_clock.h"
+
+namespace tessera {
+
+/// Steps of some ranks as a picture: elements of "traceEvents" in Chrome's trace format, as Trace::events_as_json
+/// (include/tessera/span.h) gives them for a real run. A rank is a process: thread 0 is its program, 1 the gathers of
+/// its group, 2 the reductions, 3 the replicate axis, 6 the agreement. Names are what was done and to what: "forward
+/// blocks.3".
+class StepTrace final : public StepRecorder {
+ public:
+  /// `units`: their names.
+  StepTrace(const std::vector<int>& ranks, std::vector<std::string> units)
+      : ranks_(ranks.begin(), ranks.end()), units_(std::move(units)) {}
+
+  /// What is recorded from now on began so many seconds into the trace.
+  void begin_step(double offset_s) { offset_s_ = offset_s; }
+  void span(int rank, std::size_t lane, const char* what, int unit, double begin_s, double end_s) override;
+
+  const std::string& events_as_json() const { return events_; }
+
+ private:
+  const std::set<int> ranks_;
+  const std::vector<std::string> units_;
+  double offset_s_ = 0;
+  std::string events_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,104 @@
+#include "planner/update_script.h"
+
+#include "planner/form_cost.h"
+#include "sharding/layout/placement.h"
+
+namespace tessera {
+namespace {
+
+/// As Engine::State::publishes_behind.
+bool publishes_behind(const PlanInput& input, const Links& links) {
+  const Placement& placement = input.placement;
+  return placement.optimizer.shard && !placement.parameters.shard && !placement.shared && input.mesh.shard_size > 1 &&
+         links.gathers_in_background && !input.is_queued && !input.outer.makes_outer_steps() &&
+         !input.updates_in_backward;
+}
+
+}  // namespace
+
+UpdateScript::UpdateScript(const MemoryPlan& plan, const StepProfile& profile, ScriptWriter& writer)
+    : plan_(plan),
+      profile_(profile),
+      writer_(writer),
+      publishes_behind_(tessera::publishes_behind(plan.input(), writer.links(Axis::kShard))),
+      behind_(plan.input().units.size()) {}
+
+/// About: the numbers of engine/step/agree/step_agreement.cc, and for each trainable parameter a flag and a sum of squares.
+std::int64_t UpdateScript::agreement_bytes() const {
+  constexpr std::int64_t kHeader = 72, kEach = 9;
+  std::int64_t parameters = 0;
+  for (const UnitShape& unit : plan_.input().units) parameters += unit.trainable_parameters();
+  return kHeader + kEach * parameters;
+}
+
+/// Over two axes: messages of the ranks at one place of each shard group first, and then all of them inside it.
+CallCost UpdateScript::world_cost(std::int64_t message_bytes) const {
+  const std::int64_t shards = writer_.ranks(Axis::kShard), replicas = writer_.ranks(Axis::kReplicate);
+  const Links &inside = writer_.links(Axis::kShard), &across = writer_.links(Axis::kReplicate);
+  return across.cost(across.small, static_cast<int>(replicas), (replicas - 1) * message_bytes) +
+         inside.cost(inside.small, static_cast<int>(shards), replicas * (shards - 1) * message_bytes);
+}
+
+void UpdateScript::agree() {
+  if (plan_.input().mesh.world_size() == 1) return;
+  writer_.call(Channel::kWorld, world_cost(agreement_bytes()), Spending::kAgreement, "agree");
+}
+
+void UpdateScript::update_all() {
+  if (plan_.input().updates_in_backward) return;
+  if (plan_.input().updates_twice) agree();  // on the norms of layers
+  for (std::size_t unit = 0; unit < plan_.input().units.size(); ++unit) update(static_cast<int>(unit));
+}
+
+void UpdateScript::update(int unit) {
+  const PlanInput& input = plan_.input();
+  for (const GroupShape& group : input.units[static_cast<std::size_t>(unit)].groups) {
+    if (!group.trainable) continue;
+    const auto part = static_cast<double>(owned(input.placement.optimizer, input.mesh, group.layout.numel()).numel);
+    const auto all = static_cast<double>(profile_.updated_elements);
+    const double seconds = profile_.update_seconds > 0 ? profile_.update_seconds * (part / all) : 0.0;
+    writer_.work(Spending::kUpdate, seconds, "update", unit);
+    publish(group, unit);
+  }
+}
+
+/// Over the replicate axis first, since its parts lie inside those of the shard axis.
+void UpdateScript::publish(const GroupShape& group, int unit) {
+  const PlanInput& input = plan_.input();
+  const Placement& placement = input.placement;
+  const int shards = writer_.ranks(Axis::kShard), replicas = writer_.ranks(Axis::kReplicate);
+  if (placement.optimizer.replicate && replicas > 1) {
+    const std::int64_t numel = owned(placement.optimizer, input.mesh, group.layout.numel()).numel;
+    const CallCost cost =
+        all_gather_in(input.replica_gathers, group.dtype, numel, writer_.links(Axis::kReplicate), replicas);
+    writer_.call(Channel::kReplicate, cost, Spending::kPublish, "publish", unit);
+  }
+  if (!placement.optimizer.shard || placement.parameters.shard || shards == 1) return;
+  const Links& links = writer_.links(Axis::kShard);
+  const CallCost cost = all_gather_in(input.gathers, group.dtype, group.layout.numel() / shards, links, shards);
+  const int call = writer_.post(Channel::kGather, cost, "publish", unit);
+  if (publishes_behind_) return behind_[static_cast<std::size_t>(unit)].push_back(call);
+  if (!links.gathers_in_background) return writer_.wait(call, Spending::kPublish);
+  under_way_.push_back(call);
+  if (static_cast<std::int64_t>(under_way_.size()) <= MemoryPlan::kMostUnderWay) return;
+  writer_.wait(under_way_.front(), Spending::kPublish);
+  under_way_.pop_front();
+}
+
+void UpdateScript::use(int unit) {
+  std::vector<int>& calls = behind_[static_cast<std::size_t>(unit)];
+  for (const int call : calls) writer_.wait(call, Spending::kPublish);
+  calls.clear();
+}
+
+void UpdateScript::finish() {
+  for (std::size_t unit = 0; unit < behind_.size(); ++unit) use(static_cast<int>(unit));  // which nothing has read
+  for (const int call : under_way_) writer_.wait(call, Spending::kPublish);
+  under_way_.clear();
+  const int shards = writer_.ranks(Axis::kShard);
+  if (!plan_.input().placement.shared || shards == 1) return;
+  const Links& links = writer_.links(Axis::kShard);
+  writer_.call(Channel::kGather, links.cost(links.small, shards, 0), Spending::kPublish, "barrier");
+}
+
+}  // namespace tessera

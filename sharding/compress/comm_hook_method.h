@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "sharding/compress/gradient_method.h"
+#include "tessera/comm_hook.h"
+
+namespace tessera {
+
+/// The sums that a program's CommHook makes.
+class CommHookMethod final : public GradientMethod {
+ public:
+  /// `index`: CommHook::Bucket::index.
+  CommHookMethod(const FlatGroup& group, std::shared_ptr<CommHook> hook, std::int64_t index);
+
+  void begin_step(std::int64_t step) override { bucket_.step = step; }
+  absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override;
+  /// What a hook keeps is the program's.
+  void add_kept(FlatGroup&, KeptGradients&) const override {}
+  /// What the hook is given: what it sends is its own affair.
+  std::int64_t wire_bytes() const override { return group_.layout.numel() * 4; }
+
+ private:
+  const FlatGroup& group_;
+  const std::shared_ptr<CommHook> hook_;
+  CommHook::Bucket bucket_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "runtime/comm/collectives.h"
+#include "sharding/compress/kept_gradients.h"
+#include "sharding/unit.h"
+#include "tessera/comm_hook.h"
+#include "tessera/strategy.h"
+
+namespace tessera {
+
+/// Makes the sums of one group's gradients from less than all of them (CompressionConfig). Where a method is not unbiased, each rank keeps what
+/// its contribution lacked, and adds it to the next one (error feedback, arXiv 1901.09847).
+class GradientMethod : public SumMethod {
+ public:
+  virtual ~GradientMethod() = default;
+  /// What this rank sends to be summed, of one reduction.
+  virtual std::int64_t wire_bytes() const = 0;
+  /// The reductions that follow are of this step, counted from 1. 0: it is over, or its gradients were dropped.
+  virtual void begin_step(std::int64_t) {}
+  /// How many residuals of one element a reduction keeps, on `ranks` ranks together.
+  virtual std::int64_t holders(std::int64_t ranks) const { return ranks; }
+  /// Adds what it keeps of `group`, whose gradients it sums.
+  virtual void add_kept(FlatGroup& group, KeptGradients& kept) const = 0;
+};
+
+/// Throws tessera::Error (64) where compression.hook is true and there is no hook, or the other way round.
+void expect_comm_hook(const CompressionConfig& compression, const CommHook* hook);
+
+/// The plan's method for a trainable group; null where its gradients go as they are. `kept` (zeros; zeros again begin anew) and `work` are as
+/// MemoryPlan::method_memory_of says.
+std::unique_ptr<GradientMethod> make_gradient_method(const MemoryPlan& plan, const FlatGroup& group, float* kept,
+                                                     float* work);
+
+}  // namespace tessera

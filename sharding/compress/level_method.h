@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/comm/sum/level_codec.h"
+#include "sharding/compress/draw_stream.h"
+#include "sharding/compress/gradient_method.h"
+
+namespace tessera {
+
+/// QSGD and TernGrad: each rank's contribution in few levels, rounded stochastically (LevelForm), so that its mean is what it was. Ranks gather
+/// each other's and add them rank by rank, in fp32. Nothing is kept.
+class LevelMethod final : public GradientMethod {
+ public:
+  /// `draws`: this rank's own. `work` [1 + ranks, words of a message].
+  LevelMethod(std::int64_t numel, LevelForm form, DrawStream draws, float* work);
+
+  void begin_step(std::int64_t step) override { draws_.begin_step(step); }
+  absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override;
+  void add_kept(FlatGroup&, KeptGradients&) const override {}
+  std::int64_t wire_bytes() const override { return static_cast<std::int64_t>(words_) * 4; }
+
+ private:
+  const LevelForm form_;
+  const std::size_t words_;
+  DrawStream draws_;
+  std::uint32_t* const own_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "sharding/compress/gradient_method.h"
+
+namespace tessera {
+
+/// signSGD with majority vote (Bernstein et al., arXiv 1810.05291, algorithm 1): each rank sends the signs of its contribution, a bit an
+/// element, to the rank that counts the votes of it; that one sends the majority's signs to all, a bit an element again. Nothing is kept.
+/// The sum is the number of ranks with that sign, so the mean gradient is 1 or -1 everywhere.
+///
+/// A value of 0 votes, and a tie ends, + and - by turns: + in a step of even number at even places of the flat buffer, in one of odd number at odd
+/// ones. So an element that nobody has a gradient of goes back and forth, and nowhere.
+class MajorityVote final : public GradientMethod {
+ public:
+  /// `work` [2 ranks, words of an owner's message].
+  MajorityVote(const Layout& layout, int ranks, float* work);
+
+  void begin_step(std::int64_t step) override { turn_ = static_cast<std::uint64_t>(step); }
+  absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override;
+  void add_kept(FlatGroup&, KeptGradients&) const override {}
+  std::int64_t wire_bytes() const override { return static_cast<std::int64_t>(words_) * ranks_ * 4; }
+
+ private:
+  const std::vector<Extent> gaps_;
+  const int ranks_;
+  const std::size_t words_;
+  std::uint32_t* const out_;
+  std::uint32_t* const in_;
+  std::uint64_t turn_ = 0;
+};
+
+}  // namespace tessera

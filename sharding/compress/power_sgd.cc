@@ -1,0 +1,66 @@
+#include "sharding/compress/power_sgd.h"
+
+#include <cstring>
+
+#include "runtime/base/status.h"
+#include "runtime/comm/sum/low_rank.h"
+
+namespace tessera {
+namespace {
+
+std::size_t size(std::int64_t count) { return static_cast<std::size_t>(count); }
+
+LowRankShape low_rank(MatrixShape shape, std::int64_t rank) {
+  return {size(shape.rows), size(shape.columns), size(rank)};
+}
+
+}  // namespace
+
+PowerSgd::PowerSgd(const FlatGroup& group, std::int64_t rank, float* kept, float* work)
+    : layout_(group.shape(), rank), rank_(rank), kept_(kept), right_(kept + layout_.second_begin()), first_(work) {
+  for (const FactoredTensor& tensor : layout_.tensors()) numbers_.push_back(group.parameters[tensor.tensor].number);
+}
+
+absl::Status PowerSgd::sum(Collectives& group, std::string_view label, float* data, std::size_t) {
+  for (std::size_t i = 0; i < numbers_.size(); ++i) {
+    const FactoredTensor& tensor = layout_.tensors()[i];
+    const LowRankShape shape = low_rank(tensor.shape, rank_);
+    draw_missing(numbers_[i], right_ + tensor.right, shape.rank, shape.columns);
+    add_and_project(data + tensor.offset, kept_ + tensor.kept, right_ + tensor.right, first_ + tensor.left, shape);
+  }
+  float* to = first_ + layout_.plain_begin();
+  for (const Extent extent : layout_.plain()) {
+    std::memcpy(to, data + extent.offset, size(extent.numel) * sizeof(float));
+    to += extent.numel;
+  }
+  TESSERA_RETURN_IF_ERROR(group.all_reduce(label, first_, DType::kF32, first_, size(layout_.first_numel())).wait());
+  const float* from = first_ + layout_.plain_begin();
+  for (const Extent extent : layout_.plain()) {
+    std::memcpy(data + extent.offset, from, size(extent.numel) * sizeof(float));
+    from += extent.numel;
+  }
+  for (const FactoredTensor& tensor : layout_.tensors()) {
+    const LowRankShape shape = low_rank(tensor.shape, rank_);
+    orthonormalize(first_ + tensor.left, shape.rank, shape.rows);
+    project_back(kept_ + tensor.kept, first_ + tensor.left, right_ + tensor.right, shape);
+  }
+  TESSERA_RETURN_IF_ERROR(group.all_reduce(label, right_, DType::kF32, right_, size(layout_.second_numel())).wait());
+  const float share = 1.0f / static_cast<float>(group.size());
+  for (const FactoredTensor& tensor : layout_.tensors()) {
+    expand(first_ + tensor.left, right_ + tensor.right, share, data + tensor.offset, kept_ + tensor.kept,
+           low_rank(tensor.shape, rank_));
+  }
+  return absl::OkStatus();
+}
+
+void PowerSgd::add_kept(FlatGroup& group, KeptGradients& kept) const {
+  for (const FactoredTensor& tensor : layout_.tensors()) {
+    kept.residuals.push_back({&group,
+                              KeptGradients::What::kContributions,
+                              {tensor.offset, tensor.shape.rows * tensor.shape.columns},
+                              kept_ + tensor.kept});
+    kept.factors.push_back({&group, tensor.tensor, {right_ + tensor.right, size(rank_ * tensor.shape.columns)}});
+  }
+}
+
+}  // namespace tessera

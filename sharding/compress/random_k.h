@@ -1,0 +1,37 @@
+#pragma once
+
+#include <span>
+
+#include "sharding/compress/draw_stream.h"
+#include "sharding/compress/gradient_method.h"
+
+namespace tessera {
+
+/// Random-k: of this rank's contribution, with what its earlier ones lacked, some elements that are drawn anew for each reduction, the same
+/// on all ranks. So no places travel, and values are summed by an ordinary all-reduce of fp32; the others are kept.
+///
+/// The buffer is cut into as many stretches as elements are sent, of lengths that differ by one at most, and of each stretch one element is
+/// drawn (what is drawn of gaps sends zeros). In the mean an element waits for 1 / share reductions.
+class RandomK final : public GradientMethod {
+ public:
+  /// `count` elements of a flat buffer of `numel`. `kept` [numel], `work` [2 count].
+  RandomK(std::int64_t numel, std::int64_t count, DrawStream draws, float* kept, float* work);
+
+  void begin_step(std::int64_t step) override { draws_.begin_step(step); }
+  absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override;
+  void add_kept(FlatGroup& group, KeptGradients& kept) const override {
+    kept.residuals.push_back(
+        {&group, KeptGradients::What::kContributions, {0, static_cast<std::int64_t>(kept_.size())}, kept_.data()});
+  }
+  std::int64_t wire_bytes() const override { return static_cast<std::int64_t>(count_) * 4; }
+
+ private:
+  void draw(std::uint32_t* places);
+
+  const std::size_t count_;
+  DrawStream draws_;
+  const std::span<float> kept_;
+  float* const values_;
+};
+
+}  // namespace tessera

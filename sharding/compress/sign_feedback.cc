@@ -1,0 +1,31 @@
+#include "sharding/compress/sign_feedback.h"
+
+#include <algorithm>
+
+#include "runtime/base/message_words.h"
+#include "runtime/base/status.h"
+#include "runtime/comm/sum/sign_codec.h"
+#include "sharding/layout/method_layout.h"
+
+namespace tessera {
+
+SignFeedback::SignFeedback(const Layout& layout, float* kept, float* work)
+    : gaps_(layout.gaps().begin(), layout.gaps().end()),
+      words_(static_cast<std::size_t>(scaled_sign_words(layout.numel()))),
+      kept_(kept, static_cast<std::size_t>(layout.numel())),
+      own_(reinterpret_cast<std::uint32_t*>(work)) {}
+
+absl::Status SignFeedback::sum(Collectives& group, std::string_view label, float* data, std::size_t numel) {
+  encode_signs(kept_.data(), data, numel, own_);
+  std::uint32_t* const all = own_ + words_;
+  TESSERA_RETURN_IF_ERROR(group.all_gather(label, own_, all, words_ * sizeof(std::uint32_t)).wait());
+  decode_signs(all, numel, data);
+  for (int q = 1; q < group.size(); ++q) add_signs(all + q * words_, numel, data);
+  for (const Extent gap : gaps_) {
+    std::fill_n(data + gap.offset, gap.numel, 0.0f);
+    std::fill_n(kept_.data() + gap.offset, gap.numel, 0.0f);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "sharding/compress/gradient_method.h"
+
+namespace tessera {
+
+/// EF-signSGD (Karimireddy et al., arXiv 1901.09847, algorithm 1): of this rank's contribution, with what its earlier ones lacked, the signs
+/// times the mean magnitude of each run of 256 elements; what that lacks it keeps. Ranks gather each other's and add them rank by rank, in fp32.
+class SignFeedback final : public GradientMethod {
+ public:
+  /// `kept` [numel], `work` [1 + ranks, words of a message].
+  SignFeedback(const Layout& layout, float* kept, float* work);
+
+  absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override;
+  void add_kept(FlatGroup& group, KeptGradients& kept) const override {
+    kept.residuals.push_back(
+        {&group, KeptGradients::What::kContributions, {0, static_cast<std::int64_t>(kept_.size())}, kept_.data()});
+  }
+  std::int64_t wire_bytes() const override { return static_cast<std::int64_t>(words_) * 4; }
+
+ private:
+  const std::vector<Extent> gaps_;
+  const std::size_t words_;
+  const std::span<float> kept_;
+  std::uint32_t* const own_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,84 @@
+#include "sharding/gather/function_watch.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <array>
+#include <cstdint>
+#include <mutex>
+
+namespace tessera {
+namespace {
+
+/// A function in the graph, by its number among those of the thread that applied it.
+struct Key {
+  std::uint64_t thread = 0;
+  std::int64_t number = -1;
+  bool operator==(const Key&) const = default;
+};
+
+/// Storages and not units, since a graph may outlive its Engine.
+struct Applied {
+  Key key;
+  c10::SmallVector<c10::weak_intrusive_ptr<c10::StorageImpl>, 4> storages;
+};
+
+/// The last functions applied. One that is not found any more because very many came after it pins nothing: what it reads in backward
+/// is refused by name then.
+class AppliedFunctions {
+ public:
+  void add(const Key& key, const Units& units) {
+    const std::lock_guard lock(mutex_);
+    Applied& entry = entry_of(key);
+    entry.key = key;
+    entry.storages.clear();
+    for (const Unit* unit : units) {
+      for (const auto& group : unit->groups) entry.storages.emplace_back(group->storage);
+    }
+  }
+
+  Units units_of(const Key& key) {
+    Units units;
+    const std::lock_guard lock(mutex_);
+    const Applied& entry = entry_of(key);
+    if (!(entry.key == key)) return units;
+    for (const auto& weak : entry.storages) {
+      const c10::intrusive_ptr<c10::StorageImpl> storage = weak.lock();
+      Unit* const unit = storage ? unit_of(*storage) : nullptr;
+      if (unit && (units.empty() || units.back() != unit)) units.push_back(unit);
+    }
+    return units;
+  }
+
+ private:
+  Applied& entry_of(const Key& key) {
+    return entries_[(static_cast<std::uint64_t>(key.number) + key.thread * 977) % entries_.size()];
+  }
+
+  std::mutex mutex_;
+  std::array<Applied, 4096> entries_;
+};
+
+AppliedFunctions& applied() {
+  static AppliedFunctions& all = *new AppliedFunctions;
+  return all;
+}
+
+std::unique_ptr<at::ObserverContext> on_backward(const at::RecordFunction& node) {
+  return pin(applied().units_of({node.forwardThreadId(), node.seqNr()}));
+}
+
+void on_end(const at::RecordFunction&, at::ObserverContext*) {}  // the context's destructor unpins
+
+}  // namespace
+
+void note_function(const at::RecordFunction& function, const Units& units) {
+  if (function.seqNr() < 0 || !at::GradMode::is_enabled()) return;
+  // A program without such functions does not pay for a look at each node.
+  static const at::CallbackHandle watching = at::addGlobalCallback(
+      at::RecordFunctionCallback(&on_backward, &on_end).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+  static_cast<void>(watching);
+  applied().add({function.threadId(), function.seqNr()}, units);
+}
+
+}  // namespace tessera

@@ -1,0 +1,96 @@
+#include "sharding/gather/op_watch.h"
+
+#include <ATen/core/function_schema.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/record_function.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include "sharding/gather/function_watch.h"
+#include "sharding/gather/pinned_units.h"
+#include "sharding/unit.h"
+
+namespace tessera {
+namespace {
+
+/// Appends the units that `value` belongs to.
+void find_units(const c10::IValue& value, Units& found) {
+  if (value.isTensor()) {
+    if (Unit* const unit = unit_of(value.toTensor())) found.push_back(unit);
+  } else if (value.isList()) {
+    if (value.isIntList() || value.isDoubleList() || value.isBoolList()) return;
+    for (const c10::IValue& element : value.toListRef()) find_units(element, found);
+  } else if (value.isTuple()) {
+    for (const c10::IValue& element : value.toTupleRef().elements()) find_units(element, found);
+  }
+}
+
+/// Whether all that an operator returns is its inputs' memory, by its schema: (a) there, and not (a!), which it writes.
+bool returns_views(const c10::FunctionSchema& schema) {
+  const auto is_view = [](const c10::Argument& result) {
+    return result.alias_info() != nullptr && !result.alias_info()->isWrite();
+  };
+  return !schema.returns().empty() && std::ranges::all_of(schema.returns(), is_view);
+}
+
+/// What RecordFunction shows.
+enum class Seen : std::uint8_t {
+  /// Returns views and reads no memory. Some of these operators (to, contiguous, reshape) copy where they cannot view, by operators of
+  /// their own. So nothing is gathered for a view: `state_dict()`, which one rank may call alone, would else wait for the others.
+  kView,
+  kOperator,  ///< reads its inputs
+  kFunction,  ///< has no schema: an autograd function of Python
+};
+
+Seen what_is(const at::RecordFunction& function) {
+  thread_local std::unordered_map<std::string_view, Seen> known;
+  // Names are text of the schema, which lives as long as its operator: so a copy is kept here.
+  thread_local std::deque<std::string> names;
+  const std::string_view name = function.name();
+  const auto found = known.find(name);
+  if (found != known.end()) return found->second;
+  const std::optional<c10::FunctionSchema> schema = function.operator_schema();
+  // Autograd's part of detach is seen as an operator too, under this name, without a schema.
+  if (!schema) return name == "detach" ? Seen::kView : Seen::kFunction;
+  const Seen seen = returns_views(*schema) ? Seen::kView : Seen::kOperator;
+  return known.emplace(names.emplace_back(name), seen).first->second;
+}
+
+std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function) {
+  Units units;
+  for (const c10::IValue& input : function.inputs()) find_units(input, units);
+  if (units.empty()) return nullptr;
+  const Seen seen = what_is(function);
+  if (seen == Seen::kView) return nullptr;
+  if (seen == Seen::kFunction) note_function(function, units);
+  return pin(units);
+}
+
+void on_operator_end(const at::RecordFunction&, at::ObserverContext*) {}  // the context's destructor unpins
+
+std::mutex watchers_mutex;
+int watchers = 0;
+at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
+
+}  // namespace
+
+OpWatch::OpWatch() {
+  const std::lock_guard lock(watchers_mutex);
+  if (watchers++ > 0) return;
+  handle = at::addGlobalCallback(
+      at::RecordFunctionCallback(&on_start, &on_operator_end).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+}
+
+OpWatch::~OpWatch() {
+  const std::lock_guard lock(watchers_mutex);
+  if (--watchers == 0) at::removeCallback(handle);
+}
+
+}  // namespace tessera

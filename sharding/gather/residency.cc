@@ -1,0 +1,282 @@
+#include "sharding/gather/residency.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "runtime/base/log.h"
+#include "runtime/border/phrase.h"
+#include "runtime/border/throw.h"
+#include "sharding/value_hash.h"
+#include "tessera/span.h"
+
+namespace tessera {
+namespace {
+
+void expect_values_of(const Unit& unit) {
+  if (unit.gathered_hash == 0 || unit.gathered_hash == hash_of_gathered(unit)) return;
+  throw Error(ExitCode::kUsage, "unit " + unit.name +
+                                    ": its gathered parameters were written through .data() or a raw pointer, and the "
+                                    "write is lost (\"check.values\"). [T0623] hint: write under " +
+                                    say(phrases::kWriteGuard));
+}
+
+}  // namespace
+
+Residency::Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectives& group, Arena slots,
+                     ComputeDevice device, GatherLog& log, OnFailure on_failure, ShardSource* source)
+    : UnitKeeper(std::move(on_failure)),
+      plan_(plan),
+      units_(std::move(units)),
+      group_(group),
+      device_(device),
+      log_(log),
+      source_(source),
+      memory_(std::move(slots)),
+      pending_(units_.size()),
+      is_exact_(units_.size(), 0),
+      is_coming_(units_.size(), 0),
+      schedule_(static_cast<int>(units_.size()), static_cast<std::size_t>(plan.input().prefetch), /*uncounted=*/0) {
+  if (!plan_.input().placement.keep_gathered) {
+    slots_.push_back({memory_.take(units_[0]->gathered_bytes()), units_[0]->gathered_bytes(), nullptr, 0, {}});
+    for (std::int64_t i = 0; i < plan_.shared_slots(); ++i) {
+      slots_.push_back({memory_.take(plan_.slot_bytes()), plan_.slot_bytes(), nullptr, -1, {}});
+    }
+    for (std::int64_t i = plan_.shared_slots(); i > 0; --i) free_slots_.push_back(static_cast<int>(i));
+    memory_.expect_full();
+  }
+  for (Unit* unit : units_) unit->watch(this, /*lends=*/true);
+}
+
+/// Gathers that forward began ahead of use may still be writing into the slots, so wait for them. While an exception passes
+/// only for what does not depend on other ranks: they may never take part in those gathers.
+Residency::~Residency() {
+  for (const Unit* unit : units_) {
+    if (is_coming_[unit->index] == 0) continue;
+    try {
+      source_->finish(*unit);
+    } catch (const std::exception& error) {
+      log_error("unit " + unit->name + ": " + error.what());
+    }
+  }
+  if (std::uncaught_exceptions() == exceptions_at_start_) {
+    for (std::vector<Work>& works : pending_) {
+      for (Work& work : works) work.wait().IgnoreError();
+    }
+  }
+  for (Unit* unit : units_) unit->watch(nullptr);
+}
+
+void Residency::use(Unit& unit) {
+  const bool is_held = unit.pins() > 0;
+  unit.pin();
+  if (!is_held && std::exchange(is_exact_[unit.index], 0) != 0 && unit.state() != Unit::State::kReleased) release(unit);
+  // What a guard holds may be read by some ranks only, so it must not move the schedule, by which all ranks gather ahead.
+  if ((is_held || &unit == last_) && unit.state() == Unit::State::kGathered) {
+    // The unit that an evaluation used last may be the first one of a microbatch.
+    if (rounds_ && !is_held && rounds_->has_nothing()) rounds_->announce_and_add(unit.index);
+    return;
+  }
+  if (rounds_) {
+    if (last_ && last_ != &unit && last_->pins() > 0) rounds_->announce_and_add(RoundLog::kBesides);
+    rounds_->announce_and_add(unit.index);
+  }
+  last_ = &unit;
+  schedule_.use(unit.index);
+  const std::int64_t overflows = counts_.overflow_slots;
+  if (unit.state() == Unit::State::kReleased) gather(unit);
+  if (unit.state() == Unit::State::kGathering) wait(unit);
+  if (counts_.overflow_slots > overflows) warn_of_overflow(unit);
+  prefetch();
+}
+
+void Residency::hold(Unit& unit) {
+  if (is_lossy(plan_.input().gathers) && is_exact_[unit.index] == 0) {
+    if (unit.pins() > 0) {
+      throw Error(ExitCode::kUsage, "unit " + unit.name +
+                                        ": an operator reads it, rounded as \"compression.gathers\" says, and exact "
+                                        "values cannot take their place. [T0624] hint: open " +
+                                        say(phrases::kGuard) + " outside of forward and backward");
+    }
+    drop(unit);
+    is_exact_[unit.index] = 1;
+  }
+  unit.pin();
+  if (unit.state() == Unit::State::kReleased) gather(unit);
+  if (unit.state() == Unit::State::kGathering) wait(unit);
+}
+
+void Residency::drop(Unit& unit) {
+  if (unit.pins() == 0 && unit.state() != Unit::State::kReleased) release(unit);
+}
+
+void Residency::gather(Unit& unit) {
+  for_each_parameter(unit, &expect_in_place);
+  const bool in_place = plan_.input().placement.keep_gathered;
+  std::byte* memory = nullptr;
+  if (!in_place) {
+    const int slot = find_slot(unit, /*early=*/false);
+    take(slot < 0 ? add_overflow_slot(unit) : slot, unit);
+    memory = slots_[unit.slot].memory;
+  }
+  unit.become(Unit::State::kGathering);
+  schedule_.hold(unit.index);
+  const Span span("all_gather", unit.name, &counts_.gather_seconds);
+  log_.note_gather(unit.index);
+  ++counts_.gathers;
+  counts_.gathered_bytes += unit.gathered_bytes();
+  for (auto& group : unit.groups) {
+    const std::int64_t begin = group->parameter_part.offset * group->element_bytes();
+    group->full = in_place ? group->shard - begin : memory;
+    if (!in_place) memory += group->gathered_bytes();
+  }
+  source_ ? bring_part(unit) : start_all_gather(unit);
+}
+
+/// This rank's part of `group`, where it is gathered.
+std::byte* Residency::own_part(const FlatGroup& group) {
+  return group.full + group.parameter_part.offset * group.element_bytes();
+}
+
+void Residency::bring_part(Unit& unit) {
+  // Other ranks may still read what a common slot held.
+  if (plan_.input().placement.shared) throw_if_error(group_.barrier(unit.name).wait());
+  is_coming_[unit.index] = 1;
+  for (auto& group : unit.groups) source_->start(*group, own_part(*group));
+}
+
+void Residency::start_all_gather(Unit& unit) {
+  for (auto& group : unit.groups) {
+    const std::byte* const part = source_ ? own_part(*group) : group->shard;
+    const std::int64_t bytes = group->parameter_part.numel * group->element_bytes();
+    pending_[unit.index].push_back(
+        group_.all_gather(unit.name, part, group->full, bytes, {.dtype = group->dtype, .form = form_of(unit)}));
+  }
+}
+
+void Residency::wait(Unit& unit) {
+  const Span span("wait", unit.name, &counts_.gather_seconds);
+  if (std::exchange(is_coming_[unit.index], 0) != 0) {
+    source_->finish(unit);
+    start_all_gather(unit);
+  }
+  {
+    const Timed timed(device_.waits);
+    for (Work& work : pending_[unit.index]) throw_if_error(work.wait());
+  }
+  pending_[unit.index].clear();
+  unit.become(Unit::State::kGathered);
+  for (auto& group : unit.groups) group->attach(group->full);
+  if (checks_values_) unit.gathered_hash = hash_of_gathered(unit);
+}
+
+void Residency::release(Unit& unit) {
+  if (unit.state() == Unit::State::kGathering) wait(unit);
+  if (checks_values_) expect_values_of(unit);
+  for (auto& group : unit.groups) group->attach(nullptr);
+  unit.become(Unit::State::kReleased);
+  is_exact_[unit.index] = 0;
+  schedule_.give_up(unit.index);
+  ++counts_.releases;
+  if (unit.slot < 0) return;
+  slots_[unit.slot].holder = nullptr;
+  if (unit.slot > 0 && unit.slot <= plan_.shared_slots()) free_slots_.push_back(unit.slot);
+  unit.slot = -1;
+}
+
+void Residency::expect_values() const {
+  if (!checks_values_) return;
+  for (const Unit* unit : units_) {
+    if (unit->state() == Unit::State::kGathered) expect_values_of(*unit);
+  }
+}
+
+void Residency::take(int slot, Unit& unit) {
+  if (Unit* holder = slots_[slot].holder) release(*holder);
+  if (!free_slots_.empty() && free_slots_.back() == slot) free_slots_.pop_back();
+  slots_[slot].holder = &unit;
+  unit.slot = slot;
+}
+
+void Residency::prefetch() {
+  for (int index = schedule_.next_missing(); index >= 0; index = schedule_.next_missing()) {
+    Unit& unit = *units_[index];
+    if (!plan_.input().placement.keep_gathered && find_slot(unit, /*early=*/true) < 0) return;
+    gather(unit);
+    ++counts_.prefetched;
+  }
+}
+
+bool Residency::fits(const Unit& unit, const Slot& slot) const {
+  return slot.reserved_for >= 0 ? slot.reserved_for == unit.index : slot.bytes >= unit.gathered_bytes();
+}
+
+/// A slot that holds nothing, else the one whose holder is needed last; -1 if all are pinned. An early gather may push
+/// out only units that are needed later than the one it is for.
+int Residency::find_slot(const Unit& unit, bool early) {
+  if (!slots_[0].holder && fits(unit, slots_[0])) return 0;
+  if (!free_slots_.empty() && fits(unit, slots_[free_slots_.back()])) return free_slots_.back();
+  for (std::size_t i = static_cast<std::size_t>(plan_.shared_slots()) + 1; i < slots_.size(); ++i) {
+    if (!slots_[i].holder && fits(unit, slots_[i])) return static_cast<int>(i);
+  }
+  const auto may_go = [&](int index) {
+    const Unit& holder = *units_[index];
+    return holder.pins() == 0 && holder.slot >= 0 && fits(unit, slots_[holder.slot]);
+  };
+  const int victim =
+      early ? schedule_.farthest_held(schedule_.distance(unit.index), may_go) : schedule_.farthest_held(may_go);
+  return victim < 0 ? -1 : units_[victim]->slot;
+}
+
+void Residency::warn_of_overflow(const Unit& unit) {
+  if (warned_) return;
+  warned_ = true;
+  log_warning("unit " + unit.name +
+              ": an operator reads more units at once than the plan has slots for; adding a slot " +
+              "outside the plan. [T0625] hint: raise \"prefetch\", or let one unit hold what is read together");
+}
+
+int Residency::add_overflow_slot(const Unit& unit) {
+  ++counts_.overflow_slots;
+  Slot slot{nullptr, unit.gathered_bytes(), nullptr, -1,
+            plan_.input().placement.shared ? Arena::common("overflow slot", unit.gathered_bytes(), group_)
+                                           : Arena::plain("overflow slot", unit.gathered_bytes(), device_.device)};
+  slot.memory = slot.overflow.take(slot.bytes);
+  counts_.overflow_bytes += slot.bytes;
+  counts_.overflow_peak = std::max(counts_.overflow_peak, counts_.overflow_bytes);
+  slots_.push_back(std::move(slot));
+  return static_cast<int>(slots_.size()) - 1;
+}
+
+void Residency::release_all() {
+  last_ = nullptr;
+  for (Unit* unit : units_) {
+    unit->gathered_hash = 0;  // the step has changed what is gathered in place
+    TORCH_INTERNAL_ASSERT(unit->pins() == 0, "unit ", unit->name, " is still in use at the end of a step");
+    if (unit->state() != Unit::State::kReleased) release(*unit);
+  }
+  give_back_overflow();
+  counts_.overflow_peak = counts_.overflow_bytes;
+}
+
+void Residency::spoil(Unit& unit) {
+  if (!checks_values_ || unit.slot < 0 || unit.pins() > 0 || unit.state() == Unit::State::kReleased) return;
+  const Slot& slot = slots_[unit.slot];
+  release(unit);
+  if (plan_.input().placement.shared)
+    throw_if_error(group_.barrier(unit.name).wait());  // others may still read the common slot
+  std::memset(slot.memory, 0xff, static_cast<std::size_t>(unit.gathered_bytes()));  // NaN in every floating type
+}
+
+/// From the back, so that no slot's number changes while a unit holds it.
+void Residency::give_back_overflow() {
+  while (!checks_values_ && !slots_.empty() && slots_.back().overflow.bytes() > 0) {
+    Unit* holder = slots_.back().holder;
+    if (holder && holder->pins() > 0) return;
+    if (holder) release(*holder);
+    counts_.overflow_bytes -= slots_.back().bytes;
+    slots_.pop_back();
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,33 @@
+#include "sharding/gather/unit_notes.h"
+
+#include <algorithm>
+
+#include "sharding/layout/memory_plan.h"
+
+namespace tessera::unit_notes {
+
+void write(std::span<float> notes, std::span<const char> used, std::uint64_t digest, double weight) {
+  std::ranges::fill(notes, 0.0F);
+  for (std::size_t i = 0; i < used.size(); ++i) notes[i] = used[i] ? 1.0F : 0.0F;
+  for (std::size_t bit = 0; bit < MemoryPlan::kDigestBits; ++bit) {
+    notes[used.size() + bit] = static_cast<float>(digest >> bit & 1);
+  }
+  notes[static_cast<std::size_t>(place_of_weight(static_cast<std::int64_t>(used.size())))] = static_cast<float>(weight);
+}
+
+std::int64_t place_of_weight(std::int64_t parameters) { return parameters + MemoryPlan::kDigestBits; }
+
+/// Where all ranks have one digest, each bit was set by all of them or by none.
+bool have_one_digest(std::span<const float> sum, std::int64_t parameters, int ranks) {
+  const auto bits = sum.subspan(static_cast<std::size_t>(parameters), MemoryPlan::kDigestBits);
+  return std::ranges::all_of(bits, [&](float set) { return set == 0.0F || set == static_cast<float>(ranks); });
+}
+
+/// Where all ranks set a bit, or none did, one of the factors is 0.
+void compare_digests(at::Tensor bits, int ranks) { bits.mul_(bits.sub(ranks)); }
+
+void read_used(std::span<const float> sum, std::span<char> used) {
+  for (std::size_t i = 0; i < used.size(); ++i) used[i] = sum[i] > 0.0F ? 1 : 0;
+}
+
+}  // namespace tessera::unit_notes

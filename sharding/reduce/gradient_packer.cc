@@ -1,0 +1,153 @@
+#include "sharding/reduce/gradient_packer.h"
+
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <ATen/TensorIterator.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "runtime/base/seeded_fault.h"
+#include "sharding/memory_view.h"
+#include "sharding/unrecorded.h"
+
+namespace tessera {
+namespace {
+
+/// Whether `gradient` lies as `flat` does, so that its bytes may be copied. A large one is left to LibTorch where that
+/// would copy with several threads.
+bool is_copied_bytewise(const at::Tensor& gradient, DType dtype, const FlatParameter& flat) {
+  return gradient.scalar_type() == scalar_type_of(dtype) && gradient.layout() == at::kStrided &&
+         gradient.is_non_overlapping_and_dense() && gradient.sizes() == at::IntArrayRef(flat.sizes) &&
+         gradient.strides() == at::IntArrayRef(flat.strides) &&
+         (gradient.numel() < at::internal::GRAIN_SIZE || at::get_num_threads() == 1);
+}
+
+/// Gradients of fewer elements than this take a GPU about as long to copy as the host needs to start one copy, or less. So
+/// they wait and are copied together with others. Larger ones are copied at once.
+constexpr std::int64_t kSmallNumel = 1 << 22;
+
+bool waits(const at::Tensor& gradient) {
+  return gradient.numel() > 0 && gradient.numel() < kSmallNumel && gradient.layout() == at::kStrided;
+}
+
+}  // namespace
+
+GradientPacker::GradientPacker(const Unit& unit, DType dtype, ComputeDevice device, PendingCopies& copies)
+    : dtype_(dtype), device_(device), copies_(copies) {
+  for (const auto& group : unit.groups) {
+    const std::size_t count = group->trainable ? group->parameters.size() : 0;
+    trainable_ += static_cast<std::int64_t>(count);
+    Part& part = parts_.emplace_back();
+    part.arrived.resize(count);
+    part.expected.resize(count, 1);
+    part.used.resize(count);
+    part.views.resize(count);
+  }
+  usually_missing_ = missing_ = trainable_;
+}
+
+void GradientPacker::expect(std::span<const char> used) {
+  usually_missing_ = 0;
+  for (Part& part : parts_) {
+    std::copy_n(used.begin(), part.expected.size(), part.expected.begin());
+    used = used.subspan(part.expected.size());
+    usually_missing_ += std::count(part.expected.begin(), part.expected.end(), 1);
+  }
+}
+
+void GradientPacker::begin() {
+  missing_ = usually_missing_;
+  expects_all_ = false;
+  for (Part& part : parts_) std::fill(part.arrived.begin(), part.arrived.end(), 0);
+}
+
+void GradientPacker::reset() {
+  begin();
+  for (Part& part : parts_) std::fill(part.used.begin(), part.used.end(), 0);
+}
+
+void GradientPacker::take(const FlatGroup& group, std::size_t parameter, const at::Tensor& gradient, std::byte* bucket,
+                          bool is_usual) {
+  const FlatParameter& flat = group.parameters[parameter];
+  Part& part = parts_[group.index];
+  std::byte* const place = bucket + group.layout.extent(parameter).offset * static_cast<std::int64_t>(size_of(dtype_));
+  char& arrived = part.arrived[parameter];
+  if (!arrived && !device_.is_queued && is_copied_bytewise(gradient, dtype_, flat)) {
+    std::memcpy(place, gradient.const_data_ptr(), gradient.nbytes());
+  } else if (!arrived && device_.is_queued && waits(gradient)) {
+    copies_.add(view_of(group, parameter, place, is_usual), gradient);
+  } else {
+    if (arrived) copies_.flush();  // one of them may be what this one is added to
+    const Unrecorded unrecorded;
+    const at::Tensor view = view_of(group, parameter, place, is_usual);
+    if (gradient.is_sparse()) {  // rows, added one after the other
+      if (!arrived) view.zero_();
+      view.add_(gradient.to(scalar_type_of(dtype_)));
+    } else if (arrived) {
+      view.add_(gradient);
+    } else {
+      view.copy_(gradient);
+    }
+  }
+  if (!arrived) note_arrival(part, parameter);
+  arrived = 1;
+  part.used[parameter] = 1;
+}
+
+void GradientPacker::take_zeros(const FlatGroup& group, std::size_t parameter, std::byte* bucket) {
+  Part& part = parts_[group.index];
+  if (part.arrived[parameter]) return;
+  const auto element = static_cast<std::int64_t>(size_of(dtype_));
+  clear(bucket + group.layout.extent(parameter).offset * element, group.layout.extent(parameter).numel * element);
+  note_arrival(part, parameter);
+  part.arrived[parameter] = 1;
+}
+
+void GradientPacker::note_arrival(Part& part, std::size_t parameter) {
+  if (expects_all_ || part.expected[parameter]) {
+    --missing_;
+    return;
+  }
+  expects_all_ = true;
+  missing_ = trainable_ - 1;
+  for (const Part& other : parts_) missing_ -= std::count(other.arrived.begin(), other.arrived.end(), 1);
+}
+
+/// Making a view costs the host as much time as starting a copy, and a guard that it needs some of that too.
+at::Tensor GradientPacker::view_of(const FlatGroup& group, std::size_t parameter, std::byte* place, bool is_usual) {
+  const FlatParameter& flat = group.parameters[parameter];
+  const auto make = [&] {
+    const Unrecorded unrecorded;
+    return memory_view(place, dtype_, flat.sizes, flat.strides, device_.device);
+  };
+  if (!device_.is_queued || !is_usual) return make();
+  std::vector<PlaceView>& views = parts_[group.index].views[parameter];
+  for (const PlaceView& known : views) {
+    if (known.place == place) return known.view;
+  }
+  return views.emplace_back(PlaceView{place, make()}).view;
+}
+
+void GradientPacker::fill_missing(const FlatGroup& group, std::byte* bucket, bool gaps_are_zero) const {
+  const auto element = static_cast<std::int64_t>(size_of(dtype_));
+  const auto clear_extent = [&](Extent extent) { clear(bucket + extent.offset * element, extent.numel * element); };
+  if (!gaps_are_zero) {
+    for (Extent gap : group.layout.gaps()) clear_extent(gap);
+  }
+  const std::vector<char>& arrived = parts_[group.index].arrived;
+  for (std::size_t i = seeded_fault(SeededFault::kFirstGradientNotCleared) ? 1 : 0; i < arrived.size(); ++i) {
+    if (!arrived[i]) clear_extent(group.layout.extent(i));
+  }
+}
+
+void GradientPacker::clear(std::byte* memory, std::int64_t bytes) const {
+  if (!device_.is_queued) {
+    std::memset(memory, 0, static_cast<std::size_t>(bytes));
+    return;
+  }
+  const Unrecorded unrecorded;
+  flat_view(memory, DType::kU8, bytes, device_.device).zero_();
+}
+
+}  // namespace tessera

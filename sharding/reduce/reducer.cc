@@ -1,0 +1,736 @@
+#include "sharding/reduce/reducer.h"
+
+#include <ATen/Functions.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "runtime/base/log.h"
+#include "runtime/border/throw.h"
+#include "runtime/comm/mesh_groups.h"
+#include "runtime/comm/sum/pairwise_sum.h"
+#include "runtime/comm/sum/visited_sum.h"
+#include "runtime/comm/sum/wire_codec.h"
+#include "sharding/compress/comm_hook_method.h"
+#include "sharding/gather/gather_log.h"
+#include "sharding/gather/unit_notes.h"
+#include "sharding/memory_view.h"
+#include "sharding/reduce/gradient_place.h"
+#include "sharding/unrecorded.h"
+#include "tessera/span.h"
+
+namespace tessera {
+namespace {
+
+/// Narrows `numel` fp32 in place into `dtype` at the front of the same memory. Writing never overtakes reading, since
+/// an element of `dtype` is at most as long.
+void narrow_in_place(std::byte* memory, DType dtype, std::int64_t numel, ComputeDevice device) {
+  const Unrecorded unrecorded;
+  const std::int64_t chunk = device.is_queued ? 1 << 24 : 1 << 16;  // what a cache holds, or what keeps a GPU busy
+  for (std::int64_t begin = 0; begin < numel; begin += chunk) {
+    const std::int64_t count = std::min(chunk, numel - begin);
+    const at::Tensor wide = flat_view(memory + begin * 4, DType::kF32, count, device.device);
+    std::byte* const to = memory + begin * static_cast<std::int64_t>(size_of(dtype));
+    flat_view(to, dtype, count, device.device).copy_(wide.to(scalar_type_of(dtype)));
+  }
+}
+
+}  // namespace
+
+static_assert(MemoryPlan::kMostUnderWay <= Collectives::kMostUnderWay);
+
+/// Adds the last sum's pieces onto what earlier reductions of the step left in `group.gradient` (or finds them there),
+/// and shows it to `visitor`. For sums that the host makes.
+class Reducer::Accumulation final : public SumVisitor {
+ public:
+  Accumulation(const FlatGroup& group, bool adds, GradientVisitor* visitor)
+      : group_(group), adds_(adds), visitor_(visitor) {}
+
+  void visit(std::size_t offset, const float* values, std::size_t numel) override {
+    if (offset == 0) visitor_->begin(group_);
+    if (adds_) {
+      float* gradient = group_.gradient + offset;
+      pairwise_sum(std::array<const void*, 2>{gradient, values}, DType::kF32, gradient, numel);
+      values = gradient;
+    }
+    visitor_->visit(group_, {values, numel});
+  }
+
+ private:
+  const FlatGroup& group_;
+  const bool adds_;
+  GradientVisitor* const visitor_;
+};
+
+struct Reducer::GroupReduction {
+  FlatGroup* group;
+  bool adds;               ///< onto what earlier reductions of the step left
+  float* sum;              ///< over the shard axis
+  std::int64_t numel;      ///< of `sum`
+  float* total = nullptr;  ///< over both axes; set when the last sum starts
+  Accumulation accumulation;
+  Work work, last;  ///< over the shard axis, and over the replicate axis. Last members: they use the others.
+};
+
+struct Reducer::UnitReduction {
+  Entry* entry = nullptr;
+  Bucket bucket;
+  float* scratch = nullptr;  ///< planned
+  std::int64_t scratch_taken = 0;
+  std::vector<Arena> overflow_scratch;
+  std::vector<GroupReduction> groups;  ///< never more than were reserved, so they stay where they are
+  // Where units are updated in backward.
+  std::span<float> notes;  ///< planned
+  std::vector<char> used;  ///< [trainable parameter of the unit]
+  Work notes_work;         ///< over the shard axis
+};
+
+Reducer::~Reducer() = default;
+
+Reducer::Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxes& axes, Memory memory,
+                 ComputeDevice device, GradientVisitor* visitor)
+    : plan_(plan), axes_(axes), device_(device), visitor_(visitor), memory_(std::move(memory)) {
+  float* const method_work = reinterpret_cast<float*>(memory_.feedback.take(plan_.method_work_numel() * 4));
+  if (plan_.input().compression.restore_skipped) memory_.feedback.take(plan_.kept_gradient_numel() * 4);
+  for (Unit* unit : units) {
+    Entry& entry = entries_.emplace_back(unit, GradientPacker(*unit, bucket_dtype(), device_, copies_));
+    const UnitShape shape = unit->shape();
+    entry.bucket_bytes = plan_.bucket_bytes_of(shape);
+    entry.sum_bytes = plan_.sum_bytes_of(shape);
+    for (const auto& group : unit->groups) entry.feedback.push_back(take_feedback(*group, method_work));
+    if (entry.gradients.trainable() > 0) order_.insert(order_.begin(), unit->index);
+    if (plan_.bucket_mode() == BucketMode::kAccumulator) {
+      entry.bucket.memory = memory_.buckets.take(entry.bucket_bytes);
+    }
+  }
+  was_late_.resize(entries_.size());
+  const Entry& root = entries_[0];
+  if (plan_.bucket_mode() == BucketMode::kShared) {
+    buckets_ = UnitSlots(memory_.buckets, root.bucket_bytes, plan_.shared_buckets(), plan_.bucket_bytes());
+  }
+  memory_.buckets.expect_full();
+  memory_.feedback.expect_full();
+  if (updates_in_backward()) {
+    sums_ = UnitSlots(memory_.sums, root.sum_bytes, plan_.shared_sums(), plan_.sum_bytes());
+  }
+  std::size_t most_groups = 0;
+  for (Unit* unit : units) most_groups = std::max(most_groups, unit->groups.size());
+  for (std::int64_t i = 0; i < plan_.units_under_way(); ++i) {
+    auto reduction = std::make_unique<UnitReduction>();
+    reduction->scratch = reinterpret_cast<float*>(memory_.scratch.take(plan_.scratch_numel() * 4));
+    reduction->groups.reserve(most_groups);
+    if (updates_in_backward()) {
+      const auto notes = static_cast<std::size_t>(plan_.notes_numel());
+      reduction->notes = {reinterpret_cast<float*>(memory_.sums.take(plan_.notes_numel() * 4)), notes};
+      reduction->used.reserve(notes);
+    }
+    reductions_.push_back(std::move(reduction));
+  }
+  memory_.scratch.expect_full();
+  memory_.sums.expect_full();
+}
+
+Reducer::Feedback Reducer::take_feedback(const FlatGroup& group, float* method_work) {
+  const auto take = [&](std::int64_t count) {
+    return count > 0 ? reinterpret_cast<float*>(memory_.feedback.take(count * 4)) : nullptr;
+  };
+  const FeedbackNumel numel = plan_.feedback_numel_of(group.shape());
+  Feedback feedback{take(numel.shard), take(numel.replicate)};
+  float* const kept = take(plan_.method_memory_of(group.shape()).kept);
+  feedback.method = make_gradient_method(plan_, group, kept, method_work);
+  return feedback;
+}
+
+void Reducer::sum_by(const std::shared_ptr<CommHook>& hook) {
+  has_hook_ = true;
+  std::int64_t buckets = 0;
+  for (Entry& entry : entries_) {
+    for (const auto& group : entry.unit->groups) {
+      if (!group->trainable) continue;
+      entry.feedback[group->index].method = std::make_unique<CommHookMethod>(*group, hook, buckets++);
+    }
+  }
+}
+
+void Reducer::use_methods(bool on, std::int64_t step) {
+  uses_methods_ = on;
+  copy_feedback();
+  for (Entry& entry : entries_) {
+    for (Feedback& feedback : entry.feedback) {
+      if (feedback.method) feedback.method->begin_step(step);
+    }
+  }
+}
+
+bool Reducer::accumulates() const {
+  if (updates_in_backward()) return false;
+  const BucketMode mode = plan_.bucket_mode();
+  return is_alone_in_place() || mode == BucketMode::kAccumulator ||
+         (mode == BucketMode::kInPlace && plan_.input().accumulation > 1);
+}
+
+/// Then gradients are taken straight into their sum's place, and nothing is reduced.
+bool Reducer::is_alone_in_place() const { return plan_.input().mesh.world_size() == 1 && !memory_.store; }
+
+DType Reducer::bucket_dtype() const {
+  return plan_.bucket_mode() == BucketMode::kShared ? plan_.bucket_dtype() : DType::kF32;
+}
+
+void Reducer::take(FlatGroup& group, std::size_t parameter, bool counts) {
+  Entry& entry = this->entry(*group.unit);
+  at::Tensor& gradient = group.parameters[parameter].tensor.mutable_grad();
+  if (updates_in_backward()) expect_not_updated(entry, group, parameter);
+  if (on_gradient_) on_gradient_();
+  if (group.unit->use_log) group.unit->use_log->note_gradient(group.unit->index);
+  const bool was_ready = entry.phase == Phase::kReady;  // and one more gradient comes: it is added
+  if (entry.phase == Phase::kIdle) open(entry);
+  const bool is_usual_bucket = entry.bucket.overflow.bytes() == 0 && entry.sum.overflow.bytes() == 0;
+  std::byte* const bucket = bucket_of(entry, group);
+  counts ? entry.gradients.take(group, parameter, gradient, bucket, is_usual_bucket)
+         : entry.gradients.take_zeros(group, parameter, bucket);
+  gradient.reset();
+  if (is_alone_in_place() && ++entry.taken == entry.gradients.trainable()) tell(entry);
+  if (accumulates()) return copies_.flush_if_many();
+  if (!entry.gradients.is_complete()) return;
+  copies_.flush();
+  if (was_ready) return;
+  entry.phase = Phase::kReady;
+  if (entry.reduced) return;  // a late gradient: reduced once more when the round ends
+  completed_.push_back(entry.unit->index);
+  launch_ready();
+}
+
+/// Where nothing is reduced a unit is told of when as many gradients have come as it has parameters, and at the end of the round if
+/// others have come than that.
+void Reducer::tell(Entry& entry) {
+  if (!on_reduced_) return;
+  if (is_alone_in_place()) {
+    if (entry.told > 0 && entry.told == entry.taken) return;
+    copies_.flush();
+    entry.told = entry.taken;
+  }
+  on_reduced_(*entry.unit);
+}
+
+void Reducer::expect_not_updated(const Entry& entry, const FlatGroup& group, std::size_t parameter) const {
+  if (!entry.reduced) return;
+  throw Error(
+      ExitCode::kUsage,
+      "parameter " + group.parameters[parameter].name + " of unit " + entry.unit->name +
+          " got one more gradient in the same backward after the unit's gradients were complete, and "
+          "optimizer.in_backward has given them to the optimizer. That happens where parameters are shared by parts of "
+          "the graph with a backward of their own inside this one. [T0622] hint: set optimizer.in_backward to false");
+}
+
+void Reducer::open(Entry& entry) {
+  entry.phase = Phase::kFilling;
+  if (accumulates()) return;  // arrivals last until reset
+  entry.gradients.begin();
+  if (plan_.bucket_mode() == BucketMode::kShared) {
+    take_place(entry.bucket, buckets_, *entry.unit, entry.bucket_bytes);
+  } else if (updates_in_backward()) {
+    place_sum(entry);
+  } else if (entry.has_sum) {  // its own place holds the sum
+    take_overflow(entry.bucket, *entry.unit, entry.bucket_bytes);
+  }
+}
+
+void Reducer::take_place(Bucket& bucket, UnitSlots& slots, const Unit& unit, std::int64_t bytes) {
+  bucket.slot = slots.take(/*for_root=*/unit.index == 0);
+  if (bucket.slot == UnitSlots::kNone) return take_overflow(bucket, unit, bytes);
+  bucket.memory = slots.memory(bucket.slot);
+}
+
+void Reducer::place_sum(Entry& entry) {
+  take_place(entry.sum, sums_, *entry.unit, entry.sum_bytes);
+  place_gradients(*entry.unit, entry.sum.memory);
+}
+
+void Reducer::note_overflow(const Arena& arena) {
+  counts_.overflow_bytes += arena.bytes();
+  counts_.overflow_peak = std::max(counts_.overflow_peak, counts_.overflow_bytes);
+}
+
+void Reducer::take_overflow(Bucket& bucket, const Unit& unit, std::int64_t bytes) {
+  ++counts_.overflow_buckets;
+  if (!warned_) {
+    warned_ = true;
+    log_warning("unit " + unit.name +
+                ": gradients came in another order than before, so a bucket beyond the plan is used (the step's "
+                "allocated memory "
+                "shows it). That is expected in a step in which other parameters are used than in the step before");
+  }
+  bucket.overflow = Arena::plain("overflow bucket", bytes, device_.device);
+  note_overflow(bucket.overflow);
+  bucket.memory = bucket.overflow.take(bucket.overflow.bytes());
+}
+
+void Reducer::free(Bucket& bucket, UnitSlots& slots) {
+  if (bucket.slot != UnitSlots::kNone) slots.give_back(bucket.slot);
+  counts_.overflow_bytes -= bucket.overflow.bytes();
+  bucket = Bucket();
+}
+
+bool Reducer::is_in_place(const Entry& entry) const {
+  return plan_.bucket_mode() == BucketMode::kInPlace && entry.bucket.overflow.bytes() == 0;
+}
+
+std::byte* Reducer::bucket_of(const Entry& entry, const FlatGroup& group) const {
+  if (is_in_place(entry)) return reinterpret_cast<std::byte*>(group.gradient);
+  std::byte* bucket = entry.bucket.memory;
+  for (std::size_t i = 0; i < group.index; ++i) {
+    const FlatGroup& before = *entry.unit->groups[i];
+    if (before.trainable) bucket += before.layout.numel() * size_of(bucket_dtype());
+  }
+  return bucket;
+}
+
+/// A unit of which nothing is expected and nothing has come is ready when its turn comes.
+void Reducer::launch_ready() {
+  for (; next_ < order_.size(); ++next_) {
+    Entry& entry = entries_[order_[next_]];
+    if (entry.phase == Phase::kIdle && !entry.gradients.expects_any()) {
+      open(entry);
+      completed_.push_back(entry.unit->index);
+    } else if (entry.phase != Phase::kReady) {
+      return;
+    }
+    reduce(entry);
+  }
+}
+
+void Reducer::expect(const std::vector<char>& used) {
+  if (used == expected_) return;
+  const bool is_first = expected_.empty();
+  expected_ = used;
+  expects_all_ = std::find(used.begin(), used.end(), 0) == used.end();
+  if (is_first && expects_all_) return;
+  std::span<const char> rest = expected_;
+  for (Entry& entry : entries_) {
+    const auto count = static_cast<std::size_t>(entry.gradients.trainable());
+    entry.gradients.expect(rest.first(count));
+    rest = rest.subspan(count);
+  }
+  order_agreed_ = false;
+}
+
+void Reducer::reduce(Entry& entry) {
+  const Span span("reduce", entry.unit->name, &counts_.reduction_seconds);
+  if (rounds_) rounds_->announce_and_add(RoundLog::kReduction);
+  start(entry);
+  follow(plan_.reduction_lag(), plan_.end_lag());
+}
+
+Reducer::UnitReduction& Reducer::reduction(std::int64_t number) {
+  return *reductions_[static_cast<std::size_t>(number) % reductions_.size()];
+}
+
+void Reducer::start(Entry& entry) {
+  copies_.flush();
+  if (updates_in_backward() && entry.sum.memory == nullptr) place_sum(entry);
+  // Where gradients stay in their sum's own place, which is no other unit's, nothing but zeros ever came into the gaps.
+  const bool gaps_are_zero = device_.is_queued && is_in_place(entry) && !updates_in_backward();
+  if (memory_.store) open_sum(entry);
+  UnitReduction& reduction = this->reduction(started_++);
+  reduction.entry = &entry;
+  for (auto& group : entry.unit->groups) {
+    if (!group->trainable) continue;
+    entry.gradients.fill_missing(*group, bucket_of(entry, *group), gaps_are_zero);
+    start_group(reduction, *group);
+  }
+  ++counts_.reductions;
+  entry.reduced = true;
+  entry.has_sum = true;
+  entry.phase = Phase::kIdle;
+  if (!accumulates()) reduction.bucket = std::exchange(entry.bucket, Bucket());
+  if (!updates_in_backward()) return;
+  start_notes(reduction);
+  entry.unit->close();
+}
+
+/// The next unit's is read meanwhile, where there is one to be added to.
+void Reducer::open_sum(const Entry& entry) {
+  memory_.store->open(*entry.unit, entry.has_sum);
+  if (next_ + 1 >= order_.size()) return;
+  const Entry& next = entries_[order_[next_ + 1]];
+  if (next.has_sum && !next.reduced) memory_.store->expect(*next.unit);
+}
+
+/// A rank alone sends nothing.
+GradientMethod* Reducer::method_of(const FlatGroup& group) const {
+  return uses_methods_ && plan_.input().mesh.world_size() > 1
+             ? entries_[group.unit->index].feedback[group.index].method.get()
+             : nullptr;
+}
+
+ReduceOptions Reducer::shard_options(const FlatGroup& group) const {
+  ReduceOptions options(waits());
+  const PlanInput& input = plan_.input();
+  if (input.compressed_shard_part == 0) return options;
+  options.contributions = input.compression.gradients;
+  options.sums = input.compression.sums;
+  options.feedback = entries_[group.unit->index].feedback[group.index].shard;
+  options.method = method_of(group);
+  return options;
+}
+
+ReduceOptions Reducer::replicate_options(const FlatGroup& group) const {
+  ReduceOptions options(replicas_follow() ? Waits::kLater : Waits::kAtOnce);
+  const PlanInput& input = plan_.input();
+  if (input.compressed_replicate_part == 0) return options;
+  options.contributions = input.compression.gradients;
+  options.sums = input.compression.sums;
+  options.feedback = entries_[group.unit->index].feedback[group.index].replicate;
+  return options;
+}
+
+void Reducer::forget_feedback() {
+  std::fill_n(memory_.feedback.data(), memory_.feedback.bytes(), std::byte{0});
+  has_copy_ = false;
+}
+
+/// What is kept is the last of the memory, its copy lies before it.
+void Reducer::copy_feedback() {
+  const std::int64_t bytes = 4 * plan_.kept_gradient_numel();
+  if (!plan_.input().compression.restore_skipped || bytes == 0 || std::exchange(has_copy_, true)) return;
+  std::byte* const kept = memory_.feedback.data() + memory_.feedback.bytes() - bytes;
+  std::memcpy(kept - bytes, kept, static_cast<std::size_t>(bytes));
+}
+
+void Reducer::restore_feedback() {
+  if (!has_copy_) return forget_feedback();
+  const std::int64_t bytes = 4 * plan_.kept_gradient_numel();
+  std::byte* const kept = memory_.feedback.data() + memory_.feedback.bytes() - bytes;
+  std::memcpy(kept, kept - bytes, static_cast<std::size_t>(bytes));
+  has_copy_ = false;
+}
+
+KeptGradients Reducer::kept() {
+  const PlanInput& input = plan_.input();
+  const AxisPlacement placement = input.placement.gradients;
+  KeptGradients kept;
+  using What = KeptGradients::What;
+  const auto add = [&](FlatGroup& group, What what, const std::vector<Extent>& runs, float* values,
+                       std::int64_t begin) {
+    for (const Extent run : runs) {
+      kept.residuals.push_back({&group, what, {begin + run.offset, run.numel}, values});
+      values += run.numel;
+    }
+  };
+  const int ranks = input.mesh.world_size();
+  std::int64_t method_holders = 0;
+  for (Entry& entry : entries_) {
+    for (const auto& group : entry.unit->groups) {
+      const Feedback& feedback = entry.feedback[group->index];
+      const std::int64_t numel = group->layout.numel();
+      const Extent sum = owned({placement.shard, false}, input.mesh, numel);
+      if (feedback.shard) {
+        add(*group, What::kContributions,
+            rounded_runs(axes_.reduce->rank(), axes_.reduce->size(), input.compressed_shard_part, numel,
+                         placement.shard),
+            feedback.shard, 0);
+      }
+      if (feedback.replicate) {
+        add(*group, What::kReplicaContributions,
+            rounded_runs(axes_.replicate->rank(), axes_.replicate->size(), input.compressed_replicate_part, sum.numel,
+                         placement.replicate),
+            feedback.replicate, sum.offset);
+      }
+      if (!feedback.method) continue;
+      feedback.method->add_kept(*group, kept);
+      method_holders = feedback.method->holders(ranks);
+    }
+  }
+  const auto holders = [&](int ranks, int part) { return part > 0 ? ranks / part : 0; };
+  kept.holders = method_holders > 0 ? method_holders
+                                    : holders(ranks, input.compressed_shard_part) +
+                                          holders(input.mesh.replicate_size, input.compressed_replicate_part);
+  return kept;
+}
+
+Waits Reducer::waits() const { return plan_.end_lag() == 0 ? Waits::kAtOnce : Waits::kLater; }
+
+void Reducer::start_notes(UnitReduction& reduction) {
+  const Entry& entry = *reduction.entry;
+  reduction.used.clear();
+  for (const auto& group : entry.unit->groups) {
+    if (!group->trainable) continue;
+    for (std::size_t i = 0; i < group->parameters.size(); ++i) {
+      reduction.used.push_back(entry.gradients.used(*group, i) ? 1 : 0);
+    }
+  }
+  write_notes(reduction);
+  if (plan_.input().mesh.world_size() == 1) return;
+  float* const notes = reduction.notes.data();
+  reduction.notes_work =
+      axes_.reduce->all_reduce(entry.unit->name, notes, DType::kF32, notes, reduction.notes.size(), nullptr, waits());
+}
+
+void Reducer::write_notes(const UnitReduction& reduction) {
+  if (!device_.is_queued) return unit_notes::write(reduction.notes, reduction.used, digest_, weight_);
+  std::vector<float> notes(reduction.notes.size());
+  unit_notes::write(notes, reduction.used, digest_, weight_);
+  const Unrecorded unrecorded;
+  const auto numel = static_cast<std::int64_t>(notes.size());
+  const at::Tensor there = flat_view(reduction.notes.data(), DType::kF32, numel, device_.device);
+  there.copy_(flat_view(notes.data(), DType::kF32, numel, at::kCPU), /*non_blocking=*/true);  // from a copy of `notes`
+}
+
+/// The unit's sum is there: it is updated, and the sum's place is free.
+void Reducer::hand_over(UnitReduction& reduction) {
+  Entry& entry = *reduction.entry;
+  on_summed_(*entry.unit, agreement_on(reduction));
+  take_gradients_away(*entry.unit);
+  free(entry.sum, sums_);
+}
+
+/// Replicas may gather units in orders of their own, so digests are compared before their notes are added up.
+UnitAgreement Reducer::agreement_on(UnitReduction& reduction) {
+  const MeshPosition& mesh = plan_.input().mesh;
+  const auto parameters = static_cast<std::int64_t>(reduction.used.size());
+  throw_if_error(reduction.notes_work.wait());
+  UnitAgreement agreed;
+  if (device_.is_queued) {
+    const Unrecorded unrecorded;
+    unit_notes::compare_digests(
+        flat_view(reduction.notes.data() + parameters, DType::kF32, MemoryPlan::kDigestBits, device_.device),
+        mesh.shard_size);
+  } else {
+    agreed.ranks_agree = unit_notes::have_one_digest(reduction.notes, parameters, mesh.shard_size);
+  }
+  if (mesh.replicate_size > 1) {
+    float* const notes = reduction.notes.data();
+    throw_if_error(
+        axes_.replicate->all_reduce(reduction.entry->unit->name, notes, DType::kF32, notes, reduction.notes.size())
+            .wait());
+  }
+  if (device_.is_queued) {
+    agreed.used_there = reduction.notes.data();
+    agreed.weight_there = agreed.used_there + unit_notes::place_of_weight(parameters);
+    agreed.differ_there = agreed.used_there + parameters;
+    agreed.digest_bits = MemoryPlan::kDigestBits;
+    return agreed;
+  }
+  unit_notes::read_used(reduction.notes, reduction.used);
+  agreed.used = reduction.used;
+  agreed.weight = reduction.notes[static_cast<std::size_t>(unit_notes::place_of_weight(parameters))];
+  return agreed;
+}
+
+/// One bucket -> this rank's part of the sum: over the shard axis, then over the replicate axis, then onto what earlier
+/// reductions of this step left. Each is a reduce-scatter where the placement says sharded, else an all-reduce.
+void Reducer::start_group(UnitReduction& reduction, FlatGroup& group) {
+  const AxisPlacement placement = plan_.input().placement.gradients;
+  const MeshPosition& mesh = plan_.input().mesh;
+  const Entry& entry = this->entry(*group.unit);
+  const std::string& name = group.unit->name;
+  if (is_alone_in_place()) return;
+  std::byte* bucket = bucket_of(entry, group);
+  DType wire = bucket_dtype();
+  if (plan_.bucket_mode() == BucketMode::kAccumulator && plan_.input().reduce != DType::kF32) {
+    wire = plan_.input().reduce;
+    narrow_in_place(bucket, wire, group.layout.numel(), device_);
+  }
+  const ReduceOptions options = shard_options(group);
+  GradientMethod* const method = method_of(group);
+  if (mesh.world_size() > 1) {
+    const auto count = static_cast<std::size_t>(group.layout.numel());
+    counts_.reduced_bytes +=
+        method ? method->wire_bytes() : static_cast<std::int64_t>(wire_bytes(options.contributions, wire, count));
+  }
+  const std::int64_t numel = owned({placement.shard, false}, mesh, group.layout.numel()).numel;
+  const bool replicated = mesh.replicate_size > 1, adds = entry.has_sum;
+  float* sum = adds || (replicated && placement.replicate) ? scratch(reduction, numel) : group.gradient;
+  const Accumulation accumulation(group, adds, visitor_);
+  GroupReduction& started =
+      reduction.groups.emplace_back(GroupReduction{&group, adds, sum, numel, sum, accumulation, Work(), Work()});
+  SumVisitor* last = replicated || device_.is_queued ? nullptr : &started.accumulation;
+  if (method && !options.method) {  // a transport without a network knows no methods
+    auto* const values = reinterpret_cast<float*>(bucket);
+    started.work = Work(placement.shard ? reduce_scatter_by(*method, *axes_.reduce, name, values, sum, numel, last)
+                                        : all_reduce_by(*method, *axes_.reduce, name, values, sum, numel, last));
+    return;
+  }
+  started.work = placement.shard ? axes_.reduce->reduce_scatter(name, bucket, wire, sum, numel, last, options)
+                                 : axes_.reduce->all_reduce(name, bucket, wire, sum, numel, last, options);
+}
+
+/// Does this rank's share of all reductions but the last `lag`, and ends all but the last `end_lag`.
+void Reducer::follow(std::int64_t lag, std::int64_t end_lag) {
+  for (; advanced_ < started_ - lag; ++advanced_) {
+    UnitReduction& unit = reduction(advanced_);
+    for (GroupReduction& group : unit.groups) advance(group);
+    throw_if_error(unit.notes_work.advance());
+  }
+  for (; over_ < started_ - end_lag; ++over_) complete(reduction(over_));
+}
+
+/// Whether the sum over the replicate axis is started when the share of a reduction is done, to end with the reduction; else it is
+/// made at the end. A queue may wait for the shards' sum long before it is there; over a network, ranks compute meanwhile.
+bool Reducer::replicas_follow() const {
+  const PlanInput& input = plan_.input();
+  return input.mesh.replicate_size > 1 && (device_.is_queued || plan_.end_lag() > 0);
+}
+
+void Reducer::advance(GroupReduction& reduction) {
+  throw_if_error(reduction.work.advance());
+  if (!replicas_follow()) return;
+  {
+    const Timed timed(device_.waits);
+    throw_if_error(reduction.work.wait());
+  }
+  reduction.last = sum_over_replicas(reduction);
+}
+
+void Reducer::complete(UnitReduction& reduction) {
+  for (GroupReduction& group : reduction.groups) complete(group);
+  tell(*reduction.entry);
+  if (updates_in_backward()) hand_over(reduction);
+  if (memory_.store) memory_.store->close(*reduction.entry->unit, /*changed=*/true);
+  reduction.groups.clear();
+  free(reduction.bucket, buckets_);
+  for (const Arena& arena : reduction.overflow_scratch) counts_.overflow_bytes -= arena.bytes();
+  reduction.overflow_scratch.clear();
+  reduction.scratch_taken = 0;
+}
+
+void Reducer::complete(GroupReduction& reduction) {
+  {
+    const Timed timed(device_.waits);
+    throw_if_error(reduction.work.wait());
+    throw_if_error(reduction.last.wait());
+  }
+  if (!device_.is_queued) {
+    if (plan_.input().mesh.replicate_size > 1 && !replicas_follow())
+      throw_if_error(sum_over_replicas(reduction).wait());
+    return;
+  }
+  if (!reduction.adds) return;
+  const Unrecorded unrecorded;
+  const std::int64_t numel = reduction.group->gradient_part.numel;
+  const at::Tensor gradient = flat_view(reduction.group->gradient, DType::kF32, numel, device_.device);
+  gradient.add_(flat_view(reduction.total, DType::kF32, numel, device_.device));
+}
+
+Work Reducer::sum_over_replicas(GroupReduction& reduction) {
+  const FlatGroup& group = *reduction.group;
+  const std::string& name = group.unit->name;
+  float* const sum = reduction.sum;
+  SumVisitor* const last = device_.is_queued ? nullptr : &reduction.accumulation;
+  const ReduceOptions options = replicate_options(group);
+  if (!plan_.input().placement.gradients.replicate) {
+    return axes_.replicate->all_reduce(name, sum, DType::kF32, sum, reduction.numel, last, options);
+  }
+  const Extent part = group.gradient_part;
+  reduction.total = reduction.adds ? sum + part.offset % reduction.numel : group.gradient;
+  return axes_.replicate->reduce_scatter(name, sum, DType::kF32, reduction.total, part.numel, last, options);
+}
+
+float* Reducer::scratch(UnitReduction& reduction, std::int64_t numel) {
+  if (reduction.scratch_taken + numel <= plan_.scratch_numel()) {
+    float* const memory = reduction.scratch + reduction.scratch_taken;
+    reduction.scratch_taken += numel;
+    return memory;
+  }
+  Arena& arena = reduction.overflow_scratch.emplace_back(Arena::plain("overflow scratch", numel * 4, device_.device));
+  note_overflow(arena);
+  return reinterpret_cast<float*>(arena.take(arena.bytes()));
+}
+
+void Reducer::reduce_nothing() {
+  if (accumulates() || next_ == order_.size()) return;  // `finish` does it
+  Entry& entry = entries_[order_[next_++]];
+  if (entry.phase == Phase::kIdle) open(entry);
+  completed_.push_back(entry.unit->index);
+  reduce(entry);
+}
+
+void Reducer::finish(bool reduce_now, bool has_batch) {
+  if (accumulates()) {
+    copies_.flush();
+    if (reduce_now) {
+      for (int index : order_) reduce(entries_[index]);
+      end_reductions();
+    }
+    for (Entry& entry : entries_) entry.taken = entry.told = 0;
+    return;
+  }
+  // What is left, in order; a unit without a gradient takes part with zeros.
+  for (; next_ < order_.size(); ++next_) {
+    Entry& entry = entries_[order_[next_]];
+    if (entry.phase == Phase::kIdle) open(entry);
+    if (!entry.reduced && entry.phase == Phase::kFilling) completed_.push_back(entry.unit->index);
+    reduce(entry);
+  }
+  reduce_late(has_batch);
+  end_reductions();
+  for (Entry& entry : entries_) entry.reduced = false;
+  next_ = 0;
+  if (!order_agreed_) agree_on_order();
+  completed_.clear();
+}
+
+/// Gradients that came after their unit had been reduced: each such unit is reduced once more, on all ranks. Where every
+/// gradient is waited for, only a module's code makes one late, which is the same on all ranks. Else ranks that took
+/// different branches may differ, and tell each other.
+void Reducer::reduce_late(bool has_batch) {
+  const bool may_differ = !expects_all_ && axes_.control->size() > 1;
+  const std::vector<char> late = may_differ ? late_anywhere() : std::vector<char>();
+  for (int index : order_) {
+    Entry& entry = entries_[index];
+    const bool is_idle = entry.phase == Phase::kIdle;
+    char& was_late = was_late_[static_cast<std::size_t>(index)];
+    if (has_batch) was_late = is_idle ? 0 : 1;
+    if (may_differ ? !late[static_cast<std::size_t>(index)] : was_late == 0) continue;
+    if (is_idle) open(entry);
+    reduce(entry);
+  }
+}
+
+/// [unit]: has any rank a late gradient of it?
+std::vector<char> Reducer::late_anywhere() const {
+  std::vector<char> late(entries_.size());
+  for (std::size_t i = 0; i < late.size(); ++i) late[i] = entries_[i].phase != Phase::kIdle;
+  Collectives& control = *axes_.control;
+  std::vector<char> all(late.size() * static_cast<std::size_t>(control.size()));
+  throw_if_error(control.all_gather("late gradients", late.data(), all.data(), late.size()).wait());
+  for (std::size_t i = 0; i < all.size(); ++i) late[i % late.size()] |= all[i];
+  return late;
+}
+
+void Reducer::end_reductions() {
+  if (over_ == started_) return;
+  const Span span("end reductions", {}, &counts_.reduction_seconds);
+  follow(0, 0);
+}
+
+void Reducer::agree_on_order() {
+  std::vector<std::int32_t> order(completed_.begin(), completed_.end());
+  TORCH_INTERNAL_ASSERT(order.size() == order_.size());
+  throw_if_error(axes_.control->broadcast("bucket order", order.data(), order.size() * sizeof(order[0]), 0).wait());
+  order_.assign(order.begin(), order.end());
+  order_agreed_ = true;
+}
+
+void Reducer::reset() {
+  copies_.drop();  // of a backward that did not end
+  counts_.overflow_peak = counts_.overflow_bytes;
+  has_copy_ = false;
+  for (Entry& entry : entries_) {
+    for (Feedback& feedback : entry.feedback) {
+      if (feedback.method)
+        feedback.method->begin_step(0);  // what follows is a step's first, also where it has the same number
+    }
+    entry.has_sum = false;
+    entry.taken = entry.told = 0;
+    entry.gradients.reset();
+  }
+}
+
+bool Reducer::used(const FlatGroup& group, std::size_t parameter) const {
+  return entries_[group.unit->index].gradients.used(group, parameter);
+}
+
+}  // namespace tessera

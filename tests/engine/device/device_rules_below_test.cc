@@ -1,0 +1,394 @@
+// Rules that go over state twice, those of whole tensors, and a program's own, with a GPU's state in its host's memory and on disk, on an emulated GPU: the bits of
+// the CPU that has all in memory; memory and traffic are the plan's; and what is done around a step finds the state where it lies.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <filesystem>
+#include <iterator>
+#include <limits>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "device_runs.h"
+#include "emulated_gpu.h"
+#include "lying.h"
+#include "runtime/comm/shared/run_ranks.h"
+#include "tessera/durable.h"
+#include "tessera/error.h"
+#include "tests/support/limits/long_tests.h"
+#include "tests/support/offloaded.h"
+#include "tests/support/pairwise.h"
+#include "tests/support/session.h"
+#include "tests/support/stand_ins/own_adamw.h"
+#include "tests/support/stand_ins/own_muon.h"
+#include "tests/support/stderr_of.h"
+#include "tests/support/test_folder.h"
+#include "tests/support/train_helpers.h"
+
+namespace tessera::testing {
+namespace device_rules_below_test {
+
+using ::testing::HasSubstr;
+
+struct Rule {
+  const char* name;
+  OptimizerConfig config;
+  bool is_own() const { return config.type == OptimizerType::kOwn; }
+  /// Of whole tensors: its states are fp32.
+  bool is_of_tensors() const {
+    return config.type == OptimizerType::kAdafactor || config.type == OptimizerType::kOwnMatrix;
+  }
+};
+const Rule kMuon{"muon", {.type = OptimizerType::kMuon, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1}};
+const Rule kLamb{"lamb", {.type = OptimizerType::kLamb, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1}};
+const Rule kLars{
+    "lars", {.type = OptimizerType::kLars, .lr = 0.5, .weight_decay = 0.1, .momentum = 0.9, .trust_coefficient = 0.02}};
+const Rule kOwn{"own", {.type = OptimizerType::kOwn, .lr = 1e-2, .weight_decay = 0.1}};
+const Rule kAdafactor{"adafactor", {.type = OptimizerType::kAdafactor, .lr = 1e-2, .weight_decay = 0.1}};
+const Rule kOwnMatrix{"own_matrix", {.type = OptimizerType::kOwnMatrix, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1}};
+const Rule* const kRules[] = {&kMuon, &kLamb, &kLars, &kOwn, &kAdafactor, &kOwnMatrix};
+
+/// Vectors have a group of their own.
+Strategy with_rule(Strategy strategy, const Rule& rule) {
+  const bool is_f32 = rule.is_own() || rule.is_of_tensors();
+  const StateDType states = is_f32 ? StateDType::kF32 : strategy.optimizer.state_dtype;
+  strategy.optimizer = rule.config;
+  strategy.optimizer.state_dtype = states;
+  strategy.optimizer.groups = {{.name = "vectors", .max_dim = 1, .weight_decay = 0.0}};
+  return strategy;
+}
+
+OwnRules rules_of(const Rule& rule) {
+  if (rule.config.type == OptimizerType::kOwnMatrix) return OwnRules::of(std::make_shared<OwnMuon>());
+  return rule.is_own() ? OwnRules::of(std::make_shared<OwnAdamW>()) : OwnRules();
+}
+
+TrainOptions run_of(const TinyOptions& model, const Rule& rule) {
+  TrainOptions options = run_of(model);
+  options.own_rules = rules_of(rule);
+  return options;
+}
+
+/// Where state may lie: of a rule alone, and with parameters.
+std::vector<Lying> all_lying() {
+  constexpr Lying kStatesOnHost{kInDevice, {Tier::kHost, 1}}, kSomeOnHost{kInDevice, {Tier::kHost, 0.4}, 8192, 2},
+      kStatesInFiles{kInDevice, {Tier::kNvme, 1}}, kSomeInFiles{kInDevice, {Tier::kNvme, 0.6}, 4096, 2, 8192},
+      kStatesByCpu{kInDevice, {Tier::kHost, 1}, 4096, 1, 0, OffloadedStep::kCpu};
+  std::vector<Lying> all = {kStatesOnHost, kSomeOnHost, kStatesInFiles, kSomeInFiles, kStatesByCpu};
+  all.insert(all.end(), std::begin(kLying), std::end(kLying));
+  return all;
+}
+
+bool may_lie(const Rule& rule, ShardingStrategy kind, const Lying& lying) {
+  const bool has_parameters = lying.parameters.tier != Tier::kMemory;
+  return (!has_parameters || kind == ShardingStrategy::kFullShard) && (!lying.is_by_cpu() || rule.is_own());
+}
+
+void expect_the_cpus_bits(const ThreadRanks& ranks, const Strategy& strategy, const TrainOptions& options,
+                          const Lying& lying, CopiesRead read, const Trained& on_cpu, const std::string& which) {
+  const EmulatedGpus gpus(read);
+  const Trained trained = train_on_threads(late(ranks), below(strategy, lying), options);
+  expect_same_bits(trained, on_cpu, which);
+  for (const StepResult& step : trained.steps) EXPECT_EQ(step.planned, step.allocated) << which;
+  EXPECT_EQ(trained.traffic.disk_bytes_written > 0, lying.is_in_files()) << which;
+}
+
+class DeviceRulesBelow : public ::testing::TestWithParam<const Rule*> {};
+INSTANTIATE_TEST_SUITE_P(Each, DeviceRulesBelow, ::testing::ValuesIn(kRules),
+                         [](const auto& info) { return std::string(info.param->name); });
+
+/// Ranks, what they train, and when an emulated copy reads what it copies.
+struct Way {
+  const char* name;
+  int ranks;
+  TinyOptions model;
+  CopiesRead read;
+};
+const Way kWays[] = {{"alone", 1, kWide, CopiesRead::kLate},
+                     {"awkward", 2, kAwkward, CopiesRead::kLate},
+                     {"awkward, read at once", 2, kAwkward, CopiesRead::kAtOnce},
+                     {"on 3 ranks", 3, kWide, CopiesRead::kLate}};  // where tests are long
+
+TEST_P(DeviceRulesBelow, TrainingHasTheBitsOfTheCpu) {
+  MadeOnce<Trained> on_cpu;
+  const auto exists = [](const Rule* rule, const Kept&, const Way&, const Lying& lying) {
+    return may_lie(*rule, ShardingStrategy::kFullShard, lying);
+  };
+  for (const auto& [rule, kept, way, lying] :
+       pairwise_where(exists, kRules, sampled_kept(), sampled(kWays, 3), all_lying())) {
+    if (rule != GetParam()) continue;
+    Strategy strategy = with_rule(strategy_of(kept, ShardingStrategy::kFullShard), *rule);
+    strategy.mixed_precision.loss_scale.initial = 16777216.0;  // with fp16 the first steps are skipped
+    strategy.mixed_precision.loss_scale.backoff_factor = 0.125;
+    const ThreadRanks ranks{.ranks = way.ranks};
+    const TrainOptions options = run_of(way.model, *rule);
+    const std::string what = std::string(rule->name) + ", " + tessera::testing::name_of(kept);
+    const Trained& wanted =
+        on_cpu(what + " on " + std::to_string(way.ranks), [&] { return train_on_threads(ranks, strategy, options); });
+    expect_the_cpus_bits(ranks, strategy, options, lying, way.read, wanted,
+                         what + " " + way.name + ", " + name_of(lying));
+  }
+}
+
+/// A strategy and its mesh.
+struct Where {
+  Placed placed;
+  bool over_world = false;
+  bool is_hybrid() const { return placed.kind == ShardingStrategy::kHybridShard; }
+  ThreadRanks ranks() const { return is_hybrid() ? ThreadRanks{.ranks = 4, .hosts = 2} : ThreadRanks{.ranks = 2}; }
+};
+
+TEST_P(DeviceRulesBelow, SoItHasUnderEveryStrategy) {
+  std::vector<Where> all = {{ShardingStrategy::kHybridShard}, {ShardingStrategy::kHybridShard, true}};
+  for (const Placed& placed : kStrategies) all.push_back({placed});
+  MadeOnce<Trained> on_cpu;
+  const auto exists = [](const Rule* rule, const Where& where, const Lying& lying) {
+    return may_lie(*rule, where.placed.kind, lying);
+  };
+  for (const auto& [rule, where, lying] : pairwise_where(exists, kRules, all, all_lying())) {
+    if (rule != GetParam()) continue;
+    const Kept kept{DType::kBF16, MasterKind::kSplitBF16, StateDType::kF32};
+    Strategy strategy = with_rule(strategy_of(kept, where.placed), *rule);
+    strategy.optimizer.shard_over_world = where.over_world;
+    if (!where.is_hybrid()) {
+      strategy.ema.decay = 0.75;
+      strategy.gradient_accumulation = 2;
+    }
+    const ThreadRanks ranks = where.ranks();
+    const TrainOptions options = run_of(kWide, *rule);
+    const std::string what = std::string(rule->name) + ", " + tessera::testing::name_of(where.placed) +
+                             (where.over_world ? " over the world" : "");
+    const Trained& wanted = on_cpu(what, [&] { return train_on_threads(ranks, strategy, options); });
+    expect_the_cpus_bits(ranks, strategy, options, lying, CopiesRead::kLate, wanted, what + ", " + name_of(lying));
+  }
+}
+
+/// In two passes, and on the disk as on the CPU: what the slots hold where passes meet is found there.
+TEST_P(DeviceRulesBelow, MemoryAndTrafficAreThePlans) {
+  const EmulatedGpus gpus;
+  const auto exists = [](const Rule* rule, const Kept&, const Lying& lying) {
+    return may_lie(*rule, ShardingStrategy::kFullShard, lying);
+  };
+  for (const auto& each : pairwise_where(exists, kRules, kOneOfEachKind, all_lying())) {
+    const Rule& rule = *std::get<0>(each);
+    if (&rule != GetParam()) continue;
+    const Kept& kept = std::get<1>(each);
+    const Lying& lying = std::get<2>(each);
+    const std::string what = std::string(rule.name) + ", " + tessera::testing::name_of(kept) + ", " + name_of(lying);
+    run_ranks(late({.ranks = 2}), [&](const Mesh& mesh) {
+      const Strategy strategy = below(with_rule(strategy_of(kept, ShardingStrategy::kFullShard), rule), lying);
+      Session session(mesh, strategy, kWide, rules_of(rule));
+      const PlannedMemory plan = session.engine.plan();
+      EXPECT_EQ(plan.use, session.engine.allocated()) << what;
+      if (lying.is_in_files()) {
+        expect_planned_disk_traffic(session, what);
+      } else {
+        EXPECT_EQ(plan.disk, DiskUse{}) << what;
+        session.train(0);
+      }
+      for (std::size_t i = 0; i < 3; ++i) {
+        const TrafficCounts before = session.engine.traffic();
+        session.train(i);
+        const TrafficCounts after = session.engine.traffic();
+        EXPECT_EQ(after.uploaded_bytes - before.uploaded_bytes, plan.uploaded_bytes) << what;
+        EXPECT_EQ(after.streamed_bytes - before.streamed_bytes, plan.streamed_bytes) << what;
+        EXPECT_EQ(after.host_step.to_host - before.host_step.to_host, plan.host_step.to_host) << what;
+        EXPECT_EQ(after.host_step.to_gpu - before.host_step.to_gpu, plan.host_step.to_gpu) << what;
+      }
+      EXPECT_EQ(plan.use, session.engine.allocated()) << what;
+    });
+  }
+}
+
+TEST_P(DeviceRulesBelow, WhatIsDoneAroundStepsIsDoneAsOnTheCpu) {
+  const TestFolder folder;
+  int run = 0;
+  MadeOnce<Told> on_cpu;
+  const auto exists = [](const Rule* rule, DType, ShardingStrategy kind, const Lying& lying) {
+    return may_lie(*rule, kind, lying);
+  };
+  constexpr DType kDTypes[] = {DType::kBF16, DType::kF16};
+  constexpr ShardingStrategy kKinds[] = {ShardingStrategy::kShardGradients, ShardingStrategy::kFullShard};
+  for (const auto& [rule, dtype, kind, lying] : pairwise_where(exists, kRules, kDTypes, kKinds, all_lying())) {
+    if (rule != GetParam()) continue;
+    Strategy strategy = with_rule(scheduled(kind, dtype), *rule);
+    strategy.ema.decay = 0.75;
+    const OwnRules own_rules = rules_of(*rule);
+    const auto told = [&](const ThreadRanks& ranks, const Strategy& own) {
+      const std::string path = (folder / std::to_string(run++)).string();
+      return told_on(ranks, [&](const Mesh& mesh) { return led_through_everything(mesh, own, path, own_rules); });
+    };
+    const std::string what =
+        std::string(rule->name) + ", " + std::string(tessera::name_of(dtype)) + ", " + tessera::name_of(kind);
+    const Told& wanted = on_cpu(what, [&] { return told({.ranks = 2}, strategy); });
+    const EmulatedGpus gpus;
+    expect_same(told(late({.ranks = 2}), below(strategy, lying)), wanted, what + ", " + name_of(lying));
+  }
+}
+
+TEST_P(DeviceRulesBelow, ARunGoesOnFromItsLastCommit) {
+  const Rule& rule = *GetParam();
+  const Strategy plain = with_rule(strategy_of(kKept[2], ShardingStrategy::kFullShard), rule);
+  for (const Lying& lying : {kHostAll, kFilesAll}) {
+    const TestFolder folder;
+    const EmulatedGpus gpus;
+    run_ranks(late({.ranks = 2}), [&](const Mesh& mesh) {
+      Strategy strategy = below(plain, lying);
+      Values wanted;
+      {
+        Session whole(mesh, strategy, kWide, rules_of(rule));
+        train(whole, 0, 6);
+        wanted = whole.values();
+      }
+      strategy.durable = {.every = 2, .dir = folder.path().string()};
+      {
+        Session first(mesh, strategy, kWide, rules_of(rule));
+        for (std::size_t i = 0; i < 5; ++i) {
+          first.train(i);
+          commit_durable(first.engine);
+        }
+      }
+      Session second(mesh, strategy, kWide, rules_of(rule));
+      ASSERT_TRUE(resume_durable(second.engine)) << rule.name;
+      train(second, 4, 6);
+      EXPECT_TRUE(all_same_bits(second.values(), wanted)) << rule.name << ", " << name_of(lying);
+    });
+  }
+}
+
+TEST(DeviceOwnBelow, GradientsMayLieBelow) {
+  const Strategy strategy = with_rule(strategy_of(kKept[2], ShardingStrategy::kFullShard), kOwn);
+  const TrainOptions options = run_of(kAwkward, kOwn);
+  const Trained on_cpu = train_on_threads({.ranks = 2}, strategy, options);
+  for (const Tier tier : {Tier::kHost, Tier::kNvme}) {
+    for (const Lying& lying : {Lying{}, kHostAll, kByCpu, kFilesAll}) {
+      Strategy on_gpu = below(strategy, lying);
+      on_gpu.offload.gradients = tier;
+      if (on_gpu.offload.uses_files()) on_gpu.offload.paths = {std::filesystem::temp_directory_path().string()};
+      if (lying.parameters.tier == Tier::kMemory && lying.states.tier == Tier::kMemory)
+        on_gpu.offload.record_bytes = OffloadConfig().record_bytes;
+      const EmulatedGpus gpus;
+      expect_same_bits(train_on_threads(late({.ranks = 2}), on_gpu, options), on_cpu, name_of(lying));
+    }
+  }
+}
+
+TEST(DeviceOwnBelow, UnitsMayBeUpdatedInBackward) {
+  const std::pair<const char*, TinyOptions> models[] = {{"wide", kWide}, {"awkward", kAwkward}};
+  const Lying all[] = {Lying{}, kHostAll, kHostMixed, kHostOverFiles, kFilesAll};
+  MadeOnce<Trained> on_cpu;
+  for (const auto& [kept, model, read, lying] :
+       pairwise_of(std::array{kKept[0], kKept[2]}, models, std::array{CopiesRead::kLate, CopiesRead::kAtOnce}, all)) {
+    Strategy strategy = with_rule(strategy_of(kept, ShardingStrategy::kFullShard), kOwn);
+    strategy.gradient_clipping = 0;
+    strategy.ema.decay = 0.75;
+    const TrainOptions options = run_of(model.second, kOwn);
+    const std::string what = tessera::testing::name_of(kept) + ", " + model.first;
+    const Trained& wanted = on_cpu(what, [&] { return train_on_threads({.ranks = 2}, strategy, options); });
+    strategy.optimizer.in_backward = true;
+    const EmulatedGpus gpus(read);
+    const Strategy on_gpu = lying.states.tier == Tier::kMemory ? strategy : below(strategy, lying);
+    const Trained trained = train_on_threads(late({.ranks = 2}), on_gpu, options);
+    expect_same_bits(trained, wanted, what + ", " + name_of(lying));
+    EXPECT_EQ(trained.steps.back().planned, trained.allocated_at_end) << what << ", " << name_of(lying);
+  }
+}
+
+/// Records are on their way to the GPU then, and have not come back once.
+TEST(DeviceMatricesBelow, WhatARuleThrowsInTheFirstStepIsWhatTheStepThrows) {
+  struct Throws final : MatrixOptimizer {
+    std::vector<State> states(std::int64_t rows, std::int64_t columns) const override {
+      return {{"sum", {rows, columns}}};
+    }
+    void update(Matrix&) const override { TORCH_CHECK(false, "a rule with a toothache"); }
+  };
+  for (const Lying& lying : {kHostAll, kFilesAll, kHostOverFiles}) {
+    const EmulatedGpus gpus;
+    run_ranks(late({.ranks = 1}), [&](const Mesh& mesh) {
+      const Strategy strategy =
+          below(with_rule(strategy_of(kKept[2], ShardingStrategy::kFullShard), kOwnMatrix), lying);
+      Session session(mesh, strategy, kWide, OwnRules::of(std::make_shared<Throws>()));
+      EXPECT_THAT(error_of([&] { session.train(0).wait(); }), HasSubstr("a rule with a toothache")) << name_of(lying);
+    });
+  }
+}
+
+std::string error_of_engine(const Strategy& strategy) {
+  const EmulatedGpus gpus;
+  return error_of([&] { run_ranks(late({.ranks = 1}), [&](const Mesh& mesh) { Session(mesh, strategy, kWide); }); });
+}
+
+/// A copy of them where norms are wanted of weights in records; a record of moments alone needs none.
+TEST(DeviceRulesOnTheHost, OnlyWeightsThatLieBelowAreCopied) {
+  const auto scratch = [](const Kept& kept, const Lying& lying) {
+    std::int64_t bytes = 0;
+    run_ranks(late({.ranks = 2}), [&](const Mesh& mesh) {
+      const Strategy strategy = below(with_rule(strategy_of(kept, ShardingStrategy::kFullShard), kLamb), lying);
+      const Session session(mesh, strategy, kWide);
+      if (mesh.rank() == 0) bytes = session.engine.plan().use[MemoryCategory::kStaging];
+    });
+    return bytes;
+  };
+  const EmulatedGpus gpus;
+  const Lying states{kInDevice, {Tier::kHost, 1}};
+  EXPECT_EQ(scratch(kKept[0], states), 0) << "fp32 parameters are the masters";
+  const std::int64_t head = std::int64_t{kWide.vocab} * kWide.width;
+  EXPECT_GE(scratch(kKept[2], states), head / 2 * 4) << "of split masters";
+  EXPECT_GE(scratch(kKept[0], kHostAlone), head / 2 * 4) << "of parameters on the host";
+}
+
+/// The host learns of it at the unit, and calls no rule from there on.
+TEST(DeviceOwnBelow, AGradientThatIsNotFiniteInBackwardEndsTheRunByName) {
+  for (const Lying& lying : {Lying{}, kHostAll, kFilesAll}) {
+    const EmulatedGpus gpus;
+    run_ranks(late({.ranks = 2}), [&](const Mesh& mesh) {
+      Strategy strategy = with_rule(strategy_of(kKept[2], ShardingStrategy::kFullShard), kOwn);
+      strategy.gradient_clipping = 0;
+      strategy.optimizer.in_backward = true;
+      if (lying.states.tier != Tier::kMemory) strategy = below(strategy, lying);
+      Session session(mesh, strategy, kWide, rules_of(kOwn));
+      session.train(0);
+      session.engine.backward(session.loss(1) * std::numeric_limits<double>::infinity());
+      StepResult step = session.engine.step();
+      EXPECT_THAT(error_of([&] { step.wait(); }), HasSubstr("the gradient of unit ")) << name_of(lying);
+    });
+  }
+}
+
+TEST(DeviceRulesOnTheHost, TheCpuUpdatesOnlyWhatIsPassedOnce) {
+  for (const Kept& kept : {kKept[0], kKept[2]}) {  // fp32 parameters leave adafactor nothing of elements to put there
+    for (const Rule* rule : {&kMuon, &kLamb, &kLars, &kAdafactor}) {
+      const Strategy strategy = below(with_rule(strategy_of(kept, ShardingStrategy::kFullShard), *rule), kByCpu);
+      EXPECT_THAT(error_of_engine(strategy),
+                  HasSubstr("/offload/step: \"cpu\" updates each element once its gradient"));
+    }
+  }
+}
+
+TEST(DeviceRulesOnTheHost, TheGpuIsChosenForThem) {
+  const EmulatedGpus gpus;
+  for (const Rule* rule : kRules) {
+    const std::string said = stderr_of([&] {
+      run_ranks(late({.ranks = 2}), [&](const Mesh& mesh) {
+        Strategy strategy = below(with_rule(strategy_of(kKept[2], ShardingStrategy::kFullShard), *rule), kHostAll);
+        strategy.offload.step = OffloadedStep::kAuto;
+        Session session(mesh, strategy, kWide, rules_of(*rule));
+        session.train(0).wait();
+        EXPECT_GT(session.engine.traffic().streamed_bytes, 0);
+      });
+    });
+    const bool adapts_layers = rule == &kLamb || rule == &kLars;
+    const std::string why =
+        std::string(rule->name) + (adapts_layers ? " goes over them twice" : " looks at whole matrices");
+    EXPECT_THAT(said,
+                HasSubstr(rule->is_own() ? "the GPU, which computes a program's rule there" : "the GPU, as " + why));
+  }
+}
+
+}  // namespace device_rules_below_test
+}  // namespace tessera::testing

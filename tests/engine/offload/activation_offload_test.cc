@@ -1,0 +1,582 @@
+// Activations on disk: training has the bits of the run with all in memory, whatever the strategy and whatever the program does;
+// memory of saved tensors really goes; and a disk that fails is an error, never other numbers.
+
+#include <ATen/Functions.h>
+#include <c10/core/CPUAllocator.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <new>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/activations/nvme_activations.h"
+#include "engine/activations/saved_activations.h"
+#include "offload/files/fault_plan.h"
+#include "tessera/error.h"
+#include "tessera/recompute.h"
+#include "tests/support/offloaded.h"
+
+namespace tessera::testing {
+namespace activation_offload_test {
+
+using ::testing::HasSubstr;
+
+std::string scratch() { return std::filesystem::temp_directory_path().string(); }
+
+/// All activations of at least `min_bytes`, through as little memory as can be.
+void put_activations_below(Strategy& s, std::int64_t min_bytes = 1, std::int64_t queue_depth = 1) {
+  s.offload.activations = Tier::kNvme;
+  s.offload.activations_min_bytes = min_bytes;
+  s.offload.paths = {scratch()};
+  s.offload.record_bytes = 4096;
+  s.offload.queue_depth = queue_depth;
+}
+
+OffloadConfig small_records() {
+  Strategy strategy;
+  put_activations_below(strategy);
+  return strategy.offload;
+}
+
+/// Bytes of CPU tensors that live, and the most that did. One for the process, since LibTorch has one allocator.
+class CountingAllocator final : public c10::Allocator {
+ public:
+  static CountingAllocator& installed() {
+    static CountingAllocator allocator;
+    static const bool once = [] {
+      c10::SetCPUAllocator(&allocator, 200);
+      return true;
+    }();
+    static_cast<void>(once);
+    return allocator;
+  }
+  c10::DataPtr allocate(std::size_t bytes) override {
+    auto* const base = static_cast<std::byte*>(std::aligned_alloc(kHead, (kHead + bytes + kHead - 1) / kHead * kHead));
+    new (base) std::size_t(bytes);
+    const std::int64_t now = live += static_cast<std::int64_t>(bytes);
+    for (std::int64_t most = peak; now > most && !peak.compare_exchange_weak(most, now);) {
+    }
+    return {base + kHead, base + kHead, &give_back, c10::Device(c10::kCPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
+  /// The most beyond what lives now, while `body` runs.
+  std::int64_t peak_of(const std::function<void()>& body) {
+    const std::int64_t before = live;
+    peak = before;
+    body();
+    return peak - before;
+  }
+
+  inline static std::atomic<std::int64_t> live{0}, peak{0};
+
+ private:
+  static constexpr std::size_t kHead = 64;  ///< in front of the data: how much there is
+  static void give_back(void* data) {
+    auto* const base = static_cast<std::byte*>(data) - kHead;
+    live -= static_cast<std::int64_t>(*reinterpret_cast<std::size_t*>(base));
+    std::free(base);
+  }
+};
+
+// ---- Training --------------------------------------------------------------------------------------------------------
+
+struct TrainingCase {
+  DType dtype;
+  int ranks;
+  std::int64_t accumulation;
+  TinyOptions model;
+};
+
+TinyOptions recomputed(TinyOptions model) {
+  model.recompute = true;
+  return model;
+}
+
+std::vector<TrainingCase> training_cases() {
+  std::vector<TrainingCase> cases = {{DType::kF32, 1, 1, kWide},
+                                     {DType::kF32, 2, 2, recomputed(kWide)},
+                                     {DType::kBF16, 2, 1, kAwkward},
+                                     {DType::kF16, 2, 1, kWide},
+                                     {DType::kBF16, 3, 2, recomputed(kAwkward)}};
+  cases.push_back({DType::kF32, 2, 1, recomputed(kWide)});
+  cases.back().model.shared_block = true;
+  return cases;
+}
+
+std::string name_of(const TrainingCase& one) {
+  return std::string(tessera::name_of(one.dtype)) + " on " + std::to_string(one.ranks) + " ranks" +
+         (one.model.recompute ? ", recomputed" : "");
+}
+
+TEST(ActivationOffload, TrainingHasTheBitsOfTheRunInMemory) {
+  for (const TrainingCase& one : training_cases()) {
+    for (const Placed& placed : kOnePerPlacement) {
+      const std::string what = name_of(one) + ", " + name_of(placed);
+      const TrainOptions options{.model = one.model, .steps = 4};
+      const auto train = [&](bool offloads, std::int64_t queue_depth) {
+        const Adjust adjust = [&](Strategy& s) {
+          s.gradient_accumulation = one.accumulation;
+          if (offloads) put_activations_below(s, 1, queue_depth);
+          if (placed.on_disk) s.offload.queue_depth = queue_depth;
+        };
+        return train_on_threads({.ranks = one.ranks}, strategy_for(placed, adjust, one.dtype), options);
+      };
+      for (const std::int64_t queue_depth : {1, 4}) {
+        const Trained wanted = train(false, queue_depth);
+        const Trained trained = train(true, queue_depth);
+        expect_same_bits(trained, wanted, what);
+        EXPECT_GT(trained.traffic.disk_bytes_written, 0) << what;
+        if (queue_depth == 1) {
+          EXPECT_GT(trained.traffic.disk_bytes_read, wanted.traffic.disk_bytes_read) << what;
+        }
+        // A block that is used twice and recomputed needs a bucket beyond the plan, with or without offload.
+        for (std::size_t i = 0; i < trained.steps.size(); ++i) {
+          MemoryUse planned = wanted.steps[i].planned, allocated = wanted.steps[i].allocated;
+          planned[MemoryCategory::kActivations] = allocated[MemoryCategory::kActivations] =
+              (2 * queue_depth + 1) * 4096;
+          EXPECT_EQ(trained.steps[i].planned, planned) << what;
+          EXPECT_EQ(trained.steps[i].allocated, allocated) << what;
+        }
+      }
+    }
+  }
+}
+
+TEST(ActivationOffload, BesideStatesOnDiskAndUpdatesInBackward) {
+  const Kept kept{DType::kBF16, MasterKind::kSplitBF16, StateDType::kF32};
+  for (const bool in_backward : {false, true}) {
+    const auto train = [&](bool offloads) {
+      Strategy strategy = strategy_of(kept, ShardingStrategy::kFullShard, &kSomeBelow);
+      if (in_backward) update_in_backward(strategy);
+      if (offloads) put_activations_below(strategy);
+      return train_on_threads({.ranks = 2}, strategy, {.model = kWide, .steps = 4});
+    };
+    expect_same_bits(train(true), train(false), in_backward ? "in backward" : "after backward");
+  }
+}
+
+/// Two losses of one forward, evaluation between, and a forward that throws.
+TEST(ActivationOffload, ProgramsAroundAStepSeeNoDifference) {
+  on_each_placement(2, [](const Mesh& mesh, const Strategy& plain) {
+    const auto train = [&](const Strategy& strategy) {
+      Session session(mesh, strategy, kWide);
+      for (std::size_t i = 0; i < 3; ++i) {
+        const at::Tensor loss = session.loss(i);
+        session.engine.backward(loss * 0.5, {.retain_graph = true});
+        session.engine.backward(loss * loss);
+        {
+          const torch::NoGradGuard no_grad;
+          const std::int64_t written = session.engine.traffic().disk_bytes_written;
+          session.loss(i + 1);
+          EXPECT_EQ(session.engine.traffic().disk_bytes_written, written) << "nothing is saved there";
+        }
+        session.engine.step();
+        EXPECT_THROW(
+            {
+              const at::Tensor unused = session.loss(i + 1);
+              throw std::runtime_error("forward");
+            },
+            std::runtime_error);
+      }
+      return session.values();
+    };
+    Strategy below = plain;
+    put_activations_below(below);
+    EXPECT_TRUE(all_same_bits(train(below), train(plain))) << tessera::name_of(plain.strategy);
+  });
+}
+
+TEST(ActivationOffload, OnlyWhatIsLargeEnoughMoves) {
+  const auto bytes_written = [](std::int64_t min_bytes) {
+    std::int64_t bytes = 0;
+    run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+      Session session(
+          mesh, strategy_for(ShardingStrategy::kNoShard, [&](Strategy& s) { put_activations_below(s, min_bytes); }),
+          kWide);
+      session.train(0);
+      bytes = session.engine.traffic().disk_bytes_written;
+    });
+    return bytes;
+  };
+  constexpr std::int64_t kHidden = 24 * 5 * 64 * 4;  // what gelu saves is the largest tensor of the model
+  EXPECT_EQ(bytes_written(kHidden + 1), 0);
+  EXPECT_GT(bytes_written(kHidden), 0);
+  EXPECT_GT(bytes_written(1), bytes_written(kHidden));
+}
+
+/// Frozen ones and tied ones too.
+TEST(ActivationOffload, ParametersAreNeverMoved) {
+  on_placements(kInMemory, 2, [](const Mesh& mesh, const Strategy& plain) {
+    Strategy strategy = plain;
+    put_activations_below(strategy, 4096);
+    Session session(mesh, strategy, kAwkward);
+    const at::Tensor row = session.batches[0].tokens.narrow(0, 0, 1);  // what it makes of one row is smaller
+    for (int i = 0; i < 2; ++i) {
+      session.engine.backward(session.model->forward(row, row));
+      session.engine.step();
+    }
+    EXPECT_EQ(session.engine.traffic().disk_bytes_written, 0) << tessera::name_of(plain.strategy);
+  });
+}
+
+TEST(ActivationOffload, TheThreadThatTrainsNeedNotHaveMadeTheEngine) {
+  run_ranks({.ranks = 1}, [](const Mesh& mesh) {
+    Session session(mesh, strategy_for(ShardingStrategy::kNoShard, [](Strategy& s) { put_activations_below(s); }),
+                    kWide);
+    std::thread([&] {
+      session.train(0);
+      const std::int64_t first = session.engine.traffic().disk_bytes_written;
+      session.train(1);
+      EXPECT_GT(session.engine.traffic().disk_bytes_written, first);
+    }).join();
+  });
+}
+
+TEST(ActivationOffload, MemoryIsThatOfTheOperatorsUnderWay) {
+  CountingAllocator& allocator = CountingAllocator::installed();
+  const auto peak = [&](bool offloads) {
+    std::int64_t bytes = 0;
+    run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+      const Adjust adjust = [&](Strategy& s) {
+        s.memory.tensor_heap = false;
+        if (offloads) put_activations_below(s, 4096);
+      };
+      TinyOptions model = kWide;
+      model.blocks = 16;
+      Session session(mesh, strategy_for(ShardingStrategy::kNoShard, adjust), model);
+      session.train(0);
+      bytes = allocator.peak_of([&] { session.train(1); });
+    });
+    return bytes;
+  };
+  const std::int64_t in_memory = peak(false), below = peak(true);
+  EXPECT_LT(below, in_memory / 4) << below << " of " << in_memory;
+}
+
+// ---- What is saved ---------------------------------------------------------------------------------------------------
+
+/// Saved activations without an Engine, on this thread.
+struct Offloading {
+  explicit Offloading(std::size_t min_bytes = 1, std::vector<c10::Storage> staying = {})
+      : activations(std::make_shared<SavedActivations>(
+            std::make_unique<NvmeActivations>(small_records(), 0),
+            SavedActivationsOptions{.min_bytes = min_bytes, .staying = std::move(staying)})) {
+    hook_saved_tensors(activations);
+  }
+  ActivationCounts counts() const { return activations->counts(); }
+  std::shared_ptr<SavedActivations> activations;
+};
+
+at::Tensor leaf(at::IntArrayRef sizes) { return at::randn(sizes).requires_grad_(); }
+
+/// Gradients of `inputs` with and without offload are the same bits. Returns what was put.
+ActivationCounts expect_same_gradients(const std::function<at::Tensor(const std::vector<at::Tensor>&)>& function,
+                                       const std::vector<at::Tensor>& inputs) {
+  const auto gradients = [&] { return torch::autograd::grad({function(inputs).sum()}, inputs); };
+  const auto wanted = gradients();
+  const Offloading offloading;
+  const auto got = gradients();
+  for (std::size_t i = 0; i < inputs.size(); ++i) EXPECT_TRUE(same_bits(got[i], wanted[i])) << "input " << i;
+  EXPECT_EQ(offloading.counts().live_bytes, 0) << "the graph has gone";
+  return offloading.counts();
+}
+
+TEST(SavedActivations, ATensorThatSeveralOperatorsSaveIsPutOnce) {
+  const ActivationCounts counts = expect_same_gradients(
+      [](const auto& in) {
+        const at::Tensor x = in[0] * 2;
+        return x.sin() + x.cos() + x * x;
+      },
+      {leaf({64, 64})});
+  EXPECT_EQ(counts.bytes_put, 64 * 64 * 4);
+  EXPECT_EQ(counts.bytes_got, 64 * 64 * 4) << "and brought back once, since its users share it";
+}
+
+TEST(SavedActivations, PartsOfAFusedTensorArePutWithIt) {
+  const ActivationCounts counts = expect_same_gradients(
+      [](const auto& in) {
+        const auto parts = (in[0] * 2).chunk(3, 1);
+        return (parts[0] * parts[1]).sigmoid() * parts[2];
+      },
+      {leaf({32, 96})});
+  EXPECT_EQ(counts.bytes_put, (32 * 96 + 32 * 32) * 4) << "the whole, and the sigmoid's result";
+  EXPECT_EQ(counts.bytes_got, counts.bytes_put);
+}
+
+TEST(SavedActivations, PartsThatHaveNothingInCommonArePutEach) {
+  const ActivationCounts counts = expect_same_gradients(
+      [](const auto& in) {
+        const at::Tensor x = in[0] * 2;
+        return x.narrow(0, 0, 4).sin() + x.narrow(0, 8, 4).cos();
+      },
+      {leaf({32, 32})});
+  EXPECT_EQ(counts.bytes_put, 2 * 4 * 32 * 4);
+}
+
+/// What the first operator saved may not be used any more, what the second did may.
+TEST(SavedActivations, EachVersionIsPut) {
+  const at::Tensor input = leaf({64, 64});
+  const auto gradient = [&] {
+    at::Tensor early, late;
+    {
+      at::Tensor x = input * 2;
+      early = x.sin();
+      x.add_(1);
+      late = x.cos();
+    }
+    return torch::autograd::grad({late.sum()}, {input})[0];
+  };
+  const at::Tensor wanted = gradient();
+  const Offloading offloading;
+  EXPECT_TRUE(same_bits(gradient(), wanted));
+  EXPECT_EQ(offloading.counts().values, 2);
+}
+
+TEST(SavedActivations, AThinPartIsKept) {
+  const ActivationCounts counts =
+      expect_same_gradients([](const auto& in) { return (in[0] * 2).select(1, 3).sin(); }, {leaf({32, 96})});
+  EXPECT_EQ(counts.values, 0);
+}
+
+TEST(SavedActivations, LayoutsComeBackAsTheyWere) {
+  const auto strange = [](const std::vector<at::Tensor>& in) {
+    const at::Tensor x = in[0] * 2;
+    const at::Tensor turned = x.transpose(0, 1) * x.t();
+    const at::Tensor row = x.narrow(0, 3, 4);
+    const at::Tensor wide = x.select(0, 5).unsqueeze(0).expand({7, x.size(1)});
+    const at::Tensor strided = at::as_strided(x, {10, 12}, {2, 1}, 5);
+    return turned.sin().sum() + (row * row).sum() + (wide * wide.sin()).sum() + (strided * strided).sum();
+  };
+  expect_same_gradients(strange, {leaf({33, 21})});
+  const at::Tensor complex = at::complex(at::randn({8, 8}), at::randn({8, 8})).requires_grad_();
+  expect_same_gradients([](const auto& in) { return at::real((in[0] * 2).conj() * (in[0] * 3).sin()); }, {complex});
+}
+
+TEST(SavedActivations, LeavesThatTrainAndBuffersAndWhatIsSmallAreKept) {
+  const at::Tensor weight = leaf({32, 32}), buffer = at::randn({32, 32});
+  const Offloading offloading(32 * 32 * 4, {buffer.storage()});
+  const at::Tensor product = weight.sin() + weight * buffer;
+  EXPECT_EQ(offloading.counts().values, 0);
+  const at::Tensor small = (product.narrow(0, 0, 31) * 2).sin();
+  EXPECT_EQ(offloading.counts().values, 0);
+  const at::Tensor large = (product * 2).sin();
+  EXPECT_EQ(offloading.counts().values, 1);
+  const torch::NoGradGuard no_grad;
+  (product * 2).sin();
+  EXPECT_EQ(offloading.counts().values, 1);
+}
+
+TEST(SavedActivations, WritingWhatIsSavedIsLibTorchsError) {
+  for (const std::size_t min_bytes : {1U, 1U << 30}) {  // put, kept
+    const Offloading offloading(min_bytes);
+    const at::Tensor input = leaf({64, 64});
+    at::Tensor x = input * 2;
+    const at::Tensor loss = x.sin().sum();
+    x.add_(1);
+    EXPECT_THAT(error_of([&] { loss.backward(); }), HasSubstr("modified by an inplace operation")) << min_bytes;
+  }
+}
+
+/// Writes what it saved, in backward.
+struct WritesItsInput : torch::autograd::Function<WritesItsInput> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
+    context->save_for_backward({x});
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    context->get_saved_variables()[0].detach().zero_();
+    return {gradients[0]};
+  }
+};
+
+TEST(SavedActivations, WritingThemInBackwardIsNoticedByWhoSharesThem) {
+  const auto run = [] {
+    const at::Tensor input = leaf({64, 64});
+    at::Tensor loss;
+    {
+      const at::Tensor x = input * 2;
+      const at::Tensor early = x.sin();
+      loss = (early + WritesItsInput::apply(x)).sum();
+    }
+    loss.backward();
+  };
+  const std::string wanted = error_of(run);
+  EXPECT_THAT(wanted, HasSubstr("modified by an inplace operation")) << "in plain LibTorch";
+  const Offloading offloading;
+  EXPECT_THAT(error_of(run), HasSubstr("modified by an inplace operation"));
+}
+
+TEST(SavedActivations, AGraphIsGoneThroughTwiceAndOutlivesThem) {
+  const at::Tensor input = leaf({64, 64});
+  const auto wanted = torch::autograd::grad({(input * 2).sin().sum()}, {input});
+  at::Tensor loss;
+  {
+    const Offloading offloading;
+    loss = (input * 2).sin().sum();
+    EXPECT_EQ(offloading.counts().live_bytes, 64 * 64 * 4);
+    for (int i = 0; i < 2; ++i) {
+      const auto got = torch::autograd::grad({loss}, {input}, {}, /*retain_graph=*/true);
+      EXPECT_TRUE(same_bits(got[0], wanted[0]));
+    }
+  }
+  EXPECT_TRUE(same_bits(torch::autograd::grad({loss}, {input})[0], wanted[0]));
+  EXPECT_THAT(error_of([&] { loss.backward(); }), HasSubstr("second time"));
+}
+
+TEST(SavedActivations, WhatIsComputedInBackwardStays) {
+  const at::Tensor input = leaf({64, 64});
+  const Offloading offloading;
+  const auto run = [](const at::Tensor& x) { return ((x * 2).sin() * 3).cos(); };
+  const at::Tensor loss = tessera::checkpoint(run, input * 2).sum();
+  EXPECT_EQ(offloading.counts().values, 1) << "the region's input";
+  loss.backward();
+  EXPECT_EQ(offloading.counts().values, 1) << "and nothing that it computes again";
+}
+
+/// A worker of a DataLoader may build graphs; the disk is its parent's.
+TEST(SavedActivations, AForkedProcessLeavesThemAlone) {
+  const at::Tensor input = leaf({64, 64});
+  const auto before = [&] { return (input * 2).sin().sum(); };
+  const Offloading offloading;
+  const at::Tensor loss = before();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    offloading.activations->enter_forked_process();
+    before().backward();
+    const bool kept = offloading.counts().values == 1;
+    const bool refused = error_of([&] { loss.backward(); }).find("forked") != std::string::npos;
+    ::_exit(kept && refused ? 7 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), 7);
+  loss.backward();
+}
+
+TEST(SavedActivations, OfSeveralTheLastThatLivesTakesThem) {
+  const Offloading first;
+  const auto save = [] { (leaf({64, 64}) * 2).sin().sum().backward(); };
+  {
+    const Offloading second;
+    hook_saved_tensors(first.activations);  // it is known already
+    save();
+    EXPECT_EQ(second.counts().values, 1);
+    EXPECT_EQ(first.counts().values, 0);
+  }
+  save();
+  EXPECT_EQ(first.counts().values, 1);
+}
+
+TEST(SavedActivations, OtherThreadsAreLeftAlone) {
+  const Offloading offloading;
+  std::thread([] { (leaf({64, 64}) * 2).sin().sum().backward(); }).join();
+  EXPECT_EQ(offloading.counts().values, 0);
+}
+
+// ---- Faults ----------------------------------------------------------------------------------------------------------
+
+TEST(ActivationOffload, AFaultIsAnErrorAndNeverOtherNumbers) {
+  struct Kind {
+    FaultSite site;
+    FaultAction action;
+    std::int64_t number;
+    const char* text;  ///< null: it is made good
+  };
+  const Kind kinds[] = {{FaultSite::kWrite, FaultAction::kErrno, EIO, "Input/output error (errno 5)"},
+                        {FaultSite::kRead, FaultAction::kErrno, EIO, "Input/output error (errno 5)"},
+                        {FaultSite::kReserve, FaultAction::kErrno, ENOSPC, "No space left on device (errno 28)"},
+                        {FaultSite::kWrite, FaultAction::kErrno, ENOSPC, "No space left on device (errno 28)"},
+                        {FaultSite::kRead, FaultAction::kBitFlip, 100, "was written"},
+                        {FaultSite::kRead, FaultAction::kShort, 512, nullptr},
+                        {FaultSite::kWrite, FaultAction::kShort, 512, nullptr}};
+  const auto train = [](int ranks) {
+    Values values;
+    run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+      const Adjust adjust = [](Strategy& s) {
+        put_activations_below(s);
+        s.offload.verify = true;
+      };
+      TinyOptions model;
+      model.blocks = 2;
+      Values own = trained(mesh, strategy_for(ShardingStrategy::kFullShard, adjust), 2, model);
+      if (mesh.rank() == 0) values = std::move(own);
+    });
+    return values;
+  };
+  const Values wanted = train(1);
+  for (const Kind& kind : kinds) {
+    std::int64_t operations = 0;
+    {
+      ScopedFaults counting({});
+      train(1);
+      operations = counting.plan().operations(kind.site);
+    }
+    int failed = 0;
+    for (std::int64_t nth = 1; nth <= operations; ++nth) {
+      ScopedFaults failing({{.site = kind.site, .nth = nth, .action = kind.action, .number = kind.number}});
+      Values got;
+      const std::string error = error_of([&] { got = train(1); });
+      if (error.empty()) {
+        EXPECT_TRUE(all_same_bits(got, wanted)) << "fault " << nth << " of " << operations;
+        continue;
+      }
+      ++failed;
+      ASSERT_NE(kind.text, nullptr) << error;
+      EXPECT_THAT(error, HasSubstr(kind.text)) << nth;
+      EXPECT_THAT(error, HasSubstr("rank 0 activations")) << nth;
+      EXPECT_THAT(error, HasSubstr(scratch())) << nth;
+    }
+    if (kind.text) {
+      EXPECT_GT(failed, 0) << kind.text;
+    }
+  }
+}
+
+/// One rank's disk fails: all end, with its error.
+TEST(ActivationOffload, OtherRanksAreTold) {
+  for (const FaultSite site : {FaultSite::kReserve, FaultSite::kRead}) {
+    ScopedFaults failing({{.site = site, .nth = 1, .action = FaultAction::kErrno, .number = EIO}});
+    const std::string error = error_of([&] {
+      run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+        trained(mesh, strategy_for(ShardingStrategy::kFullShard, [](Strategy& s) { put_activations_below(s); }), 2,
+                kWide);
+      });
+    });
+    EXPECT_THAT(error, HasSubstr("Input/output error (errno 5)"));
+  }
+}
+
+TEST(ActivationOffload, RefusesWhatItCannotDo) {
+  const auto error = [](const Adjust& adjust) {
+    return error_of([&] {
+      run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+        const Session session(mesh, strategy_for(ShardingStrategy::kFullShard, adjust));
+      });
+    });
+  };
+  EXPECT_THAT(error([](Strategy& s) { s.offload.activations = Tier::kHost; }),
+              HasSubstr("\"host\" is for a GPU's activations"));
+  EXPECT_THAT(error([](Strategy& s) { s.offload.activations = Tier::kNvme; }), HasSubstr("/offload/paths"));
+  EXPECT_THAT(error([](Strategy& s) {
+                put_activations_below(s);
+                s.offload.paths = {"/nowhere/at/all"};
+              }),
+              HasSubstr("/nowhere/at/all"));
+}
+
+}  // namespace activation_offload_test
+}  // namespace tessera::testing

@@ -1,0 +1,84 @@
+// A rank that keeps the others waiting is named, once a window; ranks that are as fast as each other are not.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/step/agree/straggler_watch.h"
+#include "runtime/base/log.h"
+#include "tests/support/limits/patience.h"
+#include "tests/support/session.h"
+
+namespace tessera::testing {
+namespace stragglers_test {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+/// What a watch says at the end of a window of steps that took `busy` each.
+std::string said(const std::vector<double>& busy) {
+  StragglerWatch watch(busy.size());
+  for (std::size_t step = 1; step < StragglerWatch::kWindow; ++step) EXPECT_EQ(watch.add(busy), "");
+  return watch.add(busy);
+}
+
+TEST(StragglerWatch, NamesSlowRanksWithTheirTimesAndTheMedian) {
+  EXPECT_EQ(said({0.1}), "");
+  EXPECT_EQ(said({0.1, 0.1, 0.1, 0.14}), "");
+  EXPECT_THAT(said({0.1, 0.1, 0.3, 0.1}),
+              AllOf(HasSubstr("rank 2 is busy for 300.0 ms a step"), HasSubstr("the median of all ranks is 100.0 ms"),
+                    HasSubstr("the last 50 steps"), Not(HasSubstr("rank 1"))));
+  EXPECT_THAT(said({0.3, 0.1}), AllOf(HasSubstr("rank 0 "), HasSubstr("median of all ranks is 100.0 ms")));
+  EXPECT_THAT(said({0.1, 0.3, 0.1, 0.4, 0.1}), AllOf(HasSubstr("rank 1 "), HasSubstr(", rank 3 ")));
+  EXPECT_EQ(said({0.001, 0.009}), "");  // what 8 ms are, nobody looks for
+  std::vector<double> many(100, 0.1);
+  for (std::size_t rank = 0; rank < 12; ++rank) many[rank] = 0.2;
+  EXPECT_THAT(said(many), HasSubstr("and 4 more ranks likewise"));
+}
+
+TEST(StragglerWatch, OneSlowStepIsNoSlowRank) {
+  StragglerWatch watch(2);
+  for (std::size_t step = 1; step <= 3 * StragglerWatch::kWindow; ++step)
+    EXPECT_EQ(watch.add(step % 3 == 0 ? std::vector{9.0, 0.1} : std::vector{0.1, 0.1}), "");
+}
+
+TEST(StragglerWatch, EachWindowIsLookedAtByItself) {
+  StragglerWatch watch(2);
+  int messages = 0;
+  for (std::size_t step = 0; step < 4 * StragglerWatch::kWindow; ++step) {
+    const bool is_slow = step < 2 * StragglerWatch::kWindow;
+    messages += !watch.add(is_slow ? std::vector{0.1, 0.9} : std::vector{0.1, 0.1}).empty();
+  }
+  EXPECT_EQ(messages, 2);
+}
+
+/// What is logged while three ranks train, rank `late` coming `milliseconds` late to every step.
+std::string logged(int late, int milliseconds, const Placed& placed) {
+  set_log_level(LogLevel::kWarning);
+  ::testing::internal::CaptureStderr();
+  run_ranks({.ranks = 3}, [&](const Mesh& mesh) {
+    Session session(mesh, strategy_for(placed));
+    for (std::size_t step = 0; step < StragglerWatch::kWindow; ++step) {
+      if (mesh.rank() == late) std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+      session.train(step % session.batches.size());
+    }
+  });
+  return ::testing::internal::GetCapturedStderr();
+}
+
+// F6: time that a rank waits for another one is not its own.
+TEST(Stragglers, AreNamedByEngines) {
+  const auto late = static_cast<int>(patient(std::chrono::milliseconds(25)).count());
+  for (const Placed& placed : kInMemory)
+    EXPECT_THAT(logged(1, late, placed), AllOf(HasSubstr("step 50: rank 1 is busy for"), Not(HasSubstr("rank 0 is")),
+                                               Not(HasSubstr("rank 2 is"))))
+        << name_of(placed);
+}
+
+}  // namespace stragglers_test
+}  // namespace tessera::testing

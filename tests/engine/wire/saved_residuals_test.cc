@@ -1,0 +1,303 @@
+// What compression keeps of gradients, through a checkpoint: ranks are processes joined by Gloo.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/checkpoint_folder.h"
+#include "checkpoint/saved_checkpoint.h"
+#include "tessera/checkpoint.h"
+#include "tessera/durable.h"
+#include "tests/engine/wire/gradient_methods.h"
+#include "tests/support/test_folder.h"
+
+namespace tessera::testing {
+namespace saved_residuals_test {
+
+Adjust with_feedback(WireForm form) {
+  return [=](Strategy& strategy) {
+    descend(strategy);
+    strategy.compression = {.gradients = form, .error_feedback = true};
+  };
+}
+
+struct Kind {
+  const char* name;
+  int ranks, hosts;
+  ShardingStrategy strategy;
+  Adjust adjust;
+};
+
+const Kind kKinds[] = {
+    {"PowerSGD", 2, 2, ShardingStrategy::kNoShard, power_sgd(2)},
+    {"top-k", 2, 2, ShardingStrategy::kShardGradients, top_k(0.1)},
+    {"top-k with momentum", 2, 2, ShardingStrategy::kNoShard, top_k_momentum(0.1, 0.5)},
+    {"random-k", 2, 2, ShardingStrategy::kShardOptimizer, random_k(0.1)},
+    {"signs", 2, 2, ShardingStrategy::kNoShard, sign(SignForm::kFeedback)},
+    {"one bit", 3, 3, ShardingStrategy::kShardGradients, one_bit()},
+    {"one bit of momentum", 2, 2, ShardingStrategy::kNoShard, one_bit_of_momentum},
+    {"one bit, restored", 2, 2, ShardingStrategy::kNoShard, with_method({.one_bit = true, .restore_skipped = true})},
+    {"int4", 3, 3, ShardingStrategy::kFullShard, with_feedback(WireForm::kInt4)},
+    {"int4, whole sums", 2, 2, ShardingStrategy::kNoShard, with_feedback(WireForm::kInt4)},
+    {"int4 between hosts", 4, 2, ShardingStrategy::kFullShard, with_feedback(WireForm::kInt4)},
+    {"int4 between hosts, whole sums", 4, 2, ShardingStrategy::kNoShard, with_feedback(WireForm::kInt4)},
+    {"int8 between replicas", 4, 2, ShardingStrategy::kHybridShard, with_feedback(WireForm::kInt8)}};
+
+constexpr std::size_t kSavedAt = 3, kEnd = 6;
+
+void train(Session& session, std::size_t begin, std::size_t end) {
+  for (std::size_t i = begin; i < end; ++i) session.train(i);
+}
+
+// The same ranks go on with the same bits, and would not without what was kept.
+TEST(SavedResiduals, AreTheSameRanksOwnAgain) {
+  for (const Kind& kind : kKinds) {
+    for (const bool beside : {false, true}) {
+      const TestFolder folder;
+      on_hosts(kind.ranks, kind.hosts, [&](const Mesh& mesh) {
+        const Strategy strategy = strategy_for(kind.strategy, [&](Strategy& s) {
+          kind.adjust(s);
+          s.checkpoint.async = beside;
+        });
+        Session first(mesh, strategy);
+        train(first, 0, kSavedAt);
+        save_checkpoint(first.engine, folder.path());
+        train(first, kSavedAt, kEnd);
+        finish_checkpoint(first.engine);
+        Session second(mesh, strategy), without(mesh, strategy);
+        const LoadedCheckpoint loaded = load_checkpoint(second.engine, folder.path());
+        require(loaded.inexact.empty(),
+                std::string(kind.name) + ": " + (loaded.inexact.empty() ? "" : loaded.inexact[0]));
+        train(second, kSavedAt, kEnd);
+        require(all_same_bits(second.values(), first.values()), std::string(kind.name) + " goes on with other bits");
+        load_checkpoint(without.engine, folder.path());
+        without.engine.set_trainable("blocks.0.*", false);
+        without.engine.set_trainable("blocks.0.*", true);
+        train(without, kSavedAt, kEnd);
+        require(!all_same_bits(without.values(), first.values()), std::string(kind.name) + " kept nothing");
+      });
+    }
+  }
+}
+
+bool is_told(const LoadedCheckpoint& loaded, const std::string& text) {
+  return std::ranges::any_of(loaded.inexact, [&](const std::string& line) { return line.find(text) != line.npos; });
+}
+
+/// Of each element of each parameter, the sum of all residuals that a checkpoint has, as the mean gradient gets it.
+std::map<std::string, std::vector<double>> residuals_of(const std::string& path) {
+  const auto checkpoint = SavedCheckpoint::open(path, "test");
+  EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const Manifest& manifest = (*checkpoint)->manifest();
+  EXPECT_TRUE(manifest.residuals);
+  std::map<std::string, std::vector<double>> sums;
+  for (const SavedParameter& parameter : manifest.parameters) {
+    std::vector<double>& sum = sums[parameter.name];
+    sum.resize(static_cast<std::size_t>(parameter.numel));
+    for (std::int64_t rank = 0; rank < manifest.ranks; ++rank) {
+      for (const char* const what : {kResidual, kReplicaResidual, kSumResidual}) {
+        for (const auto& place : (*checkpoint)->pieces(of_rank(what, rank), parameter.name)) {
+          std::vector<float> values(static_cast<std::size_t>(place.piece.numel));
+          const absl::Status read = (*checkpoint)
+                                        ->read(of_rank(what, rank), parameter.name, place.piece.offset,
+                                               std::as_writable_bytes(std::span(values)));
+          EXPECT_TRUE(read.ok()) << read;
+          const double parts = static_cast<double>(manifest.ranks * manifest.residuals->microbatches) *
+                               (1 - manifest.residuals->momentum);
+          for (std::size_t i = 0; i < values.size(); ++i)
+            sum[static_cast<std::size_t>(place.piece.offset) + i] += values[i] / parts;
+        }
+      }
+    }
+  }
+  return sums;
+}
+
+// A step of the new ranks gets from residuals what one of the old ranks would have got.
+TEST(SavedResiduals, AreTheMeanForOtherRanks) {
+  const Kind kOthers[] = {{"two", 2, 2, ShardingStrategy::kShardGradients, with_feedback(WireForm::kInt8)},
+                          {"three", 3, 3, ShardingStrategy::kFullShard, with_feedback(WireForm::kInt8)},
+                          {"top-k", 2, 2, ShardingStrategy::kNoShard, top_k(0.2)},
+                          {"one bit", 3, 3, ShardingStrategy::kNoShard, one_bit()},
+                          {"one bit of momentum", 2, 2, ShardingStrategy::kNoShard, one_bit_of_momentum},
+                          {"between hosts", 4, 2, ShardingStrategy::kFullShard, with_feedback(WireForm::kInt4)},
+                          {"between replicas", 4, 2, ShardingStrategy::kHybridShard, with_feedback(WireForm::kInt8)}};
+  for (const Kind& from : kOthers) {
+    const TestFolder one;
+    on_hosts(from.ranks, from.hosts, [&](const Mesh& mesh) {
+      Session session(mesh, strategy_for(from.strategy, [&](Strategy& s) {
+                        from.adjust(s);
+                        s.optimizer.momentum = kMomentum;  // they all have the same states
+                      }));
+      train(session, 0, kSavedAt);
+      save_checkpoint(session.engine, one.path());
+    });
+    const auto wanted = residuals_of(*find_checkpoint(one.path(), "test"));
+    for (const Kind& to : kOthers) {
+      const TestFolder two;
+      on_hosts(to.ranks, to.hosts, [&](const Mesh& mesh) {
+        Session session(mesh, strategy_for(to.strategy, [&](Strategy& s) {
+                          to.adjust(s);
+                          s.optimizer.momentum = kMomentum;
+                          s.gradient_accumulation = 2;
+                        }));
+        const LoadedCheckpoint loaded = load_checkpoint(session.engine, one.path());
+        require(is_told(loaded, "the mean of what"), "the mean is told");
+        save_checkpoint(session.engine, two.path());
+        session.train(kSavedAt);
+      });
+      const auto got = residuals_of(*find_checkpoint(two.path(), "test"));
+      double size = 0;
+      for (const auto& [name, values] : wanted) {
+        for (std::size_t i = 0; i < values.size(); ++i) {
+          size += std::abs(values[i]);
+          // Sums and shares are rounded to fp32.
+          ASSERT_NEAR(got.at(name)[i], values[i], 1e-6 * std::abs(values[i]) + 1e-9)
+              << from.name << " -> " << to.name << ": " << name << " " << i;
+        }
+      }
+      EXPECT_GT(size, 0) << from.name;
+    }
+  }
+}
+
+// A commit has them too, while the next forward goes on.
+TEST(SavedResiduals, AreTheSameRanksOwnAgainFromACommit) {
+  for (const Kind& kind : kKinds) {
+    const TestFolder folder;
+    on_hosts(kind.ranks, kind.hosts, [&](const Mesh& mesh) {
+      const Strategy strategy = strategy_for(kind.strategy, kind.adjust),
+                     durable = strategy_for(kind.strategy, [&](Strategy&s) {
+                       kind.adjust(s);
+                       s.durable = {.every = 1, .dir = folder.path().string()};
+                     });
+      const Values wanted = trained(mesh, strategy, kEnd);
+      const auto go_on = [&](std::size_t begin, std::size_t end) {
+        Session session(mesh, durable);
+        const std::optional<LoadedCheckpoint> resumed = resume_durable(session.engine);
+        require(resumed.has_value() == (begin > 0), "there is a commit");
+        require(session.engine.plan().use == session.engine.allocated(), "what is allocated is the plan");
+        for (std::size_t i = begin; i < end; ++i) {
+          session.train(i);
+          commit_durable(session.engine);
+        }
+        return session.values();
+      };
+      go_on(0, kSavedAt);
+      require(all_same_bits(go_on(kSavedAt, kEnd), wanted), std::string(kind.name) + " goes on with other bits");
+    });
+  }
+}
+
+/// All of what a checkpoint has of a parameter by this word.
+std::vector<float> saved_values(SavedCheckpoint& checkpoint, const std::string& word, const SavedParameter& parameter) {
+  std::vector<float> values(static_cast<std::size_t>(parameter.numel));
+  const absl::Status read = checkpoint.read(word, parameter.name, 0, std::as_writable_bytes(std::span(values)));
+  EXPECT_TRUE(read.ok()) << read;
+  return values;
+}
+
+// What is rounded away of a single gradient never stays in an optimizer's momentum: that is the momentum which ranks sent, and goes on as it
+// when other ranks take it over.
+TEST(SavedResiduals, TheMomentumThatRanksSendIsTheOptimizers) {
+  const TestFolder one, two;
+  const auto strategy_of = [](std::int64_t microbatches) {
+    return strategy_for(ShardingStrategy::kNoShard, [&](Strategy& s) {
+      one_bit_of_momentum(s);
+      s.gradient_accumulation = microbatches;
+    });
+  };
+  on_hosts(3, 3, [&](const Mesh& mesh) {
+    Session session(mesh, strategy_of(1));
+    train(session, 0, kSavedAt);
+    save_checkpoint(session.engine, one.path());
+  });
+  on_hosts(2, 2, [&](const Mesh& mesh) {
+    Session session(mesh, strategy_of(2));
+    load_checkpoint(session.engine, one.path());
+    save_checkpoint(session.engine, two.path());
+  });
+  const struct {
+    const TestFolder* folder;
+    double microbatches;
+  } saved[] = {{&one, 1}, {&two, 2}};
+  for (const auto& [folder, microbatches] : saved) {
+    const auto checkpoint = SavedCheckpoint::open(*find_checkpoint(folder->path(), "test"), "test");
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    double largest = 0;
+    for (const SavedParameter& parameter : (*checkpoint)->manifest().parameters) {
+      const std::vector<float> of_optimizer = saved_values(**checkpoint, "momentum_buffer", parameter),
+                               sent = saved_values(**checkpoint, of_rank(kGradientMomentum, 0), parameter);
+      for (std::size_t i = 0; i < sent.size(); ++i) {
+        const double wanted = sent[i] / (1 - kMomentum) / microbatches;
+        largest = std::max(largest, std::abs(wanted));
+        ASSERT_NEAR(of_optimizer[i], wanted, 1e-5) << parameter.name << " " << i;
+      }
+    }
+    EXPECT_GT(largest, 1e-3);
+  }
+}
+
+// 1-bit Adam: the warm-up's first moments decay, and what ranks sent is added to them.
+TEST(SavedResiduals, TheFirstMomentsAreWhatRanksSend) {
+  constexpr double kBeta = 0.75;
+  constexpr std::size_t kPlain = 2, kSteps = 5;
+  const TestFolder before, after;
+  on_hosts(2, 2, [&](const Mesh& mesh) {
+    Session session(mesh, strategy_for(ShardingStrategy::kNoShard, [&](Strategy& s) {
+                      descend(s);
+                      s.optimizer = {.type = OptimizerType::kAdamW, .lr = 1e-3, .beta1 = kBeta, .freeze_step = kPlain};
+                      s.compression = {.one_bit = true, .one_bit_momentum = kBeta, .start_step = kPlain};
+                    }));
+    train(session, 0, kPlain);
+    save_checkpoint(session.engine, before.path());
+    train(session, kPlain, kSteps);
+    save_checkpoint(session.engine, after.path());
+  });
+  const auto first = SavedCheckpoint::open(*find_checkpoint(before.path(), "test"), "test"),
+             second = SavedCheckpoint::open(*find_checkpoint(after.path(), "test"), "test");
+  ASSERT_TRUE(first.ok() && second.ok());
+  const double decay = std::pow(kBeta, kSteps - kPlain);
+  double largest = 0;
+  for (const SavedParameter& parameter : (*first)->manifest().parameters) {
+    const std::vector<float> warm = saved_values(**first, "exp_avg", parameter),
+                             moments = saved_values(**second, "exp_avg", parameter),
+                             sent = saved_values(**second, of_rank(kGradientMomentum, 1), parameter);
+    for (std::size_t i = 0; i < sent.size(); ++i) {
+      largest = std::max(largest, static_cast<double>(std::abs(sent[i])));
+      ASSERT_NEAR(moments[i], decay * warm[i] + sent[i], 1e-6) << parameter.name << " " << i;
+    }
+  }
+  EXPECT_GT(largest, 1e-3);
+}
+
+TEST(SavedResiduals, WhatIsNotThereIsTold) {
+  const TestFolder plain, compressed;
+  on_hosts(2, 2, [&](const Mesh& mesh) {
+    Session without(mesh, strategy_for(ShardingStrategy::kNoShard, descend));
+    Session with(mesh, strategy_for(ShardingStrategy::kNoShard, top_k(0.1)));
+    train(with, 0, kSavedAt);
+    save_checkpoint(without.engine, plain.path());
+    save_checkpoint(with.engine, compressed.path());
+    const LoadedCheckpoint less = load_checkpoint(with.engine, plain.path());
+    require(is_told(less, "begins with zeros"), "zeros are told");
+    Session fresh(mesh, strategy_for(ShardingStrategy::kNoShard, top_k(0.1)));
+    load_checkpoint(fresh.engine, plain.path());
+    train(with, kSavedAt, kEnd);
+    train(fresh, kSavedAt, kEnd);
+    require(all_same_bits(with.values(), fresh.values()), "what was kept before is gone");
+    const LoadedCheckpoint more = load_checkpoint(without.engine, compressed.path());
+    require(is_told(more, "was left out"), "what is left out is told");
+  });
+}
+
+}  // namespace saved_residuals_test
+}  // namespace tessera::testing

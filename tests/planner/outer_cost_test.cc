@@ -1,0 +1,94 @@
+#include "planner/outer_cost.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/planner/timed_plans.h"
+
+namespace tessera::testing {
+namespace {
+
+constexpr std::int64_t kBlockNumel = 1 << 16;
+
+/// Two replicas of `shards` ranks; four blocks of as many elements, and a root that is small beside them.
+TimedPlan with_sync(SyncType type, std::int64_t every, int shards = 1,
+                    ShardingStrategy strategy = ShardingStrategy::kNoShard) {
+  TimedPlan timed = timed_plan(strategy, {1, shards, 0, 0}, 4, kBlockNumel);
+  timed.input.outer.type = type;
+  timed.input.outer.every = every;
+  timed.input.replicas = 2;
+  timed.links.replicate = links_of(0);
+  timed.links.replicate.all_reduce.beta_s_per_byte = 1e-6;
+  return timed;
+}
+
+/// Bytes that a rank sends to sum all masters with one other, with so many of an element.
+double bytes_of_all(const TimedPlan& timed, double an_element) {
+  double numel = 0;
+  for (const UnitShape& unit : timed.input.units) numel += static_cast<double>(unit.trainable_numel());
+  return 2 * (numel / 2) * an_element;
+}
+
+TEST(OuterCost, IsThatOfAllSumsOverTheStepsBetweenThem) {
+  for (const SyncType type : {SyncType::kLocalSgd, SyncType::kDiloco}) {
+    TimedPlan timed = with_sync(type, 10);
+    const OuterCost cost = outer_cost(timed.plan(), 1, timed.links);
+    EXPECT_NEAR(cost.exposed_s, bytes_of_all(timed, 4) * 1e-6 / 10, 1e-9);
+    EXPECT_NEAR(static_cast<double>(cost.replicate.sent_bytes), bytes_of_all(timed, 4) / 10, 1);
+    EXPECT_EQ(cost.replicate.calls, 1);  // five in ten steps
+    EXPECT_EQ(cost.shard.calls, 0);
+    const PredictedStep with = timed.predicted();
+    timed.input.outer = {};
+    const PredictedStep without = timed.predicted();
+    EXPECT_NEAR(with.seconds, without.seconds + cost.exposed_s, 1e-12);
+    EXPECT_EQ(with.exposed_outer_s, cost.exposed_s);
+  }
+}
+
+TEST(OuterCost, OuterGradientsHaveTheBitsThatCompressionSays) {
+  TimedPlan timed = with_sync(SyncType::kDiloco, 10);
+  timed.input.compression.gradients = timed.input.compression.sums = WireForm::kInt4;
+  const double int4 = 0.5 + 4.0 / 256;  // and the scale of each run of 256
+  EXPECT_NEAR(outer_cost(timed.plan(), 1, timed.links).exposed_s, bytes_of_all(timed, int4) * 1e-6 / 10, 1e-6);
+  timed.links.replicate.reduces_in_background = false;  // shared memory, in which nothing is compressed
+  EXPECT_NEAR(outer_cost(timed.plan(), 1, timed.links).exposed_s, bytes_of_all(timed, 4) * 1e-6 / 10, 1e-9);
+}
+
+TEST(OuterCost, AStreamWaitsForWhatItsDelayDoesNotHide) {
+  TimedPlan timed = with_sync(SyncType::kStreamingDiloco, 20);
+  timed.input.outer.fragments = 4;
+  timed.input.outer.delay = 1;
+  const double block_s = 4.0 * kBlockNumel * 1e-6;  // of the sum of a fragment that is one block
+  EXPECT_EQ(outer_cost(timed.plan(), 2 * block_s, timed.links).exposed_s, 0);
+  // Units are root and four blocks, so fragment 0 has the root and the last block.
+  const double root_s = 4e-6 * static_cast<double>(timed.input.units[0].trainable_numel());
+  EXPECT_NEAR(outer_cost(timed.plan(), 0.75 * block_s, timed.links).exposed_s, (4 * 0.25 * block_s + root_s) / 20,
+              1e-9);
+  timed.input.outer.delay = 2;
+  EXPECT_EQ(outer_cost(timed.plan(), 0.75 * block_s, timed.links).exposed_s, 0);
+}
+
+TEST(OuterCost, TheRanksOfAReplicaGatherWhatIsTheirs) {
+  TimedPlan timed = with_sync(SyncType::kLocalSgd, 10, 4, ShardingStrategy::kShardOptimizer);
+  timed.links.shard = links_of(1e-9);
+  const OuterCost cost = outer_cost(timed.plan(), 1, timed.links);
+  EXPECT_EQ(cost.shard.calls, 1);
+  EXPECT_GT(cost.shard.sent_bytes, 0);
+  EXPECT_NEAR(cost.exposed_s, cost.shard.busy_s + cost.replicate.busy_s, 1e-12);
+}
+
+TEST(OuterCost, OfOneReplicaIsNothing) {
+  TimedPlan timed = with_sync(SyncType::kDiloco, 10);
+  timed.input.replicas = 1;
+  EXPECT_EQ(outer_cost(timed.plan(), 1, timed.links).exposed_s, 0);
+  EXPECT_EQ(timed.predicted().exposed_outer_s, 0);
+}
+
+TEST(OuterCost, StepsBeforeItBeginsAreLeftOut) {
+  TimedPlan timed = with_sync(SyncType::kDiloco, 10);
+  EXPECT_TRUE(timed.predicted().left_out.empty());
+  timed.input.outer.start_step = 100;
+  EXPECT_EQ(timed.predicted().left_out.size(), 1u);
+}
+
+}  // namespace
+}  // namespace tessera::testing

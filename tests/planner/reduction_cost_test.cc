@@ -1,0 +1,105 @@
+#include "planner/reduction_cost.h"
+
+#include <gtest/gtest.h>
+
+#include "sharding/layout/factor_layout.h"
+#include "tests/planner/timed_plans.h"
+
+namespace tessera::testing {
+namespace {
+
+constexpr std::int64_t kNumel = 1 << 20;
+
+CallCost cost_of(TimedPlan timed) {
+  const MemoryPlan plan = timed.plan();
+  return shard_reduction_cost(plan, plan.input().units[1].groups[0], timed.links.shard);
+}
+
+TEST(ReductionCost, ARankSendsAllPartsButItsOwn) {
+  TimedPlan cut = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 1, kNumel);
+  TimedPlan whole = timed_plan(ShardingStrategy::kNoShard, {1, 4, 0, 0}, 1, kNumel);
+  EXPECT_EQ(cost_of(cut).sent_bytes, 3 * kNumel);    // 3/4 of 4 bytes
+  EXPECT_EQ(cost_of(whole).sent_bytes, 6 * kNumel);  // twice
+  cut.input.reduce = whole.input.reduce = DType::kBF16;
+  EXPECT_EQ(cost_of(cut).sent_bytes, 3 * kNumel / 2);
+  EXPECT_EQ(cost_of(whole).sent_bytes, 3 * kNumel / 2 + 3 * kNumel);  // contributions in bf16, sums in fp32
+  whole.input.is_queued = true;
+  EXPECT_EQ(cost_of(whole).sent_bytes, 3 * kNumel);
+}
+
+TEST(ReductionCost, CompressedAxesSendFewerBytes) {
+  TimedPlan timed = timed_plan(ShardingStrategy::kNoShard, {1, 4, 0, 0}, 1, kNumel);
+  timed.input.compression.gradients = WireForm::kInt8;
+  timed.input.compression.sums = WireForm::kInt4;
+  EXPECT_EQ(cost_of(timed).sent_bytes, 6 * kNumel);  // a transport that does not compress
+  timed.input.compressed_shard_part = 1;
+  const std::int64_t part = kNumel / 4, scales = part / 256 * 4;
+  EXPECT_EQ(cost_of(timed).sent_bytes, 3 * (part + scales + part / 2 + scales));
+}
+
+/// A rank writes its contributions to the others and reads theirs; then it writes its own sums once, and reads those of the others.
+TEST(ReductionCost, FewerBitsTakeACoreToo) {
+  TimedPlan timed = timed_plan(ShardingStrategy::kNoShard, {1, 4, 0, 0}, 1, kNumel);
+  timed.input.compressed_shard_part = 1;
+  timed.input.compression = {.gradients = WireForm::kInt8, .sums = WireForm::kLossless};
+  timed.links.shard = links_of(1e-12);
+  timed.links.shard.coding = {.lossless_s_per_byte = 3e-10, .int8_s_per_byte = 1e-10};
+  const CallCost cost = cost_of(timed);
+  EXPECT_NEAR(cost.coding_s, 4.0 * kNumel / 4 * (3 * 1e-10 + 2 * 3e-10), 1e-12);
+  EXPECT_EQ(cost.sum_s, 0);
+  timed.links.shard.sum_s_per_byte = 1e-9;
+  EXPECT_DOUBLE_EQ(cost_of(timed).sum_s, 3 * kNumel * 1e-9) << "of what comes, in whatever form";
+  EXPECT_EQ(cost.transfer_s, cost.coding_s) << "longer than the wire's";
+  timed.links.shard.all_reduce.beta_s_per_byte = 1;
+  EXPECT_EQ(cost_of(timed).transfer_s, static_cast<double>(cost.sent_bytes)) << "which goes on meanwhile";
+}
+
+TEST(ReductionCost, FactorsAndLargestElementsAreCounted) {
+  TimedPlan timed = timed_plan(ShardingStrategy::kNoShard, {1, 4, 0, 0}, 1, kNumel);
+  timed.input.compressed_shard_part = 1;
+  timed.links.shard = links_of(1e-9, 1e-3);
+  for (UnitShape& unit : timed.input.units) unit.groups[0].factored = {{1024, unit.groups[0].layout.numel() / 1024}};
+  timed.input.compression.power_sgd_rank = 4;
+  const CallCost factors = cost_of(timed);
+  EXPECT_EQ(factors.sent_bytes, 2 * 6 * 1024 * 4);  // two all-reduces of [4, 1024]
+  EXPECT_DOUBLE_EQ(factors.latency_s, 2 * 3 * 1e-3);
+  timed.input.compression.power_sgd_rank = 0;
+  timed.input.compression.top_k = 0.01;
+  EXPECT_EQ(cost_of(timed).sent_bytes, 3 * 8 * count_of_largest(timed.input.units[1].groups[0], 0.01));
+}
+
+TEST(ReductionCost, MethodsSendWhatTheirMessagesHave) {
+  TimedPlan timed = timed_plan(ShardingStrategy::kNoShard, {1, 4, 0, 0}, 1, kNumel);
+  timed.input.compressed_shard_part = 1;
+  timed.links.shard = links_of(1e-9, 1e-3);
+  const std::int64_t runs = kNumel / 256;
+  const auto expect = [&](const CompressionConfig& compression, std::int64_t bytes, int messages) {
+    timed.input.compression = compression;
+    const CallCost cost = cost_of(timed);
+    EXPECT_EQ(cost.sent_bytes, bytes);
+    EXPECT_DOUBLE_EQ(cost.latency_s, messages * 1e-3);
+  };
+  // 3/4 of a message to each owner, and of its answers; a whole message to each of 3.
+  expect({.random_k = 0.25}, 2 * 3 * kNumel / 4 / 4 * 4, 3);
+  expect({.sign = SignForm::kMajority}, 2 * 3 * (4 + runs / 4 * 32), 3);
+  expect({.sign = SignForm::kFeedback}, 3 * runs * 36, 3);
+  expect({.one_bit = true}, 2 * 3 * (runs / 4 * 36), 3);
+  expect({.qsgd_levels = 1}, 3 * runs * (4 + 64), 3);
+  expect({.qsgd_levels = 7}, 3 * runs * (4 + 128), 3);
+  expect({.qsgd_levels = 8}, 3 * runs * (4 + 256), 3);
+  expect({.terngrad = true}, 3 * runs * (4 + 64), 3);
+}
+
+TEST(ReductionCost, OverReplicasGoesWhatTheShardAxisLeft) {
+  TimedPlan timed = timed_plan(ShardingStrategy::kHybridShard, {2, 4, 0, 0}, 1, kNumel);
+  const auto cost = [&] {
+    const MemoryPlan plan = timed.plan();
+    return replicate_reduction_cost(plan, plan.input().units[1].groups[0], timed.links.replicate);
+  };
+  EXPECT_EQ(cost().sent_bytes, kNumel / 4 * 4);  // an all-reduce of a quarter: twice 1/2 of it
+  timed.input.placement = placement_of(ShardingStrategy::kHybridShard, true);
+  EXPECT_EQ(cost().sent_bytes, kNumel / 4 * 2);
+}
+
+}  // namespace
+}  // namespace tessera::testing

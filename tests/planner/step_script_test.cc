@@ -1,0 +1,203 @@
+#include "planner/step_script.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+
+#include "runtime/base/status.h"
+#include "tests/planner/timed_plans.h"
+
+namespace tessera::testing {
+namespace {
+
+StepScript script_of(const TimedPlan& timed) {
+  const auto script = script_of_step(timed.plan(), timed.profile, timed.links);
+  EXPECT_TRUE(script.ok()) << script.status();
+  return script.ok() ? *script : StepScript();
+}
+
+/// [unit]
+std::map<int, std::int64_t> calls_of(const StepScript& script, const std::string& what) {
+  std::map<int, std::int64_t> calls;
+  for (const WireCall& call : script.calls) {
+    if (call.what == what) ++calls[call.unit];
+  }
+  return calls;
+}
+
+TEST(StepScript, UnitsAreGatheredAsOftenAsThePlanSays) {
+  for (const ShardingStrategy strategy : {ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp}) {
+    for (const int blocks : {1, 2, 3, 5, 9}) {
+      for (const std::int64_t prefetch : {0, 1, 2, 4}) {
+        for (const std::int64_t accumulation : {1, 2, 3}) {
+          TimedPlan timed = timed_plan(strategy, {1, 4, 0, 0}, blocks);
+          timed.input.prefetch = prefetch;
+          timed.input.accumulation = accumulation;
+          const MemoryPlan plan = timed.plan();
+          std::map<int, std::int64_t> gathers = calls_of(script_of(timed), "all_gather");
+          for (int unit = 0; unit <= blocks; ++unit)
+            EXPECT_EQ(gathers[unit], plan.gathers_in_step(static_cast<std::size_t>(unit)))
+                << "unit " << unit << " of " << blocks << ", prefetch " << prefetch << ", " << accumulation;
+        }
+      }
+    }
+  }
+}
+
+TEST(StepScript, EveryCallThatIsMadeIsWaitedFor) {
+  std::mt19937_64 random(1);
+  for (int i = 0; i < 300; ++i) {
+    const RandomPlan plan = random_plan(random);
+    const StepScript script = script_of(plan.timed);
+    std::vector<int> posts(script.calls.size()), waits(script.calls.size());
+    for (const Instruction& instruction : script.instructions) {
+      if (instruction.kind == Instruction::Kind::kWork) continue;
+      const auto call = static_cast<std::size_t>(instruction.call);
+      (instruction.kind == Instruction::Kind::kPost ? posts : waits)[call] += 1;
+      EXPECT_GE(posts[call], waits[call] > 0 ? 1 : 0);
+    }
+    EXPECT_TRUE(std::ranges::all_of(posts, [](int count) { return count == 1; })) << plan.text;
+    EXPECT_TRUE(std::ranges::all_of(waits, [](int count) { return count >= 1; })) << plan.text;
+  }
+}
+
+/// Gathers begun and waited for, and reductions begun, as the spans of a real run name them.
+std::string order_of(const StepScript& script, const MemoryPlan& plan) {
+  std::string order;
+  for (const Instruction& instruction : script.instructions) {
+    const std::string what = instruction.what;
+    const bool is_span = what == "all_gather" || what == "reduce";
+    if (!is_span && (what != "wait" || instruction.spending != Spending::kGather)) continue;
+    const std::string& unit = plan.input().units[static_cast<std::size_t>(instruction.unit)].name;
+    order += (order.empty() ? "" : ", ") + what + " " + unit;
+  }
+  return order;
+}
+
+// What `tessera train --trace` shows of the sixth step of a GPT of four blocks over gloo on two ranks: FULL_SHARD,
+// prefetch 1, two microbatches, two reductions ahead.
+TEST(StepScript, GathersAndReductionsComeInTheOrderOfARealRun) {
+  TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 2, 0, 0}, 4);
+  timed.input.accumulation = 2;
+  timed.input.reductions_ahead = 2;
+  std::vector<ProfileEntry>& entries = timed.profile.entries;
+  const std::vector<ProfileEntry> head = {{"(root)", RoundPass::kForward, 1}, {"(root)", RoundPass::kBackward, 2}};
+  entries.insert(entries.begin() + 5, head.begin(), head.end());
+  const std::string forward =
+      "all_gather (root), all_gather blocks.0, wait (root), wait blocks.0, all_gather blocks.1, wait blocks.1, ";
+  const std::string second = "all_gather blocks.2, wait blocks.2, all_gather blocks.3, wait blocks.3, ";
+  const std::string backward =
+      "reduce blocks.3, all_gather blocks.1, reduce blocks.2, wait blocks.1, all_gather blocks.0, reduce blocks.1, "
+      "wait blocks.0, "
+      "reduce blocks.0, reduce (root)";
+  EXPECT_EQ(order_of(script_of(timed), timed.plan()), forward + second + backward + ", " + second + backward);
+}
+
+/// The most reductions that the script ever has under way.
+std::int64_t most_under_way(const StepScript& script) {
+  std::int64_t under_way = 0, most = 0;
+  for (const Instruction& instruction : script.instructions) {
+    if (instruction.call < 0 || script.calls[static_cast<std::size_t>(instruction.call)].channel != Channel::kReduce)
+      continue;
+    under_way += instruction.kind == Instruction::Kind::kPost ? 1 : -1;
+    most = std::max(most, under_way);
+  }
+  return most;
+}
+
+TEST(StepScript, NoMoreReductionsAreUnderWayThanThePlanHasBucketsFor) {
+  for (const std::int64_t ahead : {0, 1, 2, 5}) {
+    TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 9);
+    timed.input.reductions_ahead = ahead;
+    EXPECT_EQ(most_under_way(script_of(timed)), 1 + ahead);
+  }
+}
+
+TEST(StepScript, SumsInSharedMemoryAreMadeByTheRankAtThePlansLag) {
+  TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 12, 1 << 16);
+  timed.input.reduces_in_background = false;
+  timed.links.shard = shared_memory_links(1e-9);
+  ASSERT_EQ(timed.plan().reduction_lag(), 3);
+  std::int64_t computed = 0, shares = 0, most = 0;
+  const StepScript script = script_of(timed);
+  for (const Instruction& instruction : script.instructions) {
+    if (instruction.kind != Instruction::Kind::kWork) continue;
+    if (instruction.what == std::string("backward")) ++computed;
+    if (instruction.what == std::string("sum")) ++shares;
+    most = std::max(most, computed - shares);
+  }
+  EXPECT_EQ(shares, 13);
+  EXPECT_EQ(most, 4);  // before the fourth unit's share is done, three may be open beside it
+  std::int64_t gathers = 0;
+  for (std::size_t unit = 0; unit < 13; ++unit) gathers += timed.plan().gathers_in_step(unit);
+  EXPECT_EQ(script.shard.calls, 13 + gathers);
+  EXPECT_GT(script.shard.own_work_s, 0);
+}
+
+TEST(StepScript, OneCopyInSharedMemoryIsNotGathered) {
+  TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 3);
+  timed.input.placement = share_parameters(timed.input.placement);
+  timed.links.shard = shared_memory_links(1e-9);
+  const StepScript script = script_of(timed);
+  EXPECT_TRUE(calls_of(script, "all_gather").empty());
+  EXPECT_TRUE(calls_of(script, "publish").empty());
+  EXPECT_EQ(calls_of(script, "barrier")[-1], 1);
+}
+
+TEST(StepScript, UpdatedValuesArePublishedWhereCopiesAreHeld) {
+  for (const auto& [strategy, calls] : {std::pair(ShardingStrategy::kNoShard, 0),
+                                        {ShardingStrategy::kShardOptimizer, 4},
+                                        {ShardingStrategy::kShardGradients, 4},
+                                        {ShardingStrategy::kFullShard, 0}}) {
+    const StepScript script = script_of(timed_plan(strategy, {1, 4, 0, 0}, 3));
+    EXPECT_EQ(
+        std::ranges::count(script.calls, std::string("publish"), [](const WireCall& c) { return std::string(c.what); }),
+        calls);
+  }
+}
+
+TEST(StepScript, UnitsAreUpdatedInBackwardWhereTheStrategySaysSo) {
+  TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 3);
+  timed.input.updates_in_backward = true;
+  const StepScript script = script_of(timed);
+  const auto is = [&](const char* what) { return [=](const Instruction& i) { return i.what == std::string(what); }; };
+  const auto first_update = std::ranges::find_if(script.instructions, is("update"));
+  EXPECT_NE(std::find_if(first_update, script.instructions.end(), is("backward")), script.instructions.end());
+  EXPECT_EQ(std::ranges::count_if(script.instructions, is("update")), 4);
+  EXPECT_EQ(script.shard.calls, 4 + 2 * 4 + 1);  // gathers (one block twice), reductions and what ranks tell each other
+}
+
+TEST(StepScript, UnitsWithoutGradientsAreReducedToo) {
+  TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 3);
+  std::erase_if(timed.profile.entries, [](const ProfileEntry& e) { return e.unit == "blocks.1"; });
+  EXPECT_EQ(calls_of(script_of(timed), "reduce").size(), 4u);
+  timed.input.units[2].groups[0].trainable = false;
+  EXPECT_EQ(calls_of(script_of(timed), "reduce").size(), 3u);
+}
+
+TEST(StepScript, TransportTakesNoMoreThanAllOfTheCores) {
+  TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 3);
+  timed.links.shard = links_of(1e-9);
+  for (const auto& [cpu_s_per_byte, load] : {std::pair(0.0, 0.0), {2.5e-10, 0.25}, {1e-8, 1.0}}) {
+    timed.links.shard.cpu_s_per_byte = cpu_s_per_byte;
+    for (const WireCall& call : script_of(timed).calls)
+      EXPECT_DOUBLE_EQ(call.load, call.channel == Channel::kWorld ? 0 : load);
+  }
+}
+
+TEST(StepScript, WhatHasNoTimeIsNamed) {
+  TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 3);
+  EXPECT_TRUE(script_of(timed).left_out.empty());
+  timed.input.offload.parameters.tier = Tier::kNvme;
+  EXPECT_EQ(script_of(timed).left_out.size(), 1u);
+}
+
+TEST(StepScript, AStepWithoutEndIsRefused) {
+  TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 3);
+  timed.input.accumulation = std::int64_t{1} << 40;
+  EXPECT_EQ(exit_code_of(script_of_step(timed.plan(), timed.profile, timed.links).status()), ExitCode::kUsage);
+}
+
+}  // namespace
+}  // namespace tessera::testing

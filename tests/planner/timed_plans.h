@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "planner/predicted_step.h"
+
+namespace tessera::testing {
+
+/// All that a step's time depends on.
+struct TimedPlan {
+  PlanInput input;
+  StepProfile profile;
+  MeshLinks links;
+
+  MemoryPlan plan() const { return MemoryPlan(input); }
+  /// Fails the test where there is none.
+  PredictedStep predicted() const;
+};
+
+/// A root unit and `blocks` units of `block_numel` elements of fp32 each, used in their order in forward and the other
+/// way in backward. Nothing takes time but forward (1 s a unit), backward (2 s a unit) and, in an update of all
+/// elements, 3 s; the rest takes half a second.
+TimedPlan timed_plan(ShardingStrategy strategy, MeshPosition mesh, int blocks, std::int64_t block_numel = 1 << 20);
+
+/// Seconds a byte of all operations, in the background, with latency `alpha_s`.
+Links links_of(double beta_s_per_byte, double alpha_s = 0);
+/// Links in shared memory of a host.
+Links shared_memory_links(double beta_s_per_byte, double alpha_s = 0);
+
+struct StrategyCase {
+  std::string name;
+  ShardingStrategy strategy;
+  MeshPosition mesh;
+  bool over_world = false;
+};
+/// Every strategy, on the meshes that it is made for.
+std::vector<StrategyCase> all_strategies();
+TimedPlan timed_plan(const StrategyCase& strategy, int blocks, std::int64_t block_numel = 1 << 20);
+
+/// Any of all strategies, with any numbers. `text` says which.
+struct RandomPlan {
+  TimedPlan timed;
+  std::string text;
+};
+RandomPlan random_plan(std::mt19937_64& random);
+
+/// What calls send and take, as if each were alone.
+double alone_s(const PredictedWire& wire);
+
+}  // namespace tessera::testing

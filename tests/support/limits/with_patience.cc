@@ -1,0 +1,79 @@
+// with_patience SECONDS COMMAND...: runs a command as a test, and ends it where it does not end by itself within what
+// takes SECONDS on a machine at rest (patience.h). ctest's own limit is in seconds of any machine. The command has a
+// process group of its own, which ends with it; its exit code or signal is this program's.
+
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+
+#include "tests/support/limits/patience.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kLate = 124;  // as of timeout(1)
+constexpr int kCannotRun = 126;
+
+/// Ends as the command did.
+int end_like(int status) {
+  if (WIFEXITED(status)) return WEXITSTATUS(status);
+  const int number = WTERMSIG(status);
+  ::prctl(PR_SET_DUMPABLE, 0);  // the command has written a core already, if anybody wants one
+  ::signal(number, SIG_DFL);
+  ::raise(number);
+  return 128 + number;
+}
+
+int run(double at_rest_s, char** command) {
+  sigset_t handled, before;
+  ::sigemptyset(&handled);
+  for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) ::sigaddset(&handled, number);
+  ::sigprocmask(SIG_BLOCK, &handled, &before);
+  const pid_t pid = ::fork();
+  if (pid < 0) {
+    std::perror("with_patience: fork");
+    return kCannotRun;
+  }
+  if (pid == 0) {
+    ::setpgid(0, 0);
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    ::sigprocmask(SIG_SETMASK, &before, nullptr);
+    ::execvp(command[0], command);
+    std::perror(command[0]);
+    ::_exit(127);
+  }
+  Deadline limit{std::chrono::duration<double>(at_rest_s)};
+  while (true) {
+    int status = 0;
+    if (::waitpid(pid, &status, WNOHANG) == pid) {
+      ::sigprocmask(SIG_SETMASK, &before, nullptr);
+      return end_like(status);
+    }
+    if (limit.passed()) break;
+    const timespec second{1, 0};
+    const int number = ::sigtimedwait(&handled, nullptr, &second);
+    if (number > 0 && number != SIGCHLD) ::kill(-pid, number);
+  }
+  std::fprintf(stderr,
+               "with_patience: %s has not ended after %.3g s. It may take %g s on a machine at rest, and things take "
+               "%.1f times as long here.\n",
+               command[0], limit.seconds(), at_rest_s, slowness());
+  ::kill(-pid, SIGKILL);
+  ::waitpid(pid, nullptr, 0);
+  return kLate;
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  const double at_rest_s = argc > 2 ? std::atof(argv[1]) : 0;
+  if (at_rest_s > 0) return tessera::run(at_rest_s, argv + 2);
+  std::fputs("with_patience SECONDS COMMAND...\n", stderr);
+  return tessera::kCannotRun;
+}

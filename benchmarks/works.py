@@ -53,7 +53,7 @@ class Work:
 
 
 def parameter_count(model):
-    """Parameters of a GPT of models/gpt.h with biases."""
+    """Parameters of a GPT of workshop/models/gpt.h with biases."""
     width, layers = model["width"], model["layers"]
     block = 12 * width * width + 13 * width
     matrices = 1 if model.get("tie_head") else 2  # of vocab_size rows: the token embedding, and a head of its own

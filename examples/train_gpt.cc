@@ -3,7 +3,7 @@
 
 #include <iostream>
 
-#include "models/gpt.h"
+#include "workshop/models/gpt.h"
 
 int main(int argc, char** argv) {
   if (argc != 3) return 64;  // train_gpt strategy.json text

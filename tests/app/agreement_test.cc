@@ -1,4 +1,4 @@
-#include "app/train/agreement.h"
+#include "workshop/app/train/agreement.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "app/output_files.h"
+#include "workshop/app/output_files.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "app/train/train_report.h"
+#include "workshop/app/train/train_report.h"
 
 #include <gtest/gtest.h>
 

@@ -1,9 +1,9 @@
 // The model file, and config.json of Hugging Face.
 
-#include "models/model_config.h"
+#include "workshop/models/model_config.h"
 
-#include "models/hf_config.h"
 #include "tests/fuzz/fuzz.h"
+#include "workshop/models/hf_config.h"
 
 using namespace tessera;
 

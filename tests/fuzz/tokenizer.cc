@@ -1,6 +1,6 @@
 // tokenizer.json: what a tokenizer that was accepted makes of its own file is tokens that it knows.
 
-#include "runtime/tokenizer/tokenizer.h"
+#include "workshop/tokenizer/tokenizer.h"
 
 #include <algorithm>
 #include <vector>

@@ -10,9 +10,6 @@
 #include <map>
 #include <optional>
 
-#include "models/hf_config.h"
-#include "models/hf_names.h"
-#include "models/language_model.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "tessera/deferred_init.h"
@@ -21,6 +18,9 @@
 #include "tests/oracle/child.h"
 #include "tests/oracle/exchange.h"
 #include "tests/support/test_folder.h"
+#include "workshop/models/hf_config.h"
+#include "workshop/models/hf_names.h"
+#include "workshop/models/language_model.h"
 
 namespace tessera::models {
 namespace {

@@ -1,7 +1,7 @@
 // Tokens are those of the package `tokenizers`, of text in many scripts and of what is no text; and files that are
 // damaged, hostile or of another kind are refused.
 
-#include "runtime/tokenizer/tokenizer.h"
+#include "workshop/tokenizer/tokenizer.h"
 
 #include <gmock/gmock.h>
 
@@ -14,10 +14,10 @@
 #include <optional>
 
 #include "runtime/base/status.h"
-#include "runtime/tokenizer/utf8.h"
 #include "tests/oracle/child.h"
 #include "tests/oracle/exchange.h"
 #include "tests/support/test_folder.h"
+#include "workshop/tokenizer/utf8.h"
 
 namespace tessera {
 namespace {

@@ -1,4 +1,4 @@
-#include "runtime/launch/exit_report.h"
+#include "workshop/launch/exit_report.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "runtime/launch/launcher.h"
+#include "workshop/launch/launcher.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-#include "runtime/launch/line_forwarder.h"
+#include "workshop/launch/line_forwarder.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

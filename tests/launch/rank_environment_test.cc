@@ -1,4 +1,4 @@
-#include "runtime/launch/rank_environment.h"
+#include "workshop/launch/rank_environment.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,7 +6,7 @@
 #include <map>
 
 #include "runtime/comm/resolve_topology.h"
-#include "runtime/launch/launcher.h"
+#include "workshop/launch/launcher.h"
 
 namespace tessera {
 namespace {

@@ -20,8 +20,8 @@ import sys
 
 PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md", "*/README.md", "*/*/README.md"]
 MOST_BYTES = {"README.md": 8192}  # one manual is read; the others are pages of docs/
-CODE = ["app", "benchmarks", "checkpoint", "cmake", "engine", "examples", "include", "models", "offload", "optim", "planner", "python", "runtime", "scripts",
-        "sharding", "tests"]
+CODE = ["benchmarks", "checkpoint", "cmake", "engine", "examples", "include", "offload", "optim", "planner", "python", "runtime", "scripts",
+        "sharding", "tests", "workshop"]
 SUFFIXES = (".h", ".cc", ".cu", ".cuh", ".py", ".md")
 # A comment may name a placeholder (DIRECTORY/strategy.md): then the folder is in capitals, and the name is not looked at.
 NAME = re.compile(r"(?<![\w/.:<~-])(?![A-Z]+/)((?:[\w.{},-]+/)*[\w{},-]+\.(?:h|cc|cuh|cu|py|md|\{[\w,]+\}))(?![\w/(-])")
@@ -36,7 +36,7 @@ EXCEPT = ["tests/layers/", "runtime/comm/c10d/gloo_stubs/"]  # tests make trees 
 
 
 def folders_and_programs_in(page):
-    """`scripts/test`, `benchmarks/native/`: what begins with a folder of ours and has no suffix of a source."""
+    """`scripts/test`, `workshop/bench/`: what begins with a folder of ours and has no suffix of a source."""
     words = [word.rstrip(".,;:") for code, _ in IN_BACKTICKS.findall(page.read_text(encoding="utf-8"))
              for word in code.split()]
     return [word for word in words if re.fullmatch(r"[\w./-]+", word) and word.partition("/")[0] in CODE

@@ -18,14 +18,14 @@ import error_texts
 PAGE, CODES = "docs/errors.md", "include/tessera/exit_code.h"
 GONE = "retired"
 # Heading, what comes before each text of these files, folders, and the exit code where the sources do not show it. The first fit counts.
-ROOMS = [("Strategy files and configurations", "File, line, column and key come before each.", ["runtime/config", "app/import"], "kConfig"),
-         ("Start of a job", "The launcher, its variables, and how ranks meet and miss each other.", ["runtime/launch", "runtime/comm"], ""),
+ROOMS = [("Strategy files and configurations", "File, line, column and key come before each.", ["runtime/config"], "kConfig"),
+         ("Start of a job", "The launcher, its variables, and how ranks meet and miss each other.", ["workshop/launch", "runtime/comm"], ""),
          ("Files, disks and limits of the system", "", ["runtime/base", "offload"], ""),
          ("Checkpoints", "", ["checkpoint"], ""),
-         ("Data and tokenizers", "", ["runtime/data", "runtime/tokenizer"], ""),
-         ("Models", "", ["models"], ""),
+         ("Data and tokenizers", "", ["runtime/data", "workshop/tokenizer"], ""),
+         ("Models", "", ["workshop/models"], ""),
          ("Engine", "", ["include", "runtime", "sharding", "planner", "optim", "engine"], ""),
-         ("Commands", "", ["app"], ""),
+         ("Commands", "", ["workshop"], ""),
          ("Python", "", ["python"], "")]
 HEAD = """# Errors
 

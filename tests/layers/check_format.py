@@ -8,8 +8,8 @@ import pathlib
 import subprocess
 import sys
 
-FOLDERS = ["app", "benchmarks", "checkpoint", "engine", "examples", "include", "models", "offload", "optim", "planner", "python", "runtime", "sharding",
-           "tests"]
+FOLDERS = ["benchmarks", "checkpoint", "engine", "examples", "include", "offload", "optim", "planner", "python", "runtime", "sharding",
+           "tests", "workshop"]
 # Declarations that stand in for another project's headers, where the order of includes matters.
 EXCEPT = ["runtime/comm/c10d/gloo_stubs", "runtime/comm/c10d/gloo_transport.cc", "tests/support/stand_ins/cuda_on_host.h"]
 

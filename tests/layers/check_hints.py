@@ -12,7 +12,8 @@ import pathlib
 import re
 import sys
 
-FOLDERS = ["include", "runtime", "sharding", "planner", "offload", "checkpoint", "optim", "engine", "models", "app", "python"]
+FOLDERS = ["include", "runtime", "sharding", "planner", "offload", "checkpoint", "optim", "engine", "python",
+           "workshop/app", "workshop/launch", "workshop/models", "workshop/tokenizer"]
 ERROR = re.compile(r"\b(make_error|throw (?:tessera::)?Error|expect|TORCH_CHECK(?:_\w+)?)\(")
 # What brings a hint: the word itself, a function or variable named for it, or the text of an error that was checked where it was made.
 BRINGS_HINT = re.compile(r"[Hh]int|reason_of(?:_\w+)?\(|message_of\(|[.>]message\(\)")

@@ -42,9 +42,9 @@ MEMORY = [*ENGINE_GROUND, "engine/device", "engine/memory/records", "engine/memo
 STEP = [*MEMORY, "engine/step/agree", "engine/step/rules", "engine/step"]
 ENGINE = ["engine/autograd", "engine/activations", "engine/checkpoint", "engine/weights", "engine/init", "engine/device", "engine/memory", "engine/memory/records",
           "engine/step", "engine/step/agree", "engine/step/rules", "engine/step/queued", "engine/loop", "engine/job", "engine/parameters"]
-COMMAND = [*GROUND, "runtime/base/metrics", "runtime/border", *COMM, "runtime/launch", "runtime/tokenizer", "runtime/data", "engine", "engine/device", "engine/job",
-           "engine/memory", "sharding/layout", *PLANNER, *OPTIM, *OFFLOAD, *CHECKPOINT, "models", "benchmarks/native", "benchmarks/native/studies",
-           "include/tessera", "app"]
+COMMAND = [*GROUND, "runtime/base/metrics", "runtime/border", *COMM, "workshop/launch", "workshop/tokenizer", "runtime/data", "engine", "engine/device", "engine/job",
+           "engine/memory", "sharding/layout", *PLANNER, *OPTIM, *OFFLOAD, *CHECKPOINT, "workshop/models", "workshop/bench", "workshop/bench/studies",
+           "include/tessera", "workshop/app"]
 ALLOWED = {
     "runtime/base": PUBLIC_BASE,
     "runtime/base/metrics": ["runtime/base", *PUBLIC_BASE],
@@ -63,8 +63,8 @@ ALLOWED = {
     "runtime/comm/nccl": NCCL,
     "runtime/comm/cuda_host": CUDA_HOST,
     "runtime/comm/job": COMM,
-    "runtime/launch": ["runtime/base", *PUBLIC_BASE],
-    "runtime/tokenizer": ["runtime/base", "runtime/config", *PUBLIC_BASE],
+    "workshop/launch": ["runtime/base", *PUBLIC_BASE],
+    "workshop/tokenizer": ["runtime/base", "runtime/config", *PUBLIC_BASE],
     "runtime/data": ["runtime/base", *PUBLIC_BASE, *PUBLIC_DATA],
     "sharding/layout": [*GROUND, *PUBLIC_LAYOUT],
     "planner/measured": [*INTERFACE, "runtime/comm", "runtime/comm/rounds", "sharding/layout", *PUBLIC_LAYOUT],
@@ -101,20 +101,20 @@ ALLOWED = {
     "engine/parameters": [*ENGINE_GROUND, "engine/init", "engine/memory", "engine/checkpoint"],
     "engine": [*ENGINE_GROUND, *ENGINE],
     "engine/saving": [*ENGINE_GROUND, *ENGINE, "engine"],
-    "models": [*GROUND, *PUBLIC_MODELS],
-    "benchmarks/native": [*GROUND, *SHARED, *OPTIM, *OFFLOAD, "sharding/layout", *PLANNER, *PUBLIC_LAYOUT],
-    "benchmarks/native/studies": [*GROUND, "runtime/border", "runtime/comm", "runtime/comm/local", "runtime/data", "sharding/layout", "models",
-                                  "benchmarks/native", "include/tessera"],
-    "app": [*GROUND, "runtime/border", "runtime/base/metrics", "runtime/launch", "runtime/data", *OFFLOAD, *CHECKPOINT, "models", "include/tessera"],
-    "app/text": COMMAND,
-    "app/plan": COMMAND,
-    "app/train": [*COMMAND, "engine/loop", "app/plan", "app/text"],
-    "app/bench": COMMAND,
-    "app/doctor": COMMAND,
+    "workshop/models": [*GROUND, *PUBLIC_MODELS],
+    "workshop/bench": [*GROUND, "runtime/data", *SHARED, *OPTIM, *OFFLOAD, "sharding/layout", *PLANNER, *PUBLIC_LAYOUT],
+    "workshop/bench/studies": [*GROUND, "runtime/border", "runtime/comm", "runtime/comm/local", "runtime/data", "sharding/layout", "workshop/models",
+                                  "workshop/bench", "include/tessera"],
+    "workshop/app": [*GROUND, "runtime/border", "runtime/base/metrics", "workshop/launch", "runtime/data", *OFFLOAD, *CHECKPOINT, "workshop/models", "include/tessera"],
+    "workshop/app/text": COMMAND,
+    "workshop/app/plan": COMMAND,
+    "workshop/app/train": [*COMMAND, "engine/loop", "workshop/app/plan", "workshop/app/text"],
+    "workshop/app/bench": COMMAND,
+    "workshop/app/doctor": COMMAND,
     "python": [*GROUND, "runtime/border", "runtime/comm", "engine", "engine/job", "engine/loop", "engine/saving", "include/tessera"],
-    "examples": ["include/tessera", "models"],
+    "examples": ["include/tessera", "workshop/models"],
 }
-FREE_OF_TORCH = ["runtime/base", "runtime/base/metrics", "runtime/config", "runtime/config/keys", "runtime/launch", "runtime/tokenizer", "runtime/data",
+FREE_OF_TORCH = ["runtime/base", "runtime/base/metrics", "runtime/config", "runtime/config/keys", "workshop/launch", "workshop/tokenizer", "runtime/data",
                  "sharding/layout", *PLANNER, *OPTIM, "optim/rules", "optim/loops", *OFFLOAD, *CHECKPOINT,
                  "runtime/comm/sum", "runtime/comm/local", "runtime/comm/compose", "runtime/comm/rounds", "runtime/comm/shared"]
 PUBLIC = "include/tessera"

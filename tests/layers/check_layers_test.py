@@ -32,9 +32,9 @@ room = run({"runtime/comm/shared/peers.h": "", "runtime/comm/sum/bad.h": '#inclu
 assert room.returncode == 1 and "runtime/comm/sum may not see runtime/comm/shared" in room.stdout, room.stdout
 gone = run({"sharding/bad.h": '#include "sharding/gone.h"\n'})
 assert gone.returncode == 1 and "no file of this project" in gone.stdout, gone.stdout
-for name in ("absl/status/status.h", "runtime/base/filler1.h", "models/gpt.h"):
+for name in ("absl/status/status.h", "runtime/base/filler1.h", "workshop/models/gpt.h"):
     for text in (f"#include <{name}>\n", f'#include "{name}"\n'):
-        private = run({"models/gpt.h": "", "include/tessera/bad.h": text})
+        private = run({"workshop/models/gpt.h": "", "include/tessera/bad.h": text})
         assert private.returncode == 1 and "public headers, LibTorch and the standard library" in private.stdout, private.stdout
 public = run({"include/tessera/good.h": '#include <vector>\n#include <ATen/core/Tensor.h>\n#include "tessera/dtype.h"\n',
               "include/tessera/dtype.h": "#include <cstdint>\n"})

@@ -11,7 +11,7 @@ import sys
 
 HEADER, NAMES, TABLE, PAGE = "runtime/base/seeded_fault.h", "runtime/base/seeded_fault.cc", "tests/seeded_faults.json", "docs/testing.md"
 KEYS = ["name", "room", "file", "does", "tests", "expected"]
-FOLDERS = ["app", "benchmarks", "checkpoint", "engine", "examples", "include", "models", "offload", "optim", "planner", "python", "runtime", "sharding"]
+FOLDERS = ["benchmarks", "checkpoint", "engine", "examples", "include", "offload", "optim", "planner", "python", "runtime", "sharding", "workshop"]
 USE = re.compile(r"\bSeededFault::(k\w+)")
 WANTED = 20
 

@@ -1,12 +1,12 @@
-#include "models/generate.h"
+#include "workshop/models/generate.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
-#include "models/gpt.h"
 #include "tests/models/model_tests.h"
+#include "workshop/models/gpt.h"
 
 namespace tessera::models {
 namespace {

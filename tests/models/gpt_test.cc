@@ -1,4 +1,4 @@
-#include "models/gpt.h"
+#include "workshop/models/gpt.h"
 
 #include "tests/models/model_tests.h"
 

@@ -1,10 +1,10 @@
-#include "models/hf_config.h"
+#include "workshop/models/hf_config.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "models/hf_names.h"
 #include "runtime/base/status.h"
+#include "workshop/models/hf_names.h"
 
 namespace tessera::models {
 namespace {

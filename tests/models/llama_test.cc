@@ -1,4 +1,4 @@
-#include "models/llama.h"
+#include "workshop/models/llama.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/allclose.h>

@@ -1,4 +1,4 @@
-#include "models/model_config.h"
+#include "workshop/models/model_config.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,9 +6,9 @@
 #include <fstream>
 #include <iterator>
 
-#include "models/language_model.h"
-#include "models/model_docs.h"
 #include "runtime/base/status.h"
+#include "workshop/models/language_model.h"
+#include "workshop/models/model_docs.h"
 
 namespace tessera::models {
 namespace {

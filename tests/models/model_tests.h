@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "models/language_model.h"
-#include "models/model_config.h"
+#include "workshop/models/language_model.h"
+#include "workshop/models/model_config.h"
 
 namespace tessera::models {
 

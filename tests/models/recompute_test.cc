@@ -1,9 +1,9 @@
 #include <ATen/ops/ones.h>
 
-#include "models/gpt.h"
-#include "models/llama.h"
 #include "runtime/base/status.h"
 #include "tests/models/model_tests.h"
+#include "workshop/models/gpt.h"
+#include "workshop/models/llama.h"
 
 namespace tessera::models {
 namespace {

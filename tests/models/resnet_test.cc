@@ -1,4 +1,4 @@
-#include "models/resnet.h"
+#include "workshop/models/resnet.h"
 
 #include <ATen/Context.h>
 #include <ATen/ops/arange.h>

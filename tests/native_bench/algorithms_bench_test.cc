@@ -1,4 +1,4 @@
-#include "benchmarks/native/algorithms_bench.h"
+#include "workshop/bench/algorithms_bench.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "benchmarks/native/alpha_beta.h"
+#include "workshop/bench/alpha_beta.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "benchmarks/native/collectives_bench.h"
+#include "workshop/bench/collectives_bench.h"
 
 #include <gmock/gmock.h>
 
@@ -6,9 +6,9 @@
 #include <set>
 #include <tuple>
 
-#include "benchmarks/native/memory_traffic.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/shared/run_ranks.h"
+#include "workshop/bench/memory_traffic.h"
 
 namespace tessera {
 namespace {

@@ -1,4 +1,4 @@
-#include "benchmarks/native/optimizer_bench.h"
+#include "workshop/bench/optimizer_bench.h"
 
 #include <gmock/gmock.h>
 

@@ -1,4 +1,4 @@
-#include "benchmarks/native/samples.h"
+#include "workshop/bench/samples.h"
 
 #include <gtest/gtest.h>
 

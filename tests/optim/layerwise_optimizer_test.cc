@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::size_t kLayerNumel = 5003;
 constexpr WeightFormat kFormatsOfLayers[] = {WeightFormat::kF32, WeightFormat::kF32AndF32, WeightFormat::kF32AndBF16,
-                                           WeightFormat::kF32AndF16, WeightFormat::kSplitBF16};
+                                             WeightFormat::kF32AndF16, WeightFormat::kSplitBF16};
 
 std::vector<OptimizerConfig> configs() {
   std::vector<OptimizerConfig> all;

@@ -6,10 +6,10 @@
 #include <map>
 #include <set>
 
-#include "models/resnet.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "sharding/partition.h"
 #include "tests/support/session.h"
+#include "workshop/models/resnet.h"
 
 namespace tessera::testing {
 namespace buckets_test {

@@ -11,11 +11,11 @@
 
 #include <mutex>
 
-#include "models/resnet.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "tessera/deferred_init.h"
 #include "tessera/engine.h"
 #include "tests/support/small_models.h"
+#include "workshop/models/resnet.h"
 
 namespace tessera::testing {
 namespace modules_test {

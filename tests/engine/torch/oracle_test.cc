@@ -11,13 +11,13 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "models/language_model.h"
-#include "models/model_config.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "tessera/engine.h"
 #include "tests/oracle/child.h"
 #include "tests/oracle/exchange.h"
+#include "workshop/models/language_model.h"
+#include "workshop/models/model_config.h"
 
 namespace tessera {
 namespace oracle_test {

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <torch/nn/module.h>
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+#include "tessera/engine.h"
+#include "tessera/existing.h"
+#include "tessera/mesh.h"
+#include "workshop/models/model_config.h"
+
+namespace tessera::app {
+
+/// Gives an Engine's model, or a module's, the weights of a folder or file of Hugging Face. Throws as
+/// import_safetensors (tessera/safetensors.h) does.
+void import_hf(Engine& engine, const std::filesystem::path& path, const models::ModelConfig& config);
+void import_hf(torch::nn::Module& module, const std::filesystem::path& path, const models::ModelConfig& config);
+
+/// Writes weights and config.json into `folder`, as transformers' `from_pretrained` reads them: the weights as the
+/// Engine computes with them. Collective. Throws as export_safetensors does; 78 where Hugging Face has no such model.
+void export_hf(Engine& engine, const Mesh& mesh, const std::filesystem::path& folder, const models::ModelConfig& config,
+               Existing existing);
+
+/// Writes config.json. `dtype`: "fp32", "bf16" or "fp16", of the weights beside it. 78, 73, 74, 77.
+absl::Status write_hf_config(const std::filesystem::path& folder, const models::ModelConfig& config,
+                             std::string_view dtype, Existing existing);
+
+}  // namespace tessera::app

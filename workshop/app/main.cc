@@ -1,0 +1,93 @@
+// tessera <command> ...: starts ranks by itself, and hands every other command to the program that has it. Nothing here
+// needs LibTorch, so a launcher is there at once.
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "runtime/base/text.h"
+#include "runtime/config/strategy_docs.h"
+#include "workshop/app/command_line.h"
+#include "workshop/app/parts.h"
+#include "workshop/launch/launcher.h"
+
+namespace tessera::app {
+namespace {
+
+constexpr std::int64_t kMostRestarts = 1000;
+
+void add_launch(CLI::App& app, LaunchOptions& launch) {
+  CLI::App* command = app.add_subcommand("launch", "start ranks on this machine: tessera launch -n 4 -- program args");
+  command->add_option("-n,--ranks", launch.ranks, "ranks to start")
+      ->transform(integer_from(1, kMostLaunched))
+      ->capture_default_str();
+  command->add_option("--hosts", launch.hosts, "pretended hosts, for tests")
+      ->transform(integer_from(1, kMostLaunched))
+      ->capture_default_str();
+  command->add_option("--port", launch.port, "rendezvous port; 0: a free one")
+      ->transform(integer_from(0, 65535))
+      ->capture_default_str();
+  command->add_option("--grace", launch.grace_s, "seconds for the other ranks after a failure")
+      ->check(number_from(0, 1e6))
+      ->capture_default_str();
+  command
+      ->add_option("--max-restarts", launch.max_restarts,
+                   "starts of all ranks again, after failures that may not come back")
+      ->transform(integer_from(0, kMostRestarts))
+      ->capture_default_str();
+  command->add_flag("--strict", launch.strict,
+                    "ranks as if each had a host of its own: private copies of parameters, and writes to them checked");
+  command->add_flag("--plan", launch.plan, "say the whole memory plan, a row a kind of memory, not one line of it");
+  command->add_flag("!--no-prefix", launch.prefix, "do not put [rank n] before lines");
+  command->prefix_command();  // the first word that is no option is the program, with or without a "--" before it
+}
+
+/// What stands behind the first "--" belongs to the program to launch, and is not looked at.
+std::vector<std::string> take_program(int& argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--") != 0) continue;
+    std::vector<std::string> program(argv + i + 1, argv + argc);
+    argc = i;
+    return program;
+  }
+  return {};
+}
+
+/// A program given without "--": its words are those that `launch` did not take. Returns what is wrong with them.
+std::string take_words(const CLI::App& command, LaunchOptions& launch) {
+  const std::vector<std::string> words = command.remaining();
+  if (words.empty()) return "";
+  if (words[0].starts_with("-"))
+    return "`tessera launch` has no option " + clipped(words[0], 80) +
+           ". [T0018] hint: write tessera launch -n 4 -- program args";
+  if (!launch.command.empty())
+    return "`tessera launch` got two programs: " + clipped(words[0], 80) + ", and " +
+           clipped(launch.command.front(), 80) +
+           " behind the \"--\". [T0019] hint: write tessera launch -n 4 -- program args";
+  launch.command = words;
+  return "";
+}
+
+}  // namespace
+
+int run_command_line(int argc, char** argv) {
+  if (const Part* const part = argc > 1 ? part_with(argv[1]) : nullptr) return run_part(*part, argv);
+  CommandLine line;
+  LaunchOptions launching;
+  for (const Part& part : parts()) add_command(line.app, part.command);  // for --help, and for slips
+  add_launch(line.app, launching);
+  line.app.add_subcommand("schema", "print the JSON schema of the strategy file");
+  launching.command = take_program(argc, argv);
+  if (const auto code = line.parse(argc, argv)) return *code;
+  if (line.got("launch")) {
+    const std::string slip = take_words(*line.app.get_subcommand("launch"), launching);
+    return slip.empty() ? launch(launching) : refuse(slip);
+  }
+  std::fputs(strategy_schema().c_str(), stdout);
+  return 0;
+}
+
+}  // namespace tessera::app

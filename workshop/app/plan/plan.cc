@@ -1,0 +1,260 @@
+#include <algorithm>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <variant>
+
+#include "engine/job/mesh_shape.h"
+#include "engine/memory/make_plan.h"
+#include "runtime/base/bytes.h"
+#include "runtime/base/text_table.h"
+#include "runtime/border/throw.h"
+#include "tessera/engine.h"
+#include "tessera/run.h"
+#include "workshop/app/commands.h"
+#include "workshop/app/output_files.h"
+#include "workshop/app/plan/choose_strategy.h"
+#include "workshop/app/plan/plan_of_world.h"
+#include "workshop/app/plan/plan_time.h"
+#include "workshop/app/plan/step_traffic.h"
+#include "workshop/bench/disk_speed.h"
+#include "workshop/bench/number_text.h"
+#include "workshop/models/language_model.h"
+
+namespace tessera::app {
+namespace {
+
+std::int64_t padding_of(const UnitShape& unit) {
+  std::int64_t padding = 0;
+  for (const GroupShape& group : unit.groups) padding += group.layout.padding();
+  return padding;
+}
+
+std::int64_t numel_of(const UnitShape& unit) {
+  std::int64_t numel = 0;
+  for (const GroupShape& group : unit.groups) numel += group.layout.numel();
+  return numel - padding_of(unit);
+}
+
+std::string units_table(const MemoryPlan& plan) {
+  using Align = TextTable::Align;
+  TextTable table({{"unit"}, {"parameters", Align::kRight}, {"padding", Align::kRight}, {"gathered", Align::kRight}});
+  for (const UnitShape& unit : plan.input().units) {
+    table.add_row({unit.name, std::to_string(numel_of(unit)), std::to_string(padding_of(unit)),
+                   format_bytes(unit.gathered_bytes())});
+  }
+  return table.to_string();
+}
+
+/// What one rank sends, and receives, of a collective where it goes over a wire: of a buffer that n ranks share, a part
+/// of (n - 1)/n for an all-gather or a reduce-scatter, and twice that for an all-reduce, which is both.
+/// What is not in each step has its share of one.
+std::int64_t wire_bytes(const StepCollective& each, const MeshPosition& mesh) {
+  const std::int64_t ranks = each.axis == "shard" ? mesh.shard_size : mesh.replicate_size;
+  const std::int64_t once = each.bytes / ranks * (ranks - 1) + each.bytes % ranks * (ranks - 1) / ranks;
+  return (each.operation == "all_reduce" ? 2 * once : once) / each.every;
+}
+
+/// Of all ranks: where replicas train by themselves, the plan is of one.
+MeshPosition whole_mesh(const MemoryPlan& plan) {
+  MeshPosition mesh = plan.input().mesh;
+  mesh.replicate_size *= plan.input().replicas;
+  return mesh;
+}
+
+std::int64_t wire_bytes_of_step(const MemoryPlan& plan) {
+  std::int64_t bytes = 0;
+  for (const StepCollective& each : collectives_of_step(plan)) bytes += wire_bytes(each, whole_mesh(plan));
+  return bytes;
+}
+
+std::string traffic_table(const MemoryPlan& plan) {
+  using Align = TextTable::Align;
+  TextTable table({{"collective"},
+                   {"axis"},
+                   {"calls", Align::kRight},
+                   {"bytes", Align::kRight},
+                   {"a rank sends", Align::kRight},
+                   {"of"}});
+  for (const StepCollective& each : collectives_of_step(plan)) {
+    table.add_row({each.operation, each.axis, std::to_string(each.calls), format_bytes(each.bytes),
+                   format_bytes(wire_bytes(each, whole_mesh(plan))),
+                   each.every == 1 ? each.what : each.what + ", every " + std::to_string(each.every) + " steps"});
+  }
+  return table.to_string() + "all together: a rank sends " + format_bytes(wire_bytes_of_step(plan)) +
+         " a step, and receives as much; ranks that share memory read instead\n";
+}
+
+/// What the traffic of a step takes on the disks of a host, which its ranks share.
+struct DiskTime {
+  double bytes_per_s = 0;  ///< of all paths together, read and written back
+  double seconds = 0;      ///< of a step, if nothing else is done meanwhile
+};
+
+absl::StatusOr<DiskTime> measure_disks(const MemoryPlan& plan, const Strategy& strategy, const Topology& topology) {
+  // Gradients' records are whole units, which a disk is not slower with.
+  const std::int64_t largest = std::max(plan.parameter_records().record_bytes, plan.state_records().record_bytes);
+  const std::int64_t record_bytes = largest > 0 ? largest : strategy.offload.record_bytes;
+  const auto in_flight = static_cast<int>(2 * plan.queue_depth());
+  DiskTime time;
+  for (const std::string& directory : strategy.offload.paths) {
+    TESSERA_ASSIGN_OR_RETURN(const DiskSpeed speed,
+                             measure_disk({.directory = directory,
+                                           .bytes = std::min(std::int64_t{1} << 30, 256 * record_bytes),
+                                           .record_bytes = static_cast<std::size_t>(record_bytes),
+                                           .in_flight = in_flight}));
+    time.bytes_per_s += speed.mixed_bytes_per_s();
+  }
+  const auto of_a_rank = static_cast<double>(plan.disk().read_in_two_steps + plan.disk().written_in_two_steps) / 2;
+  time.seconds = of_a_rank * topology.local_world_size / time.bytes_per_s;
+  return time;
+}
+
+std::string to_text(const DiskTime& time) {
+  return "disks: " + number_text(time.bytes_per_s * 1e-9, "%.2f") +
+         " GB/s read and written back, measured now; a step's traffic of all ranks of a host takes " +
+         number_text(time.seconds, "%.3f") + " s\n";
+}
+
+nlohmann::ordered_json to_json(const MemoryPlan& plan, std::int64_t parameters) {
+  const MeshPosition mesh = whole_mesh(plan);
+  nlohmann::ordered_json json = {{"parameters", parameters},
+                                 {"world_size", mesh.world_size()},
+                                 {"mesh", {{"replicate", mesh.replicate_size}, {"shard", mesh.shard_size}}},
+                                 {"total_bytes", plan.use().total()},
+                                 {"limited_bytes", plan.use().limited()}};
+  for (std::size_t i = 0; i < kMemoryCategories; ++i)
+    json["bytes"][name_of(static_cast<MemoryCategory>(i))] = plan.use().bytes[i];
+  json["disk"] = {{"bytes", plan.disk().bytes},
+                  {"records", plan.records_on_disk()},
+                  {"read_in_two_steps", plan.disk().read_in_two_steps},
+                  {"written_in_two_steps", plan.disk().written_in_two_steps},
+                  {"durable_bytes", plan.disk().durable_bytes},
+                  {"written_in_commit", plan.disk().written_in_commit}};
+  json["streamed_bytes"] = plan.streamed_bytes();
+  json["uploaded_bytes"] = plan.uploaded_bytes();
+  json["gradients"] = {{"to_host", plan.gradient_copies().to_host}, {"to_gpu", plan.gradient_copies().to_gpu}};
+  json["host_step"] = {{"to_host", plan.host_step().to_host}, {"to_gpu", plan.host_step().to_gpu}};
+  json["units"] = nlohmann::ordered_json::array();
+  for (const UnitShape& unit : plan.input().units) {
+    json["units"].push_back({{"name", unit.name},
+                             {"parameters", numel_of(unit)},
+                             {"padding", padding_of(unit)},
+                             {"gathered_bytes", unit.gathered_bytes()}});
+  }
+  json["collectives"] = nlohmann::ordered_json::array();
+  for (const StepCollective& each : collectives_of_step(plan)) {
+    json["collectives"].push_back({{"operation", each.operation},
+                                   {"axis", each.axis},
+                                   {"of", each.what},
+                                   {"every", each.every},
+                                   {"calls", each.calls},
+                                   {"bytes", each.bytes},
+                                   {"wire_bytes_of_a_rank", wire_bytes(each, mesh)}});
+  }
+  json["wire_bytes_of_a_rank"] = wire_bytes_of_step(plan);
+  return json;
+}
+
+std::string to_text(const MemoryPlan& plan, const Strategy& strategy, std::int64_t parameters) {
+  const MeshPosition mesh = whole_mesh(plan);
+  std::string text = "plan of " + name_of(strategy.strategy) + " for " + std::to_string(mesh.world_size()) +
+                     " ranks, mesh " + std::to_string(mesh.replicate_size) + " x " + std::to_string(mesh.shard_size) +
+                     " (replicate x shard), " + std::to_string(parameters) + " parameters in " +
+                     std::to_string(plan.input().units.size()) + " units\n\n";
+  text += "memory of every rank\n" + plan.to_table() + "\nunits\n" + units_table(plan) + "\n";
+  const std::string traffic = traffic_table(plan);
+  return text + "collectives of a step, whole buffers (" + std::to_string(strategy.gradient_accumulation) +
+         " microbatches)\n" + (mesh.world_size() > 1 ? traffic : "none: one rank\n") +
+         (compresses(strategy.compression) || strategy.compression.gathers != WireForm::kPlain
+              ? "\"compression\" is not in this table: over a network less is sent\n"
+              : "");
+}
+
+absl::Status check_limit(const MemoryPlan& plan, const Strategy& strategy, const Topology& topology) {
+  const std::int64_t limit = strategy.memory.limit_bytes;
+  if (limit <= 0 || plan.use().limited() <= limit) return absl::OkStatus();
+  const bool shares_memory = would_share_memory(mesh_shape(strategy, topology), topology, strategy.comm.transport);
+  const std::string cheaper = next_cheaper(plan, strategy, shares_memory, limit);
+  return make_error(ExitCode::kConfig,
+                    "/memory/limit: the plan for " + name_of(strategy.strategy) + " needs " +
+                        format_bytes(plan.use().limited()) + " a rank, the limit is " + format_bytes(limit) +
+                        (cheaper.empty() ? ". [T0030] hint: no strategy fits; take more ranks, a smaller "
+                                           "model or bf16 parameters"
+                                         : ". [T0031] hint: the next cheaper strategy that fits is " + cheaper));
+}
+
+}  // namespace
+
+namespace {
+
+void choose_strategy(const PlanCommand& command) {
+  if (command.timing.links.empty())
+    throw Error(ExitCode::kUsage,
+                "plan: --strategy auto compares steps by their time, and so needs --links and --profile. [T0032] hint: "
+                "tessera doctor --links writes the one, and tessera train --profile the other");
+  const Existing existing = command.overwrite ? Existing::kReplaced : Existing::kKept;
+  throw_if_error(check_outputs(
+      {{"--write", command.write, {}}},
+      {{"--links", command.timing.links, {}}, {"--profile", command.timing.profile, {}}, {"--like", command.like, {}}},
+      existing));
+  const Topology topology = topology_of(command.world);
+  const Strategy like = command.like.empty() ? Strategy() : Strategy::from_file(command.like);
+  const models::ModelConfig config = value_or_throw(models::read_model_config(command.world.model));
+  const std::vector<TriedStrategy> tried =
+      try_strategies(config, like, topology, command.timing, command.accumulations);
+  std::cout << (command.json ? to_json(tried).dump(2) + "\n" : to_text(tried));
+  const TriedStrategy& best = tried.front();
+  if (!best.fits) {
+    const auto least = std::ranges::min_element(tried, {}, &TriedStrategy::bytes);
+    throw Error(ExitCode::kConfig, "/memory/limit: no strategy fits in " + format_bytes(like.memory.limit_bytes) +
+                                       " a rank; " + name_of(least->strategy.strategy) + " needs least, " +
+                                       format_bytes(least->bytes) +
+                                       ". [T0033] hint: take more ranks, bf16 parameters, or \"offload\"");
+  }
+  if (!command.write.empty())
+    throw_if_error(write_output(command.write, best.strategy.to_json() + "\n", existing, "plan"));
+}
+
+void expect_no_choice(const PlanCommand& command) {
+  for (const auto& [option, is_given] :
+       {std::pair("--like", !command.like.empty()), std::pair("--accumulations", !command.accumulations.empty()),
+        std::pair("--write", !command.write.empty())}) {
+    if (is_given)
+      throw Error(
+          ExitCode::kUsage,
+          std::string("plan: ") + option +
+              " goes with --strategy auto, which compares strategies. [T0034] hint: leave it out, or give that");
+  }
+}
+
+}  // namespace
+
+int run_plan(const PlanCommand& command) {
+  return run([&] {
+    if (command.world.strategy == "auto") return choose_strategy(command);
+    expect_no_choice(command);
+    const PlannedWorld world = plan_of_world(command.world);
+    const auto& [strategy, config, topology, plan] = world;
+    const std::int64_t parameters = models::parameter_count(config);
+    std::optional<DiskTime> disks;
+    if (command.measure_disks && plan.disk().bytes > 0) disks = value_or_throw(measure_disks(plan, strategy, topology));
+    std::optional<PredictedStep> step;
+    if (!command.timing.links.empty())
+      step = predicted_step(plan, read_timing(command.timing), topology.local_world_size);
+    if (command.json) {
+      nlohmann::ordered_json json = to_json(plan, parameters);
+      if (disks) json["disk"]["measured"] = {{"bytes_per_s", disks->bytes_per_s}, {"seconds_a_step", disks->seconds}};
+      if (step) json["step"] = to_json(*step);
+      std::cout << json.dump(2) << "\n";
+    } else {
+      std::cout << to_text(plan, strategy, parameters);
+      if (disks) std::cout << to_text(*disks);
+      if (step) std::cout << "\n" << to_text(*step);
+    }
+    throw_if_error(check_limit(plan, strategy, topology));
+  });
+}
+
+}  // namespace tessera::app

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <memory>
+
+#include "sharding/layout/memory_plan.h"
+#include "tessera/strategy.h"
+#include "tessera/topology.h"
+#include "workshop/app/commands.h"
+#include "workshop/models/language_model.h"
+
+namespace tessera::app {
+
+/// The plan of a model for a world that is not there.
+struct PlannedWorld {
+  Strategy strategy;
+  models::ModelConfig config;
+  Topology topology;
+  MemoryPlan plan;
+};
+
+/// A model without memory, of which plans are made. Throws tessera::Error.
+class ModelShapes {
+ public:
+  explicit ModelShapes(const models::ModelConfig& config);
+  MemoryPlan plan(const Strategy& strategy, const Topology& topology) const;
+
+ private:
+  std::shared_ptr<torch::nn::Module> model_;
+};
+
+/// Throws tessera::Error.
+PlannedWorld plan_of_world(const WorldCommand& command);
+Topology topology_of(const WorldCommand& command);
+
+}  // namespace tessera::app

@@ -1,0 +1,123 @@
+#include "workshop/app/plan/step_traffic.h"
+
+#include <algorithm>
+
+namespace tessera::app {
+namespace {
+
+std::int64_t element_bytes(DType dtype) { return static_cast<std::int64_t>(size_of(dtype)); }
+
+std::int64_t trainable_bytes(const UnitShape& unit) {
+  std::int64_t bytes = 0;
+  for (const GroupShape& group : unit.groups) bytes += group.trainable ? group.gathered_bytes() : 0;
+  return bytes;
+}
+
+class StepTraffic {
+ public:
+  explicit StepTraffic(const MemoryPlan& plan)
+      : plan_(plan),
+        input_(plan.input()),
+        shard_(input_.mesh.shard_size > 1),
+        replicate_(input_.mesh.replicate_size > 1) {}
+
+  std::vector<StepCollective> all() {
+    gather_parameters();
+    reduce_gradients();
+    publish_updates();
+    meet_replicas();
+    return std::move(collectives_);
+  }
+
+ private:
+  void add(StepCollective collective) {
+    if (collective.calls > 0) collectives_.push_back(std::move(collective));
+  }
+
+  void gather_parameters() {
+    if (!plan_.gathers() || !shard_) return;
+    StepCollective gathers{"all_gather", "shard", "parameters before use"};
+    for (std::size_t i = 0; i < input_.units.size(); ++i) {
+      const std::int64_t times = plan_.gathers_in_step(i);
+      gathers.calls += times;
+      gathers.bytes += times * input_.units[i].gathered_bytes();
+    }
+    // Ranks that share slots read their parts into them, and only meet: before the slot is filled, and after.
+    if (input_.placement.shared) gathers = {"barrier", "shard", "slots of units", 2 * gathers.calls, 0};
+    add(std::move(gathers));
+  }
+
+  void reduce_gradients() {
+    if (!shard_ && !replicate_) return;
+    const AxisPlacement axes = input_.placement.gradients;
+    const bool each = plan_.bucket_mode() == BucketMode::kShared;
+    const DType wire = plan_.bucket_mode() == BucketMode::kInPlace ? DType::kF32 : input_.reduce;
+    const std::int64_t rounds = each ? input_.accumulation : 1;
+    StepCollective over_shard{axes.shard ? "reduce_scatter" : "all_reduce", "shard", "gradients"};
+    StepCollective over_replicas{axes.replicate ? "reduce_scatter" : "all_reduce", "replicate",
+                                 "gradients' sums, fp32"};
+    for (const UnitShape& unit : input_.units) {
+      if (unit.trainable_numel() == 0) continue;
+      over_shard.calls += rounds;
+      over_shard.bytes += rounds * unit.trainable_numel() * element_bytes(wire);
+      over_replicas.calls += rounds;
+      over_replicas.bytes += rounds * owned({axes.shard, false}, input_.mesh, unit.trainable_numel()).numel * 4;
+    }
+    if (shard_) add(std::move(over_shard));
+    if (replicate_) add(std::move(over_replicas));
+  }
+
+  void publish_updates() {
+    const Placement& placement = input_.placement;
+    StepCollective over_replicas{"all_gather", "replicate", "updated parameters"};
+    StepCollective over_shard{"all_gather", "shard", "updated parameters"};
+    for (const UnitShape& unit : input_.units) {
+      if (unit.trainable_numel() == 0) continue;
+      const std::int64_t bytes = trainable_bytes(unit);
+      if (placement.optimizer.replicate && replicate_) {
+        ++over_replicas.calls;
+        over_replicas.bytes += placement.optimizer.shard ? bytes / input_.mesh.shard_size : bytes;
+      }
+      if (placement.optimizer.shard && !placement.parameters.shard && shard_) {
+        ++over_shard.calls;
+        over_shard.bytes += bytes;
+      }
+    }
+    add(std::move(over_replicas));
+    add(std::move(over_shard));
+    if (placement.shared) add({"barrier", "shard", "updated parameters", 1, 0});
+  }
+
+  /// Outer steps.
+  void meet_replicas() {
+    const SyncConfig& outer = input_.outer;
+    if (!outer.makes_outer_steps() || input_.replicas == 1) return;
+    const char* const what = outer.has_outer_optimizer() ? "outer gradients" : "masters";
+    StepCollective over_replicas{"all_reduce", "replicate", what};
+    StepCollective over_shard{"all_gather", "shard", "masters after outer steps"};
+    over_replicas.every = over_shard.every = outer.every;
+    for (const UnitShape& unit : input_.units) {
+      for (const GroupShape& group : unit.groups) {
+        if (!group.trainable) continue;
+        ++over_replicas.calls;
+        over_replicas.bytes += 4 * owned(input_.placement.optimizer, input_.mesh, group.layout.numel()).numel;
+        if (!input_.placement.optimizer.shard || input_.placement.parameters.shard || !shard_) continue;
+        ++over_shard.calls;
+        over_shard.bytes += 4 * group.layout.numel();
+      }
+    }
+    add(std::move(over_replicas));
+    add(std::move(over_shard));
+  }
+
+  const MemoryPlan& plan_;
+  const PlanInput& input_;
+  const bool shard_, replicate_;
+  std::vector<StepCollective> collectives_;
+};
+
+}  // namespace
+
+std::vector<StepCollective> collectives_of_step(const MemoryPlan& plan) { return StepTraffic(plan).all(); }
+
+}  // namespace tessera::app

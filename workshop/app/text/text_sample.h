@@ -1,0 +1,23 @@
+#pragma once
+
+#include <absl/status/status.h>
+
+#include <string>
+
+#include "workshop/app/commands.h"
+#include "workshop/models/language_model.h"
+#include "workshop/tokenizer/tokenizer.h"
+
+namespace tessera::app {
+
+/// 78 unless bytes are tokens of `model`.
+absl::Status check_byte_level(const models::LanguageModel& model);
+
+/// Continues `sampling.prompt`, token by token of `tokenizer`, or byte by byte without one; returns prompt and
+/// continuation. Control characters other than newline and tab, and bytes that are no UTF-8, become '?', since a model
+/// may write anything. Collective where the model is sharded: every rank draws the same. REQUIRES: check_vocabulary or
+/// check_byte_level; the model is on `device`.
+std::string continue_text(models::LanguageModel& model, const TextSampling& sampling, const Tokenizer* tokenizer,
+                          at::Device device = at::Device(at::kCPU));
+
+}  // namespace tessera::app

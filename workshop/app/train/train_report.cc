@@ -1,0 +1,185 @@
+#include "workshop/app/train/train_report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <utility>
+
+#include "runtime/base/bytes.h"
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+#include "workshop/bench/number_text.h"
+
+namespace tessera::app {
+
+std::string memory_against_plan(const MemoryUse& allocated, const MemoryUse& planned) {
+  if (allocated == planned) return format_bytes(allocated.total()) + " = plan";
+  return format_bytes(allocated.total()) + " (plan " + format_bytes(planned.total()) + ", difference " +
+         format_bytes(allocated.total() - planned.total()) + ")";
+}
+
+std::string duration_text(double seconds) {
+  if (!(seconds < 1e9)) return "more than 30 years";
+  const auto whole = static_cast<std::int64_t>(std::max(0.0, std::round(seconds)));
+  const auto pair = [](std::int64_t first, const char* unit, std::int64_t second, const char* smaller) {
+    return std::to_string(first) + unit + std::to_string(second) + smaller;
+  };
+  if (whole < 60) return std::to_string(whole) + " s";
+  if (whole < 3600) return pair(whole / 60, " min ", whole % 60, " s");
+  if (whole < 24 * 3600) return pair(whole / 3600, " h ", whole % 3600 / 60, " min");
+  return pair(whole / (24 * 3600), " d ", whole % (24 * 3600) / 3600, " h");
+}
+
+namespace {
+
+std::vector<Metric> metrics_of(const EvaluationResult& result) {
+  return {{"eval_loss", result.loss}, {"eval_tokens", result.tokens}, {"eval_seconds", result.seconds}};
+}
+
+std::vector<Metric> operator+(std::vector<Metric> a, const std::vector<Metric>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+}  // namespace
+
+std::vector<std::string> TrainReport::columns() const {
+  std::vector<std::string> names = {"run"};
+  for (const Metric& metric : metrics_of(StepResult{}, 0, TrafficCounts{})) names.push_back(metric.name);
+  if (!options_.evaluates) return names;
+  for (const Metric& metric : app::metrics_of(EvaluationResult{})) names.push_back(metric.name);
+  return names;
+}
+
+absl::Status TrainReport::open_file(const std::filesystem::path& path, MetricsFormat format) {
+  if (path.empty()) return absl::OkStatus();
+  const RunOutputs& outputs = options_.outputs;
+  MetricsWriter::Options options;
+  options.start = outputs.is_restart                        ? MetricsWriter::Start::kAppend
+                  : outputs.existing == Existing::kReplaced ? MetricsWriter::Start::kReplace
+                                                            : MetricsWriter::Start::kNew;
+  options.format = format;
+  options.columns = columns();
+  TESSERA_ASSIGN_OR_RETURN(MetricsWriter writer, MetricsWriter::open(path, options));
+  files_.push_back({path, format, std::move(writer)});
+  return absl::OkStatus();
+}
+
+absl::Status TrainReport::open(const std::vector<Metric>& about) {
+  const RunOutputs& outputs = options_.outputs;
+  TESSERA_RETURN_IF_ERROR(open_file(outputs.metrics, metrics_format_of(outputs.metrics)));
+  TESSERA_RETURN_IF_ERROR(open_file(outputs.events, MetricsFormat::kEvents));
+  write(std::vector<Metric>{{"event", "start"}, {"started", utc_now()}} + about, {});
+  return absl::OkStatus();
+}
+
+std::vector<Metric> TrainReport::metrics_of(const StepResult& result, std::int64_t epoch,
+                                            const TrafficCounts& traffic) const {
+  return {{"step", result.step},
+          {"epoch", epoch},
+          {"loss", result.loss},
+          {"grad_norm", result.grad_norm},
+          {"lr", result.lr},
+          {"overflow", result.overflow},
+          {"spike", result.spike},
+          {"loss_scale", result.loss_scale},
+          {"tokens", result.tokens},
+          {"tokens_per_second", result.tokens_per_second},
+          {"seconds", result.seconds},
+          {"communication_seconds", result.communication_seconds},
+          {"seconds_p50", times_.p50()},
+          {"seconds_p95", times_.p95()},
+          {"bytes_allocated", result.allocated.total()},
+          {"bytes_planned", result.planned.total()},
+          {"bytes_gathered", traffic.gathered_bytes - before_.gathered_bytes},
+          {"bytes_reduced", traffic.reduced_bytes - before_.reduced_bytes},
+          {"disk_bytes_read", traffic.disk_bytes_read - before_.disk_bytes_read},
+          {"disk_bytes_written", traffic.disk_bytes_written - before_.disk_bytes_written},
+          {"streamed_bytes", traffic.streamed_bytes - before_.streamed_bytes},
+          {"bytes_to_host", traffic.host_step.to_host - before_.host_step.to_host},
+          {"bytes_to_gpu", traffic.host_step.to_gpu - before_.host_step.to_gpu},
+          {"uploaded_bytes", traffic.uploaded_bytes - before_.uploaded_bytes},
+          {"gradient_bytes_to_host", traffic.gradients.to_host - before_.gradients.to_host},
+          {"gradient_bytes_to_gpu", traffic.gradients.to_gpu - before_.gradients.to_gpu},
+          {"disk_wait_seconds", traffic.disk_wait_seconds - before_.disk_wait_seconds}};
+}
+
+void TrainReport::add(const StepResult& result, std::int64_t epoch, const TrafficCounts& traffic) {
+  times_.add(result.seconds);
+  recent_loss_ += result.loss;
+  ++recent_steps_;
+  if (result.step % options_.log_every == 0 || result.step == options_.steps) {
+    last_mean_loss_ = recent_loss_ / static_cast<double>(recent_steps_);
+    last_mean_steps_ = recent_steps_;
+    recent_loss_ = 0.0;
+    recent_steps_ = 0;
+    print(result);
+  }
+  const std::vector<Metric> metrics = metrics_of(result, epoch, traffic);
+  write(metrics, metrics);
+  before_ = traffic;
+}
+
+void TrainReport::add(const EvaluationResult& result, std::int64_t after_step, const TrafficCounts& traffic) {
+  std::printf("evaluation after step %lld  loss %.4f  (%lld tokens, %s)\n", static_cast<long long>(after_step),
+              result.loss, static_cast<long long>(result.tokens), duration_text(result.seconds).c_str());
+  std::fflush(stdout);
+  const std::vector<Metric> metrics = app::metrics_of(result);
+  write(std::vector<Metric>{{"event", "evaluation"}, {"after_step", after_step}} + metrics,
+        std::vector<Metric>{{"step", after_step}} + metrics);
+  before_ = traffic;
+}
+
+void TrainReport::print(const StepResult& result) const {
+  const int width = static_cast<int>(std::to_string(options_.steps).size());
+  const double epochs = static_cast<double>(result.step) / static_cast<double>(options_.steps_per_epoch);
+  const std::int64_t left = options_.steps - result.step;
+  const std::string time_left =
+      left == 0 ? "" : "left " + duration_text(static_cast<double>(left) * times_.p50()) + "  ";
+  const std::string predicted =
+      options_.predicted_s > 0 ? ", predicted " + number_text(options_.predicted_s, "%.3f") + " s" : "";
+  std::printf(
+      "step %*lld/%lld  loss %.4f  epoch %.2f  norm %.3f  lr %.2e  %.0f tok/s  step p50 %.3f s, p95 %.3f s%s  %s%s%s\n",
+      width, static_cast<long long>(result.step), static_cast<long long>(options_.steps), last_mean_loss_, epochs,
+      result.grad_norm, result.lr, result.tokens_per_second, times_.p50(), times_.p95(), predicted.c_str(),
+      time_left.c_str(), memory_against_plan(result.allocated, result.planned).c_str(),
+      result.overflow ? "  overflow, skipped"
+      : result.spike  ? "  spike, skipped"
+                      : "");
+  std::fflush(stdout);
+}
+
+void TrainReport::write(const std::vector<Metric>& line, const std::vector<Metric>& row) {
+  const std::vector<Metric> run = {{"run", options_.outputs.run_id}};
+  std::erase_if(files_, [&](File& file) {
+    const std::vector<Metric>& metrics = file.format == MetricsFormat::kJsonLines ? line : row;
+    if (metrics.empty()) return false;
+    const absl::Status status = file.writer.write(run + metrics);
+    if (!status.ok()) log_warning(message_of(status) + "; training goes on without metrics from here");
+    lost_.Update(status);
+    return !status.ok();
+  });
+}
+
+absl::Status TrainReport::finish(std::optional<double> unigram_entropy) {
+  if (last_mean_steps_ == 0) {
+    std::printf("all steps were done before");
+  } else {
+    std::printf("final loss %.4f (mean of the last %lld steps)", last_mean_loss_,
+                static_cast<long long>(last_mean_steps_));
+  }
+  if (unigram_entropy) std::printf("; unigram entropy %.4f", *unigram_entropy);
+  std::printf("\n");
+  const RunOutputs& outputs = options_.outputs;
+  for (File& file : files_) {
+    const absl::Status status = file.writer.close();
+    lost_.Update(status);
+    if (status.ok()) std::printf("run %s: metrics are in %s\n", outputs.run_id.c_str(), file.path.c_str());
+  }
+  if (!outputs.weights.empty()) std::printf("weights are in %s\n", outputs.weights.c_str());
+  std::fflush(stdout);
+  return lost_;
+}
+
+}  // namespace tessera::app

@@ -1,0 +1,91 @@
+#pragma once
+
+#include <absl/status/status.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/base/metrics/metrics.h"
+#include "tessera/engine.h"
+#include "workshop/app/train/evaluation.h"
+#include "workshop/app/train/run_outputs.h"
+
+namespace tessera::app {
+
+/// What rank 0 says of a run: a line every `log_every` steps on stdout, an object every step in the metrics file.
+///
+///     step   20/300  loss 3.1042  epoch 0.13  norm 1.21  lr 5.00e-04  1830 tok/s  step p50 1.120 s, p95 1.200 s
+///       left 5 min 14 s  44.10 MiB = plan                                              (one line)
+///
+/// Behind p95 stands ", predicted 1.100 s" where a step was predicted. The loss of a line is the mean of the steps since the line before; all else is the line's own step.
+///
+/// The metrics file holds a header, then an object a step, and one an evaluation. All carry the run's id:
+///
+///     {"run":"20261122-082250-9f3c","event":"start","started":"2026-11-22T08:22:50Z","steps":300,...}
+///     {"run":"20261122-082250-9f3c","step":1,"epoch":0,"loss":5.54,...}
+///     {"run":"20261122-082250-9f3c","event":"evaluation","after_step":100,"eval_loss":3.02,...}
+///
+/// A table (--metrics NAME.csv) has a row a step and one an evaluation, with what either of them has as columns. An event
+/// file (--tensorboard) has the same numbers by name. Neither has the header.
+///
+/// A metrics file that can no longer be written is worth a warning, not the training: it is warned about once, with the
+/// cause, and left alone from then on. `finish` has the cause again, for the exit code.
+class TrainReport {
+ public:
+  struct Options {
+    std::int64_t steps = 0;
+    std::int64_t log_every = 10;
+    std::int64_t steps_per_epoch = 1;
+    RunOutputs outputs;
+    bool evaluates = false;  ///< there will be evaluations
+    double predicted_s = 0;  ///< of a step; 0: nothing was predicted
+  };
+
+  explicit TrainReport(const Options& options) : options_(options) {}
+
+  /// Creates the metrics files; a header of run id, start and `about`. 73, 74, 77.
+  absl::Status open(const std::vector<Metric>& about);
+  /// `epoch`: the one the step's last microbatch came from. `traffic`: the engine's counts after the step.
+  void add(const StepResult& result, std::int64_t epoch, const TrafficCounts& traffic);
+  /// `traffic`: the engine's counts after the evaluation, whose gathers belong to no step.
+  void add(const EvaluationResult& result, std::int64_t after_step, const TrafficCounts& traffic);
+  /// "final loss 1.9 (mean of the last 10 steps); ..."; closes the file and says what is where. 74 where a metrics file
+  /// lacks something.
+  absl::Status finish(std::optional<double> unigram_entropy);
+
+ private:
+  void print(const StepResult& result) const;
+  /// A metrics file that can be written.
+  struct File {
+    std::filesystem::path path;
+    MetricsFormat format;
+    MetricsWriter writer;
+  };
+  absl::Status open_file(const std::filesystem::path& path, MetricsFormat format);
+  std::vector<std::string> columns() const;
+  std::vector<Metric> metrics_of(const StepResult& result, std::int64_t epoch, const TrafficCounts& traffic) const;
+  /// Lines of JSON get `line`, tables and event files `row`.
+  void write(const std::vector<Metric>& line, const std::vector<Metric>& row);
+
+  Options options_;
+  std::vector<File> files_;
+  absl::Status lost_;  ///< why a metrics file was given up
+  StepTimes times_;
+  TrafficCounts before_;      ///< of the step before
+  double recent_loss_ = 0.0;  ///< sum since the last line, and its count
+  std::int64_t recent_steps_ = 0;
+  double last_mean_loss_ = 0.0;
+  std::int64_t last_mean_steps_ = 0;
+};
+
+/// "44.10 MiB = plan", or by how much the two differ.
+std::string memory_against_plan(const MemoryUse& allocated, const MemoryUse& planned);
+
+/// "12 s", "5 min 14 s", "3 h 20 min", "2 d 4 h".
+std::string duration_text(double seconds);
+
+}  // namespace tessera::app

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <filesystem>
+#include <memory>
+
+#include "workshop/bench/image_dataset.h"
+
+namespace tessera {
+
+enum class Cifar10Split {
+  kTrain,  ///< data_batch_1.bin to data_batch_5.bin
+  kTest,   ///< test_batch.bin
+};
+
+/// CIFAR-10 in its binary version (cs.toronto.edu/~kriz/cifar.html): files of records of a label byte and 3072 pixel
+/// bytes, the red plane of 32 x 32 row by row, then the green, then the blue one. Files are mapped; opening reads the
+/// labels. Pixels are scaled to [0, 1], less the training images' mean per channel, over their standard deviation.
+///
+/// A file may have any number of records above 0, so that a part of the data will do.
+/// Errors name file and offset: 66 missing, 65 empty, not whole records or a label above 9, 77 no permission.
+absl::StatusOr<std::unique_ptr<ImageDataset>> open_cifar10(const std::filesystem::path& folder, Cifar10Split split);
+
+}  // namespace tessera

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <cstddef>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "runtime/comm/call.h"
+#include "runtime/comm/mesh_groups.h"
+#include "workshop/bench/samples.h"
+
+namespace tessera {
+
+/// Where a collective's buffers lie.
+enum class BenchMemory {
+  kPrivate,  ///< memory of the process
+  kGroup,    ///< Collectives::allocate
+  kCommon,   ///< Collectives::allocate_common: an all-gather in place
+};
+std::string_view name_of(BenchMemory memory);
+
+struct CollectivesBenchOptions {
+  /// S, the bytes of the full buffer: `size() * bytes_per_rank` of an all_gather or all_to_all, the input of a
+  /// reduce_scatter or all_reduce, `data` of a broadcast. Cases of less than one element a rank are left out.
+  std::vector<std::size_t> bytes;
+  std::vector<DType> dtypes = {DType::kF32, DType::kBF16};  ///< of the sums
+  int rounds = 7;                                           ///< all cases are gone through so many times
+  std::size_t round_bytes = 128 << 20;                      ///< a case is called `round_bytes / S` times a round, but
+  int most_calls = 1000;                                    ///< no more than this, and once at least
+};
+
+/// What was measured. `dtype` is kU8 where bytes are moved; S is `bytes`, 0 for the barrier.
+struct CollectiveCase {
+  Operation operation = Operation::kBarrier;
+  DType dtype = DType::kU8;
+  BenchMemory memory = BenchMemory::kPrivate;
+  std::size_t bytes = 0;
+};
+
+/// One case's times. A sample is that of the slowest rank; `limit` is a loop in the same buffers that does nothing but
+/// read and write as much, on all ranks at once (memory_traffic.h); empty where a collective moves nothing, or less
+/// than a cache line a rank.
+struct CollectiveTiming {
+  CollectiveCase what;
+  Samples call, limit;
+
+  /// S / median time, in 1e9 bytes a second.
+  double gigabytes_per_s() const;
+  /// Median time of the limit / median time of the call; 0 without a limit.
+  double of_limit() const;
+};
+
+struct CollectivesReport {
+  std::string transport;
+  int ranks = 0;
+  std::vector<CollectiveTiming> timings;
+};
+
+/// Checks the result of every case, then times them, interleaved: rounds over all cases, each call after a barrier (in
+/// a row where S is at most 16 KiB). Collective over the mesh; every rank returns the same report.
+/// Errors: 70 for a wrong result, naming the case, or whatever the transport says.
+absl::StatusOr<CollectivesReport> bench_collectives(const Mesh& mesh, const CollectivesBenchOptions& options);
+
+/// {"transport", "ranks", "cases": [{"operation", "dtype", "memory", "bytes", "calls", "median_s", "p10_s", "p90_s",
+/// "p95_s", "p99_s", "gb_per_s", "limit_s", "of_limit", "samples_ns"}]}; the limits are null where there is none.
+nlohmann::json to_json(const CollectivesReport& report);
+
+}  // namespace tessera

@@ -1,0 +1,251 @@
+#include "workshop/bench/device_optimizer_bench.h"
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+#include <string>
+
+#include "optim/cuda/device_norm.h"
+#include "optim/cuda/device_step.h"
+#include "optim/grad_norm.h"
+#include "runtime/base/status.h"
+
+namespace tessera {
+namespace {
+
+absl::Status status_of(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return absl::OkStatus();
+  return make_error(ExitCode::kUnavailable, std::string(what) + ": " + cudaGetErrorString(error));
+}
+
+/// Device memory, zero at first.
+class DeviceMemory {
+ public:
+  DeviceMemory() = default;
+  static absl::StatusOr<DeviceMemory> of(std::size_t bytes) {
+    DeviceMemory memory;
+    void* data = nullptr;
+    TESSERA_RETURN_IF_ERROR(status_of(cudaMalloc(&data, std::max<std::size_t>(bytes, 1)), "cudaMalloc"));
+    memory.data_.reset(data);
+    TESSERA_RETURN_IF_ERROR(status_of(cudaMemset(data, 0, bytes), "cudaMemset"));
+    return memory;
+  }
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data_.get());
+  }
+
+ private:
+  struct Free {
+    void operator()(void* data) const { cudaFree(data); }
+  };
+  std::unique_ptr<void, Free> data_;
+};
+
+class Event {
+ public:
+  Event() { cudaEventCreate(&event_); }
+  ~Event() { cudaEventDestroy(event_); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  cudaError_t record() const { return cudaEventRecord(event_, nullptr); }
+  absl::StatusOr<std::int64_t> nanoseconds_since(const Event& before) const {
+    TESSERA_RETURN_IF_ERROR(status_of(cudaEventSynchronize(event_), "cudaEventSynchronize"));
+    float milliseconds = 0;
+    TESSERA_RETURN_IF_ERROR(
+        status_of(cudaEventElapsedTime(&milliseconds, before.event_, event_), "cudaEventElapsedTime"));
+    return static_cast<std::int64_t>(milliseconds * 1e6);
+  }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+constexpr std::size_t kCopyBytes = std::size_t{1} << 30;
+
+/// One kind of step and its memory.
+class Subject {
+ public:
+  static absl::StatusOr<std::unique_ptr<Subject>> of(const OptimizerCase& what, std::size_t numel) {
+    auto subject = std::unique_ptr<Subject>(new Subject(what, numel));
+    TESSERA_RETURN_IF_ERROR(subject->allocate());
+    return subject;
+  }
+
+  absl::Status step() {
+    if (what_.mixed()) {
+      TESSERA_RETURN_IF_ERROR(status_of(cuda::norm_sums(norm_, nullptr), "norm_sums"));
+      TESSERA_RETURN_IF_ERROR(status_of(cuda::norm_totals(tables_, nullptr), "norm_totals"));
+    }
+    StepRequest request;
+    request.numbers = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .is_decoupled = true};
+    request.base_lr = 1e-3;
+    request.lr_ratios[0] = 1.0;
+    request.max_norm = what_.mixed() ? 1.0 : 0.0;
+    TESSERA_RETURN_IF_ERROR(status_of(cuda::decide_step(request, tables_, nullptr), "decide_step"));
+    return status_of(cuda::update_step(run_, tables_, nullptr), "update_step");
+  }
+
+  std::size_t bytes() const { return (what_.mixed() ? 2 : 1) * 4 * numel_ + 2 * updated_bytes(); }
+
+ private:
+  Subject(const OptimizerCase& what, std::size_t numel)
+      : what_(what),
+        numel_(numel),
+        state_(state_bytes(what.state, static_cast<std::int64_t>(numel))),
+        runs_{{.begin = 0, .numel = numel, .first_block = 0, .tensor = 0}},
+        totals_(std::vector<std::uint64_t>{numel}, std::vector<std::vector<NormRun>>{runs_}) {}
+
+  std::size_t updated_bytes() const { return 4 * numel_ + 2 * static_cast<std::size_t>(state_.total()); }
+
+  absl::Status allocate() {
+    const auto data = static_cast<std::size_t>(state_.data), scales = static_cast<std::size_t>(state_.scales);
+    TESSERA_ASSIGN_OR_RETURN(gradient_, DeviceMemory::of(4 * numel_));
+    TESSERA_ASSIGN_OR_RETURN(weights_, DeviceMemory::of(4 * numel_));
+    TESSERA_ASSIGN_OR_RETURN(states_, DeviceMemory::of(2 * data));
+    TESSERA_ASSIGN_OR_RETURN(scales_, DeviceMemory::of(2 * scales));
+    for (DeviceMemory* small : {&sum_, &used_, &steps_, &constants_, &decision_, &groups_, &begins_, &uniform_}) {
+      TESSERA_ASSIGN_OR_RETURN(*small, DeviceMemory::of(256));
+    }
+    TESSERA_RETURN_IF_ERROR(fill_gradient());
+    TESSERA_RETURN_IF_ERROR(allocate_norm());
+    const std::uint8_t used = 1;
+    TESSERA_RETURN_IF_ERROR(put(used_, &used, sizeof used));
+    const StepGroup group{.first_parameter = 0, .parameters = 1};
+    TESSERA_RETURN_IF_ERROR(put(groups_, &group, sizeof group));
+    DeviceDecision decision{};
+    decision.scaler.scale = 1.0f;
+    TESSERA_RETURN_IF_ERROR(put(decision_, &decision, sizeof decision));
+    fill_tables();
+    fill_run();
+    return absl::OkStatus();
+  }
+
+  /// One tensor; its message is nothing but the norm's sums.
+  absl::Status allocate_norm() {
+    TESSERA_ASSIGN_OR_RETURN(message_, DeviceMemory::of(totals_.most_sums() * sizeof(double)));
+    const NormBuffer buffers[] = {{gradient_.as<float>(), runs_}};
+    TESSERA_ASSIGN_OR_RETURN(tile_sums_, DeviceMemory::of(norm_scratch_count(buffers) * sizeof(double)));
+    const NormLaunch launch = norm_launch(buffers, message_.as<double>(), tile_sums_.as<double>());
+    TESSERA_RETURN_IF_ERROR(copied(nodes_, launch.nodes));
+    TESSERA_RETURN_IF_ERROR(copied(first_node_, launch.first_node));
+    TESSERA_RETURN_IF_ERROR(copied(spans_, launch.spans));
+    norm_ = {nodes_.as<NormTileNode>(), first_node_.as<std::uint32_t>(), spans_.as<NormSpan>(),
+             static_cast<std::uint32_t>(launch.first_node.size() - 1), static_cast<std::uint32_t>(launch.spans.size())};
+    TESSERA_RETURN_IF_ERROR(copied(links_, totals_.links()));
+    TESSERA_RETURN_IF_ERROR(copied(first_link_, totals_.first_link()));
+    TESSERA_RETURN_IF_ERROR(copied(part_ranks_, std::vector<std::int32_t>{0}));
+    TESSERA_ASSIGN_OR_RETURN(link_scratch_, DeviceMemory::of(totals_.links().size() * sizeof(double)));
+    TESSERA_ASSIGN_OR_RETURN(squares_, DeviceMemory::of(sizeof(double)));
+    return absl::OkStatus();
+  }
+
+  void fill_tables() {
+    tables_.tensors = 1;
+    tables_.part_ranks = part_ranks_.as<std::int32_t>();
+    tables_.links = links_.as<NormLink>();
+    tables_.first_link = first_link_.as<std::uint32_t>();
+    tables_.messages = message_.as<std::byte>();
+    tables_.link_scratch = link_scratch_.as<double>();
+    tables_.squares = squares_.as<double>();
+    tables_.parameters = tables_.groups = 1;
+    tables_.group = groups_.as<StepGroup>();
+    tables_.sum_of_squares = sum_.as<double>();
+    tables_.used = used_.as<std::uint8_t>();
+    tables_.is_uniform = uniform_.as<std::uint8_t>();
+    tables_.constants = constants_.as<RuleConstants>();
+    tables_.steps = steps_.as<std::int64_t>();
+    tables_.decision = decision_.as<DeviceDecision>();
+  }
+
+  void fill_run() {
+    const auto data = static_cast<std::size_t>(state_.data), scales = static_cast<std::size_t>(state_.scales);
+    run_.parameters = 1;
+    run_.begins = begins_.as<ParameterBegin>();
+    StepArguments& a = run_.arguments;
+    a.numel = numel_;
+    a.gradient = gradient_.as<float>();
+    if (what_.mixed()) {
+      a.parameter = weights_.as<void>();
+      a.low = weights_.as<std::int16_t>() + numel_;
+    } else {
+      a.master = weights_.as<float>();
+    }
+    a.states[0] = {states_.as<std::byte>(), scales_.as<float>()};
+    a.states[1] = {states_.as<std::byte>() + data, scales_.as<float>() + scales / sizeof(float)};
+    a.weights = what_.mixed() ? WeightFormat::kSplitBF16 : WeightFormat::kF32;
+    a.state_dtype = what_.state;
+  }
+
+  absl::Status fill_gradient() {
+    std::vector<float> values(std::min<std::size_t>(numel_, 1 << 20));
+    float value = 1e-3f;
+    for (float& g : values) g = (value = -value);
+    for (std::size_t begin = 0; begin < numel_; begin += values.size()) {
+      const std::size_t count = std::min(values.size(), numel_ - begin);
+      TESSERA_RETURN_IF_ERROR(status_of(
+          cudaMemcpy(gradient_.as<float>() + begin, values.data(), 4 * count, cudaMemcpyHostToDevice), "cudaMemcpy"));
+    }
+    return absl::OkStatus();
+  }
+
+  template <class Values>
+  static absl::Status copied(DeviceMemory& memory, const Values& values) {
+    const std::size_t bytes = values.size() * sizeof(values[0]);
+    TESSERA_ASSIGN_OR_RETURN(memory, DeviceMemory::of(bytes));
+    return put(memory, values.data(), bytes);
+  }
+  static absl::Status put(const DeviceMemory& memory, const void* values, std::size_t bytes) {
+    return status_of(cudaMemcpy(memory.as<void>(), values, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
+  }
+
+  const OptimizerCase what_;
+  const std::size_t numel_;
+  const StateBytes state_;
+  const std::vector<NormRun> runs_;
+  const NormTotals totals_;
+  DeviceMemory gradient_, weights_, states_, scales_;
+  DeviceMemory message_, tile_sums_, nodes_, first_node_, spans_;          // of the norm on a rank
+  DeviceMemory links_, first_link_, part_ranks_, link_scratch_, squares_;  // and over ranks
+  DeviceMemory sum_, used_, steps_, constants_, decision_, groups_, begins_, uniform_;
+  NormTables norm_;
+  StepTables tables_;
+  DeviceRun run_;
+};
+
+template <class Body>
+absl::StatusOr<std::int64_t> nanoseconds_of(const Body& body) {
+  const Event before, after;
+  TESSERA_RETURN_IF_ERROR(status_of(before.record(), "cudaEventRecord"));
+  TESSERA_RETURN_IF_ERROR(body());
+  TESSERA_RETURN_IF_ERROR(status_of(after.record(), "cudaEventRecord"));
+  return after.nanoseconds_since(before);
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<OptimizerTiming>> bench_device_optimizer(std::size_t numel, int rounds) {
+  numel = (numel + kStateBlock - 1) / kStateBlock * kStateBlock;
+  TESSERA_ASSIGN_OR_RETURN(const DeviceMemory from, DeviceMemory::of(kCopyBytes));
+  TESSERA_ASSIGN_OR_RETURN(const DeviceMemory to, DeviceMemory::of(kCopyBytes));
+  const auto copy = [&] {
+    return status_of(cudaMemcpyAsync(to.as<void>(), from.as<void>(), kCopyBytes, cudaMemcpyDeviceToDevice, nullptr),
+                     "cudaMemcpyAsync");
+  };
+  std::vector<OptimizerTiming> timings;
+  for (const OptimizerCase& what : kOptimizerCases) {  // one after the other, since each may fill the GPU
+    TESSERA_ASSIGN_OR_RETURN(const auto subject, Subject::of(what, numel));
+    OptimizerTiming& timing = timings.emplace_back(OptimizerTiming{what.name, numel, subject->bytes(), {}, {}});
+    for (int round = -1; round < rounds; ++round) {
+      TESSERA_ASSIGN_OR_RETURN(const std::int64_t copy_ns, nanoseconds_of(copy));
+      TESSERA_ASSIGN_OR_RETURN(const std::int64_t step_ns, nanoseconds_of([&] { return subject->step(); }));
+      if (round < 0) continue;
+      const double share = static_cast<double>(timing.bytes) / (2.0 * kCopyBytes);
+      timing.limit.ns.push_back(static_cast<std::int64_t>(static_cast<double>(copy_ns) * share));
+      timing.step.ns.push_back(step_ns);
+    }
+  }
+  return timings;
+}
+
+}  // namespace tessera

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "planner/measured/links.h"
+#include "runtime/comm/collectives.h"
+#include "workshop/bench/alpha_beta.h"
+#include "workshop/bench/codec_speed.h"
+
+namespace tessera {
+
+struct LinkSpeedOptions {
+  int hosts = 1;                                     ///< of the groups' ranks
+  std::int64_t most_bytes = std::int64_t{32} << 20;  ///< of the largest buffer
+  double seconds = 0.5;  ///< for each operation and size, about; at least three calls are made
+};
+
+/// Calls of one operation: bytes that a rank sends, and the median of the seconds that they took; and of those that they took while all
+/// ranks computed, where the transport goes on by itself.
+struct MeasuredOperation {
+  const char* name = "";
+  std::vector<TimedBytes> points, busy_points;
+  OperationFit fit;
+};
+
+struct LinkSpeed {
+  Links links;
+  std::vector<MeasuredOperation> operations;
+  std::vector<CodecSpeed> codecs;  ///< of every form but kPlain: this rank's
+};
+
+/// Times collectives of fp32 buffers, and fits them; times forms on the wire, and how much of compute they take. `gather` and `reduce` are two groups of the same two ranks or more, as an Engine has
+/// them. Collective; every rank gets what the slowest one measured. Errors: those of the groups.
+absl::StatusOr<LinkSpeed> measure_links(Collectives& gather, Collectives& reduce, const LinkSpeedOptions& options = {});
+
+}  // namespace tessera

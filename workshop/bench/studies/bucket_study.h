@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/mesh.h"
+#include "workshop/bench/alpha_beta.h"
+#include "workshop/bench/samples.h"
+#include "workshop/bench/studies/bucket_workload.h"
+
+namespace tessera::app {
+
+struct BucketStudyOptions {
+  std::vector<double> caps_mb = {0.5, 1, 2, 4, 8, 16, 25, 32, 64};  ///< MiB, beside one parameter a bucket
+  int rounds = 12;        ///< all buckets are gone through so many times, each with an Engine of its own,
+  double budget_s = 105;  ///< fewer times, but once at least, where a model would take longer:
+  int warm_up_steps = 1;  ///< not counted, then
+  int timed_steps = 4;
+  std::vector<std::int64_t> reduction_bytes;  ///< single reductions, for the fit
+  std::int64_t reduction_round_bytes = 32
+                                       << 20;  ///< a size is reduced `reduction_round_bytes / size` times a round, but
+  int most_reductions = 40;                    ///< no more than this, and once at least
+  int held_out_batches = 40;
+  ImageSource images;
+  bool small_models = false;
+};
+
+/// Training under one `units.bucket_cap_mb`.
+struct BucketTiming {
+  double cap_mb = 0;             ///< 0: one parameter a bucket
+  std::int64_t collectives = 0;  ///< reductions a step
+  Samples step;                  ///< forward, backward and update; the slowest rank's
+  /// In reductions, a step; that of the rank that waited least for the others, so that what came late is left out.
+  Samples communication;
+};
+
+/// All-reduces of `bytes` of fp32, in place in the group's memory, each in another part of it, so that none finds its
+/// bytes in a cache (as in a step).
+struct ReductionTiming {
+  std::int64_t bytes = 0;
+  Samples call;  ///< the slowest rank's
+};
+
+/// A forward pass of the trained model over held-out batches, in evaluation mode and without gradients.
+struct InferenceTiming {
+  double loss = 0, accuracy = 0;  ///< means over batches and ranks; accuracy: the part of targets predicted
+  Samples batch;                  ///< forward of one rank's batch; the slowest rank's
+};
+
+struct BucketModelReport {
+  std::string name, data;
+  std::int64_t parameters = 0, tensors = 0;
+  double first_loss = 0, last_loss = 0;  ///< of training: the first step's; the mean of the last ten
+  BucketTiming per_tensor;
+  std::vector<BucketTiming> sweep;
+  std::vector<ReductionTiming> reductions;
+  AlphaBeta fit;  ///< of the reductions' medians
+  InferenceTiming inference;
+
+  int steps_a_round = 1;  ///< timed, of each bucket
+
+  std::int64_t gradient_bytes() const { return 4 * parameters; }
+  /// How many times as fast as one parameter a bucket: the median over rounds, each of which measures both.
+  double step_gain(const BucketTiming& timing) const;
+  double communication_gain(const BucketTiming& timing) const;
+  /// The sweep's bucket with the largest step_gain.
+  const BucketTiming& best() const;
+};
+
+struct BucketReport {
+  std::string transport;
+  int ranks = 0;
+  std::vector<BucketModelReport> models;  ///< ResNet-18, GPT
+};
+
+/// Checks that a step gives the same bits under every bucket, then trains each model under all of them by turns, and
+/// times. Collective; every rank returns the same report. Throws tessera::Error (70) where bits differ.
+BucketReport study_buckets(const Mesh& mesh, const BucketStudyOptions& options);
+
+}  // namespace tessera::app

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+
+#include "tessera/mesh.h"
+#include "workshop/bench/bench_table.h"
+
+namespace tessera::app {
+
+struct CheckpointStudyOptions {
+  std::filesystem::path folder;          ///< gets a folder of its own, which is removed
+  std::int64_t parameters = 64'000'000;  ///< about so many, with AdamW: 12 bytes each in a checkpoint
+  int rounds = 5;
+};
+
+/// What a save and a load of a checkpoint cost, beside what this machine needs for as many bytes: a copy in memory, and
+/// a plain file that is written and synced, by all ranks at a time. A save beside training ("checkpoint.async") is
+/// timed twice: what training waits for, and until it is committed while nothing else runs. A commit ("durable") stands beside a file
+/// of as many bytes that is overwritten past the page cache. Rounds in turn; the folder
+/// is in the page cache when it is loaded. Collective; rank 0's figures.
+BenchTable study_checkpoints(const Mesh& mesh, const CheckpointStudyOptions& options);
+
+}  // namespace tessera::app

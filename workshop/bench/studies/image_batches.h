@@ -1,0 +1,40 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "runtime/data/sampler.h"
+#include "workshop/bench/image_dataset.h"
+
+namespace tessera::app {
+
+/// [B, 3, 32, 32] fp32, normalised, and [B] int64.
+struct ImageBatch {
+  at::Tensor images, labels;
+};
+
+/// A dataset of images dealt out to the ranks as tensors, epoch after epoch, each in an order of its own.
+class ImageBatches {
+ public:
+  /// `sampling.num_samples` is filled in here. 65 if the images do not fill one step.
+  static absl::StatusOr<ImageBatches> create(std::shared_ptr<const ImageDataset> dataset, SamplerOptions sampling);
+
+  /// The next microbatch of this rank.
+  ImageBatch next();
+  const ImageDataset& dataset() const { return *dataset_; }
+
+ private:
+  ImageBatches(std::shared_ptr<const ImageDataset> dataset, std::int64_t batch, DistributedSampler sampler)
+      : dataset_(std::move(dataset)), samples_(batch), sampler_(sampler) {}
+
+  std::shared_ptr<const ImageDataset> dataset_;
+  std::vector<std::int64_t> samples_;
+  DistributedSampler sampler_;
+};
+
+}  // namespace tessera::app

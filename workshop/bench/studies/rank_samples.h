@@ -1,0 +1,35 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+#include "runtime/border/throw.h"
+#include "runtime/comm/collectives.h"
+#include "workshop/bench/samples.h"
+
+namespace tessera::app {
+
+using SampleClock = std::chrono::steady_clock;
+
+inline std::int64_t nanoseconds_between(SampleClock::time_point begin, SampleClock::time_point end) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(end - begin).count();
+}
+inline std::int64_t nanoseconds_since(SampleClock::time_point begin) {
+  return nanoseconds_between(begin, SampleClock::now());
+}
+
+/// Every sample becomes `choose` of all ranks' samples of that number. Collective; all ranks have equally many.
+template <class Choose>
+void agree_on_samples(Collectives& group, Samples& samples, Choose choose) {
+  const std::size_t count = samples.ns.size();
+  std::vector<std::int64_t> all(count * static_cast<std::size_t>(group.size()));
+  throw_if_error(group.all_gather("samples", samples.ns.data(), all.data(), count * sizeof(std::int64_t)).wait());
+  for (std::size_t i = 0; i < all.size(); ++i) samples.ns[i % count] = choose(samples.ns[i % count], all[i]);
+}
+/// The slowest rank's.
+inline const std::int64_t& larger(const std::int64_t& a, const std::int64_t& b) { return a < b ? b : a; }
+/// That of the rank that waited least for the others.
+inline const std::int64_t& smaller(const std::int64_t& a, const std::int64_t& b) { return b < a ? b : a; }
+
+}  // namespace tessera::app

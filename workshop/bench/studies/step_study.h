@@ -1,0 +1,52 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tessera/mesh.h"
+#include "tessera/strategy.h"
+#include "workshop/bench/bench_table.h"
+#include "workshop/bench/samples.h"
+#include "workshop/models/model_config.h"
+
+namespace tessera::app {
+
+/// The model that `bench step`, `bench memory` and `bench buckets` train, with one sequence a rank: a GPT of 10.6 million
+/// parameters, or of 0.2 million if `small`.
+models::GPTConfig studied_gpt(bool small);
+
+/// A contender's name, and the strategy that it trains under. With `alone` each rank trains by itself, all ranks at the
+/// same time.
+struct Contender {
+  std::string name;
+  Strategy strategy;
+  bool alone = false;
+};
+/// "no communication", every strategy of a mesh of one dimension, and FULL_SHARD without shared memory.
+std::vector<Contender> contenders();
+
+struct StepStudyOptions {
+  models::GPTConfig model;
+  int rounds = 5;   ///< each round runs all contenders in turn, each with a model and an Engine of its own
+  int warm_up = 3;  ///< steps of a contender's turn that are not counted; they come first
+  int steps = 10;   ///< steps of a contender's turn that are counted
+};
+
+/// One contender's steps.
+struct StepTiming {
+  std::string name;
+  Samples step;                       ///< the slowest rank's
+  Samples forward, backward, update;  ///< rank 0's parts of it; `update` is Engine::step
+  Samples communication;              ///< rank 0's time in collectives, waiting included, within these parts
+};
+
+/// Trains under every contender by turns. Collective; `step` is the same on every rank. All strategies must give the
+/// same losses, bit for bit: throws tessera::Error (70) else.
+std::vector<StepTiming> study_steps(const Mesh& mesh, const StepStudyOptions& options);
+
+/// Median, p10 and p90 of the step and its parts; exposed communication (the step less that without communication), its
+/// fraction of the step, and Gustafson's scaled efficiency (step without communication over the step: every rank brings
+/// its own batch, so N ranks do N times the work).
+BenchTable to_table(const std::vector<StepTiming>& timings);
+
+}  // namespace tessera::app

@@ -1,0 +1,181 @@
+#include "workshop/launch/exit_report.h"
+
+#include <fmt/format.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include <csignal>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "runtime/base/status.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kLongestErrorFile = 1 << 20;
+constexpr std::size_t kLongestMessage = 4000;
+constexpr std::size_t kMostLines = 32;  // of ranks in a report
+
+std::string meaning_of(int code) {
+  switch (static_cast<ExitCode>(code)) {
+    case ExitCode::kUsage:
+      return "wrong command line";
+    case ExitCode::kCorruptData:
+      return "corrupt data";
+    case ExitCode::kNoInput:
+      return "a file is missing";
+    case ExitCode::kUnavailable:
+      return "a port, store or device cannot be had";
+    case ExitCode::kInternal:
+      return "internal error, or an exception in the model";
+    case ExitCode::kOsResource:
+      return "the system ran out of something";
+    case ExitCode::kCannotCreate:
+      return "cannot create output";
+    case ExitCode::kIo:
+      return "input or output failed";
+    case ExitCode::kPeerLost:
+      return "a peer was lost, has ended or did not answer in time";
+    case ExitCode::kPermission:
+      return "no permission";
+    case ExitCode::kConfig:
+      return "wrong configuration";
+    default:
+      return "";
+  }
+}
+
+std::string gibibytes(std::int64_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1 << 30)); }
+
+std::string explain_signal(const RankExit& exit, int signal) {
+  const char* name = ::sigabbrev_np(signal);
+  std::string text = fmt::format("signal {} (SIG{})", signal, name ? name : "?");
+  if (signal == SIGSEGV || signal == SIGBUS || signal == SIGFPE || signal == SIGILL)
+    return text + ": crashed. [T0588] hint: run it under a debugger, or look for a core file";
+  if (signal == SIGABRT) return text + ": aborted by itself";
+  if (signal != SIGKILL) return text;
+  text += fmt::format(": killed from outside, perhaps by the out-of-memory killer; its peak was {}",
+                      gibibytes(exit.peak_resident_bytes));
+  if (const auto limit = memory_limit_bytes())
+    text += fmt::format(", the memory limit of this group {}", gibibytes(*limit));
+  return text + ". [T0589] hint: `dmesg` names processes killed for memory; offload, or shard over more ranks";
+}
+
+std::string state_of(const RankRecord& record) {
+  if (record.was_stopped) return "was stopped (SIGSTOP) and ended by the launcher";
+  if (record.ended_by_launcher) return "did not end by itself and was ended by the launcher";
+  return record.exit.failed() ? explain(record.exit, record.code_of_tessera) : "exit code 0";
+}
+
+bool lost_a_peer(const RankRecord& record) { return record.exit.code() == static_cast<int>(ExitCode::kPeerLost); }
+
+/// The failure began at another rank, as far as this one knows.
+bool follows_another(const RankRecord& record) { return lost_a_peer(record) || record.told_by_peer; }
+
+/// The rank that explains a "peer was lost" which no failure explains: the first that ended with success before.
+const RankRecord* ended_early(const std::vector<RankRecord>& records, const RankRecord& cause) {
+  const RankRecord* best = nullptr;
+  if (!lost_a_peer(cause)) return best;
+  for (const RankRecord& record : records) {
+    if (record.exit.failed() || record.ended_by_launcher || record.exit.when > cause.exit.when) continue;
+    if (!best || record.exit.when < best->exit.when) best = &record;
+  }
+  return best;
+}
+
+double seconds_between(std::chrono::system_clock::time_point from, std::chrono::system_clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+}  // namespace
+
+std::chrono::system_clock::time_point RankRecord::failure_time() const {
+  return message_time ? std::min(*message_time, exit.when) : exit.when;
+}
+
+const RankRecord* first_cause(const std::vector<RankRecord>& records) {
+  const RankRecord* best = nullptr;
+  for (const RankRecord& record : records) {
+    if (!record.failed()) continue;
+    const auto before = [&](const RankRecord& other) {
+      if (follows_another(record) != follows_another(other)) return follows_another(other);
+      return record.failure_time() < other.failure_time();
+    };
+    if (!best || before(*best)) best = &record;
+  }
+  return best;
+}
+
+std::string explain(const RankExit& exit, std::optional<int> code_of_tessera) {
+  if (const auto signal = exit.signal()) return explain_signal(exit, *signal);
+  const std::string meaning = code_of_tessera == exit.code() ? meaning_of(exit.code()) : "";
+  if (meaning.empty()) return fmt::format("exit code {}", exit.code());
+  return fmt::format("exit code {} ({})", exit.code(), meaning);
+}
+
+std::string failure_report(const std::vector<RankRecord>& records, const RankRecord& cause) {
+  constexpr const char* kRule = "------------------------------------------------------------------------\n";
+  std::string text = kRule;
+  std::size_t lines = 0;
+  for (const RankRecord& record : records) {
+    if (records.size() > kMostLines && !record.exit.failed()) continue;
+    if (++lines <= kMostLines) text += fmt::format("rank {} (pid {}): {}\n", record.rank, record.pid, state_of(record));
+  }
+  if (lines > kMostLines) text += fmt::format("and {} more that did not end well\n", lines - kMostLines);
+  text += fmt::format("{}first cause: rank {} (pid {}): {}\n", kRule, cause.rank, cause.pid, state_of(cause));
+  if (const RankRecord* early = ended_early(records, cause))
+    text += fmt::format(
+        "  rank {} had ended early, and with success (exit code 0), {:.1f} s before. [T0590] hint: ranks must make the "
+        "same number of steps and calls; a loader with fewer batches, or a return on one rank alone, is the usual "
+        "reason\n",
+        early->rank, seconds_between(early->exit.when, cause.exit.when));
+  if (!cause.message.empty()) text += fmt::format("  it reported: {}\n", cause.message);
+  if (!cause.last_errors.empty()) text += "  its last lines on stderr:\n";
+  for (const std::string& line : cause.last_errors) text += fmt::format("    {}\n", line);
+  return text + kRule;
+}
+
+void read_error_file(const std::string& path, RankRecord& record) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode)) return;
+  std::string text(kLongestErrorFile, '\0');
+  std::ifstream file(path, std::ios::binary);
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<std::size_t>(file.gcount()));
+  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains("message")) return;
+  const nlohmann::json& words = json.at("message");
+  const nlohmann::json& message = words.is_object() && words.contains("message") ? words.at("message") : words;
+  if (!message.is_string()) return;
+  record.message = message.get<std::string>().substr(0, kLongestMessage);
+  const nlohmann::json told =
+      json.value(nlohmann::json::json_pointer("/message/extraInfo/told_by_peer"), nlohmann::json());
+  record.told_by_peer = told.is_boolean() && told.get<bool>();
+  const nlohmann::json code =
+      json.value(nlohmann::json::json_pointer("/message/extraInfo/code_of_tessera"), nlohmann::json());
+  if (code.is_number_integer()) record.code_of_tessera = code.get<int>();
+  const auto since_epoch = std::chrono::seconds(info.st_mtim.tv_sec) + std::chrono::nanoseconds(info.st_mtim.tv_nsec);
+  record.message_time = std::chrono::system_clock::time_point(
+      std::chrono::duration_cast<std::chrono::system_clock::duration>(since_epoch));
+}
+
+std::optional<std::int64_t> memory_limit_bytes() {
+  std::ifstream groups("/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    const auto first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1), path = line.substr(second + 1);
+    const bool version2 = controllers.empty(), version1 = controllers == "memory";
+    if (!version2 && !version1) continue;
+    const std::string folder = (version2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory") + path;
+    std::ifstream file(folder + (version2 ? "/memory.max" : "/memory.limit_in_bytes"));
+    std::int64_t limit = 0;
+    // "max", or version 1's largest number, mean none
+    if (file >> limit && limit > 0 && limit < std::int64_t{1} << 60) return limit;
+  }
+  return std::nullopt;
+}
+
+}  // namespace tessera

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "workshop/launch/rank_process.h"
+
+namespace tessera {
+
+/// All that is known of a rank at the end of the job.
+struct RankRecord {
+  int rank = 0;
+  pid_t pid = 0;
+  RankExit exit;
+  bool ended_by_launcher = false;       ///< it was still running when its time was up
+  bool was_stopped = false;             ///< ... because it was stopped
+  std::deque<std::string> last_errors;  ///< last lines of its stderr
+  std::string message;                  ///< from its error file; empty: none
+  std::optional<std::chrono::system_clock::time_point> message_time;
+  bool told_by_peer = false;  ///< its error file says so: it ended because another rank had failed
+  /// Its error file says that Tessera chose this exit code (tessera/exit_code.h). Another one is the program's own, and may mean anything.
+  std::optional<int> code_of_tessera;
+
+  bool failed() const { return exit.failed() && !ended_by_launcher; }
+  /// When it failed: an error file is written before a rank's slow way out, so it is nearer to the truth.
+  std::chrono::system_clock::time_point failure_time() const;
+};
+
+/// The record that explains the others: the earliest failure, where "a peer was lost" (75), or a failure of which a peer
+/// told, counts only if there is no other. Ranks that the launcher ended explain nothing. nullptr: nobody failed.
+const RankRecord* first_cause(const std::vector<RankRecord>& records);
+
+/// "exit code 65 (corrupt data)" where Tessera chose the code and "exit code 65" where the program did; "signal 9 (SIGKILL): killed from
+/// outside, perhaps by the out-of-memory killer ...".
+std::string explain(const RankExit& exit, std::optional<int> code_of_tessera);
+
+/// The block that is printed last: ranks in one line each (those that failed, where there are many), then the first
+/// cause with its last words. Where the cause is "a peer was lost" and a rank had ended with success before, it says so:
+/// nothing failed, that rank did less than the others.
+std::string failure_report(const std::vector<RankRecord>& records, const RankRecord& cause);
+
+/// Fills in message, message_time, told_by_peer and code_of_tessera from the file in torchrun's form,
+/// `{"message": {"message": "...", ...}}` or `{"message": "..."}`. A missing or broken file changes nothing.
+void read_error_file(const std::string& path, RankRecord& record);
+
+/// This process's cgroup's memory limit (version 2 or 1); nothing if there is none.
+std::optional<std::int64_t> memory_limit_bytes();
+
+}  // namespace tessera

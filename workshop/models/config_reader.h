@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/base/diagnostics.h"
+#include "runtime/config/json_document.h"
+#include "workshop/models/config_fields.h"
+
+namespace tessera::models {
+
+/// Reads the members of one flat JSON object into variables, one call a key, and collects what is wrong. After the last
+/// key, `finish` reports the keys that nobody asked for.
+///
+///     ConfigReader reader(root, diagnostics);
+///     reader.needed_word("model", {"gpt", "llama"});
+///     visit_fields(config, reader);
+///     reader.finish();
+class ConfigReader final : public ConfigVisitor {
+ public:
+  /// REQUIRES: `root` is an object; both outlive the reader.
+  /// `place`: the object's JSON pointer.
+  ConfigReader(const JsonNode& root, Diagnostics& diagnostics, std::string place = "")
+      : root_(root), diagnostics_(diagnostics), place_(std::move(place)) {}
+
+  void integer(const std::string& key, std::int64_t& value, const IntegerRule& rule, const char* doc) override;
+  void number(const std::string& key, double& value, const NumberRule& rule, const char* doc) override;
+  void boolean(const std::string& key, bool& value, const char* doc) override;
+  void word(const std::string& key, std::string& value, const std::vector<std::string>& allowed,
+            const char* doc) override;
+  /// A word that is needed; "" if the file gives none of `allowed`.
+  std::string needed_word(const std::string& key, const std::vector<std::string>& allowed);
+
+  /// A rule between keys: reported at `key` unless one of `keys` is wrong already.
+  void require(bool holds, const std::string& key, const std::vector<std::string>& keys, const std::string& message);
+  void finish();
+  /// Keys that nobody asked for.
+  std::vector<std::string> unknown() const;
+
+ private:
+  const JsonNode* find(const std::string& key, bool required);
+  void wrong(const std::string& key, const std::string& message);
+  void read_word(const JsonNode& node, const std::string& key, std::string& value,
+                 const std::vector<std::string>& allowed);
+
+  const JsonNode& root_;
+  Diagnostics& diagnostics_;
+  const std::string place_;
+  std::vector<std::string> known_;
+};
+
+}  // namespace tessera::models

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "workshop/models/model_config.h"
+
+namespace tessera::models {
+
+/// Models of Hugging Face: a folder with `config.json`, whose keys are those of `transformers`, and weights in
+/// safetensors.
+///
+/// | model_type | becomes                                                                          |
+/// |------------|----------------------------------------------------------------------------------|
+/// | gpt2       | GPTConfig                                                                        |
+/// | llama      | LlamaConfig                                                                      |
+/// | mistral    | LlamaConfig with sliding_window                                                  |
+/// | qwen2      | LlamaConfig with qkv_bias, and sliding_window where use_sliding_window says so   |
+/// | qwen3      | LlamaConfig with qk_norm, likewise                                               |
+///
+/// A key that changes what a model computes is understood or refused. Keys that are not known are left out, and
+/// `unknown` names them.
+struct HfConfig {
+  ModelConfig config;
+  std::vector<std::string> unknown;
+};
+
+/// Reads `folder`/config.json. On failure the status lists all errors, exit code 78. A file that cannot be read: 66,
+/// 77, 65.
+absl::StatusOr<ModelConfig> read_hf_config(const std::filesystem::path& folder);
+/// The same for text; `name` stands for the file in messages.
+absl::StatusOr<HfConfig> parse_hf_config(const std::string& text, const std::string& name = "config.json");
+
+/// The config.json that makes `transformers` compute what the model does; `torch_dtype`: of the weights beside it,
+/// "float32". 78 where none of the five model types can.
+absl::StatusOr<std::string> to_hf_config(const ModelConfig& config, const std::string& torch_dtype);
+
+}  // namespace tessera::models

@@ -1,0 +1,47 @@
+#include "workshop/tokenizer/added_tokens.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tessera {
+
+void AddedTokens::add(std::string content, std::uint32_t id) {
+  begins_[static_cast<unsigned char>(content[0])] = true;
+  const auto place = std::ranges::lower_bound(tokens_, content, {}, &Token::content);
+  tokens_.insert(place, Token{std::move(content), id});
+}
+
+/// Contents that begin as the text does are neighbours, and each byte more leaves fewer of them.
+const AddedTokens::Token* AddedTokens::longest_at(std::string_view text) const {
+  auto begin = tokens_.begin(), end = tokens_.end();
+  const Token* longest = nullptr;
+  for (std::size_t i = 0; i < text.size() && begin != end; ++i) {
+    const auto byte_of = [i](const Token& token) {
+      return i < token.content.size() ? static_cast<int>(static_cast<unsigned char>(token.content[i])) : -1;
+    };
+    const int byte = static_cast<unsigned char>(text[i]);
+    begin = std::ranges::lower_bound(begin, end, byte, {}, byte_of);
+    end = std::ranges::upper_bound(begin, end, byte, {}, byte_of);
+    if (begin != end && begin->content.size() == i + 1) longest = &*begin;
+  }
+  return longest;
+}
+
+void AddedTokens::split(std::string_view text,
+                        absl::FunctionRef<void(std::string_view, std::optional<std::uint32_t>)> piece) const {
+  std::size_t done = 0;
+  for (std::size_t i = 0; i < text.size() && !tokens_.empty();) {
+    const Token* const token = begins_[static_cast<unsigned char>(text[i])] ? longest_at(text.substr(i)) : nullptr;
+    if (token == nullptr) {
+      ++i;
+      continue;
+    }
+    if (i > done) piece(text.substr(done, i - done), std::nullopt);
+    piece(text.substr(i, token->content.size()), token->id);
+    i += token->content.size();
+    done = i;
+  }
+  if (done < text.size()) piece(text.substr(done), std::nullopt);
+}
+
+}  // namespace tessera

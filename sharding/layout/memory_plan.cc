@@ -46,18 +46,19 @@ MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
   plan_first_pass();
   plan_parameters();
   plan_gradients();
-  plan_parameter_records();
-  plan_optimizer();
+  const std::vector<StepProgram> steps = step_programs(step_input());
+  plan_parameter_records(steps);
+  plan_optimizer(steps);
   plan_weight_copy();
   matrices_ = MatrixDeal(input_.units, input_.placement.optimizer, input_.mesh, input_.matrix_work);
   use_[MemoryCategory::kStaging] += matrix_bytes();
-  plan_tensor_states();
+  plan_tensor_states(steps);
   if (input_.copies_checkpoints) plan_checkpoint();
   plan_feedback();
   plan_activations();
   plan_outer();
   plan_image();
-  if (gradients_below()) plan_gradient_records();  // which no commit needs
+  if (gradients_below()) plan_gradient_records(steps);  // which no commit needs
 }
 
 const StateFormats& MemoryPlan::states_of(const GroupShape& group) const {
@@ -236,41 +237,28 @@ StatePiece state_piece(StateDType dtype, std::int64_t numel) {
   return {data, whole_lines(bytes.scales)};
 }
 
-void MemoryPlan::plan_optimizer() {
-  std::vector<std::int64_t> record_bytes;  // in the order of units
-  std::vector<char> of_matrices;
+void MemoryPlan::plan_optimizer(Steps steps) {
+  RecordList records;
   for (const UnitShape& unit : input_.units) {
     for (const GroupShape& group : unit.groups) {
       if (!group.trainable) continue;
-      const RecordLayout records = records_of(group);
-      use_[MemoryCategory::kMasters] += master_bytes(input_.master, group.dtype, records.masters_in_memory());
+      const RecordLayout layout = records_of(group);
+      use_[MemoryCategory::kMasters] += master_bytes(input_.master, group.dtype, layout.masters_in_memory());
       for (const StateDType dtype : states_of(group)) {
-        use_[MemoryCategory::kOptimizer] += state_piece(dtype, records.states_in_memory()).bytes();
+        use_[MemoryCategory::kOptimizer] += state_piece(dtype, layout.states_in_memory()).bytes();
       }
-      for (std::int64_t chunk = records.first_record(); chunk < records.chunks(); ++chunk) {
-        record_bytes.push_back(records.record(chunk).bytes);
-        of_matrices.push_back(group.matrices.empty() ? 0 : 1);
-      }
+      for (std::int64_t chunk = layout.first_record(); chunk < layout.chunks(); ++chunk)
+        records.bytes.push_back(layout.record(chunk).bytes);
+      records.end_owner();
     }
   }
   // Parameters are read more often than states, so they have the cache first.
   const Cache cache{input_.offload.cache_bytes - parameter_records_.cached * parameter_records_.record_bytes};
   state_records_ =
-      input_.is_queued ? plan_streamed_pool(record_bytes, cache) : plan_pool(record_bytes, cache, slots_of_queue());
-  for (std::size_t i = 0; state_records_.device_slots > 0 && i < record_bytes.size(); ++i) {
-    const bool is_passed_twice = input_.updates_twice || (of_matrices[i] && first_pass_.states);
-    streamed_bytes_ += record_bytes[i] * (is_passed_twice ? 2 : 1);
-  }
-  if (state_records_.pinned_bytes > 0) return;  // nothing of it is read from a disk
-  UpdatedRecords updated;
-  const EvenSpread cached = state_records_.cache();
-  for (std::size_t i = 0; i < record_bytes.size(); ++i) {
-    if (cached.has(static_cast<std::int64_t>(i))) continue;
-    (of_matrices[i] ? updated.matrices : updated.elements).push_back(record_bytes[i]);
-  }
-  updated.matrices_twice = first_pass_.states;
-  const bool makes_directions = input_.matrix_work.is_muon && !updated.matrices.empty();
-  plan_updates(state_records_, updated, input_.first_pass_moves_states || makes_directions);
+      input_.is_queued ? plan_streamed_pool(records.bytes, cache) : plan_pool(records.bytes, cache, slots_of_queue());
+  if (state_records_.device_slots > 0)
+    streamed_bytes_ += moves_in_two_steps(steps, RecordKind::kStates, records, /*slots=*/0).read / 2;
+  count(steps, RecordKind::kStates, records, state_records_);
 }
 
 Extent MemoryPlan::tensor_state_part_of(const GroupShape& group) const {

@@ -15,7 +15,9 @@
 #include "sharding/layout/matrix_deal.h"
 #include "sharding/layout/placement.h"
 #include "sharding/layout/record_layout.h"
+#include "sharding/layout/record_traffic.h"
 #include "sharding/layout/shapes.h"
+#include "sharding/layout/step_program.h"
 #include "tessera/dtype.h"
 #include "tessera/memory.h"
 #include "tessera/strategy.h"
@@ -275,25 +277,29 @@ class MemoryPlan {
   /// Of all kinds; not those of tier "host".
   std::int64_t records_on_disk() const;
 
+  /// What decides the order of this plan's steps (step_programs), but for `publishes_behind`, which the transport decides.
+  StepInput step_input() const;
+
   /// Categories down, bytes and what they are; then the formula's total beside 16 bytes a parameter.
   std::string to_table() const;
 
  private:
+  using Steps = std::span<const StepProgram>;  ///< of step_programs
   std::vector<const RecordPool*> pools_in_files() const;
   void plan_parameters();
   void plan_gradients();
   void plan_sums();
-  void plan_gradient_records();
+  void plan_gradient_records(Steps steps);
   void plan_gradient_copies();
   bool updates_by_device(const UnitShape& unit) const;
   void plan_lag();
   std::int64_t most_ahead() const;
   std::int64_t bytes_ahead() const;
   void plan_first_pass();
-  void plan_tensor_states();
-  void plan_optimizer();
+  void plan_tensor_states(Steps steps);
+  void plan_optimizer(Steps steps);
   void plan_weight_copy();
-  void plan_parameter_records();
+  void plan_parameter_records(Steps steps);
   void plan_checkpoint();
   void plan_activations();
   void plan_feedback();
@@ -309,18 +315,15 @@ class MemoryPlan {
   RecordPool plan_files_of_gpu(const std::vector<std::int64_t>& bytes, Cache cache, std::int64_t held,
                                std::int64_t more);
   void plan_host_step();
+  /// A GPU's records of masters and states lie in its host's memory; and the host's CPU updates them there.
+  bool states_on_host() const;
+  bool states_stay_on_host() const;
+  VisitWork first_work() const;
   /// Slots for one record that is used, for those that are read ahead, and for those that are written behind.
   static std::int64_t slots_of(std::int64_t queue_depth) { return 2 * queue_depth + 1; }
   std::int64_t slots_of_queue() const { return slots_of(queue_depth_); }
   std::int64_t chosen_queue_depth() const;
-  /// Records that updates go through: those of what is updated element by element, and those of matrices.
-  struct UpdatedRecords {
-    std::vector<std::int64_t> elements, matrices;  ///< bytes of each that moves
-    /// Those of matrices are passed over forward and backward (FirstPass); else once a step, always backward.
-    /// Update::update_with_matrices says in which order.
-    bool matrices_twice = false;
-  };
-  void plan_updates(const RecordPool& pool, const UpdatedRecords& records, bool first_pass_writes);
+  void count(Steps steps, RecordKind kind, const RecordList& records, const RecordPool& pool);
 
   PlanInput input_;
   MemoryUse use_;

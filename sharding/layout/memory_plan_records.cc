@@ -86,8 +86,7 @@ RecordPool MemoryPlan::plan_files_of_gpu(const std::vector<std::int64_t>& bytes,
 /// on the host too: while they are on the GPU, read ahead, or written behind.
 RecordPool MemoryPlan::plan_streamed_pool(const std::vector<std::int64_t>& bytes, Cache cache) {
   if (bytes.empty()) return {};
-  const bool on_host = input_.offload.masters.tier == Tier::kHost || input_.offload.moments.tier == Tier::kHost;
-  const bool stays = on_host && input_.offload.step == OffloadedStep::kCpu;
+  const bool on_host = states_on_host(), stays = states_stay_on_host();
   const std::int64_t under_way = std::min(slots_of_queue(), std::ssize(bytes));
   RecordPool pool = on_host ? pinned_pool(bytes) : plan_files_of_gpu(bytes, cache, under_way, 2 * queue_depth_);
   pool.device_slots = stays ? 0 : under_way;
@@ -166,54 +165,73 @@ bool MemoryPlan::has_whole_records() const {
   return true;
 }
 
-/// A pass over records reads all but those still in the slots from the last pass, and writes all that it changes. Passes go forward and
-/// backward by turns, and with `updates_twice` all do in every step.
-void MemoryPlan::plan_updates(const RecordPool& pool, const UpdatedRecords& records, bool first_pass_writes) {
-  std::vector<std::int64_t> all = records.elements;
-  all.insert(all.end(), records.matrices.begin(), records.matrices.end());
-  const auto slots = static_cast<std::size_t>(pool.slots);
-  const auto there_and_back = [&](std::span<const std::int64_t> moving) {
-    const std::size_t held = std::min(slots, moving.size());
-    // Updates in backward, and those of gradients on disk, always go the same way, so they find in the slots all records or none.
-    const bool finds_none = (input_.updates_in_backward || gradients_below()) && held < moving.size();
-    return 2 * sum(moving) - (finds_none ? 0 : sum(moving.first(held)) + sum(moving.last(held)));
-  };
-  if (records.matrices.empty() || records.matrices_twice) {
-    const std::span<const std::int64_t> again = input_.updates_twice ? all : records.matrices;
-    disk_.read_in_two_steps += there_and_back(all) + there_and_back(again);
-    disk_.written_in_two_steps += 2 * (sum(all) + (first_pass_writes ? sum(again) : 0));
-    return;
-  }
-  // Two steps: elements forward, matrices backward, matrices backward, elements backward.
-  const std::span<const std::int64_t> elements = records.elements, matrices = records.matrices;
-  std::int64_t found = sum(elements.first(std::min(slots, elements.size())));
-  if (matrices.size() <= slots) {
-    found += sum(matrices) + sum(elements.last(std::min(slots - matrices.size(), elements.size())));
-  }
-  if (all.size() <= slots) found += sum(matrices);
-  disk_.read_in_two_steps += 2 * sum(all) - found;
-  disk_.written_in_two_steps += 2 * sum(all);
+bool MemoryPlan::states_on_host() const {
+  return input_.is_queued && (input_.offload.masters.tier == Tier::kHost || input_.offload.moments.tier == Tier::kHost);
 }
 
-void MemoryPlan::plan_parameter_records() {
-  std::vector<std::int64_t> bytes, gathers;
-  std::vector<char> of_matrices;  // of those that train
+bool MemoryPlan::states_stay_on_host() const { return states_on_host() && input_.offload.step == OffloadedStep::kCpu; }
+
+VisitWork MemoryPlan::first_work() const {
+  if (input_.updates_twice) return input_.first_pass_moves_states ? VisitWork::kLayerUpdates : VisitWork::kMeasure;
+  const auto is_dealt = [](const GroupShape& group) { return group.trainable && !group.matrices.empty(); };
+  const bool has_matrices = std::ranges::any_of(
+      input_.units, [&](const UnitShape& unit) { return std::ranges::any_of(unit.groups, is_dealt); });
+  if (!has_matrices) return VisitWork::kUpdate;
+  return input_.matrix_work.is_muon ? VisitWork::kDirections : VisitWork::kReadMasters;
+}
+
+StepInput MemoryPlan::step_input() const {
+  StepInput step;
+  for (std::size_t unit = 0; unit < input_.units.size(); ++unit) {
+    for (const GroupShape& group : input_.units[unit].groups) {
+      step.parameters.exist = step.parameters.exist || parameter_chunks_of(group).records() > 0;
+      if (!group.trainable) continue;
+      const RecordLayout records = records_of(group);
+      step.states.exist = step.states.exist || records.records() > 0;
+      const bool by_device = !states_stay_on_host() || records.before_records() > 0;
+      step.groups.push_back({static_cast<std::int32_t>(unit), !group.matrices.empty(), by_device});
+    }
+  }
+  step.rounds = input_.accumulation;
+  step.first_work = first_work();
+  step.first_reads_parameters = first_pass_.parameters;
+  step.first_reads_states = first_pass_.states;
+  step.parameters.in_files = !(input_.is_queued && input_.offload.parameters.tier == Tier::kHost);
+  step.states.in_files = !states_on_host();
+  step.gradients_below = gradients_below();
+  step.updates_in_backward = input_.updates_in_backward;
+  step.shares_parameters = input_.placement.shared;
+  step.executor = {input_.is_queued, step.states.exist && states_stay_on_host()};
+  return step;
+}
+
+/// What of `records` no cache of the pool has moves through its slots, or stays in pinned memory.
+void MemoryPlan::count(Steps steps, RecordKind kind, const RecordList& records, const RecordPool& pool) {
+  if (records.bytes.empty() || pool.pinned_bytes > 0) return;
+  const RecordMoves moves = moves_in_two_steps(steps, kind, records.without(pool.cache()), pool.slots);
+  disk_.read_in_two_steps += moves.read;
+  disk_.written_in_two_steps += moves.written;
+}
+
+void MemoryPlan::plan_parameter_records(Steps steps) {
+  RecordList records;
+  std::vector<std::int64_t> gathers;  // of each record
   for (const bool trains : {true, false}) {
     for (std::size_t i = 0; i < input_.units.size(); ++i) {
       for (const GroupShape& group : input_.units[i].groups) {
         if (group.trainable != trains) continue;
         const Chunks chunks = parameter_chunks_of(group);
-        for (std::int64_t chunk = chunks.first_record(); chunk < chunks.chunks(); ++chunk) {
-          bytes.push_back(chunks.chunk(chunk).numel * static_cast<std::int64_t>(size_of(group.dtype)));
-          gathers.push_back(gathers_in_step(i));
-          if (trains) of_matrices.push_back(group.matrices.empty() ? 0 : 1);
-        }
+        for (std::int64_t chunk = chunks.first_record(); chunk < chunks.chunks(); ++chunk)
+          records.bytes.push_back(chunks.chunk(chunk).numel * static_cast<std::int64_t>(size_of(group.dtype)));
+        gathers.resize(records.bytes.size(), gathers_in_step(i));
+        if (trains) records.end_owner();
       }
     }
   }
+  const std::vector<std::int64_t>& bytes = records.bytes;
   if (bytes.empty()) return;
   // Those that train are also read and written by the update.
-  const Cache cache{input_.offload.cache_bytes, std::ssize(of_matrices)};
+  const Cache cache{input_.offload.cache_bytes, static_cast<std::int64_t>(records.first.back())};
   if (input_.is_queued) {
     for (std::size_t i = 0; i < bytes.size(); ++i) uploaded_bytes_ += gathers[i] * bytes[i];
     parameter_records_ = plan_uploaded_pool(bytes, cache);
@@ -221,31 +239,28 @@ void MemoryPlan::plan_parameter_records() {
   } else {
     parameter_records_ = plan_pool(bytes, cache, slots_of_queue());
   }
-  UpdatedRecords updated;
   const EvenSpread cached = parameter_records_.cache();
   for (std::size_t i = 0; i < bytes.size(); ++i) {
-    if (cached.has(static_cast<std::int64_t>(i))) continue;
-    disk_.read_in_two_steps += 2 * gathers[i] * bytes[i];
-    if (i < of_matrices.size()) (of_matrices[i] ? updated.matrices : updated.elements).push_back(bytes[i]);
+    if (!cached.has(static_cast<std::int64_t>(i))) disk_.read_in_two_steps += 2 * gathers[i] * bytes[i];
   }
-  updated.matrices_twice = first_pass_.parameters;
-  plan_updates(parameter_records_, updated, /*first_pass_writes=*/false);
+  count(steps, RecordKind::kParameters, records, parameter_records_);
 }
 
 std::int64_t MemoryPlan::tensor_state_record_bytes_of(const GroupShape& group) const {
   return in_pages(4 * tensor_state_part_of(group).numel);
 }
 
-/// What moves does so batch by batch, always in one order, so the slots hold all that a step wants, or nothing.
-void MemoryPlan::plan_tensor_states() {
-  std::vector<std::int64_t> bytes, records;  // of all groups that have such states
-  std::vector<std::size_t> units;            // theirs
+/// What moves does so batch by batch.
+void MemoryPlan::plan_tensor_states(Steps steps) {
+  std::vector<std::int64_t> bytes;  // of all groups that have such states
+  RecordList records;
+  std::vector<std::size_t> units;  // theirs
   for (std::size_t unit = 0; unit < input_.units.size(); ++unit) {
     for (const GroupShape& group : input_.units[unit].groups) {
       const std::int64_t numel = group.trainable ? tensor_state_part_of(group).numel : 0;
       if (numel == 0) continue;
       bytes.push_back(4 * numel);
-      records.push_back(tensor_state_record_bytes_of(group));
+      records.bytes.push_back(tensor_state_record_bytes_of(group));
       units.push_back(unit);
     }
   }
@@ -254,7 +269,7 @@ void MemoryPlan::plan_tensor_states() {
   tensor_states_in_memory_ = std::ssize(bytes) - below;
   use_[MemoryCategory::kOptimizer] += sum(std::span(bytes).first(static_cast<std::size_t>(tensor_states_in_memory_)));
   if (below == 0) return;
-  records.erase(records.begin(), records.begin() + tensor_states_in_memory_);
+  records.bytes.erase(records.bytes.begin(), records.bytes.begin() + tensor_states_in_memory_);
   units.erase(units.begin(), units.begin() + tensor_states_in_memory_);
   for (const MatrixBatch& batch : matrices_.batches()) {
     const auto of_batch = std::ranges::count_if(
@@ -266,18 +281,17 @@ void MemoryPlan::plan_tensor_states() {
   if (input_.is_queued) {
     const std::int64_t device_slots = std::min(2 * most, below);
     const bool on_host = input_.offload.moments.tier == Tier::kHost;
-    pool = on_host ? pinned_pool(records) : plan_files_of_gpu(records, /*cache=*/{}, device_slots, more);
+    pool = on_host ? pinned_pool(records.bytes) : plan_files_of_gpu(records.bytes, /*cache=*/{}, device_slots, more);
     pool.device_slots = device_slots;
     use_[MemoryCategory::kRecords] += pool.device_bytes();
     use_[MemoryCategory::kHostRecords] += pool.memory_bytes();
-    streamed_bytes_ += sum(records);
-    if (on_host) return;
+    streamed_bytes_ += sum(records.bytes);
   } else {
-    pool = plan_pool(records, /*cache=*/{}, most + more);
+    pool = plan_pool(records.bytes, /*cache=*/{}, most + more);
     pool.held = most;
   }
-  disk_.read_in_two_steps += pool.slots < below ? 2 * sum(records) : 0;
-  disk_.written_in_two_steps += 2 * sum(records);
+  records.end_owner();
+  count(steps, RecordKind::kTensorStates, records, pool);
 }
 
 /// Records that gathers copy to a GPU. Its updates change them where they lie on the host.
@@ -318,15 +332,14 @@ HostStepBytes MemoryPlan::updated_over_bus() const {
 
 std::int64_t MemoryPlan::gradient_record_bytes_of(const UnitShape& unit) const { return in_pages(sum_bytes_of(unit)); }
 
-/// Each microbatch writes all units' sums, the last unit's first, and reads them before, but for the first one. The update goes through
-/// them from the first unit on, which finds in the slots what backward left there.
-void MemoryPlan::plan_gradient_records() {
-  std::vector<std::int64_t> bytes, updated;  // in the order of units; of those, what an update reads
-  for (const UnitShape& unit : std::span(input_.units).subspan(1)) {
-    if (unit.trainable_numel() == 0) continue;
-    bytes.push_back(gradient_record_bytes_of(unit));
-    updated.push_back(updates_by_device(unit) ? bytes.back() : 0);
+void MemoryPlan::plan_gradient_records(Steps steps) {
+  RecordList records;
+  for (const UnitShape& unit : input_.units) {
+    if (&unit != &input_.units[0] && unit.trainable_numel() > 0)
+      records.bytes.push_back(gradient_record_bytes_of(unit));
+    records.end_owner();
   }
+  const std::vector<std::int64_t>& bytes = records.bytes;
   if (input_.is_queued) {
     const std::int64_t device_slots = std::min(units_under_way() + 1, std::ssize(bytes));
     const std::int64_t held = std::min(device_slots + 1, std::ssize(bytes));
@@ -337,15 +350,10 @@ void MemoryPlan::plan_gradient_records() {
     use_[MemoryCategory::kRecords] += gradient_records_.device_bytes();
     use_[MemoryCategory::kHostRecords] += gradient_records_.memory_bytes();
     plan_gradient_copies();
-    if (gradient_records_.pinned_bytes > 0) return;
   } else {
     gradient_records_ = plan_pool(bytes, /*cache=*/{}, units_under_way() + 2 * kGradientsAhead);
   }
-  const std::int64_t all = sum(bytes), rounds = input_.accumulation;
-  const auto slots = static_cast<std::size_t>(gradient_records_.slots);
-  const std::int64_t again = slots < bytes.size() ? (rounds - 1) * all : 0;
-  disk_.read_in_two_steps += 2 * (again + sum(std::span(updated).subspan(slots)));
-  disk_.written_in_two_steps += 2 * rounds * all;
+  count(steps, RecordKind::kGradients, records, gradient_records_);
 }
 
 /// Whether the device that trains updates something of it, and not its host's CPU all.

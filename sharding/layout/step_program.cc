@@ -1,0 +1,171 @@
+#include "sharding/layout/step_program.h"
+
+#include <utility>
+
+namespace tessera {
+namespace {
+
+/// Whether a pass goes the other way than the one before, whose last records are in memory still. On a CPU values that are
+/// waited for in the step go there and back too; others go in the order in which the next forward wants them.
+bool alternates(const StepInput& input) {
+  if (!input.executor.queued) return input.parameters.exist || input.states.exist || !input.publishes_behind;
+  return !input.executor.host_updates && !input.gradients_below &&
+         ((input.parameters.exist && input.parameters.in_files) || (input.states.exist && input.states.in_files));
+}
+
+bool has_matrices(const StepInput& input) {
+  return input.first_work == VisitWork::kDirections || input.first_work == VisitWork::kReadMasters;
+}
+
+/// Writes the programs of one input.
+class ProgramWriter {
+ public:
+  /// `turned`: of the two programs the second one.
+  ProgramWriter(const StepInput& input, bool turned) : input_(input), turned_(turned) {
+    program_.ends_when_skipped = !input.executor.queued || input.first_work == VisitWork::kReadMasters;
+  }
+
+  StepProgram write() {
+    if (input_.rounds > 1) add(StepOpKind::kRounds, input_.rounds - 1);
+    add(StepOpKind::kForward);
+    if (input_.updates_in_backward) {
+      update_in_backward();
+    } else if (has_matrices(input_)) {
+      update_with_matrices();
+    } else if (input_.first_work != VisitWork::kUpdate) {
+      update_layers();
+    } else {
+      update_once();
+    }
+    return std::move(program_);
+  }
+
+ private:
+  enum class Which : std::uint8_t { kAll, kElements, kMatrices };
+
+  std::int64_t next() const { return static_cast<std::int64_t>(program_.visits.size()); }
+  void add(StepOpKind kind, std::int64_t begin = 0, std::int64_t end = 0) {
+    program_.ops.push_back({kind, begin, end});
+  }
+
+  Access first_access(bool reads, bool moves) const {
+    if (has_matrices(input_) && !reads) return Access::kNone;
+    return moves ? Access::kWrite : Access::kRead;
+  }
+
+  Visit visit_of(std::size_t group, VisitWork work, bool backward) const {
+    const StepInput::Group& of = input_.groups[group];
+    Visit visit{of.unit, static_cast<std::int32_t>(group), work, backward, input_.gradients_below && of.by_device};
+    const bool is_update = work == VisitWork::kUpdate;
+    const bool moves_states = work == VisitWork::kLayerUpdates || work == VisitWork::kDirections;
+    visit.parameters = is_update ? Access::kWrite : first_access(input_.first_reads_parameters, /*moves=*/false);
+    visit.states = is_update ? Access::kWrite : first_access(input_.first_reads_states, moves_states);
+    return visit;
+  }
+
+  void append(Which which, VisitWork work, bool backward) {
+    const std::size_t groups = input_.groups.size();
+    for (std::size_t i = 0; i < groups; ++i) {
+      const std::size_t group = backward ? groups - 1 - i : i;
+      const bool is_wanted = which == Which::kAll || input_.groups[group].of_matrices == (which == Which::kMatrices);
+      if (is_wanted) program_.visits.push_back(visit_of(group, work, backward));
+    }
+  }
+
+  /// To the decision. [0, end) is the first pass, which is read ahead meanwhile.
+  void train(std::int64_t end) {
+    add(StepOpKind::kAnnounce, 0, end);
+    add(StepOpKind::kBackward);
+    decide();
+  }
+  void decide() {
+    add(StepOpKind::kAgree);
+    add(StepOpKind::kDecide);
+  }
+
+  void finish() {
+    if (!input_.publishes_behind) add(StepOpKind::kPublished);
+    if (input_.shares_parameters) add(StepOpKind::kBarrier);
+    add(StepOpKind::kEndPass);
+  }
+
+  void update_once() {
+    append(Which::kAll, VisitWork::kUpdate, turned_);
+    train(next());
+    add(StepOpKind::kVisit, 0, next());
+    finish();
+  }
+
+  /// Units come as their gradients do. All ranks agree on that order as they train; it is mostly this one.
+  void update_in_backward() {
+    for (std::size_t end = input_.groups.size(), begin = end; end > 0; end = begin) {
+      while (begin > 0 && input_.groups[begin - 1].unit == input_.groups[end - 1].unit) --begin;
+      for (std::size_t group = begin; group < end; ++group)
+        program_.visits.push_back(visit_of(group, VisitWork::kUpdate, /*backward=*/false));
+    }
+    add(StepOpKind::kAnnounce, 0, next());
+    add(StepOpKind::kUpdateInBackward, 0, next());
+    decide();
+    finish();
+  }
+
+  /// Forward to measure, in which norms are added up.
+  void update_layers() {
+    append(Which::kAll, input_.first_work, /*backward=*/false);
+    const std::int64_t first = next();
+    append(Which::kAll, VisitWork::kUpdate, alternates(input_));
+    train(first);
+    add(StepOpKind::kVisit, 0, first);
+    add(StepOpKind::kAgreeOnNorms);
+    add(StepOpKind::kEndPass);
+    add(StepOpKind::kAnnounce, first, next());
+    add(StepOpKind::kVisit, first, next());
+    finish();
+  }
+
+  /// Elements, and of matrices directions or masters, forward; then matrices. Or, by turns, elements come last, and backward.
+  void update_with_matrices() {
+    const bool queued = input_.executor.queued, is_muon = input_.first_work == VisitWork::kDirections;
+    const bool back = !queued || alternates(input_);
+    if (!turned_) append(Which::kElements, VisitWork::kUpdate, /*backward=*/false);
+    const std::int64_t elements = next();
+    append(Which::kMatrices, input_.first_work, /*backward=*/false);
+    const std::int64_t first = next();
+    append(Which::kMatrices, VisitWork::kUpdate, back);
+    if (turned_) append(Which::kElements, VisitWork::kUpdate, back);
+    train(first);
+    if (elements > 0) add(StepOpKind::kVisit, 0, elements);
+    add(is_muon ? StepOpKind::kVisit : StepOpKind::kExchange, elements, first);
+    add(StepOpKind::kEndPass);
+    // A GPU's host may have to wait for records, and others for the exchange, so there it is queued first.
+    if (is_muon && queued) add(StepOpKind::kExchange);
+    add(StepOpKind::kAnnounce, first, next());
+    if (is_muon && !queued) add(StepOpKind::kExchange);
+    add(StepOpKind::kVisit, first, next());
+    finish();
+  }
+
+  const StepInput& input_;
+  const bool turned_;
+  StepProgram program_;
+};
+
+/// Those that measure begin forward in each step, and what backward left of gradients below memory is of the first units. On a CPU elements
+/// and matrices change places in each step, wherever they lie.
+bool takes_turns(const StepInput& input) {
+  if (input.updates_in_backward) return false;
+  if (has_matrices(input)) return !input.executor.queued || alternates(input);
+  return input.first_work == VisitWork::kUpdate && !input.gradients_below && alternates(input);
+}
+
+}  // namespace
+
+std::vector<StepProgram> step_programs(const StepInput& input) {
+  // The CPU of a GPU's host takes groups as their gradients come.
+  const bool is_backward = input.executor.host_updates && !input.gradients_below;
+  std::vector<StepProgram> programs = {ProgramWriter(input, is_backward).write()};
+  if (takes_turns(input)) programs.push_back(ProgramWriter(input, /*turned=*/true).write());
+  return programs;
+}
+
+}  // namespace tessera

@@ -1,0 +1,108 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace tessera {
+
+/// The order of a training step, said once and in integers: which groups its passes visit and in which direction, which records they read
+/// and write, and when ranks agree, exchange matrices and make values known.
+///
+/// MemoryPlan counts with it what a step reads and writes (record_traffic.h). Update and DeviceUpdate make steps in this order. A program
+/// says what a step *may* visit: parameters that got no gradient are left out by who makes the step.
+
+/// What a visit does with a group.
+enum class VisitWork : std::uint8_t {
+  kMeasure,       ///< lars: it adds up norms of weights
+  kLayerUpdates,  ///< lamb: the same, while moments move and each element's update takes the gradient's place
+  kDirections,    ///< muon: momenta move, and directions take the gradients' place
+  kReadMasters,   ///< rules of whole tensors: the exchange takes masters to their owners
+  kUpdate,        ///< elements by their rule, and of matrices what came back is taken in; then the group is published
+};
+
+/// What a visit does with records of one kind.
+enum class Access : std::uint8_t { kNone, kRead, kWrite };
+
+/// One group's turn in a pass.
+struct Visit {
+  std::int32_t unit = 0;   ///< MemoryPlan::input().units
+  std::int32_t group = 0;  ///< among the groups that train, in the order of units
+  VisitWork work = VisitWork::kUpdate;
+  bool backward = false;         ///< from the last record to the first
+  bool needs_gradients = false;  ///< sums of gradients that lie below memory are open meanwhile, a unit's at a time
+  Access parameters = Access::kNone, states = Access::kNone;
+  friend bool operator==(const Visit&, const Visit&) = default;
+};
+
+enum class StepOpKind : std::uint8_t {
+  kRounds,            ///< `begin` microbatches before the last one: in each all units forward, and then all backward
+  kForward,           ///< all units in the last microbatch
+  kAnnounce,          ///< records of the visits [begin, end), which are one pass, are read ahead from here on
+  kBackward,          ///< all units in the last microbatch, the last one first
+  kUpdateInBackward,  ///< the same; a unit's visits among [begin, end) follow its reduction and its own agreement and decision
+  kAgree,             ///< ranks tell each other loss, norm and what was used
+  kDecide,            ///< whether the step is taken, at which rate, and how far gradients are clipped
+  kVisit,             ///< the visits [begin, end), in this order
+  kAgreeOnNorms,  ///< of each layer
+  kExchange,  ///< matrices, or directions, go to their owners and results come back; it makes the visits [begin, end) itself
+  kEndPass,    ///< no record is in use; what was changed is written in the background
+  kPublished,  ///< what was published is waited for
+  kBarrier,    ///< ranks that share one copy of the parameters wait for each other
+};
+
+/// `begin`, `end`: of visits, where the kind says so.
+struct StepOp {
+  StepOpKind kind = StepOpKind::kForward;
+  std::int64_t begin = 0, end = 0;
+  friend bool operator==(const StepOp&, const StepOp&) = default;
+};
+
+/// One step.
+struct StepProgram {
+  std::vector<Visit> visits;
+  std::vector<StepOp> ops;
+  /// A skipped step ends with kDecide, and the next step has this program again. Else, on a GPU whose host does not wait for the decision,
+  /// all that follows takes place and leaves values as they are.
+  bool ends_when_skipped = true;
+  std::span<const Visit> visits_of(const StepOp& op) const {
+    return std::span(visits).subspan(static_cast<std::size_t>(op.begin), static_cast<std::size_t>(op.end - op.begin));
+  }
+};
+
+/// All that decides the order of a step (MemoryPlan::step_input).
+struct StepInput {
+  struct Group {
+    std::int32_t unit = 0;
+    bool of_matrices = false;
+    bool by_device = true;  ///< what trains updates something of it, and not the CPU of a GPU's host all
+  };
+  /// What makes the step. This alone knows of a GPU.
+  struct Executor {
+    bool queued = false;        ///< a GPU: its host runs ahead of it
+    bool host_updates = false;  ///< the CPU of its host updates what lies in the host's memory
+  };
+  /// Of a kind of records: there are some, and they lie in files.
+  struct Records {
+    bool exist = false, in_files = false;
+  };
+  std::vector<Group> groups;  ///< those that train, in the order of units
+  std::int64_t rounds = 1;    ///< microbatches
+  /// What the first of two passes does, over groups of matrices where it is kDirections or kReadMasters, else over all. kUpdate: a step has
+  /// one pass.
+  VisitWork first_work = VisitWork::kUpdate;
+  bool first_reads_parameters = false, first_reads_states = false;  ///< MemoryPlan::first_pass_of_matrices
+  Records parameters, states;
+  bool gradients_below = false;
+  bool updates_in_backward = false;
+  bool publishes_behind = false;  ///< the next forward waits for values of the units that it reads
+  bool shares_parameters = false;
+  Executor executor;
+};
+
+/// The programs of steps that follow each other: one, or two that take turns. A pass goes on where the one before it ended, at the records
+/// that are in memory still, so a step whose passes go in another direction than those of the step before has a program of its own.
+std::vector<StepProgram> step_programs(const StepInput& input);
+
+}  // namespace tessera

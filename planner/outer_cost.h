@@ -1,7 +1,7 @@
 #pragma once
 
 #include "planner/predicted_step.h"
-#include "sharding/layout/memory_plan.h"
+#include "sharding/layout/plan/memory_plan.h"
 
 namespace tessera {
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "planner/measured/links.h"
-#include "sharding/layout/memory_plan.h"
+#include "sharding/layout/plan/memory_plan.h"
 
 namespace tessera {
 

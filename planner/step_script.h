@@ -9,7 +9,7 @@
 
 #include "planner/measured/links.h"
 #include "planner/measured/step_profile.h"
-#include "sharding/layout/memory_plan.h"
+#include "sharding/layout/plan/memory_plan.h"
 
 namespace tessera {
 

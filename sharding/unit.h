@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "sharding/layout/memory_plan.h"
-#include "sharding/layout/record_layout.h"
+#include "sharding/layout/plan/memory_plan.h"
+#include "sharding/layout/plan/record_layout.h"
 
 namespace tessera {
 

@@ -14,7 +14,7 @@
 #include "checkpoint/shard_header.h"
 #include "checkpoint/shard_writer.h"
 #include "engine/checkpoint/stored_states.h"
-#include "sharding/layout/memory_plan.h"
+#include "sharding/layout/plan/memory_plan.h"
 #include "sharding/unit.h"
 
 namespace tessera {

@@ -5,7 +5,7 @@
 
 #include "engine/memory/make_plan.h"
 #include "runtime/border/throw.h"
-#include "sharding/layout/tier_choice.h"
+#include "sharding/layout/plan/tier_choice.h"
 
 namespace tessera {
 namespace {

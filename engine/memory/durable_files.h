@@ -19,7 +19,7 @@
 #include "engine/memory/host_view.h"
 #include "engine/memory/records/state_records.h"
 #include "offload/file_tier.h"
-#include "sharding/layout/memory_plan.h"
+#include "sharding/layout/plan/memory_plan.h"
 #include "sharding/unit.h"
 #include "tessera/strategy.h"
 

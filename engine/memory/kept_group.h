@@ -10,7 +10,7 @@
 
 #include "engine/memory/training_memory.h"
 #include "runtime/comm/collectives.h"
-#include "sharding/layout/memory_plan.h"
+#include "sharding/layout/plan/memory_plan.h"
 #include "sharding/unit.h"
 
 namespace tessera {

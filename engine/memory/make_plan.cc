@@ -13,7 +13,7 @@
 #include "runtime/config/compression_methods.h"
 #include "runtime/config/strategy_names.h"
 #include "sharding/layout/method_layout.h"
-#include "sharding/layout/tier_choice.h"
+#include "sharding/layout/plan/tier_choice.h"
 
 namespace tessera {
 namespace {

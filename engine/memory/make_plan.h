@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "optim/optimizer.h"
-#include "sharding/layout/memory_plan.h"
+#include "sharding/layout/plan/memory_plan.h"
 #include "sharding/unit.h"
 #include "tessera/strategy.h"
 

@@ -6,7 +6,7 @@
 
 #include "engine/memory/training_memory.h"
 #include "runtime/comm/mesh_groups.h"
-#include "sharding/layout/memory_plan.h"
+#include "sharding/layout/plan/memory_plan.h"
 #include "sharding/unit.h"
 
 namespace tessera {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "runtime/comm/collectives.h"
-#include "sharding/layout/memory_plan.h"
+#include "sharding/layout/plan/memory_plan.h"
 #include "sharding/unit.h"
 
 namespace tessera {

@@ -14,7 +14,7 @@
 #include "engine/step/step.h"
 #include "runtime/comm/mesh_groups.h"
 #include "sharding/arena.h"
-#include "sharding/layout/memory_plan.h"
+#include "sharding/layout/plan/memory_plan.h"
 #include "sharding/unit.h"
 
 namespace tessera {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "sharding/layout/memory_plan.h"
+#include "sharding/layout/plan/memory_plan.h"
 
 namespace tessera::unit_notes {
 

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "planner/predicted_step.h"
-#include "sharding/layout/memory_plan.h"
+#include "sharding/layout/plan/memory_plan.h"
 #include "tests/golden_steps/golden_file.h"
 
 namespace tessera::testing {

@@ -34,7 +34,7 @@ PLANNER = ["planner", "planner/measured"]
 OFFLOAD = ["offload", "offload/files", "offload/io"]
 CHECKPOINT = ["checkpoint", "checkpoint/files"]
 OPTIM = ["optim", "optim/arithmetic", "optim/cuda"]
-SHARDING = ["sharding", "sharding/layout", *PUBLIC_LAYOUT]
+SHARDING = ["sharding", "sharding/layout", "sharding/layout/plan", *PUBLIC_LAYOUT]
 REDUCE = [*SHARDING, "sharding/compress", "sharding/gather", "sharding/reduce"]
 ENGINE_GROUND = [*GROUND, "runtime/base/metrics", "runtime/border", "runtime/torch", "runtime/data", *COMM, *REDUCE, *PLANNER, *OPTIM, *OFFLOAD, *CHECKPOINT,
                  "include/tessera"]
@@ -43,7 +43,7 @@ STEP = [*MEMORY, "engine/step/agree", "engine/step/rules", "engine/step"]
 ENGINE = ["engine/autograd", "engine/activations", "engine/checkpoint", "engine/weights", "engine/init", "engine/device", "engine/memory", "engine/memory/records",
           "engine/step", "engine/step/agree", "engine/step/rules", "engine/step/queued", "engine/loop", "engine/job", "engine/parameters"]
 COMMAND = [*GROUND, "runtime/base/metrics", "runtime/border", *COMM, "workshop/launch", "workshop/tokenizer", "runtime/data", "engine", "engine/device", "engine/job",
-           "engine/memory", "sharding/layout", *PLANNER, *OPTIM, *OFFLOAD, *CHECKPOINT, "workshop/models", "workshop/bench", "workshop/bench/studies",
+           "engine/memory", "sharding/layout", "sharding/layout/plan", *PLANNER, *OPTIM, *OFFLOAD, *CHECKPOINT, "workshop/models", "workshop/bench", "workshop/bench/studies",
            "include/tessera", "workshop/app"]
 ALLOWED = {
     "runtime/base": PUBLIC_BASE,
@@ -67,9 +67,10 @@ ALLOWED = {
     "workshop/tokenizer": ["runtime/base", "runtime/config", *PUBLIC_BASE],
     "runtime/data": ["runtime/base", *PUBLIC_BASE, *PUBLIC_DATA],
     "sharding/layout": [*GROUND, *PUBLIC_LAYOUT],
-    "planner/measured": [*INTERFACE, "runtime/comm", "runtime/comm/rounds", "sharding/layout", *PUBLIC_LAYOUT],
-    "planner": [*INTERFACE, "runtime/comm", "runtime/comm/rounds", "sharding/layout", *PUBLIC_LAYOUT, "planner/measured"],
-    "sharding": [*GROUND, *SHARED, "runtime/border", "runtime/torch", "sharding/layout", *PUBLIC_LAYOUT, *PUBLIC_SHARDING, "include/tessera/error.h"],
+    "sharding/layout/plan": [*GROUND, *PUBLIC_LAYOUT, "sharding/layout"],
+    "planner/measured": [*INTERFACE, "runtime/comm", "runtime/comm/rounds", "sharding/layout", "sharding/layout/plan", *PUBLIC_LAYOUT],
+    "planner": [*INTERFACE, "runtime/comm", "runtime/comm/rounds", "sharding/layout", "sharding/layout/plan", *PUBLIC_LAYOUT, "planner/measured"],
+    "sharding": [*GROUND, *SHARED, "runtime/border", "runtime/torch", "sharding/layout", "sharding/layout/plan", *PUBLIC_LAYOUT, *PUBLIC_SHARDING, "include/tessera/error.h"],
     "sharding/gather": [*GROUND, *SHARED, "runtime/border", *SHARDING, *PUBLIC_SHARDING, "include/tessera/error.h"],
     "sharding/compress": [*GROUND, *SHARED, "runtime/border", *SHARDING, *PUBLIC_SHARDING, "include/tessera/error.h"],
     "sharding/reduce": [*GROUND, *SHARED, "runtime/border", *REDUCE, *PUBLIC_SHARDING, "include/tessera/error.h"],
@@ -102,8 +103,8 @@ ALLOWED = {
     "engine": [*ENGINE_GROUND, *ENGINE],
     "engine/saving": [*ENGINE_GROUND, *ENGINE, "engine"],
     "workshop/models": [*GROUND, *PUBLIC_MODELS],
-    "workshop/bench": [*GROUND, "runtime/data", *SHARED, *OPTIM, *OFFLOAD, "sharding/layout", *PLANNER, *PUBLIC_LAYOUT],
-    "workshop/bench/studies": [*GROUND, "runtime/border", "runtime/comm", "runtime/comm/local", "runtime/data", "sharding/layout", "workshop/models",
+    "workshop/bench": [*GROUND, "runtime/data", *SHARED, *OPTIM, *OFFLOAD, "sharding/layout", "sharding/layout/plan", *PLANNER, *PUBLIC_LAYOUT],
+    "workshop/bench/studies": [*GROUND, "runtime/border", "runtime/comm", "runtime/comm/local", "runtime/data", "sharding/layout", "sharding/layout/plan", "workshop/models",
                                   "workshop/bench", "include/tessera"],
     "workshop/app": [*GROUND, "runtime/border", "runtime/base/metrics", "workshop/launch", "runtime/data", *OFFLOAD, *CHECKPOINT, "workshop/models", "include/tessera"],
     "workshop/app/text": COMMAND,
@@ -115,7 +116,7 @@ ALLOWED = {
     "examples": ["include/tessera", "workshop/models"],
 }
 FREE_OF_TORCH = ["runtime/base", "runtime/base/metrics", "runtime/config", "runtime/config/keys", "workshop/launch", "workshop/tokenizer", "runtime/data",
-                 "sharding/layout", *PLANNER, *OPTIM, "optim/rules", "optim/loops", *OFFLOAD, *CHECKPOINT,
+                 "sharding/layout", "sharding/layout/plan", *PLANNER, *OPTIM, "optim/rules", "optim/loops", *OFFLOAD, *CHECKPOINT,
                  "runtime/comm/sum", "runtime/comm/local", "runtime/comm/compose", "runtime/comm/rounds", "runtime/comm/shared"]
 PUBLIC = "include/tessera"
 PUBLIC_FREE_OF_TORCH = ["include/tessera/metrics_file.h", *PUBLIC_CONFIG, *PUBLIC_COMM, *PUBLIC_DATA, *PUBLIC_LAYOUT, *PUBLIC_OFFLOAD, *PUBLIC_MODELS]

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "sharding/layout/memory_plan.h"
+#include "sharding/layout/plan/memory_plan.h"
 #include "tessera/strategy.h"
 
 namespace tessera {

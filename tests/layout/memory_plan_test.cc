@@ -1,8 +1,8 @@
-#include "sharding/layout/memory_plan.h"
+#include "sharding/layout/plan/memory_plan.h"
 
 #include <gtest/gtest.h>
 
-#include "sharding/layout/tier_choice.h"
+#include "sharding/layout/plan/tier_choice.h"
 
 namespace tessera {
 namespace {

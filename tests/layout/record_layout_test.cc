@@ -1,4 +1,4 @@
-#include "sharding/layout/record_layout.h"
+#include "sharding/layout/plan/record_layout.h"
 
 #include <gtest/gtest.h>
 

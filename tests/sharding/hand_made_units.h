@@ -10,7 +10,7 @@
 
 #include "runtime/comm/mesh_groups.h"
 #include "sharding/arena.h"
-#include "sharding/layout/memory_plan.h"
+#include "sharding/layout/plan/memory_plan.h"
 #include "sharding/unit.h"
 
 namespace tessera::testing {

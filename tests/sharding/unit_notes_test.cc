@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "sharding/layout/memory_plan.h"
+#include "sharding/layout/plan/memory_plan.h"
 #include "sharding/memory_view.h"
 
 namespace tessera::testing {

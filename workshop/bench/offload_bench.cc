@@ -8,7 +8,7 @@
 #include "offload/files/aligned_memory.h"
 #include "optim/optimizer.h"
 #include "runtime/base/status.h"
-#include "sharding/layout/record_layout.h"
+#include "sharding/layout/plan/record_layout.h"
 
 namespace tessera {
 namespace {

@@ -8,7 +8,7 @@
 #include "engine/memory/records/state_records.h"
 #include "offload/files/aligned_memory.h"
 #include "optim/device_kernels.h"
-#include "sharding/layout/memory_plan.h"
+#include "sharding/layout/plan/memory_plan.h"
 #include "sharding/shard_source.h"
 #include "sharding/unit.h"
 

@@ -11,7 +11,7 @@
 
 #include "engine/memory/records/state_records.h"
 #include "optim/device_kernels.h"
-#include "sharding/layout/memory_plan.h"
+#include "sharding/layout/plan/memory_plan.h"
 
 namespace tessera {
 

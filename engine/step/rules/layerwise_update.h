@@ -8,7 +8,7 @@
 #include "engine/step/agree/update_options.h"
 #include "engine/step/rules/layer_norms.h"
 #include "optim/layerwise_optimizer.h"
-#include "sharding/layout/memory_plan.h"
+#include "sharding/layout/plan/memory_plan.h"
 
 namespace tessera {
 

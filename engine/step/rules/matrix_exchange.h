@@ -12,7 +12,7 @@
 #include "runtime/comm/collectives.h"
 #include "sharding/arena.h"
 #include "sharding/compute_device.h"
-#include "sharding/layout/memory_plan.h"
+#include "sharding/layout/plan/memory_plan.h"
 #include "sharding/unit.h"
 
 namespace tessera {

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "sharding/layout/memory_plan.h"
+#include "sharding/layout/plan/memory_plan.h"
 #include "tessera/strategy.h"
 #include "tessera/topology.h"
 #include "workshop/app/commands.h"

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "planner/predicted_step.h"
-#include "sharding/layout/memory_plan.h"
+#include "sharding/layout/plan/memory_plan.h"
 #include "workshop/app/commands.h"
 
 namespace tessera::app {

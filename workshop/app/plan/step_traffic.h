@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "sharding/layout/memory_plan.h"
+#include "sharding/layout/plan/memory_plan.h"
 
 namespace tessera::app {
 

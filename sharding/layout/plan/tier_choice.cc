@@ -1,4 +1,4 @@
-#include "sharding/layout/tier_choice.h"
+#include "sharding/layout/plan/tier_choice.h"
 
 #include <initializer_list>
 #include <utility>

@@ -4,7 +4,7 @@
 
 #include "runtime/base/bytes.h"
 #include "runtime/base/text_table.h"
-#include "sharding/layout/memory_plan.h"
+#include "sharding/layout/plan/memory_plan.h"
 
 namespace tessera {
 

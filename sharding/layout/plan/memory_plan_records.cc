@@ -6,7 +6,7 @@
 #include <numeric>
 #include <span>
 
-#include "sharding/layout/memory_plan.h"
+#include "sharding/layout/plan/memory_plan.h"
 
 namespace tessera {
 namespace {

@@ -1,4 +1,4 @@
-#include "sharding/layout/record_traffic.h"
+#include "sharding/layout/plan/record_traffic.h"
 
 #include <algorithm>
 #include <utility>

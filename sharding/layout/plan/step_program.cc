@@ -1,4 +1,4 @@
-#include "sharding/layout/step_program.h"
+#include "sharding/layout/plan/step_program.h"
 
 #include <utility>
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "runtime/base/even_spread.h"
-#include "sharding/layout/step_program.h"
+#include "sharding/layout/plan/step_program.h"
 
 namespace tessera {
 

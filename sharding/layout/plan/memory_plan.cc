@@ -1,4 +1,4 @@
-#include "sharding/layout/memory_plan.h"
+#include "sharding/layout/plan/memory_plan.h"
 
 #include <algorithm>
 #include <numeric>

@@ -36,6 +36,11 @@ option(TESSERA_WERROR "Treat warnings as errors (what scripts/test does)" OFF)
 if(TESSERA_WERROR)
   target_compile_options(tessera_options INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-Werror>")
 endif()
+# Clang sees which members want a mutex held (runtime/base/mutex.h). The preset fuzz is the one build that it makes here.
+target_compile_options(tessera_options INTERFACE "$<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wthread-safety>")
+if(TESSERA_WERROR OR TESSERA_FUZZ)
+  target_compile_options(tessera_options INTERFACE "$<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Werror=thread-safety>")
+endif()
 if(TESSERA_SANITIZE)
   target_compile_options(tessera_options INTERFACE
     "$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${TESSERA_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=all>")

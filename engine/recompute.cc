@@ -8,13 +8,13 @@
 #include <torch/csrc/autograd/saved_variable.h>
 
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
 #include "engine/autograd/saved_tensor_hooks.h"
 #include "engine/autograd/saved_version.h"
 #include "engine/loop/recomputing.h"
+#include "runtime/base/mutex.h"
 #include "sharding/unit.h"
 
 namespace tessera {
@@ -143,7 +143,7 @@ class Call : public SavedTensorHooks, public std::enable_shared_from_this<Call> 
     return saved_.size() - 1;
   }
   at::Tensor take(std::size_t i);
-  void run_again();
+  void run_again() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const TensorFunction function_;
   const at::ThreadLocalState thread_state_;
@@ -153,9 +153,9 @@ class Call : public SavedTensorHooks, public std::enable_shared_from_this<Call> 
   std::vector<Saved> saved_;
   std::size_t last_ = 0;  ///< the last of `saved_` that was not kept
 
-  std::mutex mutex_;
-  std::vector<Again> again_;  ///< [saved], from the second run until they are taken
-  int graph_task_ = -1;       ///< the backward that it was for
+  Mutex mutex_;
+  std::vector<Again> again_ ABSL_GUARDED_BY(mutex_);  ///< [saved], from the second run until they are taken
+  int graph_task_ ABSL_GUARDED_BY(mutex_) = -1;       ///< the backward that it was for
 };
 
 /// Of a tensor that the first run saves.
@@ -189,7 +189,8 @@ std::unique_ptr<autograd::SavedVariableHooks> Call::make() { return std::make_un
 /// Collects what the second run saves.
 class Call::SecondRun final : public SavedTensorHooks {
  public:
-  explicit SecondRun(Call& call) : call_(call), graph_task_(autograd::get_current_graph_task_id()) {
+  explicit SecondRun(Call& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(call.mutex_)
+      : call_(call), graph_task_(autograd::get_current_graph_task_id()) {
     call_.again_.assign(call_.saved_.size(), {});
   }
 
@@ -215,6 +216,7 @@ class Call::SecondRun final : public SavedTensorHooks {
   };
 
   void add(const at::Tensor& tensor, const at::Tensor& without_graph) {
+    call_.mutex_.expect_held();  // by whoever has begun the run
     if (is_complete_) return;
     const std::size_t i = next_++;
     const Saved& saved = call_.saved_[i];
@@ -268,7 +270,7 @@ void Call::run_again() {
 
 /// Each backward has a second run; a tensor that is wanted twice in one, for which it is made again, is rare.
 at::Tensor Call::take(std::size_t i) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const int graph_task = autograd::get_current_graph_task_id();
   if (graph_task != graph_task_ || again_.empty() || !again_[i].tensor.defined()) {
     again_.clear();

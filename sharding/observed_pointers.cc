@@ -7,9 +7,9 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <mutex>
 #include <vector>
 
+#include "runtime/base/mutex.h"
 #include "sharding/unit.h"
 #include "tessera/error.h"
 #include "tessera/observe_pointers.h"
@@ -54,8 +54,8 @@ class Ones {
 };
 
 struct Observed {
-  std::mutex mutex;
-  std::vector<Unit*> units;
+  Mutex mutex;
+  std::vector<Unit*> units ABSL_GUARDED_BY(mutex);
   std::atomic<int> observers = 0;
 };
 
@@ -67,29 +67,32 @@ Observed& observed() {
 }  // namespace
 
 void observe_pointers(bool begins) {
-  const std::lock_guard lock(observed().mutex);
-  observed().observers += begins ? 1 : -1;
-  for (Unit* unit : observed().units) {
+  Observed& all = observed();
+  const MutexLock lock(all.mutex);
+  all.observers += begins ? 1 : -1;
+  for (Unit* unit : all.units) {
     for (auto& group : unit->groups) group->set_access();
   }
 }
 
 std::byte* observed_pointer(std::int64_t bytes) {
   if (observed().observers.load(std::memory_order_relaxed) == 0) return nullptr;
-  static std::mutex mutex;
-  static Ones& ones = *new Ones;
-  const std::lock_guard lock(mutex);
+  static Mutex mutex;
+  static Ones& ones ABSL_GUARDED_BY(mutex) = *new Ones;
+  const MutexLock lock(mutex);
   return ones.of(static_cast<std::size_t>(bytes));
 }
 
 void add_observed(Unit& unit) {
-  const std::lock_guard lock(observed().mutex);
-  observed().units.push_back(&unit);
+  Observed& all = observed();
+  const MutexLock lock(all.mutex);
+  all.units.push_back(&unit);
 }
 
 void remove_observed(Unit& unit) {
-  const std::lock_guard lock(observed().mutex);
-  std::erase(observed().units, &unit);
+  Observed& all = observed();
+  const MutexLock lock(all.mutex);
+  std::erase(all.units, &unit);
 }
 
 }  // namespace tessera

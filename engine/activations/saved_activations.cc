@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <exception>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -17,6 +16,7 @@
 
 #include "engine/autograd/saved_version.h"
 #include "runtime/base/log.h"
+#include "runtime/base/mutex.h"
 #include "sharding/unit.h"
 
 namespace tessera {
@@ -57,7 +57,8 @@ class SavedActivations::Store : public std::enable_shared_from_this<SavedActivat
     ActivationTier::Id id = 0;
     WeakStorage original;  ///< keeps the address of the StorageImpl from being given out again, and no memory
     std::uint32_t version = 0;
-    ByteRange range;                          ///< in `original`
+    ByteRange range;  ///< in `original`
+    // The store's mutex guards these two.
     std::optional<WeakStorage> brought_back;  ///< where they were got last
     std::size_t begin = 0;                    ///< in that
   };
@@ -74,16 +75,16 @@ class SavedActivations::Store : public std::enable_shared_from_this<SavedActivat
   StoredBytes get(Put& put);
 
   ActivationCounts counts() const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return tier_->counts();
   }
   std::int64_t memory_bytes() const { return tier_->memory_bytes(); }
   void close() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!forked_) tier_->close();
   }
   void enter_forked_process() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     forked_ = shared_from_this();
   }
 
@@ -92,18 +93,19 @@ class SavedActivations::Store : public std::enable_shared_from_this<SavedActivat
   std::optional<ByteRange> range_to_put(const at::Tensor& tensor) const;
   void drop(const Put& put);
 
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   const std::unique_ptr<ActivationTier> tier_;
   SavedActivationsOptions options_;
   std::vector<WeakStorage> staying_;
-  std::unordered_multimap<const c10::StorageImpl*, std::weak_ptr<Put>> by_storage_;
+  std::unordered_multimap<const c10::StorageImpl*, std::weak_ptr<Put>> by_storage_ ABSL_GUARDED_BY(mutex_);
   /// Brought back last, the latest first: who shares them comes next as a rule.
   struct Recent {
     const Put* put = nullptr;
     c10::Storage storage;
   };
-  std::array<Recent, 2> recent_;
-  std::shared_ptr<Store> forked_;  ///< itself, in a forked process: the tier is the parent's, and must not be destroyed
+  std::array<Recent, 2> recent_ ABSL_GUARDED_BY(mutex_);
+  /// Itself, in a forked process: the tier is the parent's, and must not be destroyed.
+  std::shared_ptr<Store> forked_ ABSL_GUARDED_BY(mutex_);
 };
 
 namespace {
@@ -183,7 +185,7 @@ std::shared_ptr<SavedActivations::Store::Put> SavedActivations::Store::put(const
   const c10::Storage& storage = tensor.storage();
   const auto version = static_cast<std::uint32_t>(tensor._version());
   std::vector<std::shared_ptr<Put>> others;  // go when the lock has gone
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (forked_) return nullptr;
   const auto [first, last] = by_storage_.equal_range(storage.unsafeGetStorageImpl());
   for (auto each = first; each != last; ++each) {
@@ -206,7 +208,7 @@ std::shared_ptr<SavedActivations::Store::Put> SavedActivations::Store::put(const
 
 StoredBytes SavedActivations::Store::get(Put& put) {
   Recent goes;  // when the lock has gone
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   TORCH_CHECK(!forked_,
               "activations of the training process are wanted in a process that was forked from it. [T0088] hint: run "
               "backward where forward ran");
@@ -226,7 +228,7 @@ StoredBytes SavedActivations::Store::get(Put& put) {
 void SavedActivations::Store::drop(const Put& put) {
   Recent goes;  // when the lock has gone
   try {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     for (Recent& recent : recent_) {
       if (recent.put == &put) goes = std::exchange(recent, {});
     }

@@ -4,7 +4,6 @@
 #include <ATen/ops/batch_norm_native.h>
 #include <torch/library.h>
 
-#include <mutex>
 #include <optional>
 #include <ostream>
 #include <unordered_map>
@@ -13,6 +12,7 @@
 #include "engine/loop/batch_statistics.h"
 #include "engine/loop/recomputing.h"
 #include "engine/loop/same_call.h"
+#include "runtime/base/mutex.h"
 #include "runtime/base/text.h"
 #include "runtime/border/expect.h"
 #include "runtime/border/throw.h"
@@ -41,7 +41,7 @@ class ConvertedModules {
   }
 
   void add(const at::Tensor& known_by, Converted converted) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     std::erase_if(entries_, [](const auto& entry) { return entry.second.converted.module.expired(); });
     at::TensorImpl* const key = known_by.unsafeGetTensorImpl();
     entries_.insert_or_assign(
@@ -55,7 +55,7 @@ class ConvertedModules {
                                        : weight && weight->defined()           ? &*weight
                                                                                : nullptr;
     if (!known_by) return std::nullopt;
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto found = entries_.find(known_by->unsafeGetTensorImpl());
     if (found == entries_.end() || found->second.converted.module.expired()) return std::nullopt;
     return found->second.converted;
@@ -67,8 +67,8 @@ class ConvertedModules {
     c10::weak_intrusive_ptr<at::TensorImpl> alive;
     Converted converted;
   };
-  std::mutex mutex_;  // guards entries_
-  std::unordered_map<at::TensorImpl*, Entry> entries_;
+  Mutex mutex_;
+  std::unordered_map<at::TensorImpl*, Entry> entries_ ABSL_GUARDED_BY(mutex_);
 };
 
 at::Tensor value_or_undefined(const std::optional<at::Tensor>& tensor) { return tensor.value_or(at::Tensor()); }

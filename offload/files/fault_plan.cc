@@ -43,12 +43,12 @@ FaultPlan::FaultPlan(std::vector<FaultRule> rules) {
 FaultPlan::~FaultPlan() = default;
 
 std::int64_t FaultPlan::operations(FaultSite site) const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return operations_[static_cast<std::size_t>(site)];
 }
 
 std::int64_t FaultPlan::faults() const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return faults_;
 }
 
@@ -60,7 +60,7 @@ bool FaultPlan::applies(CountedRule& counted, FaultSite site, std::string_view p
 }
 
 Fault FaultPlan::pass(FaultSite site, std::string_view path) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   ++operations_[static_cast<std::size_t>(site)];
   const FaultRule* chosen = nullptr;
   for (CountedRule& counted : rules_)

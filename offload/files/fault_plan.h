@@ -5,10 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "runtime/base/mutex.h"
 
 namespace tessera {
 
@@ -91,13 +92,13 @@ class FaultPlan {
     FaultRule rule;
     std::int64_t seen = 0;
   };
-  bool applies(CountedRule& counted, FaultSite site, std::string_view path);
+  bool applies(CountedRule& counted, FaultSite site, std::string_view path) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  mutable std::mutex mutex_;  // guards the members below
-  std::vector<CountedRule> rules_;
-  std::array<std::int64_t, kNumFaultSites> operations_{};
-  std::int64_t faults_ = 0;
-  std::unique_ptr<UnsyncedFiles> unsynced_;
+  mutable Mutex mutex_;
+  std::vector<CountedRule> rules_ ABSL_GUARDED_BY(mutex_);
+  std::array<std::int64_t, kNumFaultSites> operations_ ABSL_GUARDED_BY(mutex_){};
+  std::int64_t faults_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::unique_ptr<UnsyncedFiles> unsynced_;  // set by the constructor alone; it has a mutex of its own
 };
 
 /// Installs a plan for the whole process while it lives. REQUIRES: no other one is installed; actions fit their sites;

@@ -17,17 +17,17 @@ std::string folder_of(const std::string& path) {
 }  // namespace
 
 void UnsyncedFiles::wrote(const std::string& path) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (std::ranges::find(unsynced_, path) == unsynced_.end()) unsynced_.push_back(path);
 }
 
 void UnsyncedFiles::synced_file(const std::string& path) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::erase(unsynced_, path);
 }
 
 void UnsyncedFiles::synced_folder(const std::string& folder) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::erase_if(renames_, [&](const Rename& rename) {
     if (folder_of(rename.to) != folder) return false;
     if (!rename.before.empty()) ::unlink(rename.before.c_str());
@@ -36,14 +36,14 @@ void UnsyncedFiles::synced_folder(const std::string& folder) {
 }
 
 void UnsyncedFiles::before_rename(const std::string& from, const std::string& to) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   replaced_ = to + ".before-rename";
   ::unlink(replaced_.c_str());
   if (::link(to.c_str(), replaced_.c_str()) != 0) replaced_.clear();
 }
 
 void UnsyncedFiles::renamed(const std::string& from, const std::string& to) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   renames_.push_back({from, to, replaced_});
   for (std::string& path : unsynced_) {
     const bool lies_inside = path.starts_with(from + "/");
@@ -52,12 +52,12 @@ void UnsyncedFiles::renamed(const std::string& from, const std::string& to) {
 }
 
 void UnsyncedFiles::unlinked(const std::string& path) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::erase(unsynced_, path);
 }
 
 void UnsyncedFiles::drop(bool keep_renames) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (const std::string& path : unsynced_) {
     if (::truncate(path.c_str(), 0) != 0) std::perror("power loss: truncate");
   }

@@ -2,9 +2,10 @@
 
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <string>
 #include <vector>
+
+#include "runtime/base/mutex.h"
 
 namespace tessera {
 
@@ -36,10 +37,10 @@ class UnsyncedFiles {
     std::string before;  ///< the link to what was replaced; empty if nothing was
   };
 
-  std::mutex mutex_;  // guards the members below
-  std::vector<std::string> unsynced_;
-  std::vector<Rename> renames_;
-  std::string replaced_;  ///< link made by before_rename, until renamed
+  Mutex mutex_;
+  std::vector<std::string> unsynced_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Rename> renames_ ABSL_GUARDED_BY(mutex_);
+  std::string replaced_ ABSL_GUARDED_BY(mutex_);  ///< link made by before_rename, until renamed
 };
 
 }  // namespace tessera

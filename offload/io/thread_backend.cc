@@ -5,13 +5,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <condition_variable>
-#include <mutex>
 #include <system_error>
 #include <thread>
 #include <vector>
 
 #include "runtime/base/log.h"
+#include "runtime/base/mutex.h"
 #include "runtime/base/status.h"
 
 namespace tessera {
@@ -27,7 +26,7 @@ class ThreadBackend final : public IoBackend {
   }
   ~ThreadBackend() override {
     {
-      std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       is_ending_ = true;
     }
     has_work_.notify_all();
@@ -55,7 +54,7 @@ class ThreadBackend final : public IoBackend {
   absl::Status push() override {
     if (queued_.empty()) return absl::OkStatus();
     {
-      std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       work_.insert(work_.end(), queued_.begin(), queued_.end());
     }
     for (std::size_t i = 0; i < queued_.size(); ++i) has_work_.notify_one();
@@ -65,8 +64,8 @@ class ThreadBackend final : public IoBackend {
 
   absl::StatusOr<std::size_t> collect(std::span<Completion> out, bool wait) override {
     TESSERA_RETURN_IF_ERROR(push());
-    std::unique_lock lock(mutex_);
-    if (wait) has_completions_.wait(lock, [this] { return !completions_.empty(); });
+    const MutexLock lock(mutex_);
+    while (wait && completions_.empty()) has_completions_.wait(mutex_);
     const std::size_t found = std::min(out.size(), completions_.size());
     std::copy_n(completions_.begin(), found, out.begin());
     completions_.erase(completions_.begin(), completions_.begin() + static_cast<std::ptrdiff_t>(found));
@@ -87,15 +86,17 @@ class ThreadBackend final : public IoBackend {
 
   void serve(const LogRank& rank) {
     set_log_rank(rank);
-    std::unique_lock lock(mutex_);
     while (true) {
-      has_work_.wait(lock, [this] { return is_ending_ || !work_.empty(); });
-      if (work_.empty()) return;  // what was handed over is moved before the end
-      const Transfer transfer = work_.front();
-      work_.erase(work_.begin());
-      lock.unlock();
+      Transfer transfer;
+      {
+        const MutexLock lock(mutex_);
+        while (!is_ending_ && work_.empty()) has_work_.wait(mutex_);
+        if (work_.empty()) return;  // what was handed over is moved before the end
+        transfer = work_.front();
+        work_.erase(work_.begin());
+      }
       const Completion completion{transfer.slot, move(transfer)};
-      lock.lock();
+      const MutexLock lock(mutex_);
       completions_.push_back(completion);
       has_completions_.notify_one();
     }
@@ -103,11 +104,11 @@ class ThreadBackend final : public IoBackend {
 
   std::vector<Transfer> queued_;  // the owner's alone
   std::vector<std::thread> threads_;
-  std::mutex mutex_;  // guards the members below
-  std::condition_variable has_work_, has_completions_;
-  std::vector<Transfer> work_;  // oldest first; at most 64
-  std::vector<Completion> completions_;
-  bool is_ending_ = false;
+  Mutex mutex_;
+  CondVar has_work_, has_completions_;
+  std::vector<Transfer> work_ ABSL_GUARDED_BY(mutex_);  // oldest first; at most 64
+  std::vector<Completion> completions_ ABSL_GUARDED_BY(mutex_);
+  bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace

@@ -3,22 +3,23 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
-#include <mutex>
 #include <system_error>
 #include <thread>
 #include <vector>
+
+#include "runtime/base/mutex.h"
 
 namespace tessera {
 
 void on_threads(std::size_t count, std::size_t threads, const std::function<void(std::size_t)>& task) {
   std::atomic<std::size_t> next = 0;
-  std::mutex mutex;
+  Mutex mutex;
   std::exception_ptr failure;
   const auto work = [&] {
     try {
       for (std::size_t i = next++; i < count; i = next++) task(i);
     } catch (...) {
-      const std::lock_guard lock(mutex);
+      const MutexLock lock(mutex);
       if (!failure) failure = std::current_exception();
     }
   };

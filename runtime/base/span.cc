@@ -1,8 +1,9 @@
 #include "tessera/span.h"
 
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <vector>
+
+#include "runtime/base/mutex.h"
 
 namespace tessera {
 namespace {
@@ -14,9 +15,9 @@ struct Event {
 };
 
 struct Recorder {
-  std::mutex mutex;
-  std::vector<Event> events;
-  int threads = 0;
+  Mutex mutex;
+  std::vector<Event> events ABSL_GUARDED_BY(mutex);
+  int threads ABSL_GUARDED_BY(mutex) = 0;
 };
 
 Recorder& recorder() {
@@ -24,8 +25,8 @@ Recorder& recorder() {
   return recorder;
 }
 
-/// This thread's number; asked for under the recorder's mutex.
-int thread_number(Recorder& recorder) {
+/// This thread's number.
+int thread_number(Recorder& recorder) ABSL_EXCLUSIVE_LOCKS_REQUIRED(recorder.mutex) {
   thread_local int number = -1;
   if (number < 0) number = recorder.threads++;
   return number;
@@ -40,8 +41,9 @@ double microseconds(Trace::Clock::duration duration) {
 std::atomic<bool> Trace::on_{false};
 
 void Trace::start() {
-  const std::lock_guard lock(recorder().mutex);
-  recorder().events.clear();
+  Recorder& all = recorder();
+  const MutexLock lock(all.mutex);
+  all.events.clear();
   on_.store(true, std::memory_order_relaxed);
 }
 
@@ -49,14 +51,15 @@ void Trace::record(std::string_view what, std::string_view subject, Clock::time_
   std::string name(what);
   if (!subject.empty()) name.append(" ").append(subject);
   Recorder& all = recorder();
-  const std::lock_guard lock(all.mutex);
+  const MutexLock lock(all.mutex);
   all.events.push_back({std::move(name), begin, end, thread_number(all)});
 }
 
 std::string Trace::events_as_json(int process) {
-  const std::lock_guard lock(recorder().mutex);
+  Recorder& all = recorder();
+  const MutexLock lock(all.mutex);
   std::string text;
-  for (const Event& event : recorder().events) {
+  for (const Event& event : all.events) {
     const nlohmann::json json = {{"name", event.name},
                                  {"ph", "X"},
                                  {"ts", microseconds(event.begin.time_since_epoch())},

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "runtime/base/log.h"
+#include "runtime/base/mutex.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/in_time.h"
 #include "runtime/comm/observed_collectives.h"
@@ -83,18 +84,18 @@ void GroupCalls::note_thread(int thread, bool forget_others) {
 }
 
 void GroupCalls::is_made_of(const Collectives* group) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   group_ = group;
 }
 
 bool GroupCalls::lives() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return group_ != nullptr;
 }
 
 std::uint64_t GroupCalls::place() const {
   if (const std::uint64_t place = place_.load(std::memory_order_acquire); place != 0) return place;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return group_ ? group_->stands_in() << 1 : 0;
 }
 
@@ -163,7 +164,7 @@ CallWatch::~CallWatch() {
     return;
   }
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     ends_ = true;
   }
   changed_.notify_all();
@@ -171,14 +172,14 @@ CallWatch::~CallWatch() {
 }
 
 int CallWatch::number_of(pthread_t thread) {
-  static std::mutex mutex;
-  static std::map<pthread_t, int> numbers;
-  const std::lock_guard lock(mutex);
+  static Mutex mutex;
+  static std::map<pthread_t, int> numbers ABSL_GUARDED_BY(mutex);
+  const MutexLock lock(mutex);
   return numbers.try_emplace(thread, static_cast<int>(numbers.size()) + 1).first->second;
 }
 
 void CallWatch::tell(OutsideCalls calls) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   outside_ = std::move(calls);
   told_ = Clock::now();
 }
@@ -191,7 +192,7 @@ absl::StatusOr<std::shared_ptr<Collectives>> CallWatch::watched(
   if (ranks.count == 1) return make();
   const auto calls = std::make_shared<GroupCalls>(name + "@" + std::to_string(ranks.first), family, ranks, verdict_);
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     forget_old_groups();
     watched_.push_back({calls});
     if (!thread_.joinable()) {
@@ -213,8 +214,10 @@ absl::StatusOr<std::shared_ptr<Collectives>> CallWatch::watched(
 }
 
 bool CallWatch::pause(std::chrono::milliseconds time) {
-  std::unique_lock lock(mutex_);
-  return !changed_.wait_for(lock, time, [&] { return ends_; });
+  const auto end = Clock::now() + time;
+  const MutexLock lock(mutex_);
+  while (!ends_ && changed_.wait_until(mutex_, end)) continue;
+  return !ends_;
 }
 
 void CallWatch::run() {
@@ -253,7 +256,7 @@ bool CallWatch::look() {
 }
 
 bool CallWatch::waits_long() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const Clock::time_point now = Clock::now();
   bool waits = false;
   for (Watched& watched : watched_) {
@@ -276,7 +279,7 @@ void CallWatch::forget_old_groups() {
 }
 
 WaitReport CallWatch::report() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   WaitReport report;
   report.rank = rank_;
   const Clock::time_point now = Clock::now();
@@ -339,7 +342,7 @@ void CallWatch::end_with(const absl::Status& verdict) {
   const auto end = Clock::now() + (is_own ? kForTheProgram : kForOutside);
   if (is_own) report_(verdict);
   const auto is_out = [&] {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const bool is_outside = hears_of_outside() && !outside_.waits.empty();
     return !is_outside && std::all_of(watched_.begin(), watched_.end(), [](const Watched& watched) {
       return watched.place % 2 == 0 || watched.calls->place() != watched.place;

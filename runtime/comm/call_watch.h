@@ -9,18 +9,17 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "runtime/base/mutex.h"
 #include "runtime/comm/call_order.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/key_value_store.h"
@@ -37,18 +36,18 @@ struct GroupRanks {
 class CallVerdict {
  public:
   void set(const absl::Status& verdict) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (verdict_.ok()) verdict_ = verdict;
   }
   /// The cause of a call's `failure`: one that comes after the verdict is what another rank's end looks like from here.
   absl::Status cause_of(const absl::Status& failure) const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return failure.ok() || verdict_.ok() ? failure : verdict_;
   }
 
  private:
-  mutable std::mutex mutex_;
-  absl::Status verdict_;
+  mutable Mutex mutex_;
+  absl::Status verdict_ ABSL_GUARDED_BY(mutex_);
 };
 
 /// What the program does with one group, for the watch, which looks from another thread; an observer of ObservedCollectives. A call writes
@@ -94,8 +93,8 @@ class GroupCalls {
   std::atomic<int> thread_ = 0;           ///< that entered last
   std::array<std::atomic<int>, kThreads> threads_{};
   std::array<PublishedCall, kKept> calls_{};
-  mutable std::mutex mutex_;
-  const Collectives* group_ = nullptr;  // guarded by mutex_
+  mutable Mutex mutex_;
+  const Collectives* group_ ABSL_GUARDED_BY(mutex_) = nullptr;
 };
 
 /// What somebody has found of the calls that this process makes by another library, by which the same ranks talk: how far it has come in its
@@ -151,9 +150,8 @@ class CallWatch {
   /// False once there is nothing more to look for.
   bool look();
   bool waits_long();
-  /// REQUIRES: mutex_ is held.
-  bool hears_of_outside() const;
-  void forget_old_groups();
+  bool hears_of_outside() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void forget_old_groups() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   WaitReport report();
   bool is_due();
   void take_back();
@@ -170,12 +168,12 @@ class CallWatch {
   const pid_t process_;
   const std::shared_ptr<CallVerdict> verdict_ = std::make_shared<CallVerdict>();
 
-  std::mutex mutex_;  // guards the members up to ends_
-  std::condition_variable changed_;
-  std::vector<Watched> watched_;
-  bool ends_ = false;
-  OutsideCalls outside_;
-  Clock::time_point told_ = {};
+  Mutex mutex_;
+  CondVar changed_;
+  std::vector<Watched> watched_ ABSL_GUARDED_BY(mutex_);
+  bool ends_ ABSL_GUARDED_BY(mutex_) = false;
+  OutsideCalls outside_ ABSL_GUARDED_BY(mutex_);
+  Clock::time_point told_ ABSL_GUARDED_BY(mutex_) = {};
 
   std::atomic<bool> waits_ = false;
 

@@ -55,7 +55,7 @@ FlightRecorder::FlightRecorder(std::string folder, int rank, int world_size)
 
 std::shared_ptr<Collectives> FlightRecorder::record(const std::string& name, std::shared_ptr<Collectives> group) {
   if (group->gpu() != Collectives::kHostMemory) return group;
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   groups_.push_back({name, 0, std::vector<Call>(kCalls)});
   auto recorded = std::make_shared<RecordedGroup>(shared_from_this(), groups_.size() - 1);
   return std::make_shared<ObservedCollectives<RecordedGroup>>(std::move(recorded), std::move(group));
@@ -64,7 +64,7 @@ std::shared_ptr<Collectives> FlightRecorder::record(const std::string& name, std
 double FlightRecorder::now_s() const { return seconds_of_clock() - start_s_; }
 
 std::uint64_t FlightRecorder::begin(std::size_t group, CallSignature signature) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   Group& called = groups_[group];
   signature.sequence = ++called.calls;
   called.last[signature.sequence % kCalls] = {signature, now_s()};
@@ -73,7 +73,7 @@ std::uint64_t FlightRecorder::begin(std::size_t group, CallSignature signature) 
 
 void FlightRecorder::end(std::size_t group, std::uint64_t call, const absl::Status& status) {
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     Call& ended = groups_[group].last[call % kCalls];
     if (status.ok() && ended.signature.sequence == call) ended.ended_s = now_s();
   }
@@ -82,7 +82,7 @@ void FlightRecorder::end(std::size_t group, std::uint64_t call, const absl::Stat
 
 /// A file that cannot be written is worth a warning: what failed is told all the same.
 void FlightRecorder::failed(const absl::Status& why) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (std::exchange(is_written_, true)) return;
   std::error_code error;
   std::filesystem::create_directories(folder_, error);

@@ -3,10 +3,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "runtime/base/mutex.h"
 #include "runtime/comm/call.h"
 #include "runtime/comm/collectives.h"
 
@@ -53,14 +53,14 @@ class FlightRecorder : public std::enable_shared_from_this<FlightRecorder> {
   std::uint64_t begin(std::size_t group, CallSignature signature);
   void end(std::size_t group, std::uint64_t call, const absl::Status& status);
   void failed(const absl::Status& why);
-  std::string text(const absl::Status& why) const;
+  std::string text(const absl::Status& why) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::string folder_;
   const int rank_, world_size_;
   const double start_s_;
-  std::mutex mutex_;  ///< of all below
-  std::vector<Group> groups_;
-  bool is_written_ = false;
+  Mutex mutex_;
+  std::vector<Group> groups_ ABSL_GUARDED_BY(mutex_);
+  bool is_written_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace tessera

@@ -1,27 +1,27 @@
 #include "runtime/comm/in_time.h"
 
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <memory>
-#include <mutex>
 #include <system_error>
 #include <thread>
 #include <utility>
+
+#include "runtime/base/mutex.h"
 
 namespace tessera {
 
 bool succeed_in_time(std::vector<std::function<bool()>> tasks, std::chrono::milliseconds limit) {
   struct Ends {
-    std::mutex mutex;
-    std::condition_variable changed;
-    std::size_t left;
-    bool all_succeeded = true;
+    explicit Ends(std::size_t tasks) : left(tasks) {}
+    Mutex mutex;
+    CondVar changed;
+    std::size_t left ABSL_GUARDED_BY(mutex);
+    bool all_succeeded ABSL_GUARDED_BY(mutex) = true;
   };
-  const auto ends = std::make_shared<Ends>();
-  ends->left = tasks.size();
+  const auto ends = std::make_shared<Ends>(tasks.size());
   const auto note_end = [ends](bool succeeded) {
-    std::lock_guard lock(ends->mutex);
+    const MutexLock lock(ends->mutex);
     --ends->left;
     ends->all_succeeded = ends->all_succeeded && succeeded;
     ends->changed.notify_all();
@@ -33,8 +33,10 @@ bool succeed_in_time(std::vector<std::function<bool()>> tasks, std::chrono::mill
       note_end(false);
     }
   }
-  std::unique_lock lock(ends->mutex);
-  return ends->changed.wait_for(lock, limit, [&] { return ends->left == 0; }) && ends->all_succeeded;
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  const MutexLock lock(ends->mutex);
+  while (ends->left > 0 && ends->changed.wait_until(ends->mutex, deadline)) continue;
+  return ends->left == 0 && ends->all_succeeded;
 }
 
 bool ends_in_time(std::function<void()> task, std::chrono::milliseconds limit) {

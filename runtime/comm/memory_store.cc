@@ -1,9 +1,7 @@
-
-#include <condition_variable>
 #include <map>
-#include <mutex>
 #include <utility>
 
+#include "runtime/base/mutex.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/key_value_store.h"
 
@@ -13,15 +11,17 @@ namespace {
 class MemoryStore : public KeyValueStore {
  public:
   absl::Status set(const std::string& key, const std::string& value) override {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     values_[key] = value;
     changed_.notify_all();
     return absl::OkStatus();
   }
 
   absl::StatusOr<std::string> get(const std::string& key, std::chrono::milliseconds timeout) override {
-    std::unique_lock lock(mutex_);
-    if (!changed_.wait_for(lock, timeout, [&] { return values_.count(key) > 0; }))
+    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    const MutexLock lock(mutex_);
+    while (values_.count(key) == 0 && changed_.wait_until(mutex_, deadline)) continue;
+    if (values_.count(key) == 0)
       return make_error(ExitCode::kPeerLost, "store: no rank set '" + key + "' within " +
                                                  std::to_string(timeout.count()) +
                                                  " ms. [T0471] hint: a rank that has met the others stands still, or "
@@ -30,13 +30,13 @@ class MemoryStore : public KeyValueStore {
   }
 
   absl::StatusOr<bool> has(const std::string& key) override {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return values_.count(key) > 0;
   }
 
   // The counter is kept as text, so that `get` and `has` see it like any other value.
   absl::StatusOr<std::int64_t> add(const std::string& key, std::int64_t amount) override {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     std::string& value = values_[key];
     const std::int64_t sum = (value.empty() ? 0 : std::stoll(value)) + amount;
     value = std::to_string(sum);
@@ -45,9 +45,9 @@ class MemoryStore : public KeyValueStore {
   }
 
  private:
-  std::mutex mutex_;  // guards values_
-  std::condition_variable changed_;
-  std::map<std::string, std::string> values_;
+  Mutex mutex_;
+  CondVar changed_;
+  std::map<std::string, std::string> values_ ABSL_GUARDED_BY(mutex_);
 };
 
 class PrefixStore : public KeyValueStore {

@@ -54,7 +54,7 @@ Mesh MeshGroups::make_mesh(Topology topology, std::shared_ptr<GroupFactory> fact
 }
 
 std::string MeshGroups::unique_name(int replicate, int shard) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const int times = times_asked_[{replicate, shard}]++;
   return std::to_string(replicate) + "x" + std::to_string(shard) + "." + std::to_string(times) + ".";
 }
@@ -65,7 +65,7 @@ absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::make_group(const std::s
   for (int i = 0; i < ranks.count; ++i) world_ranks[i] = ranks.first + i * ranks.stride;
   TESSERA_ASSIGN_OR_RETURN(auto group, watch_.watched(family + name, family, ranks,
                                                       [&] { return factory_->make(family + name, world_ranks, use); }));
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!aborted_.ok()) group->abort(aborted_);
   groups_.push_back(group);
   return group;
@@ -108,7 +108,7 @@ absl::StatusOr<MeshAxes> MeshGroups::within_replica(const MeshAxes& axes) {
 absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::make_world(const std::string& purpose) {
   int times = 0;
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     times = worlds_asked_[purpose]++;
   }
   return make_group(purpose + "." + std::to_string(times), "", GroupUse::kOther, {0, topology_.world_size, 1});
@@ -121,12 +121,12 @@ absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::world(const std::string
 
 absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::shared_world(const std::string& purpose) {
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (const auto known = shared_worlds_.find(purpose); known != shared_worlds_.end()) return known->second.control;
   }
   TESSERA_ASSIGN_OR_RETURN(const auto group, make_world(purpose));
   const auto control = factory_->control_of(group);
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   shared_worlds_[purpose] = {group, control};
   return control;
 }
@@ -134,7 +134,7 @@ absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::shared_world(const std:
 void MeshGroups::abort(const absl::Status& reason) {
   std::vector<std::shared_ptr<Collectives>> groups;
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!aborted_.ok()) return;
     aborted_ = reason;
     for (const auto& weak : groups_)
@@ -150,7 +150,7 @@ void MeshGroups::leave() {
               [key = key_of_ended_rank(topology_.rank)](KeyValueStore& store) { store.set(key, "").IgnoreError(); });
   std::vector<std::shared_ptr<Collectives>> groups;
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto user = shared_worlds_.find(kUser);
     for (const auto& weak : groups_) {
       auto group = weak.lock();
@@ -161,23 +161,23 @@ void MeshGroups::leave() {
 }
 
 void MeshGroups::expect_report() {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   expects_report_ = true;
 }
 
 bool MeshGroups::keep_for_report(const MeshAxes& axes) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (expects_report_) kept_.push_back(axes);
   return expects_report_;
 }
 
 absl::Status MeshGroups::status() const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return aborted_;
 }
 
 bool MeshGroups::told_by_peer() const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return std::any_of(groups_.begin(), groups_.end(), [](const std::weak_ptr<Collectives>& weak) {
     const auto group = weak.lock();
     return group && is_told_by_peer(group->status());

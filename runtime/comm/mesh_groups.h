@@ -4,11 +4,11 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "runtime/base/mutex.h"
 #include "runtime/comm/call_watch.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/group.h"
@@ -108,14 +108,14 @@ class MeshGroups {
   const std::shared_ptr<GroupFactory> factory_;
   const std::shared_ptr<KeyValueStore> store_;
 
-  mutable std::mutex mutex_;                          // guards the members below
-  std::map<std::pair<int, int>, int> times_asked_;    // by shape: keeps group names apart
-  std::map<std::string, int> worlds_asked_;           // by purpose
-  std::map<std::string, SharedWorld> shared_worlds_;  // by purpose
-  std::vector<std::weak_ptr<Collectives>> groups_;
-  absl::Status aborted_;
-  bool expects_report_ = false;
-  std::vector<MeshAxes> kept_;
+  mutable Mutex mutex_;
+  std::map<std::pair<int, int>, int> times_asked_ ABSL_GUARDED_BY(mutex_);    // by shape: keeps group names apart
+  std::map<std::string, int> worlds_asked_ ABSL_GUARDED_BY(mutex_);           // by purpose
+  std::map<std::string, SharedWorld> shared_worlds_ ABSL_GUARDED_BY(mutex_);  // by purpose
+  std::vector<std::weak_ptr<Collectives>> groups_ ABSL_GUARDED_BY(mutex_);
+  absl::Status aborted_ ABSL_GUARDED_BY(mutex_);
+  bool expects_report_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<MeshAxes> kept_ ABSL_GUARDED_BY(mutex_);
   CallWatch watch_;  // last: it may call `abort`
 };
 

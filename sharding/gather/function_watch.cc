@@ -5,7 +5,8 @@
 
 #include <array>
 #include <cstdint>
-#include <mutex>
+
+#include "runtime/base/mutex.h"
 
 namespace tessera {
 namespace {
@@ -28,7 +29,7 @@ struct Applied {
 class AppliedFunctions {
  public:
   void add(const Key& key, const Units& units) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     Applied& entry = entry_of(key);
     entry.key = key;
     entry.storages.clear();
@@ -39,7 +40,7 @@ class AppliedFunctions {
 
   Units units_of(const Key& key) {
     Units units;
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const Applied& entry = entry_of(key);
     if (!(entry.key == key)) return units;
     for (const auto& weak : entry.storages) {
@@ -51,12 +52,12 @@ class AppliedFunctions {
   }
 
  private:
-  Applied& entry_of(const Key& key) {
+  Applied& entry_of(const Key& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return entries_[(static_cast<std::uint64_t>(key.number) + key.thread * 977) % entries_.size()];
   }
 
-  std::mutex mutex_;
-  std::array<Applied, 4096> entries_;
+  Mutex mutex_;
+  std::array<Applied, 4096> entries_ ABSL_GUARDED_BY(mutex_);
 };
 
 AppliedFunctions& applied() {

@@ -7,12 +7,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <deque>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 
+#include "runtime/base/mutex.h"
 #include "sharding/gather/function_watch.h"
 #include "sharding/gather/pinned_units.h"
 #include "sharding/unit.h"
@@ -75,21 +75,21 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function
 
 void on_operator_end(const at::RecordFunction&, at::ObserverContext*) {}  // the context's destructor unpins
 
-std::mutex watchers_mutex;
-int watchers = 0;
-at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
+Mutex watchers_mutex;
+int watchers ABSL_GUARDED_BY(watchers_mutex) = 0;
+at::CallbackHandle handle ABSL_GUARDED_BY(watchers_mutex) = at::INVALID_CALLBACK_HANDLE;
 
 }  // namespace
 
 OpWatch::OpWatch() {
-  const std::lock_guard lock(watchers_mutex);
+  const MutexLock lock(watchers_mutex);
   if (watchers++ > 0) return;
   handle = at::addGlobalCallback(
       at::RecordFunctionCallback(&on_start, &on_operator_end).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
 }
 
 OpWatch::~OpWatch() {
-  const std::lock_guard lock(watchers_mutex);
+  const MutexLock lock(watchers_mutex);
   if (--watchers == 0) at::removeCallback(handle);
 }
 

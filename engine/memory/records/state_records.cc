@@ -13,7 +13,7 @@ void StateRecords::before_visits(const void* owner, std::function<void()> settle
 }
 
 void StateRecords::begin_pass(std::span<const std::int64_t> order) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   close();
   if (visited_ == 0 && std::ranges::equal(order, order_)) return fetch_ahead();
   pass_over(order_.size());
@@ -23,19 +23,19 @@ void StateRecords::begin_pass(std::span<const std::int64_t> order) {
 }
 
 void StateRecords::read_ahead() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   fetch_ahead();
 }
 
 void StateRecords::pass(std::size_t count) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   close();
   pass_over(count);
   fetch_ahead();
 }
 
 void StateRecords::end_pass() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   close();
   pass_over(order_.size());
   order_.clear();
@@ -44,14 +44,14 @@ void StateRecords::end_pass() {
 
 void StateRecords::visit(std::int64_t record, bool updates, c10::function_ref<void(std::byte*)> body) {
   settle();
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (record != open_) open(record);
   changed_ = changed_ || updates;
   body(memory_);
 }
 
 std::span<std::byte> StateRecords::hold(std::int64_t record) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   close();
   const std::span<std::byte> bytes = get(record);
   fetch_ahead();
@@ -59,25 +59,25 @@ std::span<std::byte> StateRecords::hold(std::int64_t record) {
 }
 
 void StateRecords::let_go(std::int64_t record, bool changed) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   throw_if_error(changed ? tier_->put(record) : tier_->release(record));
 }
 
 void StateRecords::start_copy(std::int64_t record, std::span<std::byte> memory, std::uint64_t tag) {
   settle();
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (record == open_) close();
   throw_if_error(tier_->start_copy(record, memory, tag));
 }
 
 void StateRecords::end_copies(std::uint64_t tag) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   throw_if_error(tier_->end_copies(tag));
 }
 
 void StateRecords::between_passes(c10::function_ref<void(DurableTier&)> body) {
   settle();
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   close();
   body(*durable_);
 }

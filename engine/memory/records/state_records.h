@@ -7,7 +7,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <utility>
@@ -15,6 +14,7 @@
 
 #include "offload/durable_tier.h"
 #include "offload/tier.h"
+#include "runtime/base/mutex.h"
 #include "tessera/memory.h"
 
 namespace tessera {
@@ -79,23 +79,23 @@ class StateRecords {
  private:
   static constexpr std::int64_t kNone = -1;
 
-  std::span<std::byte> get(std::int64_t record);
-  void open(std::int64_t record);
-  void close();
-  void fetch_ahead();
-  void pass_over(std::size_t end);
+  std::span<std::byte> get(std::int64_t record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void open(std::int64_t record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void close() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void fetch_ahead() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void pass_over(std::size_t end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   /// The next record of the pass is visited, or passed over.
-  void move_on();
+  void move_on() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::unique_ptr<RecordTier> tier_;
   DurableTier* const durable_;
   std::map<const void*, std::function<void()>> before_visits_;  ///< by owner
-  std::mutex mutex_;
-  std::int64_t open_ = kNone;
-  bool changed_ = false;
-  std::byte* memory_ = nullptr;            ///< of the open record
-  std::vector<std::int64_t> order_;        ///< of this pass
-  std::size_t visited_ = 0, fetched_ = 0;  ///< of `order_`
+  Mutex mutex_;
+  std::int64_t open_ ABSL_GUARDED_BY(mutex_) = kNone;
+  bool changed_ ABSL_GUARDED_BY(mutex_) = false;
+  std::byte* memory_ ABSL_GUARDED_BY(mutex_) = nullptr;                                    ///< of the open record
+  std::vector<std::int64_t> order_ ABSL_GUARDED_BY(mutex_);                                ///< of this pass
+  std::size_t visited_ ABSL_GUARDED_BY(mutex_) = 0, fetched_ ABSL_GUARDED_BY(mutex_) = 0;  ///< of `order_`
 };
 
 }  // namespace tessera

@@ -8,12 +8,12 @@
 #include <cstring>
 #include <functional>
 #include <future>
-#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
+#include "runtime/base/mutex.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/c10d/c10d_store.h"
 #include "runtime/comm/c10d/failure_report.h"
@@ -95,7 +95,7 @@ class C10dCollectives : public Collectives {
   /// Peers see the connections end, and find in the store that this rank's program has ended (MeshGroups::leave).
   void leave() override {
     {
-      std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       if (status_.ok())
         status_ = make_error(ExitCode::kUsage,
                              group_.self() + " has left the group. [T0428] hint: make no call after the program's end");
@@ -165,13 +165,13 @@ class C10dCollectives : public Collectives {
   FailureReport report_;
   std::uint64_t sequence_ = 0;
   std::vector<std::byte> staging_;
-  std::mutex in_backend_;     // of Transfers
+  Mutex in_backend_;          // of Transfers
   PackBuffers pack_buffers_;  // likewise
-  mutable std::mutex mutex_;  // guards the members up to thread_
-  Backend backend_;
-  Backend left_in_use_;  ///< dropped while a thread waited for its collective
-  absl::Status status_;
-  std::vector<std::weak_ptr<Transfers>> under_way_;
+  mutable Mutex mutex_;
+  Backend backend_ ABSL_GUARDED_BY(mutex_);
+  Backend left_in_use_ ABSL_GUARDED_BY(mutex_);  ///< dropped while a thread waited for its collective
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::weak_ptr<Transfers>> under_way_ ABSL_GUARDED_BY(mutex_);
   CallThread thread_;  // last: what runs on it needs the others
 };
 
@@ -231,7 +231,7 @@ absl::StatusOr<std::pair<Backend, std::shared_ptr<Transfers>>> C10dCollectives::
   const auto transfers =
       std::make_shared<Transfers>(means_, std::chrono::milliseconds(static_cast<std::int64_t>(group_.timeout_s * 1000)),
                                   in_backend_, pack_buffers_);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!status_.ok()) return status_;
   std::erase_if(under_way_, [](const std::weak_ptr<Transfers>& other) { return other.expired(); });
   under_way_.push_back(transfers);
@@ -264,7 +264,7 @@ Work C10dCollectives::on_thread(std::function<absl::Status()> call) {
 }
 
 absl::Status C10dCollectives::status() const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return status_;
 }
 
@@ -272,7 +272,7 @@ void C10dCollectives::drop_backend() {
   Backend dropped;
   std::vector<std::weak_ptr<Transfers>> under_way;
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     std::swap(dropped, backend_);
     std::swap(under_way, under_way_);
   }
@@ -290,7 +290,7 @@ void C10dCollectives::drop_backend() {
     dropped->abort();
   } catch (const std::exception&) {  // it cannot, and whoever aborts this group ends the process (CallWatch)
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   left_in_use_ = std::move(dropped);
 }
 
@@ -299,7 +299,7 @@ absl::Status C10dCollectives::fail(const CallSignature& call, const std::string&
   report_.publish_call(call);
   drop_backend();
   const absl::Status failure = report_.explain(call, name_ + ": " + why);
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (status_.ok()) status_ = failure;
   return status_;
 }
@@ -311,7 +311,7 @@ Work C10dCollectives::refuse(const CallSignature& call, const std::string& why) 
 
 void C10dCollectives::abort(const absl::Status& reason) {
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!status_.ok()) return;
     status_ = reason;
   }

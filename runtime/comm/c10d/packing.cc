@@ -20,7 +20,7 @@ struct Head {
 
 PackBuffer PackBuffers::take(std::size_t bytes) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto found = std::ranges::find_if(free_, [&](const Memory& memory) { return memory.size >= bytes; });
     if (found != free_.end()) {
       PackBuffer buffer(*this, std::move(*found));
@@ -33,7 +33,7 @@ PackBuffer PackBuffers::take(std::size_t bytes) {
 }
 
 void PackBuffers::keep(Memory memory) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   free_.push_back(std::move(memory));
 }
 

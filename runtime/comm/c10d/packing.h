@@ -2,10 +2,10 @@
 
 #include <cstddef>
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
+#include "runtime/base/mutex.h"
 #include "tessera/dtype.h"
 
 namespace tessera {
@@ -42,8 +42,8 @@ class PackBuffers {
  private:
   void keep(Memory memory);
 
-  std::mutex mutex_;
-  std::vector<Memory> free_;
+  Mutex mutex_;
+  std::vector<Memory> free_ ABSL_GUARDED_BY(mutex_);
 };
 using PackBuffer = PackBuffers::Buffer;
 

@@ -15,7 +15,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <set>
 #include <string>
 #include <system_error>
@@ -23,6 +22,7 @@
 #include <utility>
 
 #include "runtime/base/log.h"
+#include "runtime/base/mutex.h"
 
 namespace tessera {
 namespace {
@@ -81,7 +81,7 @@ class Watch {
   }
 
   void add(int listener) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!is_running_in_this_process()) start();
     if (epoll_ < 0) return;
     ports_.insert(port_of(listener));
@@ -92,9 +92,10 @@ class Watch {
   }
 
  private:
-  bool is_running_in_this_process() const { return process_ == ::getpid(); }  // a fork takes no threads along
+  /// A fork takes no threads along.
+  bool is_running_in_this_process() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return process_ == ::getpid(); }
 
-  void start() {
+  void start() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     process_ = ::getpid();
     ports_.clear();
     epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
@@ -115,7 +116,7 @@ class Watch {
       if ((ready == 0 ? ::epoll_wait(epoll, &event, 1, -1) : ready) < 0 && errno != EINTR) return;
       // A connection that nobody accepts (the copy of a socket that a forked process keeps) is no reason to be busy.
       std::this_thread::sleep_for(in_a_row < kMostInARow ? kTimeToAccept : kLongPause);
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       in_a_row = shut_down_oldest() ? 0 : in_a_row + 1;
     }
   }
@@ -128,7 +129,7 @@ class Watch {
   }
 
   /// False where so few are open that there is nothing to look for.
-  bool shut_down_oldest() {
+  bool shut_down_oldest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const std::size_t most = most_unproven();
     if (are_few_open(most)) return false;
     struct Unproven {
@@ -140,6 +141,7 @@ class Watch {
     std::map<ino_t, std::uint64_t> still_there;
     std::set<int> listening;
     for_each_descriptor([&](int fd) {
+      mutex_.expect_held();
       const int port = port_of(fd);
       if (ports_.count(port) == 0) return;
       struct stat info {};
@@ -174,13 +176,13 @@ class Watch {
     if (copy >= 0) ::close(copy);
   }
 
-  std::mutex mutex_;
-  pid_t process_ = -1;
-  int epoll_ = -1;
-  std::set<int> ports_;                   ///< of the sockets that are watched
-  std::map<ino_t, std::uint64_t> order_;  ///< in which idle connections were seen first
-  std::uint64_t next_order_ = 0;
-  bool has_warned_ = false;
+  Mutex mutex_;
+  pid_t process_ ABSL_GUARDED_BY(mutex_) = -1;
+  int epoll_ ABSL_GUARDED_BY(mutex_) = -1;
+  std::set<int> ports_ ABSL_GUARDED_BY(mutex_);                   ///< of the sockets that are watched
+  std::map<ino_t, std::uint64_t> order_ ABSL_GUARDED_BY(mutex_);  ///< in which idle connections were seen first
+  std::uint64_t next_order_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool has_warned_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace

@@ -35,7 +35,7 @@ void Transfers::gather_packed(c10d::Backend& backend, int tag, std::optional<DTy
   }
   at::Tensor output = as_tensor(full, bytes * static_cast<std::size_t>(backend.getSize())),
              input = as_tensor(shard, bytes);
-  const std::lock_guard lock(in_backend_);
+  const MutexLock lock(in_backend_);
   collective_ = all_gather_single(backend, output, input);
 }
 
@@ -61,7 +61,7 @@ void Transfers::exchange(c10d::Backend& backend, int tag, const void* input, std
   }
   const std::size_t all = bytes * static_cast<std::size_t>(backend.getSize());
   at::Tensor to = as_tensor(output, all), from = as_tensor(input, all);
-  const std::lock_guard lock(in_backend_);
+  const MutexLock lock(in_backend_);
   collective_ = all_to_all_single(backend, to, from);
 }
 
@@ -70,26 +70,26 @@ void Transfers::broadcast(c10d::Backend& backend, void* data, std::size_t bytes,
   c10d::BroadcastOptions options;
   options.rootRank = root;
   std::vector<at::Tensor> tensors = {as_tensor(data, bytes)};
-  const std::lock_guard lock(in_backend_);
+  const MutexLock lock(in_backend_);
   collective_ = backend.broadcast(tensors, options);
 }
 
 void Transfers::barrier(c10d::Backend& backend) {
-  const std::lock_guard lock(in_backend_);
+  const MutexLock lock(in_backend_);
   collective_ = backend.barrier();
 }
 
 void Transfers::send(c10d::Backend& backend, int tag, int to, const void* data, std::size_t bytes) {
   if (bytes == 0) return;
   std::vector<at::Tensor> part = {as_tensor(data, bytes)};
-  const std::lock_guard lock(in_backend_);
+  const MutexLock lock(in_backend_);
   add_message(backend.send(part, to, tag));
 }
 
 void Transfers::receive(c10d::Backend& backend, int tag, int from, void* data, std::size_t bytes) {
   if (bytes == 0) return;
   std::vector<at::Tensor> part = {as_tensor(data, bytes)};
-  const std::lock_guard lock(in_backend_);
+  const MutexLock lock(in_backend_);
   add_message(backend.recv(part, from, tag));
 }
 
@@ -122,7 +122,7 @@ void Transfers::receive_packed(c10d::Backend& backend, int tag, int from, void* 
 }
 
 void Transfers::add_message(c10::intrusive_ptr<c10d::Work> work) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (is_aborted_) throw std::runtime_error(kAborted);
   messages_.push_back(std::move(work));
 }
@@ -140,7 +140,7 @@ void Transfers::wait() {
   for (std::size_t i = 0;; ++i) {
     c10::intrusive_ptr<c10d::Work> message;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       if (is_aborted_) throw std::runtime_error(kAborted);
       if (i == messages_.size()) {
         messages_.clear();
@@ -167,7 +167,7 @@ void Transfers::wait() {
 }
 
 void Transfers::abort() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   is_aborted_ = true;
   for (const auto& message : messages_) message->abort();
   messages_.clear();

@@ -5,11 +5,11 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
-#include <mutex>
 #include <optional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
+#include "runtime/base/mutex.h"
 #include "runtime/comm/c10d/packing.h"
 #include "tessera/dtype.h"
 
@@ -28,7 +28,7 @@ class Transfers {
   enum class Means { kCollective, kMessages };
   /// Messages have `timeout` from when the first wait() begins, for all of them together; collectives have their backend's. `in_backend`
   /// is held while the backend begins messages. It and `buffers` outlive this.
-  Transfers(Means means, std::chrono::milliseconds timeout, std::mutex& in_backend, PackBuffers& buffers)
+  Transfers(Means means, std::chrono::milliseconds timeout, Mutex& in_backend, PackBuffers& buffers)
       : means_(means), timeout_(timeout), in_backend_(in_backend), buffers_(buffers) {}
   ~Transfers() { abort(); }  // where all has been waited for, there is nothing to abort
 
@@ -98,16 +98,16 @@ class Transfers {
 
   const Means means_;
   const std::chrono::milliseconds timeout_;
-  std::mutex& in_backend_;  // never taken while mutex_ is held
+  Mutex& in_backend_;  // never taken while mutex_ is held
   PackBuffers& buffers_;
   std::vector<Packed> packed_;                           // to this rank, until wait() is over
   std::vector<Rounded> rounded_;                         // likewise
   std::vector<PackBuffer> sent_;                         // from this rank, likewise
   std::chrono::steady_clock::time_point deadline_ = {};  // set by the first wait()
-  std::mutex mutex_;                                     // guards the members below
-  absl::InlinedVector<c10::intrusive_ptr<c10d::Work>, 4> messages_;
-  c10::intrusive_ptr<c10d::Work> collective_;
-  bool is_aborted_ = false;
+  Mutex mutex_;
+  absl::InlinedVector<c10::intrusive_ptr<c10d::Work>, 4> messages_ ABSL_GUARDED_BY(mutex_);
+  c10::intrusive_ptr<c10d::Work> collective_;  // of the thread that begins and waits
+  bool is_aborted_ ABSL_GUARDED_BY(mutex_) = false;
   std::atomic<bool> is_in_collective_ = false;
 };
 

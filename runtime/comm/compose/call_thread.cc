@@ -6,14 +6,14 @@ namespace tessera {
 
 CallThread::~CallThread() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     ends_ = true;
   }
   changed_.notify_all();
 }
 
 std::future<absl::Status> CallThread::push(std::function<absl::Status()> call) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!thread_.joinable()) thread_ = std::jthread([this] { run(); });
   ++left_;
   std::future<absl::Status> status = waiting_.emplace_back(std::move(call)).get_future();
@@ -22,20 +22,23 @@ std::future<absl::Status> CallThread::push(std::function<absl::Status()> call) {
 }
 
 void CallThread::wait_for_all() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return left_ == 0; });
+  const MutexLock lock(mutex_);
+  while (left_ > 0) changed_.wait(mutex_);
 }
 
 void CallThread::run() {
-  std::unique_lock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [&] { return ends_ || !waiting_.empty(); });
-    if (waiting_.empty()) return;
-    std::packaged_task<absl::Status()> call = std::move(waiting_.front());
-    waiting_.pop_front();
-    lock.unlock();
+    std::packaged_task<absl::Status()> call;
+    {
+      const MutexLock lock(mutex_);
+      while (!ends_ && waiting_.empty()) changed_.wait(mutex_);
+      if (waiting_.empty()) return;
+      call = std::move(waiting_.front());
+      waiting_.pop_front();
+    }
     call();
-    lock.lock();
+    call = {};  // what it holds goes before wait_for_all returns
+    const MutexLock lock(mutex_);
     if (--left_ == 0) changed_.notify_all();
   }
 }

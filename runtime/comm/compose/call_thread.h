@@ -2,13 +2,13 @@
 
 #include <absl/status/status.h>
 
-#include <condition_variable>
 #include <cstddef>
 #include <deque>
 #include <functional>
 #include <future>
-#include <mutex>
 #include <thread>
+
+#include "runtime/base/mutex.h"
 
 namespace tessera {
 
@@ -29,11 +29,11 @@ class CallThread {
  private:
   void run();
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::packaged_task<absl::Status()>> waiting_;
-  std::size_t left_ = 0;  ///< that have not ended
-  bool ends_ = false;
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<std::packaged_task<absl::Status()>> waiting_ ABSL_GUARDED_BY(mutex_);
+  std::size_t left_ ABSL_GUARDED_BY(mutex_) = 0;  ///< that have not ended
+  bool ends_ ABSL_GUARDED_BY(mutex_) = false;
   std::jthread thread_;  // last: it is joined first
 };
 

@@ -1,9 +1,9 @@
 #include "runtime/comm/device/device_solo.h"
 
-#include <mutex>
 #include <string>
 #include <utility>
 
+#include "runtime/base/mutex.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/c10d/c10d_store.h"
 #include "runtime/comm/device/device_memory.h"
@@ -32,7 +32,7 @@ class DeviceSolo : public Collectives {
   }
   Work barrier(std::string_view) override { return Work(status()); }
   void abort(const absl::Status& reason) override {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (status_.ok()) status_ = reason;
   }
 
@@ -52,7 +52,7 @@ class DeviceSolo : public Collectives {
 
  private:
   absl::Status status() const {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return status_;
   }
 
@@ -84,8 +84,8 @@ class DeviceSolo : public Collectives {
   }
 
   const c10::Device device_;
-  mutable std::mutex mutex_;  // guards the members below
-  absl::Status status_;
+  mutable Mutex mutex_;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace

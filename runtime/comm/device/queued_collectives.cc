@@ -1,12 +1,12 @@
 #include "runtime/comm/device/queued_collectives.h"
 
 #include <exception>
-#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "runtime/base/log.h"
+#include "runtime/base/mutex.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/c10d/c10d_store.h"
 #include "runtime/comm/c10d/failure_report.h"
@@ -95,7 +95,7 @@ class QueuedCollectives : public Collectives {
   const QueuedGroups::Place place_;
   const int exceptions_at_start_ = std::uncaught_exceptions();
   std::uint64_t sequence_ = 0;
-  std::mutex failing_;              // one failure is reported at a time
+  Mutex failing_;                   // one failure is reported at a time
   std::optional<WorkWatch> watch_;  // last: its thread uses the others
 };
 
@@ -147,7 +147,7 @@ Work QueuedCollectives::start(Operation operation, std::string_view label, DType
 
 /// Runs on the thread that found the failure.
 absl::Status QueuedCollectives::fail(const CallSignature& call, const std::string& why) {
-  const std::lock_guard one_at_a_time(failing_);
+  const MutexLock one_at_a_time(failing_);
   if (absl::Status failed = status(); !failed.ok()) return failed;
   report_->publish_call(call);
   const std::string recorded = record();

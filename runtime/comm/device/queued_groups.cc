@@ -18,26 +18,26 @@ constexpr std::chrono::seconds kForTelling{3}, kForAborts{20};
 }  // namespace
 
 QueuedGroups::Place QueuedGroups::add(Member member) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return members_.insert(members_.end(), std::move(member));
 }
 
 void QueuedGroups::remove(Place place) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   members_.erase(place);
 }
 
 absl::Status QueuedGroups::status() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return status_;
 }
 
 void QueuedGroups::end(const absl::Status& failure) {
   std::vector<std::function<bool()>> tells, aborts;
   {
-    std::unique_lock lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!status_.ok()) {
-      changed_.wait(lock, [&] { return have_ended_; });
+      while (!have_ended_) changed_.wait(mutex_);
       return;
     }
     status_ = failure;
@@ -61,7 +61,7 @@ void QueuedGroups::end(const absl::Status& failure) {
     log_error(message_of(failure) + "; its collectives cannot be aborted, so the process ends");
     std::_Exit(static_cast<int>(exit_code_of(failure)));
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   have_ended_ = true;
   changed_.notify_all();
 }

@@ -2,11 +2,11 @@
 
 #include <absl/status/status.h>
 
-#include <condition_variable>
 #include <functional>
 #include <list>
-#include <mutex>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "runtime/base/mutex.h"
 
 namespace tessera {
 
@@ -31,11 +31,11 @@ class QueuedGroups {
   void end(const absl::Status& failure);
 
  private:
-  mutable std::mutex mutex_;
-  absl::Status status_;
-  bool have_ended_ = false;
-  std::condition_variable changed_;
-  std::list<Member> members_;
+  mutable Mutex mutex_;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+  bool have_ended_ ABSL_GUARDED_BY(mutex_) = false;
+  CondVar changed_;
+  std::list<Member> members_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace tessera

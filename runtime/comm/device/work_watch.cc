@@ -26,7 +26,7 @@ WorkWatch::WorkWatch(Seconds timeout, c10::Device device, std::function<std::str
 
 WorkWatch::~WorkWatch() {
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     ends_ = true;
   }
   changed_.notify_all();
@@ -34,12 +34,12 @@ WorkWatch::~WorkWatch() {
 }
 
 void WorkWatch::add(const CallSignature& call, std::function<bool()> reached) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   started_.push_back({call, std::move(reached), nullptr});
 }
 
 void WorkWatch::set_latest(c10::intrusive_ptr<c10d::Work> work) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (work) {
     started_.back().work = std::move(work);
   } else {
@@ -48,24 +48,32 @@ void WorkWatch::set_latest(c10::intrusive_ptr<c10d::Work> work) {
 }
 
 void WorkWatch::drain() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return started_.empty() || has_reported_; });
+  const MutexLock lock(mutex_);
+  while (!started_.empty() && !has_reported_) changed_.wait(mutex_);
+}
+
+bool WorkWatch::pause(Seconds time) {
+  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(time);
+  const MutexLock lock(mutex_);
+  while (!ends_ && changed_.wait_until(mutex_, end)) continue;
+  return !ends_;
 }
 
 void WorkWatch::run() {
   const c10::DeviceGuard guard(device_);  // to ask for an event on another would make a context there
-  const Seconds pause = std::min(kBetweenLooks, timeout_ / 4);
+  const Seconds between_looks = std::min(kBetweenLooks, timeout_ / 4);
   oldest_since_ = next_question_ = Clock::now();
-  for (std::unique_lock lock(mutex_); !changed_.wait_for(lock, pause, [&] { return ends_; });) {
-    lock.unlock();
+  while (pause(between_looks)) {
     const std::string why = look();
-    lock.lock();
     if (why.empty()) continue;
-    if (started_.empty()) continue;  // it could not be started, and whoever tried reports that
-    const CallSignature call = started_.front().call;
-    lock.unlock();
+    CallSignature call;
+    {
+      const MutexLock lock(mutex_);
+      if (started_.empty()) continue;  // it could not be started, and whoever tried reports that
+      call = started_.front().call;
+    }
     report_(call, why);
-    lock.lock();
+    const MutexLock lock(mutex_);
     has_reported_ = true;
     changed_.notify_all();
     return;
@@ -77,7 +85,7 @@ std::string WorkWatch::look() try {
   for (;;) {
     Started oldest;
     {
-      std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       if (started_.empty()) {
         oldest_since_ = now;
         stands_in_ = 0;
@@ -95,7 +103,7 @@ std::string WorkWatch::look() try {
       break;
     }
     oldest_since_ = now;
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     started_.pop_front();
   }
   if (now - oldest_since_ > timeout_) {

@@ -4,15 +4,14 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "runtime/base/mutex.h"
 #include "runtime/comm/call.h"
 
 namespace tessera {
@@ -50,6 +49,8 @@ class WorkWatch {
   };
 
   void run();
+  /// False where the watch ends meanwhile.
+  bool pause(std::chrono::duration<double> time);
   /// What is wrong with the oldest call, if anything; takes those that are over off the list.
   std::string look();
 
@@ -58,10 +59,10 @@ class WorkWatch {
   const c10::Device device_;
   const std::function<std::string()> news_;
   const Report report_;
-  std::mutex mutex_;  // guards the three below
-  std::condition_variable changed_;
-  std::deque<Started> started_;
-  bool ends_ = false, has_reported_ = false;
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<Started> started_ ABSL_GUARDED_BY(mutex_);
+  bool ends_ ABSL_GUARDED_BY(mutex_) = false, has_reported_ ABSL_GUARDED_BY(mutex_) = false;
   Clock::time_point oldest_since_, next_question_;  // the thread's own
   std::atomic<std::uint64_t> stands_in_ = 0;
   std::thread thread_;  // last: it uses the others

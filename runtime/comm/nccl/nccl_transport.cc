@@ -15,6 +15,7 @@
 #include <torch/csrc/distributed/c10d/cuda/CUDAEventCache.hpp>
 #include <utility>
 
+#include "runtime/base/mutex.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/device/gpus.h"
 #include "runtime/comm/device/queued_collectives.h"
@@ -53,9 +54,9 @@ std::function<bool()> mark_on(c10::Device gpu) {
 
 /// c10d's flight recorder knows all groups of the process; one file, for `torchfrtrace`.
 std::string write_flight_record(int world_rank) {
-  static std::mutex mutex;
-  static std::string file;
-  const std::lock_guard lock(mutex);
+  static Mutex mutex;
+  static std::string file ABSL_GUARDED_BY(mutex);
+  const MutexLock lock(mutex);
   if (file.empty()) {
     const std::string record = c10d::dump_nccl_trace(/*includeCollectives=*/true, /*includeStackTraces=*/false,
                                                      /*onlyActive=*/false);

@@ -4,16 +4,17 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <tuple>
+
+#include "runtime/base/mutex.h"
 
 namespace tessera {
 namespace {
 
 /// Choices that were made, by call.
 struct Chosen {
-  std::mutex mutex;
-  std::map<std::tuple<Operation, int, DType, std::size_t>, Algorithm> algorithms;
+  Mutex mutex;
+  std::map<std::tuple<Operation, int, DType, std::size_t>, Algorithm> algorithms ABSL_GUARDED_BY(mutex);
 };
 
 }  // namespace
@@ -39,7 +40,7 @@ Algorithm choose(Operation operation, int ranks, DType dtype, std::size_t bytes,
 
 ChooseAlgorithm choose_by(const LinkFit& fit) {
   return [fit, chosen = std::make_shared<Chosen>()](Operation operation, int ranks, DType dtype, std::size_t bytes) {
-    const std::lock_guard lock(chosen->mutex);
+    const MutexLock lock(chosen->mutex);
     const auto [at, is_new] = chosen->algorithms.try_emplace({operation, ranks, dtype, bytes}, Algorithm::kDirect);
     if (is_new) at->second = choose(operation, ranks, dtype, bytes, fit);
     return at->second;

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "runtime/base/log.h"
+#include "runtime/base/mutex.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/rounds/link_fit.h"
 #include "runtime/comm/rounds/timed_calls.h"
@@ -23,22 +23,22 @@ constexpr int kTimes = 4;
 class Choice {
  public:
   void use(Algorithm algorithm) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     algorithm_ = algorithm;
   }
   void use(const LinkFit& fit) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     by_fit_ = choose_by(fit);
   }
   Algorithm operator()(Operation operation, int ranks, DType dtype, std::size_t bytes) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return by_fit_ ? by_fit_(operation, ranks, dtype, bytes) : algorithm_;
   }
 
  private:
-  std::mutex mutex_;
-  Algorithm algorithm_ = Algorithm::kDirect;
-  ChooseAlgorithm by_fit_;
+  Mutex mutex_;
+  Algorithm algorithm_ ABSL_GUARDED_BY(mutex_) = Algorithm::kDirect;
+  ChooseAlgorithm by_fit_ ABSL_GUARDED_BY(mutex_);
 };
 
 /// Times of every algorithm, the same on all ranks.
@@ -80,7 +80,7 @@ class MeasuredGroups {
     TESSERA_ASSIGN_OR_RETURN(const LinkFit fit, measure(*joined, *choice));
     choice->use(fit);
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       fits_.emplace(group.world_ranks, fit);
     }
     if (group.rank == 0) log_info(group.key() + ": measured: " + text_of(fit));
@@ -89,14 +89,14 @@ class MeasuredGroups {
 
  private:
   std::optional<LinkFit> fit_of(const std::vector<int>& world_ranks) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto known = fits_.find(world_ranks);
     return known == fits_.end() ? std::nullopt : std::optional(known->second);
   }
 
   const JoinAndChoose join_;
-  std::mutex mutex_;
-  std::map<std::vector<int>, LinkFit> fits_;  // by world ranks
+  Mutex mutex_;
+  std::map<std::vector<int>, LinkFit> fits_ ABSL_GUARDED_BY(mutex_);  // by world ranks
 };
 
 }  // namespace

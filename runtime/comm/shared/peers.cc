@@ -201,7 +201,7 @@ std::string Peers::who(int rank) const {
 
 absl::Status Peers::fail(const absl::Status& reason) {
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!failure_.ok()) return failure_;
     failure_ = reason;
   }
@@ -220,7 +220,7 @@ absl::Status Peers::status() const {
 }
 
 absl::Status Peers::failure() const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return failure_;
 }
 

@@ -4,10 +4,10 @@
 #include <absl/status/status.h>
 
 #include <chrono>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "runtime/base/mutex.h"
 #include "runtime/comm/group.h"
 #include "runtime/comm/shared/shared_space.h"
 
@@ -85,8 +85,8 @@ class Peers {
   CallSignature call_;
   bool timed_ = false;  // deadline_ is that of call_: set when first a wait is long
   std::chrono::steady_clock::time_point deadline_;
-  mutable std::mutex mutex_;
-  absl::Status failure_;  // guarded by mutex_
+  mutable Mutex mutex_;
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace tessera

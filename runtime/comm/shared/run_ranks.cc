@@ -1,11 +1,11 @@
 #include "runtime/comm/shared/run_ranks.h"
 
 #include <exception>
-#include <mutex>
 #include <stdexcept>
 #include <thread>
 #include <vector>
 
+#include "runtime/base/mutex.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/mesh_groups.h"
 #include "runtime/comm/shared/thread_transport.h"
@@ -38,16 +38,17 @@ std::string text_of(const std::exception_ptr& failure) {
 class FirstFailure {
  public:
   void keep(std::exception_ptr failure) {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!failure_) failure_ = std::move(failure);
   }
-  void rethrow() const {
+  void rethrow() {
+    const MutexLock lock(mutex_);
     if (failure_) std::rethrow_exception(failure_);
   }
 
  private:
-  std::mutex mutex_;
-  std::exception_ptr failure_;
+  Mutex mutex_;
+  std::exception_ptr failure_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace

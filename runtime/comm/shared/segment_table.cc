@@ -5,13 +5,13 @@
 namespace tessera {
 
 void SegmentTable::add(std::uint64_t id, Parts parts) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   by_address_[address_of_own(id, parts)] = id;
   segments_[id] = std::move(parts);
 }
 
 void SegmentTable::remove(std::uint64_t id) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto it = segments_.find(id);
   if (it == segments_.end()) return;
   by_address_.erase(address_of_own(id, it->second));
@@ -19,13 +19,13 @@ void SegmentTable::remove(std::uint64_t id) {
 }
 
 std::byte* SegmentTable::own_part(std::uint64_t id) const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return part(id, segments_.at(id), rank_).data();
 }
 
 Location SegmentTable::locate(const void* data, std::size_t bytes) const {
   const auto address = reinterpret_cast<std::uintptr_t>(data);
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   auto it = by_address_.upper_bound(address);
   if (it == by_address_.begin()) return {};
   const auto& [begin, id] = *--it;
@@ -35,7 +35,7 @@ Location SegmentTable::locate(const void* data, std::size_t bytes) const {
 }
 
 std::byte* SegmentTable::view(int peer, const Location& location) const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto it = segments_.find(location.segment);
   return it == segments_.end() ? nullptr : part(it->first, it->second, peer).data() + location.offset;
 }

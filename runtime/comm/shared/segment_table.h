@@ -2,9 +2,9 @@
 
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <vector>
 
+#include "runtime/base/mutex.h"
 #include "runtime/comm/shared/control_block.h"
 #include "runtime/comm/shared/memory_segment.h"
 
@@ -38,9 +38,9 @@ class SegmentTable {
   }
 
   const int rank_;
-  mutable std::mutex mutex_;  // guards the members below
-  std::map<std::uint64_t, Parts> segments_;
-  std::map<std::uintptr_t, std::uint64_t> by_address_;  // begin of own part -> id
+  mutable Mutex mutex_;
+  std::map<std::uint64_t, Parts> segments_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::uintptr_t, std::uint64_t> by_address_ ABSL_GUARDED_BY(mutex_);  // begin of own part -> id
 };
 
 }  // namespace tessera

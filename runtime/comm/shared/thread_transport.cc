@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/base/mutex.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/compose/background.h"
 #include "runtime/comm/compose/composed_groups.h"
@@ -36,22 +37,22 @@ namespace {
 class CommonRanges {
  public:
   void add(const PlainBuffer& buffer) {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     ends_[buffer.data()] = buffer.data() + buffer.bytes();
   }
   void remove(const PlainBuffer& buffer) {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     ends_.erase(buffer.data());
   }
   bool contain(const std::byte* data, std::size_t bytes) const {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     auto it = ends_.upper_bound(data);
     return it != ends_.begin() && data < (--it)->second && data + bytes <= it->second;
   }
 
  private:
-  mutable std::mutex mutex_;                           // guards the members below
-  std::map<const std::byte*, const std::byte*> ends_;  // by begin
+  mutable Mutex mutex_;
+  std::map<const std::byte*, const std::byte*> ends_ ABSL_GUARDED_BY(mutex_);  // by begin
 };
 
 /// One rank's share in a buffer that all ranks have together.
@@ -144,7 +145,7 @@ ThreadRun::ThreadRun(const ThreadRanks& options) : options_(options) {}
 ThreadRun::~ThreadRun() = default;
 
 std::shared_ptr<ThreadGroupMemory> ThreadRun::memory_of(const Group& group) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   auto& memory = groups_[group.key()];
   if (memory) return memory;
   memory = std::make_shared<ThreadGroupMemory>(group);
@@ -160,7 +161,7 @@ absl::StatusOr<std::shared_ptr<Collectives>> ThreadRun::join(const Group& group)
 }
 
 void ThreadRun::end(int world_rank, const absl::Status& reason) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   ended_[world_rank] = reason;
   for (auto& [key, memory] : groups_) {
     const auto& ranks = memory->world_ranks;

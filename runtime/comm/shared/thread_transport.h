@@ -4,10 +4,10 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "runtime/base/mutex.h"
 #include "runtime/comm/group.h"
 #include "runtime/comm/mesh_groups.h"
 #include "runtime/comm/shared/run_ranks.h"
@@ -35,9 +35,9 @@ class ThreadRun {
   std::shared_ptr<ThreadGroupMemory> memory_of(const Group& group);
 
   const ThreadRanks options_;
-  std::mutex mutex_;  // guards the members below
-  std::map<std::string, std::shared_ptr<ThreadGroupMemory>> groups_;
-  std::map<int, absl::Status> ended_;
+  Mutex mutex_;
+  std::map<std::string, std::shared_ptr<ThreadGroupMemory>> groups_ ABSL_GUARDED_BY(mutex_);
+  std::map<int, absl::Status> ended_ ABSL_GUARDED_BY(mutex_);
 };
 
 /// The groups of one rank of a run. `topology` is the rank's; hosts that it pretends are joined

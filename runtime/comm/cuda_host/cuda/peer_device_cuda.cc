@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <string>
 #include <utility>
 
+#include "runtime/base/mutex.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/cuda_host/cuda/device_sum.h"
 #include "runtime/comm/cuda_host/cuda_host_collectives.h"
@@ -77,7 +77,7 @@ class OpenedMemory {
   }
 
   absl::StatusOr<std::byte*> take(const PeerDevice::Handle& handle) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     Mapping& mapping = mappings_[handle];
     if (mapping.users == 0) {
       void* memory = nullptr;
@@ -93,7 +93,7 @@ class OpenedMemory {
     return mapping.memory;
   }
   void give_back(const PeerDevice::Handle& handle) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto mapping = mappings_.find(handle);
     if (mapping == mappings_.end() || --mapping->second.users > 0) return;
     cudaIpcCloseMemHandle(mapping->second.memory);
@@ -105,8 +105,8 @@ class OpenedMemory {
     std::byte* memory = nullptr;
     int users = 0;
   };
-  std::mutex mutex_;
-  std::map<PeerDevice::Handle, Mapping> mappings_;
+  Mutex mutex_;
+  std::map<PeerDevice::Handle, Mapping> mappings_ ABSL_GUARDED_BY(mutex_);
 };
 
 class CudaEvent : public PeerDevice::Event {

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <absl/base/thread_annotations.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+
+namespace tessera {
+
+/// A std::mutex that Clang knows for one: -Wthread-safety finds who uses a member that is ABSL_GUARDED_BY it without
+/// holding it.
+///
+/// It is not absl::Mutex, since ThreadSanitizer sees nothing of a library that was not compiled for it, as the Abseil of
+/// distributions, and would report all that such a mutex guards as a race. It does see std::mutex, because it replaces
+/// pthread's functions.
+class ABSL_LOCKABLE Mutex {
+ public:
+  Mutex() = default;
+  Mutex(const Mutex&) = delete;
+  Mutex& operator=(const Mutex&) = delete;
+
+  void lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() { mutex_.lock(); }
+  void unlock() ABSL_UNLOCK_FUNCTION() { mutex_.unlock(); }
+  /// Tells Clang, where it cannot see that the caller holds it: in functions that somebody else calls back. Does nothing.
+  void expect_held() const ABSL_ASSERT_EXCLUSIVE_LOCK() {}
+
+ private:
+  friend class CondVar;
+  std::mutex mutex_;
+};
+
+/// Holds a mutex while it lives.
+class ABSL_SCOPED_LOCKABLE MutexLock {
+ public:
+  [[nodiscard]] explicit MutexLock(Mutex& mutex) ABSL_EXCLUSIVE_LOCK_FUNCTION(mutex) : mutex_(mutex) { mutex_.lock(); }
+  ~MutexLock() ABSL_UNLOCK_FUNCTION() { mutex_.unlock(); }
+  MutexLock(const MutexLock&) = delete;
+  MutexLock& operator=(const MutexLock&) = delete;
+
+ private:
+  Mutex& mutex_;
+};
+
+/// A std::condition_variable. What is waited for stands in a loop around the wait, where Clang sees that the mutex is
+/// held; in a predicate it does not:
+///
+///     while (!has_come_) changed_.wait(mutex_);
+class CondVar {
+ public:
+  /// Returns when it was notified, or at any time.
+  void wait(Mutex& mutex) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    std::unique_lock lock(mutex.mutex_, std::adopt_lock);
+    changed_.wait(lock);
+    lock.release();
+  }
+  /// The same, but no later than `deadline`. False once that has passed.
+  bool wait_until(Mutex& mutex, std::chrono::steady_clock::time_point deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    std::unique_lock lock(mutex.mutex_, std::adopt_lock);
+    const bool is_in_time = changed_.wait_until(lock, deadline) == std::cv_status::no_timeout;
+    lock.release();
+    return is_in_time;
+  }
+  void notify_one() { changed_.notify_one(); }
+  void notify_all() { changed_.notify_all(); }
+
+ private:
+  std::condition_variable changed_;
+};
+
+}  // namespace tessera

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include "planner/gather_script.h"
 #include "planner/reduction_script.h"
@@ -42,48 +43,136 @@ std::vector<std::string> what_is_left_out(const MemoryPlan& plan) {
   return left_out;
 }
 
-/// A step from its first microbatch to the next step's; or from its update, which is then that of the step before.
+/// As Engine::State::publishes_behind.
+bool publishes_behind(const PlanInput& input, const Links& links) {
+  const Placement& placement = input.placement;
+  return placement.optimizer.shard && !placement.parameters.shard && !placement.shared && input.mesh.shard_size > 1 &&
+         links.gathers_in_background && !input.is_queued && !input.outer.makes_outer_steps() &&
+         !input.updates_in_backward;
+}
+
+StepInput step_input(const MemoryPlan& plan, const MeshLinks& links) {
+  StepInput input = plan.step_input();
+  input.publishes_behind = publishes_behind(plan.input(), links.shard);
+  return input;
+}
+
+/// In the order of units, as if no pass went backward and groups of matrices did not wait for the others.
+std::vector<Visit> updates_of(const StepProgram& program) {
+  std::vector<Visit> updates;
+  std::ranges::copy_if(program.visits, std::back_inserter(updates),
+                       [](const Visit& visit) { return visit.work == VisitWork::kUpdate; });
+  std::ranges::sort(updates, {}, &Visit::group);
+  return updates;
+}
+
+/// Writes a step by its program: from its first microbatch to the next step's, or where values are published behind the update from that
+/// of the step before.
 class WholeStep {
  public:
-  WholeStep(const MemoryPlan& plan, const StepProfile& profile, const std::vector<int>& units)
+  WholeStep(const MemoryPlan& plan, const StepProfile& profile, const std::vector<int>& units, const MeshLinks& links)
       : plan_(plan),
         profile_(profile),
         units_(units),
         completes_(completes_units(profile, units, plan.input().units.size())),
-        gathers_(plan) {}
+        input_(step_input(plan, links)),
+        program_(step_programs(input_).front()),
+        updates_(updates_of(program_)),
+        gathers_(plan) {
+    const auto is_backward = [](const ProfileEntry& entry) { return entry.pass == RoundPass::kBackward; };
+    turn_ = static_cast<std::size_t>(std::ranges::find_if(profile.entries, is_backward) - profile.entries.begin());
+  }
 
   void write(ScriptWriter& writer) {
-    UpdateScript update(plan_, profile_, writer);
-    ReductionScript reductions(plan_, writer, [&](int unit) { update.update(unit); });
-    if (update.publishes_behind()) update.update_all();  // of the step before
-    gathers_.gather_ahead(writer);
-    writer.work(Spending::kRest, profile_.rest_seconds, "rest");
-    const std::int64_t rounds = plan_.input().accumulation;
-    for (std::int64_t round = 0; round < rounds; ++round) write_round(writer, update, reductions, round + 1 == rounds);
-    update.agree();
-    if (!update.publishes_behind()) update.update_all();
-    update.finish();
+    UpdateScript update(plan_, profile_, input_.publishes_behind, writer);
+    ReductionScript reductions(plan_, writer, [&](int unit) { update_in_backward(unit, update); });
+    Pen pen{writer, update, reductions};
+    const std::vector<StepOp>& ops = program_.ops;
+    const auto decision = std::ranges::find(ops, StepOpKind::kDecide, &StepOp::kind);
+    const auto first = input_.publishes_behind ? decision + 1 : ops.begin();
+    for (auto op = first; op != ops.end(); ++op) write(*op, pen);
+    for (auto op = ops.begin(); op != first; ++op) write(*op, pen);
+    update.wait_for_published();  // what nothing has read
     gathers_.release_all(writer);
   }
 
  private:
-  void write_round(ScriptWriter& writer, UpdateScript& update, ReductionScript& reductions, bool is_last) {
-    for (std::size_t i = 0; i < units_.size(); ++i) {
-      const ProfileEntry& entry = profile_.entries[i];
-      gathers_.use(units_[i], writer);
-      update.use(units_[i]);
-      const char* const pass = entry.pass == RoundPass::kForward ? "forward" : "backward";
-      writer.work(Spending::kCompute, entry.seconds, pass, units_[i]);
-      if (completes_[i]) reductions.complete(units_[i]);
+  struct Pen {
+    ScriptWriter& writer;
+    UpdateScript& update;
+    ReductionScript& reductions;
+  };
+
+  void write(const StepOp& op, Pen& pen) {
+    if (&op == program_.ops.data()) begin_step(pen);
+    switch (op.kind) {
+      case StepOpKind::kRounds:
+        for (std::int64_t round = 0; round < op.begin; ++round) {
+          write_entries(0, turn_, pen);
+          write_backward(/*is_last=*/false, pen);
+        }
+        return;
+      case StepOpKind::kForward:
+        return write_entries(0, turn_, pen);
+      case StepOpKind::kBackward:
+      case StepOpKind::kUpdateInBackward:
+        return write_backward(/*is_last=*/true, pen);
+      case StepOpKind::kAgree:
+      case StepOpKind::kAgreeOnNorms:
+        return pen.update.agree();
+      case StepOpKind::kVisit:
+        if (op.end != std::ssize(program_.visits)) return;  // it is none of the last pass
+        for (const Visit& visit : updates_) pen.update.update(visit);
+        return;
+      case StepOpKind::kPublished:
+        return pen.update.wait_for_published();
+      case StepOpKind::kBarrier:
+        return pen.update.meet();
+      case StepOpKind::kAnnounce:
+      case StepOpKind::kDecide:
+      case StepOpKind::kExchange:
+      case StepOpKind::kEndPass:
+        return;  // what_is_left_out
     }
-    reductions.finish(is_last);
+  }
+
+  void begin_step(Pen& pen) {
+    gathers_.gather_ahead(pen.writer);
+    pen.writer.work(Spending::kRest, profile_.rest_seconds, "rest");
+  }
+
+  void write_backward(bool is_last, Pen& pen) {
+    write_entries(turn_, units_.size(), pen);
+    pen.reductions.finish(is_last);
     gathers_.end_round();
+  }
+
+  void write_entries(std::size_t begin, std::size_t end, Pen& pen) {
+    for (std::size_t i = begin; i < end; ++i) {
+      const ProfileEntry& entry = profile_.entries[i];
+      gathers_.use(units_[i], pen.writer);
+      pen.update.use(units_[i]);
+      const char* const pass = entry.pass == RoundPass::kForward ? "forward" : "backward";
+      pen.writer.work(Spending::kCompute, entry.seconds, pass, units_[i]);
+      if (completes_[i]) pen.reductions.complete(units_[i]);
+    }
+  }
+
+  void update_in_backward(int unit, UpdateScript& update) const {
+    for (const Visit& visit : updates_) {
+      if (visit.unit == unit) update.update(visit);
+    }
   }
 
   const MemoryPlan& plan_;
   const StepProfile& profile_;
   const std::vector<int>& units_;
   const std::vector<char> completes_;
+  const StepInput input_;
+  const StepProgram program_;
+  const std::vector<Visit>
+      updates_;           ///< what is updated, in the order of units; but in backward, at the last of the passes
+  std::size_t turn_ = 0;  ///< the first entry of backward
   GatherScript gathers_;
 };
 
@@ -99,7 +188,7 @@ absl::StatusOr<StepScript> script_of_step(const MemoryPlan& plan, const StepProf
         fmt::format("a step of {} microbatches, each of which uses units {} times, is longer than "
                     "what can be timed: {} uses. [T0637] hint: a smaller gradient_accumulation shows the same step",
                     rounds, units.size(), kMostUses));
-  WholeStep step(plan, profile, units);
+  WholeStep step(plan, profile, units, links);
   StepScript first, steady;
   ScriptWriter first_writer(plan, links, first), steady_writer(plan, links, steady);
   step.write(first_writer);  // which records the order of units

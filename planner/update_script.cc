@@ -4,24 +4,20 @@
 #include "sharding/layout/placement.h"
 
 namespace tessera {
-namespace {
 
-/// As Engine::State::publishes_behind.
-bool publishes_behind(const PlanInput& input, const Links& links) {
-  const Placement& placement = input.placement;
-  return placement.optimizer.shard && !placement.parameters.shard && !placement.shared && input.mesh.shard_size > 1 &&
-         links.gathers_in_background && !input.is_queued && !input.outer.makes_outer_steps() &&
-         !input.updates_in_backward;
-}
-
-}  // namespace
-
-UpdateScript::UpdateScript(const MemoryPlan& plan, const StepProfile& profile, ScriptWriter& writer)
+UpdateScript::UpdateScript(const MemoryPlan& plan, const StepProfile& profile, bool publishes_behind,
+                           ScriptWriter& writer)
     : plan_(plan),
       profile_(profile),
       writer_(writer),
-      publishes_behind_(tessera::publishes_behind(plan.input(), writer.links(Axis::kShard))),
-      behind_(plan.input().units.size()) {}
+      publishes_behind_(publishes_behind),
+      behind_(plan.input().units.size()) {
+  for (const UnitShape& unit : plan.input().units) {
+    for (const GroupShape& group : unit.groups) {
+      if (group.trainable) groups_.push_back(&group);
+    }
+  }
+}
 
 /// About: the numbers of engine/step/agree/step_agreement.cc, and for each trainable parameter a flag and a sum of squares.
 std::int64_t UpdateScript::agreement_bytes() const {
@@ -44,22 +40,14 @@ void UpdateScript::agree() {
   writer_.call(Channel::kWorld, world_cost(agreement_bytes()), Spending::kAgreement, "agree");
 }
 
-void UpdateScript::update_all() {
-  if (plan_.input().updates_in_backward) return;
-  if (plan_.input().updates_twice) agree();  // on the norms of layers
-  for (std::size_t unit = 0; unit < plan_.input().units.size(); ++unit) update(static_cast<int>(unit));
-}
-
-void UpdateScript::update(int unit) {
+void UpdateScript::update(const Visit& visit) {
   const PlanInput& input = plan_.input();
-  for (const GroupShape& group : input.units[static_cast<std::size_t>(unit)].groups) {
-    if (!group.trainable) continue;
-    const auto part = static_cast<double>(owned(input.placement.optimizer, input.mesh, group.layout.numel()).numel);
-    const auto all = static_cast<double>(profile_.updated_elements);
-    const double seconds = profile_.update_seconds > 0 ? profile_.update_seconds * (part / all) : 0.0;
-    writer_.work(Spending::kUpdate, seconds, "update", unit);
-    publish(group, unit);
-  }
+  const GroupShape& group = *groups_[static_cast<std::size_t>(visit.group)];
+  const auto part = static_cast<double>(owned(input.placement.optimizer, input.mesh, group.layout.numel()).numel);
+  const auto all = static_cast<double>(profile_.updated_elements);
+  const double seconds = profile_.update_seconds > 0 ? profile_.update_seconds * (part / all) : 0.0;
+  writer_.work(Spending::kUpdate, seconds, "update", visit.unit);
+  publish(group, visit.unit);
 }
 
 /// Over the replicate axis first, since its parts lie inside those of the shard axis.
@@ -91,12 +79,15 @@ void UpdateScript::use(int unit) {
   calls.clear();
 }
 
-void UpdateScript::finish() {
-  for (std::size_t unit = 0; unit < behind_.size(); ++unit) use(static_cast<int>(unit));  // which nothing has read
+void UpdateScript::wait_for_published() {
+  for (std::size_t unit = 0; unit < behind_.size(); ++unit) use(static_cast<int>(unit));
   for (const int call : under_way_) writer_.wait(call, Spending::kPublish);
   under_way_.clear();
+}
+
+void UpdateScript::meet() {
   const int shards = writer_.ranks(Axis::kShard);
-  if (!plan_.input().placement.shared || shards == 1) return;
+  if (shards == 1) return;
   const Links& links = writer_.links(Axis::kShard);
   writer_.call(Channel::kGather, links.cost(links.small, shards, 0), Spending::kPublish, "barrier");
 }

@@ -176,7 +176,7 @@ std::shared_ptr<GroupFactory> thread_group_factory(std::shared_ptr<ThreadRun> ru
   defaults.world_size = topology.world_size;
   defaults.ranks_per_host = topology.local_world_size;
   defaults.timeout_s = run->options().timeout_s;
-  const auto join = [run](const Group& group) { return run->join(group); };
+  const auto join = [run = std::move(run)](const Group& group) { return run->join(group); };
   // Hosts that are not there have a network between them, as far as the Engine can tell.
   const JoinGroup across = [join](const Group& group) -> absl::StatusOr<std::shared_ptr<Collectives>> {
     TESSERA_ASSIGN_OR_RETURN(auto joined, join(group));

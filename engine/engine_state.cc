@@ -276,7 +276,8 @@ void Engine::State::set_up() {
   checks.emplace(units, strategy.check.values && !device.is_queued);
   hooks.emplace(units, *reducer);
   const auto on_failure = [this](const Error& error) { fail(make_error(error.exit_code(), error.message())); };
-  if (publishes_behind()) publication.emplace(pointers_to(units), *axes.gather, plan.input().gathers, on_failure);
+  if (plan.publishes_behind(axes.gather->gathers_in_background()))
+    publication.emplace(pointers_to(units), *axes.gather, plan.input().gathers, on_failure);
   make_step();
   if (plan.steps_on_host() || (device.is_queued && plan.gradients_below()))
     reducer->on_reduced([this](const Unit& unit) { step->reduced(unit); });
@@ -352,15 +353,6 @@ bool Engine::State::use_defaults(std::int64_t version) {
   log_info("the run began with another version's defaults, and what the strategy leaves out keeps them: " + text +
            ". [T0151] hint: write these keys into the strategy");
   return true;
-}
-
-/// Where ranks hold whole parameters that others update, and the transport carries gathers by itself. What looks at all values after each
-/// step would wait for them there.
-bool Engine::State::publishes_behind() const {
-  const Placement& placement = plan.input().placement;
-  return !accelerator.device.is_queued && placement.optimizer.shard && !placement.optimizer.replicate &&
-         !placement.parameters.shard && axes.shard_size > 1 && axes.gather->gathers_in_background() &&
-         !sync.makes_outer_steps() && !strategy.check.values;
 }
 
 /// The mesh was made before the Engine saw the strategy; what the file says of transports must have reached it.

@@ -88,7 +88,6 @@ struct Engine::State {
     if (residency) residency->expect_values();
     checks->expect_accepted(may_unfreeze);
   }
-  bool publishes_behind() const;
   bool updates_in_backward() const { return plan.input().updates_in_backward; }
   /// Throws tessera::Error (64) between backward and step where backward has updated units already. `what`: the call.
   void expect_not_updated(const char* what) const;

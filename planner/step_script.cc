@@ -43,20 +43,6 @@ std::vector<std::string> what_is_left_out(const MemoryPlan& plan) {
   return left_out;
 }
 
-/// As Engine::State::publishes_behind.
-bool publishes_behind(const PlanInput& input, const Links& links) {
-  const Placement& placement = input.placement;
-  return placement.optimizer.shard && !placement.parameters.shard && !placement.shared && input.mesh.shard_size > 1 &&
-         links.gathers_in_background && !input.is_queued && !input.outer.makes_outer_steps() &&
-         !input.updates_in_backward;
-}
-
-StepInput step_input(const MemoryPlan& plan, const MeshLinks& links) {
-  StepInput input = plan.step_input();
-  input.publishes_behind = publishes_behind(plan.input(), links.shard);
-  return input;
-}
-
 /// In the order of units, as if no pass went backward and groups of matrices did not wait for the others.
 std::vector<Visit> updates_of(const StepProgram& program) {
   std::vector<Visit> updates;
@@ -66,8 +52,8 @@ std::vector<Visit> updates_of(const StepProgram& program) {
   return updates;
 }
 
-/// Writes a step by its program: from its first microbatch to the next step's, or where values are published behind the update from that
-/// of the step before.
+/// Writes a step by its program: from its first microbatch to the next step's, or where values are published behind the update from the
+/// update of the step before, in backward or after it.
 class WholeStep {
  public:
   WholeStep(const MemoryPlan& plan, const StepProfile& profile, const std::vector<int>& units, const MeshLinks& links)
@@ -75,7 +61,7 @@ class WholeStep {
         profile_(profile),
         units_(units),
         completes_(completes_units(profile, units, plan.input().units.size())),
-        input_(step_input(plan, links)),
+        input_(plan.step_input(links.shard.gathers_in_background)),
         program_(step_programs(input_).front()),
         updates_(updates_of(program_)),
         gathers_(plan) {
@@ -88,8 +74,11 @@ class WholeStep {
     ReductionScript reductions(plan_, writer, [&](int unit) { update_in_backward(unit, update); });
     Pen pen{writer, update, reductions};
     const std::vector<StepOp>& ops = program_.ops;
-    const auto decision = std::ranges::find(ops, StepOpKind::kDecide, &StepOp::kind);
-    const auto first = input_.publishes_behind ? decision + 1 : ops.begin();
+    const auto publishes = [](const StepOp& op) {
+      return op.kind == StepOpKind::kVisit || op.kind == StepOpKind::kExchange ||
+             op.kind == StepOpKind::kUpdateInBackward;
+    };
+    const auto first = input_.publishes_behind ? std::ranges::find_if(ops, publishes) : ops.begin();
     for (auto op = first; op != ops.end(); ++op) write(*op, pen);
     for (auto op = ops.begin(); op != first; ++op) write(*op, pen);
     update.wait_for_published();  // what nothing has read

@@ -107,6 +107,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   if (strategy.memory.limit_bytes > 0 && !input.offload.queue_depth) input.offload.queue_depth = kQueueDepth;
   input.copies_checkpoints = strategy.checkpoint.async;
   input.is_durable = strategy.durable.every > 0;
+  input.checks_values = strategy.check.values;
   input.compression = strategy.compression;
   const WireForm gathers = strategy.compression.gathers;
   if (scene.shard_compressed_part > 0) input.gathers = gathers;

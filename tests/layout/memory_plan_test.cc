@@ -327,6 +327,24 @@ TEST(MemoryPlan, StatesThatFitTheSlotsAreNotReadAgain) {
   EXPECT_EQ(plan.disk().read_in_two_steps, 0);
 }
 
+TEST(MemoryPlan, ValuesArePublishedBehindWhereOthersUpdateWholeParameters) {
+  const auto is_behind = [](const auto& change, bool gathers_in_background = true) {
+    PlanInput input = input_of(1024, 2, {1, 2, 0, 0});
+    input.placement = placement_of(ShardingStrategy::kShardOptimizer, false);
+    change(input);
+    return MemoryPlan(std::move(input)).publishes_behind(gathers_in_background);
+  };
+  EXPECT_TRUE(is_behind([](PlanInput&) {}));
+  EXPECT_TRUE(is_behind([](PlanInput& input) { input.updates_in_backward = true; }));
+  EXPECT_FALSE(is_behind([](PlanInput&) {}, /*gathers_in_background=*/false));
+  EXPECT_FALSE(is_behind([](PlanInput& input) { input.checks_values = true; }));
+  EXPECT_FALSE(is_behind([](PlanInput& input) { input.is_queued = true; }));
+  EXPECT_FALSE(is_behind([](PlanInput& input) { input.outer.type = SyncType::kDiloco; }));
+  EXPECT_FALSE(is_behind([](PlanInput& input) { input.placement = share_parameters(input.placement); }));
+  for (const ShardingStrategy kind : {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard})
+    EXPECT_FALSE(is_behind([&](PlanInput& input) { input.placement = placement_of(kind, false); }));
+}
+
 TEST(MemoryPlan, AutoPutsAsLittleOnDiskAsTheLimitAllows) {
   PlanInput input = input_of(kMiB, 4, {1, 2, 0, 0});
   for (UnitShape& unit : input.units) {

@@ -46,7 +46,8 @@ MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
   plan_first_pass();
   plan_parameters();
   plan_gradients();
-  const std::vector<StepProgram> steps = step_programs(step_input());
+  // No record depends on whether values are published behind.
+  const std::vector<StepProgram> steps = step_programs(step_input(/*gathers_in_background=*/false));
   plan_parameter_records(steps);
   plan_optimizer(steps);
   plan_weight_copy();

@@ -62,6 +62,8 @@ struct PlanInput {
   /// Of each axis's group: Collectives::compressed_part; 0 too where `compression` leaves the axis as it is.
   int compressed_shard_part = 0, compressed_replicate_part = 0;
   bool is_durable = false;  ///< DurableConfig
+  /// CheckConfig::values: all values are looked at after each step. No byte depends on it (MemoryPlan::publishes_behind).
+  bool checks_values = false;
   /// Replicas that train by themselves between outer steps, where there are any; `mesh` is that of one of them then.
   int replicas = 1;
   SyncConfig outer = {};
@@ -277,8 +279,12 @@ class MemoryPlan {
   /// Of all kinds; not those of tier "host".
   std::int64_t records_on_disk() const;
 
-  /// What decides the order of this plan's steps (step_programs), but for `publishes_behind`, which the transport decides.
-  StepInput step_input() const;
+  /// Whether updated values are published behind the update, and the next forward waits for them: where ranks hold whole parameters that
+  /// others update. What looks at all values after each step would wait for them there. `gathers_in_background`: the shard axis's
+  /// transport carries gathers by itself (Collectives::gathers_in_background).
+  bool publishes_behind(bool gathers_in_background) const;
+  /// What decides the order of this plan's steps (step_programs).
+  StepInput step_input(bool gathers_in_background) const;
 
   /// Categories down, bytes and what they are; then the formula's total beside 16 bytes a parameter.
   std::string to_table() const;

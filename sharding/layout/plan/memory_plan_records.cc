@@ -180,7 +180,14 @@ VisitWork MemoryPlan::first_work() const {
   return input_.matrix_work.is_muon ? VisitWork::kDirections : VisitWork::kReadMasters;
 }
 
-StepInput MemoryPlan::step_input() const {
+bool MemoryPlan::publishes_behind(bool gathers_in_background) const {
+  const Placement& placement = input_.placement;
+  return gathers_in_background && input_.mesh.shard_size > 1 && placement.optimizer.shard &&
+         !placement.optimizer.replicate && !placement.parameters.shard && !input_.is_queued &&
+         !input_.outer.makes_outer_steps() && !input_.checks_values;
+}
+
+StepInput MemoryPlan::step_input(bool gathers_in_background) const {
   StepInput step;
   for (std::size_t unit = 0; unit < input_.units.size(); ++unit) {
     for (const GroupShape& group : input_.units[unit].groups) {
@@ -200,6 +207,7 @@ StepInput MemoryPlan::step_input() const {
   step.states.in_files = !states_on_host();
   step.gradients_below = gradients_below();
   step.updates_in_backward = input_.updates_in_backward;
+  step.publishes_behind = publishes_behind(gathers_in_background);
   step.shares_parameters = input_.placement.shared;
   step.executor = {input_.is_queued, step.states.exist && states_stay_on_host()};
   return step;

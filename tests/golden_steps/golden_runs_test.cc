@@ -21,18 +21,21 @@
 #include <torch/headeronly/version.h>
 
 #include <cctype>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <iostream>
 #include <map>
 #include <memory>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "checkpoint/files/hash.h"
 #include "checkpoint/saved_checkpoint.h"
 #include "runtime/border/throw.h"
+#include "runtime/comm/mesh_groups.h"
 #include "tessera/checkpoint.h"
 #include "tessera/durable.h"
 #include "tessera/engine.h"
@@ -337,6 +340,23 @@ INSTANTIATE_TEST_SUITE_P(Configurations, GoldenRuns, ::testing::ValuesIn(configu
 TEST(GoldenRunsFiles, HaveASectionForEachConfigurationAndNoOther) {
   golden_traffic().expect_no_other_sections();
   if (golden_bits().is_there()) golden_bits().expect_no_other_sections();
+}
+
+/// Gloo's connections end with a rank, and so do the waits of others for it.
+TEST(RanksOverGloo, EndAtOnceWhereOneOfThemFails) {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto body = [](const Mesh& mesh) {
+    const MeshAxes axes = value_or_throw(groups_of(mesh).axes(1, mesh.world_size()));
+    if (mesh.rank() == 1) throw std::runtime_error("rank 1 has failed");
+    throw_if_error(axes.world->barrier("nobody else comes").wait());
+  };
+  try {
+    run_ranks(over_gloo({.ranks = 2, .hosts = 2}), body);
+    FAIL() << "the failure is lost";
+  } catch (const std::exception& error) {
+    EXPECT_STREQ(error.what(), "rank 1 has failed");
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30)) << "half of the ranks' time limit";
 }
 
 /// Runs before any test, and so before LibTorch computes.

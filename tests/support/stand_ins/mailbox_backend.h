@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -24,14 +25,20 @@ struct Mailboxes {
   std::mutex mutex;
   std::condition_variable changed;
   std::map<Key, std::deque<std::vector<char>>> letters;
+  std::set<int> gone;  ///< ranks that send no more
 };
 
 /// Point-to-point messages between threads of this process, as Gloo's: the first one sent is the first one received, in memory that may be
-/// larger. Counts what its rank sends.
+/// larger, and whoever waits for a rank whose backend is gone fails at once. Counts what its rank sends.
 class MailboxBackend : public c10d::Backend {
  public:
   MailboxBackend(int rank, int size, std::shared_ptr<Mailboxes> mailboxes)
       : Backend(rank, size), mailboxes_(std::move(mailboxes)) {}
+  ~MailboxBackend() override {
+    const std::lock_guard lock(mailboxes_->mutex);
+    mailboxes_->gone.insert(getRank());
+    mailboxes_->changed.notify_all();
+  }
 
   const std::string getBackendName() const override { return "mailbox"; }
   c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int to, int tag) override {
@@ -61,20 +68,28 @@ class MailboxBackend : public c10d::Backend {
     bool wait(std::chrono::milliseconds timeout) override {
       std::unique_lock lock(mailboxes_->mutex);
       auto& letters = mailboxes_->letters[key_];
-      if (!mailboxes_->changed.wait_for(lock, timeout, [&] { return !letters.empty(); }))
+      const auto is_gone = [&] { return mailboxes_->gone.contains(std::get<0>(key_)); };
+      if (!mailboxes_->changed.wait_for(lock, timeout, [&] { return is_aborted_ || !letters.empty() || is_gone(); }))
         throw std::runtime_error("no message in time");
+      if (is_aborted_) return false;
+      if (letters.empty()) throw std::runtime_error("the sender is gone");
       if (letters.front().size() > to_.nbytes())
         throw std::runtime_error("a message that is longer than its receiver wants");
       std::memcpy(to_.data_ptr(), letters.front().data(), letters.front().size());
       letters.pop_front();
       return true;
     }
-    void abort() override {}
+    void abort() override {
+      const std::lock_guard lock(mailboxes_->mutex);
+      is_aborted_ = true;
+      mailboxes_->changed.notify_all();
+    }
 
    private:
     const std::shared_ptr<Mailboxes> mailboxes_;
     const Mailboxes::Key key_;
     const at::Tensor to_;
+    bool is_aborted_ = false;  // guarded by the mailboxes' mutex
   };
 
   const std::shared_ptr<Mailboxes> mailboxes_;

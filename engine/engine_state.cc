@@ -20,6 +20,7 @@
 #include "engine/parameters/parameter_groups.h"
 #include "engine/parameters/replicas.h"
 #include "engine/step/agree/gather_order.h"
+#include "engine/step/agree/step_context.h"
 #include "engine/step/cpu_step.h"
 #include "engine/step/outer_steps.h"
 #include "engine/step/queued/offloaded_step.h"
@@ -327,12 +328,12 @@ void Engine::State::set_up() {
 }
 
 void Engine::State::make_step() {
+  const StepContext context{units,  strategy,  plan,     axes,
+                            memory, own_rules, *reducer, publication ? &*publication : nullptr};
   if (accelerator.device.is_queued) {
-    step =
-        std::make_unique<QueuedStep>(units, plan, axes, *reducer, strategy, *optimizer, memory, own_rules, accelerator);
+    step = std::make_unique<QueuedStep>(context, *optimizer, accelerator);
   } else {
-    step = std::make_unique<CpuStep>(units, plan, axes, *reducer, *norm, strategy, memory, own_rules,
-                                     publication ? &*publication : nullptr);
+    step = std::make_unique<CpuStep>(context, *norm);
   }
 }
 

@@ -50,20 +50,18 @@ namespace {
 
 }  // namespace
 
-CpuStep::CpuStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
-                 const Reducer& reducer, GradientNorm& norm, const Strategy& strategy, const TrainingMemory& memory,
-                 const OwnRules& own_rules, Publication* behind)
-    : strategy_(strategy),
-      units_(units),
-      speaks_(axes.world->rank() == 0),
+CpuStep::CpuStep(const StepContext& context, GradientNorm& norm)
+    : strategy_(context.strategy),
+      units_(context.units),
+      speaks_(context.axes.world->rank() == 0),
       norm_(norm),
-      microbatches_(static_cast<double>(axes.world->size() * strategy.gradient_accumulation)),
-      scales_loss_(strategy.mixed_precision.param == DType::kF16),
-      agreement_(units, plan, axes, reducer, norm, strategy.optimizer),
-      stragglers_(static_cast<std::size_t>(axes.world->size())),
-      update_(units, strategy, plan, axes, memory, own_rules, behind),
-      scaler_(strategy.mixed_precision.loss_scale) {
-  if (strategy.on_spike.action != SpikeAction::kNone) spikes_.emplace(strategy.on_spike);
+      microbatches_(static_cast<double>(context.axes.world->size() * strategy_.gradient_accumulation)),
+      scales_loss_(strategy_.mixed_precision.param == DType::kF16),
+      agreement_(context, norm),
+      stragglers_(static_cast<std::size_t>(context.axes.world->size())),
+      update_(context),
+      scaler_(strategy_.mixed_precision.loss_scale) {
+  if (strategy_.on_spike.action != SpikeAction::kNone) spikes_.emplace(strategy_.on_spike);
 }
 
 LossSeed CpuStep::seed_of(const at::Tensor& loss, double weight) const {

@@ -15,10 +15,8 @@ namespace tessera {
 /// The step of an Engine on the CPU: when `run` returns, parameters are updated and everything is known.
 class CpuStep final : public Step {
  public:
-  /// `norm` sees the gradients that `reducer` makes.
-  CpuStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
-          const Reducer& reducer, GradientNorm& norm, const Strategy& strategy, const TrainingMemory& memory,
-          const OwnRules& own_rules, Publication* behind);
+  /// `norm` sees the gradients that `context.reducer` makes.
+  CpuStep(const StepContext& context, GradientNorm& norm);
 
   LossSeed seed_of(const at::Tensor& loss, double weight) const override;
   void add_loss(const at::Tensor& loss, double weight, std::int64_t microbatches) override;

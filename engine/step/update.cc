@@ -9,21 +9,20 @@
 
 namespace tessera {
 
-Update::Update(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const MemoryPlan& plan,
-               const MeshAxes& axes, const TrainingMemory& memory, const OwnRules& own_rules, Publication* behind)
-    : units_(units),
-      learning_rates_(strategy.optimizer),
-      options_(strategy.optimizer),
-      elements_(strategy, own_rules, learning_rates_),
-      first_pass_(plan.first_pass_of_matrices()),
-      passes_{Pass{StateKind::kParameters, memory.parameter_records.get()},
-              Pass{StateKind::kMastersAndStates, memory.state_records.get()}},
-      gradients_(memory.gradient_records.get()),
-      publisher_(plan, axes, behind) {
-  if (adapts_layers(strategy.optimizer.type)) layers_.emplace(units, strategy, plan, axes);
-  if (!plan.matrices().batches().empty()) {
-    matrices_.emplace(units, strategy, plan, axes, memory, make_tensor_rule(strategy.optimizer, own_rules));
-  }
+Update::Update(const StepContext& context)
+    : units_(context.units),
+      learning_rates_(context.strategy.optimizer),
+      options_(context.strategy.optimizer),
+      elements_(context.strategy, context.own_rules, learning_rates_),
+      first_pass_(context.plan.first_pass_of_matrices()),
+      passes_{Pass{StateKind::kParameters, context.memory.parameter_records.get()},
+              Pass{StateKind::kMastersAndStates, context.memory.state_records.get()}},
+      gradients_(context.memory.gradient_records.get()),
+      publisher_(context.plan, context.axes, context.behind) {
+  const OptimizerConfig& optimizer = context.strategy.optimizer;
+  if (adapts_layers(optimizer.type)) layers_.emplace(context);
+  if (!context.plan.matrices().batches().empty())
+    matrices_.emplace(context, make_tensor_rule(optimizer, context.own_rules));
   std::size_t count = 0;
   first_of_unit_.push_back(0);
   for (const auto& unit : units_) {

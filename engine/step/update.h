@@ -10,8 +10,8 @@
 
 #include "engine/memory/records/state_records.h"
 #include "engine/memory/state_views.h"
-#include "engine/memory/training_memory.h"
 #include "engine/step/agree/learning_rates.h"
+#include "engine/step/agree/step_context.h"
 #include "engine/step/publisher.h"
 #include "engine/step/rules/element_update.h"
 #include "engine/step/rules/layerwise_update.h"
@@ -31,9 +31,7 @@ namespace tessera {
 /// those of the first units first.
 class Update {
  public:
-  /// `memory`: has the records of what lies below memory. `behind`: for the Publisher.
-  Update(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const MemoryPlan& plan,
-         const MeshAxes& axes, const TrainingMemory& memory, const OwnRules& own_rules, Publication* behind);
+  explicit Update(const StepContext& context);
 
   using Rates = UpdateRates;
 

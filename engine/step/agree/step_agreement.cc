@@ -67,16 +67,14 @@ std::vector<int> owners_of_parts(const AxisPlacement& placement, const MeshAxes&
   return ranks;
 }
 
-StepAgreement::StepAgreement(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan,
-                             const MeshAxes& axes, const Reducer& reducer, GradientNorm& norm,
-                             const OptimizerConfig& optimizer)
-    : units_(units),
-      axes_(axes),
-      reducer_(reducer),
+StepAgreement::StepAgreement(const StepContext& context, GradientNorm& norm)
+    : units_(context.units),
+      axes_(context.axes),
+      reducer_(context.reducer),
       norm_(norm),
-      optimizer_(optimizer),
-      ranks_with_parts_(owners_of_parts(plan.input().placement.gradients, axes)),
-      totals_(norm_totals(units, ranks_with_parts_.size())) {
+      optimizer_(context.strategy.optimizer),
+      ranks_with_parts_(owners_of_parts(context.plan.input().placement.gradients, axes_)),
+      totals_(norm_totals(units_, ranks_with_parts_.size())) {
   std::size_t flags = 0;
   for_each_trainable(units_, [&](const FlatGroup& group) { flags += group.parameters.size(); });
   sums_offset_ = (sizeof(Header) + flags + 7) / 8 * 8;

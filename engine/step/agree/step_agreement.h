@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/step/agree/gradient_norm.h"
+#include "engine/step/agree/step_context.h"
 #include "runtime/comm/mesh_groups.h"
 #include "sharding/reduce/reducer.h"
 #include "sharding/unit.h"
@@ -54,8 +55,7 @@ struct AgreedStep {
 /// as long as the longest of all ranks. Its size is fixed, so everything is allocated once.
 class StepAgreement {
  public:
-  StepAgreement(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
-                const Reducer& reducer, GradientNorm& norm, const OptimizerConfig& optimizer);
+  StepAgreement(const StepContext& context, GradientNorm& norm);
 
   /// Collective. The result is valid until the next call. Throws where ranks gathered units in different orders (70), or
   /// were given different learning rates or options (64), of which it names the first.

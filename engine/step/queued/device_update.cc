@@ -16,16 +16,18 @@
 namespace tessera {
 namespace {
 
-std::unique_ptr<StateStream> stream_of(const MemoryPlan& plan, const TrainingMemory& memory, DeviceKernels& kernels) {
-  if (!memory.state_records || plan.steps_on_host()) return nullptr;
-  const RecordPool& pool = plan.state_records();
-  return make_state_stream(plan, memory.state_records, pool, memory.record_slots.data(), pool.device_slots, kernels);
+std::unique_ptr<StateStream> stream_of(const QueuedContext& context) {
+  const TrainingMemory& memory = context.memory;
+  if (!memory.state_records || context.plan.steps_on_host()) return nullptr;
+  const RecordPool& pool = context.plan.state_records();
+  return make_state_stream(context.plan, memory.state_records, pool, memory.record_slots.data(), pool.device_slots,
+                           context.kernels);
 }
 
-std::unique_ptr<MappedRecords> mapped_of(const MemoryPlan& plan, const TrainingMemory& memory, DeviceKernels& kernels) {
-  if (!memory.parameter_records) return nullptr;
-  return std::make_unique<MappedRecords>(memory.parameter_records, kernels, plan.parameter_records().held,
-                                         !plan.parameters_on_host());
+std::unique_ptr<MappedRecords> mapped_of(const QueuedContext& context) {
+  if (!context.memory.parameter_records) return nullptr;
+  return std::make_unique<MappedRecords>(context.memory.parameter_records, context.kernels,
+                                         context.plan.parameter_records().held, !context.plan.parameters_on_host());
 }
 
 /// Kernels see SGD where the rule is computed elsewhere.
@@ -37,31 +39,25 @@ constexpr auto index_of_unit = [](const auto& group) { return group.group->unit-
 
 }  // namespace
 
-DeviceUpdate::DeviceUpdate(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy,
-                           const RuleOptimizer& rules, const MemoryPlan& plan, const MeshAxes& axes,
-                           const TrainingMemory& memory, const LearningRates& rates, const OwnRules& own_rules,
-                           DeviceKernels& kernels, ComputeDevice device, StepTables& tables, DeviceTables& table_memory)
-    : plan_(plan),
-      axes_(std::make_shared<MeshAxes>(axes)),
-      strategy_(strategy),
+DeviceUpdate::DeviceUpdate(const QueuedContext& context, const RuleOptimizer& rules, StepTables& tables,
+                           DeviceTables& table_memory)
+    : context_(context),
       rules_(rules),
-      kernels_(kernels),
-      device_(device),
       tables_(tables),
-      publisher_(plan, axes, nullptr, device.waits),
-      rates_(rates),
-      stream_(stream_of(plan, memory, kernels)),
-      mapped_(mapped_of(plan, memory, kernels)),
-      gradients_(memory.device_gradients) {
-  if (!plan.matrices().batches().empty()) {
-    matrices_ = std::make_unique<MatrixUpdate>(units, strategy, plan, axes, memory,
-                                               make_tensor_rule(strategy.optimizer, own_rules, device.device, &kernels),
-                                               device_, &kernels);
+      publisher_(context.plan, context.axes, /*behind=*/nullptr, context.device.waits),
+      stream_(stream_of(context)),
+      mapped_(mapped_of(context)),
+      gradients_(context.memory.device_gradients) {
+  const OptimizerConfig& optimizer = context.strategy.optimizer;
+  if (!context.plan.matrices().batches().empty()) {
+    matrices_ = std::make_unique<MatrixUpdate>(
+        context, make_tensor_rule(optimizer, context.own_rules, context.device.device, &context.kernels),
+        context.device, &context.kernels);
   }
-  const UpdateOptions as_in_the_strategy(strategy.optimizer);
+  const UpdateOptions as_in_the_strategy(optimizer);
   configs_.push_back(as_in_the_strategy.of(FlatParameter::kNoGroup));
-  for (std::size_t i = 0; i < strategy.optimizer.groups.size(); ++i) configs_.push_back(as_in_the_strategy.of(i));
-  for_each_trainable(units, [&](FlatGroup& group) {
+  for (std::size_t i = 0; i < optimizer.groups.size(); ++i) configs_.push_back(as_in_the_strategy.of(i));
+  for_each_trainable(context.units, [&](FlatGroup& group) {
     DeviceRun run;
     run.rule = rules.rule();
     run.group = static_cast<std::uint32_t>(groups_.size());
@@ -73,36 +69,34 @@ DeviceUpdate::DeviceUpdate(const std::vector<std::unique_ptr<Unit>>& units, cons
     parameters_ += group.parameters.size();
   });
   if (matrices_ && !is_muon()) steps_.resize(parameters_);
-  if (strategy.optimizer.type == OptimizerType::kOwn) {
-    own_ = std::make_unique<OwnDeviceUpdate>(groups_.size(), parameters_, strategy, own_rules, rates, kernels,
-                                             device.device);
-  }
+  if (optimizer.type == OptimizerType::kOwn)
+    own_ = std::make_unique<OwnDeviceUpdate>(context, groups_.size(), parameters_);
   fill_groups(tables, table_memory);
   fill_group_of_parameters(tables, table_memory);
   fill_matrices(tables, table_memory);
-  if (adapts_layers(strategy.optimizer.type)) make_layers(units, memory);
-  if (plan.steps_on_host()) {
-    host_ = std::make_unique<HostUpdate>(units, strategy, memory, own_rules, kernels, rates);
+  if (adapts_layers(optimizer.type)) make_layers();
+  if (context.plan.steps_on_host()) {
+    host_ = std::make_unique<HostUpdate>(context);
     if (!gradients_) direction_ = Direction::kBackward;  // in which gradients come
   }
-  if (stream_ && !stream_->are_in_files()) report_speed(axes);
+  if (stream_ && !stream_->are_in_files()) report_speed();
 }
 
 StepRequest DeviceUpdate::request() const {
   StepRequest request;
   request.rule = rules_.rule();
   request.numbers = numbers_of(configs_[0], own_ != nullptr);
-  request.trust_coefficient = strategy_.optimizer.trust_coefficient;
+  request.trust_coefficient = context_.strategy.optimizer.trust_coefficient;
   if (is_muon()) request.of_matrices = matrices_->muon_of(FlatParameter::kNoGroup).step_numbers();
   return request;
 }
 
 /// For people who weigh a smaller fraction against its memory.
-void DeviceUpdate::report_speed(const MeshAxes& axes) const {
+void DeviceUpdate::report_speed() const {
   constexpr std::int64_t kMeasuredBytes = std::int64_t{64} << 20;
   const double bytes_per_second = stream_->measure(kMeasuredBytes);  // on all ranks, which may share the bus
-  if (axes.world->rank() != 0) return;
-  const std::int64_t streamed = plan_.streamed_bytes();
+  if (context_.axes.world->rank() != 0) return;
+  const std::int64_t streamed = context_.plan.streamed_bytes();
   log_info("masters and moments in host memory are streamed at " +
            format_bytes(static_cast<std::int64_t>(bytes_per_second)) + "/s each way, measured now: a step takes " +
            std::to_string(static_cast<double>(streamed) / bytes_per_second) + " s for " + format_bytes(streamed));
@@ -118,7 +112,7 @@ DeviceRun DeviceUpdate::run_of(const Group& group, const StateView& view) const 
     run.arguments = matrices_->step_arguments(slice);
   } else {
     run.arguments = rules_.arguments(own_ ? own_->without_states(slice) : slice);
-    run.arguments.clip_value = static_cast<float>(strategy_.gradient_clip_value);
+    run.arguments.clip_value = static_cast<float>(context_.strategy.gradient_clip_value);
   }
   if (makes_lamb_directions()) {
     run.rule = StepRule::kSgd;
@@ -144,7 +138,7 @@ DeviceRun DeviceUpdate::directions_of(const Group& group, const StateView& view)
     run.arguments = rules_.arguments(slice);
     run.arguments.average = {};
   }
-  run.arguments.clip_value = static_cast<float>(strategy_.gradient_clip_value);
+  run.arguments.clip_value = static_cast<float>(context_.strategy.gradient_clip_value);
   run.stream = slice.stream;
   run.first_element = slice.first_element;
   return run;
@@ -178,7 +172,7 @@ void DeviceUpdate::follow(const UpdateOptions& options) {
 
 std::vector<GroupNumbers> DeviceUpdate::group_numbers() const {
   std::vector<GroupNumbers> numbers;
-  for (const ParameterGroup& group : strategy_.optimizer.groups) {
+  for (const ParameterGroup& group : context_.strategy.optimizer.groups) {
     const OptimizerConfig& config = configs_[1 + numbers.size()];
     GroupNumbers& added = numbers.emplace_back(GroupNumbers{numbers_of(config, own_ != nullptr), group.lr_ratio});
     added.adapts_layers = group.layer_adaptation;
@@ -189,7 +183,7 @@ std::vector<GroupNumbers> DeviceUpdate::group_numbers() const {
 
 /// OptimizerConfig::groups, where there are some.
 void DeviceUpdate::fill_group_of_parameters(StepTables& tables, DeviceTables& memory) const {
-  if (strategy_.optimizer.groups.empty()) return;
+  if (context_.strategy.optimizer.groups.empty()) return;
   static_assert(FlatParameter::kNoGroup + 1 == 0);
   std::vector<std::uint32_t> number;
   for (const Group& g : groups_) {
@@ -211,12 +205,14 @@ void DeviceUpdate::fill_matrices(StepTables& tables, DeviceTables& memory) const
 /// Some of its weights, which then are copied where their norms are wanted.
 bool DeviceUpdate::weights_below(const Group& group) const {
   const FlatGroup& flat = *group.group;
-  return plan_.weights_below(plan_.input().units[static_cast<std::size_t>(flat.unit->index)].groups[flat.index]);
+  return context_.plan.weights_below(
+      context_.plan.input().units[static_cast<std::size_t>(flat.unit->index)].groups[flat.index]);
 }
 
 /// Of lamb and lars.
-void DeviceUpdate::make_layers(const std::vector<std::unique_ptr<Unit>>& units, const TrainingMemory& memory) {
-  const RuleOptimizer bare(sgd_without_states(strategy_.optimizer), EmaConfig());  // whose slices have weights alone
+void DeviceUpdate::make_layers() {
+  // Its slices have weights alone.
+  const RuleOptimizer bare(sgd_without_states(context_.strategy.optimizer), EmaConfig());
   std::vector<QueuedLayers::Part> parts;
   for (const Group& g : groups_) {
     OptimizerSlice slice = optimizer_slice(*g.group, states_in_memory(*g.group, g.group->optimizer_part));
@@ -227,9 +223,7 @@ void DeviceUpdate::make_layers(const std::vector<std::unique_ptr<Unit>>& units, 
     if (!is_copied) run.arguments = bare.arguments(slice);
     parts.push_back({g.group, run, is_copied});
   }
-  layers_ =
-      std::make_unique<QueuedLayers>(units, parts, plan_.input().placement.optimizer, *axes_, makes_lamb_directions(),
-                                     reinterpret_cast<float*>(memory.weight_copy.data()), kernels_, device_);
+  layers_ = std::make_unique<QueuedLayers>(context_, parts, makes_lamb_directions());
 }
 
 void DeviceUpdate::swap_averages() {
@@ -237,9 +231,9 @@ void DeviceUpdate::swap_averages() {
     host_->fetch_parameters();
     host_->begin(std::vector<char>(parameters_));
   }
-  pass_over_all(
-      [&](std::size_t group, const StateView& view) { kernels_.swap_averages(run_of(groups_[group], view), tables_); },
-      [&](std::size_t group) { host_->swap_averages(group); });
+  pass_over_all([&](std::size_t group,
+                    const StateView& view) { context_.kernels.swap_averages(run_of(groups_[group], view), tables_); },
+                [&](std::size_t group) { host_->swap_averages(group); });
 }
 
 /// In the direction of the pass.
@@ -274,7 +268,7 @@ std::vector<DeviceUpdate::Turn> DeviceUpdate::first_pass() const {
 
 /// Announces the records that a pass goes through.
 void DeviceUpdate::begin_records(std::span<const Turn> turns) {
-  const MemoryPlan::FirstPass first = plan_.first_pass_of_matrices();
+  const MemoryPlan::FirstPass first = context_.plan.first_pass_of_matrices();
   const auto records_of = [&](StateKind kind) -> std::span<const std::int64_t> {
     const bool is_in_first = kind == StateKind::kParameters ? first.parameters : first.states;
     order_.clear();
@@ -332,7 +326,7 @@ void DeviceUpdate::visit_records(const FlatGroup& group, bool with_parameters, S
 
 /// All of this rank's, as the first pass does.
 void DeviceUpdate::visit_masters(const FlatGroup& group, c10::function_ref<void(const StateView&)> visit) {
-  const auto [in_parameters, in_records] = plan_.first_pass_of_matrices();
+  const auto [in_parameters, in_records] = context_.plan.first_pass_of_matrices();
   if (in_records) {
     visit_memory(group, in_parameters, StateUse::kRead, visit);
     visit_records(group, in_parameters, StateUse::kRead, visit);
@@ -350,11 +344,11 @@ void DeviceUpdate::prepare(std::size_t index) {
   const auto visit = [&](const StateView& view) {
     if (is_muon()) {
       const MuonMomentumConstants momentum = matrices_->muon_of(FlatParameter::kNoGroup).momentum_constants();
-      kernels_.muon_directions(directions_of(g, view), momentum, tables_);
+      context_.kernels.muon_directions(directions_of(g, view), momentum, tables_);
     }
-    if (makes_lamb_directions()) kernels_.update(directions_of(g, view), tables_);
+    if (makes_lamb_directions()) context_.kernels.update(directions_of(g, view), tables_);
     if (copies_weights)
-      kernels_.read_weights(run_of(g, view), layers_->copy() + (view.run.offset - flat.optimizer_part.offset));
+      context_.kernels.read_weights(run_of(g, view), layers_->copy() + (view.run.offset - flat.optimizer_part.offset));
   };
   const StateUse use = is_muon() || makes_lamb_directions() ? StateUse::kUpdateStates : StateUse::kRead;
   visit_memory(flat, /*with_parameters=*/!is_muon(), use, visit);
@@ -436,8 +430,8 @@ bool DeviceUpdate::alternates() const {
 
 void DeviceUpdate::expect(std::span<const int> order) {
   if (matrices_) matrices_->expect();
-  if (plan_.passes_twice()) direction_ = Direction::kForward;
-  begin_records(strategy_.optimizer.in_backward ? turns_of(order) : first_pass());
+  if (context_.plan.passes_twice()) direction_ = Direction::kForward;
+  begin_records(context_.strategy.optimizer.in_backward ? turns_of(order) : first_pass());
   if (host_) host_->expect(/*sums_of_step=*/true);
 }
 
@@ -472,7 +466,7 @@ UnitRequest DeviceUpdate::request_for(const Unit& unit) const {
 }
 
 void DeviceUpdate::launch_update(std::size_t group, const StateView& view) {
-  kernels_.update(run_of(groups_[group], view), tables_);
+  context_.kernels.update(run_of(groups_[group], view), tables_);
 }
 
 void DeviceUpdate::update() {
@@ -511,13 +505,14 @@ void DeviceUpdate::update_with_matrices() {
   }
   const auto update = [&](std::size_t group, const StateView& view) {
     if (groups_[group].is_of_matrices() && !is_muon())
-      return kernels_.assign_weights(run_of(groups_[group], view), tables_);
+      return context_.kernels.assign_weights(run_of(groups_[group], view), tables_);
     launch_update(group, view);
   };
   const auto numbers_of = [&](std::size_t matrix) -> MatrixUpdate::Numbers {
     if (is_muon()) return {};
     const auto [parameter, group] = dealt_[matrix];
-    return MatrixUpdate::numbers_of(rates_, decided->rates, group, steps_[parameter], decided->used[parameter] != 0);
+    return MatrixUpdate::numbers_of(context_.rates, decided->rates, group, steps_[parameter],
+                                    decided->used[parameter] != 0);
   };
   const auto exchange = [&] {
     matrices_->exchange(numbers_of, [&](const FlatGroup& group, auto visit) { visit_masters(group, visit); });
@@ -547,13 +542,13 @@ void DeviceUpdate::update_with_matrices() {
 std::optional<DeviceUpdate::Decided> DeviceUpdate::wait_for_decision() const {
   const Span span("wait for the device's decision");
   DeviceDecision decision{};
-  fetch_state(&decision, tables_.decision, sizeof decision, device_.device);
-  throw_if_error(axes_->status());
+  fetch_state(&decision, tables_.decision, sizeof decision, context_.device.device);
+  throw_if_error(context_.axes.status());
   if (decision.is_skipped) return std::nullopt;
-  Decided decided{{decision.gradient_scale, static_cast<float>(strategy_.gradient_clip_value), decision.lr,
+  Decided decided{{decision.gradient_scale, static_cast<float>(context_.strategy.gradient_clip_value), decision.lr,
                    is_first_of_run(decision, tables_.updates_in_backward)},
                   std::vector<char>(parameters_)};
-  fetch_state(decided.used.data(), tables_.used, static_cast<std::int64_t>(parameters_), device_.device);
+  fetch_state(decided.used.data(), tables_.used, static_cast<std::int64_t>(parameters_), context_.device.device);
   return decided;
 }
 

@@ -10,21 +10,16 @@
 #include "engine/memory/records/mapped_records.h"
 #include "engine/memory/records/state_stream.h"
 #include "engine/memory/state_views.h"
-#include "engine/memory/training_memory.h"
-#include "engine/step/agree/learning_rates.h"
 #include "engine/step/publisher.h"
 #include "engine/step/queued/device_tables.h"
 #include "engine/step/queued/host_update.h"
 #include "engine/step/queued/own_device_update.h"
+#include "engine/step/queued/queued_context.h"
 #include "engine/step/queued/queued_layers.h"
 #include "engine/step/rules/matrix_update.h"
-#include "optim/device_kernels.h"
 #include "optim/rule_optimizer.h"
-#include "runtime/comm/mesh_groups.h"
-#include "sharding/compute_device.h"
 #include "sharding/unit.h"
 #include "tessera/memory.h"
-#include "tessera/strategy.h"
 
 namespace tessera {
 
@@ -59,9 +54,7 @@ class DeviceUpdate {
 
   /// `tables`: what groups and their parameters say is written there, into memory of `table_memory`; of the rest `used`, `steps` and
   /// `decision` are there before the first update. All of these, and what the units have, outlive this.
-  DeviceUpdate(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const RuleOptimizer& rules,
-               const MemoryPlan& plan, const MeshAxes& axes, const TrainingMemory& memory, const LearningRates& rates,
-               const OwnRules& own_rules, DeviceKernels& kernels, ComputeDevice device, StepTables& tables,
+  DeviceUpdate(const QueuedContext& context, const RuleOptimizer& rules, StepTables& tables,
                DeviceTables& table_memory);
 
   /// That train, in the order of units.
@@ -105,10 +98,10 @@ class DeviceUpdate {
   void fill_groups(StepTables& tables, DeviceTables& memory);
   void fill_group_of_parameters(StepTables& tables, DeviceTables& memory) const;
   void fill_matrices(StepTables& tables, DeviceTables& memory) const;
-  void make_layers(const std::vector<std::unique_ptr<Unit>>& units, const TrainingMemory& memory);
+  void make_layers();
   bool is_muon() const { return matrices_ && matrices_->makes_directions(); }
   bool makes_lamb_directions() const { return rules_.rule() == StepRule::kLamb; }
-  void report_speed(const MeshAxes& axes) const;
+  void report_speed() const;
   /// What a pass does with which group.
   struct Turn {
     std::size_t group;
@@ -156,15 +149,10 @@ class DeviceUpdate {
   void let_gradients_go();
   bool alternates() const;
 
-  const MemoryPlan& plan_;
-  const std::shared_ptr<const MeshAxes> axes_;
-  const Strategy& strategy_;
+  const QueuedContext context_;
   const RuleOptimizer& rules_;
-  DeviceKernels& kernels_;
-  const ComputeDevice device_;
   const StepTables& tables_;
   Publisher publisher_;
-  const LearningRates& rates_;
   std::vector<OptimizerConfig> configs_;  ///< of what is in no group, then of each group: the numbers of the next step
   std::vector<Group> groups_;
   std::size_t parameters_ = 0;

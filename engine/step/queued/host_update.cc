@@ -28,20 +28,18 @@ std::byte* parameter_on_gpu(const FlatGroup& group, Extent part) {
 
 std::size_t host_update_threads() { return static_cast<std::size_t>(at::get_num_threads()); }
 
-HostUpdate::HostUpdate(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy,
-                       const TrainingMemory& memory, const OwnRules& own_rules, DeviceKernels& kernels,
-                       const LearningRates& rates)
-    : memory_(memory.host_copies),
-      gradients_(memory.device_gradients),
-      kernels_(kernels),
-      elements_(strategy, own_rules, rates),
-      threads_(own_rules.elements ? 1 : host_update_threads()),
-      parameter_records_(memory.parameter_records ? places_of(*memory.parameter_records)
-                                                  : std::vector<std::span<std::byte>>()) {
-  const std::vector<std::span<std::byte>> places = places_of(*memory.state_records);
+HostUpdate::HostUpdate(const QueuedContext& context)
+    : memory_(context.memory.host_copies),
+      gradients_(context.memory.device_gradients),
+      kernels_(context.kernels),
+      elements_(context.strategy, context.own_rules, context.rates),
+      threads_(context.own_rules.elements ? 1 : host_update_threads()),
+      parameter_records_(context.memory.parameter_records ? places_of(*context.memory.parameter_records)
+                                                          : std::vector<std::span<std::byte>>()) {
+  const std::vector<std::span<std::byte>> places = places_of(*context.memory.state_records);
   std::byte* place = memory_.get();
   first_of_unit_.push_back(0);
-  for (const auto& unit : units) {
+  for (const auto& unit : context.units) {
     float* sums = gradients_ ? gradients_->sums_on_host(*unit) : nullptr;
     for (const auto& flat : unit->groups) {
       if (!flat->trainable) continue;
@@ -56,7 +54,7 @@ HostUpdate::HostUpdate(const std::vector<std::unique_ptr<Unit>>& units, const St
     }
     first_of_unit_.push_back(groups_.size());
   }
-  TORCH_INTERNAL_ASSERT(place == memory_.get() + memory.host_copies_bytes);
+  TORCH_INTERNAL_ASSERT(place == memory_.get() + context.memory.host_copies_bytes);
 }
 
 HostUpdate::~HostUpdate() {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "engine/memory/records/device_gradients.h"
-#include "engine/memory/training_memory.h"
+#include "engine/step/queued/queued_context.h"
 #include "engine/step/rules/element_update.h"
 #include "optim/device_kernels.h"
 #include "sharding/unit.h"
@@ -34,9 +34,8 @@ namespace tessera {
 /// Records are visited by the host alone, so they are whole between steps.
 class HostUpdate {
  public:
-  /// `kernels`, what the units have, and `rates` outlive this. REQUIRES: MemoryPlan::steps_on_host.
-  HostUpdate(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const TrainingMemory& memory,
-             const OwnRules& own_rules, DeviceKernels& kernels, const LearningRates& rates);
+  /// What the units have outlives this. REQUIRES: MemoryPlan::steps_on_host.
+  explicit HostUpdate(const QueuedContext& context);
   /// Waits for what is under way; a failure is logged.
   ~HostUpdate();
   HostUpdate(const HostUpdate&) = delete;

@@ -30,10 +30,12 @@ at::Tensor aligned(at::Tensor values) {
 
 }  // namespace
 
-OwnDeviceUpdate::OwnDeviceUpdate(std::size_t groups, std::size_t parameters, const Strategy& strategy,
-                                 const OwnRules& own_rules, const LearningRates& rates, DeviceKernels& kernels,
-                                 c10::Device device)
-    : elements_(strategy, own_rules, rates), kernels_(kernels), device_(device), steps_(parameters), runs_(groups) {}
+OwnDeviceUpdate::OwnDeviceUpdate(const QueuedContext& context, std::size_t groups, std::size_t parameters)
+    : elements_(context.strategy, context.own_rules, context.rates),
+      kernels_(context.kernels),
+      device_(context.device.device),
+      steps_(parameters),
+      runs_(groups) {}
 
 const OwnOptimizer& OwnDeviceUpdate::optimizer_of(const UpdateRun& run) const {
   return dynamic_cast<const OwnOptimizer&>(elements_.optimizer_of(run));

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/memory/state_views.h"
+#include "engine/step/queued/queued_context.h"
 #include "engine/step/rules/element_update.h"
 #include "optim/device_kernels.h"
 #include "sharding/unit.h"
@@ -17,9 +18,8 @@ namespace tessera {
 /// the host has to know what the device decided before it queues an update.
 class OwnDeviceUpdate {
  public:
-  /// `groups`, `parameters`: how many train. `rates`, `kernels` outlive this.
-  OwnDeviceUpdate(std::size_t groups, std::size_t parameters, const Strategy& strategy, const OwnRules& own_rules,
-                  const LearningRates& rates, DeviceKernels& kernels, c10::Device device);
+  /// `groups`, `parameters`: how many train.
+  OwnDeviceUpdate(const QueuedContext& context, std::size_t groups, std::size_t parameters);
 
   /// The slice as RuleOptimizer takes it.
   OptimizerSlice without_states(const OptimizerSlice& slice) const { return optimizer_of({}).without_states(slice); }

@@ -24,17 +24,15 @@ NormTables tables_of(std::span<const NormBuffer> buffers, double* sums, DeviceTa
 
 }  // namespace
 
-QueuedLayers::QueuedLayers(const std::vector<std::unique_ptr<Unit>>& units, std::span<const Part> parts,
-                           AxisPlacement optimizer, const MeshAxes& axes, bool of_directions, float* copy,
-                           DeviceKernels& kernels, ComputeDevice device)
-    : kernels_(kernels),
-      device_(device),
-      world_(axes.world),
-      memory_(device.device),
-      copy_(copy),
+QueuedLayers::QueuedLayers(const QueuedContext& context, std::span<const Part> parts, bool of_directions)
+    : kernels_(context.kernels),
+      device_(context.device),
+      world_(context.axes.world),
+      memory_(device_.device),
+      copy_(reinterpret_cast<float*>(context.memory.weight_copy.data())),
       copied_(parts.size()) {
-  const std::vector<int> ranks_with_parts = owners_of_parts(optimizer, axes);
-  const NormTotals totals = norm_totals(units, ranks_with_parts.size());
+  const std::vector<int> ranks_with_parts = owners_of_parts(context.plan.input().placement.optimizer, context.axes);
+  const NormTotals totals = norm_totals(context.units, ranks_with_parts.size());
   const auto kinds = static_cast<std::size_t>(of_directions ? 2 : 1), ranks = static_cast<std::size_t>(world_->size());
   tables_.kinds = static_cast<int>(kinds);
   tables_.most_sums = totals.most_sums();

@@ -5,9 +5,7 @@
 #include <vector>
 
 #include "engine/step/queued/device_tables.h"
-#include "optim/device_kernels.h"
-#include "runtime/comm/mesh_groups.h"
-#include "sharding/compute_device.h"
+#include "engine/step/queued/queued_context.h"
 #include "sharding/unit.h"
 
 namespace tessera {
@@ -23,10 +21,8 @@ class QueuedLayers {
     bool is_copied;  ///< some weights lie below the device's memory: all are copied before they are added up
   };
 
-  /// `parts`: of all groups that train, in the order of units. `of_directions`: whether there are any. `copy`: MemoryPlan::weight_copy_bytes
-  /// of the device's memory. `kernels` outlive this.
-  QueuedLayers(const std::vector<std::unique_ptr<Unit>>& units, std::span<const Part> parts, AxisPlacement optimizer,
-               const MeshAxes& axes, bool of_directions, float* copy, DeviceKernels& kernels, ComputeDevice device);
+  /// `parts`: of all groups that train, in the order of units. `of_directions`: whether there are any.
+  QueuedLayers(const QueuedContext& context, std::span<const Part> parts, bool of_directions);
 
   /// Where the weights of a part go that is copied, from its first element on: one part after the other.
   float* copy() const { return copy_; }

@@ -38,33 +38,30 @@ std::int64_t bytes_of_counts(const std::vector<std::int64_t>& counts) {
 
 }  // namespace
 
-QueuedStep::QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
-                       const Reducer& reducer, const Strategy& strategy, const Optimizer& optimizer,
-                       const TrainingMemory& memory, const OwnRules& own_rules, Accelerator& accelerator)
-    : axes_(std::make_shared<MeshAxes>(axes)),
-      reducer_(reducer),
-      strategy_(strategy),
+QueuedStep::QueuedStep(const StepContext& context, const Optimizer& optimizer, Accelerator& accelerator)
+    : axes_(std::make_shared<MeshAxes>(context.axes)),
+      reducer_(context.reducer),
+      strategy_(context.strategy),
       kernels_(*accelerator.kernels),
       exposed_(*accelerator.exposed),
       device_(accelerator.device),
-      scales_loss_(strategy.mixed_precision.param == DType::kF16),
-      rates_(strategy.optimizer),
-      options_(strategy.optimizer),
-      ranks_with_parts_(owners_of_parts(plan.input().placement.gradients, axes)),
-      totals_(norm_totals(units, ranks_with_parts_.size())),
+      scales_loss_(strategy_.mixed_precision.param == DType::kF16),
+      rates_(strategy_.optimizer),
+      options_(strategy_.optimizer),
+      ranks_with_parts_(owners_of_parts(context.plan.input().placement.gradients, *axes_)),
+      totals_(norm_totals(context.units, ranks_with_parts_.size())),
       memory_(device_.device),
-      update_(units, strategy, rules_of(optimizer), plan, axes, memory, rates_, own_rules, kernels_, device_, tables_,
-              memory_),
+      update_({context, kernels_, device_, rates_}, rules_of(optimizer), tables_, memory_),
       request_(update_.request()) {
-  const LossScaler scaler(strategy.mixed_precision.loss_scale);
-  request_.microbatches = static_cast<double>(axes.world->size() * strategy.gradient_accumulation);
-  request_.max_norm = strategy.gradient_clipping;
+  const LossScaler scaler(strategy_.mixed_precision.loss_scale);
+  request_.microbatches = static_cast<double>(axes_->world->size() * strategy_.gradient_accumulation);
+  request_.max_norm = strategy_.gradient_clipping;
   if (scales_loss_) request_.loss_scale = scaler.rule();
-  request_.base_batch_size = strategy.lr_schedule.base_batch_size;
-  tables_.updates_in_backward = strategy.optimizer.in_backward;
+  request_.base_batch_size = strategy_.lr_schedule.base_batch_size;
+  tables_.updates_in_backward = strategy_.optimizer.in_backward;
   if (updates_in_backward()) {
     auto names = std::make_shared<std::vector<std::string>>();
-    for (const auto& unit : units) names->push_back(unit->name);
+    for (const auto& unit : context.units) names->push_back(unit->name);
     unit_names_ = std::move(names);
   }
   plan_message();
@@ -72,7 +69,7 @@ QueuedStep::QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const Me
   fill_tables();
   std::vector<FlatGroup*> flat_groups;
   for (const DeviceUpdate::Group& g : update_.groups()) flat_groups.push_back(g.group);
-  const bool by_unit = memory.device_gradients || updates_in_backward();
+  const bool by_unit = context.memory.device_gradients || updates_in_backward();
   norm_.emplace(flat_groups, reinterpret_cast<double*>(message_ + sums_offset_), by_unit, kernels_, device_.device);
 }
 

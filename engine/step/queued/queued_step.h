@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "engine/device/accelerator.h"
-#include "engine/memory/training_memory.h"
 #include "engine/step/agree/learning_rates.h"
 #include "engine/step/agree/step_agreement.h"
 #include "engine/step/agree/step_outcome.h"
@@ -41,9 +40,7 @@ namespace tessera {
 /// Where nothing is updated by the host's CPU or by a rule of the program's, the host may be kMostStepsInFlight steps ahead of the device; then it waits for the oldest one.
 class QueuedStep final : public Step {
  public:
-  QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
-             const Reducer& reducer, const Strategy& strategy, const Optimizer& optimizer, const TrainingMemory& memory,
-             const OwnRules& own_rules, Accelerator& accelerator);
+  QueuedStep(const StepContext& context, const Optimizer& optimizer, Accelerator& accelerator);
 
   LossSeed seed_of(const at::Tensor& loss, double weight) const override;
   void add_loss(const at::Tensor& loss, double weight, std::int64_t microbatches) override;

@@ -5,17 +5,16 @@
 
 namespace tessera {
 
-LayerwiseUpdate::LayerwiseUpdate(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy,
-                                 const MemoryPlan& plan, const MeshAxes& axes)
-    : norms_(units, plan.input().placement.optimizer, axes, strategy.optimizer.type == OptimizerType::kLamb) {
+LayerwiseUpdate::LayerwiseUpdate(const StepContext& context)
+    : norms_(context.units, context.plan.input().placement.optimizer, context.axes,
+             context.strategy.optimizer.type == OptimizerType::kLamb) {
   const auto add = [&](const OptimizerConfig& config, bool adapts) {
-    optimizers_.push_back(std::make_unique<LayerwiseOptimizer>(config, strategy.ema));
+    optimizers_.push_back(std::make_unique<LayerwiseOptimizer>(config, context.strategy.ema));
     adapts_.push_back(adapts);
   };
-  add(strategy.optimizer, true);
-  for (const ParameterGroup& group : strategy.optimizer.groups) {
-    add(config_of(strategy.optimizer, group), group.layer_adaptation);
-  }
+  const OptimizerConfig& optimizer = context.strategy.optimizer;
+  add(optimizer, true);
+  for (const ParameterGroup& group : optimizer.groups) add(config_of(optimizer, group), group.layer_adaptation);
 }
 
 void LayerwiseUpdate::follow(const UpdateOptions& options) {

@@ -5,18 +5,17 @@
 #include <vector>
 
 #include "engine/memory/state_views.h"
+#include "engine/step/agree/step_context.h"
 #include "engine/step/agree/update_options.h"
 #include "engine/step/rules/layer_norms.h"
 #include "optim/layerwise_optimizer.h"
-#include "sharding/layout/plan/memory_plan.h"
 
 namespace tessera {
 
 /// LAMB's and LARS's updates: Update goes over all runs twice, and between the passes ranks agree on each parameter's norms.
 class LayerwiseUpdate {
  public:
-  LayerwiseUpdate(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const MemoryPlan& plan,
-                  const MeshAxes& axes);
+  explicit LayerwiseUpdate(const StepContext& context);
 
   /// From the next step on, these numbers.
   void follow(const UpdateOptions& options);

@@ -19,19 +19,18 @@ float* gradients_at(const FlatGroup& group, Extent piece) {
 
 }  // namespace
 
-MatrixExchange::MatrixExchange(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
-                               const Arena& memory, const MasterAssigner* masters, std::shared_ptr<Collectives> world,
-                               ComputeDevice device, DeviceKernels* kernels)
-    : deal_(plan.matrices()),
-      units_(units),
+MatrixExchange::MatrixExchange(const StepContext& context, const MasterAssigner* masters, ComputeDevice device,
+                               DeviceKernels* kernels)
+    : deal_(context.plan.matrices()),
+      units_(context.units),
       masters_(masters),
-      world_(std::move(world)),
+      world_(context.axes.world),
       device_(device),
       kernels_(kernels),
-      sent_(reinterpret_cast<float*>(memory.data())),
+      sent_(reinterpret_cast<float*>(context.memory.matrices.data())),
       received_(sent_ + deal_.exchange_numel()),
       work_(received_ + deal_.exchange_numel(), static_cast<std::size_t>(deal_.work_numel())),
-      own_masters_(work_.data() + work_.size(), static_cast<std::size_t>(plan.own_masters_numel())),
+      own_masters_(work_.data() + work_.size(), static_cast<std::size_t>(context.plan.own_masters_numel())),
       read_(static_cast<std::size_t>(world_->size())),
       written_(read_) {}
 

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "engine/memory/state_views.h"
+#include "engine/step/agree/step_context.h"
 #include "optim/device_kernels.h"
 #include "optim/master_assigner.h"
 #include "runtime/comm/collectives.h"
-#include "sharding/arena.h"
 #include "sharding/compute_device.h"
 #include "sharding/layout/plan/memory_plan.h"
 #include "sharding/unit.h"
@@ -32,10 +32,9 @@ using VisitMasters = c10::function_ref<void(const FlatGroup&, c10::function_ref<
 /// in the groups' tensor states.
 class MatrixExchange {
  public:
-  /// `memory`: of MemoryPlan::matrix_bytes(), on `device`. `masters`: reads those that go to owners; null under muon. `world`: of all ranks.
-  /// `kernels`: of a GPU, which read masters there; else null. `plan` outlives this.
-  MatrixExchange(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units, const Arena& memory,
-                 const MasterAssigner* masters, std::shared_ptr<Collectives> world, ComputeDevice device,
+  /// `masters`: reads those that go to owners; null under muon. `device`: where TrainingMemory::matrices are. `kernels`: of a GPU, which
+  /// read masters there; else null.
+  MatrixExchange(const StepContext& context, const MasterAssigner* masters, ComputeDevice device,
                  DeviceKernels* kernels);
 
   /// Calls `compute` for the matrices of this rank. Collective. Where work is queued, nothing is waited for, but what `visit_masters` waits for;

@@ -22,22 +22,26 @@ float factor_of(const MuonConfig& muon, const FlatParameter& parameter) {
 
 }  // namespace
 
-MatrixUpdate::MatrixUpdate(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy,
-                           const MemoryPlan& plan, const MeshAxes& axes, const TrainingMemory& memory,
-                           std::shared_ptr<const TensorRule> rule, ComputeDevice device, DeviceKernels* kernels)
-    : units_(units), deal_(plan.matrices()), muon_(strategy.optimizer.muon), device_(device), rule_(std::move(rule)) {
+MatrixUpdate::MatrixUpdate(const StepContext& context, std::shared_ptr<const TensorRule> rule, ComputeDevice device,
+                           DeviceKernels* kernels)
+    : units_(context.units),
+      deal_(context.plan.matrices()),
+      muon_(context.strategy.optimizer.muon),
+      device_(device),
+      rule_(std::move(rule)) {
   const auto add = [&](const OptimizerConfig& config) {
     weight_decays_.push_back(config.weight_decay);
     if (rule_) {
-      assigners_.push_back(std::make_unique<MasterAssigner>(config, strategy.ema));
+      assigners_.push_back(std::make_unique<MasterAssigner>(config, context.strategy.ema));
     } else {
-      directions_.push_back(std::make_unique<MuonOptimizer>(config, strategy.ema));
+      directions_.push_back(std::make_unique<MuonOptimizer>(config, context.strategy.ema));
     }
   };
-  add(strategy.optimizer);
-  for (const ParameterGroup& group : strategy.optimizer.groups) add(config_of(strategy.optimizer, group));
-  exchange_.emplace(plan, units_, memory.matrices, rule_ ? assigners_[0].get() : nullptr, axes.world, device_, kernels);
-  if (memory.tensor_state_records) states_.emplace(units_, plan, memory, kernels);
+  const OptimizerConfig& optimizer = context.strategy.optimizer;
+  add(optimizer);
+  for (const ParameterGroup& group : optimizer.groups) add(config_of(optimizer, group));
+  exchange_.emplace(context, rule_ ? assigners_[0].get() : nullptr, device_, kernels);
+  if (context.memory.tensor_state_records) states_.emplace(units_, context.plan, context.memory, kernels);
 }
 
 void MatrixUpdate::follow(const UpdateOptions& options) {

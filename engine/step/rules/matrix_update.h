@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "engine/memory/brought_tensor_states.h"
-#include "engine/memory/training_memory.h"
+#include "engine/step/agree/step_context.h"
 #include "engine/step/rules/element_update.h"
 #include "engine/step/rules/matrix_exchange.h"
 #include "engine/step/rules/tensor_rule.h"
@@ -21,9 +21,8 @@ namespace tessera {
 class MatrixUpdate {
  public:
   /// `rule`: null under muon. `kernels`: of the GPU that is the `device`; else null.
-  MatrixUpdate(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const MemoryPlan& plan,
-               const MeshAxes& axes, const TrainingMemory& memory, std::shared_ptr<const TensorRule> rule,
-               ComputeDevice device = {}, DeviceKernels* kernels = nullptr);
+  MatrixUpdate(const StepContext& context, std::shared_ptr<const TensorRule> rule, ComputeDevice device = {},
+               DeviceKernels* kernels = nullptr);
 
   /// From the next step on, these numbers.
   void follow(const UpdateOptions& options);

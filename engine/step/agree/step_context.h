@@ -1,0 +1,30 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "engine/memory/training_memory.h"
+#include "runtime/comm/mesh_groups.h"
+#include "sharding/layout/plan/memory_plan.h"
+#include "sharding/reduce/reducer.h"
+#include "sharding/unit.h"
+#include "tessera/own_rules.h"
+#include "tessera/strategy.h"
+
+namespace tessera {
+
+class Publication;
+
+/// What a step and its parts are made from. They may keep a copy of it: the Engine owns all of this, and it outlives them.
+struct StepContext {
+  const std::vector<std::unique_ptr<Unit>>& units;
+  const Strategy& strategy;
+  const MemoryPlan& plan;
+  const MeshAxes& axes;
+  const TrainingMemory& memory;  ///< has the records of what lies below memory
+  const OwnRules& own_rules;
+  const Reducer& reducer;
+  Publication* behind;  ///< for the Publisher of the CPU; null: values are published before the step returns
+};
+
+}  // namespace tessera

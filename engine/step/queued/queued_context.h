@@ -1,0 +1,17 @@
+#pragma once
+
+#include "engine/step/agree/learning_rates.h"
+#include "engine/step/agree/step_context.h"
+#include "optim/device_kernels.h"
+#include "sharding/compute_device.h"
+
+namespace tessera {
+
+/// The same for a GPU's step, whose `rates` are the step's own.
+struct QueuedContext : StepContext {
+  DeviceKernels& kernels;
+  ComputeDevice device;
+  const LearningRates& rates;
+};
+
+}  // namespace tessera

@@ -258,8 +258,7 @@ void Engine::State::set_up() {
   }
   // Before memory: ranks whose modules differ are told which parameter, not which size.
   FirstValues first_values(units, *whole.control);
-  memory = TrainingMemory::allocate(plan, units, axes, device.device, strategy.offload.paths, accelerator.kernels.get(),
-                                    durable.get());
+  memory = TrainingMemory::allocate(plan, units, axes, accelerator, strategy.offload.paths, durable.get());
   memory_use = memory.allocated();
   const MemoryCategory host_records = device.is_queued ? MemoryCategory::kHostRecords : MemoryCategory::kRecords;
   if (durable) memory_use[host_records] += durable->memory_bytes();

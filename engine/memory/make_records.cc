@@ -26,10 +26,11 @@ std::string name_of_piece(const FlatGroup& group, Extent piece) {
   return "padding of unit " + group.unit->name;
 }
 
-/// Records on their way into files.
+/// Records on their way into files, or into memory of a GPU's host.
 struct NewRecords {
-  std::vector<std::size_t> sizes;
-  std::vector<std::string> names;
+  const RecordPool& pool;
+  std::vector<std::size_t> sizes = {};
+  std::vector<std::string> names = {};
 
   /// Numbers the records of a part, behind those that are there. `bytes_of(chunk)`. Returns the first one's number.
   template <class BytesOf>
@@ -65,14 +66,14 @@ std::vector<StripePath> measured_paths(const MemoryPlan& plan, const std::vector
 }
 
 /// The same; but where a commit says where records are, with the shares that they had then.
-std::vector<StripePath> stripe_paths(const MemoryPlan& plan, const std::vector<std::string>& directories, int rank,
-                                     DurableFiles* durable) {
+std::vector<StripePath> stripe_paths(const RecordSources& from) {
+  DurableFiles* const durable = from.durable;
   const std::optional<std::vector<double>> then = durable ? durable->weights() : std::nullopt;
   std::vector<StripePath> paths;
-  if (then && then->size() == directories.size()) {
-    for (std::size_t i = 0; i < directories.size(); ++i) paths.push_back({directories[i], (*then)[i]});
+  if (then && then->size() == from.directories.size()) {
+    for (std::size_t i = 0; i < then->size(); ++i) paths.push_back({from.directories[i], (*then)[i]});
   } else {
-    paths = measured_paths(plan, directories, rank);
+    paths = measured_paths(from.plan, from.directories, from.rank());
   }
   std::vector<double> weights;
   for (const StripePath& path : paths) weights.push_back(path.weight);
@@ -80,11 +81,11 @@ std::vector<StripePath> stripe_paths(const MemoryPlan& plan, const std::vector<s
   return paths;
 }
 
-/// What the files that hold `pool` have in common.
-FileTierOptions tier_options(NewRecords records, const RecordPool& pool, const OffloadConfig& offload,
-                             const std::vector<StripePath>& paths, int rank) {
+/// What all files of records have in common.
+FileTierOptions tier_options(const RecordSources& from, const std::vector<StripePath>& paths, NewRecords records) {
+  const RecordPool& pool = records.pool;
   FileTierOptions options;
-  options.who = "rank " + std::to_string(rank);
+  options.who = "rank " + std::to_string(from.rank());
   options.sizes = std::move(records.sizes);
   options.record_name = [names = std::move(records.names)](std::int64_t record) { return names[record]; };
   options.paths = paths;
@@ -92,7 +93,7 @@ FileTierOptions tier_options(NewRecords records, const RecordPool& pool, const O
   options.record_bytes = static_cast<std::size_t>(pool.record_bytes);
   options.resident_bytes = static_cast<std::size_t>(pool.cached * pool.record_bytes);
   options.resident_first = pool.cached_first;
-  options.verify = offload.verify;
+  options.verify = from.plan.input().offload.verify;
   options.io.any_thread = true;  // a program may make an Engine on one thread and train on another
   return options;
 }
@@ -102,14 +103,16 @@ std::shared_ptr<StateRecords> logged(std::shared_ptr<StateRecords> records, int 
   return records;
 }
 
-/// Makes the files that hold `pool`, and what reads and writes them. `kind`: of records, as DurableFiles calls them. `give`: memory
+/// Makes the files that hold `records`, and what reads and writes them. `kind`: of records, as DurableFiles calls them. `give`: memory
 /// that a GPU copies from and to. `ahead`: so many are read ahead, and as many written behind.
-std::shared_ptr<StateRecords> make_tier(NewRecords records, const RecordPool& pool, const MemoryPlan& plan,
-                                        const std::vector<StripePath>& paths, int rank, const DurableFiles* durable,
-                                        const std::string& kind, const AlignedMemory::Give& give, std::int64_t ahead) {
-  FileTierOptions options = tier_options(std::move(records), pool, plan.input().offload, paths, rank);
+std::shared_ptr<StateRecords> make_tier(const RecordSources& from, const std::vector<StripePath>& paths,
+                                        NewRecords records, const std::string& kind, const AlignedMemory::Give& give,
+                                        std::int64_t ahead) {
+  const DurableFiles* const durable = from.durable;
+  const std::int64_t held = records.pool.held;
+  FileTierOptions options = tier_options(from, paths, std::move(records));
   options.read_ahead = options.write_behind = static_cast<int>(ahead);
-  options.most_held = static_cast<int>(pool.held);
+  options.most_held = static_cast<int>(held);
   options.memory = give;
   if (durable) options.durable = durable->name_of(kind);
   options.durable_is_there = durable && durable->last();
@@ -117,15 +120,14 @@ std::shared_ptr<StateRecords> make_tier(NewRecords records, const RecordPool& po
   DurableTier* const durable_files = durable ? files.get() : nullptr;
   auto tier = std::make_shared<StateRecords>(std::move(files), durable_files);
   if (durable) durable->protect(*tier, kind);
-  return logged(std::move(tier), rank);
+  return logged(std::move(tier), from.rank());
 }
 
-/// Makes the pinned memory that holds `pool`.
-std::unique_ptr<RecordTier> host_tier(NewRecords records, const RecordPool& pool, int rank,
-                                      const AlignedMemory::Give& give) {
+/// Makes the pinned memory that holds `records`.
+std::unique_ptr<RecordTier> host_tier(NewRecords records, int rank, const AlignedMemory::Give& give) {
   HostTierOptions options;
-  options.records = pool.records;
-  options.record_bytes = static_cast<std::size_t>(pool.record_bytes);
+  options.records = records.pool.records;
+  options.record_bytes = static_cast<std::size_t>(records.pool.record_bytes);
   options.sizes = std::move(records.sizes);
   options.who = "rank " + std::to_string(rank);
   options.give = give;
@@ -141,69 +143,54 @@ constexpr const char kLessGradients[] =
 constexpr const char kLessCopies[] =
     "[T0236] hint: offload.step \"gpu\" needs none of it, and parameters and gradients on the tier \"host\" need less";
 
-/// Where `pool` says. `kernels`: of the GPU that trains, or null.
-std::shared_ptr<StateRecords> make_state_tier(NewRecords records, const RecordPool& pool, const MemoryPlan& plan,
-                                              const std::vector<StripePath>& paths, int rank, DeviceKernels* kernels,
-                                              const DurableFiles* durable, const std::string& kind,
-                                              std::int64_t ahead) {
-  const AlignedMemory::Give give = kernels ? pinned_memory_of(*kernels, rank, kind, kLessBelow) : nullptr;
-  if (pool.pinned_bytes > 0) {
-    return logged(std::make_shared<StateRecords>(host_tier(std::move(records), pool, rank, give)), rank);
-  }
-  return make_tier(std::move(records), pool, plan, paths, rank, durable, kind, give, ahead);
+/// Where their pool says.
+std::shared_ptr<StateRecords> make_state_tier(const RecordSources& from, const std::vector<StripePath>& paths,
+                                              NewRecords records, const std::string& kind, std::int64_t ahead) {
+  const int rank = from.rank();
+  const AlignedMemory::Give give = from.kernels ? pinned_memory_of(*from.kernels, rank, kind, kLessBelow) : nullptr;
+  if (records.pool.pinned_bytes > 0)
+    return logged(std::make_shared<StateRecords>(host_tier(std::move(records), rank, give)), rank);
+  return make_tier(from, paths, std::move(records), kind, give, ahead);
 }
 
-std::shared_ptr<StateRecords> make_state_records(const MemoryPlan& plan,
-                                                 const std::vector<std::unique_ptr<Unit>>& units,
-                                                 const std::vector<StripePath>& paths, int rank, DeviceKernels* kernels,
-                                                 const DurableFiles* durable) {
-  const RecordPool& pool = plan.state_records();
-  if (pool.records == 0) return nullptr;
-  NewRecords added;
-  for_each_trainable(units, [&](FlatGroup& group) {
+std::shared_ptr<StateRecords> make_state_records(const RecordSources& from, const std::vector<StripePath>& paths) {
+  NewRecords added{from.plan.state_records()};
+  if (added.pool.records == 0) return nullptr;
+  for_each_trainable(from.units, [&](FlatGroup& group) {
     group.first_record = added.add(group, group.optimizer_part, group.records,
                                    [&](std::int64_t chunk) { return group.records.record(chunk).bytes; });
   });
-  auto records =
-      make_state_tier(std::move(added), pool, plan, paths, rank, kernels, durable, "states", plan.queue_depth());
-  for_each_trainable(units, [&](FlatGroup& group) {
+  auto records = make_state_tier(from, paths, std::move(added), "states", from.plan.queue_depth());
+  for_each_trainable(from.units, [&](FlatGroup& group) {
     if (group.records.records() > 0) group.below = records;
   });
   return records;
 }
 
 /// As place_tensor_states numbered them.
-std::shared_ptr<StateRecords> make_tensor_state_records(const MemoryPlan& plan,
-                                                        const std::vector<std::unique_ptr<Unit>>& units,
-                                                        const std::vector<StripePath>& paths, int rank,
-                                                        DeviceKernels* kernels, const DurableFiles* durable) {
-  const RecordPool& pool = plan.tensor_state_records();
-  if (pool.records == 0) return nullptr;
-  NewRecords added;
+std::shared_ptr<StateRecords> make_tensor_state_records(const RecordSources& from,
+                                                        const std::vector<StripePath>& paths) {
+  NewRecords added{from.plan.tensor_state_records()};
+  if (added.pool.records == 0) return nullptr;
   std::vector<FlatGroup*> groups;
-  for_each_trainable(units, [&](FlatGroup& group) {
+  for_each_trainable(from.units, [&](FlatGroup& group) {
     if (group.tensor_state_record < 0) return;
     groups.push_back(&group);
-    added.sizes.push_back(static_cast<std::size_t>(plan.tensor_state_record_bytes_of(group.shape())));
+    added.sizes.push_back(static_cast<std::size_t>(from.plan.tensor_state_record_bytes_of(group.shape())));
     added.names.push_back("states of matrices of unit " + group.unit->name);
   });
-  auto records = make_state_tier(std::move(added), pool, plan, paths, rank, kernels, durable, "tensor_states",
-                                 plan.tensor_states_ahead());
+  auto records = make_state_tier(from, paths, std::move(added), "tensor_states", from.plan.tensor_states_ahead());
   for (FlatGroup* group : groups) group->tensor_states_below = records;
   return records;
 }
 
 /// In the order of MemoryPlan::parameter_records.
-std::shared_ptr<StateRecords> make_parameter_records(const MemoryPlan& plan,
-                                                     const std::vector<std::unique_ptr<Unit>>& units,
-                                                     const std::vector<StripePath>& paths, int rank,
-                                                     DeviceKernels* kernels, const DurableFiles* durable) {
-  const RecordPool& pool = plan.parameter_records();
-  if (pool.records == 0) return nullptr;
-  NewRecords added;
+std::shared_ptr<StateRecords> make_parameter_records(const RecordSources& from, const std::vector<StripePath>& paths) {
+  NewRecords added{from.plan.parameter_records()};
+  if (added.pool.records == 0) return nullptr;
   std::vector<FlatGroup*> groups;
   for (const bool trains : {true, false}) {
-    for (const auto& unit : units) {
+    for (const auto& unit : from.units) {
       for (const auto& group : unit->groups) {
         if (group->trainable == trains) groups.push_back(group.get());
       }
@@ -215,8 +202,7 @@ std::shared_ptr<StateRecords> make_parameter_records(const MemoryPlan& plan,
       return chunks.chunk(chunk).numel * group->element_bytes();
     });
   }
-  auto records =
-      make_state_tier(std::move(added), pool, plan, paths, rank, kernels, durable, "parameters", plan.queue_depth());
+  auto records = make_state_tier(from, paths, std::move(added), "parameters", from.plan.queue_depth());
   for (FlatGroup* group : groups) {
     if (group->parameter_chunks.records() > 0) group->parameters_below = records;
   }
@@ -224,17 +210,16 @@ std::shared_ptr<StateRecords> make_parameter_records(const MemoryPlan& plan,
 }
 
 /// Scratch on every path: no commit needs gradients.
-void make_gradient_records(TrainingMemory& memory, const MemoryPlan& plan,
-                           const std::vector<std::unique_ptr<Unit>>& units, const MeshAxes& axes,
-                           const std::vector<StripePath>& paths, DeviceKernels* kernels) {
-  const RecordPool& pool = plan.gradient_records();
+void make_gradient_records(TrainingMemory& memory, const RecordSources& from, const std::vector<StripePath>& paths) {
+  const RecordPool& pool = from.plan.gradient_records();
   if (pool.records == 0) return;
-  const int rank = axes.world->rank();
-  NewRecords added;
-  for (const auto& unit : units) {
+  const int rank = from.rank();
+  DeviceKernels* const kernels = from.kernels;
+  NewRecords added{pool};
+  for (const auto& unit : from.units) {
     const UnitShape shape = unit->shape();
     if (unit->index == 0 || shape.trainable_numel() == 0) continue;
-    added.sizes.push_back(static_cast<std::size_t>(plan.gradient_record_bytes_of(shape)));
+    added.sizes.push_back(static_cast<std::size_t>(from.plan.gradient_record_bytes_of(shape)));
     added.names.push_back("gradients of unit " + unit->name);
   }
   const auto tell = [&](const std::string& where) {
@@ -242,44 +227,41 @@ void make_gradient_records(TrainingMemory& memory, const MemoryPlan& plan,
   };
   const AlignedMemory::Give give = kernels ? pinned_memory_of(*kernels, rank, "gradients", kLessGradients) : nullptr;
   const auto in_slots = [&](std::unique_ptr<RecordTier> tier, FileTier* files) {
-    memory.gradient_slots = Arena::shared("gradients on the device", pool.device_bytes(), *axes.reduce);
+    memory.gradient_slots = Arena::shared("gradients on the device", pool.device_bytes(), *from.axes.reduce);
     std::byte* const slots = memory.gradient_slots.take(pool.device_bytes());
     memory.device_gradients =
-        std::make_shared<DeviceGradients>(std::move(tier), files, pool.held, units, *kernels,
+        std::make_shared<DeviceGradients>(std::move(tier), files, pool.held, from.units, *kernels,
                                           DeviceGradients::Slots{slots, pool.record_bytes, pool.device_slots});
     tell(memory.device_gradients->describe());
   };
-  if (pool.pinned_bytes > 0) return in_slots(host_tier(std::move(added), pool, rank, give), nullptr);
-  FileTierOptions options = tier_options(std::move(added), pool, plan.input().offload, paths, rank);
+  if (pool.pinned_bytes > 0) return in_slots(host_tier(std::move(added), rank, give), nullptr);
+  FileTierOptions options = tier_options(from, paths, std::move(added));
   options.read_ahead = options.write_behind = static_cast<int>(MemoryPlan::kGradientsAhead);
-  options.most_held = static_cast<int>(kernels ? pool.held : plan.units_under_way());
+  options.most_held = static_cast<int>(kernels ? pool.held : from.plan.units_under_way());
   options.memory = give;
   std::unique_ptr<FileTier> files = value_or_throw(FileTier::create(options));
   if (kernels) {
     FileTier* const same = files.get();
     return in_slots(std::move(files), same);
   }
-  memory.gradient_records = std::make_shared<GradientRecords>(std::move(files), units);
+  memory.gradient_records = std::make_shared<GradientRecords>(std::move(files), from.units);
   tell(memory.gradient_records->describe());
 }
 
 }  // namespace
 
-void make_records(TrainingMemory& memory, const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
-                  const MeshAxes& axes, const std::vector<std::string>& directories, DeviceKernels* kernels,
-                  DurableFiles* durable) {
-  const int rank = axes.world->rank();
-  const std::vector<StripePath> paths = stripe_paths(plan, directories, rank, durable);
-  memory.parameter_records = make_parameter_records(plan, units, paths, rank, kernels, durable);
-  memory.state_records = make_state_records(plan, units, paths, rank, kernels, durable);
-  memory.tensor_state_records = make_tensor_state_records(plan, units, paths, rank, kernels, durable);
-  memory.records_are_pinned = kernels != nullptr;
-  memory.host_copies_bytes = plan.host_copies_bytes();
-  if (plan.steps_on_host()) {
-    memory.host_copies = pinned_memory_of(*kernels, rank, "copies of gradients and parameters",
+void make_records(TrainingMemory& memory, const RecordSources& from) {
+  const std::vector<StripePath> paths = stripe_paths(from);
+  memory.parameter_records = make_parameter_records(from, paths);
+  memory.state_records = make_state_records(from, paths);
+  memory.tensor_state_records = make_tensor_state_records(from, paths);
+  memory.records_are_pinned = from.kernels != nullptr;
+  memory.host_copies_bytes = from.plan.host_copies_bytes();
+  if (from.plan.steps_on_host()) {
+    memory.host_copies = pinned_memory_of(*from.kernels, from.rank(), "copies of gradients and parameters",
                                           kLessCopies)(static_cast<std::size_t>(memory.host_copies_bytes));
   }
-  make_gradient_records(memory, plan, units, axes, paths, kernels);
+  make_gradient_records(memory, from, paths);
 }
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine/device/accelerator.h"
 #include "engine/memory/durable_files.h"
 #include "engine/memory/make_records.h"
 #include "engine/memory/master_weights.h"
@@ -139,9 +140,10 @@ void broadcast(const at::Tensor& tensor, const std::string& label, Collectives& 
 }  // namespace
 
 TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
-                                        const MeshAxes& axes, c10::Device device,
-                                        const std::vector<std::string>& directories, DeviceKernels* kernels,
-                                        DurableFiles* durable) {
+                                        const MeshAxes& axes, const Accelerator& accelerator,
+                                        const std::vector<std::string>& directories, DurableFiles* durable) {
+  const c10::Device device = accelerator.device.device;
+  DeviceKernels* const kernels = accelerator.kernels.get();
   const MemoryUse& use = plan.use();
   const PlanInput& input = plan.input();
   TrainingMemory memory;
@@ -192,7 +194,7 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
     }
   }
   place_tensor_states(plan, units, memory.optimizer);
-  make_records(memory, plan, units, axes, directories, kernels, durable);
+  make_records(memory, {plan, units, axes, directories, kernels, durable});
   if (durable) durable->take_memory(memory, plan, units, device, kernels);
   for (const Arena* arena : {&memory.parameters, &memory.masters, &memory.optimizer}) arena->expect_full();
   if (!input.updates_in_backward) memory.gradients.expect_full();

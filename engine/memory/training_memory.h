@@ -14,10 +14,10 @@
 namespace tessera {
 
 class DeviceGradients;
-class DeviceKernels;
 class DurableFiles;
 class GradientRecords;
 class GradientStore;
+struct Accelerator;
 
 /// All memory of training state: one arena a category, each as large as the plan says, and each piece given to the
 /// group it is for.
@@ -43,11 +43,11 @@ struct TrainingMemory {
 
   /// Allocates the plan and points every group at its parts. Slots, buckets and scratch, and gradients where units are
   /// updated in backward, are left for the residency and the reducer to take; gradients in records are pointed at later. Records lie in `directories`, in files that `durable` knows
-  /// unless that is null. `kernels`: of the GPU that trains, which gives memory of its host for records; null on the CPU. Collective.
+  /// unless that is null. A GPU gives memory of its host for records. Collective.
   /// Throws tessera::Error: 73, 74, 77 if such a directory cannot be used.
   static TrainingMemory allocate(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
-                                 const MeshAxes& axes, c10::Device device, const std::vector<std::string>& directories,
-                                 DeviceKernels* kernels, DurableFiles* durable = nullptr);
+                                 const MeshAxes& axes, const Accelerator& accelerator,
+                                 const std::vector<std::string>& directories, DurableFiles* durable = nullptr);
   MemoryUse allocated() const;
   /// Of either; null where gradients lie in memory.
   GradientStore* gradient_store() const;

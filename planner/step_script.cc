@@ -159,9 +159,8 @@ class WholeStep {
   const std::vector<char> completes_;
   const StepInput input_;
   const StepProgram program_;
-  const std::vector<Visit>
-      updates_;           ///< what is updated, in the order of units; but in backward, at the last of the passes
-  std::size_t turn_ = 0;  ///< the first entry of backward
+  const std::vector<Visit> updates_;  ///< in the order of units; all are made in the last pass, or each in backward
+  std::size_t turn_ = 0;              ///< the first entry of backward
   GatherScript gathers_;
 };
 

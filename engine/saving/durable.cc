@@ -36,7 +36,7 @@ using nlohmann::json;
 // Names of a commit's parts, beside those of records, and of the parts of what the program gave.
 constexpr const char* kEngine = "engine";
 constexpr const char* kOwnGenerator = "generator";
-constexpr const char* kGpuGenerator = "generator of the GPU";
+constexpr const char* kOwnGpuGenerator = "generator of the GPU";
 constexpr const char* kItems = "items";
 constexpr const char* kTexts = "json";
 constexpr const char* kTensors = "tensors";
@@ -114,7 +114,7 @@ CommitParts parts_of(const EngineCheckpoints::State& s) {
     parts[buffer_part(buffer.key())] = text_of(host_copy(buffer.value().detach()));
   parts[kOwnGenerator] = text_of(state_of_generator(c10::Device(c10::kCPU)));
   const ComputeDevice device = s.accelerator.device;
-  if (device.is_queued) parts[kGpuGenerator] = text_of(state_of_generator(device.device));
+  if (device.is_queued) parts[kOwnGpuGenerator] = text_of(state_of_generator(device.device));
   parts[kEngine] = engine.dump();
   return parts;
 }
@@ -143,7 +143,7 @@ class Resume {
     }
     read_generator(kOwnGenerator, c10::Device(c10::kCPU));
     const ComputeDevice device = s_.accelerator.device;
-    if (device.is_queued) read_generator(kGpuGenerator, device.device);
+    if (device.is_queued) read_generator(kOwnGpuGenerator, device.device);
     return read_items();
   }
 

@@ -123,7 +123,7 @@ StepInput random_input(Random& random) {
   return input;
 }
 
-/// Of as many owners as there are groups: of gradients units, one record each at most.
+/// Records of so many owners, each of which has `most` at most.
 RecordList random_records(Random& random, std::size_t owners, std::int64_t most) {
   RecordList records;
   for (std::size_t owner = 0; owner < owners; ++owner) {

@@ -43,7 +43,7 @@ class RecordSlots {
   /// only the first records of a pass, and have its last ones in the end. So it looks at those alone, and at slots^2 numbers
   /// at most, however many there are.
   std::int64_t go_through(std::span<const Stretch> stretches);
-  /// Of the records [begin, end).
+  /// What the records [begin, end) have together.
   std::int64_t bytes_of(std::size_t begin, std::size_t end) const { return before_[end] - before_[begin]; }
 
  private:

@@ -83,7 +83,7 @@ struct StepInput {
     bool queued = false;        ///< a GPU: its host runs ahead of it
     bool host_updates = false;  ///< the CPU of its host updates what lies in the host's memory
   };
-  /// Of a kind of records: there are some, and they lie in files.
+  /// Whether a kind of records is there, and whether its records lie in files.
   struct Records {
     bool exist = false, in_files = false;
   };

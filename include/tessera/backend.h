@@ -11,29 +11,29 @@
 
 namespace tessera {
 
-/// One group of ranks that a backend is to connect.
+/// One group of ranks that a backend is to connect. Tessera fills it in and hands it to MakeBackend.
 struct BackendRequest {
-  std::string name;                       ///< unique in the job together with the ranks
-  int rank = 0;                           ///< this rank's place in `world_ranks`
-  std::vector<int> world_ranks;           ///< ascending
-  c10::intrusive_ptr<c10d::Store> store;  ///< for the group's rendezvous; its keys are the group's own
-  std::chrono::milliseconds timeout;      ///< of meeting: comm.init_timeout_s
+  std::string name;                       ///< name of the group; together with the ranks it is unique in the job
+  int rank = 0;                           ///< index of this rank in `world_ranks`
+  std::vector<int> world_ranks;           ///< ranks of the job that belong to the group, ascending
+  c10::intrusive_ptr<c10d::Store> store;  ///< store for the group's rendezvous; no other group sees its keys
+  std::chrono::milliseconds timeout;      ///< limit of the rendezvous: comm.init_timeout_s
 };
 
-/// Connects one group. Called on every member at the same time. May throw.
+/// Connects one group and returns its backend. Every member of the group calls it at the same time. It may throw.
 using MakeBackend = std::function<c10::intrusive_ptr<c10d::Backend>(const BackendRequest&)>;
 
-/// As `init`, but all groups of more than one rank communicate through a backend of the user's own. It must accept CPU
-/// tensors in any memory.
+/// Joins this process to its job as `init` (tessera/init.h) does, but all groups of more than one rank communicate
+/// through a backend of the program's own. The backend must accept CPU tensors in any memory. Call it once, before any
+/// Engine, on every rank.
 ///
-/// The backend needs these calls on uint8 tensors: `all_gather_single`, `all_to_all_single` (equal parts), `broadcast` and
-/// `barrier`; and `getBackendName`, which messages show. Before LibTorch 2.14 the first two have the names `_allgather_base` and
-/// `alltoall_base`; since then a backend may override either name. All calls are made by the thread that calls the
-/// Engine. Tessera itself makes the sums, from parts that were exchanged, so
-/// results have the same bits as on every other transport. A call that fails or times out must throw, either from the
-/// call or from Work::wait.
+/// The backend needs these calls on uint8 tensors: `all_gather_single`, `all_to_all_single` (equal parts), `broadcast`
+/// and `barrier`. It also needs `getBackendName`, which messages show. LibTorch before 2.14 calls the first two
+/// `_allgather_base` and `alltoall_base`; since 2.14 a backend may override either name. The thread that calls the
+/// Engine makes all calls. Tessera itself makes the sums, from parts that were exchanged, so results have the same bits
+/// as on every other transport. A call that fails or times out must throw, either from the call or from Work::wait.
 ///
-/// Errors: those of `init`; 78 if comm.transport names another transport; 75 if `make` throws.
+/// Errors (tessera::Error): those of `init`; 78 if comm.transport names another transport; 75 if `make` throws.
 Mesh init(const CommConfig& comm, const MakeBackend& make);
 
 }  // namespace tessera

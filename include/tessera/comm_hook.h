@@ -10,7 +10,8 @@ namespace tessera {
 
 class Collectives;
 
-/// How gradients are summed over ranks, by a rule of the program's own: in fewer bits, by less than all of them, with noise.
+/// A rule of the program's own that sums gradients over the ranks: in fewer bits, from some of the elements only, with
+/// noise. A program derives from it and gives the object to the Engine.
 ///
 ///   struct InBf16 final : tessera::CommHook {
 ///     void sum(Bucket& bucket, Ranks& ranks) override {
@@ -22,42 +23,53 @@ class Collectives;
 ///   strategy.compression.hook = true;  // "compression": {"hook": true} in the file
 ///   tessera::Engine engine(model, strategy, mesh, std::make_shared<InBf16>());
 ///
-/// It is called for each bucket of gradients as soon as backward has completed it, in the same order on every rank: over a network on a
-/// thread of communication, while backward goes on; else on the thread of backward. So it hides behind backward as all reductions do,
-/// one call of it at a time. It needs strategies under which a rank has all gradients of a unit in one place: NO_SHARD,
-/// SHARD_OPTIMIZER, SHARD_GRADIENTS, with units or `units.bucket_cap_mb` as buckets. On the CPU only. A rank alone does not call it.
+/// The Engine calls `sum` for each bucket of gradients as soon as backward has completed that bucket, in the same order
+/// on every rank. Over a network a communication thread makes the call while backward goes on; otherwise the thread of
+/// backward makes it. It therefore hides behind backward as all reductions do. One call runs at a time.
+///
+/// A hook needs a strategy under which a rank has all gradients of a unit in one place: NO_SHARD, SHARD_OPTIMIZER or
+/// SHARD_GRADIENTS, with units or `units.bucket_cap_mb` as buckets. Hooks work on the CPU only. A job of one rank does
+/// not call them.
 class CommHook {
  public:
-  /// The gradients of one unit, or of one bucket, of parameters of one dtype.
+  /// The gradients of one unit or one bucket; all belong to parameters of one dtype.
   struct Bucket {
+    /// One parameter's share of a bucket.
     struct Part {
-      std::string parameter;  ///< "blocks.3.attention.weight"
-      at::Tensor gradient;    ///< in its shape; its memory is that of `gradients`
+      std::string parameter;  ///< name of the parameter: "blocks.3.attention.weight"
+      at::Tensor gradient;    ///< its gradient, in the parameter's shape; a view of `gradients`
     };
 
-    std::string unit;  ///< "blocks.3"
+    std::string unit;  ///< unit's path: "blocks.3"
     std::int64_t index =
-        0;  ///< of the bucket, from 0, the same in every step: by it a hook finds what it keeps, as error feedback
-    std::int64_t step = 1;  ///< of training, counted from 1
-    /// [elements], fp32: this rank's contribution, of one microbatch, or with gradient_sync "last_microbatch" of all of a step. Zeros
-    /// where a parameter got no gradient, and between parameters. What it is when `sum` returns counts.
+        /// index of the bucket, from 0, the same in every step: a hook finds by it what it keeps, such as error
+        /// feedback
+        0;
+    std::int64_t step = 1;  ///< training step, counted from 1
+    /// [elements], fp32: this rank's contribution. It is that of one microbatch, or that of a whole step with
+    /// gradient_sync "last_microbatch". Zeros stand where a parameter got no gradient, and between parameters. The
+    /// values that it has when `sum` returns are the result.
     at::Tensor gradients;
-    std::vector<Part> parts;  ///< of `gradients`, in the order in which they lie there
+    std::vector<Part> parts;  ///< the parts of `gradients`, in the order in which they lie there
   };
 
-  /// The ranks whose gradients are summed. Every rank makes the same calls in the same order, with tensors of the same sizes. Tensors are on
-  /// the CPU, and of any dtype but where it says so. A call that fails throws, and so ends training on all ranks.
+  /// The ranks whose gradients are summed. Every rank makes the same calls in the same order, with tensors of the same
+  /// sizes. Tensors are dense, on the CPU, and of any dtype unless the call says otherwise. A call throws
+  /// tessera::Error where it fails (64 for a wrong tensor), which ends training on all ranks.
   class Ranks {
    public:
     Ranks(Collectives& group, const std::string& label) : group_(group), label_(label) {}
 
+    /// Index of this rank in the group, from 0 to size() - 1.
     int rank() const;
+    /// Number of ranks in the group.
     int size() const;
-    /// The tensor, contiguous and fp32, becomes the sum over ranks: in fp32, in pairwise order, the same bits on every rank.
+    /// Replaces `tensor`, contiguous and fp32, by the sum over ranks. Sums are made in fp32 in pairwise order, so every
+    /// rank has the same bits.
     void all_reduce(const at::Tensor& tensor);
-    /// The tensor of each rank, in rank order.
+    /// Returns the tensor of each rank, in rank order: size() tensors of the shape of `tensor`.
     std::vector<at::Tensor> all_gather(const at::Tensor& tensor);
-    /// `tensor` [size(), ...]: row q goes to rank q. Returns the rows that came, in rank order, in the same shape.
+    /// Sends row q of `tensor` [size(), ...] to rank q. Returns the rows that came, in rank order, in the same shape.
     at::Tensor all_to_all(const at::Tensor& tensor);
 
    private:
@@ -67,9 +79,10 @@ class CommHook {
 
   virtual ~CommHook() = default;
 
-  /// Replaces `bucket.gradients` by the *sum* over ranks (the Engine divides by their number), or what the rule takes for it: the same
-  /// bits on every rank, or parameters drift apart; `check.replica_hash_every` would find that. Autograd is off. What it throws ends
-  /// training on all ranks, with its text.
+  /// Replaces `bucket.gradients` by the *sum* over ranks (the Engine divides by their number), or by what the rule uses
+  /// in place of the sum. The result must have the same bits on every rank, since parameters drift apart otherwise;
+  /// `check.replica_hash_every` would find that. Autograd is off. An exception that it throws ends training on all
+  /// ranks, with the exception's text.
   virtual void sum(Bucket& bucket, Ranks& ranks) = 0;
 };
 

@@ -10,14 +10,15 @@
 
 namespace tessera {
 
+/// How a DataParallel sends gradients.
 struct DataParallelOptions {
-  /// MiB of fp32 gradients that are sent together. Larger: fewer calls, and a buffer of this size; a parameter that is larger
-  /// has a bucket to itself.
+  /// MiB of fp32 gradients that are sent together. A larger value makes fewer calls and needs a buffer of this size. A
+  /// parameter that is larger than this has a bucket to itself.
   double bucket_mb = 25;
 };
 
-/// Averages gradients over the ranks, and nothing else: each rank has the whole module, and any torch::optim optimizer
-/// trains it.
+/// Averages gradients over the ranks and does nothing else: each rank has the whole module, and any torch::optim
+/// optimizer trains it.
 ///
 ///   tessera::DataParallel parallel(model, mesh);
 ///   torch::optim::LBFGS optimizer(model->parameters());
@@ -28,30 +29,33 @@ struct DataParallelOptions {
 ///     return at::full({}, tessera::all_reduce(mesh, loss.item<double>(), tessera::Reduce::kMean));
 ///   });
 ///
-/// For what an Engine does not have (an optimizer of your own, second-order methods); it costs the memory of NO_SHARD and does
-/// not overlap communication with backward, so an Engine is smaller and faster.
+/// Use it for what an Engine does not have: an optimizer of your own, second-order methods. It needs the memory of
+/// NO_SHARD and does not overlap communication with backward, so an Engine is smaller and faster.
 ///
-/// Making one is collective: ranks compare names, shapes and dtypes of all parameters and buffers, and every rank gets rank
-/// 0's values. Each backward that reaches a parameter is collective at its end, also where it runs under
-/// tessera::checkpoint. Gradients are added in fp32 (fp64 ones in fp64), in one fixed order, so they have the same bits on
-/// all ranks.
+/// The constructor is collective: ranks compare names, shapes and dtypes of all parameters and buffers, and every rank
+/// gets rank 0's values. Each backward that reaches a parameter is collective at its end, also where it runs under
+/// tessera::checkpoint. Gradients are added in fp32 (fp64 ones in fp64), in one fixed order, so they have the same bits
+/// on all ranks. One thread at a time uses an object.
 ///
-/// * A parameter that some ranks did not use gets the mean in which they count as zero; one that no rank used keeps an
-///   undefined `.grad`, and optimizers leave it alone.
-/// * Where ranks' losses are means over different numbers of things, `set_weight` says how many before backward, and gradients are means
-///   over all things. A rank without a batch calls `backward_nothing`.
-/// * Accumulation: backwards under a NoSync add up in `.grad` on each rank; the next one without it averages the sum.
-/// * An optimizer that looks at the loss (LBFGS stops by it) must see the same number on all ranks: give it
+/// * A parameter that only some ranks used gets a mean in which the other ranks count as zero. A parameter that no rank
+///   used keeps an undefined `.grad`, and optimizers leave it alone.
+/// * If ranks' losses are means over different numbers of things, call `set_weight` with that number before backward;
+///   gradients are then means over all things. A rank without a batch calls `backward_nothing`.
+/// * Accumulation: backwards under a NoSync add up in `.grad` on each rank. The next backward without it averages the
+///   sum.
+/// * An optimizer that looks at the loss (LBFGS stops by it) must see the same number on all ranks. Give it
 ///   tessera::all_reduce(mesh, loss.item<double>(), tessera::Reduce::kMean).
 ///
-/// Throws tessera::Error (64) on all ranks: modules that differ, by the first name that does; parameters of an Engine or of
-/// another DataParallel; deferred ones (materialize_module first); sparse gradients, by name, out of backward. Out of
-/// backward come 75 and 70 too: a rank that is gone, does not come, or made other calls.
+/// Throws tessera::Error (64) on all ranks for: modules that differ (the message names the first difference);
+/// parameters of an Engine or of another DataParallel; deferred parameters (call materialize_module first); sparse
+/// gradients, by name, out of backward. Backward also throws 75 and 70: a rank is gone, does not come, or made other
+/// calls.
 class DataParallel {
  public:
+  /// Collective; see above for errors. `module` is kept alive by this object.
   DataParallel(std::shared_ptr<torch::nn::Module> module, const Mesh& mesh, const DataParallelOptions& options = {});
 
-  /// For a ModuleHolder such as one made by TORCH_MODULE.
+  /// The same for a ModuleHolder such as one made by TORCH_MODULE.
   template <class Holder, class = std::enable_if_t<std::is_base_of_v<torch::detail::ModuleHolderIndicator, Holder>>>
   DataParallel(const Holder& holder, const Mesh& mesh, const DataParallelOptions& options = {})
       : DataParallel(std::static_pointer_cast<torch::nn::Module>(holder.ptr()), mesh, options) {}
@@ -60,7 +64,7 @@ class DataParallel {
   DataParallel(const DataParallel&) = delete;
   DataParallel& operator=(const DataParallel&) = delete;
 
-  /// While one lives, backward leaves gradients as this rank made them.
+  /// A guard: while it lives, backward leaves gradients as this rank made them and does not communicate.
   class NoSync {
    public:
     explicit NoSync(DataParallel& parallel);
@@ -72,19 +76,20 @@ class DataParallel {
     DataParallel& parallel_;
   };
 
-  /// The loss of the next backward that averages is a mean over so many things (samples, tokens): gradients are then
-  /// sum(weight * gradient) / sum(weight) over ranks. After that backward the weight is 1 again. 0: this rank counts nothing, though its
-  /// gradients were NaN. Throws Error (64) for what is negative or not finite.
+  /// Says over how many things (samples, tokens) the loss of the next averaging backward is a mean. Gradients are then
+  /// sum(weight * gradient) / sum(weight) over ranks. The weight is 1 again after that backward. 0 means that this rank
+  /// counts nothing, even if its gradients are NaN. Throws Error (64) for a weight that is negative or not finite.
   void set_weight(double weight);
 
-  /// For a rank without a batch, while others run a backward that averages: takes part, counts nothing, and gets the mean in every
-  /// `.grad`.
+  /// Takes part in the averaging of a rank that has no batch, while other ranks run a backward: this rank counts
+  /// nothing and gets the mean in every `.grad`. Collective with the others' backward. Throws Error (64) under a
+  /// NoSync.
   void backward_nothing();
 
-  /// Rank 0's buffers (running statistics of a BatchNorm) for every rank. Collective.
+  /// Gives every rank rank 0's buffers (such as running statistics of a BatchNorm). Collective.
   void broadcast_buffers();
 
-  /// Calls that each averaging takes, beside a small one.
+  /// Number of gradient buckets. Each averaging makes one collective call a bucket, and a small one.
   std::size_t num_buckets() const;
 
  private:

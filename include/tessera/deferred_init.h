@@ -11,17 +11,19 @@ namespace tessera {
 
 class InitTape;
 
-/// While it lives, on this thread: operators that make tensors make *meta* tensors (shapes without memory), and every
-/// operator on them is written on a tape instead of being run. `materialize` plays the tape back.
+/// A guard that defers construction on this thread. While it lives, operators that make tensors make *meta* tensors
+/// (shapes without memory), and every operator on them is written on a tape instead of being run. `materialize` plays
+/// the tape back. Guards nest.
 ///
 /// The generator moves on as it would in eager construction (without drawing, where it is known how much an operator
-/// draws); its state before each random operator is kept on the tape. So the values, and whatever is drawn afterwards,
-/// are those of eager construction bit for bit, in whatever order tensors are materialised later.
+/// draws). The tape keeps the generator's state before each random operator. The values, and whatever is drawn
+/// afterwards, are therefore those of eager construction bit for bit, in whatever order tensors are materialised later.
 ///
-/// An operator that needs a value (`item()`, `equal`, ...) computes the tensors it reads there and then. Code that
-/// takes `data_ptr()` of a deferred tensor gets a c10::Error that says so.
+/// An operator that needs a value (`item()`, `equal`, ...) computes the tensors it reads at once. Code that takes
+/// `data_ptr()` of a deferred tensor gets a c10::Error that says so.
 class DeferredInitScope {
  public:
+  /// What the tape is recorded for.
   enum class Content {
     kValues,
     kShapesOnly,  ///< see `shapes_only`
@@ -35,7 +37,7 @@ class DeferredInitScope {
   std::shared_ptr<InitTape> previous_;
 };
 
-/// Runs `make` (any code that constructs modules) without allocating what it constructs:
+/// Runs `make` (any code that constructs modules) without allocating what it constructs, and returns its result:
 ///
 ///   auto model = tessera::deferred_init([] { return GPT(config); });
 ///
@@ -46,29 +48,32 @@ auto deferred_init(Make&& make) {
   return std::forward<Make>(make)();
 }
 
-/// As deferred_init, but for shapes alone: random operators leave the generator where it is, and the result can never be
-/// materialised. Takes no longer for a large model than for a small one of as many layers. For `plan_memory`:
+/// Runs `make` as deferred_init does, but records shapes alone: random operators leave the generator where it is, and
+/// the result can never be materialised. It takes no longer for a large model than for a small one of as many layers.
+/// It is meant for `plan_memory`:
 ///
 ///   auto model = tessera::shapes_only([&] { return GPT(config); });
 ///   std::cout << tessera::plan_memory(*model, strategy, topology).table;
 ///
-/// To materialise it, to give it to an Engine, or to read a value in `make` (`item()`) is a c10::Error that says so. Inside
-/// an outer deferred_init, that one's rules hold.
+/// A c10::Error says so if the result is materialised or given to an Engine, or if `make` reads a value (`item()`).
+/// Inside an outer deferred_init the outer one's rules hold.
 template <class Make>
 auto shapes_only(Make&& make) {
   DeferredInitScope scope(DeferredInitScope::Content::kShapesOnly);
   return std::forward<Make>(make)();
 }
 
-/// True if `tensor` was made under deferred_init and has no memory yet.
+/// Returns true if `tensor` was made under deferred_init and has no memory yet.
 bool is_deferred(const at::Tensor& tensor);
 
-/// Real CPU tensors with the values that eager construction would have given `tensors`, in the same order; tensors that
-/// share a storage share one here as well. Memory needed: the tensors and what their values are computed from. The
-/// deferred tensors stay as they are. Not deferred ones are returned as they are.
+/// Returns real CPU tensors with the values that eager construction would have given `tensors`, in the same order.
+/// Tensors that share a storage share one here as well. The call needs memory for the tensors and for what their values
+/// are computed from. The deferred tensors stay as they are; tensors that are not deferred are returned unchanged.
+/// Throws c10::Error for tensors of shapes_only.
 std::vector<at::Tensor> materialize(const std::vector<at::Tensor>& tensors);
 
-/// Turns every parameter and buffer of `module` into a real tensor, in place: each keeps its TensorImpl.
+/// Turns every parameter and buffer of `module` into a real tensor, in place: each keeps its TensorImpl. Errors are
+/// those of materialize.
 void materialize_module(torch::nn::Module& module);
 
 }  // namespace tessera

@@ -49,15 +49,17 @@ constexpr std::string_view name_of(DType dtype) {
   return "?";
 }
 
-/// How numbers are written on the wire. int8 and int4 are lossy: a run of 256 elements has one fp32 scale, its largest magnitude divided
-/// by the largest whole number of the form, and each element is rounded to the nearest multiple of it.
+/// The codec of numbers on the wire. int8 and int4 are lossy: each run of 256 elements has one fp32 scale, which is its
+/// largest magnitude divided by the largest whole number of the codec. Each element is rounded to the nearest multiple
+/// of the scale.
 enum class WireForm : std::uint8_t {
-  kPlain,     ///< "none": as they are
+  kPlain,     ///< "none": sent unchanged
   kInt8,      ///< "int8": 1.016 bytes an element
   kInt4,      ///< "int4": 0.516 bytes an element
-  kLossless,  ///< "lossless": packed, with all their bits: gradients take about 0.85 of fp32's bytes, 0.7 of bf16's
+  kLossless,  ///< "lossless": compressed with all bits kept: gradients take about 0.85 of fp32's bytes, 0.7 of bf16's
 };
 
+/// Whether the codec rounds.
 constexpr bool is_lossy(WireForm form) { return form == WireForm::kInt8 || form == WireForm::kInt4; }
 
 /// How each state of the optimizer (moment, momentum) is kept.

@@ -8,8 +8,9 @@ namespace tessera {
 
 class Engine;
 
-/// With `"durable": {"every": K, "dir": D}` in the strategy: every K steps, all that training goes on from is on this host's disk, and a
-/// run that ended at any moment, by kill -9 or a power loss too, goes on from the last such step, bit for bit.
+/// Durable steps: with `"durable": {"every": K, "dir": D}` in the strategy, every K steps everything that training
+/// needs to go on is on this host's disk. A run that ended at any moment, also by kill -9 or a power loss, goes on from
+/// the last such step, bit for bit.
 ///
 ///   const auto resumed = tessera::resume_durable(engine);   // in every run, before its first step
 ///   if (resumed) batches.resume(*resumed->items.data);
@@ -20,37 +21,43 @@ class Engine;
 ///   }
 ///   tessera::finish_commit(engine);
 ///
-/// What lies on disk anyway (`"offload"`) is not written again: a commit says where it is, and until the next one it is not overwritten,
-/// for which it has a second place. What lies in memory is written to D. A commit holds what a checkpoint holds (save_checkpoint), in the
-/// form that training has it: it is for the same model, strategy and number of ranks, on the same hosts. A checkpoint loads anywhere.
+/// State that lies on disk anyway (`"offload"`) is not written again: a commit records where it is, and that place is
+/// not overwritten until the next commit, since the state has a second place. State in memory is written to D. A commit
+/// holds what a checkpoint holds (save_checkpoint), in the form in which training has it. It therefore serves the same
+/// model, strategy and number of ranks, on the same hosts. A checkpoint loads anywhere.
 ///
-/// What changes in the strategy from run to run without a word: learning rate, schedule, weight decay, clipping and the like come from
-/// the new one, as with a checkpoint; rates and options set by hand, and a dynamic loss scale, from the commit.
+/// Some keys of the strategy may change from run to run: learning rate, schedule, weight decay, clipping and the like
+/// come from the new strategy, as with a checkpoint. Rates and options set by hand, and a dynamic loss scale, come from
+/// the commit.
 ///
-/// Each rank has files of its own in D, rank-NNNNN.*, and `tessera-durable-*` in the directories of offload.paths.
+/// Each rank has files of its own: rank-NNNNN.* in D, and `tessera-durable-*` in the directories of offload.paths.
 
-/// After each `every`-th step (StepResult::step) begins a commit; else does nothing. Returns whether it began one. `items`: rank 0's count,
-/// and every rank gets them back.
+/// Starts a commit after each `every`-th step (StepResult::step), and returns true; otherwise does nothing and returns
+/// false. `items`: rank 0's are stored, and resume_durable gives them to every rank.
 ///
-/// A thread writes it beside the next forward and backward, from the memory that training has. Before the next update, or whatever else
-/// changes training state, the ranks wait until it is on the disk of them all; with optimizer.in_backward before the next backward. D's
-/// first commit is there when this returns.
+/// A thread writes the commit beside the next forward and backward, straight from training's memory. The ranks wait
+/// until the commit is on the disk of all of them before the next update, or before anything else changes training
+/// state; with optimizer.in_backward before the next backward. D's first commit is complete when this returns.
 ///
-/// Collective; between steps. Errors, the same on every rank: 64 as save_checkpoint, and where D holds a step of an earlier run from which
-/// this run did not go on; and those of the commit before, which this call is the first to tell: 73, 74, 77 a file could not be written.
-/// Then the commit before that one stays the last; where it was a write or a sync that failed, so do all later ones of this run. Training
-/// can go on. An Engine's destructor waits for a commit under way, and logs its error, which ends tessera::run with its exit code.
+/// The call is collective and stands between steps. Errors (tessera::Error), the same on every rank: 64 as
+/// save_checkpoint, and where D holds a step of an earlier run from which this run did not go on. It also throws the
+/// errors of the previous commit, which this call is the first to tell: 73, 74, 77 a file could not be written. The
+/// commit before the failed one then stays the last. If a write or a sync failed, all later commits of this run fail
+/// too. Training can go on. An Engine's destructor waits for a commit under way and logs its error, which ends
+/// tessera::run with its exit code.
 bool commit_durable(Engine& engine, const CheckpointItems& items = {});
 
-/// Waits until the commit under way is on the disk of all ranks, and throws its error. Collective; between steps.
+/// Waits until the commit under way is on the disk of all ranks, and throws its error (see commit_durable). Collective;
+/// between steps.
 void finish_commit(Engine& engine);
 
-/// Goes on from the last commit in D: parameters, optimizer states, step counts, loss scale, rates and options set by hand, buffers,
-/// LibTorch's generator (a GPU's too), and the items. Nothing where D never held one: a D whose commits are all damaged or gone is an error
-/// (65) of the Engine's constructor. LoadedCheckpoint::path is D.
+/// Goes on from the last commit in D: parameters, optimizer states, step counts, loss scale, rates and options set by
+/// hand, buffers, LibTorch's generator (also the GPU's), and the items. LoadedCheckpoint::path is D. Returns nothing
+/// where D never held a commit. A D whose commits are all damaged or gone is an error (65) of the Engine's constructor
+/// instead.
 ///
-/// Collective; before this run's first commit. Errors, the same on every rank: 64 out of turn, or without `"durable"`; 65 a file is
-/// damaged; 74 one cannot be read.
+/// The call is collective and stands before this run's first commit. Errors (tessera::Error), the same on every rank:
+/// 64 called too late, or without `"durable"`; 65 a file is damaged; 74 one cannot be read.
 std::optional<LoadedCheckpoint> resume_durable(Engine& engine);
 
 }  // namespace tessera

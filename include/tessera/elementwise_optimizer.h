@@ -8,7 +8,8 @@
 
 namespace tessera {
 
-/// An update rule of the program's own, for rules that look at each element by itself:
+/// An update rule of the program's own that looks at each element by itself. A program derives from it and gives the
+/// object to the Engine:
 ///
 ///   struct SignDescent final : tessera::ElementwiseOptimizer {
 ///     std::vector<std::string> states() const override { return {"momentum"}; }
@@ -20,35 +21,40 @@ namespace tessera {
 ///   strategy.optimizer.type = tessera::OptimizerType::kOwn;  // "own" in the file
 ///   tessera::Engine engine(model, strategy, mesh, std::make_shared<SignDescent>());
 ///
-/// Parameters, gradients and states are sharded, offloaded, saved in checkpoints and averaged (Strategy::ema) as those of the rules
-/// that are there. On a GPU the tensors are its own, wherever its state lies, and Engine::step waits for the device once before it calls
-/// the rule; with optimizer.in_backward the rule is called unit by unit from Engine::backward, on LibTorch's thread for that device, which
-/// waits once a unit. With offload.step "cpu" the rule gets tensors of the host.
+/// Parameters, gradients and states are sharded, offloaded, saved in checkpoints and averaged (Strategy::ema) like
+/// those of the built-in rules. The tensors are the GPU's where one trains, wherever its state lies; Engine::step waits
+/// for the device once before it calls the rule. With optimizer.in_backward the rule is called unit by unit during
+/// Engine::backward: on a GPU by LibTorch's thread for that device, which waits once a unit. With offload.step "cpu"
+/// the rule gets tensors of the host.
 class ElementwiseOptimizer {
  public:
+  /// Largest number of states that a rule may keep.
   static constexpr std::size_t kMostStates = 3;
-  /// Elements that are updated with one call, at most, by the CPU and by a GPU. A call needs memory beside the plan: for so many elements
-  /// twice in fp32, and for what the rule makes.
+  /// Largest number of elements of one call of `update`, on the CPU and on a GPU. A call needs memory beside the plan:
+  /// twice that many elements in fp32, and whatever the rule allocates.
   static constexpr std::int64_t kMostElements = 32768, kMostElementsOnGpu = std::int64_t{1} << 22;
 
-  /// A run of elements, of one parameter or of several neighbours, that begins and ends anywhere in them. All tensors have
-  /// one dimension and as many elements [n], fp32. Their number is a multiple of 32: what fills up is not the program's, and what
-  /// becomes of it has no meaning.
+  /// A run of elements of one parameter or of several neighbours; it begins and ends anywhere in them. All tensors are
+  /// fp32 of shape [n], with the same n, which is a multiple of 32. Padding elements do not belong to the program, and
+  /// their results are not used.
   struct Elements {
-    at::Tensor parameters;           ///< the fp32 masters; what they are after the call counts
-    at::Tensor gradient;             ///< mean over ranks and microbatches, clipped; may be overwritten
-    std::vector<at::Tensor> states;  ///< as `states()`; zeros before the first update, updated in place
-    double lr = 0;                   ///< of this step and group
-    double weight_decay = 0;         ///< of this group, or OptimizerConfig's
-    std::int64_t step = 1;           ///< how often these elements were updated, with this update
+    at::Tensor parameters;           ///< the fp32 masters; the values after the call are the result
+    at::Tensor gradient;             ///< mean over ranks and microbatches, clipped; the rule may overwrite it
+    /// one tensor for each name of `states()`; zeros before the first update, updated in place
+    std::vector<at::Tensor> states;
+    double lr = 0;                   ///< learning rate of this step and group
+    double weight_decay = 0;         ///< weight decay of this group, or OptimizerConfig's
+    std::int64_t step = 1;           ///< how often these elements were updated, this update included
   };
 
   virtual ~ElementwiseOptimizer() = default;
-  /// Names of the states, for checkpoints: at most kMostStates, each once, "ema" not among them. The same for the object's life.
+  /// Returns the names of the states, which checkpoints use: at most kMostStates, all different, none of them "ema".
+  /// The answer must stay the same for the object's life.
   virtual std::vector<std::string> states() const = 0;
-  /// Updates parameters and states. What becomes of an element may depend on nothing but its own numbers, lr, weight_decay and step: where
-  /// a run begins depends on the ranks and on the strategy. Operators of LibTorch are such functions, but those that look at several
-  /// elements (sums, norms) or draw random numbers. What it throws leaves Engine::step, and ends the group.
+  /// Updates parameters and states. The result for an element may depend on nothing but its own numbers, lr,
+  /// weight_decay and step, since ranks and strategy decide where a run begins. LibTorch's operators qualify, except
+  /// those that look at several elements (sums, norms) or draw random numbers. An exception that it throws leaves
+  /// Engine::step and ends the group on all ranks.
   virtual void update(Elements& elements) const = 0;
 };
 

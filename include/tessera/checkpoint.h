@@ -19,7 +19,7 @@ class Engine;
 struct CheckpointItems {
   /// tensors by name: dense, of numbers or bools, on any device; rank 0's are saved
   std::map<std::string, at::Tensor> tensors;
-  std::map<std::string, std::string> json;    ///< JSON texts by name; rank 0's are saved
+  std::map<std::string, std::string> json;  ///< JSON texts by name; rank 0's are saved
   /// place in the data: TokenBatches::cursor, taken after the last microbatch that was trained on
   std::optional<SamplerCursor> data;
 };
@@ -66,12 +66,12 @@ struct LoadedCheckpoint {
 /// Each rank writes its own shards through 8 MiB of memory. `latest` names a whole checkpoint at any moment, through
 /// errors and kills, if there was one. All ranks must reach `folder`.
 ///
-/// With `"checkpoint": {"async": true}` in the strategy the call returns when this rank's shards are copied
-/// (MemoryCategory::kCheckpoint). A thread writes the copy and commits it when all ranks have written theirs; the
-/// returned path is valid from then on. If the save fails, the next step after its end throws the error on every rank,
-/// after that step itself is done, so a program that catches it can go on. The next save, load_checkpoint and
-/// Engine::set_trainable wait for the end and throw the error likewise. An Engine's destructor waits too, and logs the
-/// error.
+/// The strategy's `"checkpoint": {"async": true}` makes a save asynchronous: the call returns when this rank's shards
+/// are copied (MemoryCategory::kCheckpoint). A thread writes the copy and commits it when all ranks have written
+/// theirs; the returned path is valid from then on. If the save fails, the next step after its end throws the error on
+/// every rank, after that step itself is done, so a program that catches it can go on. The next save, load_checkpoint
+/// and Engine::set_trainable wait for the end and throw the error likewise. An Engine's destructor waits too, and logs
+/// the error.
 ///
 /// The call is collective and stands between steps; the thread that drives the Engine makes it. Errors
 /// (tessera::Error), the same on every rank: 64 between backward and step, or under Gathered; 73, 74, 77 where a file

@@ -24,7 +24,7 @@ class Collectives;
 ///   tessera::Engine engine(model, strategy, mesh, std::make_shared<InBf16>());
 ///
 /// The Engine calls `sum` for each bucket of gradients as soon as backward has completed that bucket, in the same order
-/// on every rank. Over a network a communication thread makes the call while backward goes on; otherwise the thread of
+/// on every rank. A communication thread makes the call over a network, while backward goes on; otherwise the thread of
 /// backward makes it. It therefore hides behind backward as all reductions do. One call runs at a time.
 ///
 /// A hook needs a strategy under which a rank has all gradients of a unit in one place: NO_SHARD, SHARD_OPTIMIZER or

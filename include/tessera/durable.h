@@ -17,7 +17,7 @@ class Engine;
 ///   for (...) {
 ///     ... engine.backward(loss);
 ///     engine.step();
-///     tessera::commit_durable(engine, {.data = batches.cursor()});   // after every step: does something after each K-th
+///     tessera::commit_durable(engine, {.data = batches.cursor()});   // after every step; every K-th begins a commit
 ///   }
 ///   tessera::finish_commit(engine);
 ///

@@ -23,9 +23,9 @@ namespace tessera {
 ///
 /// Parameters, gradients and states are sharded, offloaded, saved in checkpoints and averaged (Strategy::ema) like
 /// those of the built-in rules. The tensors are the GPU's where one trains, wherever its state lies; Engine::step waits
-/// for the device once before it calls the rule. With optimizer.in_backward the rule is called unit by unit during
-/// Engine::backward: on a GPU by LibTorch's thread for that device, which waits once a unit. With offload.step "cpu"
-/// the rule gets tensors of the host.
+/// for the device once before it calls the rule. The rule is called unit by unit with optimizer.in_backward, during
+/// Engine::backward: on a GPU by LibTorch's thread for that device, which waits once a unit. The rule gets tensors of
+/// the host with offload.step "cpu".
 class ElementwiseOptimizer {
  public:
   /// Largest number of states that a rule may keep.
@@ -38,13 +38,13 @@ class ElementwiseOptimizer {
   /// fp32 of shape [n], with the same n, which is a multiple of 32. Padding elements do not belong to the program, and
   /// their results are not used.
   struct Elements {
-    at::Tensor parameters;           ///< the fp32 masters; the values after the call are the result
-    at::Tensor gradient;             ///< mean over ranks and microbatches, clipped; the rule may overwrite it
+    at::Tensor parameters;  ///< the fp32 masters; the values after the call are the result
+    at::Tensor gradient;    ///< mean over ranks and microbatches, clipped; the rule may overwrite it
     /// one tensor for each name of `states()`; zeros before the first update, updated in place
     std::vector<at::Tensor> states;
-    double lr = 0;                   ///< learning rate of this step and group
-    double weight_decay = 0;         ///< weight decay of this group, or OptimizerConfig's
-    std::int64_t step = 1;           ///< how often these elements were updated, this update included
+    double lr = 0;            ///< learning rate of this step and group
+    double weight_decay = 0;  ///< weight decay of this group, or OptimizerConfig's
+    std::int64_t step = 1;    ///< how often these elements were updated, this update included
   };
 
   virtual ~ElementwiseOptimizer() = default;

@@ -36,7 +36,7 @@ class StepOutcome;
 ///
 /// `step` does not wait for a GPU, unless the program brings a rule of its own or the host updates. Until `wait`,
 /// fields that only the device can tell (loss, grad_norm, lr, overflow, loss_scale, tokens, communication_seconds) are
-/// NaN, false or 0. To look at every step without slowing training down, look at it one step late.
+/// NaN, false or 0. Look at results one step late to see every step without slowing training down.
 ///
 /// Between outer steps (Strategy::sync) "ranks" means those of this rank's replica.
 struct StepResult {
@@ -51,8 +51,8 @@ struct StepResult {
   double loss_scale = 1.0;  ///< loss scale that this step's backward used
   std::int64_t tokens = 0;  ///< tokens of all ranks and microbatches, as told to backward
   double seconds = 0.0;     ///< this rank's time since the previous step ended
-  /// Part of `seconds` spent in collectives, also those of updates, waiting for other ranks included. On a GPU: time in
-  /// which compute waited for collectives, by the device's clock (exposed communication); 0 until `wait`.
+  /// Part of `seconds` spent in collectives, also those of updates, waiting for other ranks included. A GPU counts the
+  /// time in which compute waited for collectives, by the device's clock (exposed communication); 0 until `wait`.
   double communication_seconds = 0.0;
   double tokens_per_second = 0.0;
   MemoryUse planned;    ///< planned bytes by category
@@ -77,11 +77,11 @@ struct MicrobatchInfo {
   /// True: more losses of this microbatch follow, so the graph stays. The microbatch ends with the backward that says
   /// false. Losses add up, as the gradients do.
   bool retain_graph = false;
-  /// Over how many things this microbatch's loss is a mean: tokens with a label, pixels, samples. The step trains with,
-  /// and reports, sum(weight * mean) / sum(weight) over ranks and microbatches, which is the mean over all things,
-  /// however many each microbatch has. Only ratios of weights count. With fp16 parameters give numbers near 1 (tokens /
-  /// the tokens of a full microbatch), since gradients are multiplied by them before they are added up. 0: this
-  /// backward takes part in collectives and counts nothing, even if its loss is NaN. All losses of one microbatch
+  /// The number of things over which this microbatch's loss is a mean: tokens with a label, pixels, samples. The step
+  /// trains with, and reports, sum(weight * mean) / sum(weight) over ranks and microbatches, which is the mean over all
+  /// things, however many each microbatch has. Only ratios of weights count. Give numbers near 1 with fp16 parameters
+  /// (tokens / the tokens of a full microbatch), since gradients are multiplied by them before they are added up. 0:
+  /// this backward takes part in collectives and counts nothing, even if its loss is NaN. All losses of one microbatch
   /// (retain_graph) have the same weight.
   double weight = 1.0;
 };
@@ -96,7 +96,7 @@ struct WeightedLoss {
 struct TrafficCounts {
   /// All-gathers of units, their bytes, and how many of them were prefetched.
   std::int64_t gathers = 0, gathered_bytes = 0, prefetched_gathers = 0;
-  std::int64_t reductions = 0, reduced_bytes = 0;  ///< of units' gradients and of outer steps ("sync")
+  std::int64_t reductions = 0, reduced_bytes = 0;  ///< units' gradients and outer steps ("sync")
   /// Slots and buckets that were allocated beyond the plan; the Engine warned.
   std::int64_t overflow_slots = 0, overflow_buckets = 0;
   double gather_seconds = 0;                                 ///< time in gathers, waiting for other ranks included
@@ -119,7 +119,7 @@ struct TrafficCounts {
 /// The constructor is collective: all ranks call it with equal modules and strategies. It moves the module's parameters
 /// into flat buffers on `device()` (each parameter keeps its TensorImpl, so references of optimizers and programs stay
 /// valid). It materialises deferred parameters unit by unit, gives every rank rank 0's values of parameters and
-/// buffers, and shards them. From then on, reading a parameter outside an operator needs a `Gathered` guard, the engine
+/// buffers, and shards them. Reading a parameter outside an operator then needs a `Gathered` guard, the engine
 /// takes `.grad` as soon as it is made, and a parameter's dtype is mixed_precision.param.
 ///
 /// The module must outlive the Engine or die with it. After the Engine, replicated parameters keep their values, and
@@ -135,10 +135,10 @@ struct TrafficCounts {
 /// | clears `.grad` between backward and step           | Error (64): call zero_grad of the Engine                |
 /// | freezes and unfreezes what could train at the start | goes along: a parameter without gradients stays as it is |
 /// | unfreezes what was frozen at the start             | Error (64): call set_trainable, or add_group            |
-/// | writes a parameter, by `.data()` too, or gives it other memory | under Gathered(kWrite): takes the values; else Error (64) |
-/// | takes a raw pointer of a sharded parameter or a view of it | under Gathered: valid as long as the guard; else c10::Error with the remedy |
+/// | writes a parameter (also by `.data()`), moves it   | takes the values under Gathered(kWrite); else Error (64) |
+/// | takes a pointer of a sharded parameter, or a view  | valid under Gathered; else c10::Error with the remedy    |
 /// | writes through a raw pointer                       | not noticed, except under `"check"` (docs/strategy.md)   |
-/// | makes a second Engine over a parameter             | Error (64) while the first lives; after that, takes its values |
+/// | makes a second Engine over a parameter             | Error (64) while the first lives; then takes its values  |
 ///
 /// One thread at a time drives an Engine and its module. Errors are tessera::Error. An error of the constructor,
 /// backward, step or a gather ends the group on all ranks, and the Engine can only be destroyed. A call out of turn
@@ -179,8 +179,8 @@ class Engine {
   ///
   /// With "optimizer.in_backward" it also updates each unit's parameters as soon as the unit's gradients are summed.
   /// Parameters cannot be read between that and `step`: a forward throws c10::Error; zero_grad, evaluate and Gathered
-  /// throw Error (64). An infinite or NaN gradient is an Error (65), since the step cannot be skipped any more. On a
-  /// GPU that error comes with StepResult::wait of this or a later step, or with a call some steps later, and the rank
+  /// throw Error (64). An infinite or NaN gradient is an Error (65), since the step cannot be skipped any more. The
+  /// error comes on a GPU with StepResult::wait of this or a later step, or with a call some steps later, and the rank
   /// whose gradient is not finite updates nothing from there on.
   void backward(const at::Tensor& loss, const MicrobatchInfo& info = {});
 
@@ -201,11 +201,11 @@ class Engine {
   /// or drop the window with zero_grad.
   StepResult step(bool partial = false);
 
-  /// Sets the learning rate from the next step on, where lr_schedule.type is "manual". Without a group it is
-  /// everybody's rate; each group of optimizer.groups has its lr_ratio of it. With a group it is the rate of that group
-  /// alone, until everybody's is set again. All ranks call it alike. Throws Error (64) for another schedule, a number
-  /// outside 0 to 1000, or an unknown group. The next step (on a GPU StepResult::wait) throws it where ranks have
-  /// different rates.
+  /// Sets the learning rate from the next step on, where lr_schedule.type is "manual". A rate without a group is
+  /// everybody's; each group of optimizer.groups has its lr_ratio of it. A rate with a group is that group's alone,
+  /// until everybody's is set again. All ranks call it alike. Throws Error (64) for another schedule, a number outside
+  /// 0 to 1000, or an unknown group. The next step (on a GPU StepResult::wait) throws it where ranks have different
+  /// rates.
   void set_lr(double lr);
   void set_lr(const std::string& group, double lr);
 
@@ -217,9 +217,10 @@ class Engine {
 
   /// Sets a number of the update rule from the next step on, by its key in the strategy's "optimizer": weight_decay,
   /// eps, momentum, dampening, nesterov (0 or 1), alpha, lr_decay, muon.momentum, and betas, which are two numbers. The
-  /// rule must have the key. Without a group it is everybody's number, except for groups of optimizer.groups that have
-  /// their own; with a group it is that group's. State that a rule keeps stays: a momentum of 0 leaves the buffers as
-  /// they are for a later momentum. Checkpoints and durable commits hold what was set. All ranks call it alike.
+  /// rule must have the key. A number without a group is everybody's, except for groups of optimizer.groups that have
+  /// their own; a number with a group is that group's. State that a rule keeps stays: a momentum of 0 leaves the
+  /// buffers as they are for a later momentum. Checkpoints and durable commits hold what was set. All ranks call it
+  /// alike.
   ///
   ///   engine.set_option("weight_decay", 0.04 + 0.36 * progress);
   ///   engine.set_option("head", "betas", {0.9, 0.95});
@@ -272,7 +273,8 @@ class Engine {
   /// of ranks and any batch size:
   ///
   ///   engine.evaluate(*loader, [&](auto& batch) {
-  ///     return tessera::WeightedLoss{model->forward(batch.data, batch.target), static_cast<double>(batch.data.size(0))};
+  ///     const at::Tensor loss = model->forward(batch.data, batch.target);
+  ///     return tessera::WeightedLoss{loss, static_cast<double>(batch.data.size(0))};
   ///   });
   ///
   /// Ranks may have different numbers of batches, but each needs at least one. A rank with fewer runs its last batch
@@ -402,8 +404,8 @@ class EmaWeights {
 /// `data_ptr()` or an accessor, initialisation by hand, and export. Collective: all ranks make and end it at the same
 /// place. Errors are tessera::Error, 64 for a call out of turn.
 ///
-///   { tessera::Gathered guard(engine); }                            // read
-///   { tessera::Gathered guard(engine, tessera::Gathered::kWrite); }  // changes made under it are kept: rank 0's values
+///   { tessera::Gathered guard(engine); }                            // read { tessera::Gathered guard(engine,
+///   tessera::Gathered::kWrite); }  // changes made under it are kept: rank 0's values
 ///                                                                // become every rank's parameters and master weights
 ///   { tessera::Gathered guard(engine, tessera::Gathered::kEma); }    // read the averages of weights: see EmaWeights
 class Gathered {

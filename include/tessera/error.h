@@ -8,13 +8,15 @@
 
 namespace tessera {
 
-/// What Tessera throws: a c10::Error, because the autograd engine forwards exceptions of that type and no others, with
-/// the exit code that the program should end with (`tessera::run` does that).
+/// The exception that Tessera throws. It is a c10::Error, because the autograd engine forwards exceptions of that type
+/// and no others. It carries the exit code that the program should end with; `tessera::run` ends it with that code.
 class Error : public c10::Error {
  public:
+  /// `message`: what happened and what to do, without a stack trace.
   Error(ExitCode code, const std::string& message)
       : c10::Error(c10::SourceLocation{"", "tessera", 0}, message), code_(code), message_(message) {}
 
+  /// The code that the program should end with (tessera/exit_code.h).
   ExitCode exit_code() const { return code_; }
   /// The message alone, without a stack trace.
   const std::string& message() const { return message_; }

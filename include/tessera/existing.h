@@ -2,10 +2,10 @@
 
 namespace tessera {
 
-/// What becomes of a file that an output would replace.
+/// What happens to an existing file that an output would replace.
 enum class Existing {
-  kKept,      ///< it is an error that names the file
-  kReplaced,  ///< in one moment, once the new file is complete
+  kKept,      ///< the file stays, and an error names it
+  kReplaced,  ///< replaced atomically once the new file is complete
 };
 
 }  // namespace tessera

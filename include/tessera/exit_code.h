@@ -2,7 +2,7 @@
 
 namespace tessera {
 
-/// Exit codes of every Tessera program (after sysexits.h). 128 + n means ended by signal n.
+/// Exit codes of every Tessera program, after sysexits.h. 128 + n means that signal n ended the program.
 enum class ExitCode : int {
   kOk = 0,
   kUsage = 64,         ///< wrong command line
@@ -14,6 +14,7 @@ enum class ExitCode : int {
   kCannotCreate = 73,  ///< output cannot be created
   kIo = 74,            ///< read or write failed
   kPeerLost = 75,      ///< a rank died or did not answer in time: restartable
+  /// a file or folder may not be read or written
   kPermission = 77,
   kConfig = 78,  ///< the strategy file, model file or environment is wrong
 };

@@ -5,16 +5,16 @@
 
 namespace tessera {
 
-/// Joins this process to its job: reads the launcher's variables (torchrun, Slurm, Open MPI, PMI, MVAPICH2,
-/// `tessera launch`; none: one rank), meets the other ranks, and returns the mesh of all of them. Call once, before any
-/// Engine. Give it the strategy's `comm`, which chooses transport and time limits.
+/// Joins this process to its job: reads the launcher's variables (torchrun, Slurm, Open MPI, PMI, MVAPICH2, `tessera
+/// launch`; without any, the job has one rank), meets the other ranks, and returns the mesh of all of them. Call it
+/// once on every rank, before any Engine. Give it the strategy's `comm`, which chooses transport and time limits.
 ///
 /// Throws tessera::Error: 78 for variables that do not fit together, 69 for a port in use, 75 for ranks that do not
-/// come within comm.init_timeout_s (it names them).
+/// come within comm.init_timeout_s (the message names them).
 Mesh init(const CommConfig& comm = {});
 
-/// The same with all that a strategy asks of a process before its model is made: `comm`, and memory.tensor_heap, which
-/// serves better the earlier it comes.
+/// The same, with everything that a strategy needs of a process before its model is made: `comm`, and
+/// memory.tensor_heap, which serves better the earlier it comes.
 Mesh init(const Strategy& strategy);
 
 }  // namespace tessera

@@ -8,7 +8,8 @@
 
 namespace tessera {
 
-/// An update rule of the program's own, for rules that need all of a matrix at a time:
+/// An update rule of the program's own that needs a whole matrix at a time. A program derives from it and gives the
+/// object to the Engine:
 ///
 ///   struct RowScaledDescent final : tessera::MatrixOptimizer {
 ///     std::vector<State> states(std::int64_t rows, std::int64_t) const override { return {{"row_norm", {rows, 1}}}; }
@@ -20,37 +21,43 @@ namespace tessera {
 ///   strategy.optimizer.type = tessera::OptimizerType::kOwnMatrix;  // "own_matrix" in the file
 ///   tessera::Engine engine(model, strategy, mesh, std::make_shared<RowScaledDescent>());
 ///
-/// It updates parameters of two dimensions but those of Embedding modules; AdamW updates all others. Groups can say otherwise
-/// (ParameterGroup::type). Each matrix is computed by one rank, to which the others send their parts; ranks are dealt about as much.
-/// Parameters, gradients and states are sharded, saved in checkpoints and averaged (Strategy::ema) as those of the rules that are there,
-/// and bits are those of every strategy. On a GPU all tensors are its own, what `update` does is queued, and the host waits once a step to
-/// know which matrices are used.
+/// The rule updates parameters of two dimensions, except those of Embedding modules; AdamW updates all others. Groups
+/// can say otherwise (ParameterGroup::type). One rank computes each matrix, and the others send it their parts; all
+/// ranks get about the same amount of work. Parameters, gradients and states are sharded, saved in checkpoints and
+/// averaged (Strategy::ema) like those of the built-in rules, and results have the same bits under every strategy. All
+/// tensors are the GPU's where one trains; what `update` does is queued, and the host waits once a step to learn which
+/// matrices are used.
 class MatrixOptimizer {
  public:
+  /// Largest number of states that a rule may keep of a matrix.
   static constexpr std::size_t kMostStates = 8;
 
-  /// A state that is kept of a matrix: fp32 numbers of these sizes, zeros before the first update.
+  /// A state that the rule keeps of a matrix: fp32 numbers, zeros before the first update.
   struct State {
-    std::string name;  ///< for checkpoints
+    std::string name;  ///< name of the state in checkpoints
+    /// shape of the state, such as {rows, 1}
     std::vector<std::int64_t> sizes;
   };
 
-  /// All tensors are fp32. Their memory is in the plan; what `update` makes beside them is not.
+  /// One matrix to update. All tensors are fp32. The plan counts their memory, but not what `update` allocates beside
+  /// them.
   struct Matrix {
-    at::Tensor parameter;            ///< [rows, columns]: the fp32 master; what it is after the call counts
-    at::Tensor gradient;             ///< likewise: mean over ranks and microbatches, clipped; may be overwritten
-    std::vector<at::Tensor> states;  ///< as `states(rows, columns)`, updated in place
-    double lr = 0;                   ///< of this step and group
-    double weight_decay = 0;         ///< of this group, or OptimizerConfig's
-    std::int64_t step = 1;           ///< how often this matrix was updated, with this update
+    at::Tensor parameter;  ///< [rows, columns]: the fp32 master; its values after the call are the result
+    /// [rows, columns]: mean over ranks and microbatches, clipped; the rule may overwrite it
+    at::Tensor gradient;
+    std::vector<at::Tensor> states;  ///< one tensor for each entry of `states(rows, columns)`, updated in place
+    double lr = 0;                   ///< learning rate of this step and group
+    double weight_decay = 0;         ///< weight decay of this group, or OptimizerConfig's
+    std::int64_t step = 1;           ///< how often this matrix was updated, this update included
   };
 
   virtual ~MatrixOptimizer() = default;
-  /// What is kept of a matrix of this shape: at most kMostStates, each name once, "ema" and "master" not among them. The same for the
-  /// object's life.
+  /// Returns the states that the rule keeps of a matrix of this shape: at most kMostStates, names all different, none
+  /// of them "ema" or "master". The answer must stay the same for the object's life.
   virtual std::vector<State> states(std::int64_t rows, std::int64_t columns) const = 0;
-  /// Updates parameter and states. May depend on nothing else: which rank calls it depends on the ranks and on the strategy, and a
-  /// generator would draw other numbers on each. What it throws leaves Engine::step, and ends the group.
+  /// Updates parameter and states. The result may depend on nothing else: ranks and strategy decide which rank makes
+  /// the call, and a generator would draw other numbers on each rank. An exception that it throws leaves Engine::step
+  /// and ends the group on all ranks.
   virtual void update(Matrix& matrix) const = 0;
 };
 

@@ -7,26 +7,31 @@
 
 namespace tessera {
 
-/// What a rank's memory is for. Everything Tessera allocates for training state belongs to one of these.
+/// What a rank's memory is used for. Everything that Tessera allocates for training state belongs to one of these.
 enum class MemoryCategory {
-  kParameters,  ///< this rank's part of the parameters, in the parameter dtype (all of them where replicated; of a copy
-                ///< that ranks share, this rank's share)
-  kSlots,       ///< where sharded units are gathered
-  kGradients,   ///< reduced gradients, fp32: this rank's part
-  kBuckets,     ///< unreduced gradients, in the reduce dtype (fp32 where they accumulate unsharded)
-  kMasters,     ///< what parameters that are not fp32 lack of their fp32 master weights
-  kOptimizer,   ///< moments, momentum
-  kStaging,     ///< scratch of the reducer
-  kRecords,  ///< records of what lies below memory, while they are used or on their way there and back; on the CPU cached
-             ///< ones too
+  /// this rank's part of the parameters, in the parameter dtype (all of them where replicated; this rank's share of a
+  /// copy that ranks of a host share)
+  kParameters,
+  kSlots,      ///< buffers that sharded units are gathered into
+  kGradients,  ///< reduced gradients, fp32: this rank's part
+  kBuckets,    ///< unreduced gradients, in the reduce dtype (fp32 where they accumulate unsharded)
+  kMasters,    ///< the part of fp32 master weights that bf16 and fp16 parameters lack
+  kOptimizer,  ///< moments, momentum
+  kStaging,    ///< scratch of the reducer
+  /// records of offloaded state, while they are used or on their way to or from their tier; on the CPU also cached
+  /// records
+  kRecords,
   kCheckpoint,   ///< the copy that an asynchronous save writes ("checkpoint.async"), in host memory
-  kActivations,  ///< what forward saves, on its way to and from its tier ("offload.activations"); of the CPU
+  kActivations,  ///< saved tensors of forward, on their way to and from their tier ("offload.activations"), on the CPU
   kFeedback,     ///< what rounding took from gradients on the wire ("compression.error_feedback"), fp32
-  kHostRecords,  ///< where a GPU trains: memory of its host. All records with tier "host", and what gradients and parameters need
-  ///< there if the CPU updates them; with "nvme" those that are on their way to the disk or from it, or cached, parameters on their way
-  ///< to gathers, and slots of activations; and slots of commits ("durable")
+  /// host memory of a rank that trains on a GPU. Tier "host": all records, and what gradients and parameters need there
+  /// if the CPU updates them. Tier "nvme": records on their way to or from the disk or cached, parameters on their way
+  /// to gathers, and slots of activations. "durable": slots of commits
+  kHostRecords,
 };
+/// Number of categories.
 constexpr std::size_t kMemoryCategories = 12;
+/// Name of a category as tables and logs show it.
 std::string name_of(MemoryCategory category);
 
 /// Bytes by category.
@@ -34,20 +39,22 @@ struct MemoryUse {
   std::array<std::int64_t, kMemoryCategories> bytes{};
   std::int64_t& operator[](MemoryCategory c) { return bytes[static_cast<std::size_t>(c)]; }
   std::int64_t operator[](MemoryCategory c) const { return bytes[static_cast<std::size_t>(c)]; }
+  /// Sum of all categories, kHostRecords included.
   std::int64_t total() const;
-  /// Without kHostRecords: what "memory.limit" is a limit of.
+  /// Sum without kHostRecords: the bytes that "memory.limit" limits.
   std::int64_t limited() const;
   friend bool operator==(const MemoryUse&, const MemoryUse&) = default;
 };
 
-/// What of a rank's training state lies on disk ("offload"), and what steps move. Steps go through it forward and backward
-/// by turns, so two in a row are counted together; the first two differ, since nothing is in memory yet.
+/// What a rank keeps on disk ("offload", "durable"), and what its steps read and write. Steps go through the state
+/// forward and backward by turns, so two steps in a row are counted together. The first two steps differ, since nothing
+/// is in memory yet.
 struct DiskUse {
-  std::int64_t bytes = 0;                 ///< of the rank's files
-  std::int64_t read_in_two_steps = 0;     ///< bytes
-  std::int64_t written_in_two_steps = 0;  ///< bytes
-  std::int64_t durable_bytes = 0;         ///< of the rank's durable files ("durable"), beyond `bytes`
-  std::int64_t written_in_commit = 0;     ///< bytes, beyond what the step itself writes
+  std::int64_t bytes = 0;                 ///< size of the rank's files
+  std::int64_t read_in_two_steps = 0;     ///< bytes read in two steps
+  std::int64_t written_in_two_steps = 0;  ///< bytes written in two steps
+  std::int64_t durable_bytes = 0;         ///< size of the rank's durable files ("durable"), beyond `bytes`
+  std::int64_t written_in_commit = 0;     ///< bytes that a commit writes beyond what the step itself writes
   friend bool operator==(const DiskUse&, const DiskUse&) = default;
 };
 
@@ -58,17 +65,21 @@ struct HostStepBytes {
   friend bool operator==(const HostStepBytes&, const HostStepBytes&) = default;
 };
 
-/// The exact memory plan of one rank (every rank's is equal, since shards are).
+/// The exact memory plan of one rank. Every rank's plan is equal, since shards are. All numbers are bytes.
 struct PlannedMemory {
+  /// planned memory by category
   MemoryUse use;
+  /// state on disk
   DiskUse disk;
-  std::int64_t streamed_bytes = 0;  ///< of records in host memory that a step copies to its GPU; it copies as many back
-  /// Where the host's CPU updates them instead (OffloadedStep::kCpu): sums of gradients, and parameters that hold their masters or half
-  /// of them, to the host; new parameters to the GPU.
+  /// bytes of records in host memory that a step copies to its GPU; it copies as many back
+  std::int64_t streamed_bytes = 0;
+  /// Copies of a step where the host's CPU updates the records instead (OffloadedStep::kCpu). Sums of gradients, and
+  /// parameters that hold their masters or half of them, go to the host; new parameters go to the GPU.
   HostStepBytes host_step;
-  std::int64_t uploaded_bytes = 0;  ///< of parameters below a GPU's memory that a step copies there for gathers
-  HostStepBytes gradients;          ///< of sums below a GPU's memory that a step copies
-  std::string table;  ///< for people: a row a category with its bytes and contents; the total, and 16 bytes a parameter
+  std::int64_t uploaded_bytes = 0;  ///< bytes of parameters below a GPU's memory that a step copies there for gathers
+  HostStepBytes gradients;          ///< bytes of gradients' sums below a GPU's memory that a step copies
+  /// the plan as text: a row a category with bytes and contents; the total, and 16 bytes a parameter for comparison
+  std::string table;
 };
 
 }  // namespace tessera

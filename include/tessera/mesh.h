@@ -8,14 +8,17 @@ namespace tessera {
 
 class MeshGroups;
 
-/// All ranks of a job. `tessera::init` makes it, an Engine arranges it in the axes of its strategy. Cheap to copy; copies
-/// share everything.
+/// All ranks of a job. `tessera::init` makes it, and an Engine arranges it in the axes of its strategy. A copy is cheap
+/// and shares everything with the original.
 class Mesh {
  public:
+  /// Who this process is in the job, and how the job was started.
   const Topology& topology() const;
+  /// Index of this rank in the job, from 0.
   int rank() const { return topology().rank; }
+  /// Number of ranks in the job.
   int world_size() const { return topology().world_size; }
-  /// Rank 0, which prints and writes what one rank is enough for.
+  /// Returns true on rank 0, which prints and writes what one rank suffices for.
   bool is_main() const { return rank() == 0; }
 
  private:

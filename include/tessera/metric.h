@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// One named number, word or flag. Counts are int64, measurements double.
+/// One named number, word or flag, such as a row's cell in a MetricsFile. Counts are int64, measurements double.
 struct Metric {
   std::string name;
   std::variant<std::int64_t, double, bool, std::string> value;

@@ -10,7 +10,8 @@
 
 namespace tessera {
 
-/// Metrics by step in a file that other programs read while training goes on. One rank writes:
+/// Metrics by step in a file that other programs read while training goes on. One rank writes it, from one thread at a
+/// time:
 ///
 ///   std::optional<tessera::MetricsFile> metrics;
 ///   if (mesh.is_main()) metrics.emplace("runs/a/metrics.csv");
@@ -23,30 +24,32 @@ namespace tessera {
 /// | `in_tensorboard(folder)`     | an event file in `folder`: numbers and flags as scalars of 32 bits         |
 /// | any other name               | JSON lines, an object a step                                               |
 ///
-/// Each write is handed to the system at once. A file that cannot be written any more (a full disk) is warned about once, and
-/// training goes on without it.
+/// Each write is handed to the system at once. If the file cannot be written any more (a full disk), one warning says
+/// so and training goes on without it.
 class MetricsFile {
  public:
-  /// What becomes of a file that is there already.
+  /// What happens to a file that exists already.
   enum class Start {
-    kNew,      ///< an error (73)
+    kNew,      ///< it is an error (73)
     kReplace,  ///< it is removed first
     kAppend,   ///< rows go behind its own: for a run that goes on
   };
-  /// Makes missing folders, and the file. Throws tessera::Error: 73 cannot be created, 77 no permission.
+  /// Makes missing folders, and the file. Throws tessera::Error: 73 it cannot be created, 77 no permission.
   explicit MetricsFile(const std::filesystem::path& path, Start start = Start::kNew);
-  /// In a new file of `folder`. Under kAppend TensorBoard forgets what the files there have of the first step that is written
-  /// and of later ones. Throws as the constructor.
+  /// Writes TensorBoard events into a new file of `folder`. kAppend makes TensorBoard forget what the folder's other
+  /// files have of the first step that is written and of later steps. Errors are the constructor's.
   static MetricsFile in_tensorboard(const std::filesystem::path& folder, Start start = Start::kNew);
 
   ~MetricsFile();
   MetricsFile(MetricsFile&& other) noexcept;
   MetricsFile& operator=(MetricsFile&& other) noexcept;
 
-  /// Throws tessera::Error (64) for a name that is empty, "step", given twice, or no column of the table.
+  /// Writes the metrics of one step. Throws tessera::Error (64) for a name that is empty, "step", given twice, or no
+  /// column of the table. A failed write is a warning, no error.
   void write(std::int64_t step, const std::vector<Metric>& metrics);
-  /// False once it could not be written.
+  /// Returns false once the file could not be written.
   bool is_open() const;
+  /// The file's path; for TensorBoard the path of the event file.
   const std::filesystem::path& path() const;
 
  private:

@@ -10,13 +10,13 @@
 
 namespace tessera {
 
-/// What a program does by rules of its own. What is null, Tessera does by the rules that the strategy names.
+/// The rules that a program brings itself. Tessera uses the strategy's named rules in place of those that are null.
 struct OwnRules {
-  std::shared_ptr<const ElementwiseOptimizer> elements = {};  ///< with optimizer.type "own"
-  std::shared_ptr<const MatrixOptimizer> matrices = {};       ///< with optimizer.type "own_matrix"
-  std::shared_ptr<CommHook> comm_hook = {};                   ///< with compression.hook true
+  std::shared_ptr<const ElementwiseOptimizer> elements = {};  ///< used with optimizer.type "own"
+  std::shared_ptr<const MatrixOptimizer> matrices = {};       ///< used with optimizer.type "own_matrix"
+  std::shared_ptr<CommHook> comm_hook = {};                   ///< used with compression.hook true
 
-  /// One alone.
+  /// Returns an OwnRules with `rule` alone, in the field of its type.
   template <class Rule>
   static OwnRules of(std::shared_ptr<Rule> rule) {
     OwnRules rules;

@@ -7,38 +7,43 @@ namespace tessera {
 
 class Engine;
 
-/// Lowers an Engine's learning rates when a measure has stopped improving, as torch.optim.lr_scheduler.ReduceLROnPlateau.
-/// Needs lr_schedule.type "manual".
+/// Lowers an Engine's learning rates when a measure has stopped improving, as
+/// torch.optim.lr_scheduler.ReduceLROnPlateau does. The strategy's lr_schedule.type must be "manual".
 ///
 ///   tessera::ReduceLROnPlateau plateau(engine, {.patience = 3});
 ///   ...
 ///   plateau.step(engine.evaluate(batches, loss_of).loss);  // after each epoch, on all ranks
 ///
-/// All ranks must give the same measures, such as `evaluate` returns: ranks whose rates differ are told so at their next
-/// step. State is the object's own: it is not in a checkpoint.
+/// All ranks must give the same measures, such as `evaluate` returns; ranks whose rates differ get an error at their
+/// next step. The object's state is its own: it is not in a checkpoint. The thread that drives the Engine uses it.
 class ReduceLROnPlateau {
  public:
-  enum class Mode { kMin, kMax };  ///< the measure improves when it falls, or when it rises
+  enum class Mode { kMin, kMax };  ///< whether a lower or a higher measure is better
+  /// whether `threshold` is a share of the best measure or a difference from it
   enum class Threshold { kRelative, kAbsolute };
 
-  /// Named and preset as PyTorch's.
+  /// Options with PyTorch's names and defaults.
   struct Options {
+    /// whether a lower or a higher measure is better
     Mode mode = Mode::kMin;
     double factor = 0.1;         ///< new rate = rate * factor
-    std::int64_t patience = 10;  ///< measures without improvement that are let pass
-    double threshold = 1e-4;     ///< by how much a measure must improve to count
+    std::int64_t patience = 10;  ///< measures without improvement that do not lower the rate yet
+    double threshold = 1e-4;     ///< smallest improvement of a measure that counts
+    /// how `threshold` is meant
     Threshold threshold_mode = Threshold::kRelative;
-    std::int64_t cooldown = 0;  ///< measures after a reduction that do not count
-    double min_lr = 0.0;        ///< everybody's rate and groups' own do not fall below it
-    double eps = 1e-8;          ///< a rate that would change by less stays
+    std::int64_t cooldown = 0;  ///< measures after a reduction that do not count as bad
+    double min_lr = 0.0;        ///< lower bound of everybody's rate and of groups' own rates
+    double eps = 1e-8;          ///< a rate that would change by no more than this stays
   };
 
-  /// The Engine must outlive it. Throws Error (64) for a factor outside (0, 1), or negative numbers.
+  /// The Engine must outlive it. Throws Error (64) for a factor outside (0, 1), for negative numbers, and for a
+  /// schedule that is not "manual".
   explicit ReduceLROnPlateau(Engine& engine);
   ReduceLROnPlateau(Engine& engine, const Options& options);
 
-  /// Returns whether rates were lowered. NaN is no improvement. Throws as Engine::set_lr.
+  /// Takes the next measure, and returns whether it lowered rates. NaN is no improvement. Throws as Engine::set_lr.
   bool step(double measure);
+  /// The best measure so far; infinite before the first one.
   double best() const { return best_; }
 
  private:

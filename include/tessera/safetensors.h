@@ -15,53 +15,62 @@
 
 namespace tessera {
 
-/// Weights of other programs, as safetensors (https://github.com/huggingface/safetensors): what `transformers` reads
-/// and writes. They are parameters and buffers alone; save_checkpoint (checkpoint.h) is for going on with training.
+/// Weights of other programs, as safetensors (https://github.com/huggingface/safetensors): the format that
+/// `transformers` reads and writes. The files hold parameters and buffers alone; save_checkpoint (checkpoint.h) serves
+/// going on with training.
 ///
 ///   tessera::import_safetensors(engine, "llama/", {});                  // names are the module's own
 ///   tessera::export_safetensors(engine, "out/", {.names = [](const std::string& name) {
 ///     return tessera::NameInFile{{"model." + name}};
 ///   }});
 
+/// How import_safetensors finds a module's tensors in a file.
 struct ImportOptions {
-  TensorNames names = {};  ///< empty: a tensor has the module's name in the file
-  /// Tensors of the file that the module need not have; `*` and `?` as in file names. The log names those that were not used.
+  TensorNames names = {};  ///< name in the file for each tensor; empty: the module's own name
+  /// Tensors of the file that the module need not have; `*` and `?` as in file names. The log names those that were not
+  /// used.
   std::vector<std::string> ignored = {};
 };
 
 /// Gives an Engine's parameters and buffers the values of a safetensors file, or of a folder with `model.safetensors`
 /// or `model.safetensors.index.json`. Files in F32, BF16, F16 and F64 fit every precision: masters get the file's
-/// values, parameters what an update would make of them. Optimizer states stay as they are. The file may have a tied parameter under one
-/// of its names, or under several with the same bits.
+/// values, and parameters get what an update would make of those. Optimizer states stay as they are. The file may have
+/// a tied parameter under one of its names, or under several with the same bits.
 ///
-/// Collective; between steps. Rank 0 alone reads, and sends a MiB or so at a time to the ranks, so no rank holds more
-/// than a portion beside its shards; rank 0 holds a whole tensor where that is transposed. Links are not followed, and
-/// nothing outside of the folder is opened.
+/// Collective; between steps. Rank 0 alone reads, and sends about a MiB at a time to the ranks, so no rank holds more
+/// than that beside its shards. Rank 0 holds a whole tensor where that is transposed. Links are not followed, and
+/// nothing outside the folder is opened.
 ///
-/// Errors, the same on every rank: 66 no such file or folder; 65 it is damaged, no safetensors (pickles such as .pt are
-/// refused with a hint), or of another model: every tensor that is missing, superfluous or of another shape or type is
-/// named; 74, 77. Nothing has changed then, unless the message says so. 64: between backward and step, or under
-/// Gathered.
+/// Errors (tessera::Error), the same on every rank: 66 no such file or folder; 65 it is damaged, it is no safetensors
+/// (pickles such as .pt are refused with a hint), or it belongs to another model (the message names every tensor that
+/// is missing, superfluous or of another shape or type); 74 a read failed; 77 no permission; 64 between backward and
+/// step, or under Gathered. Nothing has changed then, unless the message says otherwise.
 void import_safetensors(Engine& engine, const std::filesystem::path& path, const ImportOptions& options = {});
 
-/// The same for a module without an Engine: its tensors keep their dtypes. After an error of reading (74), some have
-/// the file's values.
+/// The same for a module without an Engine: its tensors keep their dtypes. Not collective. After a failed read (74)
+/// some tensors have the file's values.
 void import_safetensors(torch::nn::Module& module, const std::filesystem::path& path,
                         const ImportOptions& options = {});
 
+/// How export_safetensors writes a model.
 struct ExportOptions {
-  TensorNames names = {};           ///< as ImportOptions'; the same name twice is an error (64)
-  std::optional<DType> dtype = {};  ///< of floating tensors in the file; empty: each as the Engine computes with it
-  std::int64_t most_bytes = 5'000'000'000;  ///< of one file's data; a larger model gets several files and an index
-  Existing existing = Existing::kKept;      ///< what becomes of a model that is in the folder already
+  /// name in the file for each tensor, as in ImportOptions; a name that occurs twice is an error (64)
+  TensorNames names = {};
+  /// dtype of floating-point tensors in the file; empty: the dtype that the Engine computes with
+  std::optional<DType> dtype = {};
+  /// bytes of data in one file; a larger model gets several files and an index
+  std::int64_t most_bytes = 5'000'000'000;
+  Existing existing = Existing::kKept;  ///< what happens to a model that is in the folder already
 };
 
-/// Writes the full weights of the Engine's module into `folder`, which is made: `model.safetensors`, or several files
-/// and `model.safetensors.index.json`. A tied parameter is written once, under its first name. Buffers are rank 0's.
-/// What is there with parameters in F32 is their exact value; with a narrower type, what the forward computes with.
+/// Writes the full weights of the Engine's module into `folder`, which it creates: `model.safetensors`, or several
+/// files and `model.safetensors.index.json`. A tied parameter is written once, under its first name. Buffers are rank
+/// 0's. Parameters in F32 have their exact values in the file; parameters of a narrower type have what forward computes
+/// with.
 ///
-/// Collective, between steps. Units are gathered one after the other and written by rank 0 as they come. Files get
-/// their names when all are complete. Errors on all ranks: 73, 74, 77 (the Engine can go on then); 64 as above.
+/// Collective; between steps. Units are gathered one after the other, and rank 0 writes them as they come. Files get
+/// their names when all are complete. Errors (tessera::Error) on all ranks: 73 a file cannot be created, 74 a write
+/// failed, 77 no permission (the Engine can go on then); 64 as import_safetensors.
 void export_safetensors(Engine& engine, const std::filesystem::path& folder, const ExportOptions& options = {});
 
 }  // namespace tessera

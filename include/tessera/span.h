@@ -7,30 +7,35 @@
 
 namespace tessera {
 
-/// Spans of time, recorded while a trace is on: for a picture of a step. One recorder a process, for all its threads.
+/// Records spans of time while a trace is on, for a picture of a step. One recorder serves a process with all its
+/// threads; every call is safe from any thread.
 class Trace {
  public:
-  using Clock = std::chrono::steady_clock;  ///< the same for all processes of a host
+  using Clock = std::chrono::steady_clock;  ///< a clock that all processes of a host share
 
-  /// Forgets what was recorded, and records from now on.
+  /// Forgets what was recorded, and starts recording.
   static void start();
+  /// Stops recording; what was recorded stays.
   static void stop() { on_.store(false, std::memory_order_relaxed); }
+  /// Whether a recording is on.
   static bool on() { return on_.load(std::memory_order_relaxed); }
+  /// Adds a span of this thread, named "what subject". Callers check `on()` first.
   static void record(std::string_view what, std::string_view subject, Clock::time_point begin, Clock::time_point end);
 
-  /// What was recorded, as elements of "traceEvents" in Chrome's trace format (complete events, microseconds),
-  /// separated by commas. `process` is the pid of all of them; threads count from 0 in the order in which they first
-  /// recorded. Names are what was done and to what: "all_gather blocks.3".
+  /// Returns what was recorded as elements of "traceEvents" in Chrome's trace format (complete events, times in
+  /// microseconds), separated by commas. `process` is the pid of all of them. Threads count from 0 in the order in
+  /// which they first recorded. A name says what was done and to what: "all_gather blocks.3".
   static std::string events_as_json(int process);
 
  private:
   static std::atomic<bool> on_;
 };
 
-/// Measures its own lifetime: records it while a trace is on, and adds it to `seconds` if that is given.
+/// Measures its own lifetime: records it while a trace is on, and adds it, in seconds, to `*seconds` unless that is
+/// null.
 class Span {
  public:
-  /// `what` and `subject` must outlive it.
+  /// `what` and `subject` must outlive the span.
   explicit Span(std::string_view what, std::string_view subject = {}, double* seconds = nullptr)
       : what_(what), subject_(subject), seconds_(seconds), begin_(Trace::Clock::now()) {}
   ~Span() {

@@ -23,83 +23,106 @@ enum class ShardingStrategy {
 };
 
 // clang-format off
+/// The update rule. docs/optimizers.md describes each one.
 enum class OptimizerType {
   kAdamW, kAdam, kSgd, kLion, kAdagrad, kRmsprop, kMuon, kLamb, kLars, kAdafactor,
   kOwn,        ///< the program's ElementwiseOptimizer
   kOwnMatrix,  ///< the program's MatrixOptimizer for matrices, adamw for all else
 };
 // clang-format on
+/// How the learning rate moves from step to step; kManual leaves it to Engine::set_lr. docs/strategy.md has the
+/// formulas.
 enum class LrScheduleType { kConstant, kLinear, kCosine, kOneCycle, kInverseSqrt, kWsd, kManual };
 
-/// The mesh: replicate x shard = world size. 0 means "choose": replicate = hosts for HYBRID_SHARD, else 1.
+/// The mesh: replicate x shard = world size. 0 means that Tessera chooses: replicate is the number of hosts for
+/// HYBRID_SHARD, else 1.
 struct MeshConfig {
+  /// number of replicas; 0: chosen
   std::int64_t replicate = 0;
+  /// ranks that share one copy of the state; 0: chosen
   std::int64_t shard = 0;
 };
 
-/// Which modules become units. What no unit claims belongs to the root unit.
+/// The modules that become units. Parameters that no unit claims belong to the root unit.
 struct UnitsConfig {
   std::vector<std::string> classes;  ///< class names without namespace and "Impl", such as "Block"
   std::vector<std::string> modules;  ///< module paths such as "layers.0"
   std::int64_t min_numel = 0;        ///< > 0: split bottom-up into units of at least this many elements
-  /// Patterns of names of parameters that the Engine leaves to the program: on each rank they stay whole, in their own dtype, and their
-  /// gradients are LibTorch's, this rank's alone. Else they are as buffers: rank 0's at the start, and in checkpoints.
+  /// Patterns of names of parameters that the Engine leaves to the program. Each rank keeps them whole, in their own
+  /// dtype, and their gradients are LibTorch's, this rank's alone. The Engine treats them like buffers otherwise: they
+  /// get rank 0's values at the start, and checkpoints hold them.
   std::vector<std::string> ignored;
-  std::optional<double> bucket_cap_mb;  ///< NO_SHARD: units are buckets of at most so many MiB; 0: one a parameter
-  double first_bucket_mb = 1.0;         ///< MiB of the bucket that is complete first in backward
+  /// NO_SHARD: units are buckets of at most this many MiB; 0: one bucket a parameter
+  std::optional<double> bucket_cap_mb;
+  double first_bucket_mb = 1.0;  ///< MiB of the bucket that backward completes first
 };
 
 /// Dynamic loss scaling for fp16 (Micikevicius et al., arXiv 1710.03740, section 3.2).
 struct LossScaleConfig {
+  /// true: the scale moves by the rules below; false: it stays at `initial`
   bool dynamic = true;
+  /// the scale of the first step
   double initial = 65536.0;
+  /// factor by which the scale grows
   double growth_factor = 2.0;
+  /// factor by which the scale falls after overflows
   double backoff_factor = 0.5;
   std::int64_t growth_interval = 2000;  ///< finite steps before the scale grows
   std::int64_t hysteresis = 1;          ///< overflows in a row tolerated before the scale falls
+  /// the scale does not fall below it
   double minimum = 1.0;
 };
 
+/// The dtypes that training computes, sends and stores in.
 struct MixedPrecisionConfig {
   DType param = DType::kF32;                   ///< dtype of gathered parameters, and so of compute: fp32, bf16, fp16
   DType reduce = DType::kF32;                  ///< dtype of gradients on the wire; sums are always accumulated in fp32
-  MasterKind master = MasterKind::kSplitBF16;  ///< of bf16 parameters: see MasterKind
+  MasterKind master = MasterKind::kSplitBF16;  ///< how masters of bf16 parameters are kept: see MasterKind
   std::vector<std::string> keep_fp32 = {"BatchNorm"};  ///< module classes (prefix) whose parameters stay fp32
   LossScaleConfig loss_scale;                          ///< used when param is fp16
 };
 
-/// Parameters that are updated with other numbers than the rest: those with a name, one of their aliases included, that
-/// some pattern of `match` fits, and of at most `max_dim` dimensions. What is not said is as in OptimizerConfig.
+/// Parameters that are updated with numbers of their own. A parameter belongs to the group if some pattern of `match`
+/// matches its name or one of its aliases, and it has at most `max_dim` dimensions. Numbers that are left out are
+/// OptimizerConfig's.
 struct ParameterGroup {
-  std::string name = {};                     ///< for Engine::set_lr and messages; empty: none
-  std::vector<std::string> match = {"*"};    ///< of names such as "layers.3.bias"; `*` and `?` as in file names
-  std::optional<std::int64_t> max_dim = {};  ///< 1: biases and the weights of norms
-  double lr_ratio = 1.0;                     ///< the rate as a share of everybody's
-  std::optional<double> weight_decay = {}, eps = {};  ///< eps and betas: of types that have them
+  std::string name = {};  ///< name for Engine::set_lr and messages; empty: none
+  /// patterns of names such as "layers.3.bias"; `*` and `?` as in file names
+  std::vector<std::string> match = {"*"};
+  /// 1 takes biases and the weights of norms; left out: any number of dimensions
+  std::optional<std::int64_t> max_dim = {};
+  double lr_ratio = 1.0;  ///< the group's rate as a share of everybody's
+  /// the group's own numbers; eps and betas only for types that have them
+  std::optional<double> weight_decay = {}, eps = {};
+  /// (beta1, beta2)
   std::optional<std::pair<double, double>> betas = {};
-  /// With optimizer type muon or own_matrix. kAdamW: its matrices are updated by AdamW; kMuon, kOwnMatrix: by that rule, embeddings too.
-  /// Left out: by that rule, but embeddings by AdamW.
+  /// Only with optimizer type muon or own_matrix. kAdamW: AdamW updates the group's matrices. kMuon, kOwnMatrix: that
+  /// rule updates them, embeddings too. Left out: that rule updates the matrices, and AdamW the embeddings.
   std::optional<OptimizerType> type = {};
-  /// lamb and lars: the norms of a parameter adapt its rate. Mostly false for biases and the weights of norms.
+  /// lamb and lars: the norms of a parameter adapt its rate. It is mostly false for biases and the weights of norms.
   bool layer_adaptation = true;
   friend bool operator==(const ParameterGroup&, const ParameterGroup&) = default;
 };
 
-/// A value of OptimizerConfig whose default depends on OptimizerConfig::type. A program gives it by assigning one. Until then it is left out:
-/// the rule's own default stands for it (fill_in_defaults).
+/// A value of OptimizerConfig whose default depends on OptimizerConfig::type. A program gives it by assigning one. A
+/// value that was not given counts as left out, and the rule's own default stands for it (fill_in_defaults).
 template <class T>
 class OrDefault {
  public:
   constexpr OrDefault(T value) : value_(value), is_given_(true) {}  // NOLINT: so that `config.lr = 0.1` gives it
+  /// A value that counts as left out; `value` stands for it until `fill_in`.
   static constexpr OrDefault left_out(T value) {
     OrDefault result(value);
     result.is_given_ = false;
     return result;
   }
 
-  /// The value; where it is left out, the default of the type for which defaults were filled in last: at first that of adamw.
+  /// The value. If it was left out: the default of the type for which defaults were filled in last, which is adamw's at
+  /// first.
   constexpr operator T() const { return value_; }  // NOLINT: so that it is read as the value
+  /// Whether the program gave the value.
   constexpr bool is_given() const { return is_given_; }
+  /// Sets the default of a value that was left out.
   constexpr void fill_in(T value) {
     if (!is_given_) value_ = value;
   }
@@ -109,42 +132,50 @@ class OrDefault {
   bool is_given_;
 };
 
-/// What a matrix's rate is multiplied by, since orthogonal matrices of all shapes have the same norm.
+/// The factor of a matrix's rate, since orthogonal matrices of all shapes have the same norm.
 enum class MuonLrAdjustment {
-  kMatchRmsAdamW,  ///< 0.2 sqrt(max(rows, columns)): a step is about as long as AdamW's (arXiv 2502.16982), so one rate fits both
+  /// 0.2 sqrt(max(rows, columns)): a step is about as long as AdamW's (arXiv 2502.16982), so one rate fits both rules
+  kMatchRmsAdamW,
   kOriginal,  ///< sqrt(max(1, rows / columns))
 };
 
-/// Muon (Jordan et al., 2024): the momentum of each matrix is replaced by about the nearest orthogonal matrix. It updates parameters of
-/// two dimensions but those of Embedding modules; AdamW updates all others, with OptimizerConfig's betas and eps. Groups can say
-/// otherwise (ParameterGroup::type); models are trained best where the matrix of the output layer has AdamW too.
+/// Muon (Jordan et al., 2024): the momentum of each matrix is replaced by about the nearest orthogonal matrix. Muon
+/// updates parameters of two dimensions, except those of Embedding modules. AdamW updates all others, with
+/// OptimizerConfig's betas and eps. Groups can say otherwise (ParameterGroup::type); models train best if AdamW updates
+/// the matrix of the output layer too.
 struct MuonConfig {
+  /// decay of the momentum
   double momentum = 0.95;
+  /// whether the update looks ahead by the momentum
   bool nesterov = true;
   std::int64_t ns_steps = 5;  ///< Newton-Schulz iterations
+  /// factor of each matrix's rate
   OrDefault<MuonLrAdjustment> adjust_lr = OrDefault<MuonLrAdjustment>::left_out(MuonLrAdjustment::kOriginal);
-  DType ns_dtype = DType::kF32;  ///< in which the iterations compute: kF32, kBF16
+  DType ns_dtype = DType::kF32;  ///< dtype in which the iterations compute: kF32 or kBF16
 };
 
-/// Adafactor (Shazeer and Stern, arXiv 1804.04235): of a matrix's second moment only the sums of its rows and columns are kept. There is
-/// no first moment. A parameter's rate is min(lr, 1 / sqrt(step)) times the root mean square of its elements.
+/// Adafactor (Shazeer and Stern, arXiv 1804.04235) keeps only the sums of rows and columns of a matrix's second moment.
+/// There is no first moment. A parameter's rate is min(lr, 1 / sqrt(step)) times the root mean square of its elements.
 struct AdafactorConfig {
   double beta2_decay = -0.8;    ///< the second moment's decay at step t is 1 - t^beta2_decay
   double min_rms = 1e-3;        ///< a parameter's root mean square counts as at least this (the paper's epsilon 2)
   double clip_threshold = 1.0;  ///< largest root mean square of an update, before the rate (the paper's d)
 };
 
-/// What is left out is as torch.optim has it for the rule of this name. PyTorch has no lion, lamb and lars: theirs is as timm has it. own and
-/// own_matrix have adamw's. docs/strategy.md lists the defaults.
+/// The optimizer and its numbers. A number that is left out has the default of torch.optim's rule of the same name.
+/// PyTorch has no lion, lamb and lars: their defaults are timm's. The types own and own_matrix have adamw's.
+/// docs/strategy.md lists the defaults.
 struct OptimizerConfig {
-  static constexpr std::int64_t kDefaultsVersion = 2;  ///< of the defaults of this version of Tessera. 1: those of 0.1
+  static constexpr std::int64_t kDefaultsVersion = 2;  ///< version of this Tessera's defaults; 1 means those of 0.1
 
+  /// the update rule
   OptimizerType type = OptimizerType::kAdamW;
+  /// learning rate at the peak of the schedule
   OrDefault<double> lr = OrDefault<double>::left_out(1e-3);
   OrDefault<double> beta1 = OrDefault<double>::left_out(0.9);    ///< adamw, adam, lion, muon, lamb
-  OrDefault<double> beta2 = OrDefault<double>::left_out(0.999);  ///< likewise
+  OrDefault<double> beta2 = OrDefault<double>::left_out(0.999);  ///< the types of beta1
   OrDefault<double> eps = OrDefault<double>::left_out(1e-8);     ///< adamw, adam, adagrad, rmsprop, muon, lamb, lars
-  /// Decoupled for adamw, lion, muon, lamb and adafactor, else added to the gradient.
+  /// Decoupled for adamw, lion, muon, lamb and adafactor; otherwise added to the gradient.
   OrDefault<double> weight_decay = OrDefault<double>::left_out(0.01);
   double momentum = 0.0;                      ///< sgd, rmsprop, lars
   double dampening = 0.0;                     ///< sgd
@@ -153,32 +184,36 @@ struct OptimizerConfig {
   double alpha = 0.99;                        ///< rmsprop
   bool centered = false;                      ///< rmsprop
   double lr_decay = 0.0;                      ///< adagrad
-  std::int64_t freeze_step = 0;               ///< adamw, adam: > 0: so many steps move second moments as usual
-  MuonConfig muon = {};                       ///< muon
-  AdafactorConfig adafactor = {};             ///< adafactor
-  StateDType state_dtype = StateDType::kF32;  ///< of moments and momentum
-  bool shard_over_world = false;  ///< "shard_over": "world": HYBRID_SHARD with optimizer state over all ranks
+  std::int64_t freeze_step = 0;               ///< adamw, adam: > 0: second moments move in this many steps, then stay
+  MuonConfig muon = {};                       ///< used by muon
+  AdafactorConfig adafactor = {};             ///< used by adafactor
+  StateDType state_dtype = StateDType::kF32;  ///< dtype of moments and momentum
+  bool shard_over_world = false;  ///< "shard_over": "world": HYBRID_SHARD with optimizer state sharded over all ranks
   bool in_backward = false;       ///< a unit is updated as soon as its gradients are summed, while backward runs
-  std::vector<ParameterGroup> groups = {};  ///< each parameter is in one at most
-  /// Whose defaults stand for what is left out. The Engine sets it where it loads a checkpoint of a run that began with earlier ones.
+  std::vector<ParameterGroup> groups = {};  ///< groups with numbers of their own; a parameter is in one at most
+  /// Version of the defaults that stand for what is left out. The Engine changes it when it loads a checkpoint of a run
+  /// that began with earlier ones.
   std::int64_t defaults_version = kDefaultsVersion;
 };
 
-/// Gives what is left out the default of the optimizer's type. The Engine and Strategy::from_json do so; a program needs it only to read
-/// numbers of a Strategy that it made field by field.
+/// Gives every number that is left out the default of the optimizer's type. The Engine and Strategy::from_json do so; a
+/// program needs it only to read numbers of a Strategy that it made field by field.
 void fill_in_defaults(OptimizerConfig& optimizer);
 
-/// An exponential moving average of the master weights, moved in the optimizer's pass: average += (weight - average) *
+/// An exponential moving average of the master weights. The optimizer's pass moves it: average += (weight - average) *
 /// (1 - decay). It begins as a copy of the weights after the first step, as torch.optim.swa_utils.AveragedModel does.
 /// `Gathered(engine, Gathered::kEma)` shows it.
 struct EmaConfig {
-  double decay = 0.0;  ///< 0: none
+  double decay = 0.0;  ///< between 0 and 1; 0: no average
 };
 
+/// The learning rate's way from step to step; docs/strategy.md has the formulas.
 struct LrScheduleConfig {
+  /// form of the schedule
   LrScheduleType type = LrScheduleType::kConstant;
+  /// steps in which the rate rises to its peak
   std::int64_t warmup_steps = 0;
-  std::int64_t total_steps = 0;      ///< needed by linear, cosine, one_cycle and wsd
+  std::int64_t total_steps = 0;      ///< length of the schedule; linear, cosine, one_cycle and wsd need it
   std::int64_t decay_steps = 0;      ///< wsd: length of the final decay
   double min_ratio = 0.0;            ///< lowest rate as a share of optimizer.lr
   double initial_ratio = 0.04;       ///< one_cycle: rate at step 0 as a share of the peak
@@ -186,60 +221,69 @@ struct LrScheduleConfig {
   std::int64_t base_batch_size = 0;  ///< > 0: linear scaling rule, lr x (global batch / this) (arXiv 1706.02677)
 };
 
+/// Limits and kinds of a rank's memory.
 struct MemoryConfig {
-  std::int64_t limit_bytes = 0;  ///< "limit": a plan above it is refused; 0: no limit. Accepts "8GiB" in the file
-  bool tensor_heap = true;       ///< LibTorch's CPU tensors come from malloc: `init(strategy)` sees to it
+  std::int64_t limit_bytes = 0;  ///< "limit": a plan above it is refused; 0: no limit. The file may say "8GiB"
+  bool tensor_heap = true;       ///< `init(strategy)` makes LibTorch's CPU tensors come from malloc
 };
 
 /// Where a kind of training state lies.
 enum class Tier {
-  kMemory,  ///< "memory": that of the device which trains
+  kMemory,  ///< "memory": memory of the device that trains
   kNvme,    ///< "nvme": files on a local disk
-  kAuto,    ///< "auto": below memory as far as memory.limit makes it necessary; the plan says how far. In files of
-            ///< `paths`, or without them in the memory of a GPU's host
-  kHost,    ///< "host": pinned memory of the host whose GPU trains
+  /// "auto": offloaded as far as memory.limit makes it necessary; the plan says how far. The state goes to files of
+  /// `paths`, or without paths to the memory of a GPU's host
+  kAuto,
+  kHost,  ///< "host": pinned memory of the host of the GPU that trains
 };
 
+/// Where a kind of state lies, and how much of it.
 struct OffloadedState {
+  /// the tier
   Tier tier = Tier::kMemory;
   double fraction = 1.0;  ///< share of the elements that lie on the tier, 0 to 1; the others stay in memory
   friend bool operator==(const OffloadedState&, const OffloadedState&) = default;
 };
 
-/// Who updates a GPU's masters and moments that lie in its host's memory. Bits are the same.
+/// Who updates a GPU's masters and moments that lie in its host's memory. Results have the same bits.
 enum class OffloadedStep {
-  kAuto,  ///< "auto": who is faster by what is measured when the Engine is made; the log says it with the figures
-  kCpu,   ///< "cpu": the host's CPU, where they lie. Sums of gradients come there, and new parameters go to the GPU
-  kGpu,   ///< "gpu": each step brings their records to the GPU and takes them back
+  kAuto,  ///< "auto": whoever a measurement finds faster when the Engine is made; the log shows the figures
+  /// "cpu": the host's CPU, where the state lies. Sums of gradients are copied there, and new parameters to the GPU
+  kCpu,
+  kGpu,  ///< "gpu": each step copies the records to the GPU and back
 };
 
-/// Of what moves, records that are read ahead, and as many that are written behind, where a strategy leaves it open: as a rule, and at most.
+/// Number of records that are read ahead, and written behind, where the strategy leaves it open: the usual number and
+/// the largest.
 constexpr std::int64_t kQueueDepth = 8, kMostQueueDepth = 32;
 
-/// Training state on tiers below memory. It is private to the run: files have no name and go with it, but where steps are durable
-/// (DurableConfig).
+/// Training state on tiers below memory. It is private to the run: files have no name and vanish with the run, unless
+/// steps are durable (DurableConfig).
 struct OffloadConfig {
-  OffloadedState parameters;            ///< with FULL_SHARD or HYBRID_SHARD; units are gathered from there
-  OffloadedState masters;               ///< what fp32 masters have beside bf16 or fp16 parameters
-  OffloadedState moments;               ///< optimizer states
-  Tier gradients = Tier::kMemory;       ///< sums of gradients, from a unit's reduction to its update: not kAuto
-  std::vector<std::string> paths;       ///< directories for tier "nvme"; records are spread over them, by their speed
-  std::int64_t record_bytes = 2 << 20;  ///< "record": what is read and written with one operation
-  std::int64_t cache_bytes = 0;         ///< "cache": memory of a rank for records that stay from step to step
-  /// Records that are read ahead, and as many that are written behind. Where it is left out the plan chooses (MemoryPlan::queue_depth).
+  OffloadedState parameters;  ///< only FULL_SHARD and HYBRID_SHARD; units are gathered from there
+  OffloadedState masters;     ///< the part of fp32 masters that bf16 or fp16 parameters lack
+  OffloadedState moments;     ///< optimizer states
+  /// sums of gradients, from a unit's reduction to its update; kAuto is not allowed
+  Tier gradients = Tier::kMemory;
+  /// directories for tier "nvme"; records are spread over them in proportion to their speed
+  std::vector<std::string> paths;
+  std::int64_t record_bytes = 2 << 20;  ///< "record": bytes that one operation reads or writes
+  std::int64_t cache_bytes = 0;         ///< "cache": bytes of a rank for records that stay in memory from step to step
+  /// Records that are read ahead, and as many that are written behind. The plan chooses where it is left out
+  /// (MemoryPlan::queue_depth).
   std::optional<std::int64_t> queue_depth;
-  bool verify = false;                        ///< records are hashed, and compared when they come back
-  OffloadedStep step = OffloadedStep::kAuto;  ///< of masters and moments on tier kHost
-  /// What forward keeps for backward: kMemory, kHost or kNvme.
+  bool verify = false;                        ///< true: records are hashed when written, and compared when read
+  OffloadedStep step = OffloadedStep::kAuto;  ///< who updates masters and moments on tier kHost
+  /// Where tensors lie that forward saves for backward: kMemory, kHost or kNvme.
   Tier activations = Tier::kMemory;
-  std::int64_t activations_min_bytes = 1 << 20;  ///< "min": saved tensors smaller than this stay where they are
+  std::int64_t activations_min_bytes = 1 << 20;  ///< "min": smaller saved tensors stay in memory
 
-  /// Whether some training state lies below memory, or may.
+  /// Whether some training state lies below memory, or may do so.
   bool is_used() const {
     return parameters.tier != Tier::kMemory || masters.tier != Tier::kMemory || moments.tier != Tier::kMemory ||
            gradients != Tier::kMemory;
   }
-  /// Whether something lies in files, or may.
+  /// Whether something lies in files, or may do so.
   bool uses_files() const {
     const auto in_files = [](Tier tier) { return tier == Tier::kNvme || tier == Tier::kAuto; };
     return in_files(parameters.tier) || in_files(masters.tier) || in_files(moments.tier) || in_files(gradients) ||
@@ -247,63 +291,72 @@ struct OffloadConfig {
   }
 };
 
+/// The transport of collectives; kAuto lets Tessera choose. docs/strategy.md says what each one needs.
 enum class TransportChoice { kAuto, kHost, kGloo, kNccl, kCudaHost };
 
-/// How the memory is made that `nccl` gathers from and into.
+/// The kind of memory that `nccl` gathers from and into: LibTorch's, or memory registered with NCCL.
 enum class NcclBuffers { kPlain, kRegistered };
 
+/// How ranks communicate, and how long they wait.
 struct CommConfig {
+  /// the transport
   TransportChoice transport = TransportChoice::kAuto;
+  /// memory for transport kNccl
   NcclBuffers nccl_buffers = NcclBuffers::kRegistered;
   double timeout_s = 600.0;       ///< a collective that takes longer is an error
-  double init_timeout_s = 300.0;  ///< rendezvous
-  /// How calls over gloo find their way (ring, doubling, halving): empty: directly; kMeasuredNetwork: by what each group's own calls
-  /// were measured to cost when it was joined; else rank 0's file of such costs, which `tessera bench collectives --fit-file` writes.
+  double init_timeout_s = 300.0;  ///< limit of the rendezvous
+  /// How calls over gloo find their way (ring, doubling, halving). Empty: directly. kMeasuredNetwork: by costs that
+  /// each group measured when it was joined. Otherwise: path of rank 0's file of such costs, which `tessera bench
+  /// collectives --fit-file` writes.
   std::string network_fit = {};
   static constexpr const char* kMeasuredNetwork = "measured";
 };
 
-/// Checks that cost something, for finding mistakes and broken machines.
+/// Checks that cost time, for finding mistakes and broken machines.
 struct CheckConfig {
-  bool as_across_hosts = false;  ///< on one host too, ranks must use units in the same order, as several hosts would
+  bool as_across_hosts = false;  ///< ranks of one host too must use units in the same order, as several hosts must
   bool values = false;           ///< parameters are hashed, so that writes through raw pointers are found
-  /// Steps between two comparisons of what several ranks hold alike; 0: none
+  /// Steps between two comparisons of state that several ranks hold alike; 0: none.
   std::int64_t replica_hash_every = 0;
 };
 
-/// What happens where a step's loss is far above those before it.
+/// What happens when a step's loss is far above those before it.
 enum class SpikeAction {
   kNone,
-  kSkip,      ///< "skip": the step is skipped, on all ranks
+  kSkip,      ///< "skip": all ranks skip the step
   kRollback,  ///< "rollback": the last checkpoint is loaded, and training goes on with the next data
 };
 
-/// Loss spikes. A step's loss is one where it is above `factor` times the median of the last `window` steps' losses.
+/// Loss spikes. A step's loss is a spike if it is above `factor` times the median of the last `window` steps' losses.
 struct SpikeConfig {
+  /// what happens at a spike
   SpikeAction action = SpikeAction::kNone;
-  double factor = 2.0;       ///< above 1; the loss must be a positive number in all steps
-  std::int64_t window = 64;  ///< steps; until as many have been made there is no spike
+  double factor = 2.0;       ///< a number above 1; losses must be positive in all steps
+  std::int64_t window = 64;  ///< steps; there is no spike until this many have been made
 };
 
 /// When gradients are reduced under gradient accumulation.
 enum class GradientSync {
   kEachMicrobatch,  ///< reduced after every microbatch: least memory
-  kLastMicrobatch,  ///< accumulated unsharded in fp32, reduced once: least communication
+  kLastMicrobatch,  ///< accumulated unsharded in fp32, reduced once a step: least communication
 };
 
-/// Where and how checkpoints are saved. `async` is for save_checkpoint; the others are what `tessera train` does, and what a program's
-/// own loop may look up.
+/// Where and how checkpoints are saved. save_checkpoint uses `async`; `tessera train` uses the other fields, and a
+/// program's own loop may look them up.
 struct CheckpointConfig {
-  bool async = false;  ///< it copies what this rank writes and returns; a thread writes the copy while training goes on
-  std::string dir = {};          ///< the folder; empty: none
-  std::int64_t every_steps = 0;  ///< a checkpoint after so many steps; 0: none
-  double every_minutes = 0;      ///< and after so many minutes; 0: none
+  /// a save copies what this rank writes and returns; a thread writes the copy while training goes on
+  bool async = false;
+  std::string dir = {};          ///< folder of checkpoints; empty: none
+  std::int64_t every_steps = 0;  ///< steps between two checkpoints; 0: none by steps
+  double every_minutes = 0;      ///< minutes between two checkpoints; 0: none by time
   std::int64_t keep = 0;         ///< SaveOptions::keep
-  std::int64_t failures = 0;     ///< so many saves in a row may fail before training ends with the last one's error
+  /// failed saves in a row that are tolerated; one more ends training with the last error
+  std::int64_t failures = 0;
 };
 
-/// Crash consistency without checkpoints: after each `every` steps all that training goes on from is on disk, at its place in one of two
-/// generations of files, and a run that ended at any moment goes on from the last such step, bit for bit.
+/// Crash consistency without checkpoints: after each `every` steps all that training goes on from is on disk, at its
+/// place in one of two generations of files, and a run that ended at any moment goes on from the last such step, bit
+/// for bit.
 struct DurableConfig {
   std::int64_t every = 0;  ///< steps between two commits; 0: none
   std::string dir = {};    ///< a folder on a local disk, for this run alone
@@ -319,8 +372,8 @@ enum class SignForm {
   kFeedback,  ///< "feedback": times the mean magnitude, and what that lacks is kept (EF-signSGD, arXiv 1901.09847)
 };
 
-/// Gradients in fewer bits, where they go over a network: a rank's contribution is compressed once, sums are made in fp32.
-/// What ranks of one host pass to each other through shared memory stays as it is.
+/// Gradients in fewer bits, where they go over a network: a rank's contribution is compressed once, sums are made in
+/// fp32. What ranks of one host pass to each other through shared memory stays as it is.
 struct CompressionConfig {
   WireForm gradients = WireForm::kPlain;  ///< what ranks send to be summed
   WireForm sums = WireForm::kPlain;       ///< sums that ranks get from each other, where gradients are not sharded
@@ -332,7 +385,8 @@ struct CompressionConfig {
   /// > 0: only this share of each unit's gradients goes over the network, those of largest magnitude (top-k)
   double top_k = 0;
   double top_k_momentum = 0;  ///< top_k: of the momentum that each rank sends instead of gradients (arXiv 1712.01887)
-  /// > 0: only this share of each unit's gradients goes over the network, each step others, the same on all ranks (random-k)
+  /// > 0: only this share of each unit's gradients goes over the network, each step others, the same on all ranks
+  /// (random-k)
   double random_k = 0;
   SignForm sign = SignForm::kNone;
   bool one_bit = false;          ///< one bit an element, for contributions and for sums, both with error feedback
@@ -345,57 +399,66 @@ struct CompressionConfig {
   std::int64_t start_step = 0;   ///< of all of these but gradients and sums: so many steps are made without, first
 };
 
-/// How replicas (mesh.replicate of them) stay one model.
+/// How the replicas (mesh.replicate of them) stay one model.
 enum class SyncType {
   kEachStep,         ///< gradients are summed over replicas in every step
   kLocalSgd,         ///< replicas train by themselves, and their weights are averaged (arXiv 1805.09767)
-  kPostLocalSgd,     ///< local_sgd, after some steps of each_step (arXiv 1808.07217)
-  kDiloco,           ///< as local_sgd, and an outer optimizer steps along what they moved on average (arXiv 2311.08105)
-  kStreamingDiloco,  ///< diloco, a fragment of the model at a time, beside compute (arXiv 2501.18512)
+  kPostLocalSgd,     ///< first each_step, then local_sgd (arXiv 1808.07217)
+  kDiloco,           ///< local_sgd with an outer optimizer, which steps along the mean movement (arXiv 2311.08105)
+  kStreamingDiloco,  ///< diloco with one fragment of the model at a time, beside compute (arXiv 2501.18512)
 };
 
-/// SGD with Nesterov momentum on outer gradients: the weights after the last outer step less the mean of those that replicas have now.
+/// SGD with Nesterov momentum on outer gradients. An outer gradient is the weights after the last outer step minus the
+/// mean of the replicas' weights.
 struct OuterConfig {
+  /// outer learning rate
   double lr = 0.7;
+  /// outer momentum
   double momentum = 0.9;
 };
 
-/// Fewer meetings of replicas: between two outer steps nothing goes over the replicate axis.
+/// How often replicas exchange anything. Nothing goes over the replicate axis between two outer steps.
 struct SyncConfig {
+  /// the method
   SyncType type = SyncType::kEachStep;
-  std::int64_t every = 0;       ///< but each_step: steps from one outer step to the next
-  std::int64_t start_step = 0;  ///< but each_step: so many steps are made as each_step makes them, first
-  OuterConfig outer = {};       ///< diloco, streaming_diloco
-  // streaming_diloco:
+  std::int64_t every = 0;       ///< steps between two outer steps; not for each_step
+  std::int64_t start_step = 0;  ///< steps that are first made as each_step makes them; not for each_step
+  OuterConfig outer = {};       ///< used by diloco and streaming_diloco
+  // The remaining fields are streaming_diloco's.
   std::int64_t fragments =
-      4;                   ///< unit i is of fragment i modulo fragments; each has its own turn once in `every` steps
+      /// unit i belongs to fragment i modulo fragments; each fragment has its own turn once in `every` steps
+      4;
   std::int64_t delay = 1;  ///< steps from a fragment's outer gradients to its new weights
   double mix =
-      0.5;  ///< of a replica's own weights in its new ones; the rest is of the outer weights. 0: outer weights alone
+      /// share of a replica's own weights in its new ones; the rest are the outer weights. 0: outer weights alone
+      0.5;
 
-  /// This where it is in effect after `steps` steps, else what each_step is.
+  /// Returns this config where it is in effect after `steps` steps, else each_step's.
   SyncConfig after(std::int64_t steps) const { return steps >= start_step ? *this : SyncConfig{}; }
+  /// Whether replicas exchange weights at outer steps instead of gradients in each step.
   bool makes_outer_steps() const { return type != SyncType::kEachStep; }
+  /// Whether an outer optimizer makes the new weights.
   bool has_outer_optimizer() const { return type == SyncType::kDiloco || type == SyncType::kStreamingDiloco; }
 };
 
-/// What a step does at its end, and so before the next one's first forward, with the module's buffers: running statistics
-/// and the like, which each rank's forward writes.
+/// What a step does at its end, before the next forward, with the module's buffers (running statistics and the like),
+/// which each rank's forward writes.
 enum class BufferBroadcast {
   kNone,          ///< each rank keeps its own
   kFromRankZero,  ///< every rank gets rank 0's
-  kMean,          ///< floating-point buffers are averaged over the ranks; every rank gets rank 0's others
+  kMean,          ///< floating-point buffers are averaged over the ranks; the others become rank 0's
 };
 
-/// The strategy file, in memory. docs/strategy.md says what each key means and allows.
+/// The strategy file in memory. docs/strategy.md says what each key means and allows. A plain value: copies are
+/// independent.
 struct Strategy {
+  /// how state is spread over the ranks
   ShardingStrategy strategy = ShardingStrategy::kFullShard;
   MeshConfig mesh;
   UnitsConfig units;
-  std::int64_t prefetch = 1;  ///< units gathered ahead of use
-  std::int64_t prefetch_bytes =
-      0;  ///< above 0, in place of `prefetch`: as many units as hold so many bytes, and one at least
-  /// Units whose reductions are under way while gradients of others are made; empty: as many as the transport has use for.
+  std::int64_t prefetch = 1;        ///< units gathered ahead of use
+  std::int64_t prefetch_bytes = 0;  ///< above 0, replaces `prefetch`: as many units as hold so many bytes, at least one
+  /// Units whose reductions may be under way while other gradients are made. Empty: as many as the transport can use.
   std::optional<std::int64_t> reductions_ahead;
   bool host_sharing = true;  ///< ranks of one host hold one copy of sharded parameters together, and gather nothing
   MixedPrecisionConfig mixed_precision;
@@ -417,16 +480,17 @@ struct Strategy {
   DurableConfig durable = {};
   SyncConfig sync = {};
 
-  /// Reads and checks a strategy file. Throws tessera::Error: 66 or 77 where there is none to read; 78 with *all* errors
+  /// Reads and checks a strategy file. Throws tessera::Error: 66 or 77 if the file cannot be read; 78 with *all* errors
   /// in the file, one a line: `file:line:column: /json/pointer: what is wrong, what is allowed, did you mean`.
   static Strategy from_file(const std::filesystem::path& path);
-  /// The same for text; `name` stands for the file in messages.
+  /// The same for text. `name` stands for the file in messages.
   static Strategy from_json(const std::string& text, const std::string& name = "strategy");
 
   /// The resolved strategy as JSON, every key present: what the run really used.
   std::string to_json() const;
 };
 
+/// Names as the strategy file spells them.
 std::string name_of(ShardingStrategy strategy);
 std::string name_of(OptimizerType type);
 std::string name_of(StateDType dtype);

@@ -6,16 +6,18 @@
 
 namespace tessera {
 
-/// What a tensor of a module is called in another program's file, and how it lies there.
+/// The name of a module's tensor in another program's file, and how the tensor lies there.
 struct NameInFile {
-  std::vector<std::string> names = {};  ///< the first one is written; of those that a file has, the first one is read
-  bool transposed = false;              ///< of a matrix: the file has rows and columns exchanged
-  /// Further names under which a file may have the same tensor once more: the head of a model that ties it to the embedding. Where
-  /// the values are others, the import is an error.
+  /// the first name is written; on reading, the first name that the file has counts
+  std::vector<std::string> names = {};
+  bool transposed = false;  ///< true for a matrix: the file has rows and columns exchanged
+  /// Further names under which a file may have the same tensor once more, such as the head of a model that ties it to
+  /// the embedding. An import throws an error if the values there differ.
   std::vector<std::string> copies = {};
 };
 
-/// For each parameter and buffer of a module, by its name there: "blocks.0.mlp.up.weight".
+/// Returns the name in the file for each parameter and buffer of a module, given its name there:
+/// "blocks.0.mlp.up.weight".
 using TensorNames = std::function<NameInFile(const std::string& name)>;
 
 }  // namespace tessera

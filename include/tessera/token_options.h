@@ -6,6 +6,7 @@
 
 namespace tessera {
 
+/// The format of a data set; kAuto recognises it:
 /// | format   | path                                      | recognised by                                        |
 /// |----------|-------------------------------------------|------------------------------------------------------|
 /// | text     | a file, or a directory of files           | a directory; or a file that is nothing else          |
@@ -15,36 +16,45 @@ namespace tessera {
 /// Text is read as bytes, one token each, whatever its encoding.
 enum class TokenFormat { kAuto, kText, kLlmc, kMegatron };
 
+/// How a data set is opened.
 struct DatasetOptions {
+  /// the format
   TokenFormat format = TokenFormat::kAuto;
-  /// For a directory of text: take files with these extensions, such as ".txt"; empty: all files.
+  /// Extensions of the files to take from a directory of text, such as ".txt"; empty: all files.
   std::vector<std::string> extensions;
 };
 
-/// What becomes of the samples that do not fill the last step of an epoch.
+/// What happens to samples that do not fill the last step of an epoch.
 enum class Tail {
-  kDrop,  ///< left out; another epoch's shuffle leaves out others
-  kPad,  ///< the step is filled with the first samples of the epoch, a second time; TokenBatches leaves those out, or gives them no weight
+  kDrop,  ///< they are left out; the next epoch's shuffle leaves out others
+  /// the first samples of the epoch fill the step a second time; TokenBatches leaves those out or gives them weight 0
+  kPad,
 };
 
-/// How the samples of a dataset are dealt out.
+/// How the samples of a data set are dealt out to the ranks.
 struct SamplerOptions {
-  std::int64_t num_samples = 0;   ///< TokenBatches fills it in
-  std::int64_t batch = 1;         ///< samples of a microbatch of one rank
-  std::int64_t accumulation = 1;  ///< microbatches a step
+  std::int64_t num_samples = 0;   ///< samples in an epoch; TokenBatches fills it in
+  std::int64_t batch = 1;         ///< samples in one rank's microbatch
+  std::int64_t accumulation = 1;  ///< microbatches in a step
+  /// this rank, and the number of ranks
   int rank = 0;
   int world_size = 1;
+  /// seed of the shuffle; the same on all ranks
   std::uint64_t seed = 0;
-  bool shuffle = true;  ///< false: in the order of the dataset
+  bool shuffle = true;  ///< false: samples come in the order of the data set
+  /// what happens to an epoch's last samples
   Tail tail = Tail::kDrop;
 
+  /// Samples in one step of all ranks.
   std::int64_t global_batch() const { return batch * accumulation * world_size; }
 };
 
-/// Where a sampler stands: what a checkpoint keeps. It says nothing of ranks, so any number of them can go on from it.
+/// Where a sampler stands, for a checkpoint. It does not depend on ranks, so any number of them can go on from it.
+/// -
 struct SamplerCursor {
   std::int64_t epoch = 0;
   std::int64_t consumed = 0;  ///< samples of this epoch that all ranks together have taken
+  /// the values that the sampler was made with; another sampler must have the same ones
   std::int64_t num_samples = 0;
   std::uint64_t seed = 0;
   bool shuffle = true;

@@ -7,16 +7,16 @@
 
 namespace tessera {
 
-/// A picture of training steps, to open in Perfetto (ui.perfetto.dev) or chrome://tracing:
+/// Writes a picture of training steps, to open in Perfetto (ui.perfetto.dev) or chrome://tracing:
 ///
 ///   tessera::Trace::start();
 ///   ...  // some steps; a tessera::Span names what the program itself does
 ///   tessera::write_trace("trace.json", mesh);
 ///
-/// Collective: ends the recording on all ranks and writes their spans into one file on rank 0, a process a rank. An
-/// Engine records "backward", "step" (from one step's end to the next), "all_gather UNIT", "reduce UNIT", "agree",
-/// "update" and "publish". Ranks of one host share a clock; those of different hosts are shifted against each other.
-/// Throws tessera::Error (73) on all ranks where the file cannot be written.
+/// Collective: ends the recording on all ranks and writes their spans into one file on rank 0, one process for each
+/// rank. An Engine records "backward", "step" (from one step's end to the next), "all_gather UNIT", "reduce UNIT",
+/// "agree", "update" and "publish". Ranks of one host share a clock; clocks of different hosts are shifted against each
+/// other. Throws tessera::Error (73) on all ranks if the file cannot be written.
 void write_trace(const std::string& path, const Mesh& mesh);
 
 }  // namespace tessera

@@ -11,19 +11,20 @@
 
 namespace tessera {
 
-/// For what all ranks do after a step, as `set_lr`, or a save.
+/// What all ranks do after a step, such as `set_lr` or a save; it gets the step's result.
 using OnStep = std::function<void(const StepResult&)>;
 
-/// What a training loop does beside its batches where ranks may have different numbers of them: `uneven` below calls it, and so may a loop of
-/// another form. All ranks make one and call `next` until it says false.
+/// The part of a training loop that deals with ranks having different numbers of batches. `uneven` below uses it, and a
+/// loop of another form may. All ranks make one and call `next` until it returns false.
 class UnevenLoop {
  public:
-  /// `engine` outlives this. `on_step`: called with each step that `next` makes.
+  /// `engine` must outlive this. `on_step` is called with each step that `next` makes.
   explicit UnevenLoop(Engine& engine, OnStep on_step = {}) : engine_(engine), on_step_(std::move(on_step)) {}
 
-  /// `has_batch`: whether this rank has one more. True: it is to train with it now, by one backward, and by a step where that is due. False:
-  /// no rank has one, and the last window has ended in a step. A rank without a batch is kept here meanwhile, and takes part in what the
-  /// others do (Engine::backward_nothing, Engine::step). Collective.
+  /// Says whether to train with a batch now. `has_batch`: whether this rank has one more. True: train with it, by one
+  /// backward, and by a step if that is due. False: no rank has a batch left, and the last window has ended in a step.
+  /// A rank without a batch stays in this call meanwhile, and takes part in what the others do
+  /// (Engine::backward_nothing, Engine::step). Collective. Errors are those of Engine::step.
   bool next(bool has_batch);
 
  private:
@@ -33,7 +34,7 @@ class UnevenLoop {
   OnStep on_step_;
 };
 
-/// The batches of a loader, for a loop in which ranks may have different numbers of them (PyTorch's Join):
+/// The batches of a loader, for a loop in which ranks may have different numbers of them, as PyTorch's Join:
 ///
 ///   for (auto& batch : tessera::uneven(*loader, engine)) {
 ///     const at::Tensor loss = model->forward(batch.data, batch.target);
@@ -41,11 +42,12 @@ class UnevenLoop {
 ///     if (engine.step_is_due()) engine.step();
 ///   }
 ///
-/// The body runs on ranks that have a batch. One that has none takes part in the others' microbatches and steps and counts nothing, and where
-/// all are out, the microbatches that are left make a step (`step(partial)`). So with weights an epoch trains as on one rank, whatever
-/// the number of ranks. It may have none from the first step on. Give `on_step` what all ranks must do after a step: it is called with the steps that the loop makes itself, and the
-/// body does the same after its own. RankSampler pads nothing here. A small message goes round for each batch. Leave the loop on all ranks
-/// alike, or on none.
+/// The body runs on ranks that have a batch. A rank without one takes part in the others' microbatches and steps and
+/// counts nothing. When all ranks are out, the microbatches that are left make a step (`step(partial)`). An epoch with
+/// weights therefore trains as on one rank, whatever the number of ranks. A rank may have no batch from the start. Give
+/// `on_step` what all ranks must do after a step: it is called with the steps that the loop makes itself, and the body
+/// does the same after its own steps. RankSampler pads nothing here. Each batch costs a small message. Leave the loop
+/// on all ranks alike, or on none.
 template <class Loader>
 class Uneven {
  public:
@@ -96,7 +98,8 @@ class Uneven {
   UnevenLoop loop_;
 };
 
-/// `loader`: a range, or a pointer to one, as make_data_loader returns; it outlives the loop.
+/// Returns the loop over `loader`: a range, or a pointer to one, as make_data_loader returns. `loader` and `engine`
+/// must outlive the loop.
 template <class Loader>
 auto uneven(Loader& loader, Engine& engine, OnStep on_step = {}) {
   if constexpr (requires { std::begin(loader); }) {

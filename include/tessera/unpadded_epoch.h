@@ -2,9 +2,10 @@
 
 namespace tessera {
 
-/// While one lives, on this thread: an epoch that a RankSampler begins has each sample once, so that ranks may get different numbers of
-/// samples and batches. Engine::evaluate and tessera::uneven, which go on where ranks differ, make one for the moment in which a loader
-/// begins. A loop that makes one itself must do without a batch on some ranks.
+/// A guard: while one lives on this thread, an epoch that a RankSampler begins has each sample once, so ranks may get
+/// different numbers of samples and batches. Engine::evaluate and tessera::uneven, which work with different numbers,
+/// make one for the moment in which a loader begins. A loop that makes one itself must do without a batch on some
+/// ranks.
 class UnpaddedEpoch {
  public:
   UnpaddedEpoch();
@@ -12,7 +13,7 @@ class UnpaddedEpoch {
   UnpaddedEpoch(const UnpaddedEpoch&) = delete;
   UnpaddedEpoch& operator=(const UnpaddedEpoch&) = delete;
 
-  /// Whether one lives on this thread.
+  /// Returns whether a guard lives on this thread.
   static bool lives();
 };
 

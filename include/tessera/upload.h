@@ -7,15 +7,16 @@
 
 namespace tessera {
 
-/// Tensors that are being copied to the device that an Engine trains on (Engine::upload), while that device computes. On
-/// the CPU nothing is copied. The Engine must outlive it.
+/// Tensors that are being copied to the device that an Engine trains on (Engine::upload), while that device computes.
+/// Nothing is copied on the CPU. The Engine must outlive it. The thread that drives the Engine uses it.
 class Upload {
  public:
   Upload(Upload&&) noexcept;
   Upload& operator=(Upload&&) noexcept;
   ~Upload();
 
-  /// In the order given. What is queued from now on comes after the copy; the host does not wait.
+  /// Returns the tensors on the device, in the order given to Engine::upload. Operators queued from now on come after
+  /// the copy; the host does not wait.
   const std::vector<at::Tensor>& tensors();
 
  private:

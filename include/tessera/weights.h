@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-/// What a file of save_weights is, and so who reads it. load_weights reads both.
+/// The form of a file of save_weights, which decides who can read it. load_weights reads both.
 ///
 /// | form        | C++                         | Python                                                       |
 /// |-------------|-----------------------------|--------------------------------------------------------------|
@@ -22,37 +22,38 @@ namespace tessera {
 /// | kArchive    | `torch::load(module, path)` | `torch.jit.load(path).state_dict()`                          |
 enum class WeightsForm {
   kDictionary,  ///< a dictionary from names to tensors, as torch.save of Python writes it
-  /// The module's tree, as C++'s `torch::save(module, path)` writes it: by Module::save of LibTorch, so a class that
-  /// overrides save and load has its own way, and finds nothing of it here. Modules that aren't serializable
+  /// The module's tree, as C++'s `torch::save(module, path)` writes it, by LibTorch's Module::save. A class that
+  /// overrides save and load has its own way and finds nothing of it here. Modules that aren't serializable
   /// (Functional) and undefined buffers are left out.
   kArchive,
 };
 
-/// Writes the full weights of the Engine's module: parameters and buffers by name, in one file. For weights to be used,
-/// not for going on training: parameters are in their compute dtype, and the optimizer's state is not in it. Buffers
-/// are rank 0's.
+/// Writes the full weights of the Engine's module into one file: parameters and buffers by name. The file serves using
+/// the weights, not going on with training: parameters have their compute dtype, and the optimizer's state is not in
+/// it. Buffers are rank 0's.
 ///
-/// Collective, between steps. Rank 0 writes. Units are gathered one after the other and written as they come, so memory
+/// Collective; between steps. Rank 0 writes. Units are gathered one after the other and written as they come, so memory
 /// holds one unit beside the plan, on every rank and in both forms. A tied parameter is written once. The file appears
-/// when it is complete and on the disk, so an earlier one of the same name is whole until then ("<path>.partial" is
-/// what is being written).
+/// when it is complete and on the disk. An earlier file of the same name stays whole until then; "<path>.partial" is
+/// what is being written.
 ///
-/// Throws tessera::Error on all ranks where rank 0 cannot write: 73 cannot be created; or a file of the name is there
-/// and to be kept, and then the weights stay in "<path>.partial"; 74 a failed write or a full disk; 77 no permission.
-/// The Engine can go on then.
+/// Throws tessera::Error on all ranks if rank 0 cannot write: 73 the file cannot be created, or a file of the name
+/// exists and is to be kept (the weights then stay in "<path>.partial"); 74 a failed write or a full disk; 77 no
+/// permission. The Engine can go on then.
 void save_weights(Engine& engine, const std::filesystem::path& path, Existing existing = Existing::kReplaced);
 void save_weights(Engine& engine, const std::filesystem::path& path, WeightsForm form,
                   Existing existing = Existing::kReplaced);
 
+/// How load_weights reads a file.
 struct LoadOptions {
-  /// Which of several dictionaries or modules of a file is meant, by its keys with slashes between: "ema",
-  /// "checkpoint/state_dict". Empty: the one that has the module's names. If more than one has, it is an error that
-  /// lists them.
+  /// Selects one of several dictionaries or modules in a file, by its keys with slashes between: "ema",
+  /// "checkpoint/state_dict". Empty: the one that has the module's names. If more than one has them, an error lists
+  /// them.
   std::string part = {};
-  /// Pieces of names that count for nothing, in the file and in the module, wherever one begins a name or stands behind
-  /// a dot: "module." of DataParallel, "_orig_mod." of torch.compile, or a prefix such as "model.".
+  /// Pieces of names that are ignored, in the file and in the module, wherever a piece begins a name or stands behind a
+  /// dot: "module." of DataParallel, "_orig_mod." of torch.compile, or a prefix such as "model.".
   std::vector<std::string> without = {};
-  /// What the module need not have of the file; `*` and `?` as in file names. The log names what was not used.
+  /// Names in the file that the module need not have; `*` and `?` as in file names. The log names what was not used.
   std::vector<std::string> ignored = {};
 };
 
@@ -66,31 +67,33 @@ struct LoadOptions {
 /// | safetensors; a `*.index.json`, a folder with one of them | transformers, export_safetensors                |
 /// | `pytorch_model.bin`, its index, a folder with one        | transformers                                    |
 ///
-/// Before an Engine is made of it, or under Gathered(kWrite); rank 0's values are then everybody's. All of the file is
-/// used but for what the options leave out, or nothing is changed. Where dtypes are the same, values go into the memory
-/// that the module has. The file must be one that you trust (SECURITY.md); safetensors need not be.
+/// Call it before an Engine is made of the module, or under Gathered(kWrite); rank 0's values are then everybody's. Not
+/// collective. All of the file is used, except what the options leave out; otherwise nothing is changed. Values go into
+/// the memory that the module has if dtypes are the same. The file must be one that you trust (SECURITY.md);
+/// safetensors need not be.
 ///
-/// Throws tessera::Error: 66 if the file is missing, 77 without permission; 65 if it is of another kind, which is named
-/// with its remedy (a pickle of an old PyTorch, a TorchScript program, HDF5, GGUF ...), or damaged; or, with all names,
-/// if it does not fit the module. 64: the module has no memory yet (deferred_init); load into its Engine then.
+/// Throws tessera::Error: 66 the file is missing; 77 no permission; 65 it is damaged, does not fit the module (the
+/// message has all names), or is of another kind, which is named with its remedy (a pickle of an old PyTorch, a
+/// TorchScript program, HDF5, GGUF ...); 64 the module has no memory yet (deferred_init): load into its Engine then.
 void load_weights(torch::nn::Module& module, const std::filesystem::path& path, const LoadOptions& options = {});
 
-/// For a ModuleHolder such as one made by TORCH_MODULE.
+/// The same for a ModuleHolder such as one made by TORCH_MODULE.
 template <class Holder, class = std::enable_if_t<std::is_base_of_v<torch::detail::ModuleHolderIndicator, Holder>>>
 void load_weights(const Holder& holder, const std::filesystem::path& path, const LoadOptions& options = {}) {
   load_weights(static_cast<torch::nn::Module&>(*holder.ptr()), path, options);
 }
 
-/// For tensors of a program that has no module. One under two names is tied.
+/// The same for tensors of a program that has no module, by name. A tensor under two names is tied.
 void load_weights(const std::vector<std::pair<std::string, at::Tensor>>& tensors, const std::filesystem::path& path,
                   const LoadOptions& options = {});
 
 /// Gives an Engine's parameters and buffers the values of such a file, in the dtypes that the strategy says; masters
 /// get the file's values. Optimizer states stay as they are.
 ///
-/// Collective; between steps. Rank 0 alone reads, and sends a MiB or so at a time to the ranks, so no rank holds more
-/// than a portion beside its shards; rank 0 holds two storages of the file. Errors as above, the same on every rank;
-/// nothing has changed then, unless the message says so. 64: between backward and step, or under Gathered.
+/// Collective; between steps. Rank 0 alone reads, and sends about a MiB at a time to the ranks, so no rank holds more
+/// than that beside its shards; rank 0 holds two storages of the file. Errors are those above, the same on every rank;
+/// nothing has changed then, unless the message says otherwise. Error 64 also means: between backward and step, or
+/// under Gathered.
 void load_weights(Engine& engine, const std::filesystem::path& path, const LoadOptions& options = {});
 
 }  // namespace tessera

@@ -1,4 +1,5 @@
-"""The command `tessera` of an installed package: starts tessera/bin/tessera, without importing the package and torch."""
+"""The command `tessera` of an installed package: starts tessera/bin/tessera, without importing the package and torch.
+"""
 
 import importlib.util
 import os
@@ -18,7 +19,7 @@ def main() -> None:
 
 
 def _find_libraries_of_torch(package: pathlib.Path) -> None:
-    """Programs look for LibTorch in the torch package beside theirs; one that lies elsewhere must be said."""
+    """Tells programs where LibTorch is. They look in the torch package beside theirs, and it may lie elsewhere."""
     if (package.parent / "torch").is_dir():
         return
     torch = importlib.util.find_spec("torch")

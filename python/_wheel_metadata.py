@@ -1,4 +1,7 @@
-"""The wheel's version and dependency, which follow from the torch that it is built with. scikit-build-core calls `dynamic_metadata`."""
+"""The wheel's version and dependency, which follow from the torch that it is built with.
+
+scikit-build-core calls `dynamic_metadata`.
+"""
 
 import os
 import pathlib
@@ -18,7 +21,10 @@ def tessera_version() -> str:
 
 
 def torch_version() -> tuple[int, int]:
-    """Pip builds in an environment of its own, where torch cannot be imported; but it lies where the wheel will. CMake says the same."""
+    """Returns (major, minor) of the torch that the build uses, which CMake finds in the same place.
+
+    Pip builds in an environment of its own, where torch cannot be imported; but it lies where the wheel will.
+    """
     folder = pathlib.Path(os.environ.get("TESSERA_TORCH_ROOT") or pathlib.Path(sysconfig.get_path("platlib")) / "torch")
     if not (folder / "version.py").is_file():
         raise SystemExit(f"No torch in {folder}. [T0641] hint: install torch into this environment first, or set TESSERA_TORCH_ROOT to its folder")

@@ -1,7 +1,8 @@
-"""What ranks of a program tell each other beside training: metrics, flags, results of an evaluation.
+"""Messages between the ranks of a program beside training: metrics, flags, results of an evaluation.
 
-All ranks call each function, in the same order, with equal shapes and dtypes. Calls that differ are an Error (64) on all ranks
-that shows each call; nothing has been moved then. A rank that is gone is an Error (75).
+All ranks call each function, in the same order, with equal shapes and dtypes, one thread at a time. If calls differ,
+every rank raises an Error (64) that shows each call; nothing has been moved then. Error (75) means that a rank is gone.
+The first call joins the job if nobody has done so (`tessera.init`).
 """
 
 from typing import TypeVar, overload
@@ -33,7 +34,11 @@ def all_reduce(value: float, op: str = "sum") -> float: ...
 
 
 def all_reduce(value, op="sum"):
-    """The "sum", "mean", "min" or "max" over all ranks, the same bits on each. A tensor is changed in place and returned."""
+    """Returns the "sum", "mean", "min" or "max" over all ranks, with the same bits on each.
+
+    A tensor (any shape, on any device) is changed in place and returned. A number or bool is returned as the type that
+    it came as. Raises Error (64) for a bool with another `op` than "min" and "max".
+    """
     _join()
     if isinstance(value, torch.Tensor):
         _native.all_reduce(value, op)
@@ -52,7 +57,7 @@ def all_gather(value: Text) -> list[Text]: ...
 
 
 def all_gather(value):
-    """The tensor, str or bytes of each rank, in rank order. Texts may have different lengths."""
+    """Returns a list of each rank's tensor, str or bytes, in rank order. Texts may have different lengths."""
     _join()
     if isinstance(value, torch.Tensor):
         return _native.all_gather(value)
@@ -68,7 +73,7 @@ def broadcast(value: Text, root: int = 0) -> Text: ...
 
 
 def broadcast(value, root=0):
-    """Rank `root`'s tensor (in place), str or bytes; what the other ranks give of a text does not count."""
+    """Returns rank `root`'s tensor, str or bytes. A tensor is changed in place; other ranks' texts are not used."""
     _join()
     if isinstance(value, torch.Tensor):
         _native.broadcast(value, root)
@@ -85,6 +90,9 @@ def barrier() -> None:
 
 
 def mean_over_ranks(mean: float, count: int = 1) -> float:
-    """The mean of a metric over the samples of all ranks: `mean` is this rank's, over `count` samples."""
+    """Returns the mean of a metric over the samples of all ranks. `mean` is this rank's mean over `count` samples.
+
+    A rank with a count of 0 does not count. Raises Error (64) on all ranks if a count is negative or all are 0.
+    """
     _join()
     return _native.mean_over_ranks(float(mean), count)

@@ -22,7 +22,7 @@ from tessera._mirror import Mirror
 
 Strategy = str | os.PathLike | Mapping
 
-# Counts parameters and modules that were registered anywhere, so that an Engine looks at its module again only after that.
+# Counts parameters and modules that were registered anywhere. An Engine looks at its module again only after that.
 _registrations = 0
 
 
@@ -41,10 +41,13 @@ class _Evaluation(NamedTuple):
 
 
 class Evaluation(_Evaluation):
-    """What `Engine.evaluate` found: the pair of `loss`, the mean over all batches of all ranks, by weight, and `batches`, on all ranks."""
+    """The result of `Engine.evaluate`: a pair of `loss` and `batches`.
+
+    `loss` is the weighted mean over all batches of all ranks, and `batches` their number on all ranks.
+    """
 
     weight: float
-    """sum over all batches of all ranks; as many as batches where none was given"""
+    """sum over all batches of all ranks; the number of batches if no weights were given"""
 
     def __new__(cls, loss: float, batches: int, weight: float | None = None) -> "Evaluation":
         self = super().__new__(cls, loss, batches)
@@ -60,16 +63,19 @@ class Engine:
         engine.backward(loss)
         result = engine.step()
 
-    Making one is collective: all ranks make it with equal modules and strategies. It joins the job if nobody did, gives every rank
-    rank 0's values of parameters and buffers, and shards them. Parameters keep their identity. From then on operators gather
-    what they touch; code that takes a parameter's memory without an operator (numpy(), data_ptr(), torch.save) needs `gathered`.
-    `.grad` is taken by the Engine as soon as it is made; a parameter's dtype is mixed_precision.param.
+    The constructor is collective: all ranks call it with equal modules and strategies. It joins the job if nobody has
+    done so, gives every rank rank 0's values of parameters and buffers, and shards them. Parameters keep their
+    identity. Operators gather what they touch from then on. Code that takes a parameter's memory without an operator
+    (numpy(), data_ptr(), torch.save) needs `gathered`. The Engine takes `.grad` as soon as it is made; a parameter's
+    dtype is mixed_precision.param.
 
-    Hooks of the program on tensors and modules run as ever; a post-accumulate hook sees this rank's own gradient, and must be
-    registered before the Engine is made. Errors are `Error`; after one from here, `backward` or a gather the job is ended on all
-    ranks, but for exit code 64: a call out of turn, and nothing has happened.
+    Hooks of the program on tensors and modules run as always. A post-accumulate hook sees this rank's own gradient, and
+    must be registered before the Engine is made. Errors are `Error`. An error of the constructor, `backward`, `step` or
+    a gather ends the job on all ranks, except exit code 64: a call out of turn or a wrong argument, and nothing has
+    happened.
 
-    One thread at a time drives an Engine. Worker processes of a DataLoader may be forked while it lives, and have no part in it.
+    One thread at a time drives an Engine. Worker processes of a DataLoader may be forked while it lives; they take no
+    part in it.
     """
 
     def __init__(self, model: torch.nn.Module, strategy: Strategy) -> None:
@@ -87,36 +93,42 @@ class Engine:
 
     def backward(self, loss: torch.Tensor, *, tokens: int = 0, samples: int = 0, retain_graph: bool = False,
                  weight: float | torch.Tensor = 1.0) -> None:
-        """Backward of one microbatch. `loss` is a scalar, the mean over this rank's microbatch.
+        """Runs backward of one microbatch. `loss` is a scalar: the mean over this rank's microbatch. Collective.
 
-        Gradients are averaged over ranks and over the `gradient_accumulation` microbatches of a step: do not divide the loss by
-        `gradient_accumulation`, as a plain loop does. `tokens` is for StepResult.tokens_per_second, `samples` for
-        lr_schedule.base_batch_size. With `retain_graph` the microbatch has more losses, which add up.
+        Gradients are averaged over ranks and over the `gradient_accumulation` microbatches of a step. Do not divide the
+        loss by `gradient_accumulation` as a plain loop does. `tokens` is used for StepResult.tokens_per_second, and
+        `samples` for lr_schedule.base_batch_size. `retain_graph` says that more losses of this microbatch follow; they
+        add up.
 
-        `weight` is the number of things that the loss is a mean over: tokens with a label, pixels, samples. Where microbatches differ in it,
-        say it; the step then trains with the mean over all things, and StepResult.loss is that mean:
+        `weight` is the number of things that the loss is a mean over: tokens with a label, pixels, samples. Give it
+        where microbatches differ in it. The step then trains with the mean over all things, and StepResult.loss is that
+        mean:
 
             engine.backward(loss, weight=(labels != -100).sum())
 
-        Only ratios count. With fp16 parameters give numbers near 1. 0: this backward takes part in what ranks do together, and counts
-        nothing.
+        Only ratios of weights count. Give numbers near 1 with fp16 parameters. Weight 0 makes this backward take part
+        in collectives and count nothing. Raises Error (64) for a call out of turn or a loss that is no scalar.
         """
         backward(loss, [self], tokens=tokens, samples=samples, retain_graph=retain_graph, weight=weight)
 
     def backward_nothing(self) -> None:
-        """A microbatch of a rank that has no batch, while others have: it takes part in what they do together, and counts nothing.
+        """Runs a microbatch on a rank that has no batch while others have one: it joins their collectives and counts
+        nothing.
 
-        It does what this rank's latest microbatch did, so it comes after a first one, but in `uneven`, where the others tell it. A module whose forward makes collectives of its own
-        needs a batch on every rank. For loaders of different lengths see `uneven`, which calls it.
+        It repeats the communication of this rank's latest microbatch, so a first one must have come before, except in
+        `uneven`, where the other ranks tell what to do. A module whose forward makes collectives of its own needs a
+        batch on every rank. `uneven` calls it for loaders of different lengths. Raises Error (64) if no microbatch came
+        before.
         """
         self._live().backward_nothing()
 
     def step(self, *, partial: bool = False) -> _native.StepResult:
-        """After `gradient_accumulation` calls of backward: agrees with the other ranks on norm and overflow, clips, updates.
+        """Makes an optimizer step after `gradient_accumulation` calls of backward, and returns what it did. Collective.
 
-        With `partial` it may come earlier, after one microbatch or more: the step takes the mean over those that there are. Where the data of
-        an epoch end in the middle of a window, a program may also go on into the next epoch, whose first microbatches fill it, or drop it
-        with zero_grad.
+        It agrees with the other ranks on norm and overflow, clips and updates. `partial` allows it earlier, after one
+        microbatch or more: the step takes the mean over those that there are. A program whose epoch ends in the middle
+        of a window may also go on into the next epoch, whose first microbatches fill the window, or drop the window
+        with zero_grad. Raises Error (64) if called early without `partial`.
         """
         engine = self._live()
         if self._steps_write_buffers:
@@ -124,7 +136,7 @@ class Engine:
         return engine.step(partial)
 
     def step_is_due(self) -> bool:
-        """Whether the next call is `step`, since all microbatches of a step are there."""
+        """Returns True if all microbatches of a step are there, so the next call is `step`."""
         return self._live().step_is_due()
 
     def zero_grad(self) -> None:
@@ -132,10 +144,13 @@ class Engine:
         self._live().zero_grad()
 
     def gathered(self, write: bool = False, *, ema: bool = False, parameters: Sequence[torch.Tensor] | None = None) -> "Guard":
-        """`with engine.gathered():` parameters have their full values in memory on every rank; of `parameters`, those in their
-        units only. With `write`, rank 0's values become everybody's at the end. With `ema`, parameters are their averages.
+        """Returns a guard: inside `with engine.gathered():` parameters have their full values in memory on every rank.
 
-        Collective. An exception that leaves the block is not waited for by the other ranks: nothing is written back.
+        `parameters` restricts it to the units of these parameters. `write` makes rank 0's values everybody's at the
+        end. `ema` shows the averages of the weights instead.
+
+        Collective, between steps. Other ranks do not wait for an exception that leaves the block: nothing is written
+        back. Raises Error (64) for a call out of turn.
         """
         if write and ema:
             raise Error("gathered: write and ema exclude each other, since averages are not what is trained. [T0643] hint: write without ema=True")
@@ -144,20 +159,27 @@ class Engine:
         return Guard(lambda: self._live().gathered(*arguments))
 
     def ema_weights(self) -> "Guard":
-        """`with engine.ema_weights():` parameters are the averages of their weights ("ema" in the strategy), still sharded."""
+        """Returns a guard: inside `with engine.ema_weights():` parameters are the averages of their weights, still
+        sharded.
+
+        The strategy needs "ema". Collective, between steps. Raises Error (64) without "ema" or out of turn.
+        """
         return Guard(lambda: self._live().ema_weights())
 
     def evaluate(self, loader: Iterable, loss_of: Callable[[Any], Any]) -> Evaluation:
-        """The mean of `loss_of(batch)` over the batches of all ranks, without gradients. `loss_of` returns a scalar tensor or a number, or a
-        pair (loss, weight): the loss is a mean over `weight` things. With weights the number is the same on any number of ranks and for any
-        batch size:
+        """Returns the mean of `loss_of(batch)` over the batches of all ranks, computed without gradients.
+
+        `loss_of` returns a scalar tensor or a number, or a pair (loss, weight), whose loss is a mean over `weight`
+        things. Weights make the result the same for any number of ranks and any batch size:
 
             engine.evaluate(loader, lambda batch: (model(batch.x, batch.y), len(batch.x)))
 
-        A DataLoader with a DistributedSampler gives each sample once here, though the sampler would give some ranks one twice.
+        A DataLoader with a DistributedSampler gives each sample once here, though the sampler would give some ranks one
+        twice.
 
-        Ranks may have different numbers of batches, but each at least one. Put the module in eval mode first. Collective. Raises Error (64)
-        on a rank where `loss_of` returned anything else; the other ranks find a loss of NaN, and the job can go on.
+        Ranks may have different numbers of batches, but each needs at least one. Put the module in eval mode first.
+        Collective. Raises Error (64) on a rank where `loss_of` returned anything else; the other ranks find a loss of
+        NaN, and the job can go on.
         """
         engine = self._live()
         try:
@@ -172,15 +194,20 @@ class Engine:
         return Evaluation(*found)
 
     def set_lr(self, lr: float, group: str | None = None) -> None:
-        """The learning rate from the next step on, with lr_schedule.type "manual": everybody's, or that of one group."""
+        """Sets the learning rate from the next step on, everybody's or one group's, with lr_schedule.type "manual".
+
+        All ranks call it alike. Raises Error (64) for another schedule, a number outside 0 to 1000, or an unknown
+        group; the next step raises it where ranks have different rates.
+        """
         self._live().set_lr(lr, *(() if group is None else (group,)))
 
     def set_option(self, name: str, value: float | bool | Sequence[float], group: str | None = None) -> None:
-        """A number of the update rule from the next step on, by its key in the strategy's "optimizer": weight_decay, betas (two numbers),
-        eps, momentum, dampening, nesterov, alpha, lr_decay, muon.momentum, of those that the rule has.
+        """Sets a number of the update rule from the next step on, by its key in the strategy's "optimizer".
 
-        It is everybody's, and groups of optimizer.groups that have their own keep it; or that of one group. All ranks call it alike.
-        Raises Error (64) for what the rule does not have, or has no memory for: a momentum that is 0 in the strategy.
+        Keys are weight_decay, betas (two numbers), eps, momentum, dampening, nesterov, alpha, lr_decay and
+        muon.momentum, as far as the rule has them. A number without `group` is everybody's, except for groups of
+        optimizer.groups that have their own. All ranks call it alike. Raises Error (64) for a key that the rule does
+        not have, or a momentum that has no memory because it is 0 in the strategy.
         """
         numbers = tuple(float(each) for each in value) if isinstance(value, Sequence) else float(value)
         if isinstance(numbers, tuple) and len(numbers) != 2:
@@ -188,34 +215,42 @@ class Engine:
         self._live().set_option(*(() if group is None else (group,)), name, numbers)
 
     def options(self, group: str | None = None) -> dict[str, float | tuple[float, float]]:
-        """The numbers that `set_option` sets, as they are for the next step, by key: everybody's, or a group's."""
+        """Returns the numbers that `set_option` sets, by key, as the next step uses them: everybody's or one group's.
+        """
         found = self._live().options(*(() if group is None else (group,)))
         return {name: numbers[0] if len(numbers) == 1 else tuple(numbers) for name, numbers in found.items()}
 
     def lr(self, group: str | None = None) -> float:
-        """The learning rate of the next step."""
+        """Returns the learning rate of the next step, everybody's or one group's. Raises Error (64) for an unknown
+        group.
+        """
         return self._live().lr(*(() if group is None else (group,)))
 
     def set_trainable(self, pattern: str | Sequence[str], trainable: bool) -> None:
-        """Makes the parameters whose name matches `pattern` (`*`, `?`), or one of several, trainable or frozen.
+        """Makes the parameters whose name matches `pattern` (`*`, `?`), or one of several patterns, trainable or
+        frozen.
 
-        Memory is planned anew: what is frozen has no gradients. Its optimizer states stay in the host's memory and go on when it trains
-        again, as those of a torch.optim optimizer do; checkpoints hold them too. Collective, between steps.
+        Memory is planned anew: a frozen parameter has no gradients. Its optimizer states stay in the host's memory and
+        are used when it trains again, as those of a torch.optim optimizer are; checkpoints hold them too. Collective,
+        between steps. Raises Error (64) if a pattern matches nothing or microbatches were begun.
         """
         self._live().set_trainable([pattern] if isinstance(pattern, str) else list(pattern), trainable)
 
     def add_group(self, group: Mapping[str, Any]) -> None:
-        """Puts parameters into a group of their own, and makes them trainable: what `add_param_group` of torch.optim does.
+        """Puts parameters into a group of their own and makes them trainable, as `add_param_group` of torch.optim does.
 
-        `group` is what the strategy's "optimizer.groups" would have: {"name": "backbone", "match": ["backbone.*"], "lr_ratio": 0.1}.
-        Collective, between steps. Raises Error (78) where a pattern fits nothing, or something is in another group.
+        `group` is an entry as the strategy's "optimizer.groups" would have it: {"name": "backbone", "match":
+        ["backbone.*"], "lr_ratio": 0.1}. Collective, between steps. Raises Error (78) if a pattern matches nothing, or
+        a parameter is in another group.
         """
         self._live().add_group(json.dumps(dict(group)))
 
     def state_dict(self) -> dict[str, Any]:
-        """On rank 0 what `model.state_dict()` would be without Tessera, in memory of its own; {} on the others. Collective.
+        """Returns, on rank 0, what `model.state_dict()` would be without Tessera, in memory of its own; {} on other
+        ranks.
 
-        Parameters are in their compute dtype. One unit is gathered at a time. `save_weights` needs no memory for a whole model.
+        Parameters have their compute dtype. One unit is gathered at a time. Collective. `save_weights` needs no memory
+        for a whole model.
         """
         engine = self._live()
         values = self.model.state_dict(keep_vars=True)
@@ -230,7 +265,7 @@ class Engine:
             with self.gathered(parameters=unit):
                 if rank() == 0:
                     full.update((each, each.detach().cpu().clone()) for each in unit if each not in full)
-        # What is no parameter is copied on every rank, since it may be a view of one, which is gathered for that.
+        # Values that are no parameters are copied on every rank: one may be a view of a parameter, which is gathered.
         result = {}
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and value not in self._parameters:
@@ -242,13 +277,15 @@ class Engine:
         return result
 
     def save_weights(self, path: str | os.PathLike, *, replace: bool = True, form: str = "dictionary") -> None:
-        """Writes full parameters and buffers as torch.save does, unit by unit; `torch.load(path, weights_only=True)` reads it, and
-        `load_state_dict` takes it: buffers are rank 0's, as they are now, without those of `persistent=False`.
+        """Writes full parameters and buffers into one file as torch.save does, unit by unit.
 
-        With `form="archive"` the file is one that C++ reads by `torch::load(module, path)`, where the module's names are the same, and Python by
+        `torch.load(path, weights_only=True)` reads the file, and `load_state_dict` takes the result. Buffers are rank
+        0's, as they are now, without those of `persistent=False`. `form="archive"` writes a file that C++ reads by
+        `torch::load(module, path)`, where the module's names are the same, and Python by
         `torch.jit.load(path).state_dict()`. `load_weights` reads both.
 
-        Collective. Raises Error on all ranks where rank 0 cannot write (73, 74, 77), or where the file is there and not to be replaced (73).
+        Collective, between steps. Raises Error on all ranks if rank 0 cannot write (73, 74, 77), or if the file exists
+        and `replace` is False (73).
         """
         if form not in ("dictionary", "archive"):
             raise Error(f"save_weights has the forms dictionary and archive, got {form!r}. [T0646] hint: archive is for torch::load in C++")
@@ -257,10 +294,13 @@ class Engine:
         _native.save_weights(engine, os.fspath(path), replace, form == "archive")
 
     def load_weights(self, path: str | os.PathLike, *, part: str = "", without: Sequence[str] = (), ignored: Sequence[str] = ()) -> None:
-        """Gives parameters and buffers the values of a file of weights, unit by unit, in the dtypes of the strategy; fp32 masters get the file's
-        values. Optimizer states stay as they are. `tessera.load_weights` says which files there are, and what the options mean.
+        """Gives parameters and buffers the values of a file of weights, unit by unit, in the dtypes of the strategy.
 
-        Collective, between steps; rank 0 alone reads. Raises Error on all ranks: 66 missing; 65 of another kind, damaged, or of another model.
+        fp32 masters get the file's values. Optimizer states stay as they are. `tessera.load_weights` says which files
+        there are, and what the options mean.
+
+        Collective, between steps; rank 0 alone reads. Raises Error on all ranks: 66 missing; 65 damaged, of another
+        kind, or of another model.
         """
         engine = self._live()
         self._mirror.refresh_for_weights()
@@ -268,15 +308,17 @@ class Engine:
 
     def save_checkpoint(self, folder: str | os.PathLike, *, tensors: Mapping[str, torch.Tensor] | None = None,
                         json: Mapping[str, Any] | None = None, keep: int = 0, best: bool = False) -> str:
-        """Writes all that training goes on from to a new folder in `folder`, whose path it returns; `folder`/latest names it.
+        """Writes everything that training needs to go on into a new folder inside `folder`, and returns that folder's
+        path.
 
-        `tensors` and `json` (values that the json module writes) are rank 0's, and come back from `load_checkpoint`. Of the checkpoints in the
-        folder the last `keep` stay; 0: all. `folder`/best names this one from now on where it is the `best`, and it stays until another
-        one is. Collective, between steps. Python's and numpy's generators are not in it, nor buffers of `persistent=False` that were made
-        after the Engine.
+        `folder`/latest names it from then on. `tensors` and `json` (values that the json module writes) are rank 0's,
+        and come back from `load_checkpoint`. The last `keep` checkpoints stay in the folder; 0 keeps all. `best=True`
+        makes `folder`/best name this one, and it stays until another one is the best. Python's and numpy's generators
+        are not saved, nor are buffers of `persistent=False` that were made after the Engine. Collective, between steps.
 
-        With `"checkpoint": {"async": true}` in the strategy it returns when the state is copied; a thread writes the copy while training goes
-        on. The next step, save or load raises the Error of a save that failed, on every rank.
+        `"checkpoint": {"async": true}` in the strategy makes the call return when the state is copied; a thread writes
+        the copy while training goes on. If that save fails, the next step, save or load raises its Error on every rank.
+        Raises Error: 64 out of turn, or for `json` that JSON cannot hold; 73, 74, 77 a file cannot be written.
         """
         texts = {name: _dump(name, value) for name, value in (json or {}).items()}
         engine = self._live()
@@ -284,28 +326,35 @@ class Engine:
         return _native.save_checkpoint(engine, os.fspath(folder), dict(tensors or {}), texts, keep, best)
 
     def finish_checkpoint(self) -> None:
-        """Waits until the save that goes on beside training is committed, and raises its Error; does nothing where there is none. Collective."""
+        """Waits until the asynchronous save is committed, and raises its Error. It does nothing if none is under way.
+        Collective.
+        """
         _native.finish_checkpoint(self._live())
 
     def checkpoint_progress(self) -> "_native.CheckpointProgress | None":
-        """Of this rank, while a save goes on beside training; None where none does."""
+        """Returns how far this rank's asynchronous save is; None if none is under way."""
         return _native.checkpoint_progress(self._live())
 
     def load_checkpoint(self, path: str | os.PathLike) -> "LoadedCheckpoint":
-        """Gives the Engine all that a checkpoint holds, at any number of ranks and under any strategy. Collective.
+        """Gives the Engine everything that a checkpoint holds, at any number of ranks and under any strategy.
+        Collective.
 
-        The module's buffers must be there, in the sizes that were saved: run a forward first where it makes them.
+        `path` is a checkpoint, a folder with `latest`, or `folder`/best. The module's buffers must exist in the sizes
+        that were saved: run a forward first if it makes them. Raises Error on all ranks: 66 no checkpoint; 65 damaged,
+        or of another model or optimizer; 74 a file cannot be read; 64 out of turn.
         """
         engine = self._live()
         self._mirror.refresh_for_checkpoint()
         return LoadedCheckpoint(_native.load_checkpoint(engine, os.fspath(path)))
 
     def commit_durable(self, *, tensors: Mapping[str, torch.Tensor] | None = None, json: Mapping[str, Any] | None = None) -> bool:
-        """With `"durable": {"every": K, "dir": D}` in the strategy, to be called after every step: after each K-th it begins a commit, which
-        puts all that training goes on from on the disk of each host, and returns True. A run that ended at any moment goes on from there
-        (`resume_durable`), bit for bit, with the same model, strategy and ranks. A commit is written beside the next forward and backward; before
-        the next update all ranks wait for it. The next call throws its error, if it failed. `tensors` and `json` as for `save_checkpoint`.
-        Collective.
+        """Starts a durable commit after each K-th step, and returns True then. Call it after every step. Collective.
+
+        The strategy needs `"durable": {"every": K, "dir": D}`. A commit puts everything that training needs to go on
+        onto the disk of each host. A run that ended at any moment goes on from there (`resume_durable`), bit for bit,
+        with the same model, strategy and ranks. The commit is written beside the next forward and backward; all ranks
+        wait for it before the next update. `tensors` and `json` are those of `save_checkpoint`. If the commit fails,
+        the next call raises its Error.
         """
         texts = {name: _dump(name, value) for name, value in (json or {}).items()}
         engine = self._live()
@@ -313,36 +362,40 @@ class Engine:
         return _native.commit_durable(engine, dict(tensors or {}), texts)
 
     def finish_commit(self) -> None:
-        """Waits until the commit under way is on the disk of all ranks, and throws its error. After the last step. Collective."""
+        """Waits until the commit under way is on the disk of all ranks, and raises its Error. Call it last. Collective.
+        """
         _native.finish_commit(self._live())
 
     def resume_durable(self) -> "LoadedCheckpoint | None":
-        """Goes on from the last commit in D; None where there is none. In every run, before its first step. Collective."""
+        """Goes on from the last commit in D; returns None if there is none. Call it in every run, before its first
+        step. Collective.
+        """
         engine = self._live()
         self._mirror.refresh_for_checkpoint()
         loaded = _native.resume_durable(engine)
         return None if loaded is None else LoadedCheckpoint(loaded)
 
     def close(self) -> None:
-        """Ends the Engine. Replicated parameters keep their values, sharded ones wait for the next Engine over the module.
+        """Ends the Engine. Replicated parameters keep their values; sharded ones wait for the next Engine over the
+        module.
 
-        Needed where the next Engine is made while this one is still referred to, as in a notebook.
+        A program needs it if the next Engine is made while something still refers to this one, as in a notebook.
         """
         self._native = self._mirror = None
 
     @property
     def strategy(self) -> dict[str, Any]:
-        """The resolved strategy, every key present."""
+        """The strategy in use, every key present."""
         return json.loads(self._live().strategy())
 
     @property
     def device(self) -> torch.device:
-        """Where parameters are, and inputs must be."""
+        """The device of the parameters, where inputs must be too."""
         return self._live().device()
 
     @property
     def plan(self) -> _native.PlannedMemory:
-        """The memory plan: `use` (bytes by category), `total`, `table`."""
+        """The memory plan of this rank: `use` (bytes by category), `total`, `table`."""
         return self._live().plan()
 
     @property
@@ -352,24 +405,28 @@ class Engine:
 
     @property
     def traffic(self) -> dict[str, float]:
-        """Collectives begun by this rank since the Engine was made."""
+        """What this rank has communicated and moved since the Engine was made: counts, bytes and seconds by name."""
         return self._live().traffic()
 
     @property
     def steps_applied(self) -> int:
+        """Number of steps that updated parameters; skipped ones do not count."""
         return self._live().steps_applied()
 
     @property
     def loss_scale(self) -> float:
+        """The loss scale of the next backward; 1.0 unless parameters are fp16."""
         return self._live().loss_scale()
 
     @property
     def unit_names(self) -> list[str]:
-        """Paths of the units, the root first."""
+        """Paths of the units; the root, "(root)", comes first."""
         return self._live().unit_names()
 
     def enter_forked_process(self) -> None:
-        """Called by itself in a process that is forked from this one."""
+        """Makes parameters refuse access in a process that is forked from this one. The package calls it after each
+        fork.
+        """
         if self._native is not None:
             self._native.enter_forked_process()
 
@@ -384,7 +441,9 @@ class Engine:
         return self._native
 
     def _expect_known_parameters(self) -> None:
-        """A parameter that came after the Engine was made would get gradients and never be updated."""
+        """Raises Error for a parameter that came after the Engine was made: it would get gradients and never be
+        updated.
+        """
         if self._registrations == _registrations:
             return
         for name, parameter in self.model.named_parameters():
@@ -396,7 +455,10 @@ class Engine:
 
 def backward(loss: torch.Tensor, engines: Sequence[Engine], *, tokens: int = 0, samples: int = 0, retain_graph: bool = False,
              weight: float | torch.Tensor = 1.0) -> None:
-    """Backward of one loss that trains several Engines' modules; each takes its own gradients, those of others are dropped."""
+    """Runs backward of one loss that trains several Engines' modules. Collective.
+
+    Each Engine takes its own gradients; those of others are dropped. The arguments are those of `Engine.backward`.
+    """
     natives = []
     for engine in engines:
         natives.append(engine._live())
@@ -405,18 +467,19 @@ def backward(loss: torch.Tensor, engines: Sequence[Engine], *, tokens: int = 0, 
 
 
 def uneven(loader: Iterable, engine: Engine, on_step: Callable[[_native.StepResult], Any] | None = None) -> Iterator:
-    """The batches of a loader, for a loop in which ranks may have different numbers of them (PyTorch's Join):
+    """Yields the batches of a loader, for a loop in which ranks may have different numbers of them, as PyTorch's Join.
 
         for x, y in tessera.uneven(loader, engine):
             engine.backward(loss_of(model(x), y), weight=len(x))
             if engine.step_is_due():
                 engine.step()
 
-    The body runs on ranks that have a batch, and makes one backward, and a step where that is due. A rank that has none takes part in the
-    others' microbatches and steps and counts nothing, and where all are out, the microbatches that are left make a step. So with weights
-    an epoch trains as on one rank. Give `on_step` what all ranks must do after a step (set_lr, a save): it is called with the steps that
-    this function makes itself, and the body does the same after its own. A DistributedSampler gives no sample twice here. A small message goes round for each batch. Leave the loop on
-    all ranks alike, or on none.
+    The body runs on ranks that have a batch. It makes one backward, and a step if that is due. A rank without a batch
+    takes part in the others' microbatches and steps and counts nothing. When all ranks are out, the microbatches that
+    are left make a step. An epoch with weights therefore trains as on one rank. Give `on_step` what all ranks must do
+    after a step (set_lr, a save): it is called with the steps that this function makes itself, and the body does the
+    same after its own. A DistributedSampler gives no sample twice here. Each batch costs a small message. Leave the
+    loop on all ranks alike, or on none.
     """
     batches, loop = _without_padding(loader), _native.UnevenLoop(engine._live(), on_step)
     missing = object()
@@ -428,7 +491,7 @@ def uneven(loader: Iterable, engine: Engine, on_step: Callable[[_native.StepResu
 
 
 def _without_padding(loader: Iterable) -> Iterator:
-    """The batches of one pass. Of a DataLoader whose DistributedSampler would give some ranks a sample twice, without those."""
+    """Yields the batches of one pass, without the samples that a DataLoader's DistributedSampler would give twice."""
     sampler = getattr(loader, "sampler", None)
     if not isinstance(sampler, DistributedSampler) or sampler.drop_last:
         return iter(loader)
@@ -444,8 +507,11 @@ def _without_padding(loader: Iterable) -> Iterator:
 
 
 class _Losses:
-    """What a program's function says of batches, as pairs of a scalar tensor and a weight. Ranks gather together in each batch, so an exception in between would end
-    the job: what is no loss is kept as a `problem`, and no more batches of this rank are asked for."""
+    """Calls the program's loss function for each batch and returns pairs of a scalar tensor and a weight.
+
+    Ranks gather together in each batch, so an exception in between would end the job. A result that is no loss is
+    therefore kept as a `problem`, and no more batches of this rank are taken.
+    """
 
     def __init__(self, loss_of: Callable[[Any], Any]) -> None:
         self._loss_of = loss_of
@@ -486,18 +552,21 @@ def _kind_of(value: Any) -> str:
 
 def load_weights(model: torch.nn.Module, path: str | os.PathLike, *, part: str = "", without: Sequence[str] = (),
                  ignored: Sequence[str] = ()) -> None:
-    """Gives a module the values and dtypes of a file: of `torch.save` (a state_dict, also one in other dictionaries), of C++'s `torch::save`, of
-    `Engine.save_weights`, or of safetensors; a model in several files is named by its index or its folder. Nothing in the file is run.
-    All of the file is used but for what the options leave out, or nothing is changed.
+    """Gives a module the values and dtypes of a file. Call it before an Engine is made of the module,
+    `Engine.load_weights` later.
 
-    Before an Engine is made of the module; `Engine.load_weights` is for later.
+    The file is one of `torch.save` (a state_dict, also inside other dictionaries), of C++'s `torch::save`, of
+    `Engine.save_weights`, or of safetensors. The index or the folder names a model in several files. Nothing in the
+    file is run. All of the file is used, except what the options leave out; otherwise nothing is changed.
 
-    `part` says which of several dictionaries in the file is meant, by its keys with slashes between: "ema", "checkpoint/state_dict". Without it
-    the one is taken that has the module's names. `without` has pieces of names that count for nothing, in the file and in the module:
-    "module." of DistributedDataParallel, "_orig_mod." of torch.compile, or a prefix such as "model.". `ignored` has patterns, as of file names,
-    of what the module need not have of the file.
+    `part` selects one of several dictionaries in the file, by its keys with slashes between: "ema",
+    "checkpoint/state_dict". The default takes the one that has the module's names. `without` has pieces of names that
+    are ignored, in the file and in the module: "module." of DistributedDataParallel, "_orig_mod." of torch.compile, or
+    a prefix such as "model.". `ignored` has patterns, as of file names, for names in the file that the module need not
+    have.
 
-    Raises Error: 66 missing, 77 without permission; 65 where the file is of another kind, which is named with its remedy, damaged, or does not fit.
+    Raises Error: 66 missing, 77 without permission; 65 the file is damaged, does not fit, or is of another kind, which
+    is named with its remedy.
     """
     if not isinstance(model, torch.nn.Module):
         raise Error(f"load_weights wants a torch.nn.Module, got {type(model).__name__}. [T0651] hint: of an Engine call its own load_weights")
@@ -530,15 +599,18 @@ class Guard:
 
 
 class LoadedCheckpoint:
-    """What `Engine.load_checkpoint` found."""
+    """The result of `Engine.load_checkpoint` and `Engine.resume_durable`."""
 
     path: str
+    """folder of the checkpoint"""
     step: int
     """StepResult.step of the last step that it holds"""
     tensors: dict[str, torch.Tensor]
+    """the `tensors` that were saved, the same on every rank"""
     json: dict[str, Any]
+    """the `json` that was saved, the same on every rank"""
     inexact: list[str]
-    """What is not as it was when the checkpoint was saved, each in a sentence."""
+    """Sentences that say what differs from the moment of the save; empty if nothing was lost"""
 
     def __init__(self, native: _native.LoadedCheckpoint) -> None:
         self.path, self.step, self.tensors, self.inexact = native.path, native.step, native.tensors, native.inexact
@@ -554,15 +626,18 @@ def _dump(name: str, value: Any) -> str:
 
 
 def plan(model: torch.nn.Module, strategy: Strategy, *, world_size: int = 1, hosts: int = 1) -> _native.PlannedMemory:
-    """The memory plan of one rank of `world_size` on `hosts`, computed, not run. The model may be on the meta device."""
+    """Returns the memory plan of one rank of `world_size` on `hosts`, computed without training. All numbers are bytes.
+
+    The model may be on the meta device. Raises Error (78) for a strategy that is wrong.
+    """
     return _native.plan(Mirror(model).native, read_strategy(strategy), world_size, hosts)
 
 
 @contextmanager
 def deferred_init() -> Iterator[None]:
-    """`with tessera.deferred_init(): model = Model(config)` makes the model without memory for its parameters.
+    """Makes a model without memory for its parameters: `with tessera.deferred_init(): model = Model(config)`.
 
-    Values are those of eager construction bit for bit, and are made unit by unit when an Engine is made of the model.
+    Values are those of eager construction bit for bit. They are made unit by unit when an Engine is made of the model.
     """
     scope = _native.Deferring()
     try:
@@ -573,10 +648,11 @@ def deferred_init() -> Iterator[None]:
 
 
 class _AsIfReal(TorchFunctionMode):
-    """Answers for deferred tensors what code that initialises a module asks of tensors outside of operators.
+    """Answers for deferred tensors the questions that initialising code asks of tensors outside of operators.
 
-    They say of themselves that they lie on the device "meta". Since PyTorch 2.12 torch.nn.init.trunc_normal_ skips such tensors, as
-    others do, and the weights would keep other values. Tensor.tolist reads memory, which they do not have: their elements are asked for.
+    Deferred tensors say that they lie on the device "meta". Since PyTorch 2.12 torch.nn.init.trunc_normal_ and other
+    functions skip such tensors, so the weights would keep other values. Tensor.tolist reads memory, which deferred
+    tensors do not have, so it asks for their elements.
     """
 
     def __torch_function__(self, function, types, args=(), kwargs=None):

@@ -2,12 +2,19 @@
 
 
 class Error(RuntimeError):
-    """What Tessera raises. The text says which rank, where, what was wanted and what it got, with a hint.
+    """The exception that Tessera raises. Its text says which rank, where, what was wanted and what it got, with a hint.
 
-    `exit_code` is what the program ends with if nobody catches it, after sysexits.h: 64 a call out of turn or a wrong argument
-    (nothing has happened, and the program can go on), 65 damaged data, 66 no such file, 69 a port or device that cannot be had, 70 an
-    exception of the model's, 71 memory, 73, 74 and 77 output that cannot be written, 75 another rank is gone, 78 the strategy file
-    or the launcher's variables are wrong.
+    `exit_code` is the code that the program ends with if nobody catches the exception, after sysexits.h:
+
+        64          a call out of turn or a wrong argument; nothing has happened, and the program can go on
+        65          damaged data
+        66          no such file
+        69          a port or device that cannot be had
+        70          an exception of the model's
+        71          memory
+        73, 74, 77  output that cannot be written
+        75          another rank is gone
+        78          the strategy file or the launcher's variables are wrong
     """
 
     def __init__(self, message: str, exit_code: int = 64) -> None:

@@ -1,4 +1,4 @@
-"""How a Python program joins its job, and how it leaves: the counterpart of tessera::run (include/tessera/run.h)."""
+"""How a Python program joins its job, and how it leaves it: the counterpart of tessera::run (include/tessera/run.h)."""
 
 import atexit
 import json
@@ -15,7 +15,7 @@ from typing import Any
 from tessera import _native, _outside, _truths
 from tessera._error import Error
 
-# Closed before the interpreter takes its modules apart, and told of forks.
+# Engines: closed before the interpreter takes its modules apart, and told of forks.
 closing: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 _EXCEPTION_OF_THE_PROGRAM = 70
@@ -25,7 +25,8 @@ _leaves_at_exit = False
 
 
 def read_strategy(strategy: str | os.PathLike | Mapping | None) -> _native.Strategy:
-    """A strategy from a file's path or from a dict, with all its errors at once."""
+    """Returns the strategy of a file or a dict. Raises Error (78) with all that is wrong in it, 66 or 77 for the file.
+    """
     if strategy is None:
         strategy = {}
     if isinstance(strategy, Mapping):
@@ -35,9 +36,9 @@ def read_strategy(strategy: str | os.PathLike | Mapping | None) -> _native.Strat
     raise Error(f"a strategy of type {type(strategy).__name__} was given. [T0654] hint: it is a dict, or the path of a JSON file")
 
 
-# Tells both torch.distributed and Tessera that a store is served at MASTER_PORT already, so that they connect to it.
+# This variable tells torch.distributed and Tessera that a store is served at MASTER_PORT already, so that they connect.
 _STORE_IS_SERVED = "TORCHELASTIC_USE_AGENT_STORE"
-_store_of_torch: Any = None  # kept, so that destroy_process_group does not end a store that Tessera uses
+_store_of_torch: Any = None  # kept here, so that destroy_process_group does not end a store that Tessera uses
 _told: tuple[int, int] | None = None  # rank and world size that the program was told before this process joined its job
 
 
@@ -45,7 +46,7 @@ def join(strategy: _native.Strategy) -> None:
     if not _native.is_joined():
         return _join(strategy)
     expect_one_truth()
-    _native.join(strategy, {})  # which a forked process cannot
+    _native.join(strategy, {})  # raises an Error in a forked process
 
 
 def _join(strategy: _native.Strategy) -> None:
@@ -55,20 +56,20 @@ def _join(strategy: _native.Strategy) -> None:
         os.environ[_STORE_IS_SERVED] = "True"
     _expect_told((_native.rank(words), _native.world_size(words)))
     _native.join(strategy, words)
-    # torch.distributed may come later, with what it finds at MASTER_PORT.
+    # torch.distributed may come later, and uses what it finds at MASTER_PORT.
     if "MASTER_PORT" in os.environ and _native.world_size({}) > 1 and _native.launcher({}) != "torch.distributed":
         os.environ[_STORE_IS_SERVED] = "True"
     if not _leaves_at_exit:
         _leaves_at_exit = True
         if process.parent_process() is None:
             atexit.register(_leave)
-        else:  # which multiprocessing ends without atexit, if it was forked, and after an exception as if there was none
+        else:  # multiprocessing ends it without atexit if it was forked, and after an exception as if there was none
             util.Finalize(None, _leave_child, exitpriority=1)
         os.register_at_fork(after_in_child=_after_fork)
 
 
 def expect_one_truth() -> None:
-    """Raises Error (78) where torch.distributed has by now another idea of who this process is than the job that it joined."""
+    """Raises Error (78) if torch.distributed now disagrees with the job that this process joined about who it is."""
     if _truths.has_group() and _native.is_joined() and not _native.is_forked():
         _truths.expect_unchanged((_native.rank({}), _native.world_size({})), _native.launcher({}))
         _outside.begin()
@@ -81,7 +82,7 @@ def _expect_told(now: tuple[int, int]) -> None:
 
 
 def _who() -> tuple[int, int]:
-    """(rank, world size), and remembers what it says."""
+    """Returns (rank, world size), and remembers what it returned."""
     global _told
     words = {} if _native.is_joined() else _truths.said()
     now = _native.rank(words), _native.world_size(words)
@@ -94,41 +95,47 @@ def _who() -> tuple[int, int]:
 def init(strategy: str | os.PathLike | Mapping | None = None) -> None:
     """Joins this process to its job: reads the launcher's variables and meets the other ranks.
 
-    Needed only where ranks are to talk before the first Engine, which does it otherwise. Of the strategy, "comm" and
-    "memory" count here. A process group of torch.distributed that is there already is compared with the launcher's variables; without
-    any, its ranks are the job's (docs/start-python.md, "Who is who"). Raises Error: 78 for variables that do not fit together or to the
-    process group, 69 for a port in use, 75 for ranks that do not come within comm.init_timeout_s.
+    A program needs it only if ranks communicate before the first Engine, which joins otherwise. It uses the strategy's
+    "comm" and "memory". A process group of torch.distributed that exists already is compared with the launcher's
+    variables; if there are no variables, its ranks are the job's (docs/start-python.md, "Who is who"). Raises Error: 78
+    for variables that do not fit together or do not fit the process group, 69 for a port in use, 75 for ranks that do
+    not come within comm.init_timeout_s.
     """
     join(read_strategy(strategy))
 
 
 def rank() -> int:
-    """This process's number among all ranks, from 0. Known without the other ranks."""
+    """Returns this process's number among all ranks, from 0. It does not need the other ranks."""
     return _who()[0]
 
 
 def world_size() -> int:
-    """How many ranks the job has. Known without the other ranks."""
+    """Returns the number of ranks in the job. It does not need the other ranks."""
     return _who()[1]
 
 
 def local_rank() -> int:
-    """This process's number among the ranks of its host. Where torch.distributed alone says who is who, it waits for the other ranks to
-    ask or to join."""
+    """Returns this process's number among the ranks of its host, from 0.
+
+    If torch.distributed alone says who is who, it waits until the other ranks ask too, or join.
+    """
     _who()
     return _native.local_rank({} if _native.is_joined() else _truths.meet(_SECONDS_TO_MEET)[0])
 
 
 def seed_for_rank(seed: int) -> int:
-    """What this rank seeds its generator with for what must differ between ranks: dropout, augmentation."""
+    """Returns the seed of this rank's generator for everything that must differ between ranks: dropout, augmentation.
+    """
     return _native.seed_for_rank(seed, rank())
 
 
 def _leave() -> None:
-    """At exit, as at the end of tessera::run: Engines go, and ranks leave together, while Python still runs."""
+    """Runs at exit, as the end of tessera::run does: Engines are closed, and ranks leave together, while Python still
+    runs.
+    """
     if _native.is_forked():
         return
-    if not hasattr(sys, "ps1") and getattr(sys, "last_type", None) is not None:  # another excepthook has taken our place
+    if not hasattr(sys, "ps1") and getattr(sys, "last_type", None) is not None:  # another excepthook has replaced ours
         _fail(sys.last_type, sys.last_value, sys.last_traceback)
     status = None if _failed else _status_of_exit()
     if status is not None:
@@ -145,9 +152,10 @@ def _leave() -> None:
 
 
 def _leave_child() -> None:
-    """At the end of a process of multiprocessing, where an exception is still on its way."""
+    """Runs at the end of a process of multiprocessing, where an exception is still on its way."""
     kind, value, trace = sys.exc_info()
-    if kind is SystemExit and value.code and value.__context__ is not None:  # torch.multiprocessing's, in place of what happened
+    # torch.multiprocessing raises SystemExit in place of what happened.
+    if kind is SystemExit and value.code and value.__context__ is not None:
         value = value.__context__
         kind, trace = type(value), value.__traceback__
     if kind is not None and kind is not SystemExit:
@@ -166,7 +174,7 @@ def _after_fork() -> None:
 
 
 def _fail(kind, value, trace) -> None:
-    """An exception ends this rank: tells the other ranks and the launcher, once, and sees to the exit code."""
+    """Ends this rank because of an exception: tells the other ranks and the launcher, once, and sets the exit code."""
     global _failed
     ours = issubclass(kind, Error)
     if _failed or _native.is_forked() or not (ours or _native.is_joined()):
@@ -176,7 +184,7 @@ def _fail(kind, value, trace) -> None:
     text = str(value) if ours else f"{kind.__name__}: {first_line}"
     code = value.exit_code if ours else _EXCEPTION_OF_THE_PROGRAM
     code = _native.fail(code, text, "".join(traceback.format_exception(kind, value, trace)))
-    if not issubclass(kind, KeyboardInterrupt):  # with which Python ends by the signal
+    if not issubclass(kind, KeyboardInterrupt):  # Python ends by the signal then
         _native.set_exit_code(code)
 
 
@@ -185,7 +193,7 @@ _exit_called: tuple[Any, Any] | None = None  # what sys.exit was last called wit
 
 
 def _exit(status: Any = None, /) -> None:
-    """sys.exit, which leaves a note for _leave: no excepthook hears of SystemExit."""
+    """sys.exit, which leaves a note for _leave, because no excepthook hears of SystemExit."""
     global _exit_called
     frame = sys._getframe()
     while frame.f_back is not None:
@@ -196,8 +204,10 @@ def _exit(status: Any = None, /) -> None:
 
 
 def _status_of_exit() -> Any:
-    """What sys.exit ends this program with; None for success, and where something caught the SystemExit: the outermost frame has
-    returned then."""
+    """Returns the status that sys.exit ends this program with; None for success.
+
+    It is None too if something caught the SystemExit: the outermost frame has returned then.
+    """
     if _exit_called is None:
         return None
     status, frame = _exit_called
@@ -209,7 +219,7 @@ sys.exit = _exit
 
 
 def _after(previous: Callable[..., Any]) -> Callable[..., None]:
-    """An excepthook that prints as the previous one did, and then tells."""
+    """Returns an excepthook that prints as the previous one did, and then calls _fail."""
 
     def hook(kind, value, trace) -> None:
         previous(kind, value, trace)

@@ -1,4 +1,4 @@
-"""Lists of a sharded parameter's values, which `repr` prints too."""
+"""Makes `tolist`, which `repr` uses too, work on a sharded parameter."""
 
 import functools
 
@@ -9,7 +9,9 @@ _list_of_memory = torch.Tensor.tolist
 
 @functools.wraps(_list_of_memory)
 def _tolist(tensor: torch.Tensor):
-    """torch's own reads memory, which a sharded parameter refuses outside of operators; a copy is read by an operator."""
+    """Returns the values as lists. torch's own tolist reads memory, which a sharded parameter refuses outside of
+    operators; an operator then reads a copy.
+    """
     try:
         return _list_of_memory(tensor)
     except RuntimeError as error:
@@ -19,6 +21,8 @@ def _tolist(tensor: torch.Tensor):
 
 
 def let_lists_be_read() -> None:
-    """For the whole process: `tolist` gathers a parameter of an Engine as operators do. Printing a tensor and a debugger's view of one
-    use it."""
+    """Replaces `tolist` for the whole process, so that it gathers a parameter of an Engine as operators do.
+
+    Printing a tensor and a debugger's view of one use it.
+    """
     torch.Tensor.tolist = _tolist

@@ -9,11 +9,13 @@ from tessera._error import Error
 
 
 class Mirror:
-    """The tree around a model. Its modules and parameters stay those that it was made with; buffers are refreshed, since a forward that says
-    `self.mean = ...` gives the module another tensor."""
+    """The tree around a model. It keeps the modules and parameters that it was made with.
+
+    Buffers are refreshed, since a forward that says `self.mean = ...` gives the module another tensor.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        """Raises Error (64), naming the parameter or module, for what an Engine cannot train."""
+        """Raises Error (64), naming the parameter or module, for a model that an Engine cannot train."""
         if not isinstance(model, torch.nn.Module):
             raise Error(f"an Engine wants a torch.nn.Module, got {type(model).__name__}. [T0656] hint: give it the model itself")
         if isinstance(model, (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)):
@@ -29,12 +31,14 @@ class Mirror:
             module.refresh(lambda name: True)
 
     def refresh_for_weights(self) -> None:
-        """Likewise of those that a state_dict has."""
+        """Gives the C++ side the buffers that a state_dict has."""
         for module in self._modules.values():
             module.refresh(module.is_persistent)
 
     def refresh_for_checkpoint(self) -> None:
-        """Likewise of those that the next run's module has when it loads: not the caches that forward makes."""
+        """Gives the C++ side the buffers that the next run's module has when it loads, not the caches that forward
+        makes.
+        """
         for module in self._modules.values():
             module.refresh(lambda name, module=module: module.is_persistent(name) or name in module.at_first)
 
@@ -86,12 +90,12 @@ class _MirroredModule:
         for name, buffer in buffers.items():
             if buffer is not self._known.get(name):
                 buffers[name] = self._expect_buffer(name, buffer)
-        # Without its history, since a load and "broadcast_buffers" write into it.
+        # Buffers are given without their history, since a load and "broadcast_buffers" write into them.
         self.native.set_buffers([(name, buffer.detach() if buffer.requires_grad else buffer) for name, buffer in buffers.items()])
         self._known = buffers
 
     def _expect_buffer(self, name: str, buffer: torch.Tensor) -> torch.Tensor:
-        """The module's buffer of this name, which can be written; Error (64) where Tessera can do nothing with it."""
+        """Returns the module's buffer of this name, made writable; raises Error (64) if Tessera cannot use it."""
         _expect_plain_tensor(buffer, "buffer", self._path + name)
         if name in self._parameters:
             raise Error(f"buffer {self._path}{name} has the name of a parameter that the Engine was made with. "
@@ -109,7 +113,7 @@ def _expect_plain_tensor(tensor: torch.Tensor, what: str, name: str) -> None:
         raise Error(f"{what} {name} has no shape yet. [T0661] hint: run one forward before the Engine is made")
     if tensor.layout != torch.strided:
         raise Error(f"{what} {name} has the layout {tensor.layout}. [T0662] hint: Tessera shards dense tensors only: make it with to_dense()")
-    # A Parameter's data is the plain tensor below it; a DTensor or a quantised tensor is one of a class of its own there too.
+    # A Parameter's data is a plain tensor; a DTensor or a quantised tensor keeps a class of its own there.
     if type(tensor.data) is not torch.Tensor:
         raise Error(f"{what} {name} is a {type(tensor.data).__name__}, not a plain tensor. [T0663] hint: give the Engine the module before any other "
                     "library shards or quantises it")

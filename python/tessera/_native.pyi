@@ -1,4 +1,7 @@
-"""The extension module. Programs use the package's own names, which explain themselves; these are what they stand on."""
+"""The extension module. Programs use the package's own names, which have their own docstrings and stand on these.
+
+Every function raises tessera.Error. Calls of one Engine come from one thread at a time.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, overload
@@ -8,6 +11,8 @@ import torch
 torch_version: str
 
 class Strategy:
+    """A resolved strategy. Both makers raise Error (78) with all that is wrong in it."""
+
     @staticmethod
     def from_file(path: str) -> Strategy: ...
     @staticmethod
@@ -15,6 +20,8 @@ class Strategy:
     def to_json(self) -> str: ...
 
 class Mirror:
+    """A C++ module that has names only, around a Python module's tensors."""
+
     def __init__(self, class_name: str) -> None: ...
     def add_parameter(self, name: str, tensor: torch.Tensor) -> None: ...
     def add_buffer(self, name: str, tensor: torch.Tensor) -> None: ...
@@ -22,67 +29,130 @@ class Mirror:
     def set_buffers(self, buffers: Sequence[tuple[str, torch.Tensor]]) -> None: ...
 
 class StepResult:
-    """What one optimizer step did. The same on every rank, except for seconds."""
+    """What one optimizer step did. All ranks have the same values, except for seconds.
+
+    Between outer steps ("sync") "ranks" means those of this rank's replica. A step does not wait for a GPU: fields that
+    only the device can tell are NaN, False or 0 until `wait`.
+    """
 
     @property
-    def step(self) -> int: ...
+    def step(self) -> int:
+        """Number of the step, attempts counted, from 1."""
+
     @property
-    def loss(self) -> float: ...
+    def loss(self) -> float:
+        """Weighted mean over ranks and microbatches of the losses given to backward; NaN if all weights are 0."""
+
     @property
-    def grad_norm(self) -> float: ...
+    def grad_norm(self) -> float:
+        """Global 2-norm of the averaged gradient, before clipping."""
+
     @property
-    def lr(self) -> float: ...
+    def lr(self) -> float:
+        """Learning rate of the step."""
+
     @property
-    def overflow(self) -> bool: ...
+    def overflow(self) -> bool:
+        """True if a gradient was infinite or NaN; all ranks skipped the step."""
+
     @property
-    def spike(self) -> bool: ...
+    def spike(self) -> bool:
+        """True if the loss was far above those before (the strategy's "on_spike"); all ranks skipped the step."""
+
     @property
-    def loss_scale(self) -> float: ...
+    def loss_scale(self) -> float:
+        """Loss scale that this step's backward used."""
+
     @property
-    def tokens(self) -> int: ...
+    def tokens(self) -> int:
+        """Tokens of all ranks and microbatches, as told to backward."""
+
     @property
-    def seconds(self) -> float: ...
+    def seconds(self) -> float:
+        """This rank's time since the previous step ended."""
+
     @property
-    def communication_seconds(self) -> float: ...
+    def communication_seconds(self) -> float:
+        """Part of `seconds` spent in collectives, waiting for other ranks included.
+
+        A GPU counts the time in which compute waited for collectives, and 0 until `wait`.
+        """
+
     @property
-    def tokens_per_second(self) -> float: ...
+    def tokens_per_second(self) -> float:
+        """Tokens of all ranks divided by `seconds`."""
+
     @property
-    def planned(self) -> dict[str, int]: ...
+    def planned(self) -> dict[str, int]:
+        """Planned bytes of this rank by category."""
+
     @property
-    def allocated(self) -> dict[str, int]: ...
+    def allocated(self) -> dict[str, int]:
+        """Largest bytes of this rank by category since the last step."""
+
     def asdict(self) -> dict[str, Any]:
-        """A dict of all fields, which can be copied and pickled."""
+        """Returns a dict of all fields, which can be copied and pickled."""
 
-    def is_known(self) -> bool: ...
-    def wait(self) -> None: ...
+    def is_known(self) -> bool:
+        """Returns False while a GPU still has to tell some of the fields."""
+
+    def wait(self) -> None:
+        """Waits for the device and fills in the missing fields. It returns at once on the CPU.
+
+        Raises Error for what a GPU notices only then: 70 ranks gathered units in different orders; 65 a gradient was
+        not finite, with optimizer.in_backward.
+        """
 
 class PlannedMemory:
-    """The exact memory plan of one rank."""
+    """The exact memory plan of one rank. Every rank's plan is equal. All numbers are bytes."""
 
     @property
-    def use(self) -> dict[str, int]: ...
+    def use(self) -> dict[str, int]:
+        """Planned bytes by category."""
+
     @property
-    def total(self) -> int: ...
+    def total(self) -> int:
+        """Sum of all categories."""
+
     @property
-    def limited(self) -> int: ...
+    def limited(self) -> int:
+        """Sum without the host's memory of a GPU's state: what "memory.limit" limits."""
+
     @property
-    def streamed_bytes(self) -> int: ...
+    def streamed_bytes(self) -> int:
+        """Records in host memory that a step copies to its GPU; it copies as many back."""
+
     @property
-    def uploaded_bytes(self) -> int: ...
+    def uploaded_bytes(self) -> int:
+        """Parameters below a GPU's memory that a step copies there for gathers."""
+
     @property
-    def gradient_bytes_to_host(self) -> int: ...
+    def gradient_bytes_to_host(self) -> int:
+        """Sums of gradients that a step copies to the host."""
+
     @property
-    def gradient_bytes_to_gpu(self) -> int: ...
+    def gradient_bytes_to_gpu(self) -> int:
+        """Sums of gradients that a step copies to the GPU."""
+
     @property
-    def bytes_to_host(self) -> int: ...
+    def bytes_to_host(self) -> int:
+        """Bytes that a step copies to the host where its CPU updates."""
+
     @property
-    def bytes_to_gpu(self) -> int: ...
+    def bytes_to_gpu(self) -> int:
+        """Bytes that a step copies to the GPU where the host's CPU updates."""
+
     @property
-    def disk_bytes(self) -> int: ...
+    def disk_bytes(self) -> int:
+        """Size of the rank's files."""
+
     @property
-    def table(self) -> str: ...
+    def table(self) -> str:
+        """The plan as text, one row a category."""
 
 class LoadedCheckpoint:
+    """The result of load_checkpoint and resume_durable; `json` has texts."""
+
     @property
     def path(self) -> str: ...
     @property
@@ -95,17 +165,25 @@ class LoadedCheckpoint:
     def json(self) -> dict[str, str]: ...
 
 class Gathered:
+    """A guard of Engine.gathered. `close` ends it; `drop` ends it after an exception, without writing back."""
+
     def close(self) -> None: ...
     def drop(self) -> None: ...
 
 class EmaWeights:
+    """A guard of Engine.ema_weights. `close` ends it; `drop` ends it after an exception."""
+
     def close(self) -> None: ...
     def drop(self) -> None: ...
 
 class Deferring:
+    """While it lives, operators record a tape instead of running; `end` ends that."""
+
     def end(self) -> None: ...
 
 class Engine:
+    """The C++ Engine. tessera.Engine documents its calls."""
+
     def __init__(self, mirror: Mirror, strategy: Strategy) -> None: ...
     def step(self, partial: bool) -> StepResult: ...
     def backward_nothing(self) -> None: ...
@@ -135,6 +213,8 @@ class Engine:
     def ema_weights(self) -> EmaWeights: ...
 
 class UnevenLoop:
+    """The loop behind tessera.uneven. `next` says whether to train with a batch now."""
+
     def __init__(self, engine: Engine, on_step: Callable[[StepResult], Any] | None) -> None: ...
     def next(self, has_batch: bool) -> bool: ...
 
@@ -161,6 +241,8 @@ def is_deferred(tensor: torch.Tensor) -> bool: ...
 def plan(mirror: Mirror, strategy: Strategy, world_size: int, hosts: int) -> PlannedMemory: ...
 def save_checkpoint(engine: Engine, folder: str, tensors: dict[str, torch.Tensor], json: dict[str, str], keep: int, is_best: bool) -> str: ...
 class CheckpointProgress:
+    """How far this rank's asynchronous save is: path once committed, step, bytes written, bytes in all."""
+
     @property
     def path(self) -> str: ...
     @property

@@ -1,4 +1,7 @@
-"""torch's profilers ask parameters for their memory, and cannot be refused: with_stack asks where an exception ends the process."""
+"""Answers torch's profilers, which ask parameters for their memory.
+
+They cannot be refused: with_stack asks where an exception ends the process.
+"""
 
 from collections.abc import Callable
 
@@ -16,7 +19,9 @@ def _telling(run: Callable[[], None], begins: bool) -> Callable[[], None]:
 
 
 def answer_profilers() -> None:
-    """For the whole process: while a profiler of torch runs, a sharded parameter that nobody reads answers with memory full of NaN in
-    place of an error."""
+    """Makes sharded parameters answer while a profiler of torch runs, for the whole process.
+
+    A parameter that nobody reads then gives memory full of NaN in place of an error.
+    """
     profiler._run_on_profiler_start = _telling(profiler._run_on_profiler_start, True)
     profiler._run_on_profiler_stop = _telling(profiler._run_on_profiler_stop, False)

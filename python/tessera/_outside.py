@@ -1,12 +1,14 @@
-"""Calls of torch.distributed in which this rank waits, for the watch that names ranks which wait for each other (runtime/comm/call_watch.h).
+"""Reports calls of torch.distributed in which this rank waits, to the watch that names ranks which wait for each other
+(runtime/comm/call_watch.h).
 
-The watch sees Tessera's own calls. A rank in torch.distributed.barrier() would look to it like one that computes, while the others wait for
-that rank in a call of an Engine. So a thread looks twice a second where the threads of Python are, which takes part in no call. Where one stays
-in a call of torch.distributed for 3 s, or this rank waits that long in a call of Tessera, it reads the flight recorder of torch, which has
-the calls of each process group: their numbers, the threads that made them, and whether they are over.
+The watch sees Tessera's own calls. A rank in torch.distributed.barrier() would look to it like one that computes, while
+the others wait for that rank in a call of an Engine. A thread therefore looks twice a second where the threads of
+Python are; it takes part in no call. If a thread stays in a call of torch.distributed for 3 s, or this rank waits that
+long in a call of Tessera, it reads torch's flight recorder. The recorder has the calls of each process group: their
+numbers, the threads that made them, and whether they are over.
 
-Not seen are waits for a call with async_op=True (`work.wait()`), calls from point to point, and backends without the recorder: they look like
-computing.
+Three kinds of waits are not seen and look like computing: a call with async_op=True (`work.wait()`), point-to-point
+calls, and backends without the recorder.
 """
 
 import json
@@ -22,16 +24,17 @@ from torch import distributed
 from tessera import _native
 
 _SECONDS_BETWEEN_LOOKS, _LONG_SECONDS = 0.5, 3.0
-_MOST_TOLD = 8  # calls of a group, the latest
+_MOST_TOLD = 8  # number of a group's latest calls
 
-_Group = tuple[str, int, int, int, int, list[int], dict[int, str]]  # name; ranks as first, count, stride; calls begun; threads; texts of the latest
+# name; ranks as first, count, stride; calls begun; threads; texts of the latest calls
+_Group = tuple[str, int, int, int, int, list[int], dict[int, str]]
 _Wait = tuple[str, int, int, str]  # group, call, thread, text
 
 _watch: "_Watch | None" = None
 
 
 def begin() -> None:
-    """Where there is a process group of several ranks, and this process has joined its job."""
+    """Starts the watch if this process has joined a job of several ranks and torch has the recorder."""
     global _watch
     if _watch is None and _native.world_size({}) > 1 and _recorder() is not None:
         _watch = _Watch()
@@ -39,7 +42,7 @@ def begin() -> None:
 
 
 def end() -> None:
-    """Before this process gives up its job."""
+    """Stops the watch. It runs before this process leaves its job."""
     if _watch is not None:
         _watch.ends.set()
         _watch.join()
@@ -53,9 +56,9 @@ class _Watch(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="tessera: calls of torch.distributed", daemon=True)
         self.ends = threading.Event()
-        self._maker = threading.get_ident()  # which makes calls of groups that nobody has called yet
+        self._maker = threading.get_ident()  # thread that counts as the caller of groups that nobody has called yet
         self._file = distributed.distributed_c10d.__file__
-        self._stays: dict[int, tuple[Any, float]] = {}  # by thread: where in a call it is, and since when
+        self._stays: dict[int, tuple[Any, float]] = {}  # for each thread: place in a call, and since when
         self._has_told = False
 
     def run(self) -> None:
@@ -80,10 +83,11 @@ class _Watch(threading.Thread):
 
 
 def _calls(stuck: Iterable[int], maker: int) -> tuple[list[_Group], list[_Wait]]:
-    """How far this rank has come in each process group, and the calls in which the threads `stuck` wait."""
+    """Returns how far this rank is in each process group, and the calls in which the threads `stuck` wait."""
     try:
         entries = [entry for entry in json.loads(_recorder()()).get("entries", []) if not entry["is_p2p"]]
-        has_all = not entries or entries[0]["record_id"] == 0  # it keeps the latest calls of all groups together
+        # The recorder keeps the latest calls of all groups together.
+        has_all = not entries or entries[0]["record_id"] == 0
         names = dict(distributed.distributed_c10d._world.pg_names)
         groups, waits = [], []
         for group, name in names.items():
@@ -99,7 +103,8 @@ def _calls(stuck: Iterable[int], maker: int) -> tuple[list[_Group], list[_Wait]]
             if own and not own[-1]["retired"] and time.time() - own[-1]["time_created_ns"] / 1e9 >= _LONG_SECONDS:
                 name = own[-1]["process_group"][0]
                 waits.append((_name(name), own[-1]["collective_seq_id"], thread, _text(own[-1], name)))
-    except (KeyError, IndexError, TypeError, ValueError, RuntimeError):  # another version's recorder, or a group that is going
+    except (KeyError, IndexError, TypeError, ValueError, RuntimeError):
+        # Another version's recorder, or a group that is ending.
         return [], []
     known = {group[0] for group in groups}
     return groups, [wait for wait in waits if wait[0] in known]
@@ -110,14 +115,14 @@ def _name(group: str) -> str:
 
 
 def _text(entry: dict[str, Any], group: str) -> str:
-    """"barrier of torch.distributed (#4)"."""
+    """Returns a text such as "barrier of torch.distributed (#4)"."""
     operation = entry["profiling_name"].split(":")[-1]
     of_group = "" if entry["process_group"][1] == "default_pg" else f"'s group {group}"
     return f"{operation} of torch.distributed{of_group} (#{entry['collective_seq_id']})"
 
 
 def _progression(ranks: list[int]) -> tuple[int, int, int] | None:
-    """(first, count, stride), where the ranks are that."""
+    """Returns (first, count, stride) if the ranks form such a progression, else None."""
     stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
     even = all(b - a == stride for a, b in zip(ranks, ranks[1:]))
     return (ranks[0], len(ranks), stride) if even and stride > 0 else None

@@ -1,4 +1,4 @@
-"""Whether the LibTorch in this process is one that the extension module works with."""
+"""Checks that the LibTorch in this process is one that the extension module works with."""
 
 import pathlib
 import sys
@@ -7,7 +7,10 @@ import torch
 
 
 def expect_same_torch() -> None:
-    """Raises ImportError unless torch has the minor version of the build, and its CUDA. C++ classes differ between minor versions, silently."""
+    """Raises ImportError unless torch has the build's minor version and CUDA.
+
+    C++ classes differ between minor versions, and nothing else would notice.
+    """
     from tessera import _built_with
 
     major, minor = _numbers(_built_with.TORCH_VERSION)
@@ -23,7 +26,7 @@ def expect_same_torch() -> None:
 
 
 def expect_one_torch() -> None:
-    """Raises ImportError if two LibTorches are loaded, which have two of each registry and allocator."""
+    """Raises ImportError if two LibTorches are loaded, since each would have its own registries and allocators."""
     found = {line.split(maxsplit=5)[5].strip() for line in pathlib.Path("/proc/self/maps").read_text().splitlines()
              if line.endswith("/libtorch_cpu.so")}
     if len(found) > 1:
@@ -31,6 +34,6 @@ def expect_one_torch() -> None:
 
 
 def _numbers(version: str) -> tuple[int, int]:
-    """(2, 15) of "2.15.0+cu132"."""
+    """Returns (2, 15) for "2.15.0+cu132"."""
     major, minor = version.split(".")[:2]
     return int(major), int(minor)

@@ -1,7 +1,8 @@
-"""What else than the launcher's variables says who this process is: torch.distributed's process group, and MPI of mpi4py.
+"""Other sources than the launcher's variables for who this process is: torch.distributed's process group, and MPI of
+mpi4py.
 
-`said` and `meet` give it to the native part, which compares it with the variables and has the order in which they count
-(docs/start-python.md, "Who is who").
+`said` and `meet` give their words to the native part. It compares them with the variables and knows the order in which
+they count (docs/start-python.md, "Who is who").
 """
 
 import datetime
@@ -19,11 +20,12 @@ _KEY = "tessera/hosts/{}"
 
 
 def has_group() -> bool:
+    """Returns True if torch.distributed has a process group."""
     return distributed.is_available() and distributed.is_initialized()
 
 
 def said() -> dict[str, str]:
-    """Of this process alone: known without the other ranks."""
+    """Returns what the sources say of this process alone, which needs no other rank."""
     words = {}
     mpi = getattr(sys.modules.get("mpi4py"), "MPI", None)
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
@@ -35,8 +37,10 @@ def said() -> dict[str, str]:
 
 
 def meet(timeout_s: float) -> tuple[dict[str, str], Any]:
-    """(what `said` gives, with the ranks of this host and where ranks can meet; what must live as long as they may). Collective for
-    the process group's ranks, where there is one."""
+    """Returns a pair: the words of `said` with the ranks of this host and a meeting place, and an object to keep alive.
+
+    The object must live as long as ranks may still meet. Collective for the process group's ranks, if there is one.
+    """
     words = said()
     if not has_group() or distributed.get_world_size() == 1:
         return words, None
@@ -44,7 +48,7 @@ def meet(timeout_s: float) -> tuple[dict[str, str], Any]:
     try:
         hosts = _of_all_ranks(store, _this_host(), timeout_s)
         host, port, served = _meeting_place(store, len(set(hosts)) == 1, timeout_s)
-    except RuntimeError as error:  # of torch.distributed's store
+    except RuntimeError as error:  # torch.distributed's store raises it
         raise Error(f"rank {distributed.get_rank()} of torch.distributed's process group waited for the others in tessera.init: {error}. "
                     "[T0667] hint: all ranks of the process group make an Engine", _PEER_LOST) from error
     local_rank, local_size = _place_on_host(hosts)
@@ -62,7 +66,7 @@ def _of_all_ranks(store: Any, value: str, timeout_s: float) -> list[str]:
 
 
 def _this_host() -> str:
-    """The same text in processes that can share memory."""
+    """Returns the same text in processes that can share memory."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return f"{file.read().strip()} {os.stat('/dev/shm').st_dev}"
@@ -71,7 +75,7 @@ def _this_host() -> str:
 
 
 def _place_on_host(hosts: list[str]) -> tuple[int, int]:
-    """(local rank, ranks on this host)."""
+    """Returns (local rank, ranks on this host)."""
     rank, own = distributed.get_rank(), hosts.count(hosts[distributed.get_rank()])
     for first in range(0, len(hosts), own):
         if len(set(hosts[first:first + own])) != 1 or hosts.count(hosts[first]) != own:
@@ -81,7 +85,10 @@ def _place_on_host(hosts: list[str]) -> tuple[int, int]:
 
 
 def _meeting_place(store: Any, on_one_host: bool, timeout_s: float) -> tuple[str, str, Any]:
-    """(host, port, server): the group's store where it is served at a port, else one of our own, unless MASTER_PORT names one."""
+    """Returns (host, port, server) of the group's store if it is served at a port, else of a store of our own.
+
+    It returns none if MASTER_PORT names one.
+    """
     base = store
     while isinstance(base, distributed.PrefixStore):
         base = base.underlying_store
@@ -102,7 +109,7 @@ def _meeting_place(store: Any, on_one_host: bool, timeout_s: float) -> tuple[str
 
 
 def expect_unchanged(joined: tuple[int, int], launcher: str) -> None:
-    """A process group that came after this process had joined its job must have the same ranks."""
+    """Raises Error (78) if a process group that came after this process had joined its job has other ranks."""
     if not has_group():
         return
     group = distributed.get_rank(), distributed.get_world_size()

@@ -1,11 +1,11 @@
-"""`python -m tessera.cmake_path` prints what CMAKE_PREFIX_PATH needs for find_package(Tessera)."""
+"""`python -m tessera.cmake_path` prints the CMAKE_PREFIX_PATH that find_package(Tessera) needs."""
 
 import pathlib
 import sys
 
 
 def cmake_path() -> str:
-    """The folder under which the library, its headers and the CMake package lie."""
+    """Returns the folder under which the library, its headers and the CMake package lie."""
     return str(pathlib.Path(__file__).absolute().parent)
 
 

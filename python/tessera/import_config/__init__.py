@@ -1,10 +1,11 @@
-"""Configurations of DeepSpeed, Accelerate and FSDP as strategies: what is kept, what has no meaning here, and what is refused.
+"""Translates configurations of DeepSpeed, Accelerate and FSDP into strategies, and says what became of each key.
 
     import tessera.import_config
     translated = tessera.import_config.translate(text, "ds_config.json")
     engine = tessera.Engine(model, json.loads(translated.strategy))
 
-`python -m tessera.import_config FILE` does it at a shell; docs/import-config.md lists every key.
+A key is kept, ignored because it means nothing here, or refused. `python -m tessera.import_config FILE` does it at a
+shell; docs/import-config.md lists every key.
 """
 
 import json
@@ -21,12 +22,12 @@ from tessera.import_config._session import DEFAULTS, REFUSED, Fate, Implied, Ses
 __all__ = ["FORMATS", "Fate", "Implied", "Translated", "translate"]
 
 FORMATS: dict[str, Format] = {form.name: form for form in (_deepspeed.FORMAT, _accelerate.FORMAT, _fsdp.FORMAT)}
-# Numbers whose defaults depend on the rule, and once were others: a strategy says them always.
+# Numbers whose defaults depend on the rule and have changed between versions: a translated strategy always gives them.
 _DEFAULTS_OF_RULES = {"/optimizer/lr", "/optimizer/betas", "/optimizer/eps", "/optimizer/weight_decay"}
 
 
 class Translated(NamedTuple):
-    """What became of another program's configuration."""
+    """The result of `translate`: what became of another program's configuration."""
 
     title: str
     """"a DeepSpeed configuration" """
@@ -35,28 +36,31 @@ class Translated(NamedTuple):
     implied: list[Implied]
     notes: list[str]
     strategy: str
-    """JSON of the keys that differ from their defaults, in the order of docs/strategy.md; "" where without the refused keys the rest would
-    contradict itself"""
+    """JSON of the keys that differ from their defaults, in the order of docs/strategy.md. It is "" if the rest would
+    contradict itself without the refused keys"""
 
     @property
     def refused(self) -> list[str]:
-        """Paths of the keys that were."""
+        """Returns the paths of the refused keys."""
         return [key.path for key in self.keys if key.fate == REFUSED]
 
 
 def translate(text: str | bytes, name: str = "configuration", format: str = "", device: str = "") -> Translated:
-    """Translates the text of a file.
+    """Translates the text of a file and returns what became of it.
 
-    `name` stands for the file in errors, and its end (".json", ".yaml") says how it is read; else the text does. `format` is one of FORMATS; "":
-    the keys tell. `device` says what will train, "cpu" or "gpu", where the file moves something to the host's memory. Raises Error: 78 for what
-    cannot be read, for a file of no known kind, and for a strategy that would contradict itself, unless a key was refused anyway; 64 for
-    another format or device; 69 for YAML without PyYAML.
+    `name` stands for the file in errors, and its end (".json", ".yaml") says how it is read; otherwise the text
+    decides. `format` is one of FORMATS; with "" the keys decide. `device` says what will train, "cpu" or "gpu", if the
+    file moves something to the host's memory.
+
+    Raises Error: 78 for a text that cannot be read, for a file of no known kind, and for a strategy that would
+    contradict itself, unless a key was refused anyway; 64 for an unknown format or device; 69 for YAML without PyYAML.
     """
     for argument, given, known in (("format", format, list(FORMATS)), ("device", device, ["cpu", "gpu"])):
         if given and given not in known:
             raise Error(f"translate: there is no {argument} {given!r}. [T0670] hint: it is one of {', '.join(known)}, or \"\"")
     keys = list(_keys_of(read(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text, name)))
-    # Where "fsdp_config" stands alone, both Accelerate and transformers know all keys; but Accelerate reads no file without distributed_type.
+    # Accelerate and transformers both know all keys if "fsdp_config" stands alone, but Accelerate reads no file without
+    # distributed_type.
     form = FORMATS[format] if format else max(FORMATS.values(), key=lambda each: (_known_keys(each, keys), each is _fsdp.FORMAT))
     if not format and not _known_keys(form, keys):
         raise Error(f"{name}:1:1: no key of this file is one of DeepSpeed's, Accelerate's or FSDP's. "
@@ -88,7 +92,7 @@ def _known_keys(form: Format, keys: list[tuple[str, Any]]) -> int:
 
 
 def _strategy_of(session: Session, name: str) -> str:
-    """The strategy as its own reader takes it."""
+    """Returns the strategy as its own reader takes it."""
     read_back = _native.Strategy.from_json(json.dumps(nested(session.settings)), f"the strategy of {name}")
     written = {pointer: value for pointer, value in flat(json.loads(read_back.to_json())).items()
                if pointer in session.settings and (pointer in _DEFAULTS_OF_RULES or value != DEFAULTS[pointer])}

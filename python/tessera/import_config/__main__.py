@@ -67,7 +67,7 @@ def _code_of(error: OSError, without_place: int) -> int:
 
 
 def _read(path: str) -> bytes:
-    """A regular file, or a pipe that somebody writes to."""
+    """Reads a regular file, or a pipe that somebody writes to."""
     hint = "[T0674] hint: name a configuration of DeepSpeed, Accelerate or FSDP (docs/import-config.md)"
     try:
         file, data = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), b""
@@ -90,7 +90,7 @@ def _read(path: str) -> bytes:
 
 
 def _expect_free(out: str, file: str, overwrite: bool) -> None:
-    """Before any work: that nothing is destroyed which was not meant."""
+    """Checks, before any work, that no file would be destroyed by mistake."""
     if os.path.lexists(out) and not os.path.islink(out) and os.path.samefile(out, file):
         raise Error(f"--out {out} and the configuration {file} are the same file, which would be replaced. "
                     "[T0675] hint: give --out another name", _USAGE)
@@ -101,7 +101,7 @@ def _expect_free(out: str, file: str, overwrite: bool) -> None:
 
 
 def _write(out: str, text: str, overwrite: bool) -> None:
-    """Whole or not at all: the file gets its name when it is on the disk."""
+    """Writes the whole file or nothing: it gets its name when it is on the disk."""
     partial = f"{out}.partial"
     try:
         os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
@@ -125,7 +125,7 @@ def _print(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left has nowhere to go when Python ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python's last flush has nowhere to go
         raise Error(f"standard output could not be written: {error.strerror}. [T0679] hint: what was printed is not complete; --out writes a file",
                     _IO) from error
 
@@ -154,7 +154,7 @@ def _import(options: argparse.Namespace) -> None:
 
 
 def main(words: list[str] | None = None) -> int:
-    """The command. Returns its exit code."""
+    """Runs the command and returns its exit code."""
     try:
         _import(_arguments(words))
     except Error as error:

@@ -1,5 +1,7 @@
-"""Accelerate: the file of `accelerate config`. Rows call its own keys "accelerate.num_processes", those in fsdp_config "fsdp.version", and those
-in deepspeed_config as DeepSpeed's file has them.
+"""Rows of Accelerate: the file of `accelerate config`.
+
+Rows call its own keys "accelerate.num_processes" and those in fsdp_config "fsdp.version". Keys in deepspeed_config have
+the names of DeepSpeed's file.
 """
 
 from tessera.import_config import _deepspeed, _fsdp
@@ -42,7 +44,7 @@ def _distributed_type(key: Key) -> None:
 
 
 def _put_precision(key: Key, dtype: str) -> None:
-    """FSDP and DeepSpeed keep parameters in 16 bits; beside DDP the word means autocast."""
+    """Sets the precision. FSDP and DeepSpeed keep parameters in 16 bits; the word means autocast beside DDP."""
     if boolean(key.value) is False or dtype == "fp32":
         key.ignored("parameters are fp32, as in Tessera")
     elif dtype not in ("bf16", "fp16"):
@@ -56,7 +58,7 @@ def _put_precision(key: Key, dtype: str) -> None:
 
 
 def _old_fp16(key: Key) -> None:
-    """Before mixed_precision there was this."""
+    """Decides "fp16", which files had before mixed_precision."""
     said = boolean(key.value) is not False and key.session.find("accelerate.mixed_precision") is not None
     key.ignored("mixed_precision says the type") if said else _put_precision(key, "fp16")
 
@@ -72,7 +74,7 @@ def _compiler_option(key: Key) -> None:
 
 
 def _empty_only(keys: str, refusal: str) -> list[Row]:
-    """Keys that say something only where they are not empty, "", false or 0."""
+    """Makes rows for keys that say something only if they are not empty, "", false or 0."""
     def apply(key: Key) -> None:
         off = key.value in ("", [], {}) or boolean(key.value) is False or number(key.value) == 0
         key.ignored("off") if off else key.refused(refusal)
@@ -130,7 +132,7 @@ _INLINE_ROWS = [_deepspeed.FORMAT.row_of(name)._replace(shown=_INLINE + shown) f
 
 
 def _counts_with(kind: str, rows: list[Row]) -> list[Row]:
-    """Rows of a section that Accelerate reads only where distributed_type asks for it."""
+    """Makes rows of a section that Accelerate reads only if distributed_type asks for it."""
     def guard(key: Key, apply: Rule) -> None:
         apply(key) if _kind_of(key.session) == kind else key.ignored(f"distributed_type is not {kind}")
     return guarded(guard, rows)
@@ -147,7 +149,7 @@ def _row_name(path: str) -> str:
 
 
 def _finish(session: Session) -> None:
-    """What the rows of sections leave to defaults. A section counts only where distributed_type asks for it."""
+    """Sets what the rows of sections leave to defaults. A section counts only if distributed_type asks for it."""
     kind = _kind_of(session)
     if kind == "fsdp":
         if "/mixed_precision/param" in session.settings:

@@ -1,4 +1,4 @@
-"""DeepSpeed. The names are those that DeepSpeedConfig reads."""
+"""Rows of DeepSpeed. The names are those that DeepSpeedConfig reads."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ _SIZES = ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumu
 
 
 def trains_in(session: Session, *dtypes: str) -> bool:
-    """Whether Accelerate or the file itself trains with fp16, or bf16, as DeepSpeed does."""
+    """Returns whether Accelerate or the file itself trains with fp16, or bf16, as DeepSpeed does."""
     if any(session.is_on(f"{dtype}.enabled") for dtype in dtypes) or "bf16" in dtypes and session.is_on("bfloat16.enabled"):
         return True
     return word(session.find("accelerate.distributed_type")) == "deepspeed" and word(session.find("accelerate.mixed_precision")) in dtypes
@@ -29,7 +29,7 @@ def _has_masters(session: Session) -> bool:
 
 
 def _batch_size(key: Key) -> None:
-    """samples of a step = samples of a microbatch x microbatches x ranks."""
+    """Decides the batch sizes: samples of a step = samples of a microbatch x microbatches x ranks."""
     total, micro, rounds = (integer(key.session.find(name)) for name in _SIZES)
     if (integer(key.value) or 0) < 1:
         return key.refused("must be an integer of at least 1")
@@ -44,7 +44,7 @@ def _batch_size(key: Key) -> None:
                 f"{plain}. gradient_accumulation is 1, which is right for {ranks} ranks; for N ranks set it to {ranks} / N")
 
 
-# ---------------------------------------------------------------------------------------------------------- zero_optimization
+# ---------------------------------------------------------------------------------------------------- zero_optimization
 
 
 def _stage(key: Key) -> None:
@@ -66,7 +66,7 @@ def _mics_shard_size(key: Key) -> None:
 
 
 def _old_form(key: Key) -> None:
-    """ZeRO of old files: true is stage 1."""
+    """Decides "zero_optimization" of old files: true means stage 1."""
     on = boolean(key.value)
     key.refused("must be an object with keys of its own") if on is None else key.put("/strategy", _STAGES[on])
 
@@ -156,7 +156,7 @@ def finish_zero(session: Session) -> None:
         session.notes.append(UNITS_NOTE)
 
 
-# -------------------------------------------------------------------------------------------------------------------- offload
+# -------------------------------------------------------------------------------------------------------------- offload
 
 
 def _put_states(key: Key, tier: str) -> None:
@@ -235,7 +235,7 @@ _OFFLOAD = [
     *ignores(_ZERO + "cpu_offload_use_pin_memory", "what lies in the memory of a GPU's host is pinned always"),
 ]
 
-# ---------------------------------------------------------------------------------------------------------------------- types
+# ---------------------------------------------------------------------------------------------------------------- types
 
 
 def _has_fixed_scale(session: Session) -> bool:
@@ -243,7 +243,7 @@ def _has_fixed_scale(session: Session) -> bool:
 
 
 def _counts_overflows(session: Session) -> bool:
-    """Without ZeRO the scale falls at every overflow."""
+    """Returns whether overflows are counted before the scale falls. It falls at every overflow without ZeRO."""
     stage = session.find(_ZERO + "stage")
     if stage is None and session.find("accelerate.distributed_type") is not None:
         return True  # Accelerate's default is stage 2
@@ -255,7 +255,7 @@ def _with_fp16(key: Key, apply: Rule) -> None:
 
 
 def _with_moving_scale(key: Key, apply: Rule) -> None:
-    """A guard of keys that DeepSpeed reads only where the scale follows the gradients."""
+    """Guards keys that DeepSpeed reads only if the scale follows the gradients."""
     _with_fp16(key, lambda key: key.ignored("fp16.loss_scale gives a fixed scale") if _has_fixed_scale(key.session) else apply(key))
 
 
@@ -309,7 +309,7 @@ def _communication_type(key: Key) -> None:
 
 
 def _bf16(section: str) -> list[Row]:
-    # DeepSpeed's older versions read none of the last, and many files have them.
+    # Older versions of DeepSpeed do not read the last ones, and many files have them.
     return [*_enables(section, "bf16"), *below(
         f"{section}.",
         ignores("immediate_grad_update", "Tessera reduces each unit's gradients as soon as they are there"),
@@ -367,7 +367,7 @@ def finish_types(session: Session) -> None:
                       "finite steps between them")
 
 
-# ------------------------------------------------------------------------------------------------------------------- the rest
+# ------------------------------------------------------------------------------------------------------------- the rest
 
 
 def activations_to_host(key: Key) -> None:

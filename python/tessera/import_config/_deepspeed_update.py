@@ -1,15 +1,15 @@
-"""DeepSpeed: "optimizer" and "scheduler".
+"""Rows of DeepSpeed's "optimizer" and "scheduler".
 
-DeepSpeed's scheduler takes its first step after the first update. Update k, counted from 0, has the rate of iteration k - 1, and the first
-two have that of the beginning. Tessera's schedules (optim/lr_schedule.h) count updates. With W = warmup_num_steps and T = total_num_steps of
-DeepSpeed, and a rise that is linear from 0:
+DeepSpeed's scheduler takes its first step after the first update. Update k, counted from 0, has the rate of iteration k
+- 1, and the first two have that of the beginning. Tessera's schedules (optim/lr_schedule.h) count updates. The table
+has W = warmup_num_steps and T = total_num_steps of DeepSpeed, and a rise that is linear from 0:
 
   scheduler       DeepSpeed, iteration i = k - 1               Tessera, update k                       equal from
   WarmupLR        i / W, then 1                                constant, warmup_steps W + 1            k = W + 1
   WarmupDecayLR   i / W, then (T - i) / (T - W)                linear, W + 1 and total_steps T + 1     k = W + 1
   WarmupCosineLR  i / W, then a cosine of (i - W + 1)/(T - W)  cosine, W and T                         k = W + 1
 
-Before that Tessera's rate is (k + 1) / (warmup_steps + 1) of the peak: a little higher, and never 0.
+Tessera's rate before that is (k + 1) / (warmup_steps + 1) of the peak: a little higher, and never 0.
 """
 
 from typing import Any
@@ -19,8 +19,8 @@ from tessera.import_config._session import Key, Session
 from tessera.import_config._values import boolean, did_you_mean, integer, number, word
 
 _PARAMS, _SCHEDULE = "optimizer.params.", "scheduler.params."
-# Optimizers of DeepSpeed, or of torch.optim, that Tessera has, with those of their defaults that are not torch.optim's, or that
-# Tessera 0.1 had otherwise. The strategy says them all.
+# Optimizers of DeepSpeed, or of torch.optim, that Tessera has. Each has its defaults that differ from torch.optim's or
+# from those of Tessera 0.1; the strategy names them all.
 _OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adam": {"weight_decay": 0.0}, "adamw": {"weight_decay": 0.0}, "sgd": {"weight_decay": 0.0},
     "lion": {"betas": [0.9, 0.99], "lr": 0.001, "weight_decay": 0.0}, "adagrad": {"eps": 1e-10, "lr": 0.01, "weight_decay": 0.0},
@@ -38,14 +38,14 @@ _REFUSED_SCHEDULERS = {
     "onecycle": "DeepSpeed's OneCycle rises and falls linearly, moves the momentum against the rate and decays afterwards; Tessera's one_cycle "
                 'follows cosines and leaves the momentum. Set lr_schedule {"type": "one_cycle"}, or {"type": "manual"} and call Engine::set_lr',
     "lrrangetest": 'Tessera has no range test. Set lr_schedule {"type": "manual"} and call Engine::set_lr before each step'}
-# The type of Tessera, and how many updates later its numbers are.
+# Tessera's type, and the number of updates by which its numbers come later.
 _SCHEDULERS = {"warmuplr": ("constant", 1), "warmupdecaylr": ("linear", 1), "warmupcosinelr": ("cosine", 0)}
 _LOGARITHM = ("the warm-up of DeepSpeed rises with the logarithm of the step, which is its default, and Tessera's rises linearly. Say "
               '"warmup_type": "linear" if that is fine')
 
 
 def _of(section: str, types: str, *parts: list[Row]) -> list[Row]:
-    """Parameters that some types of optimizers, or of schedulers, have."""
+    """Makes rows for parameters that only some types of optimizers, or of schedulers, have."""
     def guard(key: Key, apply: Rule) -> None:
         name = word(key.session.find(f"{section}.type"))
         is_known = name in (_OPTIMIZERS if section == "optimizer" else _SCHEDULERS)
@@ -59,29 +59,31 @@ def _of(section: str, types: str, *parts: list[Row]) -> list[Row]:
     return [row._replace(doc=f"{row.doc} ({', '.join(types.split())})") for row in rows]
 
 
-# ------------------------------------------------------------------------------------------------------------------ scheduler
+# ------------------------------------------------------------------------------------------------------------ scheduler
 
 
 def _is_left_to_program(session: Session, name: str) -> bool:
-    """Its numbers come from the training program."""
+    """Returns whether the training program gives the numbers of the optimizer or scheduler."""
     return session.is_auto(_SCHEDULE + "warmup_num_steps") or name != "warmuplr" and session.is_auto(_SCHEDULE + "total_num_steps")
 
 
 def _schedule_problem(session: Session, name: str) -> str:
-    """Why the schedule as a whole cannot be said; "": it can."""
+    """Returns why the schedule as a whole cannot be expressed; "" if it can."""
     if name != "warmuplr" and session.find(_SCHEDULE + "total_num_steps") is None:
         return "total_num_steps is missing. Give it, or set lr_schedule in the strategy"
     return _LOGARITHM if session.find(_SCHEDULE + "warmup_type") is None else ""
 
 
 def _taken_scheduler(session: Session) -> str:
-    """In lower case; "" where the schedule is not taken over."""
+    """Returns the scheduler's type in lower case; "" if the schedule is not taken over."""
     name = word(session.find("scheduler.type"))
     return "" if name not in _SCHEDULERS or _is_left_to_program(session, name) or _schedule_problem(session, name) else name
 
 
 def _peak_of(session: Session) -> float | None:
-    """What the scheduler says the peak of the learning rate is, in place of the optimizer's; None: nothing."""
+    """Returns the peak of the learning rate that the scheduler names in place of the optimizer's; None if it names
+    none.
+    """
     name, given = _taken_scheduler(session), session.find(_SCHEDULE + "warmup_max_lr")
     if name in ("", "warmupcosinelr") or word(given) == "auto":
         return None
@@ -155,11 +157,11 @@ def finish_scheduler(session: Session) -> None:
         session.imply("/lr_schedule/min_ratio", 0.0001, "DeepSpeed's default")
 
 
-# ------------------------------------------------------------------------------------------------------------------ optimizer
+# ------------------------------------------------------------------------------------------------------------ optimizer
 
 
 def _tessera_type(session: Session) -> str:
-    """DeepSpeed's Adam decouples weight decay too, unless adam_w_mode is false."""
+    """Returns Tessera's type. DeepSpeed's Adam decouples weight decay too, unless adam_w_mode is false."""
     name = word(session.find("optimizer.type"))
     return "adamw" if name == "adam" and boolean(session.find(_PARAMS + "adam_w_mode")) is not False else name
 

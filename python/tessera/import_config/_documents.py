@@ -1,4 +1,7 @@
-"""JSON and YAML as people write them, read into plain values. What cannot be read is an error that names its line and a remedy."""
+"""Reads JSON and YAML as people write them into plain values.
+
+A text that cannot be read is an error that names its line and a remedy.
+"""
 
 import json
 import math
@@ -22,10 +25,12 @@ _YAML_WORDS = {**dict.fromkeys(["", "~", "null"]), **dict.fromkeys(["true", "yes
 
 
 def read(data: bytes, name: str) -> dict[str, Any]:
-    """The object in a file. `name` stands for the file in errors, and its end (".json", ".yaml") says how it is read; else the text does.
+    """Returns the object in a file.
 
-    JSON may have what DeepSpeed takes too: comments (// # /* */), a comma behind the last member or none at the end of a line, keys without
-    quotes, NaN and Infinity. YAML has no aliases and tags, and needs the package PyYAML. Each key stands there once. Raises Error (78).
+    `name` stands for the file in errors, and its end (".json", ".yaml") says how it is read; otherwise the text
+    decides. JSON may have what DeepSpeed takes too: comments (// # /* */), a comma behind the last member or none at
+    the end of a line, keys without quotes, NaN and Infinity. YAML has no aliases and tags, and needs the package
+    PyYAML. Each key stands there once. Raises Error (78).
     """
     source = _Source(data, name)
     start = _BLANKS.match(source.text).end()
@@ -47,7 +52,7 @@ def _number(text: str) -> float:
 
 
 class _Source:
-    """A text, what is wrong with it, and how much of it may still be read."""
+    """A text, the problems found in it, and how much of it may still be read."""
 
     def __init__(self, data: bytes, name: str) -> None:
         self.name, self.text, self.problems, self.values_left = name, "", [], MOST_VALUES
@@ -60,7 +65,7 @@ class _Source:
             self.fail(self.text.index("\0"), "a NUL byte: this is not a text file. [T0683] hint: is it the right file?")
 
     def place(self, offset: int) -> str:
-        """line:column, from 1."""
+        """Returns "line:column", from 1."""
         return f"{self.text.count(chr(10), 0, offset) + 1}:{offset - self.text.rfind(chr(10), 0, offset)}"
 
     def line(self, offset: int, pointer: str, message: str) -> str:
@@ -78,7 +83,7 @@ class _Source:
             self.fail(offset, f"nested more than {MOST_DEPTH} deep. [T0686] hint: is it the right file?")
 
     def take_key(self, places: dict[str, int], key: str, offset: int, pointer: str) -> str:
-        """The pointer of the key's value. `places`: where the keys of its object were first given."""
+        """Returns the pointer of the key's value. `places` has where the keys of its object were first given."""
         pointer += "/" + json.dumps(key, ensure_ascii=False)[1:-1].replace("~", "~0").replace("/", "~1")
         if places.setdefault(key, offset) != offset:
             self.problems.append(self.line(offset, pointer, f"given twice. [T0687] hint: remove one; the first is at {self.place(places[key])}"))
@@ -101,7 +106,7 @@ class _Json:
         return self.text.startswith(text, self.at)
 
     def skip(self) -> bool:
-        """Goes behind blanks and comments. Whether a line ended there."""
+        """Goes behind blanks and comments. Returns whether a line ended there."""
         start, self.at = self.at, _BLANKS.match(self.text, self.at).end()
         if self.is_at("/*"):
             self.source.fail(self.at, "not JSON: this comment has no end. [T0688] hint: end it with */")
@@ -133,7 +138,7 @@ class _Json:
         return _number(number[0]) if number else _JSON_WORDS[word[0]]
 
     def items(self, end: str, pointer: str) -> Iterator[int]:
-        """Stands before each item in turn, and at last behind `end`."""
+        """Stops before each item in turn, and at last behind `end`."""
         self.at += 1
         self.skip()
         index = 0
@@ -200,7 +205,7 @@ class _Yaml:
         self.source.fail(min(offset, len(self.source.text)), f"not YAML: {message}", pointer)
 
     def checked(self, events: Iterator[Any]) -> Iterator[Any]:
-        """Those of one document's values."""
+        """Yields the events of one document's values, and checks them."""
         documents = 0
         for event in events:
             offset = event.start_mark.index
@@ -239,7 +244,7 @@ class _Yaml:
 
 
 def _plain(text: str) -> Any:
-    """What a word without quotes stands for."""
+    """Returns what a word without quotes stands for."""
     if text.lower() in _YAML_WORDS and text in (text.lower(), text.capitalize(), text.upper(), "." + text[1:].capitalize()):
         return _YAML_WORDS[text.lower()]
     return _number(text) if NUMBER.fullmatch(text) else text

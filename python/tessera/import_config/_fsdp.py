@@ -1,5 +1,7 @@
-"""FSDP's keys, as Accelerate's files have them ("fsdp_sharding_strategy" in "fsdp_config") and as transformers' have them
-("sharding_strategy" or "fsdp_sharding_strategy", alone or in "fsdp_config"). Rows call both "fsdp.sharding_strategy".
+"""Rows of FSDP's keys.
+
+Accelerate's files have them as "fsdp_sharding_strategy" in "fsdp_config". transformers has them as "sharding_strategy"
+or "fsdp_sharding_strategy", alone or in "fsdp_config". Rows call both "fsdp.sharding_strategy".
 """
 
 from tessera.import_config._deepspeed import ACTIVATIONS_DOC, UNITS_NOTE, activations_to_host
@@ -21,7 +23,7 @@ def row_name(path: str) -> str:
 
 
 def _name_of(key: Key, known: list[str]) -> str:
-    """What files give by name, by the enumeration's name or by its number from 1 on; "": none of the known."""
+    """Returns what files give by name, by the enumeration's name or by its number from 1 on; "" for an unknown one."""
     number = integer(key.value)
     if number is not None:
         return known[number - 1] if 1 <= number <= len(known) else ""
@@ -46,7 +48,7 @@ def _put_sharding(key: Key, name: str) -> None:
 
 
 def _reads_reshard(session: Session) -> bool:
-    """Which of its two keys FSDP reads; version 2 knows reshard_after_forward only."""
+    """Returns which of its two keys FSDP reads; version 2 knows reshard_after_forward only."""
     reshard, version = session.find("fsdp.reshard_after_forward"), session.find("fsdp.version")
     if reshard is None or session.find("fsdp.sharding_strategy") is None:
         return reshard is not None
@@ -67,7 +69,7 @@ def _reshard_after_forward(key: Key) -> None:
 
 
 def _options(key: Key) -> None:
-    """The words of TrainingArguments' "fsdp": "full_shard auto_wrap"."""
+    """Decides the words of TrainingArguments' "fsdp": "full_shard auto_wrap"."""
     if isinstance(key.value, bool):
         return key.ignored("fsdp_config says what FSDP does")
     words = [each for name in names(key.value) or [] for each in name.split()]
@@ -98,7 +100,7 @@ def _offload(key: Key) -> None:
 
 
 def _finish_offload(session: Session) -> None:
-    """The rest of what FSDP's CPU offload does, which depends on other keys."""
+    """Sets the rest of what FSDP's CPU offload does, which depends on other keys."""
     if session.settings.get("/offload/moments/tier") != "host":
         return
     has_masters = session.settings.get("/mixed_precision/param", "fp32") != "fp32"
@@ -124,7 +126,7 @@ def _least_parameters(session: Session) -> int:
 
 
 def _wrap_policy(session: Session) -> str:
-    """Where the file says no policy, the other keys do."""
+    """Returns the file's policy, or the one that the other keys imply if it names none."""
     policy = session.find("fsdp.auto_wrap_policy")
     if policy is not None:
         return word(policy)

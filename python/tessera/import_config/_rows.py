@@ -1,5 +1,7 @@
-"""What tables are made of: one row a key of another program. A key is added by adding a row, and is then in the command, in the list of known
-keys, and in docs/import-config.md.
+"""The kinds of rows that tables are made of: one row for each key of another program.
+
+A new key needs a row and nothing else: it is then in the command, in the list of known keys, and in
+docs/import-config.md.
 """
 
 from collections.abc import Callable
@@ -12,12 +14,12 @@ Rule = Callable[[Key], None]
 
 
 class Row(NamedTuple):
-    """One key of another program. `apply` decides the key, once; it gets no null, and no "auto"."""
+    """One key of another program. `apply` decides the key, once; it gets neither null nor "auto"."""
 
-    name: str  # as Key.name; "amp.*" stands for all keys below "amp" that have no row of their own
+    name: str  # Key.name; "amp.*" stands for all keys below "amp" that have no row of their own
     doc: str  # what becomes of it, for the page
     apply: Rule
-    shown: str = ""  # as the file has it, for the page and for errors, where that is not the name
+    shown: str = ""  # name in the file, for the page and for errors, if that is not `name`
 
     def title(self) -> str:
         return self.shown or self.name
@@ -26,15 +28,15 @@ class Row(NamedTuple):
 class Format(NamedTuple):
     """A kind of file."""
 
-    name: str  # of --format
+    name: str  # name for --format
     title: str
-    heading: str  # of its part of the page
+    heading: str  # heading of its part of the page
     rows: list[Row]
-    row_name: Callable[[str], str]  # from Key.path to Key.name
-    finish: Callable[[Session], None]  # after all rows: what the file leaves to defaults
+    row_name: Callable[[str], str]  # converts Key.path to Key.name
+    finish: Callable[[Session], None]  # runs after all rows: sets what the file leaves to defaults
 
     def row_of(self, name: str) -> Row | None:
-        """That of the name, else that of the narrowest section. None: the key is unknown."""
+        """Returns the row of the name, else that of the narrowest section; None for an unknown key."""
         found = [row for row in self.rows if row.name == name or row.name.endswith(".*") and name.startswith(row.name[:-1])]
         return max(found, key=lambda row: (row.name == name, len(row.name)), default=None)
 
@@ -44,7 +46,7 @@ def rule(name: str, doc: str, apply: Rule) -> list[Row]:
 
 
 def ignores(keys: str, why: str) -> list[Row]:
-    """Whatever they say, training is the same. `keys`: one or several."""
+    """Makes a row for one or several `keys` whose values do not change training."""
     return [Row(name, f"ignored: {why}", lambda key: key.ignored(why)) for name in keys.split()]
 
 
@@ -53,25 +55,25 @@ def refuses(keys: str, refusal: str) -> list[Row]:
 
 
 def expects(keys: str, value: Any, why: str, refusal: str) -> list[Row]:
-    """`value` is what Tessera does anyway, and `why` says so; any other value is refused."""
+    """Makes a row for a key whose `value` is what Tessera does anyway, as `why` says; any other value is refused."""
     read = boolean if isinstance(value, bool) else word if isinstance(value, str) else number
     return [Row(name, f"`{dumped(value)}`: ignored, {why}; else refused: {refusal}",
                 lambda key: key.ignored(why) if read(key.value) == value else key.refused(refusal)) for name in keys.split()]
 
 
 def sets(name: str, pointer: str) -> list[Row]:
-    """A number, or a list of two: a key of the strategy says the same."""
+    """Makes a row for a number, or a list of two, that a key of the strategy expresses."""
     return rule(name, f"`{dotted(pointer)}`", lambda key: key.put_number(pointer))
 
 
 def flag(name: str, pointer: str) -> list[Row]:
-    """true or false: a key of the strategy says the same."""
+    """Makes a row for true or false that a key of the strategy expresses."""
     return rule(name, f"`{dotted(pointer)}`", lambda key: (
         key.refused("must be true or false") if boolean(key.value) is None else key.put(pointer, boolean(key.value))))
 
 
 def switched_off(section: str, refusal: str) -> list[Row]:
-    """A section that does something only where its key "enabled" is true, which is refused."""
+    """Makes a row for a section that works only if its key "enabled" is true, which is refused."""
     def apply(key: Key) -> None:
         if not key.session.is_on(f"{section}.enabled"):
             return key.ignored(f"{section} is not enabled")
@@ -80,12 +82,12 @@ def switched_off(section: str, refusal: str) -> list[Row]:
 
 
 def below(section: str, *parts: list[Row]) -> list[Row]:
-    """Rows that name their key without its section."""
+    """Makes rows that name their key without its section."""
     return [row._replace(name=section + row.name) for part in parts for row in part]
 
 
 def guarded(guard: Callable[[Key, Rule], None], rows: list[Row]) -> list[Row]:
-    """Rows whose keys count only under a condition: `guard` decides the key itself, or calls the row's rule."""
+    """Makes rows whose keys count only under a condition: `guard` decides the key itself, or calls the row's rule."""
     return [row._replace(apply=lambda key, apply=row.apply: guard(key, apply)) for row in rows]
 
 
@@ -93,7 +95,7 @@ OF_THE_DEVICE = "with `--device gpu`; ignored with `--device cpu`; else refused,
 
 
 def to_host(key: Key, apply: Rule) -> None:
-    """A guard: something moves from a GPU to its host's memory."""
+    """Guards keys that move something from a GPU to its host's memory."""
     if key.session.device == "gpu":
         apply(key)
     elif key.session.device == "cpu":
@@ -103,7 +105,7 @@ def to_host(key: Key, apply: Rule) -> None:
 
 
 def apply_rows(form: Format, session: Session) -> None:
-    """Lets its row, or the rule for "auto", null and unknown keys, decide every key of the session."""
+    """Lets each key's row, or the rule for "auto", null and unknown keys, decide every key of the session."""
     seen: dict[str, Key] = {}
     for key in session.keys:
         first = seen.setdefault(key.name, key)

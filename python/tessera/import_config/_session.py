@@ -1,4 +1,4 @@
-"""One file on its way to a strategy: its keys, what becomes of each, and the settings that come of them."""
+"""One file on its way to a strategy: its keys, what becomes of each, and the resulting settings."""
 
 import json
 import re
@@ -24,7 +24,7 @@ def nested(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def flat(values: dict[str, Any], pointer: str = "") -> dict[str, Any]:
-    """The values of a resolved strategy by pointer, in its order."""
+    """Returns the values of a resolved strategy by pointer, in its order."""
     result: dict[str, Any] = {}
     for name, value in values.items():
         result |= flat(value, f"{pointer}/{name}") if isinstance(value, dict) else {f"{pointer}/{name}": value}
@@ -35,7 +35,7 @@ DEFAULTS = flat(json.loads(_native.Strategy.from_json("{}", "strategy").to_json(
 
 
 def _problem_of(pointer: str, value: Any) -> str:
-    """What the strategy's reader has against a value's kind and range, asked by itself; "": nothing."""
+    """Returns the complaint of the strategy's reader about a value's kind and range; "" if it has none."""
     try:
         _native.Strategy.from_json(json.dumps(nested({pointer: value}), allow_nan=False), "strategy")
     except ValueError:
@@ -50,13 +50,13 @@ class Fate(NamedTuple):
     """What became of a key of the file."""
 
     path: str
-    value: str  # as JSON, cut where it is long
+    value: str  # JSON, cut if it is long
     fate: str
     text: str  # 'strategy = "FULL_SHARD"', or why it was ignored or refused
 
 
 class Implied(NamedTuple):
-    """A key of the strategy that no key of the file says, because the other program's default is not Tessera's."""
+    """A key of the strategy that no key of the file sets, because the other program's default is not Tessera's."""
 
     pointer: str
     value: Any
@@ -64,12 +64,12 @@ class Implied(NamedTuple):
 
 
 class Key:
-    """A key of the file that holds a value. Objects hold keys, and are none; an empty object is one."""
+    """A key of the file that holds a value. Objects hold keys and are none; an empty object is one."""
 
     def __init__(self, session: "Session", path: str, name: str, value: Any) -> None:
         self.session = session
-        self.path = path  # as the file has it: "fsdp_config.fsdp_version"
-        self.name = name  # as rows call it: "fsdp.version"
+        self.path = path  # name in the file: "fsdp_config.fsdp_version"
+        self.name = name  # name in rows: "fsdp.version"
         self.value = value
 
     def mapped(self, text: str) -> None:
@@ -82,8 +82,10 @@ class Key:
         self._decide(REFUSED, why)
 
     def put(self, pointer: str, value: Any, more: str = "", *, also: str = "") -> None:
-        """Sets a key of the strategy, and `also` another one to the same value, and says so with `more` behind it. A value outside of what the
-        key allows is refused instead."""
+        """Sets a key of the strategy, and `also` another one to the same value, and notes it with `more` behind it.
+
+        A value outside of what the key allows is refused instead.
+        """
         if problem := _problem_of(pointer, value):
             return self.refused(f"{dotted(pointer)} {problem}")
         value = int(value) if type(DEFAULTS[pointer]) is int else value
@@ -91,7 +93,7 @@ class Key:
         self.session.settings |= {each: value for each in (pointer, also) if each}
 
     def put_number(self, pointer: str, more: str = "", *, also: str = "") -> None:
-        """The file's own number, or what is none, which is refused."""
+        """Sets the file's own number; a value that is no number is refused."""
         self.put(pointer, self.value if number(self.value) is None else number(self.value), more, also=also)
 
     def _decide(self, fate: str, text: str) -> None:
@@ -101,24 +103,24 @@ class Key:
 
 
 def setting_text(pointer: str, value: Any) -> str:
-    """"optimizer.lr = 0.001"."""
+    """Returns a text such as "optimizer.lr = 0.001"."""
     return f"{dotted(pointer)} = {dumped(value)}"
 
 
 class Session:
-    """What a row needs to know of other keys it looks up here, so their order in the file does not matter."""
+    """The state that rows share. A row looks up other keys here, so their order in the file does not matter."""
 
     def __init__(self, keys: Sequence[tuple[str, str, Any]], device: str) -> None:
-        self.device = device  # that will train: "cpu", "gpu", or "" where nobody says
+        self.device = device  # device that will train: "cpu", "gpu", or "" if nobody says
         self.keys = [Key(self, *key) for key in keys]
-        self.settings: dict[str, Any] = {}  # by pointer
+        self.settings: dict[str, Any] = {}  # settings by pointer
         self.fates: list[Fate] = []
         self.implied: list[Implied] = []
         self.notes: list[str] = []
         self._values = {key.name: key.value for key in reversed(self.keys) if key.value is not None}
 
     def find(self, name: str) -> Any:
-        """The value of the key that rows call `name`; None where the file has none, or says null."""
+        """Returns the value of the key that rows call `name`; None if the file has none, or says null."""
         return self._values.get(name)
 
     def is_on(self, name: str) -> bool:
@@ -128,7 +130,7 @@ class Session:
         return word(self.find(name)) == "auto"
 
     def imply(self, pointer: str, value: Any, why: str) -> None:
-        """Sets a key of the strategy that no key of the file says, unless it was set before."""
+        """Sets a key of the strategy that no key of the file sets, unless it was set before."""
         if pointer not in self.settings:
             self.settings[pointer] = value
             self.implied.append(Implied(pointer, value, why))

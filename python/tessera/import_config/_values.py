@@ -1,4 +1,7 @@
-"""Values as the programs themselves read them: Accelerate takes "true", "no" and "3" for a flag and a number too. And values as texts."""
+"""Reads values as the programs themselves read them, and shows values as texts.
+
+Accelerate, for one, takes "true", "no" and "3" for a flag and a number too.
+"""
 
 import difflib
 import json
@@ -13,7 +16,7 @@ _FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "o
 
 
 def word(value: Any) -> str:
-    """In lower case; "" for what is no text."""
+    """Returns a text in lower case; "" for a value that is no text."""
     return value.strip(" \t").lower() if isinstance(value, str) else ""
 
 
@@ -32,7 +35,7 @@ def integer(value: Any) -> int | None:
 
 
 def names(value: Any) -> list[str] | None:
-    """The texts of a list, or of "a, b", each once."""
+    """Returns the texts of a list, or of "a, b", each once."""
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
         return None
@@ -55,7 +58,7 @@ def dotted(pointer: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """". hint: did you mean ...?" with the nearest name, or one that ends alike; "" where there is none."""
+    """Returns ". hint: did you mean ...?" with the nearest name, or one that ends alike; "" if there is none."""
     by_lower, name = {each.lower(): each for each in known}, name.lower()[:100]
     near = difflib.get_close_matches(name, by_lower, 1, 0.8) or [each for each in by_lower if each.rpartition(".")[2] == name.rpartition(".")[2]]
     return f'. [T0699] hint: did you mean "{by_lower[near[0]]}"?' if near else ""

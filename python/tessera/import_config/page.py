@@ -1,4 +1,4 @@
-"""docs/import-config.md, made from the tables: python -m tessera.import_config.page > docs/import-config.md"""
+"""Makes docs/import-config.md from the tables: python -m tessera.import_config.page > docs/import-config.md"""
 
 import sys
 

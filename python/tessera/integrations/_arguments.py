@@ -1,4 +1,4 @@
-"""TrainingArguments of `transformers` and a strategy, brought together: what both say has to be the same."""
+"""Brings TrainingArguments of `transformers` and a strategy together: values that both name have to be the same."""
 
 import dataclasses
 from typing import Any
@@ -45,7 +45,7 @@ def expect_possible(args: TrainingArguments, trainer: dict[str, Any]) -> None:
 
 
 def completed(strategy: Strategy, args: TrainingArguments, model: torch.nn.Module, trainer: Trainer) -> dict[str, Any]:
-    """The strategy, with all that only the arguments say."""
+    """Returns the strategy with everything that only the arguments say."""
     strategy = copy_of(strategy)
     microbatches = args.gradient_accumulation_steps
     agree(strategy, "gradient_accumulation", microbatches, "TrainingArguments.gradient_accumulation_steps")
@@ -77,7 +77,7 @@ def _expect_defaults(args: TrainingArguments) -> None:
 
 
 def _add_adamw(optimizer: dict, args: TrainingArguments, model: torch.nn.Module, trainer: Trainer) -> None:
-    """AdamW as the Trainer makes it: biases and the weights of norms do not decay."""
+    """Adds AdamW as the Trainer makes it: biases and the weights of norms do not decay."""
     if args.optim not in ("adamw_torch", "adamw_torch_fused"):
         raise Error(f'TesseraTrainer does not take TrainingArguments.optim="{args.optim.value}". [T0713] hint: leave it out, '
                     'and name the update rule in the strategy: "optimizer": {"type": ...}')

@@ -1,4 +1,4 @@
-"""What the integrations have in common."""
+"""Functions that the integrations share."""
 
 import json
 import os
@@ -13,7 +13,9 @@ from tessera._job import read_strategy
 
 
 def copy_of(strategy: Strategy) -> dict[str, Any]:
-    """The keys that a strategy names, to add others. Raises Error with all that is wrong with them."""
+    """Returns the keys that a strategy names, so that others can be added. Raises Error with all that is wrong with
+    them.
+    """
     read_strategy(strategy)
     if isinstance(strategy, (str, os.PathLike)):
         with open(strategy, encoding="utf-8") as file:
@@ -22,7 +24,7 @@ def copy_of(strategy: Strategy) -> dict[str, Any]:
 
 
 def agree(keys: dict[str, Any], key: str, value: Any, who: str) -> None:
-    """Sets `key`. Raises Error where the strategy names another value: `who` says where `value` comes from."""
+    """Sets `key`. Raises Error if the strategy names another value; `who` says where `value` comes from."""
     if keys.setdefault(key, value) != value:
         raise Error(f'the strategy says "{key}": {json.dumps(keys[key])}, but {who} says {json.dumps(value)}. '
                     "[T0714] hint: leave the key out of the strategy, or make them equal")
@@ -35,8 +37,11 @@ def use_manual_schedule(strategy: dict[str, Any], who: str) -> None:
 
 
 def take_step(engine: Engine) -> _native.StepResult:
-    """A step of the microbatches there are. Of the last step of an epoch some can be missing: they count as zero, as in Lightning, which
-    divides each loss by the number of a whole step."""
+    """Makes a step of the microbatches that there are, and returns its result.
+
+    The last step of an epoch may lack some. They count as zero, as in Lightning, which divides each loss by the number
+    of a whole step.
+    """
     while not engine.step_is_due():
         engine.backward(0 * next(each for each in engine.model.parameters() if each.requires_grad).sum())
     return engine.step()

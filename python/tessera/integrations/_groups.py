@@ -1,4 +1,4 @@
-"""Groups of an optimizer's parameters that refuse, where it is written, what an Engine cannot do."""
+"""Groups of an optimizer's parameters that refuse changes which an Engine cannot follow, where they are written."""
 
 import sys
 from collections.abc import Iterable
@@ -8,16 +8,16 @@ import torch
 
 from tessera._error import Error
 
-# Keys of torch.optim that say how a step is computed, and not what.
+# Keys of torch.optim that choose how a step is computed, and not its result.
 _HOW = {"foreach", "fused", "capturable"}
 
 
 class WatchedGroup(dict):
     """A group of `optimizer.param_groups`. Copies and pickles of it are plain dictionaries.
 
-    An optimizer's step reads the keys of its `defaults` and no others. So all others are of schedulers and programs, whatever their names
-    are (initial_lr, max_lr, swa_lr, base_momentum, lr_scale ...), and may be written. Of the optimizer's own, those in `carried` reach the
-    Engine with the next step; what is left must stay as it is.
+    An optimizer's step reads the keys of its `defaults` and no others. All other keys belong to schedulers and
+    programs, whatever their names are (initial_lr, max_lr, swa_lr, base_momentum, lr_scale ...), and may be written.
+    The optimizer's own keys in `carried` reach the Engine with the next step; the rest must stay as it is.
     """
 
     def __init__(self, group: dict[str, Any], defaults: Iterable[str], carried: Iterable[str], who: str) -> None:
@@ -43,7 +43,7 @@ class WatchedGroup(dict):
 
 
 def watch(optimizer: torch.optim.Optimizer, defaults: Iterable[str], carried: Iterable[str], who: str) -> None:
-    """Makes all groups WatchedGroups. To be called again where others may have come: add_param_group, load_state_dict."""
+    """Makes all groups WatchedGroups. Call it again after others may have come: add_param_group, load_state_dict."""
     groups = optimizer.param_groups
     for index, group in enumerate(groups):
         if type(group) is not WatchedGroup:
@@ -51,12 +51,14 @@ def watch(optimizer: torch.optim.Optimizer, defaults: Iterable[str], carried: It
 
 
 def plain(value: Any) -> Any:
-    """A number of a group as `Engine.set_option` takes it, and as two can be compared: schedulers may write tensors."""
+    """Returns a number of a group as `Engine.set_option` takes it, and as two can be compared: schedulers may write
+    tensors.
+    """
     return tuple(float(each) for each in value) if isinstance(value, (tuple, list)) else float(value)
 
 
 def _writer() -> str:
-    """Who writes: "OneCycleLR.get_lr", "Classifier.training_step"."""
+    """Returns who writes: "OneCycleLR.get_lr", "Classifier.training_step"."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""An optimizer of torch.optim, said as a strategy says it. It never steps: the Engine does what it stands for."""
+"""Expresses an optimizer of torch.optim as a strategy does. The optimizer never steps: the Engine does its work."""
 
 import operator
 from typing import Any
@@ -10,15 +10,16 @@ from tessera._error import Error
 from tessera.integrations._bridge import agree
 from tessera.integrations._groups import WatchedGroup, plain, watch
 
-# What the strategy calls a rule, and those of its numbers that the Engine has too.
+# The strategy's name of each rule, and those of its numbers that the Engine has too.
 _RULES = {torch.optim.AdamW: ("adamw", ("betas", "eps", "weight_decay")),
           torch.optim.Adam: ("adam", ("betas", "eps", "weight_decay")),
           torch.optim.SGD: ("sgd", ("momentum", "dampening", "nesterov", "weight_decay"))}
-_OF_A_GROUP = ("betas", "eps", "weight_decay")  # in a strategy; others reach the Engine as they would when they change
+_OF_A_GROUP = ("betas", "eps", "weight_decay")  # keys of a strategy's group; others reach the Engine when they change
 
 
 class FollowedOptimizer:
-    """Hands on to an Engine what schedulers, callbacks and the program write into an optimizer's groups, and which parameters train.
+    """Passes on to an Engine what schedulers, callbacks and the program write into an optimizer's groups, and what
+    trains.
 
     The first group is the Engine's own; others are groups "1", "2", ... of the strategy.
     """
@@ -32,9 +33,9 @@ class FollowedOptimizer:
         self._optimizer, self._module, self._kind = optimizer, module, kind
         self._rule, self._numbers = _RULES[kind]
         self._usual = kind([torch.zeros(())]).defaults
-        self._sent: dict[int, dict[str, Any]] = {}  # numbers that the Engine has, by group
-        self._members: list[list[torch.Tensor]] = []  # of the groups that the Engine has
-        self._frozen: list[tuple[str, torch.Tensor]] = []  # in the Engine
+        self._sent: dict[int, dict[str, Any]] = {}  # numbers that the Engine has, for each group
+        self._members: list[list[torch.Tensor]] = []  # parameters of the groups that the Engine has
+        self._frozen: list[tuple[str, torch.Tensor]] = []  # parameters that are frozen in the Engine
         self._watch()
 
     def add_to(self, strategy: dict[str, Any]) -> None:
@@ -65,7 +66,7 @@ class FollowedOptimizer:
         return {"name": str(index), "match": names, **{k: list(v) if k == "betas" else v for k, v in own.items()}}
 
     def _watch(self) -> None:
-        """Also sees what was written before anybody watched."""
+        """Watches all groups, and finds what was written before anybody watched."""
         for group in self._optimizer.param_groups:
             if type(group) is WatchedGroup:
                 continue
@@ -75,11 +76,11 @@ class FollowedOptimizer:
         watch(self._optimizer, self._usual, ("lr", *self._numbers), self._kind.__name__)
 
     def forget_sent(self) -> None:
-        """The Engine may have other numbers than it was sent: a checkpoint's."""
+        """Forgets which numbers the Engine has, since a checkpoint may have given it others."""
         self._sent.clear()
 
     def hand_on(self, engine: Engine) -> None:
-        """Gives the Engine the rates and numbers that the groups have now, for the step that comes."""
+        """Gives the Engine the rates and numbers that the groups have now, for the next step."""
         groups = self._optimizer.param_groups
         for index, group in enumerate(groups):
             name = str(index) if index > 0 else None
@@ -96,7 +97,9 @@ class FollowedOptimizer:
             self._sent[index] = numbers
 
     def follow(self, engine: Engine) -> None:
-        """Sees to it that the Engine trains what requires gradients now. Before a forward; collective where something has changed."""
+        """Makes the Engine train what requires gradients now. Call it before a forward; collective if something has
+        changed.
+        """
         self._watch()  # groups that load_state_dict has made
         groups = self._optimizer.param_groups
         unfrozen = [name for name, value in self._frozen if value.requires_grad]
@@ -119,7 +122,8 @@ class FollowedOptimizer:
                             "BaseFinetuning.unfreeze_and_add_param_group does; or requires_grad_(False)")
         if unfrozen:
             engine.set_trainable(unfrozen, True)
-        # The Engine has planned anew, by what requires gradients now: what a callback has frozen meanwhile has no memory for gradients.
+        # The Engine has planned anew for what requires gradients now. Parameters that a callback has frozen have no
+        # memory for gradients.
         self._frozen = [item for item in self._module.named_parameters() if not item[1].requires_grad]
 
     def _expect_same_members(self, groups: list[dict[str, Any]]) -> None:

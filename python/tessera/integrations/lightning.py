@@ -4,11 +4,12 @@
     trainer.fit(module, loader)
 
 `tessera launch` or torchrun starts the ranks, `devices` on each host. The module stays as it is: configure_optimizers
-says how AdamW, Adam or SGD updates. What schedulers, callbacks and the module write into the optimizer's groups while it
-trains (lr, weight_decay, betas, momentum ...) holds from the next step on, as without Tessera; what the Engine cannot do is
-an Error where it is written. Parameters may be frozen and unfrozen, with groups of their own (BackboneFinetuning), and
-Lightning's callbacks that average weights write them. The Trainer says how many microbatches a
-step has and how gradients are clipped. The strategy, a file or a dict, says the rest. What two say has to be the same.
+says how AdamW, Adam or SGD updates. Schedulers, callbacks and the module may write into the optimizer's groups while it
+trains (lr, weight_decay, betas, momentum ...), and the next step uses that, as without Tessera. A change that the
+Engine cannot follow is an Error where it is written. Parameters may be frozen and unfrozen, with groups of their own
+(BackboneFinetuning), and Lightning's callbacks that average weights write them. The Trainer says how many microbatches
+a step has and how gradients are clipped. The strategy, a file or a dict, says the rest. Values that both name have to
+be the same.
 """
 
 import os
@@ -33,7 +34,10 @@ from tessera.integrations._optimizer import FollowedOptimizer
 
 
 class TesseraStrategy(DDPStrategy):
-    """`engine` is the Engine, from the first fit, validate, test or predict on; `result` is what the last step did."""
+    """Lightning's strategy with an Engine.
+
+    `engine` is the Engine, from the first fit, validate, test or predict on; `result` is what the last step did.
+    """
 
     def __init__(self, strategy: Strategy) -> None:
         super().__init__()
@@ -62,7 +66,7 @@ class TesseraStrategy(DDPStrategy):
         self.setup_precision_plugin()
 
     def _let_write(self, callback: Any) -> None:
-        """Lightning's callbacks that write weights do so where the Engine takes them."""
+        """Lets Lightning's callbacks that write weights do so where the Engine takes them."""
         for name in _WRITERS:
             method = getattr(callback, name, None)
             if method is not None and not isinstance(method, _Writing):
@@ -93,7 +97,7 @@ class TesseraStrategy(DDPStrategy):
             raise Error("TesseraStrategy does not take Trainer(sync_batchnorm=True). [T0729] hint: leave it out")
 
     def _completed(self, trainer: Any) -> dict[str, Any]:
-        """The strategy, with what the Trainer and the module's optimizer say."""
+        """Returns the strategy with what the Trainer and the module's optimizer say."""
         strategy = copy_of(self._given)
         agree(strategy, "gradient_accumulation", trainer.accumulate_grad_batches, "Trainer(accumulate_grad_batches)")
         if trainer.gradient_clip_val is not None:
@@ -109,7 +113,9 @@ class TesseraStrategy(DDPStrategy):
         return super().training_step(*args, **kwargs)
 
     def backward(self, closure_loss: torch.Tensor, optimizer: torch.optim.Optimizer | None) -> torch.Tensor:
-        """Lightning has divided the loss by accumulate_grad_batches; the Engine takes the mean itself."""
+        """Runs the Engine's backward. Lightning has divided the loss by accumulate_grad_batches; the Engine takes the
+        mean itself.
+        """
         loss = self.precision_plugin.pre_backward(closure_loss, self.lightning_module)
         with _in_lightning():
             self.engine.backward(loss * self.lightning_module.trainer.accumulate_grad_batches)
@@ -136,7 +142,9 @@ class TesseraStrategy(DDPStrategy):
         return True
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Beside Lightning's file, whose weights are whole, comes a folder with all that training goes on from."""
+        """Saves Lightning's file, whose weights are whole, and beside it a folder with all that training needs to go
+        on.
+        """
         super().save_checkpoint(checkpoint, filepath, storage_options)
         if "optimizer_states" in checkpoint:
             self.engine.save_checkpoint(_folder_beside(filepath), keep=1)
@@ -158,7 +166,8 @@ class TesseraStrategy(DDPStrategy):
         module = self.lightning_module
         for callback in module.trainer.callbacks:
             if isinstance(callback, BaseFinetuning):
-                callback.on_fit_start(module.trainer, module)  # the groups that it had added, which it knows of only now
+                # The callback adds its groups again, which it knows of only now.
+                callback.on_fit_start(module.trainer, module)
         super().load_optimizer_state_dict(checkpoint)  # rates, and numbers
         self._followed.follow(self.engine)
         self.engine.load_checkpoint(_folder_beside(self._checkpoint))
@@ -168,17 +177,17 @@ class TesseraStrategy(DDPStrategy):
         """Does nothing: the Engine brings each rank's shards to its device."""
 
     def teardown(self) -> None:
-        """The module stays sharded, and where it is, for the next fit or test."""
+        """Ends a fit or test. The module stays sharded, and where it is, for the next one."""
         for part in (self.precision_plugin, self.accelerator, self.checkpoint_io, self.cluster_environment):
             part.teardown()
 
 
-# Of StochasticWeightAveraging, and of WeightAveraging with what is derived from it.
+# Methods of StochasticWeightAveraging, and of WeightAveraging and classes derived from it.
 _WRITERS = ("transfer_weights", "_swap_models", "_copy_average_to_current")
 
 
 class _Writing:
-    """A method that writes parameters, under Engine.gathered(write=True)."""
+    """A method that writes parameters, called under Engine.gathered(write=True)."""
 
     def __init__(self, strategy: TesseraStrategy, method: Callable[..., Any]) -> None:
         self._strategy, self._method = strategy, method

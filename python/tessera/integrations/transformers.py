@@ -6,7 +6,8 @@
 
 `tessera launch` or torchrun starts the ranks. TrainingArguments say how many microbatches a step has, how gradients are
 clipped, what the learning rate is, and what AdamW does, unless the strategy names another update rule. The strategy, a
-file or a dict, says the rest. What both say has to be the same. All ranks call train, evaluate, predict and save_model.
+file or a dict, says the rest. Values that both name have to be the same. All ranks call train, evaluate, predict and
+save_model.
 """
 
 import os
@@ -30,9 +31,9 @@ _log = logging.get_logger(__name__)
 
 
 class TesseraTrainer(Trainer):
-    """A Trainer that shards its model. `engine` is the Engine; what follows `strategy` is as in Trainer.
+    """A Trainer that shards its model. `engine` is the Engine; arguments after `strategy` are Trainer's.
 
-    Where the strategy has no "units", those are the blocks that the model names in `_no_split_modules`.
+    If the strategy has no "units", they are the blocks that the model names in `_no_split_modules`.
     """
 
     _items: Any = None  # num_items_in_batch, of the latest training_step
@@ -68,10 +69,12 @@ class TesseraTrainer(Trainer):
         return super().training_step(model, inputs, num_items_in_batch)
 
     def _backward(self, loss: torch.Tensor, **_: Any) -> None:
-        """The Trainer's losses are to be added up over the microbatches that this step has; the Engine takes the mean.
+        """Runs the Engine's backward with a loss that makes up for the Engine's mean.
 
-        They are divided by num_items_in_batch, the labels of the step. Where that is the number of this rank alone
-        (average_tokens_across_devices=False), it is this rank's weight, so that the step is a mean over all labels."""
+        The Trainer's losses are meant to be added up over the microbatches that this step has; the Engine takes the
+        mean. They are divided by num_items_in_batch, the labels of the step. If that is the number of this rank alone
+        (average_tokens_across_devices=False), it is this rank's weight, so the step is a mean over all labels.
+        """
         microbatches, weight = self.current_gradient_accumulation_steps, 1.0
         is_by_items = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
         if self._items is not None and is_by_items and not self.args.average_tokens_across_devices:
@@ -82,7 +85,7 @@ class TesseraTrainer(Trainer):
         """Does nothing: Engine.step clips."""
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> torch.Tensor:
-        """A tensor that gets its value in the step that follows. The Trainer reads it after that, to log it."""
+        """Returns a tensor that gets its value in the next step. The Trainer reads it after that step, to log it."""
         return self.optimizer.grad_norm
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
@@ -108,7 +111,7 @@ class TesseraTrainer(Trainer):
                 _log.warning(text)
 
     def _spread_rates(self) -> None:
-        """Of a checkpoint of 0.1 the scheduler has one rate, which is that of all groups."""
+        """Gives all groups the scheduler's one rate, which is all that a checkpoint of 0.1 has."""
         for name in ("base_lrs", "_last_lr"):
             rates = getattr(self.lr_scheduler, name, None)
             if isinstance(rates, list) and len(rates) == 1:
@@ -120,11 +123,12 @@ class TesseraTrainer(Trainer):
 
 
 class EngineOptimizer(torch.optim.Optimizer):
-    """What the Trainer, its scheduler and callbacks see in place of an optimizer: groups with the numbers of the Engine's update rule, and
-    the Engine's step.
+    """The object that the Trainer, its scheduler and callbacks see in place of an optimizer.
 
-    The first group is of what is in no group of the strategy, the others are its groups, in their order. What is written there holds from
-    the next step on; what the rule of torch.optim has and the Engine cannot do is an Error where it is written.
+    Its groups have the numbers of the Engine's update rule, and its step is the Engine's. The first group holds what is
+    in no group of the strategy; the others are the strategy's groups, in their order. A number written there is used
+    from the next step on. A number that torch.optim's rule has and the Engine cannot follow is an Error where it is
+    written.
     """
 
     _is_accelerate_prepared = True  # so accelerate does not wrap it
@@ -147,11 +151,11 @@ class EngineOptimizer(torch.optim.Optimizer):
         watch(self, self._plain, ("lr", *self._numbers), "the Engine's optimizer")
 
     def forget_sent(self) -> None:
-        """The Engine may have other numbers than it was sent: a checkpoint's."""
+        """Forgets which numbers the Engine has, since a checkpoint may have given it others."""
         self._sent.clear()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Of a checkpoint of 0.1 there is one group, whose rate all have."""
+        """Loads rates and numbers. A checkpoint of 0.1 has one group, whose rate all groups get."""
         saved = state_dict["param_groups"]
         for index, group in enumerate(self.param_groups):
             group.update({key: value for key, value in saved[min(index, len(saved) - 1)].items() if key != "params"

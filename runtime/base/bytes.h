@@ -8,10 +8,10 @@
 
 namespace tessera {
 
-/// Bytes for people: "512 B", "1.50 GiB" (binary units, two decimals), "-3.00 MiB".
+/// Formats bytes for people: "512 B", "1.50 GiB" (binary units, two decimals), "-3.00 MiB".
 std::string format_bytes(std::int64_t bytes);
 
-/// Reads "8GiB", "1.5 GiB", "500MB" or "4096" (bytes). Units, spelled exactly so: B, KB, MB, GB, TB, PB
+/// Reads "8GiB", "1.5 GiB", "500MB" or "4096" (bytes). The units must be spelled exactly so: B, KB, MB, GB, TB, PB
 /// (powers of 1000) and KiB, MiB, GiB, TiB, PiB (powers of 1024). A fraction is rounded to the nearest byte.
 ///
 /// Errors (exit code 78): no number, a negative one, an unknown unit (with the nearest known one), more than

@@ -5,7 +5,8 @@
 
 namespace tessera {
 
-/// The CRC-32C (Castagnoli, RFC 3720) of `bytes`. A byte at a time: for records of some hundred bytes.
+/// Returns the CRC-32C (Castagnoli, RFC 3720) of `bytes`. It works a byte at a time, which is fast enough for records
+/// of some hundred bytes. Any thread may call it.
 std::uint32_t crc32c(std::string_view bytes);
 
 }  // namespace tessera

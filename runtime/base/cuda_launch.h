@@ -2,13 +2,13 @@
 
 #include <cuda_runtime_api.h>
 
-// Where another compiler reads a kernel's source, whoever includes it brings its own of these: tests run kernels on the
-// host (tests/support/stand_ins/cuda_on_host.h).
+// If another compiler reads a kernel's source, the file that includes it brings its own versions of these functions:
+// tests run kernels on the host (tests/support/stand_ins/cuda_on_host.h).
 #if defined(__CUDACC__)
 
 namespace tessera::cuda {
 
-/// Starts `kernel` on `blocks` thread blocks of `threads` each.
+/// Starts `kernel` on `blocks` thread blocks of `threads` threads each; returns CUDA's error.
 template <class... Parameters, class... Arguments>
 cudaError_t launch(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, cudaStream_t stream,
                    Arguments... arguments) {
@@ -16,7 +16,7 @@ cudaError_t launch(void (*kernel)(Parameters...), unsigned blocks, unsigned thre
   return cudaGetLastError();
 }
 
-/// Streaming multiprocessors of the current device.
+/// Sets `count` to the number of streaming multiprocessors of the current device; returns CUDA's error.
 inline cudaError_t multiprocessors(int& count) {
   int device = 0;
   const cudaError_t error = cudaGetDevice(&device);

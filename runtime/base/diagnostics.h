@@ -18,9 +18,9 @@ namespace tessera {
 class Diagnostics {
  public:
   static constexpr std::size_t kNowhere = static_cast<std::size_t>(-1);
-  static constexpr std::size_t kMaxReported = 100;  ///< a file with more errors says only how many more
+  static constexpr std::size_t kMaxReported = 100;  ///< a longer list of errors ends with their number
 
-  /// `name` stands for the file.
+  /// `name` stands for the file in messages.
   Diagnostics(std::string name, std::string_view text);
 
   /// `offset` is in bytes from the start of the text; `pointer` a JSON pointer (RFC 6901), "" being the whole
@@ -28,10 +28,10 @@ class Diagnostics {
   void add(std::size_t offset, std::string pointer, std::string message, std::size_t related = kNowhere);
 
   bool empty() const { return problems_.empty(); }
-  /// Is there a problem at this pointer, inside it, or at something that holds it?
+  /// Returns whether there is a problem at this pointer, inside it, or at something that holds it.
   bool touches(std::string_view pointer) const;
-  /// OK, or all problems, one a line, with exit code 78. `hint`: "hint: ..." about files of this kind, a last line where no problem has
-  /// a hint of its own.
+  /// Returns OK, or all problems, one a line, with exit code 78. `hint` is a "hint: ..." about files of this kind; it
+  /// becomes the last line if no problem has a hint of its own.
   absl::Status to_status(const std::string& hint = "") const;
 
  private:

@@ -8,34 +8,39 @@
 
 namespace tessera {
 
-/// What an errno means to a user: its text, the exit code, and what to do. errno_hint.cc has a table with a row for each.
+/// What an errno means to a user: its text, the exit code, and what to do. errno_hint.cc has a table with one row for
+/// each errno. Any thread may call these functions.
 
-/// "No space left on device (errno 28)".
+/// Returns a text such as "No space left on device (errno 28)".
 std::string errno_text(int error);
 
-/// What to raise where `error`, an errno, is a limit's: "hint: raise the limit of open files (ulimit -n), which is 1024 here".
-/// Empty for every other errno. EAGAIN is that of processes and threads.
+/// Returns what to raise if `error`, an errno, is a limit's: "hint: raise the limit of open files (ulimit -n), which is
+/// 1024 here". It is empty for every other errno. EAGAIN counts as the limit of processes and threads.
 std::string limit_hint(int error);
 
-/// errno_text(error), and where the errno is a limit's ". " with limit_hint. For what concerns no file.
+/// Returns errno_text(error), and ". " with limit_hint if the errno is a limit's. Use it for failures that concern no
+/// file.
 std::string reason_of(int error);
 
-/// The same of a file that could not be opened or read: errno_text(error), and ". hint: ..." with what to do, where anybody can say more than
-/// the system.
+/// Returns errno_text(error) for a file that could not be opened or read, and ". hint: ..." with what to do if there is
+/// more to say than the system says.
 std::string reason_of_reading(int error);
 
-/// The same of a file or folder that could not be made or written. `wanted`: bytes that were to be written, if that is known.
+/// Returns the same for a file or folder that could not be made or written. `wanted`: bytes that were to be written, if
+/// that is known.
 std::string reason_of_writing(int error, std::int64_t wanted = -1);
 
-/// The errno of the limit that a text of another library speaks of ("accept: Too many open files"); 0: of none.
+/// Returns the errno of the limit that another library's text mentions ("accept: Too many open files"); 0 if it
+/// mentions none.
 int limit_in(std::string_view text);
 
-/// 77 permission; 71 memory, descriptors, processes; 73 a path that cannot hold the file; 74 everything else: EIO, a full
-/// disk, a file beyond the limit of sizes, a file that ended too early (0).
+/// Returns the exit code of a failed read or write: 77 permission; 71 memory, descriptors, processes; 73 a path that
+/// cannot hold the file; 74 everything else: EIO, a full disk, a file beyond the limit of sizes, a file that ended too
+/// early (0).
 ExitCode exit_code_of_errno(int error);
 
-/// The exit code where a file for a user's output could not be opened: 77 permission, which a file system mounted read-only is too;
-/// that of a limit; 73 everything else.
+/// Returns the exit code for a user's output file that could not be opened: 77 permission, also a file system mounted
+/// read-only; 71 for a limit; 73 everything else.
 ExitCode exit_code_of_creating(int error);
 
 }  // namespace tessera

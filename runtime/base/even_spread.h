@@ -4,23 +4,23 @@
 
 namespace tessera {
 
-/// Some of the things in a row, k chosen of n, evenly spread over it: of the first i, floor(i k / n) are chosen. So whoever goes through the
-/// row, in either direction, meets the chosen ones and the others in a steady mix.
+/// Chooses k of n items in a row, spread evenly: floor(i k / n) of the first i items are chosen. A pass through the
+/// row, in either direction, therefore meets chosen items and others in a steady mix. A plain value.
 class EvenSpread {
  public:
   EvenSpread() = default;
-  /// Chooses `chosen` of `all`: of the `first` ones as many as there are, and of the others the rest. Each of the two is spread evenly.
-  /// REQUIRES: 0 <= chosen, first <= all < 2^31.
+  /// Chooses `chosen` of `all` items: first from the `first` ones, as many as there are, and the rest from the others.
+  /// Both parts are spread evenly. REQUIRES: 0 <= chosen, first <= all < 2^31.
   EvenSpread(std::int64_t all, std::int64_t chosen, std::int64_t first)
       : of_first_{first, chosen < first ? chosen : first},
         of_others_{all - first, chosen < first ? 0 : chosen - first} {}
 
-  /// Of 0 to i - 1, how many are chosen. REQUIRES: 0 <= i <= all.
+  /// Returns how many of the items 0 to i - 1 are chosen. REQUIRES: 0 <= i <= all.
   std::int64_t chosen_before(std::int64_t i) const {
     return i <= of_first_.all ? of_first_.before(i) : of_first_.chosen + of_others_.before(i - of_first_.all);
   }
   bool has(std::int64_t i) const { return chosen_before(i + 1) > chosen_before(i); }
-  /// The number of i among its kind, the chosen or the others, from 0.
+  /// Returns the number of item i among its kind, the chosen ones or the others, from 0.
   std::int64_t index(std::int64_t i) const { return has(i) ? chosen_before(i) : i - chosen_before(i); }
 
  private:

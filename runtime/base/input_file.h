@@ -11,8 +11,8 @@
 
 namespace tessera {
 
-/// Reading what a user named as an input, without ever waiting for good: a directory or an endless device is an error
-/// at once, and a pipe that nobody writes to is one after kPipeSeconds. Used for strategy, model, data and weights.
+/// Reads what a user named as an input, and never waits for ever: a directory or an endless device is an error at once,
+/// and a pipe that nobody writes to is one after kPipeSeconds. Readers of strategy, model, data and weights use it.
 
 inline constexpr int kPipeSeconds = 3;
 
@@ -36,19 +36,20 @@ class InputFile {
   std::size_t size_;
 };
 
-/// The whole text of a file or pipe, of at most `most_bytes`: what is larger is not of this kind (`too_large`, 78 for what
-/// configures a run and 65 for data). Memory is taken for what is there. Other errors: as InputFile::open; 65 for a pipe
-/// that is silent for kPipeSeconds.
+/// Reads the whole text of a file or pipe of at most `most_bytes`. A larger one is not of this kind and fails with
+/// `too_large` (78 for files that configure a run, 65 for data). Memory is taken for what is there. Other errors are
+/// those of InputFile::open, and 65 for a pipe that is silent for kPipeSeconds.
 absl::StatusOr<std::string> read_input_file(const std::filesystem::path& path, const std::string& kind,
                                             std::size_t most_bytes, ExitCode too_large = ExitCode::kConfig);
 
-/// The same of the file `name` in a folder that a user named. The folder may be a link; the file may not (65), since a
-/// folder may come from a stranger.
+/// Reads the file `name` in a folder that a user named, in the same way. The folder may be a link; the file may not
+/// (65), since a folder may come from a stranger.
 absl::StatusOr<std::string> read_input_file_in(const std::filesystem::path& folder, const std::string& name,
                                                const std::string& kind, std::size_t most_bytes,
                                                ExitCode too_large = ExitCode::kConfig);
 
-/// "model file x.json: cannot be opened: No such file or directory (errno 2)", with the exit code for `error`, an errno.
+/// Returns the error "model file x.json: cannot be opened: No such file or directory (errno 2)", with the exit code for
+/// `error`, an errno.
 absl::Status input_error(const std::filesystem::path& path, const std::string& kind, const char* what, int error);
 
 }  // namespace tessera

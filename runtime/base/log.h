@@ -4,12 +4,12 @@
 
 namespace tessera {
 
-/// Messages to stderr, one call one write, so that lines of several ranks do not interleave:
+/// Writes messages to stderr, one write a call, so that lines of several ranks do not interleave:
 ///
 ///     12:00:01.250 info    [rank 3/8] 12 units, 112.00 MiB of parameters
 ///
-/// A facade, so that no header and no file that includes LibTorch sees spdlog or fmt (LibTorch bundles
-/// another fmt). All functions may be called from any thread. A message longer than 32 KiB is cut there.
+/// These functions hide spdlog and fmt from all headers and from all files that include LibTorch, which bundles another
+/// fmt. Any thread may call them. A message longer than 32 KiB is cut there.
 
 enum class LogLevel { kInfo, kWarning, kError, kOff };
 
@@ -17,19 +17,19 @@ void log_info(const std::string& message);
 void log_warning(const std::string& message);
 void log_error(const std::string& message);
 
-/// Least important level that is printed. It starts as the environment variable TESSERA_LOG_LEVEL says
-/// ("info", "warning", "error" or "off"; anything else is warned about), else as kInfo.
+/// The least important level that is printed. It starts as the environment variable TESSERA_LOG_LEVEL says ("info",
+/// "warning", "error" or "off"; anything else gets a warning), and as kInfo without the variable.
 void set_log_level(LogLevel level);
 LogLevel log_level();
-/// `--quiet`: warnings and errors only. Never makes the log more talkative than it is.
+/// Prints warnings and errors only (`--quiet`). It never makes the log more talkative than it is.
 void set_log_quiet();
 
-/// Who the calling *thread* is, for the prefix. Ranks may be threads of one process, so this is kept per
-/// thread; a thread started on behalf of a rank takes it over: `set_log_rank(rank)` with what its parent's
-/// `log_rank()` gave.
+/// Who the calling *thread* is, for the prefix of its messages. Ranks may be threads of one process, so each thread has
+/// its own. A thread that works for a rank takes the rank's over: `set_log_rank(rank)` with the result of its parent's
+/// `log_rank()`.
 struct LogRank {
   int rank = 0;
-  int world_size = 1;  ///< 1: no prefix
+  int world_size = 1;  ///< 1: messages have no prefix
 };
 void set_log_rank(int rank, int world_size);
 void set_log_rank(const LogRank& rank);

@@ -6,10 +6,11 @@
 
 namespace tessera {
 
-/// How long compressed gradients are: words of 32 bits for `numel` elements. Codecs (runtime/comm/sum) write such messages, and plans count
-/// them.
+/// Lengths of compressed gradients, in words of 32 bits for `numel` elements. Codecs (runtime/comm/sum) write such
+/// messages, and plans count their bytes.
 
-/// Signs and levels are made for runs of so many elements, from the first one on; the last run of a message may be shorter.
+/// Elements in a run. Signs and levels are made for runs, from the first element on; the last run of a message may be
+/// shorter.
 inline constexpr std::size_t kMessageRun = 256;
 
 template <std::integral Count>
@@ -18,13 +19,13 @@ constexpr Count message_runs(Count numel) {
   return (numel + run - 1) / run;
 }
 
-/// Of each run a scale, and a bit for each element.
+/// Words of a message with one scale a run, and one bit an element.
 template <std::integral Count>
 constexpr Count scaled_sign_words(Count numel) {
   return message_runs(numel) * static_cast<Count>(1 + kMessageRun / 32);
 }
 
-/// A word for all, and of each run a bit for each element.
+/// Words of a message with one word for all, and one bit an element, padded to whole runs.
 template <std::integral Count>
 constexpr Count vote_words(Count numel) {
   return 1 + message_runs(numel) * static_cast<Count>(kMessageRun / 32);
@@ -33,7 +34,7 @@ constexpr Count vote_words(Count numel) {
 /// Bits of an element's code from -levels to levels: 2, 4 or 8.
 constexpr std::size_t level_bits(std::int64_t levels) { return levels == 1 ? 2 : levels <= 7 ? 4 : 8; }
 
-/// Of each run a norm, and a code for each element.
+/// Words of a message with one norm a run, and one code an element.
 template <std::integral Count>
 constexpr Count level_words(std::int64_t levels, Count numel) {
   return message_runs(numel) * static_cast<Count>(1 + kMessageRun * level_bits(levels) / 32);

@@ -8,12 +8,12 @@
 
 namespace tessera {
 
-/// A std::mutex that Clang knows for one: -Wthread-safety finds who uses a member that is ABSL_GUARDED_BY it without
-/// holding it.
+/// A std::mutex that Clang recognises as one: -Wthread-safety reports code that uses a member marked ABSL_GUARDED_BY
+/// without holding the mutex.
 ///
-/// It is not absl::Mutex, since ThreadSanitizer sees nothing of a library that was not compiled for it, as the Abseil of
-/// distributions, and would report all that such a mutex guards as a race. It does see std::mutex, because it replaces
-/// pthread's functions.
+/// It is not absl::Mutex, because ThreadSanitizer does not see into a library that was compiled without it, such as the
+/// Abseil of distributions, and would report everything that such a mutex guards as a race. It does see std::mutex,
+/// because it replaces pthread's functions.
 class ABSL_LOCKABLE Mutex {
  public:
   Mutex() = default;
@@ -22,7 +22,8 @@ class ABSL_LOCKABLE Mutex {
 
   void lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() { mutex_.lock(); }
   void unlock() ABSL_UNLOCK_FUNCTION() { mutex_.unlock(); }
-  /// Tells Clang, where it cannot see that the caller holds it: in functions that somebody else calls back. Does nothing.
+  /// Tells Clang that the caller holds the mutex where Clang cannot see it: in functions that somebody else calls back.
+  /// It does nothing.
   void expect_held() const ABSL_ASSERT_EXCLUSIVE_LOCK() {}
 
  private:
@@ -42,19 +43,19 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
   Mutex& mutex_;
 };
 
-/// A std::condition_variable. What is waited for stands in a loop around the wait, where Clang sees that the mutex is
-/// held; in a predicate it does not:
+/// A std::condition_variable. Put the condition into a loop around the wait, where Clang sees that the mutex is held;
+/// it does not see that in a predicate:
 ///
 ///     while (!has_come_) changed_.wait(mutex_);
 class CondVar {
  public:
-  /// Returns when it was notified, or at any time.
+  /// Returns when it was notified, or at any time (spurious wake-up).
   void wait(Mutex& mutex) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock lock(mutex.mutex_, std::adopt_lock);
     changed_.wait(lock);
     lock.release();
   }
-  /// The same, but no later than `deadline`. False once that has passed.
+  /// The same, but no later than `deadline`. Returns false once the deadline has passed.
   bool wait_until(Mutex& mutex, std::chrono::steady_clock::time_point deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock lock(mutex.mutex_, std::adopt_lock);
     const bool is_in_time = changed_.wait_until(lock, deadline) == std::cv_status::no_timeout;

@@ -6,21 +6,22 @@
 
 namespace tessera {
 
-/// Random bits for stochastic rounding, of optimizer states and of gradients on the wire, that are a pure function of (group, step,
-/// element): no generator has a state, so results do not depend on threads, on how a group is cut into shards, or on the
-/// number of ranks. Integer operations of 32 bits only, the same on CPU vectors and on a GPU.
+/// Random bits for stochastic rounding, of optimizer states and of gradients on the wire. They are a pure function of
+/// (group, step, element): no generator has a state, so results do not depend on threads, on how a group is cut into
+/// shards, or on the number of ranks. The function uses integer operations of 32 bits only, which give the same on CPU
+/// vectors and on a GPU.
 ///
-/// Group and step are mixed into one word once a call; for an element a multiple of an odd constant is added to it (Weyl's
-/// sequence), and the sum goes through one shift, xor and multiplication: a loop that rounds spends as much on its noise as
-/// on what it rounds. All keys read one cycle of 2^32 numbers, from different places on. Two that overlap share numbers of
-/// different elements or steps, whose errors have nothing to do with each other.
+/// Group and step are mixed into one word, once a call. A multiple of an odd constant is added to that word for each
+/// element (Weyl's sequence), and the sum goes through one shift, xor and multiplication: a rounding loop spends as
+/// much on its noise as on what it rounds. All keys read one cycle of 2^32 numbers from different places. Keys whose
+/// ranges overlap share numbers for different elements or steps, whose errors have nothing to do with each other.
 struct NoiseKey {
   std::uint32_t start = 0;
 };
 
-/// Says which function this is, and how states are rounded by it: a checkpoint has it, since a run that goes on from it under
-/// another draws other numbers. Version 1 had another factor and two more steps; version 2 rounded 8-bit states otherwise, and
-/// kept smaller and larger scales of their blocks.
+/// The version of this function, and of how states are rounded by it. Checkpoints store it, since a run that goes on
+/// under another version draws other numbers. Version 1 had another factor and two more steps. Version 2 rounded 8-bit
+/// states differently, and kept smaller and larger scales of their blocks.
 inline constexpr std::int64_t kNoiseVersion = 3;
 
 /// A bijection of 64 bits in which every input bit reaches every output bit: the finaliser of SplitMix64 (Steele, Lea
@@ -40,22 +41,23 @@ TESSERA_ALWAYS_INLINE NoiseKey noise_key(std::uint64_t stream, std::int64_t step
 
 inline constexpr std::uint32_t kNoiseStride = 0x9e3779b1u;  // the prime next to 2^32 over the golden ratio
 
-/// The last step of `noise_at`, for loops that count `strides + key.start` up themselves. The factor is chosen by trial: with
-/// it, no lag up to 300 elements shows a correlation of either half or between them (tests/base/noise_test.cc has a sample);
-/// others that are well known fail at some lag.
+/// The last step of `noise_at`, for loops that count `strides + key.start` up themselves. The factor was chosen by
+/// trial: with it, no lag up to 300 elements shows a correlation of either half or between them
+/// (tests/base/noise_test.cc has a sample), while other well-known factors fail at some lag.
 template <class Bits>
 TESSERA_ALWAYS_INLINE Bits mix_noise(Bits x) {
   return (x ^ (x >> 16)) * 0xac564b05u;
 }
 
-/// 32 bits for one element of the group, or for a vector of elements: `strides` is kNoiseStride * element, modulo 2^32.
-/// Two numbers of one element that are both rounded take up to 16 bits each (`own_noise`). Elements 2^32 apart get the same.
+/// Returns 32 bits for one element of the group, or for a vector of elements. `strides` is kNoiseStride * element,
+/// modulo 2^32. If two numbers of one element are rounded, each takes up to 16 bits (`own_noise`). Elements that are
+/// 2^32 apart get the same bits.
 template <class Bits>
 TESSERA_ALWAYS_INLINE Bits noise_at(NoiseKey key, Bits strides) {
   return mix_noise(strides + key.start);
 }
 
-/// `kBits` bits (at most 16) of an element's noise, for the first number that it rounds or for the second.
+/// Returns `kBits` bits (at most 16) of an element's noise, for the first or the second number that it rounds.
 template <bool kIsFirst, int kBits, class Bits>
 TESSERA_ALWAYS_INLINE Bits own_noise(Bits noise) {
   return kIsFirst ? noise & ((1u << kBits) - 1) : noise >> (32 - kBits);

@@ -2,12 +2,12 @@
 
 namespace tessera {
 
-/// Wrong lines on purpose, one in each of twenty rooms. They are there so that the tests can be tested: the environment variable
-/// TESSERA_SEEDED_FAULT switches one of them on, and scripts/seeded_faults asks whether a test fails then. tests/seeded_faults.json says
-/// what each does, where it is, and whose tests are to find it.
+/// Deliberately wrong lines, one in each of twenty folders, which test the tests. The environment variable
+/// TESSERA_SEEDED_FAULT switches one of them on, and scripts/seeded_faults checks that a test then fails.
+/// tests/seeded_faults.json says what each one does, where it is, and which tests should find it.
 ///
-/// Only builds with the CMake option TESSERA_FAULTS have them, which builds with tests set. In all others `seeded_fault` is the constant
-/// false, and the compiler leaves the wrong lines out.
+/// Only builds with the CMake option TESSERA_FAULTS have these lines; builds with tests set it. Everywhere else
+/// `seeded_fault` is the constant false, and the compiler removes the wrong lines.
 enum class SeededFault {
   kNone,
   kCrcWithoutLastByte,
@@ -34,10 +34,11 @@ enum class SeededFault {
 
 #ifdef TESSERA_SEEDED_FAULTS
 
-/// The one that TESSERA_SEEDED_FAULT names, or kNone. The variable is read at the first call; an unknown name ends the process.
+/// Returns the fault that TESSERA_SEEDED_FAULT names, or kNone. The variable is read at the first call; an unknown name
+/// ends the process.
 SeededFault chosen_seeded_fault();
 
-/// Whether `which` is switched on. It is asked at the edges of hot loops, never for each element.
+/// Returns whether `which` is switched on. Call it at the edges of hot loops, never for each element.
 inline bool seeded_fault(SeededFault which) { return chosen_seeded_fault() == which; }
 
 #else

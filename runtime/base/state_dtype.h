@@ -15,11 +15,12 @@ inline constexpr std::int64_t kStateBlock = 256;
 /// Memory that one state of a run of elements needs.
 struct StateBytes {
   std::int64_t data = 0;
-  std::int64_t scales = 0;  ///< of fp32 numbers; 0 but for k8Bit
+  std::int64_t scales = 0;  ///< bytes of fp32 scales; 0 except for k8Bit
   constexpr std::int64_t total() const { return data + scales; }
 };
 
-/// REQUIRES: the run begins at a multiple of kStateBlock in its group, if dtype is k8Bit.
+/// Returns the bytes of one state of `numel` elements. REQUIRES: the run begins at a multiple of kStateBlock in its
+/// group, if dtype is k8Bit.
 constexpr StateBytes state_bytes(StateDType dtype, std::int64_t numel) {
   switch (dtype) {
     case StateDType::kF32:
@@ -32,10 +33,10 @@ constexpr StateBytes state_bytes(StateDType dtype, std::int64_t numel) {
   return {};
 }
 
-/// The most states that an optimizer keeps.
+/// Largest number of states that an optimizer keeps.
 inline constexpr std::size_t kMostStates = 4;
 
-/// The formats of the states that an optimizer keeps of each element, in its order.
+/// The formats of the states that an optimizer keeps for each element, in its order.
 class StateFormats {
  public:
   constexpr StateFormats() = default;
@@ -55,17 +56,17 @@ class StateFormats {
   std::size_t size_ = 0;
 };
 
-/// How the masters of parameters of `parameter` are kept under the strategy's choice `wanted`.
+/// Returns how the masters of parameters of dtype `parameter` are kept if the strategy chooses `wanted`.
 constexpr MasterKind master_kind_of(MasterKind wanted, DType parameter) {
   return parameter == DType::kBF16 ? wanted : MasterKind::kF32;
 }
 
-/// Whether a parameter is its master, or half of it: then an update reads it.
+/// Returns whether a parameter is its own master, or half of it; an update then reads the parameter.
 constexpr bool holds_masters(MasterKind wanted, DType parameter) {
   return parameter == DType::kF32 || master_kind_of(wanted, parameter) == MasterKind::kSplitBF16;
 }
 
-/// Memory that masters need beside the parameters themselves.
+/// Returns the bytes of masters of `numel` elements beside the parameters themselves.
 constexpr std::int64_t master_bytes(MasterKind wanted, DType parameter, std::int64_t numel) {
   if (parameter == DType::kF32) return 0;
   return master_kind_of(wanted, parameter) == MasterKind::kSplitBF16 ? 2 * numel : 4 * numel;

@@ -9,18 +9,19 @@
 
 namespace tessera {
 
-/// Below the tensor line (files, rendezvous, transports, configuration) failures are `absl::Status`, made by one of
-/// these. The status remembers its exit code, so the program's end needs no second table.
+/// Failures below the tensor line (files, rendezvous, transports, configuration) are `absl::Status`, made by one of
+/// these functions. The status remembers its exit code, so the program's end needs no second table.
 absl::Status make_error(ExitCode code, std::string message);
 
-/// The exit code a status was made with; for statuses made elsewhere, the nearest by `absl::StatusCode`.
+/// Returns the exit code that a status was made with; for statuses made elsewhere, the nearest one by
+/// `absl::StatusCode`.
 ExitCode exit_code_of(const absl::Status& status);
 
-/// Marks a failure that is another rank's: this rank was only told of it. Such a failure is never a job's first cause.
+/// Marks a failure of another rank, of which this rank was only told. Such a failure is never a job's first cause.
 absl::Status told_by_peer(absl::Status status);
 bool is_told_by_peer(const absl::Status& status);
 
-/// `std::string` of the message (absl's `string_view` is not `std::string_view` in every build).
+/// Returns the message as a `std::string` (absl's `string_view` is not `std::string_view` in every build).
 std::string message_of(const absl::Status& status);
 
 }  // namespace tessera

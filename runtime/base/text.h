@@ -7,38 +7,40 @@
 
 namespace tessera {
 
-/// Helpers for messages that people read. All lengths are in characters (code points), not bytes.
+/// Helpers for messages that people read. All lengths are in characters (code points), not bytes. Any thread may call
+/// them.
 
-/// "a, b, c".
+/// Joins words: "a, b, c".
 std::string joined(const std::vector<std::string>& words, std::string_view separator = ", ");
 
-/// The text in double quotes as JSON spells it, control characters escaped, invalid UTF-8 replaced, and cut
-/// to `max_length` characters ("..." marks the cut): safe to print whatever a file holds.
+/// Returns the text in double quotes as JSON spells it, control characters escaped, invalid UTF-8 replaced, and cut to
+/// `max_length` characters ("..." marks the cut). The result is safe to print whatever a file holds.
 std::string quoted_text(std::string_view text, std::size_t max_length = 60);
 
-/// Messages have a bound: what a user, a file or a large job makes long is cut here before it is printed.
+/// Messages have a bound: long texts of a user, a file or a large job are cut here before they are printed.
 ///
-/// `text`, or its beginning and how many bytes were left out: "abc... (9,999 bytes more)". Never cuts a character.
+/// Returns `text`, or its beginning and the number of bytes left out: "abc... (9,999 bytes more)". It never cuts a
+/// character.
 std::string clipped(std::string_view text, std::size_t max_bytes);
-/// Rising numbers as ranges, at most `max_ranges` of them: "0-3, 7, 9-12 and 99,980 more".
+/// Returns rising numbers as ranges, at most `max_ranges` of them: "0-3, 7, 9-12 and 99,980 more".
 std::string number_ranges(const std::vector<int>& numbers, std::size_t max_ranges = 8);
 
-/// Number of characters of UTF-8 text; in invalid text every stray byte counts where it does not continue a
+/// Returns the number of characters of UTF-8 text. A stray byte of invalid text counts as one if it does not continue a
 /// character.
 std::size_t text_width(std::string_view text);
 
-/// Smallest number of insertions, deletions, replacements and swaps of neighbours that turn `a` into `b`,
-/// upper and lower case being equal (optimal string alignment). Time and memory |a| x |b|.
+/// Returns the smallest number of insertions, deletions, replacements and swaps of neighbours that turn `a` into `b`,
+/// where upper and lower case are equal (optimal string alignment). Time and memory are |a| x |b|.
 std::size_t edit_distance(std::string_view a, std::string_view b);
 
-/// The candidate nearest to `word` if it is near enough to be a slip (a third of its length, at most 3); else
-/// "".
+/// Returns the candidate nearest to `word` if it is near enough to be a slip (a third of its length, at most 3), or
+/// else "".
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
-/// ". hint: did you mean \"lr\"?", or "" if nothing is near.
+/// Returns ". hint: did you mean \"lr\"?", or "" if nothing is near.
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates);
 
-/// The same, or, if nothing is near, ". hint: known here: lr, type": the candidates, as many as fit into a line.
+/// Returns the same; if nothing is near, ". hint: known here: lr, type" with as many candidates as fit into a line.
 std::string hint_of_names(std::string_view word, const std::vector<std::string>& candidates);
 
 }  // namespace tessera

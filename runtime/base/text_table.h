@@ -23,13 +23,13 @@ class TextTable {
 
   explicit TextTable(std::vector<Column> columns);
 
-  /// Cells from left to right. Missing ones are empty. REQUIRES: no more cells than columns
+  /// Adds a row of cells, from left to right. Missing cells are empty. REQUIRES: no more cells than columns
   /// (`std::invalid_argument`).
   void add_row(std::vector<std::string> cells);
-  /// A line of dashes, such as above a row of sums.
+  /// Adds a line of dashes, for example above a row of sums.
   void add_rule();
 
-  /// Each line ends in a newline and begins with `indent` blanks.
+  /// Returns the table as text. Each line ends in a newline and begins with `indent` blanks.
   std::string to_string(int indent = 0) const;
 
  private:

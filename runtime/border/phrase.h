@@ -6,18 +6,19 @@
 
 namespace tessera {
 
-/// A call that an error tells its reader to make, in the language of the reader's program. An error that names a call takes it from here
-/// (tests/layers/check_phrases.py), so a Python program is never told to write C++.
+/// A call that an error tells its reader to make, in the language of the reader's program. Every error that names a
+/// call takes the name from here (tests/layers/check_phrases.py), so no Python program is told to write C++.
 struct Phrase {
   const char* in_cpp;
   const char* in_python;
 };
 
-/// Set once, by the Python package when it is imported.
+/// Whether the program is Python. The Python package sets it once, when it is imported.
 inline std::atomic<bool> speaks_python = false;
 
 inline std::string say(const Phrase& phrase) { return speaks_python ? phrase.in_python : phrase.in_cpp; }
-/// For texts that are put together only where they are needed: `say` takes memory at once.
+/// Writes a phrase without allocating, for texts that are put together only when they are needed; `say` allocates at
+/// once.
 inline std::ostream& operator<<(std::ostream& stream, const Phrase& phrase) {
   return stream << (speaks_python ? phrase.in_python : phrase.in_cpp);
 }

@@ -10,10 +10,10 @@
 
 namespace tessera {
 
-/// The border between the two error channels: below it failures are `absl::Status`, above it they are tessera::Error.
-/// Code above calls code below through these functions.
+/// The border between the two error channels: failures are `absl::Status` below it and tessera::Error above it. Code
+/// above calls code below through these functions.
 
-/// The exception for a status that is not OK: its exit code and its message.
+/// Returns the exception for a status that is not OK, with its exit code and its message.
 inline Error error_of(const absl::Status& status) { return Error(exit_code_of(status), message_of(status)); }
 
 inline void throw_if_error(const absl::Status& status) {

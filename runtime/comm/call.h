@@ -10,6 +10,7 @@
 
 namespace tessera {
 
+/// The calls that a group of ranks can make.
 enum class Operation : std::uint32_t {
   kNone,
   kAllocate,
@@ -23,8 +24,8 @@ enum class Operation : std::uint32_t {
 };
 std::string_view name_of(Operation operation);
 
-/// What a rank says about a collective it enters. All ranks of a group must say the same: the signature.
-/// Plain data of whole 64-bit words, because it travels through shared memory word by word.
+/// What a rank says about a collective that it enters. All ranks of a group must say the same: it is the call's
+/// signature. It is plain data of whole 64-bit words, because it travels through shared memory word by word.
 struct CallSignature {
   static constexpr std::size_t kLabelBytes = 64;
 
@@ -39,21 +40,21 @@ struct CallSignature {
   std::array<char, kLabelBytes> label{};  ///< ends with 0
 
   std::string_view label_text() const { return label.data(); }
-  /// "reduce_scatter 'blocks.3' of 4096 bf16 (#412)"
+  /// Returns a text such as "reduce_scatter 'blocks.3' of 4096 bf16 (#412)".
   std::string describe() const;
 };
 static_assert(sizeof(CallSignature) == 96);
 
-/// `label` is cut to 63 bytes.
+/// Makes a signature; `label` is cut to 63 bytes, and the caller sets `sequence`.
 CallSignature make_signature(Operation operation, std::string_view label, DType dtype, std::uint64_t count,
                              std::uint32_t root = 0);
 
-/// "blocks.3 reduce_scatter #412": where every message about a call begins.
+/// Returns the beginning of every message about a call: "blocks.3 reduce_scatter #412".
 std::string where(const CallSignature& call);
 
 bool operator==(const CallSignature& a, const CallSignature& b);
 
-/// 64 bits that differ where signatures do, but for one pair in 2^64.
+/// Returns 64 bits that differ where signatures do, except for one pair in 2^64.
 std::uint64_t digest_of(const CallSignature& call);
 
 }  // namespace tessera

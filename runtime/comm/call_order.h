@@ -9,22 +9,25 @@
 
 namespace tessera {
 
-/// What a rank that waits for others says of itself: the calls that it waits in, and how far it has come in each of its groups.
+/// What a rank that waits for others reports: the calls that it waits in, and how far it is in each of its groups.
+/// CallWatch writes it to the store and reads other ranks' reports.
 struct WaitReport {
-  /// A call of a group that the rank has begun and not got through. Number 0 is the making of the group.
+  /// A call of a group that the rank has begun and not finished. Number 0 is the making of the group.
   struct Wait {
     std::string group;
     std::uint64_t call = 0;
-    int thread = 0;    ///< of the program, which is in the call; numbered by the rank
+    int thread = 0;    ///< the program's thread that is in the call; the rank numbers its threads
     std::string text;  ///< "all_gather 'blocks.3' of 4096 bytes (#12)"
   };
   struct Group {
     int first = 0, count = 0, stride = 1;  ///< world ranks: first, first + stride, ...
-    std::string family;                    ///< groups that one owner calls, one call at a time: those of an Engine
-    std::uint64_t begun = 0;               ///< calls, from 1
-    std::vector<int> threads;              ///< that have made calls of it
-    bool is_outside = false;  ///< of another library (OutsideCalls): who says nothing of it may have begun any call
-    std::map<std::uint64_t, std::string> latest;  ///< of the calls begun
+    /// name shared by groups that one owner calls, one call at a time: an Engine's groups
+    std::string family;
+    std::uint64_t begun = 0;   ///< number of calls begun; the first is 1
+    std::vector<int> threads;  ///< threads that have made calls of the group
+    /// a group of another library (OutsideCalls): a rank that does not report it may have begun any call
+    bool is_outside = false;
+    std::map<std::uint64_t, std::string> latest;  ///< texts of the latest calls begun, by number
     bool has(int rank) const {
       return rank >= first && (rank - first) % stride == 0 && (rank - first) / stride < count;
     }
@@ -32,22 +35,25 @@ struct WaitReport {
 
   int rank = 0;
   std::vector<Wait> waits;
-  std::map<std::string, Group> groups;  ///< by a name that is unique together with the ranks
+  std::map<std::string, Group> groups;  ///< key: a name that is unique together with the ranks
 
-  /// As the store keeps it. The same content is the same text.
+  /// Returns the text that the store keeps. Equal reports have equal texts.
   std::string to_text() const;
-  /// Empty where the text is of something else, or empty.
+  /// Returns nothing if the text is empty or something else.
   static std::optional<WaitReport> from_text(const std::string& text);
 };
 
-/// "" or, in words, the calls and the ranks that prove that ranks do not make the same calls in the same order. Proofs are:
+/// Returns in words the calls and ranks that prove that ranks do not make the same calls in the same order, or "" if
+/// nothing proves it. There are two proofs:
 ///
-/// 1. one rank waits in a call of a group, and another's call of that group and number is a different one;
-/// 2. ranks wait for each other in a ring: each in a call that the next one has not begun, and the thread that would begin it waits too.
+/// 1. One rank waits in a call of a group, and another rank's call of that group and number is a different one.
+/// 2. Ranks wait for each other in a ring: each is in a call that the next one has not begun, and the thread that would
+///    begin it waits too.
 ///
-/// Where the group is outside, only a rank that says how far it has come in it can lack a call. Nothing else is one: a rank whose thread computes may begin the call yet, and a call that all have begun may be under way. Neither are
-/// calls of threads that never made calls of one group, since those have no order. A report that is old proves as much as a new one, as a
-/// rank waits until the others have begun its call.
+/// Nothing else is a proof: a rank whose thread computes may still begin the call, and a call that all have begun may
+/// be under way. A rank lacks a call of an outside group only if it reports how far it is in that group. Calls of
+/// threads that never made calls of one group prove nothing either, since they have no order. An old report proves as
+/// much as a new one, since a rank waits until the others have begun its call.
 std::string disagreement_of(const std::vector<WaitReport>& reports);
 
 }  // namespace tessera

@@ -27,19 +27,20 @@
 
 namespace tessera {
 
-/// The ranks of a group in the world: first, first + stride, ...
+/// The ranks of a group, as numbers in the world: first, first + stride, ...
 struct GroupRanks {
   int first = 0, count = 1, stride = 1;
 };
 
-/// Why the ranks end that wait for each other, once it is known. Thread-safe.
+/// The reason for which ranks that wait for each other are ended, once it is known. Thread-safe.
 class CallVerdict {
  public:
   void set(const absl::Status& verdict) {
     const MutexLock lock(mutex_);
     if (verdict_.ok()) verdict_ = verdict;
   }
-  /// The cause of a call's `failure`: one that comes after the verdict is what another rank's end looks like from here.
+  /// Returns the cause of a call's `failure`. A failure after the verdict is only how another rank's end looks from
+  /// here, so the verdict is its cause.
   absl::Status cause_of(const absl::Status& failure) const {
     const MutexLock lock(mutex_);
     return failure.ok() || verdict_.ok() ? failure : verdict_;
@@ -50,11 +51,11 @@ class CallVerdict {
   absl::Status verdict_ ABSL_GUARDED_BY(mutex_);
 };
 
-/// What the program does with one group, for the watch, which looks from another thread; an observer of ObservedCollectives. A call writes
-/// some 20 words that no other rank reads, and takes no lock.
+/// Records what the program does with one group, for CallWatch, which looks from another thread. It is an observer of
+/// ObservedCollectives. A call writes some 20 words that no other rank reads, and takes no lock.
 class GroupCalls {
  public:
-  /// The rank begins to make the group: that is what it is in, until it `leaves` call 0.
+  /// The rank begins to make the group; it counts as being in call 0 until `leaves` of call 0.
   GroupCalls(std::string name, std::string family, const GroupRanks& ranks, std::shared_ptr<const CallVerdict> verdict);
 
   std::uint64_t begins(CallSignature call);
@@ -64,22 +65,22 @@ class GroupCalls {
   void aborted(const absl::Status&) {}
   void ends() { is_made_of(nullptr); }
 
-  /// `group`: whose calls they are, as long as it lives; or null.
+  /// `group`: the group whose calls these are, as long as it lives; null afterwards.
   void is_made_of(const Collectives* group);
 
-  /// Where the program, or the device that makes its calls, is in a call of the group; 0: in none. A number that comes again is the same
-  /// stay in the same call.
+  /// Returns where the program, or the device that makes its calls, is in a call of the group; 0 means in none. An
+  /// unchanged number means that it is still in the same call.
   std::uint64_t place() const;
-  /// The call there. If the program has left it meanwhile, another one of the group.
+  /// Returns the call at `place`; if the program has left it meanwhile, another call of the group.
   WaitReport::Wait describe(std::uint64_t place) const;
   WaitReport::Group report() const;
   bool lives() const;
   const std::string& name() const { return name_; }
 
  private:
-  static constexpr std::size_t kKept = 64;     ///< calls; more than can be under way
-  static constexpr std::size_t kReported = 8;  ///< of these
-  static constexpr std::size_t kThreads = 4;   ///< that are remembered
+  static constexpr std::size_t kKept = 64;     ///< calls that are kept; more than can be under way
+  static constexpr std::size_t kReported = 8;  ///< calls that a report has
+  static constexpr std::size_t kThreads = 4;   ///< threads that are remembered
 
   void enter(std::uint64_t call);
   void note_thread(int thread, bool forget_others);
@@ -90,64 +91,69 @@ class GroupCalls {
   const std::shared_ptr<const CallVerdict> verdict_;
   std::atomic<std::uint64_t> begun_ = 0, entered_ = 0;
   std::atomic<std::uint64_t> place_ = 0;  ///< entered_ << 8 | call % kKept << 1 | 1; a device's: call << 1
-  std::atomic<int> thread_ = 0;           ///< that entered last
+  std::atomic<int> thread_ = 0;           ///< thread that entered a call last
   std::array<std::atomic<int>, kThreads> threads_{};
   std::array<PublishedCall, kKept> calls_{};
   mutable Mutex mutex_;
   const Collectives* group_ ABSL_GUARDED_BY(mutex_) = nullptr;
 };
 
-/// What somebody has found of the calls that this process makes by another library, by which the same ranks talk: how far it has come in its
-/// groups, and in which calls threads wait since CallWatch::kLong. Python's package looks at torch.distributed.
+/// What is known of calls that this process makes through another library, by which the same ranks communicate: how far
+/// it is in that library's groups, and in which calls threads have waited for CallWatch::kLong. The Python package
+/// looks at torch.distributed.
 struct OutsideCalls {
   std::map<std::string, WaitReport::Group> groups;
   std::vector<WaitReport::Wait> waits;
 };
 
-/// Notices that ranks wait for each other in different calls, in whichever groups and over whichever transport.
+/// Notices that ranks wait for each other in different calls (deadlock), in any group and over any transport.
+/// MeshGroups makes one for each rank.
 ///
-/// A thread of the rank looks twice a second, in this rank's memory, whether the program is in one call since 3 s. Only then ranks talk, through
-/// the store: each writes its WaitReport under "waits/RANK" and reads those of others, of all in a small world, of neighbours in a large
-/// one. Who finds the same disagreement twice in a row (disagreement_of) writes it under "waits/verdict", and every rank that waits ends
-/// with it: `report` is called with the error of this rank. A rank that goes on takes back what it wrote. A rank that computes says
-/// nothing, and is never accused.
+/// A thread of the rank looks twice a second, in this rank's memory, whether the program has been in one call for 3 s.
+/// Only then do ranks communicate, through the store. Each one writes its WaitReport under "waits/RANK" and reads other
+/// ranks' reports: all of them in a small world, those of neighbours in a large one. A rank that finds the same
+/// disagreement twice in a row (disagreement_of) writes it under "waits/verdict". Every waiting rank then ends with it:
+/// `report` is called with the error of this rank. A rank that goes on takes back what it wrote. A rank that computes
+/// reports nothing, and is never accused.
 ///
-/// The store may stand still with the rank that serves it: nobody waits for it longer than ask_in_time does. Where the program does not come
-/// out of its call after `report`, as its transport cannot be ended, the process ends with the error.
+/// The store may hang with the rank that serves it; nobody waits for it longer than ask_in_time does. If the program
+/// does not leave its call after `report`, because its transport cannot be ended, the process ends with the error.
 class CallWatch {
  public:
   using Report = std::function<void(const absl::Status& reason)>;
 
-  /// `report`: any thread; at most once. Not called after the destructor.
+  /// `report` is called from any thread, at most once, and not after the destructor.
   CallWatch(int rank, int world_size, std::shared_ptr<KeyValueStore> store, Report report);
   ~CallWatch();
 
-  /// What `make` makes, watched from when the rank begins to make it. Groups of one rank, and of a world that is not there, are not.
-  /// `family`: as WaitReport::Group.
+  /// Returns the group that `make` makes, watched from the moment when the rank begins to make it. Groups of one rank,
+  /// and of a fake world, are not watched. `family` is that of WaitReport::Group.
   absl::StatusOr<std::shared_ptr<Collectives>> watched(
       const std::string& name, const std::string& family, const GroupRanks& ranks,
       absl::FunctionRef<absl::StatusOr<std::shared_ptr<Collectives>>()> make);
 
-  static constexpr std::chrono::seconds kLong{3};  ///< a wait that ranks talk about
+  static constexpr std::chrono::seconds kLong{3};  ///< length of a wait that ranks communicate about
 
-  /// Whether this rank waits for so long in a watched call, and calls of another library are of interest. Any thread.
+  /// Whether this rank has waited that long in a watched call, so that another library's calls are of interest. Any
+  /// thread may ask.
   bool waits() const { return waits_; }
-  /// What is so now; it counts for two seconds. Any thread. REQUIRES: what is said of groups was found out while this rank waited.
+  /// Takes the current state of another library's calls; it counts for two seconds. Any thread may call. REQUIRES: the
+  /// groups' state was read while this rank waited.
   void tell(OutsideCalls calls);
-  /// The number of a thread of this process in reports.
+  /// Returns the number of a thread of this process in reports.
   static int number_of(pthread_t thread);
 
  private:
   using Clock = std::chrono::steady_clock;
   struct Watched {
     std::shared_ptr<GroupCalls> calls;
-    std::uint64_t place = 0;  ///< when it was looked at last
+    std::uint64_t place = 0;  ///< place at the last look
     Clock::time_point since = {};
   };
   struct Exchange;
 
   void run();
-  /// False once there is nothing more to look for.
+  /// Returns false once there is nothing more to look for.
   bool look();
   bool waits_long();
   bool hears_of_outside() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -158,7 +164,7 @@ class CallWatch {
   bool connect();
   bool ask(const std::shared_ptr<Exchange>& exchange);
   void end_with(const absl::Status& verdict);
-  /// False where the watch ends meanwhile.
+  /// Returns false if the watch ends meanwhile.
   bool pause(std::chrono::milliseconds time);
   std::vector<int> others() const;
 
@@ -177,8 +183,9 @@ class CallWatch {
 
   std::atomic<bool> waits_ = false;
 
-  // The thread's own.
-  std::shared_ptr<KeyValueStore> connection_;  ///< to the store, where the program may wait; null: none was needed yet
+  // The members below are used by the watch's thread only.
+  /// connection to the store, on which the thread may wait; null until one is needed
+  std::shared_ptr<KeyValueStore> connection_;
   std::string published_, found_;
   std::optional<Clock::time_point> exchanging_since_;
   Clock::time_point last_exchange_ = {};

@@ -12,9 +12,9 @@
 
 namespace tessera {
 
-/// What a rank's groups were called for last, for after a failure: when a rank of a job stands still, the files of the others, and its own,
-/// say which call each was in, in every group. On where the environment variable TESSERA_FLIGHT_RECORDS names a folder; then a call
-/// costs a lock and an allocation more. Groups of GPUs have c10d's recorder instead.
+/// Records the latest calls of a rank's groups, for use after a failure: when a rank of a job hangs, the files of all
+/// ranks say which call each one was in, in every group. It is on if the environment variable TESSERA_FLIGHT_RECORDS
+/// names a folder; a call then costs one lock and one allocation more. Groups of GPUs have c10d's recorder instead.
 ///
 /// The first call that fails, or an abort, writes FOLDER/rank-00001.json:
 ///
@@ -23,17 +23,17 @@ namespace tessera {
 ///         {"number": 412, "operation": "all_gather", "label": "blocks.3", "count": 4096, "dtype": "bf16",
 ///          "began_s": 12.031, "ended_s": null}, ...]}, ...]}
 ///
-/// Of each group the last kCalls calls; seconds since the rank made its first group; `ended_s` null: it has not ended.
-/// Thread-safe.
+/// The file has the last kCalls calls of each group. Seconds count from the moment when the rank made its first group;
+/// `ended_s` is null for a call that has not ended. Thread-safe.
 class FlightRecorder : public std::enable_shared_from_this<FlightRecorder> {
  public:
   static constexpr std::size_t kCalls = 64;
 
-  /// Null where nothing is to be recorded.
+  /// Returns null if nothing is to be recorded.
   static std::shared_ptr<FlightRecorder> from_environment(int rank, int world_size);
   FlightRecorder(std::string folder, int rank, int world_size);
 
-  /// `group`, whose calls are recorded. Memory of one is memory of the other.
+  /// Returns `group` with recorded calls. Memory of one is memory of the other.
   std::shared_ptr<Collectives> record(const std::string& name, std::shared_ptr<Collectives> group);
 
  private:
@@ -45,7 +45,7 @@ class FlightRecorder : public std::enable_shared_from_this<FlightRecorder> {
   struct Group {
     std::string name;
     std::uint64_t calls = 0;
-    std::vector<Call> last;  ///< call number n is at n % kCalls
+    std::vector<Call> last;  ///< the latest calls; call number n is at n % kCalls
   };
 
   double now_s() const;

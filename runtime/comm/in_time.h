@@ -9,19 +9,20 @@
 
 namespace tessera {
 
-/// Runs each of `tasks` on a thread of its own and waits no longer than `limit`; true if all returned true. A task that
-/// is not over by then is left behind, so it must own all it uses. Tasks throw nothing.
+/// Runs each of `tasks` on a thread of its own and waits no longer than `limit`. Returns true if all returned true. A
+/// task that is not over by then is left behind, so it must own everything that it uses. Tasks must not throw.
 bool succeed_in_time(std::vector<std::function<bool()>> tasks, std::chrono::milliseconds limit);
 
-/// One task, which cannot fail.
+/// The same for one task, which cannot fail.
 bool ends_in_time(std::function<void()> task, std::chrono::milliseconds limit);
 
-/// How long the store's server may take over a question.
+/// Time that the store's server may take to answer a question.
 constexpr std::chrono::milliseconds kForTheStore{2000};
 
-/// Asks `store` what `questions` asks, on a thread of its own, since the process that serves the store may stand still. True: it was
-/// asked, and has answered or failed within `limit`. False: it has not; then `questions` is left behind, so it must own all it uses.
-/// While one question is left behind, nobody of this process waits for the same store: the next one is false at once.
+/// Asks `store` what `questions` asks, on a thread of its own, since the process that serves the store may hang.
+/// Returns true if the store has answered or failed within `limit`. Otherwise returns false and leaves `questions`
+/// behind, so it must own everything that it uses. While one question is left behind, nobody of this process waits for
+/// the same store: the next call returns false at once.
 bool ask_in_time(const std::shared_ptr<KeyValueStore>& store, std::function<void(KeyValueStore&)> questions,
                  std::chrono::milliseconds limit = kForTheStore);
 

@@ -12,24 +12,27 @@ namespace tessera {
 
 constexpr int kMostRanks = 1 << 24;  ///< a larger number is a mistake, and products of two stay within 64 bits
 
-/// The variables in which one launcher tells a process who it is. Empty name: this launcher has no such variable.
+/// The variables in which one launcher tells a process who it is. An empty name means that this launcher has no such
+/// variable.
 struct Dialect {
   const char* launcher;
-  const char* title;  ///< for messages
+  const char* title;  ///< name in messages
   const char* rank;
   const char* world_size;
   const char* local_rank;
   const char* local_world_size;
   int outerness;           ///< a launcher may start one agent a host of another launcher of lower outerness
-  const char* order_hint;  ///< how to make it number ranks host by host
+  const char* order_hint;  ///< hint how to make it number ranks host by host
 };
 
-extern const Dialect kTorchrun;  ///< whose words `tessera launch` uses too
+extern const Dialect kTorchrun;  ///< `tessera launch` uses its variables too
 extern const Dialect kSlurm;
-/// What the program itself says, and not a launcher: its process group of torch.distributed. Python hands the values on under these names.
+/// Values that the program itself gives, and not a launcher: its process group of torch.distributed. Python passes them
+/// on under these names.
 extern const Dialect kProcessGroup;
 
-/// 78, with a hint at where these variables come from unless `message` has one; cut where a variable is absurdly long.
+/// Returns an error (78), with a hint at where these variables come from unless `message` has one. The message is cut
+/// where a variable is absurdly long.
 absl::Status launcher_error(std::string message);
 
 /// What one launcher said about this process.
@@ -37,10 +40,10 @@ struct Candidate {
   const Dialect* dialect = nullptr;
   int rank = 0;
   int world_size = 1;
-  const char* world_origin = "";  ///< the variable world_size was read from: Slurm has two
-  int local_rank = -1;            ///< -1: not said
-  int local_world_size = -1;      ///< -1: not said
-  std::string local_origin;       ///< the variable local_world_size was read from
+  const char* world_origin = "";  ///< variable that world_size was read from: Slurm has two
+  int local_rank = -1;            ///< -1: unknown
+  int local_world_size = -1;      ///< -1: unknown
+  std::string local_origin;       ///< variable that local_world_size was read from
 
   bool knows_locals() const { return local_rank >= 0 && local_world_size > 0; }
 };
@@ -52,27 +55,27 @@ class LauncherVariables {
 
   std::optional<std::string> text(const std::string& name) const;
   bool has(const std::string& name) const { return text(name).has_value(); }
-  /// The variable as an integer of [low, high].
+  /// Returns the variable as an integer of [low, high]; error 78 otherwise.
   absl::StatusOr<int> number(const Dialect& dialect, const std::string& name, int low, int high) const;
 
  private:
   const Environment& environment_;
 };
 
-/// The error for a set of variables of which some are missing: names them all, those that are set and those that are
-/// not.
+/// Returns the error for an incomplete set of variables. It names those that are set and those that are missing.
 absl::Status partial_error(const LauncherVariables& variables, const Dialect& dialect,
                            const std::vector<const char*>& wanted);
 
-/// What the launcher said that started this rank; nothing if no launcher's variables are set. All that is said is read and compared:
+/// Returns what the launcher said that started this rank, or nothing if no launcher's variables are set. All sources
+/// are read and compared:
 ///
-/// 1. Those that say the same count as one. The first that knows the ranks of a host is taken, in the order torchrun, Slurm, Open MPI, PMI,
-///    MVAPICH2, MPI of mpi4py, torch.distributed.
-/// 2. A launcher that only started one agent a host (Slurm for torchrun, torchrun for `mp.spawn`), or one process at all, gives way to
-///    the one inside it.
-/// 3. Others are an error.
+/// 1. Sources that agree count as one. The first one that knows the ranks of a host is taken, in the order torchrun,
+///    Slurm, Open MPI, PMI, MVAPICH2, MPI of mpi4py, torch.distributed.
+/// 2. A launcher that only started one agent a host (Slurm for torchrun, torchrun for `mp.spawn`), or one process in
+///    all, gives way to the one inside it.
+/// 3. All other disagreements are an error.
 ///
-/// Errors (78): partial sets, non-numbers, a rank beyond its world, two that disagree.
+/// Errors (78): incomplete sets, texts that are no numbers, a rank beyond its world, two sources that disagree.
 absl::StatusOr<std::optional<Candidate>> find_launcher(const LauncherVariables& variables);
 
 }  // namespace tessera

@@ -17,36 +17,39 @@
 
 namespace tessera {
 
-/// Makes groups of ranks. One per process (or per rank, on threads); knows which transport joins which ranks.
+/// Makes groups of ranks. There is one per process (or per rank, on threads); it knows which transport joins which
+/// ranks.
 class GroupFactory {
  public:
   virtual ~GroupFactory() = default;
-  /// Collective over `world_ranks` (ascending; this rank among them): each member calls with the same name, ranks and
-  /// use. Group rank i is world rank `world_ranks[i]`. Names are used once.
+  /// Makes a group. Collective over `world_ranks` (ascending; this rank among them): each member calls with the same
+  /// name, ranks and use. Group rank i is world rank `world_ranks[i]`. Names are used once. Errors are those of the
+  /// transport.
   virtual absl::StatusOr<std::shared_ptr<Collectives>> make(const std::string& name,
                                                             const std::vector<int>& world_ranks, GroupUse use) = 0;
-  /// A group for host memory over the ranks of `group`, which `make` made: the group itself, unless it moves a GPU's
-  /// memory.
+  /// Returns a group for host memory over the ranks of `group`, which `make` made: the group itself, unless it moves a
+  /// GPU's memory.
   virtual std::shared_ptr<Collectives> control_of(const std::shared_ptr<Collectives>& group) { return group; }
 };
 
-/// The groups that a mesh of replicate x shard ranks needs. World rank = replicate index * shard_size + shard index,
-/// so the ranks of one shard group are neighbours, on one host where hosts hold a multiple of shard_size ranks.
+/// The groups that a mesh of replicate x shard ranks needs. World rank = replicate index * shard_size + shard index, so
+/// the ranks of one shard group are neighbours, and on one host if hosts hold a multiple of shard_size ranks.
 struct MeshAxes {
   int replicate_size = 1, shard_size = 1;
   int replicate_index = 0, shard_index = 0;
   std::shared_ptr<Collectives> gather;  ///< the shard axis, for all-gathers
-  std::shared_ptr<Collectives> reduce;  ///< the shard axis again, for reduce-scatters: never waits for a gather to end
+  /// the shard axis again, for reduce-scatters, which never wait for a gather to end
+  std::shared_ptr<Collectives> reduce;
   std::shared_ptr<Collectives> replicate;  ///< the replicate axis
   std::shared_ptr<Collectives> world;      ///< all ranks
   /// All ranks, for host memory: `world` itself, unless it moves a GPU's memory.
   std::shared_ptr<Collectives> control;
 
-  /// Ok, or the first failure among the groups (Collectives::status).
+  /// Returns OK, or the first failure among the groups (Collectives::status).
   absl::Status status() const;
 };
 
-/// The inside of a Mesh, which all its copies share: what makes groups of its ranks, and how they end. Thread-safe.
+/// The inside of a Mesh, which all its copies share: it makes groups of its ranks and ends them. Thread-safe.
 class MeshGroups {
  public:
   static Mesh make_mesh(Topology topology, std::shared_ptr<GroupFactory> factory, std::shared_ptr<KeyValueStore> store);
@@ -55,40 +58,41 @@ class MeshGroups {
   const Topology& topology() const { return topology_; }
   KeyValueStore& store() const { return *store_; }
 
-  /// Collective over the world. `replicate * shard` must be the world size (exit code 78 else). A shape asked for again
-  /// (by a second Engine) gets groups of its own.
+  /// Makes the axes of a mesh shape. Collective over the world. Error: 78 unless `replicate * shard` is the world size.
+  /// A second request for a shape (by a second Engine) gets groups of its own.
   absl::StatusOr<MeshAxes> axes(int replicate, int shard);
 
-  /// Collective over the world: the axes of this rank's replica, as if there were no other. `axes` are the mesh's; the shard axis is
-  /// theirs. Never for a GPU's memory.
+  /// Returns the axes of this rank's replica, as if there were no other replica. Collective over the world. `axes` are
+  /// the mesh's, and the shard axis is theirs. It is never used for a GPU's memory.
   absl::StatusOr<MeshAxes> within_replica(const MeshAxes& axes);
 
-  /// Collective: a new group of all ranks, for host memory, that nobody else uses. `purpose` stands in its name.
+  /// Makes a new group of all ranks, for host memory, that nobody else uses. Collective. Its name contains `purpose`.
   absl::StatusOr<std::shared_ptr<Collectives>> world(const std::string& purpose);
-  /// The same, one for each purpose: made by the first call, which is collective, and kept as long as the mesh.
+  /// Returns the group of a purpose. The first call makes it, which is collective; it is kept as long as the mesh.
   absl::StatusOr<std::shared_ptr<Collectives>> shared_world(const std::string& purpose);
-  /// That of what the program itself sends (tessera/collectives.h).
+  /// Returns the group of the program's own messages (tessera/collectives.h).
   absl::StatusOr<std::shared_ptr<Collectives>> user_group() { return shared_world(kUser); }
 
-  /// Who names ranks that wait for each other.
+  /// The watch that names ranks which wait for each other.
   CallWatch& watch() { return watch_; }
 
-  /// Tells every rank of every group made through this mesh that this rank gives up, and why.
-  /// The first reason counts.
+  /// Tells every rank of every group made through this mesh that this rank gives up, and why. Only the first reason
+  /// counts.
   void abort(const absl::Status& reason);
-  /// This rank's program ends well: ranks that still need it for a call, as their data were longer, are told so. The group of
-  /// the program itself goes on (user_group), so that ranks can wait for each other.
+  /// Says that this rank's program ends well. Ranks that still need it for a call, since their data were longer, are
+  /// told so. The program's own group goes on (user_group), so that ranks can wait for each other.
   void leave();
-  /// Ok, or the reason that this rank gave to `abort`.
+  /// Returns OK, or the reason that this rank gave to `abort`.
   absl::Status status() const;
-  /// A group of this mesh has failed since a peer gave up (is_told_by_peer), so what ends this rank began there.
+  /// Returns whether a group of this mesh has failed because a peer gave up (is_told_by_peer), so that the cause of
+  /// this rank's end lies there.
   bool told_by_peer() const;
 
   /// Says that an exception that ends this rank will be reported through `abort`, with its text. tessera::run and
-  /// run_ranks do that.
+  /// run_ranks call it.
   void expect_report();
-  /// For objects that an exception destroys while it passes: keeps the groups, so that the report can still reach the
-  /// peers. False if no report is expected: then the caller has to tell them.
+  /// Keeps the groups for an object that an exception destroys while it passes, so that the report can still reach the
+  /// peers. Returns false if no report is expected: the caller then has to tell them.
   bool keep_for_report(const MeshAxes& axes);
 
  private:
@@ -100,7 +104,7 @@ class MeshGroups {
 
   std::string unique_name(int replicate, int shard);
   absl::StatusOr<std::shared_ptr<Collectives>> make_world(const std::string& purpose);
-  /// `family`: as WaitReport::Group.
+  /// `family` is that of WaitReport::Group.
   absl::StatusOr<std::shared_ptr<Collectives>> make_group(const std::string& family, const std::string& name,
                                                           GroupUse use, const GroupRanks& ranks);
 
@@ -109,14 +113,15 @@ class MeshGroups {
   const std::shared_ptr<KeyValueStore> store_;
 
   mutable Mutex mutex_;
-  std::map<std::pair<int, int>, int> times_asked_ ABSL_GUARDED_BY(mutex_);    // by shape: keeps group names apart
-  std::map<std::string, int> worlds_asked_ ABSL_GUARDED_BY(mutex_);           // by purpose
-  std::map<std::string, SharedWorld> shared_worlds_ ABSL_GUARDED_BY(mutex_);  // by purpose
+  // key: shape; the count keeps group names apart
+  std::map<std::pair<int, int>, int> times_asked_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, int> worlds_asked_ ABSL_GUARDED_BY(mutex_);           // key: purpose
+  std::map<std::string, SharedWorld> shared_worlds_ ABSL_GUARDED_BY(mutex_);  // key: purpose
   std::vector<std::weak_ptr<Collectives>> groups_ ABSL_GUARDED_BY(mutex_);
   absl::Status aborted_ ABSL_GUARDED_BY(mutex_);
   bool expects_report_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<MeshAxes> kept_ ABSL_GUARDED_BY(mutex_);
-  CallWatch watch_;  // last: it may call `abort`
+  CallWatch watch_;  // last member: it may call `abort`
 };
 
 inline Mesh make_mesh(Topology topology, std::shared_ptr<GroupFactory> factory, std::shared_ptr<KeyValueStore> store) {

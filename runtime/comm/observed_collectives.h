@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-/// A group whose calls an observer hears of, on the thread that makes them:
+/// A group that reports its calls to an observer, on the thread that makes them:
 ///
 ///     std::uint64_t begins(CallSignature call);   // the program makes a call, and is in it; gives the call a number
 ///     void waits(std::uint64_t call);             // the program is in the call again: it advances it, or waits for it
@@ -23,10 +23,12 @@ namespace tessera {
 ///     void aborted(const absl::Status& reason);   // any thread: the group is about to fail
 ///     void ends();                                // the group is about to be destroyed
 ///
-/// `is_over`: the call is complete or has failed. `begins` and `waits` are each followed by a `leaves`. Calls of a GPU's memory come and go
-/// while the device has not come to them; `allocate` is told where ranks share memory, since only there they meet in it.
+/// `is_over` means that the call is complete or has failed. `begins` and `waits` are each followed by a `leaves`. Calls
+/// on a GPU's memory come and go before the device has reached them. `allocate` is reported only if ranks share memory,
+/// since it is a barrier only then.
 ///
-/// A call costs what the observer takes, and no allocation where at most kMostStarted are under way. Memory of the group is memory of this.
+/// A call costs what the observer takes, and no allocation if at most kMostStarted are under way. Memory of the group
+/// is memory of this object.
 template <class Observer>
 class ObservedCollectives final : public Collectives {
  public:
@@ -91,7 +93,7 @@ class ObservedCollectives final : public Collectives {
  private:
   static constexpr std::size_t kMostStarted = 2 * kMostUnderWay;
 
-  /// The program's stay in a call that it has entered. It ends with the object, by an exception too.
+  /// The program's stay in a call that it has entered. It ends with the object, also by an exception.
   class Stay {
    public:
     Stay(Observer& observer, std::uint64_t call) : observer_(observer), call_(call) {}
@@ -113,7 +115,7 @@ class ObservedCollectives final : public Collectives {
   /// A call under way.
   class Started final : public Work::State {
    public:
-    /// `is_its_own`: it lies on the heap, not in ObservedCollectives::started_.
+    /// `is_its_own`: the object lies on the heap, not in ObservedCollectives::started_.
     void begin(Observer& observer, std::uint64_t call, Work work, bool is_its_own) {
       observer_ = &observer;
       call_ = call;
@@ -131,7 +133,7 @@ class ObservedCollectives final : public Collectives {
       Stay stay(*observer_, call_);
       return stay.ends_with(work_.wait(), /*is_over=*/true);
     }
-    /// One that is let go may be waited for by the transport.
+    /// The transport may wait for a Work that is dropped.
     void release() override {
       if (!work_.done()) {
         observer_->waits(call_);
@@ -145,7 +147,7 @@ class ObservedCollectives final : public Collectives {
       }
     }
 
-    std::atomic<bool> is_held = false;  ///< by a Work
+    std::atomic<bool> is_held = false;  ///< whether a Work holds it
 
    private:
     Observer* observer_ = nullptr;
@@ -163,7 +165,7 @@ class ObservedCollectives final : public Collectives {
       work = start();
       if (work.done()) return Work(stay.ends_with(work.wait(), /*is_over=*/true));
     }
-    // One call at a time is made, so a place that is free stays so.
+    // One call at a time is made, so a free place stays free.
     for (std::size_t tried = 0; tried < kMostStarted; ++tried) {
       Started& place = started_[next_++ % kMostStarted];
       if (place.is_held.load(std::memory_order_acquire)) continue;

@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-/// A CallSignature that may be read while it is written: word by word, so a late or early reader (who asks
-/// what a missing rank was last doing) gets a mixture at worst.
+/// A CallSignature that may be read while it is written, word by word. A reader that is late or early (it asks what a
+/// missing rank was last doing) gets a mixture at worst.
 class PublishedCall {
  public:
   void store(const CallSignature& call) {

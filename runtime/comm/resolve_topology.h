@@ -14,14 +14,16 @@ using Environment = std::function<std::optional<std::string>(const std::string&)
 /// Looks variables up in this process's environment.
 std::optional<std::string> process_environment(const std::string& name);
 
-/// Where the store of a process group of torch.distributed is served, which ranks meet at if the group alone says who they are.
+/// Names under which Python gives host and port of the store of torch.distributed's process group. Ranks meet there if
+/// the group alone says who they are.
 constexpr const char* kProcessGroupStoreHost = "host of torch.distributed's store";
 constexpr const char* kProcessGroupStorePort = "port of torch.distributed's store";
 
-/// Reads the launcher's variables and what else says who this process is, and compares them (runtime/comm/launcher_variables.h has the
-/// order); nothing said means one rank. Without the hosts of a process group, ranks count as those of one host.
-/// Refuses (exit code 78), naming variable, value and launcher: partial sets, non-numbers, rank >= world size,
-/// two whose values disagree, ranks that do not fill hosts evenly.
+/// Reads the launcher's variables and every other source that says who this process is, and compares them
+/// (runtime/comm/launcher_variables.h has the order). If no source says anything, the job has one rank. If the hosts of
+/// a process group are unknown, its ranks count as those of one host. Error 78, naming variable, value and launcher:
+/// incomplete sets, texts that are no numbers, rank >= world size, two sources whose values disagree, ranks that do not
+/// fill hosts evenly.
 absl::StatusOr<Topology> resolve_topology(const Environment& environment = process_environment);
 
 }  // namespace tessera

@@ -11,12 +11,12 @@
 
 namespace tessera {
 
-/// A value of a JSON text that knows where it stands. nlohmann's own tree keeps neither positions nor keys
-/// that are given twice, and both belong in messages.
+/// A value of a JSON text that knows its position. nlohmann's own tree keeps neither positions nor keys that are given
+/// twice, and messages need both.
 struct JsonNode {
-  std::string key;             ///< as a member of an object; else empty
+  std::string key;             ///< key of a member of an object; else empty
   std::size_t key_offset = 0;  ///< bytes from the start of the text to the key's opening quote
-  std::size_t offset = 0;      ///< the same for the value's first byte
+  std::size_t offset = 0;      ///< bytes from the start of the text to the value's first byte
   nlohmann::json value;        ///< a scalar; for an object or a list an empty one, which tells the type
   std::vector<JsonNode> children;
 
@@ -24,20 +24,20 @@ struct JsonNode {
   bool is_list() const { return value.is_array(); }
 };
 
-/// Reads RFC 8259 JSON, strictly: no comments, no trailing commas, no NaN, no number that a double cannot
-/// hold, valid UTF-8 (a byte order mark is skipped), nothing after the value, and lists and objects nested at
-/// most kMaxJsonDepth deep. What breaks these rules, and every key given twice in one object, goes to
-/// `diagnostics`; the result is empty if the text could not be read to its end. Needs no more stack for
-/// deeper nesting. A text of more than `most_values` values (some 200 bytes of memory each) is not read to its end either.
+/// Reads RFC 8259 JSON, strictly: no comments, no trailing commas, no NaN, no number that a double cannot hold, valid
+/// UTF-8 (a byte order mark is skipped), nothing after the value, and lists and objects nested at most kMaxJsonDepth
+/// deep. Every break of these rules, and every key given twice in one object, goes to `diagnostics`; the result is
+/// empty if the text could not be read to its end. Deeper nesting needs no more stack. A text of more than
+/// `most_values` values (some 200 bytes of memory each) is not read to its end either.
 std::optional<JsonNode> parse_json(std::string_view text, Diagnostics& diagnostics,
                                    std::size_t most_values = static_cast<std::size_t>(-1));
 
 inline constexpr std::size_t kMaxJsonDepth = 32;
 
-/// `pointer` + "/" + `key`, escaped as RFC 6901 says and cut where the key is absurdly long.
+/// Returns `pointer` + "/" + `key`, escaped as RFC 6901 says and cut if the key is absurdly long.
 std::string json_pointer(const std::string& pointer, std::string_view key);
 
-/// "the string \"fast\"", "0.5", "true", "a list of 3", ...: what a message says it got.
+/// Returns what a message says it got: "the string \"fast\"", "0.5", "true", "a list of 3", ...
 std::string describe(const JsonNode& node);
 
 }  // namespace tessera

@@ -4,15 +4,15 @@
 
 namespace tessera {
 
-/// Pages made from strategy_keys(): committed as docs/strategy.schema.json and docs/strategy.md, and compared
-/// with the code by a test. `tessera_strategy_docs docs` writes them.
+/// Makes pages from strategy_keys(). They are committed as docs/strategy.schema.json and docs/strategy.md, and a test
+/// compares them with the code. `tessera_strategy_docs docs` writes them.
 
-/// JSON schema (draft 7). It says what each key may hold; contradictions between keys are beyond it (see the
-/// page).
+/// Returns the JSON schema (draft 7). It says what each key may hold; it cannot express contradictions between keys
+/// (see the page).
 std::string strategy_schema();
-/// The reference page, in Markdown.
+/// Returns the reference page, in Markdown.
 std::string strategy_reference();
-/// A strategy file that the page shows, and that a test reads.
+/// Returns a strategy file that the page shows, and that a test reads.
 std::string strategy_example();
 
 }  // namespace tessera

@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-/// Makers of StrategyField, for strategy_table.cc. `at` takes a `Strategy&` or `const Strategy&` to the
+/// Makers of StrategyField, for strategy_table.cc. `at` takes a `Strategy&` or `const Strategy&` and returns the
 /// member.
 
 template <ValueKind kind, typename Value, typename At>
@@ -37,7 +37,7 @@ StrategyField number_field(At at) {
   return plain_field<ValueKind::kNumber, double>(at);
 }
 
-/// A `std::optional<Value>`; empty is null.
+/// A `std::optional<Value>`; null stands for empty.
 template <ValueKind kKind, typename Value, typename At>
 StrategyField optional_field(At at) {
   return {kKind,

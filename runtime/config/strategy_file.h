@@ -9,17 +9,17 @@
 
 namespace tessera {
 
-/// Strategy::from_file and Strategy::from_json, for code that deals in statuses.
+/// Strategy::from_file and Strategy::from_json for code that uses statuses. Errors are theirs: 66, 77, 78.
 absl::StatusOr<Strategy> read_strategy(const std::filesystem::path& path);
 absl::StatusOr<Strategy> parse_strategy(const std::string& text, const std::string& name = "strategy");
 
-/// Whether a strategy that a program set field by field keeps to the ranges and rules of the file. The status (exit code 78)
-/// lists all that it does not, each by its JSON pointer.
+/// Checks that a strategy that a program set field by field keeps to the ranges and rules of the file. The status (exit
+/// code 78) lists everything that it does not keep to, each by its JSON pointer.
 absl::Status check_strategy(const Strategy& strategy);
 
-/// `strategy`, but where the environment variable TESSERA_STRICT is "1" (`tessera launch --strict`) with private copies on each rank, as on
-/// hosts of their own, and "check.values" on the CPU: the ranks of one machine show what those of two would. Files are read so, and
-/// Engines are made so.
+/// Returns `strategy`, changed if the environment variable TESSERA_STRICT is "1" (`tessera launch --strict`): each rank
+/// then has private copies, as on hosts of their own, and "check.values" on the CPU, so the ranks of one machine show
+/// the errors that those of two would. Files are read so, and Engines are made so.
 Strategy as_launched(Strategy strategy);
 
 }  // namespace tessera

@@ -21,10 +21,10 @@ std::vector<StrategyKey> spike_keys();
 std::vector<StrategyKey> durable_keys();
 std::vector<StrategyKey> compression_keys();
 std::vector<StrategyKey> sync_keys();
-/// Of "sync", and of what it does not go with; strategy_rules.cc has all others.
+/// Rules of "sync" and of keys that it excludes; strategy_rules.cc has all others.
 std::vector<StrategyRule> sync_rules();
 
-/// The most that a count may be.
+/// Largest value of a count.
 inline constexpr double kMany = 1e12;
 
 /// `AT(optimizer.lr)` finds a member in a Strategy and in a const Strategy.

@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// How the strategy file spells an enumerator, and what it does: the one list behind parsing, printing and
-/// the reference.
+/// The strategy file's word for an enumerator, and what it does. Parsing, printing and the reference all come from
+/// these lists.
 template <typename Enum>
 struct Named {
   Enum value;
@@ -18,20 +18,20 @@ struct Named {
 };
 
 const std::vector<Named<ShardingStrategy>>& sharding_strategies();
-const std::vector<Named<DType>>& training_dtypes();  ///< those a strategy may name: fp32, bf16, fp16
+const std::vector<Named<DType>>& training_dtypes();  ///< dtypes that a strategy may name: fp32, bf16, fp16
 const std::vector<Named<GradientSync>>& gradient_syncs();
 const std::vector<Named<BufferBroadcast>>& buffer_broadcasts();
 const std::vector<Named<MasterKind>>& master_kinds();
 const std::vector<Named<OptimizerType>>& optimizer_types();
 const std::vector<Named<MuonLrAdjustment>>& muon_lr_adjustments();
-const std::vector<Named<DType>>& muon_dtypes();  ///< of MuonConfig::ns_dtype
+const std::vector<Named<DType>>& muon_dtypes();  ///< MuonConfig::ns_dtype
 const std::vector<Named<StateDType>>& state_dtypes();
-const std::vector<Named<bool>>& shard_overs();  ///< of OptimizerConfig::shard_over_world
+const std::vector<Named<bool>>& shard_overs();  ///< OptimizerConfig::shard_over_world
 const std::vector<Named<LrScheduleType>>& lr_schedule_types();
-const std::vector<Named<Tier>>& tiers();        ///< of parameters
-const std::vector<Named<Tier>>& state_tiers();  ///< of masters and moments
+const std::vector<Named<Tier>>& tiers();        ///< tiers of parameters
+const std::vector<Named<Tier>>& state_tiers();  ///< tiers of masters and moments
 const std::vector<Named<Tier>>& gradient_tiers();
-const std::vector<Named<Tier>>& activation_tiers();  ///< of OffloadConfig::activations
+const std::vector<Named<Tier>>& activation_tiers();  ///< OffloadConfig::activations
 const std::vector<Named<OffloadedStep>>& offloaded_steps();
 const std::vector<Named<WireForm>>& wire_forms();
 const std::vector<Named<CompressedAxes>>& compressed_axes();
@@ -43,20 +43,20 @@ const std::vector<Named<NcclBuffers>>& nccl_buffers();
 
 std::string name_of(WireForm form);
 std::string name_of(MuonLrAdjustment adjustment);
-/// One of optimizer.groups: "group 1" or "group 1 (head)".
+/// Returns the name of an entry of optimizer.groups: "group 1" or "group 1 (head)".
 std::string name_of_group(const OptimizerConfig& optimizer, std::size_t index);
 
-/// Which numbers an update rule has.
+/// Whether an update rule has these numbers.
 bool has_betas(OptimizerType type);
 bool has_eps(OptimizerType type);
 bool has_momentum(OptimizerType type);
 bool has_nesterov(OptimizerType type);   ///< OptimizerConfig::nesterov
-bool adapts_layers(OptimizerType type);  ///< by the norms of each parameter
-/// Whether it updates matrices, or all tensors, in whole, on the rank that each is dealt to.
+bool adapts_layers(OptimizerType type);  ///< adapts rates by the norms of each parameter
+/// Whether it updates whole matrices, or all tensors whole, each on the rank that it is assigned to.
 bool updates_whole_tensors(OptimizerType type);
-/// Whether ranks get whole sums of gradients from each other: else every sum has one owner.
+/// Whether ranks get whole sums of gradients from each other; otherwise every sum has one owner.
 bool gets_whole_sums(const Strategy& strategy);
-/// Whether the optimizer keeps something of each element beside the master weight.
+/// Whether the optimizer keeps states of each element beside the master weight.
 bool keeps_states(const OptimizerConfig& optimizer);
 
 }  // namespace tessera

@@ -9,12 +9,12 @@
 
 namespace tessera {
 
-/// Fills a Strategy from a JSON tree by the rows of strategy_keys(), one use an object. Everything that is
+/// Fills a Strategy from a JSON tree by the rows of strategy_keys(); use one object for one tree. Everything that is
 /// wrong goes to `diagnostics`; the strategy is worth using only if nothing did.
 ///
-/// Phases: values one by one (type, range, known key); then, for keys whose values were right, whether they
-/// have an effect together with the others (Condition), and the rules between keys (StrategyRule). A rule is
-/// not tried where one of its keys was wrong already, so that one slip is one message.
+/// It works in phases: first values one by one (type, range, known key); then, for keys whose values were right,
+/// whether they have an effect together with the others (Condition), and the rules between keys (StrategyRule). A rule
+/// is not tried if one of its keys was wrong already, so that one slip is one message.
 class StrategyReader {
  public:
   explicit StrategyReader(Diagnostics& diagnostics) : diagnostics_(diagnostics) {}

@@ -10,10 +10,9 @@
 
 namespace tessera {
 
-/// The strategy file as a table: one row a key. Reading a file, printing the resolved strategy, the JSON
-/// schema and the reference page all come from these rows, so a key added here is added everywhere. Also
-/// here: what a row cannot say because it concerns several keys (StrategyRule), and names of other versions
-/// (UnavailableKey).
+/// The strategy file as a table: one row a key. Reading a file, printing the resolved strategy, the JSON schema and the
+/// reference page all come from these rows, so a key added here is added everywhere. Rules between several keys
+/// (StrategyRule) and names of other versions (UnavailableKey) are here too.
 
 enum class ValueKind {
   kInteger,          ///< JSON number without fraction, so 4, 4.0 and 1e6
@@ -24,7 +23,7 @@ enum class ValueKind {
   kName,             ///< string
   kNames,            ///< list of different non-empty strings
   kNumberPair,       ///< list of two numbers
-  kOptionalInteger,  ///< as kInteger, or null: not given
+  kOptionalInteger,  ///< like kInteger, or null: not given
   kOptionalNumber,   ///< JSON number, or null: not given
   kObjects,          ///< list of objects, each with some of StrategyField::members
 };
@@ -36,16 +35,16 @@ struct Choice {
 
 struct StrategyKey;
 
-/// Where in the struct a key lives. `set` takes JSON of the right kind and range (bytes as an integer).
+/// The member of the struct that holds a key. `set` takes JSON of the right kind and range (bytes as an integer).
 struct StrategyField {
   ValueKind kind = ValueKind::kInteger;
   std::vector<Choice> choices;
   std::function<void(Strategy&, const nlohmann::json&)> set;
   std::function<nlohmann::ordered_json(const Strategy&)> get;
-  std::vector<StrategyKey> members;  ///< kObjects: keys of an object, read into JSON and set as a whole
+  std::vector<StrategyKey> members;  ///< kObjects: keys of an object, which is read into JSON and set as a whole
 };
 
-/// least <= x <= most; an end that is `open` is itself excluded.
+/// least <= x <= most; an `open` end is itself excluded.
 struct Range {
   double least = 0;
   double most = 0;
@@ -54,10 +53,10 @@ struct Range {
   bool contains(double x) const;
 };
 
-/// When a key has an effect. Elsewhere any value but the default is refused: no option is silently ignored.
+/// When a key has an effect. Any value but the default is refused elsewhere: no option is silently ignored.
 struct Condition {
   std::string text;                ///< "optimizer.type sgd"; empty: always
-  std::vector<std::string> reads;  ///< pointers of the keys it looks at
+  std::vector<std::string> reads;  ///< pointers of the keys that it reads
   std::function<bool(const Strategy&)> holds;
 };
 
@@ -67,9 +66,9 @@ using RulesDefault = std::function<nlohmann::ordered_json(OptimizerType type, st
 struct StrategyKey {
   std::string pointer;  ///< RFC 6901: "/optimizer/lr"
   StrategyField field;
-  Range range = {};          ///< of integers and numbers, of each in a pair
-  std::string unit = {};     ///< of numbers; empty: a plain number
-  std::string default_json;  ///< with optimizer.type adamw, where it depends on that
+  Range range = {};          ///< range of integers and numbers, and of each number in a pair
+  std::string unit = {};     ///< unit of numbers; empty: a plain number
+  std::string default_json;  ///< default; that of optimizer.type adamw if it depends on the type
   std::string example_json;
   std::string doc;   ///< one line
   std::string cost;  ///< what raising it (or turning it on) costs
@@ -78,7 +77,8 @@ struct StrategyKey {
 
   std::string name() const;   ///< "lr"
   std::string group() const;  ///< "/optimizer"; "" at the top
-  /// Whether the value is the key's default, of this version or of an earlier one: a resolved strategy that to_json wrote has all of them.
+  /// Returns whether the value is the key's default, of this version or of an earlier one. A resolved strategy that
+  /// to_json wrote has all of them.
   bool says_nothing(const nlohmann::ordered_json& value, const Strategy& strategy) const;
 };
 
@@ -90,9 +90,9 @@ struct StrategyGroup {
 
 /// A rule between keys, which a file can contradict.
 struct StrategyRule {
-  std::vector<std::string> keys;  ///< pointers of all it reads; reported at the first that the file gives
+  std::vector<std::string> keys;  ///< pointers of all keys that it reads; reported at the first one that the file gives
   std::string doc;                ///< the rule, as a sentence
-  /// What is wrong and what to do; empty if nothing is.
+  /// Returns what is wrong and what to do; empty if nothing is wrong.
   std::function<std::string(const Strategy&)> problem;
 };
 
@@ -102,24 +102,24 @@ struct UnavailableKey {
   std::string doc;
 };
 
-const std::vector<StrategyKey>& strategy_keys();      ///< in the order of the page; keys of a group stand together
-const std::vector<StrategyGroup>& strategy_groups();  ///< every group, holders before what they hold; not the top
+const std::vector<StrategyKey>& strategy_keys();      ///< order of the page; keys of a group are neighbours
+const std::vector<StrategyGroup>& strategy_groups();  ///< every group except the top, holders before what they hold
 const std::vector<StrategyRule>& strategy_rules();
 const std::vector<UnavailableKey>& unavailable_keys();
 
-/// Top-level key that editors read to find the schema. Allowed, a string, without any effect on training.
+/// Top-level key that editors read to find the schema. It is an allowed string without any effect on training.
 inline constexpr char kSchemaKey[] = "$schema";
 
 const StrategyKey* find_strategy_key(const std::string& pointer);
 bool is_strategy_group(const std::string& pointer);
-/// "/optimizer/lr" as people write it: "optimizer.lr".
+/// Returns "/optimizer/lr" as people write it: "optimizer.lr".
 std::string dotted(const std::string& pointer);
-/// Keys and groups directly in a group ("" for the top).
+/// Returns the keys and groups directly in a group ("" for the top).
 std::vector<std::string> names_in_group(const std::string& group);
 
-/// "from 0 to 10", "above 0, at most 1", "from 0 to below 1", "between 0 and 1".
+/// Returns a text such as "from 0 to 10", "above 0, at most 1", "from 0 to below 1", "between 0 and 1".
 std::string describe_range(const Range& range);
-/// "an integer from 1 to 64", "one of fp32, bf16, fp16", ...
+/// Returns a text such as "an integer from 1 to 64", "one of fp32, bf16, fp16", ...
 std::string describe_allowed(const StrategyKey& key);
 
 }  // namespace tessera

@@ -10,17 +10,17 @@
 
 namespace tessera {
 
-/// 65 for the first of `tokens` outside of [0, vocab_size), naming its file and offset. `begin` is the position of
-/// tokens[0] in the dataset.
+/// Checks tokens. Error: 65 for the first of `tokens` outside of [0, vocab_size), naming its file and offset. `begin`
+/// is the position of tokens[0] in the dataset.
 absl::Status check_tokens(const TokenDataset& dataset, std::int64_t begin, std::span<const std::int64_t> tokens,
                           std::int64_t vocab_size);
 
-/// The same for every token. Reads the whole dataset once.
+/// Checks every token of the dataset in the same way. It reads the whole dataset once.
 absl::Status check_vocab(const TokenDataset& dataset, std::int64_t vocab_size);
 
-/// Entropy of the tokens' frequencies, in nats a token: -sum p ln p. It is the loss of the best model that knows how
-/// often each token occurs and nothing of its neighbours, so a model whose loss falls below it has learnt from context.
-/// Reads the whole dataset once.
+/// Returns the entropy of the tokens' frequencies, in nats a token: -sum p ln p. It is the loss of the best model that
+/// knows how often each token occurs and nothing of its neighbours, so a model whose loss falls below it has learnt
+/// from context. It reads the whole dataset once.
 absl::StatusOr<double> unigram_entropy(const TokenDataset& dataset);
 
 }  // namespace tessera

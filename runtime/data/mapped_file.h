@@ -8,11 +8,11 @@
 
 namespace tessera {
 
-/// A regular file, mapped read-only and private. Owns the mapping and nothing else: the descriptor is closed, so any
-/// number of files can be held. Move-only.
+/// A regular file, mapped read-only and private. It owns the mapping and nothing else: the descriptor is closed, so any
+/// number of files can be open. Move-only.
 ///
-/// The size is that at the time of opening. A file that is cut short while it is mapped ends the process by SIGBUS on
-/// the next read beyond its end, as with every mapped file; growing it changes nothing.
+/// The size is that at the time of opening. If a file is cut short while it is mapped, the next read beyond its end
+/// kills the process by SIGBUS, as with every mapped file; growing it changes nothing.
 class MappedFile {
  public:
   /// Errors: 66 missing, 77 no permission, 65 not a regular file (a pipe or a device could block or never end),
@@ -31,7 +31,7 @@ class MappedFile {
   MappedFile() = default;
 
   std::filesystem::path path_;
-  const std::byte* data_ = nullptr;  ///< nullptr where the file is empty
+  const std::byte* data_ = nullptr;  ///< nullptr if the file is empty
   std::size_t size_ = 0;
 };
 

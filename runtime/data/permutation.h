@@ -13,20 +13,21 @@ constexpr std::uint64_t mix64(std::uint64_t x) {
 }
 
 /// A shuffle of [0, n) that is computed, not stored: element i costs a few dozen nanoseconds and no memory, so a run
-/// over 10^10 samples resumes anywhere at once. The same on every machine, for ever: it is part of what a seed means.
+/// over 10^10 samples resumes anywhere at once. The shuffle is the same on every machine, for ever: it is part of what
+/// a seed means. Any thread may use it.
 ///
-/// A balanced Feistel network of 10 rounds over the smallest even number of bits b >= 8 with 2^b >= n. Halves of
-/// h = b / 2 bits; round j maps (left, right) to (right, left xor (mix64(right + key_j) mod 2^h)) with
-/// key_j = mix64(mix64(mix64(seed) + stream) + j), sums modulo 2^64. A result >= n is put in again until it is below
-/// n ("cycle walking"), at most 4 times on average for n > 64.
-/// Any network of this form is a bijection (Luby and Rackoff, "How to construct pseudorandom permutations", 1988).
+/// It is a balanced Feistel network of 10 rounds over the smallest even number of bits b >= 8 with 2^b >= n. Halves
+/// have h = b / 2 bits. Round j maps (left, right) to (right, left xor (mix64(right + key_j) mod 2^h)) with key_j =
+/// mix64(mix64(mix64(seed) + stream) + j), sums modulo 2^64. A result >= n is put in again until it is below n ("cycle
+/// walking"), at most 4 times on average for n > 64. Any network of this form is a bijection (Luby and Rackoff, "How to
+/// construct pseudorandom permutations", 1988).
 class Permutation {
  public:
-  /// `stream` tells permutations of one seed apart: the epoch. REQUIRES: n <= 2^62.
+  /// `stream` distinguishes permutations of one seed; it is the epoch. REQUIRES: n <= 2^62.
   Permutation(std::uint64_t n, std::uint64_t seed, std::uint64_t stream);
 
   std::uint64_t size() const { return n_; }
-  /// REQUIRES: i < size().
+  /// Returns the element at place i. REQUIRES: i < size().
   std::uint64_t operator()(std::uint64_t i) const;
 
  private:

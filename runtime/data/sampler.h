@@ -12,29 +12,31 @@
 
 namespace tessera {
 
-/// Sample i of a dataset is the window of tokens [i * seq_len, i * seq_len + seq_len + 1): seq_len inputs and, one
-/// further, as many targets. Neighbours share one token, and every token but the first is a target once.
+/// Returns the number of samples. Sample i of a dataset is the window of tokens [i * seq_len, i * seq_len + seq_len +
+/// 1): seq_len inputs and, one further, as many targets. Neighbours share one token, and every token but the first is a
+/// target once.
 std::int64_t num_windows(std::int64_t num_tokens, std::int64_t seq_len);
 
-/// Deals the samples of an epoch out to the ranks. Each rank has one, with its own `rank`; they never talk.
+/// Deals the samples of an epoch out to the ranks. Each rank has one sampler, with its own `rank`, and one thread at a
+/// time uses it; samplers never communicate.
 ///
 /// Invariants:
-///  1. One *global order* an epoch: position p holds sample Permutation(num_samples, seed, epoch)(p). It depends on
+///  1. An epoch has one *global order*: position p holds sample Permutation(num_samples, seed, epoch)(p). It depends on
 ///     nothing but num_samples, seed and epoch.
-///  2. Microbatch m of the epoch takes positions [m * batch * world_size, (m + 1) * batch * world_size), of which rank
-///     r has the r-th run of `batch`. So step k consumes the positions [k * G, (k + 1) * G) for every number of ranks
-///     and microbatches with the same global batch G, and in the same order if `batch` is the same.
-///  3. Within an epoch no sample is given twice, to one rank or two, but for the `padded_samples()` of Tail::kPad.
+///  2. Microbatch m of the epoch takes positions [m * batch * world_size, (m + 1) * batch * world_size); rank r has the
+///     r-th run of `batch` of them. Step k therefore consumes the positions [k * G, (k + 1) * G) for every number of
+///     ranks and microbatches with the same global batch G, and in the same order if `batch` is the same.
+///  3. No sample is given twice within an epoch, to one rank or two, except for the `padded_samples()` of Tail::kPad.
 ///  4. Every rank gets the same number of microbatches, a multiple of `accumulation`.
 class DistributedSampler {
  public:
-  /// 78 for options that make no sense, 65 if the samples do not fill a single step (and Tail::kDrop).
+  /// Errors: 78 for options that make no sense, 65 if the samples do not fill a single step (and Tail::kDrop).
   static absl::StatusOr<DistributedSampler> create(const SamplerOptions& options);
 
-  /// Writes this rank's next samples and moves on. False, and nothing written, at the end of the epoch.
+  /// Writes this rank's next samples and moves on. Returns false, and writes nothing, at the end of the epoch.
   /// REQUIRES: samples.size() == batch.
   bool next(std::span<std::int64_t> samples);
-  /// How many of the samples that `next` wrote last are no repetition (Tail::kPad): the first ones.
+  /// Returns how many of the samples that `next` wrote last are no repetition (Tail::kPad): the first ones.
   std::int64_t counted() const { return counted_; }
 
   /// Starts `epoch` from its first sample.
@@ -48,10 +50,10 @@ class DistributedSampler {
 
   SamplerCursor cursor() const;
   /// Goes on behind `cursor`, which may come from another number of ranks or another batch: the global order continues
-  /// where it stopped, provided that it was taken between two steps. 78 if seed, shuffling or samples differ.
+  /// where it stopped, provided that it was taken between two steps. Error: 78 if seed, shuffling or samples differ.
   absl::Status resume(const SamplerCursor& cursor);
 
-  /// The sample at `position` of this epoch's global order. Positions beyond num_samples start again (kPad).
+  /// Returns the sample at `position` of this epoch's global order. Positions beyond num_samples start again (kPad).
   std::int64_t sample_at(std::int64_t position) const;
 
  private:
@@ -63,12 +65,12 @@ class DistributedSampler {
   std::int64_t epoch_ = 0;
   std::int64_t consumed_ = 0;
   std::int64_t counted_ = 0;
-  std::int64_t end_ = 0;  ///< where this epoch's last whole step ends, counted as consumed_ is
+  std::int64_t end_ = 0;  ///< end of this epoch's last whole step, counted as consumed_ is
 };
 
-/// `tokens[s * (seq_len + 1) ...] = window of samples[s]`.
-/// REQUIRES: tokens.size() == samples.size() * (seq_len + 1). 70 for a sample the dataset does not have.
-/// If `vocab_size` > 0, a token outside of [0, vocab_size) is an error (65) that names file and offset.
+/// Writes windows of tokens: `tokens[s * (seq_len + 1) ...] = window of samples[s]`. REQUIRES: tokens.size() ==
+/// samples.size() * (seq_len + 1). Errors: 70 for a sample that the dataset does not have; 65, naming file and offset,
+/// for a token outside of [0, vocab_size) if `vocab_size` > 0.
 absl::Status copy_windows(const TokenDataset& dataset, std::span<const std::int64_t> samples, std::int64_t seq_len,
                           std::span<std::int64_t> tokens, std::int64_t vocab_size = 0);
 

@@ -12,7 +12,7 @@ namespace tessera {
 
 static_assert(std::endian::native == std::endian::little, "token files are little-endian and are read in place");
 
-/// How a token lies in a file.
+/// The integer type of a token in a file.
 enum class TokenType : std::uint8_t { kU8, kI8, kI16, kU16, kI32, kU32, kI64 };
 
 constexpr std::int64_t size_of(TokenType type) {
@@ -74,7 +74,7 @@ auto with_token_type(TokenType type, Body&& body) {
   return body(std::int64_t{});
 }
 
-/// True if `token` can be written as `type`.
+/// Returns whether `token` can be written as `type`.
 inline bool fits(TokenType type, std::int64_t token) {
   return with_token_type(type, [&](auto zero) {
     using Limits = std::numeric_limits<decltype(zero)>;
@@ -82,7 +82,7 @@ inline bool fits(TokenType type, std::int64_t token) {
   });
 }
 
-/// A little-endian value at any address, aligned or not.
+/// Returns the little-endian value at an address, aligned or not.
 template <typename T>
 T load(const std::byte* address) {
   T value;
@@ -90,7 +90,7 @@ T load(const std::byte* address) {
   return value;
 }
 
-/// `out[i] = token i` of the array that starts at `first`.
+/// Sets `out[i]` to token i of the array that starts at `first`.
 inline void widen(TokenType type, const std::byte* first, std::span<std::int64_t> out) {
   with_token_type(type, [&](auto zero) {
     using Token = decltype(zero);

@@ -11,11 +11,12 @@
 
 namespace tessera {
 
-/// Writes tokens as llm.c does: kU16 gives its GPT-2 file, kU32 its Llama-3 file; other types are refused (64).
-/// A token that does not fit the type, or more than 2^31 - 1 of them, is refused (65). 73, 74: cannot create, write.
+/// Writes tokens as llm.c does: kU16 gives its GPT-2 file, kU32 its Llama-3 file. Errors: 64 other types; 65 a token
+/// that does not fit the type, or more than 2^31 - 1 tokens; 73 cannot create, 74 cannot write.
 absl::Status write_llmc(const std::filesystem::path& path, std::span<const std::int64_t> tokens, TokenType type);
 
-/// Writes `prefix.idx` and `prefix.bin` as Megatron does, one sequence a document. kU32 has no code there (64).
+/// Writes `prefix.idx` and `prefix.bin` as Megatron does, one sequence a document. Error: 64 for kU32, which has no
+/// code there; else as write_llmc.
 absl::Status write_megatron(const std::filesystem::path& prefix, std::span<const std::vector<std::int64_t>> documents,
                             TokenType type);
 

@@ -6,16 +6,16 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
-/// LibTorch 2.14 gave three calls of c10d::Backend new names and keeps the old ones as deprecated aliases. Each name forwards to the
-/// other, so a backend of the user's may override either. Tessera calls them through these functions.
+/// Calls of c10d::Backend that LibTorch 2.14 gave new names; it keeps the old ones as deprecated aliases. Each name
+/// forwards to the other, so a backend of the user's may override either. Tessera calls them through these functions.
 ///
-/// 1 where c10d::Backend has the new names.
+/// The macro is 1 if c10d::Backend has the new names.
 #define TESSERA_TORCH_HAS_SINGLE_NAMES \
   (TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 14))
 
 namespace tessera {
 
-/// `output` is [size * input.numel()].
+/// Gathers; `output` is [size * input.numel()].
 inline c10::intrusive_ptr<c10d::Work> all_gather_single(c10d::Backend& backend, at::Tensor& output, at::Tensor& input) {
 #if TESSERA_TORCH_HAS_SINGLE_NAMES
   return backend.all_gather_single(output, input);
@@ -24,7 +24,7 @@ inline c10::intrusive_ptr<c10d::Work> all_gather_single(c10d::Backend& backend, 
 #endif
 }
 
-/// `input` is [size * output.numel()].
+/// Reduces and scatters; `input` is [size * output.numel()].
 inline c10::intrusive_ptr<c10d::Work> reduce_scatter_single(c10d::Backend& backend, at::Tensor& output,
                                                             at::Tensor& input) {
 #if TESSERA_TORCH_HAS_SINGLE_NAMES
@@ -34,7 +34,7 @@ inline c10::intrusive_ptr<c10d::Work> reduce_scatter_single(c10d::Backend& backe
 #endif
 }
 
-/// Both are [size * part].
+/// Exchanges equal parts; both tensors are [size * part].
 inline c10::intrusive_ptr<c10d::Work> all_to_all_single(c10d::Backend& backend, at::Tensor& output, at::Tensor& input) {
   std::vector<std::int64_t> equal_parts;
 #if TESSERA_TORCH_HAS_SINGLE_NAMES

@@ -6,12 +6,12 @@
 
 namespace tessera {
 
-/// A storage whose memory may be away: while it is, whoever asks for its data pointer gets a c10::Error with a text of
-/// ours. LibTorch can make a storage refuse access for good; these two lines let it be allowed again.
+/// Makes a storage's memory inaccessible for a while: code that then asks for its data pointer gets a c10::Error with
+/// Tessera's text. LibTorch can make a storage refuse access for good; these two functions can allow it again.
 ///
-/// Sets the text. Takes from the heap, so it is called once, not at every release.
+/// Sets the text. It allocates, so call it once, not at every release.
 void set_refusal(c10::StorageImpl& storage, const std::string& text);
-/// REQUIRES of `refused`: set_refusal was called.
+/// Refuses or allows access. REQUIRES for `refused`: set_refusal was called.
 void refuse_access(c10::StorageImpl& storage, bool refused);
 
 }  // namespace tessera

@@ -16,31 +16,31 @@
 
 namespace tessera {
 
-/// What a metrics file looks like (metrics_form.h).
+/// The form of a metrics file (metrics_form.h).
 enum class MetricsFormat {
   kJsonLines,  ///< an object a line
   kCsv,        ///< a table
   kEvents,     ///< an event file of TensorBoard
 };
-/// By the name: ".csv" is a table, all else are lines of JSON.
+/// Returns the format that a name asks for: ".csv" is a table, everything else is lines of JSON.
 MetricsFormat metrics_format_of(const std::filesystem::path& path);
 
-/// Appends to a file of metrics. Lines of JSON have one object each, in the order given:
+/// Appends metrics to a file. MetricsFile (tessera/metrics_file.h) and `tessera train` use it. Lines of JSON have one
+/// object each, in the order given:
 ///
 ///     {"step":12,"loss":2.25,"grad_norm":1.5,"overflow":false}
 ///
-/// Invariants:
-///  1. What one call writes is handed to the system at once, in one write. So after a crash the file holds all that was
-///     written, and lines of several processes that append to one file do not mix.
+///  1. One call hands its bytes to the system at once, in one write. The file therefore holds everything that was
+///     written, also after a crash, and lines of several processes that append to one file do not mix.
 ///  2. A line of JSON that a crash or a full disk cut short is ended before the next one begins, so it spoils no other
-///     line. In the other formats what was cut short is cut off.
+///     line. The other formats cut such a half off.
 ///  3. NaN and infinities are written as null, since JSON has no word for them. The key stays, so that a plot shows a
 ///     gap. Doubles are written so that they read back to the same bits. Invalid UTF-8 is replaced by U+FFFD.
 ///
 /// Not thread-safe. Move-only; the destructor closes.
 class MetricsWriter {
  public:
-  /// What becomes of a file that is there already.
+  /// What happens to a file that exists already.
   enum class Start {
     kAppend,   ///< lines go behind its own
     kReplace,  ///< it is removed first
@@ -49,21 +49,21 @@ class MetricsWriter {
   struct Options {
     Start start = Start::kAppend;
     MetricsFormat format = MetricsFormat::kJsonLines;
-    std::vector<std::string> columns = {};  ///< of a table (csv_form)
+    std::vector<std::string> columns = {};  ///< columns of a table (csv_form)
   };
-  /// An event file is always a new one; under kAppend its run goes on with that of the files beside it. Errors name path
-  /// and errno: exit code 73 (cannot be created, or its columns are others), 77 (permission), 74 (what it begins with was
-  /// not written).
+  /// Opens the file. An event file is always a new one; under kAppend its run goes on with that of the files beside it.
+  /// Errors name path and errno: exit code 73 (it cannot be created, or its columns differ), 77 (permission), 74 (its
+  /// beginning could not be written).
   static absl::StatusOr<MetricsWriter> open(const std::filesystem::path& path, const Options& options);
   static absl::StatusOr<MetricsWriter> open(const std::filesystem::path& path, Start start = Start::kAppend);
   ~MetricsWriter();
   MetricsWriter(MetricsWriter&& other) noexcept;
   MetricsWriter& operator=(MetricsWriter&& other) noexcept;
 
-  /// Errors: 74 with errno (such as a full disk); the writer stays usable. 70 for an empty name or one given
-  /// twice, and for one that a table has no column of.
+  /// Appends one row. Errors: 74 with errno (such as a full disk), after which the writer stays usable; 70 for an empty
+  /// name, one given twice, and one that a table has no column for.
   absl::Status write(const std::vector<Metric>& metrics);
-  /// Closes the file, and says if the system could not keep what was written (74). Later writes fail.
+  /// Closes the file. Error: 74 if the system could not keep what was written. Later writes fail.
   absl::Status close();
 
  private:
@@ -75,17 +75,17 @@ class MetricsWriter {
   std::filesystem::path path_;
   std::unique_ptr<MetricsForm> form_;
   bool torn_ = false;   ///< the file ends in half a line of JSON
-  bool begun_ = false;  ///< it has what stands before all else
+  bool begun_ = false;  ///< whether the file has its beginning (header or first event)
 };
 
-/// The last `window` step times, for medians and tails. Not thread-safe.
+/// The last `window` step times in seconds, for medians and tails. Not thread-safe.
 class StepTimes {
  public:
   /// REQUIRES: window >= 1 (a smaller one counts as 1).
   explicit StepTimes(std::size_t window = 100) : window_(window < 1 ? 1 : window) {}
 
   void add(double seconds);
-  std::size_t count() const { return seconds_.size(); }  ///< at most `window`
+  std::size_t count() const { return seconds_.size(); }  ///< never more than `window`
   double p50() const { return percentile(50); }
   double p95() const { return percentile(95); }
   /// The smallest time that at least `percent` % of the window does not exceed (nearest rank): always a time
@@ -94,7 +94,7 @@ class StepTimes {
 
  private:
   std::size_t window_;
-  std::size_t next_ = 0;  ///< once the window is full: the oldest entry
+  std::size_t next_ = 0;  ///< index of the oldest entry once the window is full
   std::vector<double> seconds_;
 };
 

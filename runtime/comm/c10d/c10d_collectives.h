@@ -10,24 +10,26 @@
 
 namespace tessera {
 
-/// Collectives over any c10d::Backend of CPU tensors that can all-gather, broadcast and exchange: `gloo`, or
-/// a user's own.
+/// Returns collectives over a c10d::Backend of CPU tensors that can all-gather, broadcast and exchange: `gloo`, or a
+/// user's own. gloo_collectives and backend groups call it when a group is made.
 ///
-/// Sums are ours, so that they have the bits of rule 3: the parts are exchanged in the dtype of the wire and
-/// added here, in fp32. all_reduce is such a sum, gathered again; up to 64 KiB, every rank gathers and adds
-/// everything itself.
+/// Tessera makes the sums itself, so that they have the bits of rule 3: the parts are exchanged in the wire's dtype and
+/// added here, in fp32. all_reduce is such a sum, gathered again; up to 64 KiB, every rank gathers and adds everything
+/// itself.
 ///
-/// all_gather, broadcast, all_to_all and barrier run in the backend's threads until waited for; so do reductions with
-/// Waits::kLater, whose pieces are sent, added and gathered by a thread of the group (reducing_in_background), while others,
-/// and all of a user's own backend, are done when they return. A Work that is dropped waits.
+/// all_gather, broadcast, all_to_all and barrier run in the backend's threads until waited for. So do reductions with
+/// Waits::kLater, whose pieces a thread of the group sends, adds and gathers (reducing_in_background). Other
+/// reductions, and all reductions of a user's own backend, are done when the call returns. Dropping a Work waits for
+/// it.
 ///
-/// `choose`, where it is not null, says of each call over Gloo how it goes over the network; what it does not say of goes directly:
-/// reductions that are compressed, broadcasts (Gloo's own is a binomial tree), all-to-alls, and all calls of a user's own backend. An
-/// all_gather that `choose` gave rounds is made by a thread of the group, after those before it; reductions in pieces of 2 MiB of input.
+/// `choose`, unless it is null, decides how each call over Gloo goes over the network. Calls that it does not decide go
+/// directly: compressed reductions, broadcasts (Gloo's own is a binomial tree), all-to-alls, and all calls of a user's
+/// own backend. A thread of the group makes an all_gather that `choose` gave rounds, after earlier ones; reductions go
+/// in pieces of 2 MiB of input.
 ///
-/// A failed backend says little, so on failure every rank writes its last call to `store` and reads the
-/// others': the message tells what each was doing and who does not answer. Then the backend is dropped, which
-/// closes its connections and makes the peers fail too.
+/// A failed backend says little. If a call fails, every rank therefore writes its last call to `store` and reads the
+/// others' calls: the message tells what each rank was doing and who does not answer. The backend is then dropped,
+/// which closes its connections and makes the peers fail too.
 std::shared_ptr<Collectives> c10d_collectives(const Group& group, TransportKind kind,
                                               c10::intrusive_ptr<c10d::Backend> backend,
                                               std::shared_ptr<KeyValueStore> store, ChooseAlgorithm choose = nullptr);

@@ -9,12 +9,12 @@
 
 namespace tessera {
 
-/// A KeyValueStore over any c10d::Store. c10d serves one request of a client at a time, so `get` asks again
-/// and again (every 0.2 to 10 ms) rather than leave a waiting request in the way of other threads. c10d's
-/// exceptions become statuses of exit code 75 that say who served the store, and is gone.
+/// A KeyValueStore over any c10d::Store. c10d serves one request of a client at a time, so `get` asks again and again
+/// (every 0.2 to 10 ms) instead of leaving a waiting request in the way of other threads. c10d's exceptions become
+/// statuses of exit code 75 that say who served the store, and that it is gone.
 class C10dStore : public KeyValueStore {
  public:
-  /// `server`: who serves it, for messages.
+  /// `server`: who serves the store, for messages.
   explicit C10dStore(c10::intrusive_ptr<c10d::Store> store, std::string server = "rank 0")
       : store_(std::move(store)), server_(std::move(server)) {}
 
@@ -24,7 +24,7 @@ class C10dStore : public KeyValueStore {
   absl::StatusOr<std::int64_t> add(const std::string& key, std::int64_t amount) override;
   std::shared_ptr<KeyValueStore> connected_anew() override;
 
-  /// For c10d's own backends, which meet through such a store.
+  /// The store itself, through which c10d's own backends meet.
   const c10::intrusive_ptr<c10d::Store>& c10d_store() const { return store_; }
   const std::string& server() const { return server_; }
 
@@ -36,7 +36,7 @@ class C10dStore : public KeyValueStore {
   const std::string server_;
 };
 
-/// The text of an exception as a user wants it: without c10's stack trace.
+/// Returns the text of an exception for a user, without c10's stack trace.
 std::string text_of_c10_exception(const std::exception& error);
 
 }  // namespace tessera

@@ -8,22 +8,23 @@
 
 namespace tessera {
 
-/// Where a host can be reached, looked up by ourselves: c10d's own look-up waits as long as the resolver likes, and
-/// prints a stack for every attempt.
+/// Looks up where a host can be reached. c10d's own look-up waits as long as the resolver likes, and prints a stack for
+/// every attempt, so Tessera does it itself.
 
 struct HostAddress {
   sockaddr_storage address{};
   socklen_t length = 0;
-  std::string text;  ///< numeric: "10.0.0.1", "::1"
+  std::string text;  ///< numeric address: "10.0.0.1", "::1"
 
   bool is_ipv6() const { return address.ss_family == AF_INET6; }
 };
 
-/// Looks `host` up until it is known, or `deadline`: names of hosts that are starting appear late. Prefers IPv4.
-/// 75 if it is not known by then, with the resolver's reason.
+/// Looks `host` up again and again until it is known, or until `deadline`: names of hosts that are starting appear
+/// late. It prefers IPv4. Error: 75 with the resolver's reason if the name is not known by then.
 absl::StatusOr<HostAddress> resolve_in_time(const std::string& host, std::chrono::steady_clock::time_point deadline);
 
-/// Waits until something listens at `port` of `host`, or `deadline`. 75 with the last reason. Nothing is sent.
+/// Waits until something listens at `port` of `host`, or until `deadline`. Nothing is sent. Error: 75 with the last
+/// reason.
 absl::Status wait_for_listener(const HostAddress& host, int port, std::chrono::steady_clock::time_point deadline);
 
 }  // namespace tessera

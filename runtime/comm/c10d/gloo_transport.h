@@ -12,16 +12,16 @@
 
 namespace tessera {
 
-/// The `gloo` transport: CPU ranks on any hosts, over TCP (c10d::ProcessGroupGloo). `address`: this host's
-/// own, by which the other ranks reach it; see `address_towards`. GLOO_SOCKET_IFNAME, if set, names an
-/// interface instead. Collective over the group. Errors: 75 if the ranks cannot connect within
-/// `group.init_timeout_s`. `choose` as in c10d_collectives.
+/// Makes this rank's side of a group with the `gloo` transport: CPU ranks on any hosts, over TCP
+/// (c10d::ProcessGroupGloo). `address` is this host's own, by which the other ranks reach it; see `address_towards`.
+/// GLOO_SOCKET_IFNAME, if set, names an interface instead. `choose` is that of c10d_collectives. Collective over the
+/// group. Error: 75 if the ranks cannot connect within `group.init_timeout_s`.
 absl::StatusOr<std::shared_ptr<Collectives>> gloo_collectives(const Group& group, const std::string& address,
                                                               std::shared_ptr<C10dStore> store,
                                                               ChooseAlgorithm choose = nullptr);
 
-/// The address of this host from which `host` is reached; nothing is sent. Exit code 75 if `host` is not known within
-/// `timeout_s`, 78 if it is another machine's name but leads back to this one by loopback.
+/// Returns the address of this host from which `host` is reached; nothing is sent. Errors: 75 if `host` is not known
+/// within `timeout_s`; 78 if it is another machine's name but leads back to this one by loopback.
 absl::StatusOr<std::string> address_towards(const std::string& host, double timeout_s);
 
 }  // namespace tessera

@@ -10,17 +10,18 @@
 
 namespace tessera {
 
-/// Messages of numbers that are packed (lossless.h): how many bytes they have, and the packed numbers. A receiver cannot know how many those
-/// are, and has memory for as many as there can be: Gloo takes a message that is shorter than its receiver's memory.
+/// Messages of numbers that are losslessly packed (lossless.h): their length in bytes, and the packed numbers. A
+/// receiver cannot know that length, so it provides memory for the longest possible message. Gloo accepts a message
+/// that is shorter than its receiver's memory.
 
-/// Memory of a group for messages that are packed. Any thread calls; it outlives what it gave.
+/// A group's memory for packed messages. Any thread may call it. It must outlive the buffers that it gave.
 class PackBuffers {
  public:
   struct Memory {
     std::unique_ptr<std::byte[]> bytes;
     std::size_t size = 0;
   };
-  /// Its end keeps the memory for the next one.
+  /// Memory for one message; its destructor gives the memory back for the next one.
   class Buffer {
    public:
     Buffer(PackBuffers& owner, Memory memory) : owner_(&owner), memory_(std::move(memory)) {}
@@ -36,7 +37,7 @@ class PackBuffers {
     Memory memory_;
   };
 
-  /// Of `bytes` or more; what it holds is undefined.
+  /// Returns a buffer of at least `bytes`; its content is undefined.
   Buffer take(std::size_t bytes);
 
  private:
@@ -47,21 +48,22 @@ class PackBuffers {
 };
 using PackBuffer = PackBuffers::Buffer;
 
-/// Messages of fewer bytes are sent as they are: they wait for each other longer than they are on the wire.
+/// Shorter messages are sent unpacked: they wait for each other longer than they are on the wire.
 constexpr std::size_t kLeastPackedBytes = 64 << 10;
 
-/// Whether messages of `bytes` bytes of numbers of `dtype` are packed.
+/// Returns whether messages of `bytes` bytes of numbers of `dtype` are packed.
 bool is_packed(DType dtype, std::size_t bytes);
 
-/// Of a message of `bytes` bytes of numbers.
+/// Returns the longest packed message, in bytes, for `bytes` bytes of numbers of `dtype`.
 std::size_t most_message_bytes(DType dtype, std::size_t bytes);
 
-/// `numbers`, packed.
+/// Returns `numbers`, packed.
 PackBuffer packed_message(DType dtype, const void* numbers, std::size_t bytes, PackBuffers& buffers);
 
-/// Bytes of the message, as it says.
+/// Returns the length that the message's head says, in bytes.
 std::size_t bytes_of_message(const PackBuffer& message);
-/// Throws std::runtime_error where that is not what `packed_message` made of `bytes` bytes of numbers of `dtype`.
+/// Unpacks a message into `numbers`. Throws std::runtime_error unless `packed_message` made it of `bytes` bytes of
+/// numbers of `dtype`.
 void unpack_message(const PackBuffer& message, DType dtype, void* numbers, std::size_t bytes);
 
 }  // namespace tessera

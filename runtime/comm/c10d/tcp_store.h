@@ -11,18 +11,18 @@ namespace tessera {
 
 /// Joins the job's store (c10d::TCPStore at master_addr:master_port) and returns once all ranks have.
 ///
-/// Rank 0 serves it, unless torchrun's agent does (`topology.agent_store`). The server listens on loopback
-/// only where all ranks are on one host and `master_addr` is a loopback address, else on all interfaces. Keys
-/// are prefixed with the run's id and restart count, so neither another job nor an earlier life of this one
-/// is met.
+/// Rank 0 serves the store, unless torchrun's agent does (`topology.agent_store`). The server listens on loopback only
+/// if all ranks are on one host and `master_addr` is a loopback address, or else on all interfaces. Keys are prefixed
+/// with the run's id and restart count, so the store never meets another job or an earlier life of this one.
 ///
 /// `master_addr` may be a name that is not known yet (a host that is starting), an IPv4 or an IPv6 address.
 ///
-/// Errors: 69 port in use, or the store is another job's; 75 a name that is not known, a store that does not answer, or
-/// ranks that did not come within `init_timeout_s`, by number, whatever keeps silent meanwhile; 78 two processes claim one rank; 71 a limit of this process.
+/// Errors: 69 the port is in use, or the store is another job's; 75 a name that is not known, a store that does not
+/// answer, or ranks that did not come within `init_timeout_s` (by number, even if something keeps silent meanwhile); 78
+/// two processes claim one rank; 71 a limit of this process.
 absl::StatusOr<std::shared_ptr<C10dStore>> tcp_store(const Topology& topology, double init_timeout_s);
 
-/// True for "localhost", "::1" and 127.0.0.0/8.
+/// Returns true for "localhost", "::1" and 127.0.0.0/8.
 bool is_loopback(const std::string& address);
 
 }  // namespace tessera

@@ -12,8 +12,8 @@
 
 namespace tessera {
 
-/// Runs calls one after the other, in the order in which they are pushed, on a thread that begins with the first of them. The destructor
-/// waits for those that were pushed. Thread-safe.
+/// Runs calls one after the other, in the order in which they are pushed, on a thread that starts with the first of
+/// them. The destructor waits for all pushed calls. Thread-safe.
 class CallThread {
  public:
   CallThread() = default;
@@ -21,9 +21,9 @@ class CallThread {
   CallThread(const CallThread&) = delete;
   CallThread& operator=(const CallThread&) = delete;
 
-  /// `call` does not throw.
+  /// Queues `call`, which must not throw; the future has its status.
   std::future<absl::Status> push(std::function<absl::Status()> call);
-  /// Until all that were pushed have ended.
+  /// Waits until all pushed calls have ended.
   void wait_for_all();
 
  private:
@@ -32,9 +32,9 @@ class CallThread {
   Mutex mutex_;
   CondVar changed_;
   std::deque<std::packaged_task<absl::Status()>> waiting_ ABSL_GUARDED_BY(mutex_);
-  std::size_t left_ ABSL_GUARDED_BY(mutex_) = 0;  ///< that have not ended
+  std::size_t left_ ABSL_GUARDED_BY(mutex_) = 0;  ///< calls that have not ended
   bool ends_ ABSL_GUARDED_BY(mutex_) = false;
-  std::jthread thread_;  // last: it is joined first
+  std::jthread thread_;  // last member: it is joined first
 };
 
 }  // namespace tessera

@@ -14,20 +14,21 @@
 namespace tessera {
 
 /// A GPU that ranks in several processes use at once, as one of them sees it: memory and events that the others can
-/// open, and two queues of work. Everything queued is done in order within its queue.
+/// open, and two queues of work. Work runs in order within its queue. One thread at a time uses an object. Errors are
+/// those of CUDA, with exit code 70 unless the call says otherwise.
 class PeerDevice {
  public:
   enum class Queue {
-    kCompute,  ///< where LibTorch queues operators: the current stream
-    kSide,     ///< this object's own
+    kCompute,  ///< the queue of LibTorch's operators: the current stream
+    kSide,     ///< this object's own stream
   };
-  /// What a rank sends to the others so that they can open something of its own. Plain bytes.
+  /// Plain bytes that a rank sends to the others so that they can open its memory or event.
   struct Handle {
     std::array<std::byte, 64> bytes{};
     friend bool operator==(const Handle&, const Handle&) = default;
     friend auto operator<=>(const Handle&, const Handle&) = default;
   };
-  /// Where memory is: an allocation, and how far into it.
+  /// A place in memory: an allocation, and a byte offset into it.
   struct Place {
     Handle allocation;
     std::uint64_t offset = 0;
@@ -42,9 +43,9 @@ class PeerDevice {
   /// The GPU's number among those of this machine.
   virtual int index() const = 0;
 
-  /// New memory, zero-filled. It is freed with the last pointer to it, which must not outlive this object.
+  /// Allocates zero-filled memory. It is freed with the last pointer to it, which must not outlive this object.
   virtual absl::StatusOr<std::shared_ptr<std::byte>> allocate(std::size_t bytes) = 0;
-  /// The place of `memory`, which may be any memory of this device, whoever allocated it.
+  /// Returns the place of `memory`, which may be any memory of this device, whoever allocated it.
   virtual absl::StatusOr<Place> locate(const void* memory) = 0;
   /// Opens a peer's memory. The pointer is valid until this object is destroyed.
   virtual absl::StatusOr<std::byte*> open(const Place& peers) = 0;
@@ -52,19 +53,19 @@ class PeerDevice {
   virtual absl::StatusOr<std::unique_ptr<Event>> make_event(Handle& handle) = 0;
   virtual absl::StatusOr<std::unique_ptr<Event>> open_event(const Handle& peers) = 0;
 
-  /// The event happens when all before it in the queue is done.
+  /// Queues a recording: the event happens when everything before it in the queue is done.
   virtual absl::Status record(Queue queue, Event& event) = 0;
-  /// What follows in the queue waits for the event as it was last recorded.
+  /// Makes everything that follows in the queue wait for the event as it was last recorded.
   virtual absl::Status wait(Queue queue, Event& event) = 0;
 
-  /// Blocks until all that was queued in both queues is done.
+  /// Blocks until everything in both queues is done.
   virtual absl::Status drain() = 0;
-  /// The group failed: a peer may be gone that queued work waits for. What is left then stays as it is, unfreed, since
-  /// freeing it would wait for that work.
+  /// Says that the group failed: a peer that queued work waits for may be gone. The remaining memory then stays
+  /// unfreed, since freeing it would wait for that work.
   virtual void abandon() = 0;
 
   virtual absl::Status copy(Queue queue, void* to, const void* from, std::size_t bytes) = 0;
-  /// pairwise_sum (pairwise_sum.h) of at most kMostInputs inputs into `output`, to the same bits.
+  /// Queues pairwise_sum (pairwise_sum.h) of at most kMostInputs inputs into `output`, with the same bits.
   static constexpr std::size_t kMostInputs = 8;
   virtual absl::Status sum(Queue queue, std::span<const void* const> inputs, DType dtype, float* output,
                            std::size_t numel) = 0;

@@ -9,10 +9,10 @@
 
 namespace tessera {
 
-/// A CommBuffer in the memory of a device, from LibTorch's allocator; zero-filled.
+/// A CommBuffer in a device's memory, from LibTorch's allocator; zero-filled.
 class DeviceBuffer : public CommBuffer {
  public:
-  /// Errors: 71, with LibTorch's message, if the device does not have so much memory.
+  /// Error: 71, with LibTorch's message, if the device does not have that much memory.
   static absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes, c10::Device device);
 
   std::byte* data() const override { return static_cast<std::byte*>(memory_.data_ptr()); }
@@ -23,7 +23,7 @@ class DeviceBuffer : public CommBuffer {
   const at::Tensor memory_;
 };
 
-/// `numel` numbers at `data`, as a tensor that does not own them.
+/// Returns a tensor of `numel` numbers at `data` that does not own them.
 at::Tensor tensor_on(c10::Device device, const void* data, std::size_t numel, at::ScalarType type = at::kByte);
 
 at::ScalarType sum_type_of(DType dtype);

@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-/// The queued groups of one rank. They end together, since a device that stands still in a call of one group never comes
-/// to the calls of another, and aborting one group may wait until the other is aborted too.
+/// The asynchronous groups of one rank. They end together, since a device that hangs in a call of one group never
+/// reaches the calls of another, and aborting one group may wait until the other is aborted too. Thread-safe.
 class QueuedGroups {
  public:
   struct Member {
@@ -22,12 +22,13 @@ class QueuedGroups {
   Place add(Member member);
   void remove(Place place);
 
-  /// Ok, or why they ended. Known before a backend is aborted, and so before the device goes on to worthless results.
+  /// Returns OK, or why the groups ended. It is known before a backend is aborted, and so before the device goes on to
+  /// worthless results.
   absl::Status status() const;
 
-  /// Ends all groups. The first failure counts: the peers of all members are told of it, then all backends are aborted. If
-  /// a backend cannot be aborted, the device and everybody who waits for it would stand still for ever, so the process ends
-  /// with the failure's exit code. Later callers wait until all of this is done.
+  /// Ends all groups. Only the first failure counts: the peers of all members are told of it, then all backends are
+  /// aborted. If a backend cannot be aborted, the device and everybody who waits for it would hang for ever, so the
+  /// process ends with the failure's exit code. Later callers wait until all of this is done.
   void end(const absl::Status& failure);
 
  private:

@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// `group`'s collectives for host memory, where `group` moves that of `device`: what is sent goes up before each call
-/// and comes down after it, so each call waits for the device. For set-up and for messages that are rare. Sums are
+/// Returns collectives for host memory over a `group` that moves `device`'s memory. Data is copied to the device before
+/// each call and back after it, so each call waits for the device. They serve set-up and rare messages. Sums are
 /// refused.
 std::shared_ptr<Collectives> staged_collectives(std::shared_ptr<Collectives> group, c10::Device device);
 

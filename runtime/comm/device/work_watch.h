@@ -16,29 +16,31 @@
 
 namespace tessera {
 
-/// Watches calls that a device runs on its own, since the thread that started them has gone on. It notices, on a thread of
-/// its own, a call that fails or stands still. A call's time begins when the device has come to it and the call before it
-/// is over: many steps of computation may be queued before, and a call that waits behind them does not stand still.
+/// Watches calls that a device runs asynchronously, since the thread that started them has gone on. A thread of its own
+/// notices a call that fails or hangs. A call's time begins when the device has reached it and the call before it is
+/// over: many steps of computation may be queued before it, and a call that waits behind them does not hang.
 class WorkWatch {
  public:
-  /// What went wrong and in which call. Called at most once, on the watch's thread; after that nothing is watched.
+  /// Gets what went wrong and in which call. It is called at most once, on the watch's thread; nothing is watched
+  /// afterwards.
   using Report = std::function<void(const CallSignature& call, const std::string& why)>;
 
-  /// `timeout`: for a call. `news` is asked now and then while a call takes long: empty, or what peers have come to. The
-  /// watch's thread works on `device`.
+  /// `timeout` is a call's limit. `news` is asked now and then while a call takes long; it returns "", or what has
+  /// happened to peers. The watch's thread works on `device`.
   WorkWatch(std::chrono::duration<double> timeout, c10::Device device, std::function<std::string()> news,
             Report report);
-  /// Waits for a report that is being made, not for calls under way.
+  /// Waits for a report that is being made, but not for calls under way.
   ~WorkWatch();
 
-  /// Announces a call that is about to be started; before that, since starting it may already wait for peers. Calls end
-  /// in the order in which they are added. `reached` says whether the device has come to where the call is queued.
+  /// Announces a call before it is started, since starting it may already wait for peers. Calls end in the order in
+  /// which they are added. `reached` says whether the device has reached the place where the call is queued.
   void add(const CallSignature& call, std::function<bool()> reached);
-  /// Gives the call that the latest `add` announced; null if it could not be started.
+  /// Gives the work of the call that the latest `add` announced; null if it could not be started.
   void set_latest(c10::intrusive_ptr<c10d::Work> work);
   /// Waits until all calls are over, or one has been reported.
   void drain();
-  /// The number (CallSignature::sequence) of the call that the device has come to and not got through; 0: none.
+  /// Returns the number (CallSignature::sequence) of the call that the device has reached and not finished; 0 means
+  /// none.
   std::uint64_t stands_in() const { return stands_in_.load(std::memory_order_relaxed); }
 
  private:
@@ -49,9 +51,9 @@ class WorkWatch {
   };
 
   void run();
-  /// False where the watch ends meanwhile.
+  /// Returns false if the watch ends meanwhile.
   bool pause(std::chrono::duration<double> time);
-  /// What is wrong with the oldest call, if anything; takes those that are over off the list.
+  /// Returns what is wrong with the oldest call, or "", and removes finished calls from the list.
   std::string look();
 
   using Clock = std::chrono::steady_clock;
@@ -63,9 +65,9 @@ class WorkWatch {
   CondVar changed_;
   std::deque<Started> started_ ABSL_GUARDED_BY(mutex_);
   bool ends_ ABSL_GUARDED_BY(mutex_) = false, has_reported_ ABSL_GUARDED_BY(mutex_) = false;
-  Clock::time_point oldest_since_, next_question_;  // the thread's own
+  Clock::time_point oldest_since_, next_question_;  // used only by the watch's thread
   std::atomic<std::uint64_t> stands_in_ = 0;
-  std::thread thread_;  // last: it uses the others
+  std::thread thread_;  // last member: it uses the others
 };
 
 }  // namespace tessera

@@ -13,7 +13,8 @@
 
 namespace tessera {
 
-/// The mesh of ranks that are processes: joins the job's store (tcp_store.h) and returns when all ranks have.
+/// Makes the mesh of ranks that are processes: joins the job's store (tcp_store.h) and returns when all ranks have done
+/// so. `init` calls it once.
 ///
 /// | comm.transport | ranks of one host | ranks of several hosts               |
 /// |----------------|-------------------|--------------------------------------|
@@ -23,9 +24,10 @@ namespace tessera {
 /// | nccl           | nccl              | nccl                                 |
 /// | cuda_host      | cuda_host         | error 78                             |
 ///
-/// `choose`, where it is not null, says how calls over gloo go (c10d_collectives), unless comm.network_fit has groups measured.
+/// `choose`, unless it is null, decides how calls over gloo go (c10d_collectives), unless comm.network_fit asks for
+/// measured groups.
 ///
-/// A world of one rank needs neither store nor sockets. Errors: those of tcp_store and of the transports.
+/// A world of one rank needs neither store nor sockets. Errors are those of tcp_store and of the transports.
 absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfig& comm,
                                        const ChooseAlgorithm& choose = nullptr);
 

@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-/// A CommBuffer of this process's own memory: zero-filled, aligned to cache lines, and from a page on to pages. From 2 MiB
-/// on it is of huge pages where the kernel grants them, and all of them are there from the start.
+/// A CommBuffer of this process's own memory: zero-filled, aligned to cache lines, and to pages from one page on. A
+/// buffer of 2 MiB or more uses huge pages if the kernel grants them. All pages are present from the start.
 class PlainBuffer : public CommBuffer {
  public:
   explicit PlainBuffer(std::size_t bytes)
@@ -20,7 +20,8 @@ class PlainBuffer : public CommBuffer {
                                       : kLine),
         data_(static_cast<std::byte*>(::operator new(bytes + 1, std::align_val_t(alignment_))), Delete{alignment_}),
         bytes_(bytes) {
-    if (bytes >= kHugePage) madvise(data_.get(), bytes / kHugePage * kHugePage, MADV_HUGEPAGE);  // a wish
+    // a request, which the kernel may refuse
+    if (bytes >= kHugePage) madvise(data_.get(), bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
     std::memset(data_.get(), 0, bytes);
   }
   std::byte* data() const override { return data_.get(); }

@@ -14,19 +14,20 @@ struct MemPool;
 
 namespace tessera {
 
-/// Memory of one communicator that NCCL knows, so that collectives go from and to it without a copy in between
-/// (`comm.nccl_buffers`). It is made by ncclMemAlloc, in a pool of LibTorch's allocator; ProcessGroupNCCL registers what
-/// the pool gets. NCCL wants the buffers of a call at the same place of this memory on every rank, or else not registered
+/// A communicator's memory that NCCL knows, so that collectives read and write it without a copy in between
+/// (`comm.nccl_buffers`). ncclMemAlloc makes it, in a pool of LibTorch's allocator; ProcessGroupNCCL registers what the
+/// pool gets. NCCL needs the buffers of a call at the same place of this memory on every rank, or else not registered
 /// on any rank.
 class NcclMemory {
  public:
-  /// On a GPU without multicast memory (NVSwitch) the memory is plain even if `kind` asks for registered memory.
+  /// Makes the pool. The memory is plain on a GPU without multicast memory (NVSwitch), even if `kind` asks for
+  /// registered memory.
   static absl::StatusOr<std::shared_ptr<NcclMemory>> create(c10::intrusive_ptr<c10d::ProcessGroupNCCL> backend,
                                                             c10::Device device, NcclBuffers kind);
 
-  /// As Collectives::allocate. The piece keeps the pool.
+  /// Collectives::allocate. The buffer keeps the pool alive.
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes);
-  /// Takes all of it out of NCCL's register. To be called before the communicator ends.
+  /// Removes all of the memory from NCCL's register. Call it before the communicator ends.
   void release();
 
  private:

@@ -12,14 +12,16 @@
 
 namespace tessera {
 
-/// The `nccl` transport: one GPU a rank (c10d::ProcessGroupNCCL); all pointers are the device's.
+/// Makes this rank's side of a group with the `nccl` transport: one GPU a rank (c10d::ProcessGroupNCCL); all pointers
+/// are device memory.
 ///
-/// What holds of queued_collectives.h holds here: sums are NCCL's, calls are ordered on the current stream, Work::wait makes
-/// that stream wait and, but for a barrier, does not block the host. `buffers`: of what `allocate` gives (nccl_memory.h).
-/// `groups`: this rank's other groups, which end with this one. Sets c10d's and NCCL's variables in the environment where
-/// they are not set (under torchrun one that is set, as torchrun sets it for every program).
+/// The rules of queued_collectives.h hold here: sums are NCCL's, calls are ordered on the current stream, and
+/// Work::wait makes that stream wait and does not block the host, except for a barrier. `buffers`: kind of memory that
+/// `allocate` gives (nccl_memory.h). `groups`: this rank's other groups, which end with this one. It sets c10d's and
+/// NCCL's environment variables if they are not set (under torchrun also one that is set, as torchrun sets it for every
+/// program).
 ///
-/// Built where the CUDA toolkit, NCCL and LibTorch's CUDA library are (nccl_transport.cc); elsewhere
+/// nccl_transport.cc is built where the CUDA toolkit, NCCL and LibTorch's CUDA library are; elsewhere
 /// nccl_transport_missing.cc answers with exit code 69, as gpu_count does.
 absl::StatusOr<std::shared_ptr<Collectives>> nccl_collectives(const Group& group, int device, NcclBuffers buffers,
                                                               std::shared_ptr<QueuedGroups> groups,

@@ -5,28 +5,30 @@
 
 namespace tessera {
 
-/// Reductions by recursive halving whose sums have the order of collectives.h rule 3, on any number of ranks. (R. Thakur,
-/// R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, where halving begins with the largest
-/// distance, and binary blocks join the other way round: both change the order.)
+/// Reductions by recursive halving whose sums have the order of collectives.h rule 3, on any number of ranks. (R.
+/// Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in MPICH", 2005. There
+/// halving begins with the largest distance, and binary blocks join the other way round: both change the order.)
 ///
-/// Ranks are in *binary blocks*, the largest first: 13 ranks are 8, 4 and 1. In a block ranks at distance 1 exchange halves of the buffer
-/// and add, then those at distance 2 halves of these, and so on: the sums are 0+1, 2+3, then those of four, as in the pairwise tree. In the
-/// end the k-th of 2^b ranks has the block's sums of the slices that are k modulo 2^b. Then the last block's sums are joined to those of
-/// the block before it, these to those of the block before that: as the tree carries up what is left over. The first block ends with the
-/// sums.
+/// Ranks form *binary blocks*, the largest first: 13 ranks are 8, 4 and 1. Ranks of a block at distance 1 exchange
+/// halves of the buffer and add, then those at distance 2 halves of these, and so on: the sums are 0+1, 2+3, then those
+/// of four, as in the pairwise tree. The k-th of 2^b ranks then has the block's sums of the slices that are k modulo
+/// 2^b. The last block's sums are now joined to those of the block before it, these to those of the block before that,
+/// as the tree carries up what is left over. The first block ends with the sums.
 ///
-/// A rank's first message has its contribution, in the dtype of the input; all others have partial sums, in fp32. With n ranks, S slices
-/// and B blocks the addition takes S (n - 1) slices in all, S ceil(n/2) of them contributions; in a block of 2^b ranks there are
-/// b 2^b messages, and for each later block as many as the block before it has ranks.
+/// A rank's first message has its contribution, in the dtype of the input; all others have partial sums, in fp32. If
+/// there are n ranks, S slices and B blocks, the addition moves S (n - 1) slices in all, S ceil(n/2) of them
+/// contributions. A block of 2^b ranks sends b 2^b messages, and each later block as many as the block before it has
+/// ranks.
 
-/// reduce_scatter of `slices` = `ranks` slices, which lie in the order of StridedSlices; rank q ends with the sum of slice q in its place.
-/// The first block sends the others theirs: a message and a slice for each rank that is not in it.
+/// Makes a reduce_scatter of `slices` = `ranks` slices, which lie in the order of StridedSlices; rank q ends with the
+/// sum of slice q in its place. The first block sends the others their sums: one message and one slice for each rank
+/// outside of it.
 Rounds halving_reduce_scatter(int rank, int ranks, const StridedSlices& slices);
 
-/// How many slices halving_all_reduce wants: the largest power of two that is not above `ranks`.
+/// Returns the number of slices for halving_all_reduce: the largest power of two that is not above `ranks`.
 int halving_slices(int ranks);
-/// all_reduce of halving_slices(ranks) slices. The sums take the way of the contributions back, so there are twice the messages, and
-/// S (n - 1) slices of sums more.
+/// Makes an all_reduce of halving_slices(ranks) slices. The sums go back the way that the contributions came, so there
+/// are twice the messages, and S (n - 1) more slices of sums.
 Rounds halving_all_reduce(int rank, int ranks);
 
 }  // namespace tessera

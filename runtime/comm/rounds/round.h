@@ -7,21 +7,22 @@ namespace tessera {
 
 /// Neighbouring slices of a buffer that go to a rank, or come from one, as one message.
 struct SliceMessage {
-  int peer = 0;           ///< rank in the group
-  std::size_t first = 0;  ///< slice
-  std::size_t count = 1;  ///< slices
+  int peer = 0;           ///< rank of the peer in the group
+  std::size_t first = 0;  ///< index of the first slice
+  std::size_t count = 1;  ///< number of slices
   bool is_contribution =
       false;  ///< elements of the input, of its dtype; else what the buffer of results holds: sums are fp32
   friend bool operator==(const SliceMessage&, const SliceMessage&) = default;
 };
 
-/// What one rank does before it goes on: all messages of a round are under way together, and it ends when all have arrived and all
-/// have left. Messages between two ranks arrive in the order in which they are sent.
+/// What one rank does before it goes on. All messages of a round are under way together, and the round ends when all
+/// have arrived and all have been sent. Messages between two ranks arrive in the order in which they are sent.
 ///
-/// A call is a list of rounds for each rank. What one rank sends and the other receives match, though in rounds of different numbers.
+/// A call is a list of rounds for each rank. One rank's sends and the other's receives match, though perhaps in rounds
+/// of different numbers.
 struct Round {
   std::vector<SliceMessage> sends, receives;
-  /// What arrives is added to what this rank has, that of the lower rank on the left; else it takes its place.
+  /// True: received data is added to this rank's, that of the lower rank on the left. False: it replaces this rank's.
   bool adds = false;
 };
 

@@ -5,8 +5,8 @@
 
 namespace tessera {
 
-/// The order of a buffer's slices in which those of one remainder modulo each power of two are neighbours: first all even ones, of them
-/// first those that 4 divides, and so on. So strided slices are one message.
+/// An order of a buffer's slices in which slices of one remainder modulo a power of two are neighbours: first all even
+/// ones, those divisible by 4 first among them, and so on. Strided slices are therefore one message.
 class StridedSlices {
  public:
   /// REQUIRES: slices > 0.
@@ -15,9 +15,10 @@ class StridedSlices {
   struct Run {
     std::size_t first = 0, count = 0;  ///< places in the order
   };
-  /// Where the slices lie that are `remainder` modulo `modulus`, a power of two. REQUIRES: remainder < modulus.
+  /// Returns the places of the slices that are `remainder` modulo `modulus`, a power of two. REQUIRES: remainder <
+  /// modulus.
   Run run_of(std::size_t remainder, std::size_t modulus) const;
-  /// Which slice lies at each place.
+  /// The slice at each place.
   const std::vector<std::size_t>& order() const { return order_; }
 
  private:
@@ -25,7 +26,7 @@ class StridedSlices {
 
   const std::size_t slices_;
   std::vector<std::size_t> order_;
-  std::vector<std::size_t> place_of_;  ///< of each slice
+  std::vector<std::size_t> place_of_;  ///< the place of each slice
 };
 
 }  // namespace tessera

@@ -18,26 +18,27 @@ namespace tessera {
 struct TimedCall {
   Operation operation = Operation::kAllGather;
   DType dtype = DType::kU8;
-  std::size_t bytes = 0;  ///< that a rank gives: its shard of all_gather, its input of a reduction
+  std::size_t bytes = 0;  ///< bytes that a rank gives: its shard of all_gather, its input of a reduction
   Algorithm algorithm = Algorithm::kDirect;
-  std::vector<std::int64_t> ns = {};  ///< of each time the slowest rank's
+  std::vector<std::int64_t> ns = {};  ///< the slowest rank's time of each run
 
   double median_s() const;  ///< 0 without times
 };
 
-/// Each of `ns` becomes the slowest rank's. Collective; every rank has as many.
+/// Replaces each of `ns` by the slowest rank's. Collective; every rank gives as many.
 absl::Status take_slowest(Collectives& group, std::span<std::int64_t> ns);
 
-/// The all-gathers of `bytes` a rank, and the reductions of fp32 and bf16 of as many or a few more (ranks get equal parts), by all
-/// algorithms that they have. Those of one collective follow each other.
+/// Returns the all-gathers of `bytes` a rank, and the reductions of fp32 and bf16 of as many bytes or a few more (ranks
+/// get equal parts), by all algorithms that they have. Calls of one collective follow each other.
 std::vector<TimedCall> calls_to_time(int ranks, std::size_t bytes);
 
-/// Makes each of `calls` once, and then `times(call)` times more, which are added to `TimedCall::ns`. `use` says how the calls of `group`
-/// go from then on. Collective; every rank gets the same times. Errors: those of the group.
+/// Makes each of `calls` once, and then `times(call)` times more; the later times are added to `TimedCall::ns`. `use`
+/// sets how the calls of `group` go from then on. Collective; every rank gets the same times. Errors are those of the
+/// group.
 absl::Status time_calls(Collectives& group, std::span<TimedCall> calls, const std::function<void(Algorithm)>& use,
                         const std::function<int(const TimedCall&)>& times);
 
-/// fit_links of the medians of calls of `ranks` ranks that have been timed.
+/// Returns fit_links of the medians of timed calls of `ranks` ranks.
 LinkFit fit_calls(int ranks, std::span<const TimedCall> calls);
 
 }  // namespace tessera

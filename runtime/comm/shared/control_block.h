@@ -8,18 +8,16 @@
 
 namespace tessera {
 
-// The memory that the ranks of a shared-memory group meet in. All zero bytes is the state before the first
-// call.
+// The memory that connects the ranks of a shared-memory group. All zero bytes are the state before the first call.
 
-/// Where a rank's buffer lies, in words that its peers understand. What the numbers mean is the SharedSpace's
-/// affair.
+/// The place of a rank's buffer, in words that its peers understand. The SharedSpace decides what the numbers mean.
 struct Location {
-  static constexpr std::uint64_t kCommon = std::uint64_t{1} << 63;  ///< set in `segment` of common memory
+  static constexpr std::uint64_t kCommon = std::uint64_t{1} << 63;  ///< bit of `segment` that marks common memory
 
-  std::uint64_t segment = 0;  ///< 0: peers cannot reach it
+  std::uint64_t segment = 0;  ///< 0: peers cannot reach the buffer
   std::uint64_t offset = 0;
   bool reachable() const { return segment != 0; }
-  /// The same bytes on every rank (Collectives::allocate_common): equal locations are one place.
+  /// Whether the bytes are the same on every rank (Collectives::allocate_common): equal locations are then one place.
   bool common() const { return (segment & kCommon) != 0; }
   bool operator==(const Location&) const = default;
 };
@@ -30,11 +28,11 @@ struct CallDescriptor {
   Location input, output;
 };
 
-/// What a rank shows with each phase it enters: one cache line, so that one transfer tells a peer all that it needs.
-/// `phase` is written last. The rest is there if the phase is the first of a call.
+/// What a rank shows with each phase that it enters. It is one cache line, so that one transfer tells a peer
+/// everything. `phase` is written last. The rest is valid if the phase is the first of a call.
 struct alignas(128) Arrival {
   std::atomic<std::uint64_t> phase;
-  std::atomic<std::uint64_t> digest;  ///< of the call's signature
+  std::atomic<std::uint64_t> digest;  ///< digest of the call's signature
   std::atomic<std::uint64_t> input_segment, input_offset, output_segment, output_offset;
 };
 
@@ -47,15 +45,15 @@ struct alignas(128) Arrival {
 /// |          | Collectives is gone                 |                                         |
 enum class RankState : std::uint32_t { kRunning, kFailing, kFailed, kLeft };
 
-/// The kinds of meeting that a group has, each with phases of its own (Meeting).
+/// The kinds of barrier that a group has, each with phases of its own (Meeting).
 enum class Lane : std::uint32_t {
-  kCalls,     ///< of calls that block: a phase or more each
-  kStarted,   ///< reductions under way: phase k is over when all have started the k-th
-  kFinished,  ///< phase k is over when all have done their share of the k-th
+  kCalls,     ///< calls that block: a phase or more each
+  kStarted,   ///< reductions under way: phase k is over when all ranks have started the k-th
+  kFinished,  ///< phase k is over when all ranks have done their share of the k-th
 };
 constexpr std::size_t kLanes = 3;
 
-/// A rank's side of a lane. Phase k is in [k % slots], as is the call it begins.
+/// A rank's side of a lane. Phase k, and the call that it begins, are in [k % slots].
 template <std::size_t slots>
 struct LaneBlock {
   Arrival arrivals[slots];
@@ -65,29 +63,29 @@ struct LaneBlock {
 
 struct alignas(128) RankBlock {
   static constexpr std::size_t kMessageBytes = 1024;
-  /// Phase k of kCalls has mailbox k & 1, too: see SharedMemoryCollectives, invariant 2.
+  /// Phase k of kCalls also has mailbox k & 1: see SharedMemoryCollectives, invariant 2.
   static constexpr std::size_t kCallSlots = 2;
-  /// Reductions under way at a time, at most.
+  /// Largest number of reductions under way at a time.
   static constexpr std::size_t kReductionSlots = 16;
 
   LaneBlock<kCallSlots> blocking;
   LaneBlock<kReductionSlots> started, finished;
-  alignas(128) std::atomic<std::uint32_t> current;  ///< where the latest call is, for messages: lane << 16 | slot
+  alignas(128) std::atomic<std::uint32_t> current;  ///< place of the latest call, for messages: lane << 16 | slot
   std::atomic<std::uint32_t> accessing;             ///< 1 while this rank reads or writes its peers' buffers
   std::atomic<RankState> state;
   std::atomic<std::int64_t> process;  ///< pid, for messages; 0 on threads
-  std::uint32_t exit_code;            ///< of kFailed; valid once state says so
+  std::uint32_t exit_code;            ///< exit code of kFailed; valid once state says so
   char message[kMessageBytes];
 };
 
-/// Words that change only when a rank sleeps or fails, so in good times every core has a copy of the line.
+/// Words that change only when a rank sleeps or fails, so every core normally has a copy of the line.
 struct alignas(128) GroupBlock {
-  std::uint64_t token;                               ///< proves that a mapping is the one its maker meant
-  alignas(128) std::atomic<std::uint32_t> sleepers;  ///< ranks that sleep on `bell`, or did when they were killed
-  std::atomic<std::uint32_t> bell;                   ///< rung for sleepers: the last has arrived, or an alarm
+  std::uint64_t token;                               ///< proves that a mapping is the one that its maker meant
+  alignas(128) std::atomic<std::uint32_t> sleepers;  ///< ranks that sleep on `bell`, or did so when they were killed
+  std::atomic<std::uint32_t> bell;                   ///< wakes sleepers: the last rank has arrived, or an alarm came
   std::atomic<std::uint32_t> alarms;                 ///< ranks that failed or left
-  std::atomic<std::uint32_t> failed;                 ///< 1 once a rank failed: no one may begin to access peers
-  /// A rank that would give up waiting sets `doubt`; from then on no arrival is taken at its word and every phase is
+  std::atomic<std::uint32_t> failed;                 ///< 1 once a rank failed: no rank may begin to access peers
+  /// A rank that is about to give up waiting sets `doubt`. From then on no arrival counts by itself and every phase is
   /// put to the vote: `verdicts` of its lane is 2 * phase + (1 if it is over), and the first vote for a phase counts.
   std::atomic<std::uint32_t> doubt;
   std::atomic<std::uint64_t> verdicts[kLanes];

@@ -10,16 +10,17 @@
 
 namespace tessera {
 
-/// The `host` transport: ranks that are processes of one host, over shared memory (SharedMemoryCollectives).
+/// Makes this rank's side of a group with the `host` transport: ranks that are processes of one host, over shared
+/// memory (SharedMemoryCollectives).
 ///
 /// Every group has one control segment, which its first rank makes. It holds the control blocks and two mailboxes of
-/// 512 KiB a rank. Each allocate() makes one more segment a rank, which its peers map too; each allocate_common() makes one
-/// segment for all, on the first rank. A segment is known as descriptor n of process p and opened as /proc/<p>/fd/<n>;
-/// ranks learn n and p of the control segment from the store, and those of all others from the control segment. No
-/// segment has a name, so nothing is left behind however a rank ends.
+/// 512 KiB for each rank. Each allocate() makes one more segment a rank, which its peers map too; each
+/// allocate_common() makes one segment for all, on the first rank. A segment is known as descriptor n of process p and
+/// opened as /proc/<p>/fd/<n>. Ranks learn n and p of the control segment from the store, and those of all others from
+/// the control segment. No segment has a name, so nothing is left behind however a rank ends.
 ///
-/// Collective over the group. Errors: 75 naming the ranks that did not come within `group.init_timeout_s`, 71
-/// without memory, 77 where processes may not see each other.
+/// Collective over the group. Errors: 75 naming the ranks that did not come within `group.init_timeout_s`, 71 not
+/// enough memory, 77 processes may not see each other.
 absl::StatusOr<std::shared_ptr<Collectives>> host_collectives(const Group& group, KeyValueStore& store);
 
 }  // namespace tessera

@@ -9,28 +9,30 @@
 
 namespace tessera {
 
-/// Where the ranks of a shared-memory group wait for one another: a barrier whose phases are numbered from 1, one for
-/// each Lane. Everything a rank wrote before it entered phase k, every rank sees once phase k is over. A rank may
+/// The barrier of the ranks of a shared-memory group. Its phases are numbered from 1, separately for each Lane.
+/// Everything that a rank wrote before it entered phase k is visible to every rank once phase k is over. A rank may
 /// enter phases that it waits for only later (`arrive`, `await`), up to as many as the lane has slots, and waits for
-/// them in order.
+/// them in order. One thread at a time uses an object.
 ///
 /// Each rank writes its own arrival and reads its peers'; no word is written by two ranks. A phase is over when all
-/// have arrived. That alone would let a rank go on while another, whose patience ended a moment before the last
-/// arrival, gives up; so who would give up raises a doubt first, and then the phase is put to the vote
+/// have arrived. That alone would let one rank go on while another gives up, whose patience ended a moment before the
+/// last arrival. A rank that is about to give up therefore raises a doubt first, and the phase is put to the vote
 /// (GroupBlock::verdicts): it is over on all ranks, or on none.
 ///
-/// Waiting spins for some microseconds, yielding its core now and then (at every look where ranks outnumber cores),
-/// then sleeps (Peers::wait). After the first failure every wait returns it.
+/// Waiting spins for some microseconds, yielding its core now and then (at every look if ranks outnumber cores), then
+/// sleeps (Peers::wait). After the first failure every wait returns it.
 class Meeting {
  public:
   Meeting(Peers& peers, SharedSpace& space, Lane lane);
 
-  /// Makes `call` known to the peers in the next phase. Nothing once this rank has failed: the phase will not come.
+  /// Makes `call` known to the peers in the next phase. It does nothing once this rank has failed, since the phase will
+  /// not come.
   void publish(const CallDescriptor& call);
-  /// Enters the next phase and returns its number. REQUIRES: the phase that lies as many phases back as the lane has slots
-  /// is over.
+  /// Enters the next phase and returns its number. REQUIRES: the phase that is as many phases back as the lane has
+  /// slots is over.
   std::uint64_t arrive();
-  /// Waits until every rank has entered `phase`. REQUIRES: this one has, and waited for those before it.
+  /// Waits until every rank has entered `phase`. REQUIRES: this rank has entered it, and has waited for the phases
+  /// before it.
   absl::Status await(std::uint64_t phase);
   /// Enters the next phase and waits for it.
   absl::Status meet();

@@ -9,9 +9,9 @@
 
 namespace tessera {
 
-/// A mapping of memory that other processes can map too (memfd_create(2)). It has no name in any file system,
-/// so it is gone when the last process that maps it is, however that ends. Its size is sealed: no process can
-/// shrink it under another. Move-only; the destructor unmaps and closes.
+/// A mapping of memory that other processes can map too (memfd_create(2)). It has no name in any file system, so it
+/// vanishes with the last process that maps it, however that process ends. Its size is sealed: no process can shrink it
+/// under another. Move-only; the destructor unmaps and closes.
 class MemorySegment {
  public:
   MemorySegment() = default;
@@ -19,22 +19,23 @@ class MemorySegment {
   MemorySegment& operator=(MemorySegment&& other) noexcept;
   ~MemorySegment();
 
-  /// Zero-filled. `name` shows in /proc/<pid>/maps. `populate`: all pages are there when this returns.
-  /// Errors: 71 if there is not so much memory.
+  /// Makes zero-filled memory. `name` shows in /proc/<pid>/maps. `populate`: all pages are present when this returns.
+  /// Error: 71 if there is not that much memory.
   static absl::StatusOr<MemorySegment> create(const std::string& name, std::size_t bytes, bool populate);
 
-  /// The segment behind file descriptor `fd` of process `pid`, while that is open, through /proc/<pid>/fd:
-  /// the processes must share a PID namespace and a user. `populate`: this process's page tables are filled now, not
-  /// by faults. Errors: 75 if the process is gone, 77 if it may not be looked into, 70 if the segment's size is not
-  /// that of `bytes`.
+  /// Maps the segment behind file descriptor `fd` of process `pid`, while that is open, through /proc/<pid>/fd: the
+  /// processes must share a PID namespace and a user. `populate`: this process's page tables are filled now, not by
+  /// faults. Errors: 75 if the process is gone, 77 if it may not be looked into, 70 if the segment's size is not that
+  /// of `bytes`.
   static absl::StatusOr<MemorySegment> open(pid_t pid, int fd, std::size_t bytes, bool populate);
 
   std::byte* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
   int fd() const { return fd_; }
-  /// The caller closes it. Until then others can open the segment, whatever becomes of this object.
+  /// Gives up the descriptor; the caller closes it. Others can open the segment until then, whatever happens to this
+  /// object.
   int release_fd() { return std::exchange(fd_, -1); }
-  /// Others can no longer open it through this process.
+  /// Closes the descriptor, so that others can no longer open the segment through this process.
   void close_fd();
 
  private:

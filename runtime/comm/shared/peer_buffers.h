@@ -8,24 +8,25 @@
 
 namespace tessera {
 
-/// All ranks' buffers of one call, where this rank sees them; and sums over them.
+/// All ranks' buffers of one call, at the addresses where this rank sees them, and sums over them.
 class PeerBuffers {
  public:
   PeerBuffers(Peers& peers, SharedSpace& space);
 
-  /// Views the buffers that ranks published for `phase`. Errors: one is a CommBuffer that this rank has freed.
+  /// Views the buffers that ranks published for `phase`. Error: a buffer is a CommBuffer that this rank has freed.
   absl::Status view(const Meeting& meeting, std::uint64_t phase);
-  /// Null where unreachable.
+  /// Null if the buffer is unreachable.
   const std::byte* input(int rank) const { return inputs_[rank]; }
   bool inputs_reachable() const { return reachable(inputs_); }
   bool outputs_reachable() const { return reachable(outputs_); }
 
-  /// The inputs of all from `offset` bytes on, in rank order; valid until the next call.
+  /// Returns all ranks' inputs from `offset` bytes on, in rank order; valid until the next call.
   std::span<const void* const> inputs_from(std::size_t offset);
 
-  /// A reduce-scatter's share of this rank: the sum of its `numel` elements of all inputs, into `output`.
+  /// Makes this rank's share of a reduce-scatter: sums its `numel` elements of all inputs into `output`.
   void sum_part(DType dtype, float* output, std::size_t numel, SumVisitor* visitor);
-  /// An all-reduce's: its slice of the `numel` elements of all inputs, summed into the outputs of all.
+  /// Makes this rank's share of an all-reduce: sums its slice of the `numel` elements of all inputs into the outputs of
+  /// all.
   void sum_slice(DType dtype, std::size_t numel);
 
  private:

@@ -4,8 +4,8 @@
 
 namespace tessera {
 
-/// Says whether another process of this machine still runs. A zombie does not. Holds a pidfd, so a later
-/// process with the same number is not mistaken for it. Move-only.
+/// Says whether another process of this machine still runs. A zombie does not. It holds a pidfd, so it does not mistake
+/// a later process with the same number for it. Move-only.
 class ProcessHandle {
  public:
   ProcessHandle() = default;

@@ -10,9 +10,9 @@ namespace tessera {
 /// Ranks as threads of this process, for tests and small studies.
 struct ThreadRanks {
   int ranks = 1;
-  int hosts = 1;  ///< pretended: topology().host and local_rank follow, groups across hosts are hierarchical
+  int hosts = 1;  ///< pretended hosts: topology().host and local_rank follow, and groups across hosts are hierarchical
   double timeout_s = 60.0;
-  /// A rank makes its groups with what this makes of its factory, if given.
+  /// If given, a rank makes its groups with the factory that this makes of its own.
   std::function<std::shared_ptr<GroupFactory>(std::shared_ptr<GroupFactory>)> wrap_groups = {};
 };
 /// Runs `body` once per rank, each on its own thread, and joins them all. A rank that throws aborts the others; the

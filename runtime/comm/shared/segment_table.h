@@ -10,21 +10,21 @@
 
 namespace tessera {
 
-/// The shared segments of a group as one rank maps them: its own part and its peers' of each, or the one part of
-/// common memory. Thread-safe, because a CommBuffer may be freed on any thread.
+/// The shared segments of a group as one rank maps them: its own part and its peers' of each segment, or the one part
+/// of common memory. Thread-safe, because a CommBuffer may be freed on any thread.
 class SegmentTable {
  public:
   explicit SegmentTable(int rank) : rank_(rank) {}
 
-  /// `parts[q]`: this process's mapping of rank q's part; only one where `id` has the bit Location::kCommon.
-  /// `id` > 0, the same on all ranks.
+  /// Adds a segment. `parts[q]` is this process's mapping of rank q's part; there is only one if `id` has the bit
+  /// Location::kCommon. `id` > 0 is the same on all ranks.
   void add(std::uint64_t id, std::vector<MemorySegment> parts);
   void remove(std::uint64_t id);
 
   std::byte* own_part(std::uint64_t id) const;
-  /// How peers find [data, data + bytes), if it lies in one of this rank's parts.
+  /// Returns how peers find [data, data + bytes), if it lies in one of this rank's parts.
   Location locate(const void* data, std::size_t bytes) const;
-  /// This process's mapping of the same place in `peer`'s memory; null if `remove` was called.
+  /// Returns this process's mapping of the same place in `peer`'s memory; null if `remove` was called.
   std::byte* view(int peer, const Location& location) const;
 
  private:
@@ -40,7 +40,7 @@ class SegmentTable {
   const int rank_;
   mutable Mutex mutex_;
   std::map<std::uint64_t, Parts> segments_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::uintptr_t, std::uint64_t> by_address_ ABSL_GUARDED_BY(mutex_);  // begin of own part -> id
+  std::map<std::uintptr_t, std::uint64_t> by_address_ ABSL_GUARDED_BY(mutex_);  // key: begin of own part; value: id
 };
 
 }  // namespace tessera

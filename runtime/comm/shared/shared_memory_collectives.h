@@ -15,29 +15,29 @@ namespace tessera {
 
 /// The collectives of ranks that can read each other's memory: the `thread` and the `host` transport.
 ///
-/// Three ways to move data in a call that blocks, chosen by the same rule on every rank:
+/// A call that blocks moves data in one of three ways, which every rank chooses by the same rule:
 ///
-/// | way     | when                              | how                                     | meetings      |
+/// | way     | when                              | how                                     | barriers      |
 /// |---------|-----------------------------------|-----------------------------------------|---------------|
 /// | mailbox | at most 16 KiB a rank             | through the mailboxes                   | 1             |
 /// | direct  | larger, all buffers are reachable | peers' buffers are used where they lie  | 2             |
 /// | rounds  | larger, some buffer is not        | through the mailboxes, window by window | 2 and more    |
 ///
-/// In rounds, memory is read into one round's mailboxes while what the round before brought is written to memory, and mailboxes
-/// are written the way that costs less between the cores that ranks run on (MailboxWay).
+/// A call in rounds reads memory into one round's mailboxes while it writes what the round before brought to memory.
+/// Mailboxes are written the way that costs less between the cores that ranks run on (MailboxWay).
 ///
 /// Invariants:
-///  1. The first meeting of every call exchanges its descriptors, and all ranks compare the same signatures:
-///     either all go on or all fail.
-///  2. What a rank publishes for phase k (descriptor, mailbox) it writes into slot k & 1. Peers read it
-///     between phases k and k+1, and it is next written after phase k+1: never while it is read.
-///  3. A peer's buffer is read or written only between two meetings of one call, so a call's buffers are free when it
+///  1. The first barrier of every call exchanges its descriptors, and all ranks compare the same signatures: either all
+///     go on or all fail.
+///  2. A rank writes what it publishes for phase k (descriptor, mailbox) into slot k & 1. Peers read it between phases
+///     k and k+1, and it is next written after phase k+1: never while it is read.
+///  3. A peer's buffer is read or written only between two barriers of one call, so a call's buffers are free when it
 ///     returns. (After a failure, a process's peers may write its outputs a while longer.)
-///  4. Within one interval between meetings, no rank writes what a peer may read or write: of an all_reduce, each rank
-///     reads its own slice of all inputs and writes that slice of all outputs.
+///  4. No rank writes, between two barriers, what a peer may read or write then: each rank of an all_reduce reads its
+///     own slice of all inputs and writes that slice of all outputs.
 ///
 /// Calls run on the caller's thread and are done when they return: Work::wait costs nothing. Reductions that the caller
-/// means to wait for later are apart (StartedReductions); a call that blocks waits for them first.
+/// means to wait for later are separate (StartedReductions); a call that blocks waits for them first.
 class SharedMemoryCollectives : public Collectives, private StartedReductions::Fallback {
  public:
   SharedMemoryCollectives(TransportKind kind, Group group, std::unique_ptr<SharedSpace> space);
@@ -80,10 +80,11 @@ class SharedMemoryCollectives : public Collectives, private StartedReductions::F
   absl::Status meet_about(const CallDescriptor& call);
   absl::Status exchange_calls(const CallDescriptor& call);
   bool small(std::size_t bytes) const;
-  int next_parity() const { return static_cast<int>((meeting_.phase() + 1) & 1); }  // of the next phase's mailbox
+  // parity of the next phase's mailbox
+  int next_parity() const { return static_cast<int>((meeting_.phase() + 1) & 1); }
   int peer(int step) const { return (group_.rank + step) % group_.size(); }
   std::size_t peer_count() const { return std::max(1, size() - 1); }
-  /// Where in `from`'s mailbox the piece for `to` lies that holds one for each of its peers.
+  /// Index of the piece for `to` in `from`'s mailbox, which holds one piece for each of its peers.
   static std::size_t place_for(int to, int from) { return static_cast<std::size_t>(to < from ? to : to - 1); }
 
   template <typename Access>
@@ -116,7 +117,7 @@ class SharedMemoryCollectives : public Collectives, private StartedReductions::F
   const std::unique_ptr<SharedSpace> space_;
   Peers peers_;
   Meeting meeting_;
-  PeerBuffers buffers_;  // of the blocking call under way
+  PeerBuffers buffers_;  // buffers of the blocking call under way
   MailboxWay way_;
   StartedReductions started_;
   const int exceptions_at_start_;

@@ -13,32 +13,32 @@
 
 namespace tessera {
 
-/// What differs between ranks on threads and ranks in processes: where the control blocks are, how a peer's
-/// buffer is found, and whether a peer still lives. One per rank and group; `rank` counts within the group.
+/// The difference between ranks on threads and ranks in processes: where the control blocks are, how a peer's buffer is
+/// found, and whether a peer still lives. There is one per rank and group; `rank` counts within the group.
 class SharedSpace {
  public:
   virtual ~SharedSpace() = default;
 
   virtual GroupBlock& group_block() = 0;
   virtual RankBlock& rank_block(int rank) = 0;
-  /// Two mailboxes a rank, readable by all, in which small messages and unreachable buffers travel.
+  /// Two mailboxes a rank, readable by all ranks. Small messages and unreachable buffers travel in them.
   virtual std::byte* mailbox(int rank, int parity) = 0;
   virtual std::size_t mailbox_bytes() const = 0;
 
-  /// How peers find [data, data + bytes) of this rank.
+  /// Returns how peers find [data, data + bytes) of this rank.
   virtual Location locate(const void* data, std::size_t bytes) const = 0;
-  /// This rank's view of a peer's buffer; null if this rank has freed its part of the segment.
-  /// REQUIRES: location.reachable().
+  /// Returns this rank's view of a peer's buffer; null if this rank has freed its part of the segment. REQUIRES:
+  /// location.reachable().
   virtual std::byte* view(int peer, const Location& location) const = 0;
 
-  /// False once the peer can no longer answer. May cost a system call.
+  /// Returns false once the peer can no longer answer. It may cost a system call.
   virtual bool alive(int peer) const = 0;
-  /// True if futexes must work between processes.
+  /// Whether futexes must work between processes.
   virtual bool between_processes() const = 0;
 
-  /// Memory for one CommBuffer in three steps, each collective: this rank's part is made (of common memory, rank 0
-  /// makes all), all parts are made known (by the caller, as `offers`, in rank order) and then opened. `publish`
-  /// returns the offer, which is good until the Allocation goes.
+  /// Memory for one CommBuffer. It is made in three steps, each collective. This rank's part is made (rank 0 makes all
+  /// of common memory); all parts are made known by the caller, as `offers`, in rank order; and then they are opened.
+  /// `publish` returns this rank's offer, which is valid as long as the Allocation.
   class Allocation {
    public:
     virtual ~Allocation() = default;

@@ -7,21 +7,21 @@
 
 namespace tessera {
 
-/// Sums that the ranks of a shared-memory group have started and not yet waited for, so that a rank need not meet its
-/// peers where it makes a gradient, only some gradients later.
+/// Reductions that the ranks of a shared-memory group have started and not yet waited for. A rank that makes a gradient
+/// need not wait for its peers then, but only some gradients later.
 ///
-/// Nobody works behind a rank's back: its share of a sum (reduce-scatter: its part; all-reduce: its slice of all
-/// outputs) is done by the rank itself in Work::advance, once all have started the call (Lane::kStarted). When all have
-/// done theirs (Lane::kFinished) the sum is over, and its inputs are free; that is what Work::wait waits for. Both
-/// happen in the order of the calls.
+/// No other thread works for a rank. The rank itself does its share of a sum (reduce-scatter: its part; all-reduce: its
+/// slice of all outputs) in Work::advance, once all have started the call (Lane::kStarted). When all have done their
+/// shares (Lane::kFinished) the sum is over, and its inputs are free; Work::wait waits for that. Both happen in the
+/// order of the calls.
 ///
-/// So a rank that waits depends on its peers' getting as far as they promised with the same program: where every rank
+/// A rank that waits therefore relies on its peers to advance as far as the same program makes them. If every rank
 /// advances and waits at the same places, the rank that is furthest behind can always go on.
 ///
-/// One thread at a time, as Collectives.
+/// One thread at a time uses it, as with Collectives.
 class StartedReductions {
  public:
-  /// Does a call with buffers that peers cannot reach. All ranks do it at the same time, and it blocks.
+  /// Makes a call with buffers that peers cannot reach. All ranks do so at the same time, and it blocks.
   class Fallback {
    public:
     virtual absl::Status reduce_blocking(const CallDescriptor& call, const std::byte* input, float* output,
@@ -33,10 +33,10 @@ class StartedReductions {
 
   StartedReductions(Peers& peers, SharedSpace& space, Fallback& fallback);
 
-  /// `call` is a reduce_scatter or an all_reduce, with the locations of its buffers.
+  /// Starts `call`, a reduce_scatter or an all_reduce, with the locations of its buffers.
   Work start(const CallDescriptor& call, const std::byte* input, float* output, SumVisitor* visitor);
 
-  /// Waits for all that are under way, as a call that blocks must first.
+  /// Waits for all reductions under way. A call that blocks must do so first.
   absl::Status finish() { return wait(started_.phase()); }
 
  private:
@@ -46,8 +46,8 @@ class StartedReductions {
     void release() override { owner->release(*this); }
 
     StartedReductions* owner = nullptr;
-    bool held = false;         ///< by a Work
-    std::uint64_t number = 0;  ///< of the phases in both lanes
+    bool held = false;         ///< whether a Work holds it
+    std::uint64_t number = 0;  ///< number of its phase in both lanes
     CallDescriptor call;
     const std::byte* input = nullptr;
     float* output = nullptr;
@@ -67,8 +67,8 @@ class StartedReductions {
   Meeting started_, finished_;
   PeerBuffers buffers_;
   std::array<Reduction, RankBlock::kReductionSlots> ring_;
-  std::uint64_t over_ = 0;     ///< reductions that are
-  std::uint64_t dropped_ = 0;  ///< the first whose Work was let go before it was over, or 0
+  std::uint64_t over_ = 0;     ///< reductions that are over
+  std::uint64_t dropped_ = 0;  ///< the first one whose Work was dropped before it was over, or 0
 };
 
 }  // namespace tessera

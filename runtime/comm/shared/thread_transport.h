@@ -16,17 +16,17 @@ namespace tessera {
 
 class ThreadGroupMemory;  // the control blocks of one group
 
-/// Where ranks that are threads of one process find their groups: by name and ranks. One per run, shared by
-/// all its ranks; it also ends the groups of a rank whose body is over. Thread-safe.
+/// Finds the groups of ranks that are threads of one process, by name and ranks. There is one per run, shared by all
+/// its ranks; it also ends the groups of a rank whose body is over. Thread-safe.
 class ThreadRun {
  public:
   explicit ThreadRun(const ThreadRanks& options);
   ~ThreadRun();
 
-  /// This rank's side of a group; the memory is made by whichever rank comes first.
+  /// Returns this rank's side of a group; whichever rank comes first makes the memory.
   absl::StatusOr<std::shared_ptr<Collectives>> join(const Group& group);
 
-  /// Every group of this world rank ends for its peers: with `reason`, or, if that is OK, by having left.
+  /// Ends every group of this world rank for its peers: with `reason`, or, if that is OK, because the rank has left.
   void end(int world_rank, const absl::Status& reason);
 
   const ThreadRanks& options() const { return options_; }
@@ -40,7 +40,7 @@ class ThreadRun {
   std::map<int, absl::Status> ended_ ABSL_GUARDED_BY(mutex_);
 };
 
-/// The groups of one rank of a run. `topology` is the rank's; hosts that it pretends are joined
+/// Returns the factory of the groups of one rank of a run. `topology` is the rank's; pretended hosts are joined
 /// hierarchically.
 std::shared_ptr<GroupFactory> thread_group_factory(std::shared_ptr<ThreadRun> run, const Topology& topology);
 

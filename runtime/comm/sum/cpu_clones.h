@@ -1,8 +1,9 @@
 #pragma once
 
-// TESSERA_CPU_CLONES before a function makes one copy of it per instruction set, chosen when the program is loaded. Sanitizers'
-// run-times are not up yet when that choice is made, so their builds have the portable copy only. What such a function calls has to
-// be inlined into it (TESSERA_INLINE), or it is compiled for the portable set.
+// TESSERA_CPU_CLONES before a function makes one copy of it for each instruction set; one is chosen when the program is
+// loaded. Sanitizers' run-times are not ready when that choice is made, so their builds have the portable copy only.
+// Functions that it calls must be inlined into it (TESSERA_INLINE); they would otherwise be compiled for the portable
+// set.
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 #define TESSERA_CPU_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else

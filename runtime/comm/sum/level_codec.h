@@ -8,9 +8,11 @@
 
 namespace tessera {
 
-/// Gradients as few levels, rounded stochastically, so that the mean of what is decoded is what was encoded: in runs of kMessageRun elements
-/// a word with the run's norm (fp32), then a code for each element, from -levels to levels: its value beside the norm. The last run of a
-/// message may be shorter. Values that are not finite make a norm that is not, and with it all that is decoded of the run.
+/// A codec that writes gradients as a few levels, rounded stochastically, so that the mean of what is decoded is what
+/// was encoded. A run of kMessageRun elements is a word with the run's norm (fp32), then a code for each element, from
+/// -levels to levels: its value in units of the norm. The last run of a message may be shorter. A run with values that
+/// are not finite has a norm that is not finite, and so has everything decoded of it. Any thread may call these
+/// functions.
 inline constexpr std::int64_t kMostLevels = 127;
 
 enum class LevelNorm {
@@ -23,10 +25,11 @@ struct LevelForm {
   LevelNorm norm = LevelNorm::kSquares;
 };
 
-/// An element's random bits are those of its place in `values`.
+/// Writes level_words(levels, numel) words to `message`. The random bits of an element are those of its place in
+/// `values`.
 void encode_levels(LevelForm form, const float* values, std::size_t numel, NoiseKey key, std::uint32_t* message);
 
-/// Adds what the message has.
+/// Adds the message's values to `output` [numel].
 void add_levels(LevelForm form, const std::uint32_t* message, std::size_t numel, float* output);
 
 }  // namespace tessera

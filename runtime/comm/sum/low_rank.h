@@ -5,10 +5,11 @@
 
 namespace tessera {
 
-/// A matrix [rows, columns], fp32, row by row, as the product of two factors of `rank` columns each: left [rank, rows] and
-/// right [rank, columns], each column of a factor in one piece.
+/// A matrix [rows, columns], fp32, row by row, as the product of two factors of `rank` columns each: left [rank, rows]
+/// and right [rank, columns]. Each column of a factor is contiguous. PowerSGD uses these loops.
 ///
-/// Nothing here fuses multiply and add, and the order of additions depends on the sizes alone. So bits are the same on all processors.
+/// No function here fuses multiply and add, and the order of additions depends on the sizes alone, so bits are the same
+/// on all processors.
 struct LowRankShape {
   std::size_t rows = 0, columns = 0, rank = 0;
 };
@@ -22,12 +23,13 @@ void project_back(const float* matrix, const float* left, float* right, const Lo
 /// matrix = left x right^T; kept -= matrix * share.
 void expand(const float* left, const float* right, float share, float* matrix, float* kept, const LowRankShape& shape);
 
-/// Makes the columns of `factor` [rank, numel] orthonormal, one after the other (Gram-Schmidt, each twice, products in fp64). One of which
-/// nothing is left becomes zeros; what is left by rounding alone becomes a direction like any other.
+/// Makes the columns of `factor` [rank, numel] orthonormal, one after the other (Gram-Schmidt, each twice, products in
+/// fp64). A column of which nothing is left becomes zeros; a column that is left by rounding alone becomes a direction
+/// like any other.
 void orthonormalize(float* factor, std::size_t rank, std::size_t numel);
 
-/// Fills those columns of `factor` [rank, numel] that are zeros with numbers between -1 and 1, which depend on `number`, the column and the
-/// place alone.
+/// Fills the columns of `factor` [rank, numel] that are zeros with numbers between -1 and 1, which depend on `number`,
+/// the column and the place alone.
 void draw_missing(std::int64_t number, float* factor, std::size_t rank, std::size_t numel);
 
 }  // namespace tessera

@@ -7,16 +7,16 @@
 
 namespace tessera {
 
-/// `output[i] = sum over k of float(sources[k][i])` for i < numel, in the pairwise tree of collectives.h rule
-/// 3: the first 2^j sources, 2^j the largest power of two below their number, plus the rest, each summed the
-/// same way. Accumulates in fp32 without fused multiply-add, so the bits depend on the values and the number
-/// of sources only: not on the instruction set, nor on where a run of elements is cut.
+/// Computes `output[i] = sum over k of float(sources[k][i])` for i < numel, in the pairwise tree of collectives.h rule
+/// 3: the first 2^j sources, 2^j being the largest power of two below their number, plus the rest, each summed the same
+/// way. It accumulates in fp32 without fused multiply-add, so the bits depend only on the values and the number of
+/// sources, not on the instruction set, nor on where a run of elements is cut.
 ///
-/// One pass: every source is read once, the output is written once. `output` may be one of the sources.
+/// It makes one pass: every source is read once, and the output is written once. `output` may be one of the sources.
 /// REQUIRES: dtype is fp32, bf16 or fp16; at least one source; pointers aligned to their element.
 void pairwise_sum(std::span<const void* const> sources, DType dtype, float* output, std::size_t numel);
 
-/// True for the dtypes that `pairwise_sum`, and so every reduction, accepts.
+/// Whether `pairwise_sum`, and so every reduction, accepts a dtype.
 constexpr bool is_reducible(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
 }

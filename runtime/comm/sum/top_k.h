@@ -5,8 +5,9 @@
 
 namespace tessera {
 
-/// Writes to `indices` [count], in ascending order, where the `count` of `values` [numel] with the largest magnitudes are. Of equal ones
-/// those come first that have the lower index; a NaN counts as larger than an infinity. REQUIRES: count <= numel < 2^32.
+/// Writes to `indices` [count], in ascending order, the places of the `count` numbers of `values` [numel] with the
+/// largest magnitudes. The lower index wins among equal ones; a NaN counts as larger than an infinity. REQUIRES: count
+/// <= numel < 2^32.
 void select_largest(const float* values, std::size_t numel, std::size_t count, std::uint32_t* indices);
 
 /// Whether none of `values` is an infinity or a NaN.

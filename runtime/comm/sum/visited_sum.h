@@ -12,32 +12,33 @@ namespace tessera {
 /// that fit the first-level cache. REQUIRES: offset is a multiple of SumVisitor::kAlignment.
 void visit_sums(SumVisitor* visitor, std::size_t offset, const float* sums, std::size_t numel);
 
-/// pairwise_sum (pairwise_sum.h) of `sources` into each of `outputs`, piece by piece, in one pass: each source is read
-/// once, each output written once, past the caches where that pays (streaming.h). `visitor` (which may be null) sees
-/// each piece as soon as it is there, as elements `offset...` of the output. An output may be one of the sources.
-/// REQUIRES: as pairwise_sum and visit_sums; at least one output.
+/// Writes pairwise_sum (pairwise_sum.h) of `sources` into each of `outputs`, piece by piece, in one pass: each source
+/// is read once, each output written once, past the caches if that pays (streaming.h). `visitor` (which may be null)
+/// sees each piece as soon as it is made, as elements `offset...` of the output. An output may be one of the sources.
+/// REQUIRES: those of pairwise_sum and visit_sums; at least one output.
 void visited_sum(std::span<const void* const> sources, DType dtype, std::span<float* const> outputs, std::size_t numel,
                  SumVisitor* visitor = nullptr, std::size_t offset = 0);
 
-/// Where sums are shown to others besides, if at all.
+/// A second place that sums are written to, for other ranks to read; null for none.
 struct ShownSums {
   float* to = nullptr;
   bool streams = false;  ///< written past the caches
 };
 
-/// The same of a piece of a larger call, whose output has `whole` bytes: whether it is written past the caches goes by that. Whose
-/// call it is a piece of ends the stream (end_stream).
+/// The same for a piece of a larger call, whose output has `whole` bytes; that size decides whether the piece is
+/// written past the caches. The larger call ends the stream (end_stream).
 void visited_window_sum(std::span<const void* const> sources, DType dtype, float* output, const ShownSums& shown,
                         std::size_t numel, std::size_t whole, SumVisitor* visitor = nullptr, std::size_t offset = 0);
 
-/// What all_reduce and reduce_scatter do where ReduceOptions::method says how sums are made; `numel` as in those calls.
+/// Make all_reduce and reduce_scatter by the compressor that ReduceOptions::method names; `numel` is that of those
+/// calls.
 absl::Status all_reduce_by(SumMethod& method, Collectives& group, std::string_view label, float* input, float* output,
                            std::size_t numel, SumVisitor* visitor);
 absl::Status reduce_scatter_by(SumMethod& method, Collectives& group, std::string_view label, float* input,
                                float* output, std::size_t numel, SumVisitor* visitor);
 
-/// OK if a transport that leaves sums to a device can do this one: of fp32, bf16 or fp16, and no SumVisitor, which is
-/// host code.
+/// Returns OK if a transport that leaves sums to a device can make this one: fp32, bf16 or fp16, and no SumVisitor,
+/// which is host code.
 absl::Status check_device_sum(std::string_view label, DType dtype, const SumVisitor* visitor);
 
 }  // namespace tessera

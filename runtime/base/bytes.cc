@@ -31,7 +31,7 @@ constexpr std::array<Unit, 11> kUnits = {{{"B", 1},
                                           {"GB", kKilo* kKilo* kKilo},
                                           {"TB", kKilo* kKilo* kKilo* kKilo},
                                           {"PB", kKilo* kKilo* kKilo* kKilo* kKilo}}};
-constexpr std::size_t kBinaryUnits = 6;  // B and those with an i come first
+constexpr std::size_t kBinaryUnits = 6;  // number of the binary units, which come first
 
 absl::Status bad_bytes(std::string_view text, const std::string& why_and_hint) {
   return make_error(ExitCode::kConfig, fmt::format("{} is not a number of bytes{}", quoted_text(text), why_and_hint));
@@ -39,7 +39,7 @@ absl::Status bad_bytes(std::string_view text, const std::string& why_and_hint) {
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-// Length of the leading "12" or "12.5"; 0 if there is none.
+// Returns the length of the leading "12" or "12.5"; 0 if there is none.
 std::size_t number_length(std::string_view text) {
   std::size_t end = 0;
   while (end < text.size() && is_digit(text[end])) ++end;
@@ -65,7 +65,7 @@ std::string format_bytes(std::int64_t bytes) {
   const double magnitude = std::abs(static_cast<double>(bytes));
   if (magnitude < kKi) return fmt::format("{} B", bytes);
   std::size_t unit = 1;
-  // 0.005 below the next unit prints as "1024.00", so it goes up already.
+  // 0.005 below the next unit prints as "1024.00", so that value takes the next unit already.
   while (unit + 1 < kBinaryUnits && magnitude / static_cast<double>(kUnits[unit].bytes) >= 1023.995) ++unit;
   const double value = static_cast<double>(bytes) / static_cast<double>(kUnits[unit].bytes);
   return fmt::format("{:.2f} {}", value, kUnits[unit].name);

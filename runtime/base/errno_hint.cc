@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-/// ", which is 1024 here", or nothing where there is none.
+/// Returns ", which is 1024 here", or "" if there is no limit.
 std::string which_is(decltype(RLIMIT_NOFILE) resource, bool in_bytes) {
   rlimit limit{};
   if (::getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "";
@@ -59,13 +59,13 @@ constexpr const char* kOther =
 constexpr const char* kLinks =
     "[T0406] hint: links lead in a circle, or one stands where none is followed; remove it, or name another path";
 
-/// What to do where reading or writing fails, and what to raise where the errno is a limit's. Null: the other column has it, or nobody can
-/// say more than the system.
+/// What to do if reading or writing fails, and what to raise if the errno is a limit's. Null: the other column has it,
+/// or there is nothing to say beyond the system's text.
 struct Row {
   int error;
   ExitCode code;
   const char* reading = nullptr;
-  const char* writing = nullptr;  ///< {}: bytes that are wanted
+  const char* writing = nullptr;  ///< {} stands for the number of bytes wanted
   std::string (*limit)() = nullptr;
 };
 

@@ -17,9 +17,9 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kFirstBytes = 64 << 10;  // that a pipe is given room for
+constexpr std::size_t kFirstBytes = 64 << 10;  // first room for a pipe's content
 
-/// What cannot hold an output is a missing input.
+/// An errno that means "cannot hold an output" means "missing" for an input.
 ExitCode exit_code_of_input(int error) {
   const ExitCode code = exit_code_of_errno(error);
   return code == ExitCode::kCannotCreate ? ExitCode::kNoInput : code;
@@ -41,8 +41,8 @@ absl::Status refuse(const std::filesystem::path& path, const std::string& kind, 
                                 name_of(path, kind), word_for(mode)));
 }
 
-/// Any kind of file, and what it is. The open itself waits for nobody: O_NONBLOCK, since opening a pipe would wait for
-/// its writer before fstat can tell what it is.
+/// Opens a file of any kind and says what it is. The open itself waits for nobody (O_NONBLOCK), since opening a pipe
+/// would wait for its writer before fstat can tell what it is.
 absl::StatusOr<int> open_any(const std::filesystem::path& path, const std::string& kind, struct stat& info,
                              int more_flags = 0) {
   if (path.native().empty())
@@ -56,7 +56,7 @@ absl::StatusOr<int> open_any(const std::filesystem::path& path, const std::strin
           fmt::format("{} is a link, and links in a folder are not followed. [T0418] hint: put in its place what it "
                       "leads to, or name that",
                       name_of(path, kind)));
-    // Nobody can open a socket.
+    // No process can open a socket.
     if (error == ENXIO && ::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode))
       return refuse(path, kind, info.st_mode);
     return input_error(path, kind, "cannot be opened", error);
@@ -67,7 +67,7 @@ absl::StatusOr<int> open_any(const std::filesystem::path& path, const std::strin
   return input_error(path, kind, "cannot be looked at", error);
 }
 
-/// Data, or the end of a pipe whose writer has gone. False: neither in kPipeSeconds.
+/// Returns true for data, or for the end of a pipe whose writer has gone; false if neither came within kPipeSeconds.
 bool wait_for_pipe(int fd) {
   pollfd poll_for{fd, POLLIN, 0};
   int got;
@@ -116,7 +116,7 @@ absl::StatusOr<std::string> read_text(const std::filesystem::path& path, const s
                                   path.string(), format_bytes(static_cast<std::int64_t>(most_bytes)), kind));
   };
   if (!is_pipe && static_cast<std::size_t>(info.st_size) > most_bytes) return refuse_as_too_large();
-  // A byte behind the size tells that this was all. Nobody knows a pipe's size, and a file may grow.
+  // Reading one byte behind the size proves that this was all: a pipe's size is unknown, and a file may grow.
   std::string text((is_pipe ? std::min(kFirstBytes, most_bytes) : static_cast<std::size_t>(info.st_size)) + 1, '\0');
   std::size_t done = 0;
   while (done <= most_bytes) {

@@ -16,7 +16,7 @@ constexpr std::size_t kLongestMessage = 32 * 1024;
 
 thread_local LogRank this_thread_rank;
 
-// stderr belongs to the process, so this does too. It is the only object here that ranks share.
+// stderr belongs to the process, and so does this object. It is the only one here that ranks share.
 struct Sink {
   Sink();
   spdlog::logger logger;
@@ -24,7 +24,7 @@ struct Sink {
 };
 
 Sink& sink() {
-  static Sink* const sink = new Sink;  // never destroyed: destructors of other statics may log
+  static Sink* const sink = new Sink;  // never destroyed, since destructors of other statics may log
   return *sink;
 }
 

@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-// A handler rather than SIG_IGN: exec takes it away, so a program that is started has the signal's default.
+// A handler is used instead of SIG_IGN because exec resets it, so a started program has the signal's default.
 void ignore_signal(int) {}
 
 bool ignore_unless_handled(int signal) {

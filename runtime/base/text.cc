@@ -11,7 +11,7 @@ bool continues_character(char c) { return (static_cast<unsigned char>(c) & 0xC0)
 
 char lower(char c) { return static_cast<char>(std::tolower(static_cast<unsigned char>(c))); }
 
-// 1234567 as "1,234,567".
+// Returns 1234567 as "1,234,567".
 std::string grouped(std::size_t number) {
   std::string text = std::to_string(number);
   for (std::size_t at = text.size(); at > 3; at -= 3) text.insert(at - 3, 1, ',');

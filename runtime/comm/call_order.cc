@@ -23,11 +23,11 @@ bool has_begun(const WaitReport& report, const WaitReport::Wait& wait) {
   return group != report.groups.end() && group->second.begun >= wait.call;
 }
 
-/// Whether `other` is where the thread waits that would begin a call of `group` on that rank.
+/// Whether `other` occupies the thread that would begin a call of `group` on that rank.
 bool keeps_from(const Node& other, const std::string& group) {
   const auto& groups = other.report->groups;
   const auto known = groups.find(group);
-  if (known == groups.end()) return true;  // the rank has not begun to make the group, and any thread may
+  if (known == groups.end()) return true;  // the rank has not begun to make the group, and any thread may do so
   const std::vector<int>& threads = known->second.threads;
   return known->second.family == groups.at(other.wait->group).family ||
          std::find(threads.begin(), threads.end(), other.wait->thread) != threads.end();
@@ -40,7 +40,7 @@ bool waits_for(const Node& node, const Node& other) {
   return group.has(other.report->rank) && !has_begun(*other.report, *node.wait) && keeps_from(other, node.wait->group);
 }
 
-/// The shortest ring that begins with nodes[first], or nothing.
+/// Returns the shortest ring that begins with nodes[first], or nothing.
 std::vector<std::size_t> ring_from(const std::vector<Node>& nodes, std::size_t first) {
   constexpr std::size_t kUnseen = SIZE_MAX;
   std::vector<std::size_t> came_from(nodes.size(), kUnseen);
@@ -72,7 +72,7 @@ std::string text_of(const std::vector<Node>& nodes, const std::vector<std::size_
   return text;
 }
 
-/// Proof 1.
+/// Looks for proof 1: different calls of the same number.
 std::string different_call(const std::vector<Node>& nodes, const std::vector<WaitReport>& reports) {
   for (const Node& node : nodes) {
     for (const WaitReport& other : reports) {
@@ -87,7 +87,7 @@ std::string different_call(const std::vector<Node>& nodes, const std::vector<Wai
   return "";
 }
 
-/// What a program of another version may have written is no report.
+/// Reads a report. A text that a program of another version may have written counts as no report.
 std::optional<WaitReport> report_of(const Json& json) {
   WaitReport report;
   report.rank = json.at("rank").get<int>();

@@ -12,18 +12,26 @@
 #include "runtime/comm/in_time.h"
 #include "runtime/comm/observed_collectives.h"
 
+// The watch against deadlocks. GroupCalls records, without a lock, where the program is in one group. CallWatch's
+// thread looks at all groups twice a second (`look`). Once a call takes 3 s, it exchanges reports with other ranks
+// through the store (Exchange), and looks for a proof in them (disagreement_of). It needs the same proof twice in a
+// row, and then publishes it as the verdict. A rank that hears the verdict waits until the others can have heard it
+// too, and ends its program's call (`end_with`).
+
 namespace tessera {
 namespace {
 
 using namespace std::chrono_literals;
 
 constexpr auto kBetweenLooks = 500ms;
-constexpr auto kOften = 10s;                         // so long ranks exchange at each look
-constexpr auto kForOthersToHear = 2s;                // more than an exchange every second takes
-constexpr auto kForTheProgram = 4s;                  // to come out of a call that has failed
-constexpr auto kForOutside = 500ms;                  // likewise where nothing has failed that it waits in
+constexpr auto kOften = 10s;  // time in which ranks exchange at each look
+// time for others to hear the verdict; longer than an exchange every second takes
+constexpr auto kForOthersToHear = 2s;
+constexpr auto kForTheProgram = 4s;                  // time in which the program must leave a call that has failed
+constexpr auto kForOutside = 500ms;                  // the same for a call of another library, which has not failed
 constexpr char kWithOutside = '+', kOwnAlone = '-';  // the first character of a verdict in the store
-constexpr auto kFresh = 2s;                          // what is told of other libraries' calls; less than kLong
+// age at which news of other libraries' calls is stale; less than kLong
+constexpr auto kFresh = 2s;
 constexpr int kManyRanks = 16, kNeighbours = 4;
 constexpr std::size_t kGoneGroups = 32;
 
@@ -35,7 +43,7 @@ constexpr const char* kHint =
 
 std::string key_of(int rank) { return "waits/" + std::to_string(rank); }
 
-/// The number of the calling thread, from 1.
+/// Returns the number of the calling thread, from 1.
 int number_of_thread() {
   thread_local const int number = CallWatch::number_of(pthread_self());
   return number;
@@ -70,10 +78,10 @@ void GroupCalls::enter(std::uint64_t call) {
   place_.store(entered << 8 | call % kKept << 1 | 1, std::memory_order_release);
 }
 
-// Who made the group counts until somebody calls it.
+// Remembers a thread that makes calls. The thread that made the group counts until some thread calls it.
 void GroupCalls::note_thread(int thread, bool forget_others) {
   thread_.store(thread, std::memory_order_relaxed);
-  std::size_t place = kThreads - 1;  // more threads than that: the last place is the latest's
+  std::size_t place = kThreads - 1;  // the latest thread takes the last place if there are more than that
   for (std::size_t i = 0; i < kThreads; ++i) {
     if (forget_others) threads_[i].store(0, std::memory_order_relaxed);
     const int known = threads_[i].load(std::memory_order_relaxed);
@@ -125,7 +133,7 @@ WaitReport::Group GroupCalls::report() const {
 
 // --- CallWatch ---
 
-/// Whether one of these ranks waits in a call of another library.
+/// Returns whether one of these ranks waits in a call of another library.
 static bool has_outside_wait(const std::vector<WaitReport>& reports) {
   return std::any_of(reports.begin(), reports.end(), [](const WaitReport& report) {
     return std::any_of(report.waits.begin(), report.waits.end(), [&](const WaitReport::Wait& wait) {
@@ -135,7 +143,7 @@ static bool has_outside_wait(const std::vector<WaitReport>& reports) {
   });
 }
 
-/// What a look asks the store, and hears from it.
+/// What one look asks of the store, and the answers.
 struct CallWatch::Exchange {
   std::string key, own;
   bool writes = false;
@@ -159,7 +167,7 @@ CallWatch::CallWatch(int rank, int world_size, std::shared_ptr<KeyValueStore> st
 
 CallWatch::~CallWatch() {
   if (!thread_.joinable()) return;
-  if (getpid() != process_) {  // this one was forked from it, and has no such thread
+  if (getpid() != process_) {  // this process was forked and has no such thread
     thread_.detach();
     return;
   }
@@ -234,7 +242,7 @@ bool CallWatch::look() {
   const auto exchange = std::make_shared<Exchange>();
   exchange->own = own.to_text();
   exchange->others = others();
-  if (!ask(exchange)) return true;  // the store stands still; comm.timeout_s is left
+  if (!ask(exchange)) return true;  // the store hangs; comm.timeout_s still ends the call
   if (exchange->verdict.empty()) {
     std::vector<WaitReport> reports = {own};
     for (const std::string& text : exchange->texts)
@@ -248,7 +256,8 @@ bool CallWatch::look() {
       make_error(ExitCode::kInternal, "rank " + std::to_string(rank_) + "/" + std::to_string(world_size_) + ": " +
                                           exchange->verdict.substr(1));
   verdict_->set(verdict);
-  // Whoever ends first is a lost peer to those who have not heard, and to another library where a rank waits in it: that rank ends first.
+  // A rank that ends first is a lost peer to ranks that have not heard the verdict, and to another library if a rank
+  // waits in it; that rank ends first.
   std::chrono::milliseconds others_need = world_size_ <= kManyRanks ? kForOthersToHear : 2 * kForOthersToHear;
   if (exchange->verdict.front() == kWithOutside && waits_) others_need += kForOthersToHear;
   if (pause(others_need)) end_with(verdict);
@@ -268,7 +277,7 @@ bool CallWatch::waits_long() {
   return waits || (hears_of_outside() && !outside_.waits.empty());
 }
 
-// What a group that is gone has begun is of use as long as others may still be in its last calls.
+// Forgets groups that no longer exist, but not the latest ones: others may still be in their last calls.
 void CallWatch::forget_old_groups() {
   std::size_t gone = 0;
   for (std::size_t i = watched_.size(); i-- > 0;) {
@@ -337,7 +346,8 @@ void CallWatch::take_back() {
 }
 
 void CallWatch::end_with(const absl::Status& verdict) {
-  // A call of another library does not end with the mesh; and whoever hears of the end may close what that call waits for.
+  // A call of another library does not end with the mesh. A program that hears of the end may close what that call
+  // waits for.
   const bool is_own = waits_;
   const auto end = Clock::now() + (is_own ? kForTheProgram : kForOutside);
   if (is_own) report_(verdict);

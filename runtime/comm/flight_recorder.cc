@@ -80,7 +80,7 @@ void FlightRecorder::end(std::size_t group, std::uint64_t call, const absl::Stat
   if (!status.ok()) failed(status);
 }
 
-/// A file that cannot be written is worth a warning: what failed is told all the same.
+/// Writes the record. A file that cannot be written is a warning: the failure itself is reported anyway.
 void FlightRecorder::failed(const absl::Status& why) {
   const MutexLock lock(mutex_);
   if (std::exchange(is_written_, true)) return;

@@ -12,6 +12,11 @@
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
 
+// Finds the launcher that started this rank. Each launcher is a Dialect, a table of variable names. `read_candidates`
+// reads every dialect whose variables are set, with special rules for Slurm. `choose` then drops candidates that agree
+// with another one, and launchers that only started an agent; what is left must be one, or it is an error that shows
+// the disagreement.
+
 namespace tessera {
 
 extern const Dialect kTorchrun = {
@@ -68,7 +73,7 @@ absl::Status check_ranges(const Candidate& c) {
   return absl::OkStatus();
 }
 
-/// Reads rank and world size, which is in `world_size`; the two locals only where they are set.
+/// Reads rank and world size, whose variable is `world_size`; reads the two local numbers only if they are set.
 absl::StatusOr<Candidate> read_numbers(const LauncherVariables& variables, const Dialect& d, const char* world_size) {
   Candidate c;
   c.dialect = &d;
@@ -85,8 +90,8 @@ absl::StatusOr<Candidate> read_numbers(const LauncherVariables& variables, const
   return c;
 }
 
-/// Rank and size, or neither. The locals may be told by another: Slurm's PMI plug-in leaves them out, and so do programs that set RANK
-/// and WORLD_SIZE for init_process_group.
+/// Reads rank and size, or neither. Another source may give the local numbers: Slurm's PMI plug-in leaves them out, and
+/// so do programs that set RANK and WORLD_SIZE for init_process_group.
 absl::StatusOr<std::optional<Candidate>> read_dialect(const LauncherVariables& variables, const Dialect& d) {
   const bool rank = variables.has(d.rank), size = variables.has(d.world_size);
   if (!rank && !size) return std::optional<Candidate>();
@@ -101,7 +106,7 @@ absl::StatusOr<std::optional<Candidate>> read_torchrun(const LauncherVariables& 
   TESSERA_ASSIGN_OR_RETURN(const std::optional<Candidate> c, read_dialect(variables, d));
   if (!c && (variables.has(d.local_rank) || variables.has(d.local_world_size)))
     return partial_error(variables, d, {d.rank, d.world_size, d.local_rank, d.local_world_size});
-  if (c && c->knows_locals() && variables.has("GROUP_RANK")) {  // torchrun's index of the host
+  if (c && c->knows_locals() && variables.has("GROUP_RANK")) {  // GROUP_RANK is torchrun's index of the host
     TESSERA_ASSIGN_OR_RETURN(const int group, variables.number(d, "GROUP_RANK", 0, kMostRanks));
     if (group != c->rank / c->local_world_size)
       return launcher_error(
@@ -114,7 +119,7 @@ absl::StatusOr<std::optional<Candidate>> read_torchrun(const LauncherVariables& 
 
 // ------------------------------------------------------------------------------------------------------------ Slurm
 
-/// Tasks of every host from "4(x2),3", which means 4, 4, 3. Nothing if the text is not of that form.
+/// Reads the tasks of every host from "4(x2),3", which means 4, 4, 3. Returns nothing if the text has another form.
 std::optional<std::vector<int>> parse_tasks_per_node(std::string_view text) {
   std::vector<int> tasks;
   const auto number = [&](int& value) {
@@ -138,15 +143,15 @@ std::optional<std::vector<int>> parse_tasks_per_node(std::string_view text) {
   return text.empty() ? std::optional(tasks) : std::nullopt;
 }
 
-/// srun says how many tasks the step has. SLURM_NTASKS says the same in most steps, and the job's number in others: the shell that salloc
-/// gives is a step of one task in a job of many.
+/// The variable in which srun says how many tasks the step has. SLURM_NTASKS says the same in most steps, but the job's
+/// number in others: the shell that salloc gives is a step of one task in a job of many.
 constexpr const char* kTasksOfStep = "SLURM_STEP_NUM_TASKS";
 
 const char* tasks_variable(const LauncherVariables& variables) {
   return variables.has(kTasksOfStep) ? kTasksOfStep : kSlurm.world_size;
 }
 
-/// The step's own list first: what sbatch was asked for does not bind a smaller srun inside it.
+/// Reads the step's own list first: sbatch's request does not bind a smaller srun inside it.
 absl::Status read_slurm_local_size(const LauncherVariables& variables, Candidate& c) {
   std::string other;  // lists that count other tasks than this step's
   for (const char* name : {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"}) {
@@ -181,8 +186,8 @@ absl::Status read_slurm_local_size(const LauncherVariables& variables, Candidate
   return absl::OkStatus();
 }
 
-/// A process is a Slurm task if srun started it. An allocation alone (salloc) sets no SLURM_PROCID; the batch script is
-/// rank 0 of a step of its own, which SLURM_NTASKS does not count.
+/// Whether this process is a batch script. A process is a Slurm task if srun started it. An allocation alone (salloc)
+/// sets no SLURM_PROCID; the batch script is rank 0 of a step of its own, which SLURM_NTASKS does not count.
 bool is_batch_script(const LauncherVariables& variables) {
   return variables.text("ENVIRONMENT") == "BATCH" && !variables.has("SLURM_STEP_ID") && !variables.has("SLURM_STEPID");
 }
@@ -209,8 +214,8 @@ absl::StatusOr<std::optional<Candidate>> read_slurm(const LauncherVariables& var
 
 // ------------------------------------------------------------------------------------------- which launcher counts
 
-/// The same process, seen by two launchers in the same way. A process group has found out which ranks share a host; a launcher may
-/// say otherwise, as `tessera launch --hosts 2` does.
+/// Whether two launchers see the same process in the same way. A process group has found out which ranks share a host;
+/// a launcher may say otherwise, as `tessera launch --hosts 2` does.
 bool agree(const Candidate& a, const Candidate& b) {
   const bool of_group = a.dialect == &kProcessGroup || b.dialect == &kProcessGroup;
   const bool locals = of_group || !a.knows_locals() || !b.knows_locals() ||
@@ -218,13 +223,13 @@ bool agree(const Candidate& a, const Candidate& b) {
   return a.rank == b.rank && a.world_size == b.world_size && locals;
 }
 
-/// True if `outer` only started one agent a host (or one at all), which then started the ranks that `inner` counts:
-/// torchrun, mpirun or `tessera launch` inside an allocation, `mp.spawn` inside any. torchrun may go on with fewer hosts than Slurm gave
-/// it, so its own agent is believed; exported RANK and WORLD_SIZE are not. A process group need not know its hosts yet: they are as many
-/// as agents, in their order.
+/// Returns true if `outer` only started one agent a host (or one at all), which then started the ranks that `inner`
+/// counts: torchrun, mpirun or `tessera launch` inside an allocation, `mp.spawn` inside any launcher. torchrun may go
+/// on with fewer hosts than Slurm gave it, so its own agent is believed; exported RANK and WORLD_SIZE are not. A
+/// process group need not know its hosts yet: they are as many as agents, in their order.
 bool is_agent_of(const Candidate& outer, const Candidate& inner, bool torchrun_agent) {
   if (outer.dialect->outerness <= inner.dialect->outerness) return false;
-  if (inner.world_size == 1 && outer.world_size > 1) return false;  // a forgotten WORLD_SIZE=1
+  if (inner.world_size == 1 && outer.world_size > 1) return false;  // such a WORLD_SIZE=1 is a forgotten one
   if (outer.world_size == 1) return true;
   if (inner.dialect == &kProcessGroup) {
     const int ranks = inner.world_size / outer.world_size;

@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-/// Groups whose calls are recorded.
+/// A factory that records the calls of its groups.
 class RecordedGroups final : public GroupFactory {
  public:
   RecordedGroups(std::shared_ptr<GroupFactory> factory, std::shared_ptr<FlightRecorder> recorder)
@@ -21,7 +21,7 @@ class RecordedGroups final : public GroupFactory {
     return recorder_->record(name, std::move(group));
   }
   std::shared_ptr<Collectives> control_of(const std::shared_ptr<Collectives>& group) override {
-    return factory_->control_of(group);  // one of host memory is its own, recorded or not
+    return factory_->control_of(group);  // a group of host memory is its own control group, recorded or not
   }
 
  private:
@@ -145,7 +145,7 @@ void MeshGroups::abort(const absl::Status& reason) {
 
 void MeshGroups::leave() {
   if (topology_.world_size == 1) return;
-  // For those who find no other cause.
+  // The store tells ranks that find no other cause.
   ask_in_time(store_,
               [key = key_of_ended_rank(topology_.rank)](KeyValueStore& store) { store.set(key, "").IgnoreError(); });
   std::vector<std::shared_ptr<Collectives>> groups;

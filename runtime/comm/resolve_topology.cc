@@ -14,9 +14,9 @@
 namespace tessera {
 namespace {
 
-constexpr int kDefaultPort = 29500;  // torchrun's own default
+constexpr int kDefaultPort = 29500;  // torchrun's default
 
-/// First host of a Slurm list: "node[03-05,9],x1" gives "node03"; "a[1-2]b[07-09]c" gives "a1b07c".
+/// Returns the first host of a Slurm list: "node[03-05,9],x1" gives "node03"; "a[1-2]b[07-09]c" gives "a1b07c".
 std::string first_host(std::string_view list) {
   std::string host;
   while (!list.empty() && list.front() != ',') {
@@ -81,7 +81,7 @@ absl::Status name_launcher(const LauncherVariables& variables, Topology& topolog
   return absl::OkStatus();
 }
 
-/// A number that differs between jobs and is the same on all ranks of one, if the launcher has any.
+/// Finds a number that differs between jobs and is the same on all ranks of one, if the launcher has any.
 void find_run_id(const LauncherVariables& variables, Topology& topology) {
   const auto take = [&](const char* name) { topology.run_id = variables.text(name).value_or(""); };
   if (topology.launcher == "torchrun" || topology.launcher == "tessera") take("TORCHELASTIC_RUN_ID");
@@ -93,7 +93,7 @@ void find_run_id(const LauncherVariables& variables, Topology& topology) {
   if (topology.launcher == "pmi") take("PMI_JOBID");
 }
 
-/// A port that jobs sharing a host do not share: 15000 + hash(run id) % 10000, below the ephemeral range.
+/// Returns a port that jobs on the same host do not share: 15000 + hash(run id) % 10000, below the ephemeral range.
 int port_of(const std::string& run_id) {
   if (run_id.empty()) return kDefaultPort;
   std::uint32_t hash = 2166136261u;  // FNV-1a
@@ -130,7 +130,7 @@ absl::Status find_rendezvous(const LauncherVariables& variables, const Dialect& 
   const bool torch_like = &d == &kTorchrun || &d == &kProcessGroup;
   topology.master_port = torch_like ? kDefaultPort : port_of(topology.run_id);
   if (!variables.has("MASTER_PORT")) return absl::OkStatus();
-  const int lowest = topology.world_size == 1 ? 0 : 1;  // a port chosen by the system is known to one process only
+  const int lowest = topology.world_size == 1 ? 0 : 1;  // only one process knows a port that the system chooses
   TESSERA_ASSIGN_OR_RETURN(topology.master_port, variables.number(d, "MASTER_PORT", lowest, 65535));
   return absl::OkStatus();
 }
@@ -152,7 +152,7 @@ absl::Status read_restarts(const LauncherVariables& variables, const Dialect& d,
   return absl::OkStatus();
 }
 
-/// Testing aid: TESSERA_HOSTS=2 makes two hosts out of the ranks of one machine.
+/// Makes two hosts out of the ranks of one machine if TESSERA_HOSTS=2 (for tests).
 absl::Status pretend_hosts(const LauncherVariables& variables, Topology& topology) {
   if (!variables.has("TESSERA_HOSTS")) return absl::OkStatus();
   Dialect self = kTorchrun;
@@ -188,7 +188,7 @@ absl::StatusOr<Topology> resolve_topology(const Environment& environment) {
   const LauncherVariables variables(environment);
   TESSERA_ASSIGN_OR_RETURN(const auto launcher, find_launcher(variables));
   Topology topology;
-  const Dialect& dialect = launcher ? *launcher->dialect : kTorchrun;  // whose words MASTER_ADDR and MASTER_PORT are
+  const Dialect& dialect = launcher ? *launcher->dialect : kTorchrun;  // owner of MASTER_ADDR and MASTER_PORT
   if (launcher) TESSERA_RETURN_IF_ERROR(place(variables, *launcher, topology));
   TESSERA_RETURN_IF_ERROR(name_launcher(variables, topology));
   find_run_id(variables, topology);

@@ -8,6 +8,10 @@
 
 #include "runtime/base/text.h"
 
+// Reads JSON with positions. nlohmann's lexer does the reading; CountingIterator counts the characters that it takes,
+// and TreeBuilder, its handler, computes each token's place from that count. If the text is not JSON, the functions
+// behind TreeBuilder find what was probably meant (`hint_for`) and shorten nlohmann's message (`reason_in`).
+
 namespace tessera {
 namespace {
 
@@ -38,8 +42,8 @@ class CountingIterator {
   std::size_t* taken_;
 };
 
-// Builds the tree. nlohmann calls it right after it took a token, so a token begins after the previous one's
-// end and the separators that follow.
+// Builds the tree. nlohmann calls it right after it took a token, so a token begins after the previous one's end and
+// the separators that follow.
 class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
  public:
   TreeBuilder(std::string_view text, const std::size_t& taken, Diagnostics& diagnostics, std::size_t most_values)
@@ -53,7 +57,7 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
   bool number_unsigned(std::uint64_t value) override { return number(value); }
   bool number_float(double value, const std::string&) override { return number(value); }
   bool string(std::string& value) override { return scalar(std::move(value)); }
-  bool binary(nlohmann::json::binary_t&) override { return false; }  // not in JSON text
+  bool binary(nlohmann::json::binary_t&) override { return false; }  // JSON text has none
   bool start_object(std::size_t) override { return open(nlohmann::json::object()); }
   bool start_array(std::size_t) override { return open(nlohmann::json::array()); }
   bool end_object() override { return end(); }
@@ -81,10 +85,10 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
   struct Open {
     JsonNode* node;
     std::string pointer;
-    std::unordered_map<std::string, std::size_t> keys;  // of an object: where each was first given
+    std::unordered_map<std::string, std::size_t> keys;  // an object's keys, and where each was first given
   };
 
-  // Offset of the token just taken.
+  // Returns the offset of the token just taken.
   std::size_t take_token() {
     const std::size_t start = std::min(text_.find_first_not_of(kBetweenTokens, token_end_), text_.size());
     token_end_ = taken_;
@@ -125,7 +129,7 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
   bool number(nlohmann::json value) {
     if (!count_value()) return false;
     add_node(std::move(value));
-    --token_end_;  // only the character behind a number tells the lexer that it is over
+    --token_end_;  // the lexer knows the end of a number only by the character behind it
     return true;
   }
 
@@ -139,8 +143,7 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
   bool open(nlohmann::json empty) {
     if (!count_value()) return false;
     std::string pointer = next_pointer();
-    // The parent's list of children does not grow before this node is closed, so the pointer to it stays
-    // good.
+    // The parent's list of children does not grow before this node is closed, so the pointer to it stays valid.
     JsonNode& node = add_node(std::move(empty));
     if (open_.size() == kMaxJsonDepth) {
       diagnostics_.add(
@@ -170,8 +173,8 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-// Words and signs that other formats have and JSON has not, by how the offending token begins; "" if it is
-// none.
+// Returns a hint for words and signs that other formats have and JSON has not, by the beginning of the offending token;
+// "" if it is none of them.
 std::string hint_for_token(std::string_view rest) {
   if (rest[0] == '/' || rest[0] == '#') return "[T0499] hint: comments are not allowed";
   if (rest[0] == '\'') return "[T0500] hint: strings stand in double quotes";
@@ -183,7 +186,7 @@ std::string hint_for_token(std::string_view rest) {
   return "";
 }
 
-// What is probably meant by text that is not JSON at `at`; "" if that is not known. `reason` is nlohmann's.
+// Returns what is probably meant by text that is not JSON at `at`; "" if that is unknown. `reason` is nlohmann's.
 std::string hint_for(std::string_view text, std::size_t at, const std::string& reason) {
   const std::string_view rest = text.substr(at), before = text.substr(0, at);
   const std::size_t last = before.find_last_not_of(" \t\r\n");
@@ -204,9 +207,9 @@ std::string hint_for(std::string_view text, std::size_t at, const std::string& r
   return "";
 }
 
-// nlohmann says "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while parsing
-// WHAT - REASON; last read: '...'; expected WANTED". The position is ours. "WHAT: REASON; expected WANTED" is
-// left.
+// Shortens nlohmann's message, "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while
+// parsing WHAT - REASON; last read: '...'; expected WANTED", to "WHAT: REASON; expected WANTED". Tessera adds the
+// position itself.
 std::string reason_in(const std::string& what) {
   if (what.find("number overflow") != std::string::npos) return "value: the number is too large for a double";
   static const std::string kParsing = "while parsing ";
@@ -225,8 +228,8 @@ std::string reason_in(const std::string& what) {
 bool TreeBuilder::parse_error(std::size_t, const std::string&, const nlohmann::json::exception& error) {
   const std::string reason = reason_in(error.what());
   std::size_t at = std::min(text_.find_first_not_of(kBetweenTokens, token_end_), text_.size());
-  // Stray commas and brackets are skipped above, but the lexer stopped right behind them; and of a string
-  // that is not UTF-8, the bad byte says more than the beginning.
+  // Stray commas and brackets are skipped above, but the lexer stopped right behind them. The bad byte of a string that
+  // is not UTF-8 says more than its beginning.
   const std::size_t last_taken = taken_ == 0 ? 0 : taken_ - 1;
   if (at > last_taken || reason.find("UTF-8") != std::string::npos) at = last_taken;
   if (reason.find("unexpected end of input") != std::string::npos) at = text_.size();
@@ -257,7 +260,7 @@ std::optional<JsonNode> parse_json(std::string_view text, Diagnostics& diagnosti
 
 std::string json_pointer(const std::string& pointer, std::string_view key) {
   std::string result = pointer + "/";
-  // Keys reach a terminal through messages: control characters and invalid text must not.
+  // Keys reach a terminal through messages, so control characters and invalid text must be replaced.
   const std::string clean = quoted_text(key, kLongestPointerKey);
   for (const char c : std::string_view(clean).substr(1, clean.size() - 2)) {
     if (c == '~')

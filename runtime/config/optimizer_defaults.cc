@@ -5,7 +5,7 @@
 namespace tessera {
 namespace {
 
-/// torch.optim's; timm's of lion, lamb and lars, which PyTorch does not have.
+/// Defaults of torch.optim; those of timm for lion, lamb and lars, which PyTorch does not have.
 OptimizerDefaults of_libraries(OptimizerType type) {
   using enum OptimizerType;
   switch (type) {
@@ -36,7 +36,7 @@ OptimizerDefaults of_libraries(OptimizerType type) {
 }  // namespace
 
 OptimizerDefaults defaults_of(OptimizerType type, std::int64_t version) {
-  if (version == 1) return {.adjust_lr = MuonLrAdjustment::kMatchRmsAdamW};  // 0.1 had adamw's for every rule
+  if (version == 1) return {.adjust_lr = MuonLrAdjustment::kMatchRmsAdamW};  // 0.1 used adamw's defaults for every rule
   return of_libraries(type);
 }
 

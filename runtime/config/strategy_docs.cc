@@ -11,12 +11,16 @@
 #include "runtime/config/strategy_names.h"
 #include "runtime/config/strategy_table.h"
 
+// Makes the schema and the reference page from the table of keys. The first half writes JSON schema, one function for
+// each kind of value; the second half writes Markdown: sections with one table row for each key, the rules, and the
+// introduction.
+
 namespace tessera {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Whole limits are printed without a fraction.
+// Prints whole limits without a fraction.
 Json number_json(double x) {
   const auto whole = static_cast<std::int64_t>(x);
   return static_cast<double>(whole) == x ? Json(whole) : Json(x);
@@ -81,7 +85,7 @@ void add_type(Json& schema, const StrategyKey& key) {
 
 std::string code(const std::string& text) { return "`" + text + "`"; }
 
-/// "`0.01` (adamw, lamb), `0.0` (adam, sgd)": of the types with which the key has an effect.
+/// Returns a text such as "`0.01` (adamw, lamb), `0.0` (adam, sgd)" for the types with which the key has an effect.
 std::string defaults_of_types(const StrategyKey& key) {
   std::vector<std::pair<Json, std::vector<std::string>>> defaults;
   for (const Named<OptimizerType>& type : optimizer_types()) {
@@ -125,14 +129,14 @@ Json empty_object_schema(const std::string& doc) {
   return schema;
 }
 
-// "/a/b" lies at "/properties/a/properties/b" of the schema.
+// Returns the place "/properties/a/properties/b" of "/a/b" in the schema.
 Json::json_pointer place_in_schema(const std::string& pointer) {
   std::string place;
   for (const char c : pointer) place += c == '/' ? std::string("/properties/") : std::string(1, c);
   return Json::json_pointer(place);
 }
 
-// A Markdown table cell: no line breaks, no bars.
+// Makes a Markdown table cell: no line breaks, no bars.
 std::string cell(std::string text) {
   for (std::size_t at = 0; (at = text.find('|', at)) != std::string::npos; at += 2) text.insert(at, "\\");
   return text;

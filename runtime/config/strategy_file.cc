@@ -15,7 +15,7 @@
 namespace tessera {
 namespace {
 
-/// Where no problem has a hint of its own.
+/// The last line of an error whose problems have no hint of their own.
 constexpr const char kStrategyHint[] = "[T0512] hint: docs/strategy.md lists every key and what it may be";
 
 constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;

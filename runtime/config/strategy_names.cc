@@ -1,5 +1,8 @@
 #include "runtime/config/strategy_names.h"
 
+// The names of all enumerators as the strategy file spells them, each with what it does for the reference page, and
+// small questions about an update rule or a strategy. The lists are the only place where these names are.
+
 namespace tessera {
 namespace {
 

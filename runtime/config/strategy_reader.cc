@@ -11,10 +11,14 @@
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
 
+// Reads a strategy. ValueReader checks one value against its row: type, range, choices, the keys of a list's objects.
+// StrategyReader goes through the tree, finds the row of each key or reports an unknown one with the nearest name, and
+// at the end checks the conditions of keys that were given and the rules between keys.
+
 namespace tessera {
 namespace {
 
-// A value that was read, or what is wrong with it and where. Empty optional: wrong.
+// Returns a value that was read, or reports what is wrong with it and where; an empty optional means wrong.
 class ValueReader {
  public:
   ValueReader(const StrategyKey& key, Diagnostics& diagnostics) : key_(key), diagnostics_(diagnostics) {}
@@ -127,7 +131,7 @@ class ValueReader {
     return all_right ? Result(list) : std::nullopt;
   }
 
-  /// Fills `result` from one object of the list; false if something is wrong with it.
+  /// Fills `result` from one object of the list. Returns false if something is wrong with it.
   bool object(const JsonNode& node, const std::string& pointer, nlohmann::json& result) {
     std::vector<std::string> allowed;
     for (const StrategyKey& member : key_.field.members) allowed.push_back(member.name());
@@ -160,7 +164,8 @@ class ValueReader {
   Diagnostics& diagnostics_;
 };
 
-// Where else the file format has a key of this name: "lr" at the top belongs to "optimizer", and "durable" in "offload" to the top.
+// Returns where else the file format has a key of this name: "lr" at the top belongs to "optimizer", and "durable" in
+// "offload" to the top.
 std::string found_elsewhere(const std::string& name) {
   std::vector<std::string> places;
   const auto add = [&](const std::string& pointer) {
@@ -253,7 +258,7 @@ void StrategyReader::check_conditions() {
     if (key.only_if.text.empty() || !given_.contains(key.pointer)) continue;
     if (diagnostics_.touches(key.pointer) || any_wrong(key.only_if.reads) || key.only_if.holds(strategy_)) continue;
     const nlohmann::ordered_json value = key.field.get(strategy_);
-    // The default says nothing, so the resolved strategy that to_json() prints can be read back.
+    // A default changes nothing, so the resolved strategy that to_json() prints can be read back.
     if (key.says_nothing(value, strategy_)) continue;
     diagnostics_.add(given_.at(key.pointer), key.pointer,
                      fmt::format("{} has no effect: it needs {}. [T0518] hint: leave it out, or change that",

@@ -13,6 +13,10 @@
 #include "runtime/config/strategy_names.h"
 #include "runtime/config/strategy_table.h"
 
+// The rules between keys. Each function makes one StrategyRule: the keys that it reads, the sentence for the reference
+// page, and a function that returns what is wrong and what to do. `make_rules` at the end lists them all, in the order
+// of the page.
+
 namespace tessera {
 namespace {
 
@@ -129,7 +133,7 @@ StrategyRule state_dtype_rule() {
           }};
 }
 
-/// Rules of whole tensors whose states are not each element's.
+/// Whether the rule updates whole tensors and its states are not those of single elements.
 bool has_tensor_rule(OptimizerType type) {
   return type == OptimizerType::kAdafactor || type == OptimizerType::kOwnMatrix;
 }
@@ -280,8 +284,8 @@ StrategyRule feedback_rule() {
           }};
 }
 
-/// The optimizer's momentum, and its key: the least of all groups'; none of a rule that squares single gradients or measures them. Infinite: it
-/// is the program's.
+/// Returns the optimizer's smallest momentum among all groups, and its key. Nothing: the rule squares single gradients
+/// or measures them. Infinite: the momentum is the program's.
 std::optional<std::pair<double, const char*>> least_momentum(const OptimizerConfig& optimizer) {
   switch (optimizer.type) {
     case OptimizerType::kOwn:
@@ -302,7 +306,8 @@ std::optional<std::pair<double, const char*>> least_momentum(const OptimizerConf
   }
 }
 
-/// Single gradients are then as wrong as their momentum times 1 / (1 - momentum), which the optimizer's momentum takes back.
+/// Single gradients are then as wrong as their momentum times 1 / (1 - momentum). The optimizer's momentum takes that
+/// back.
 StrategyRule momentum_rule() {
   return {
       {"/compression/one_bit_momentum", "/compression/start_step", "/optimizer/type", "/optimizer/freeze_step",
@@ -501,7 +506,7 @@ StrategyRule durable_dir_rule() {
           }};
 }
 
-/// What an update in backward cannot wait for, or cannot take back.
+/// Makes a rule for something that an update in backward cannot wait for, or cannot take back.
 StrategyRule in_backward_rule(std::string other, std::string what, std::function<bool(const Strategy&)> holds,
                               const char* why) {
   return {{"/optimizer/in_backward", std::move(other)},

@@ -49,7 +49,7 @@ StrategyRule fragments_rule() {
       }};
 }
 
-/// What outer steps do not go with.
+/// Makes a rule for something that outer steps exclude.
 StrategyRule without(std::string other, std::string what, std::function<bool(const Strategy&)> holds, const char* why) {
   return {{"/sync/type", std::move(other)},
           fmt::format("A sync.type other than each_step goes without {}: {}.", what, why),

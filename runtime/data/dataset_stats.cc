@@ -48,7 +48,7 @@ class Histogram {
   }
 
  private:
-  static constexpr std::int64_t kTable = 1 << 18;  // above every vocabulary in use
+  static constexpr std::int64_t kTable = 1 << 18;  // larger than every vocabulary in use
   std::vector<std::int64_t> table_ = std::vector<std::int64_t>(kTable);
   std::map<std::int64_t, std::int64_t> rest_;
 };

@@ -28,7 +28,7 @@ namespace {
 
 constexpr std::string_view kMagic{"MMIDIDX\0\0", 9};
 constexpr std::int64_t kVersionAt = 9, kTypeAt = 17, kSequencesAt = 18, kDocumentsAt = 26, kIndexHeaderBytes = 34;
-constexpr std::int64_t kMostTokens = std::int64_t{1} << 59;  // so that bytes fit 63 bits
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 59;  // bytes then fit 63 bits
 
 /// Codes of the type byte. 6 and 7 are float64 and float32: no tokens.
 constexpr std::optional<TokenType> kTypes[] = {std::nullopt,    TokenType::kU8,  TokenType::kI8,
@@ -58,7 +58,7 @@ struct Index {
   std::int64_t document(std::int64_t i) const { return load<std::int64_t>(first + document_at(i)); }
 };
 
-/// Header and size of the index file; nothing of the arrays yet.
+/// Reads header and size of the index file, but not the arrays yet.
 absl::StatusOr<Index> read_header(const MappedFile& file) {
   const auto file_bytes = static_cast<std::int64_t>(file.size());
   if (file_bytes < kIndexHeaderBytes)
@@ -76,7 +76,7 @@ absl::StatusOr<Index> read_header(const MappedFile& file) {
                                      code == 6 || code == 7 ? ", a floating-point type" : ""));
   const auto sequences = load<std::uint64_t>(first + kSequencesAt);
   const auto documents = load<std::uint64_t>(first + kDocumentsAt);
-  // Bounded by the file's size before anything is multiplied.
+  // Numbers are bounded by the file's size before anything is multiplied.
   const auto room = static_cast<std::uint64_t>(file_bytes - kIndexHeaderBytes);
   if (sequences > room / 12)
     return corrupt_index(
@@ -104,10 +104,10 @@ absl::Status check_documents(const MappedFile& file, const Index& index) {
   return absl::OkStatus();
 }
 
-/// What the sequences amount to.
+/// The totals of all sequences.
 struct Extent {
   std::int64_t tokens = 0;
-  bool contiguous = true;  ///< they lie one after another from byte 0
+  bool contiguous = true;  ///< whether they lie one after another from byte 0
 };
 
 absl::StatusOr<Extent> check_sequences(const MappedFile& file, const Index& index, std::int64_t bin_bytes) {
@@ -181,7 +181,7 @@ class MegatronDataset : public TokenDataset {
   MappedFile idx_, bin_;
   Index index_;
   Extent extent_;
-  std::vector<std::int64_t> starts_{0};  ///< [sequences + 1], first token of each; only where not contiguous
+  std::vector<std::int64_t> starts_{0};  ///< [sequences + 1], first token of each; only if not contiguous
 };
 
 }  // namespace

@@ -30,7 +30,7 @@ absl::Status check(const SamplerOptions& options) {
   if (options.num_samples > kMostSamples)
     return refuse(
         fmt::format("{} samples are too many. [T0576] hint: cut the data into several datasets", options.num_samples));
-  // A global batch above 2^60 would overflow; compare by division.
+  // A global batch above 2^60 would overflow, so the comparison divides.
   if (options.batch > kMostSamples / options.world_size / options.accumulation)
     return refuse(fmt::format("batch {} x accumulation {} x {} ranks is too large. [T0577] hint: take a smaller batch",
                               options.batch, options.accumulation, options.world_size));

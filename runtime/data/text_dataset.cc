@@ -52,13 +52,13 @@ class TextDataset : public TokenDataset {
   }
 
  private:
-  /// The file that holds byte `position`; the number of files for the end.
+  /// Returns the file that holds byte `position`; the number of files for the end.
   std::size_t file_of(std::int64_t position) const {
     return static_cast<std::size_t>(std::upper_bound(starts_.begin(), starts_.end(), position) - starts_.begin()) - 1;
   }
 
   std::string name_;
-  std::vector<MappedFile> files_;        ///< none of them empty
+  std::vector<MappedFile> files_;        ///< none of them is empty
   std::vector<std::int64_t> starts_{0};  ///< [files + 1], strictly rising: file i holds [starts_[i], starts_[i + 1])
 };
 
@@ -69,7 +69,7 @@ bool wanted(const fs::path& path, const std::vector<std::string>& extensions) {
          std::find(extensions.begin(), extensions.end(), path.extension().string()) != extensions.end();
 }
 
-/// All files below `root`, in the order of their paths' bytes, which is the same on every machine.
+/// Returns all files below `root`, in the order of their paths' bytes, which is the same on every machine.
 absl::StatusOr<std::vector<fs::path>> walk(const fs::path& root, const std::vector<std::string>& extensions) {
   std::vector<fs::path> found;
   std::error_code error;

@@ -56,13 +56,13 @@ bool is_there(const fs::path& path) {
   return fs::exists(path, ignored);
 }
 
-/// `x` of `x.idx`, `x.bin` or `x`.
+/// Returns `x` for `x.idx`, `x.bin` or `x`.
 fs::path megatron_prefix(const fs::path& path) {
   const auto extension = path.extension();
   return extension == ".idx" || extension == ".bin" ? fs::path(path).replace_extension() : path;
 }
 
-/// `prefix.idx`, where `prefix` itself may hold dots.
+/// Returns `prefix.idx`; `prefix` itself may hold dots.
 fs::path index_of(const fs::path& prefix) { return fs::path(prefix) += ".idx"; }
 
 absl::StatusOr<TokenFormat> detect_file(const fs::path& path) {

@@ -17,8 +17,8 @@
 namespace tessera {
 namespace {
 
-/// A file that is written from front to back under "<path>.partial", and gets its name when all of it has arrived, which
-/// `finish` tells. So what had the name before keeps its bytes under each other name that it has.
+/// A file that is written from front to back under "<path>.partial" and gets its name when `finish` says that all of it
+/// has arrived. An older file of the name therefore keeps its bytes under each other name that it has.
 class Output {
  public:
   explicit Output(const std::filesystem::path& path) : path_(path), partial_(path) {

@@ -3,8 +3,8 @@
 namespace tessera {
 namespace {
 
-/// StorageImpl has no function that takes a refusal back, so its two flags are set here. Naming a private member in an
-/// explicit instantiation is allowed by the language ([temp.spec.general]/6); LibTorch's version is pinned.
+/// StorageImpl has no function that takes a refusal back, so its two flags are set here. The language allows naming a
+/// private member in an explicit instantiation ([temp.spec.general]/6); LibTorch's version is pinned.
 template <bool c10::StorageImpl::*kThrows, bool c10::StorageImpl::*kChecks>
 struct Flags {
   friend void set_flags(c10::StorageImpl& storage, bool refused) {

@@ -26,8 +26,8 @@ absl::Status os_error(ExitCode code, const std::filesystem::path& path, const ch
   return make_error(code, fmt::format("metrics file {}: {}: {}", path.string(), what, reason_of_writing(error)));
 }
 
-// Keeps other writers of the file out, so that nobody takes a line that is being written for one that was torn. Where a
-// file cannot be locked (a pipe, some network file systems) writers go unguarded.
+// Keeps other writers out of the file, so that nobody takes a line that is being written for a torn one. If a file
+// cannot be locked (a pipe, some network file systems) writers are unguarded.
 class FileLock {
  public:
   explicit FileLock(int fd) : fd_(fd), held_(::flock(fd, LOCK_EX) == 0) {}
@@ -42,14 +42,14 @@ class FileLock {
   bool held_;
 };
 
-/// Where a regular file ends; nothing for pipes and terminals.
+/// Returns the end of a regular file; nothing for pipes and terminals.
 std::optional<off_t> end_of(int fd) {
   struct stat info {};
   if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) return std::nullopt;
   return info.st_size;
 }
 
-/// Where the last line that is whole ends. REQUIRES: `end` is the file's.
+/// Returns the end of the last whole line. REQUIRES: `end` is the file's end.
 off_t end_of_whole_lines(int fd, off_t end) {
   for (char byte = 0; end > 0; --end) {
     if (::pread(fd, &byte, 1, end - 1) != 1 || byte == '\n') break;
@@ -57,7 +57,7 @@ off_t end_of_whole_lines(int fd, off_t end) {
   return end;
 }
 
-/// Its first 64 KiB at most, without the line's end.
+/// Returns the first line, at most its first 64 KiB, without the line's end.
 std::string first_line_of(int fd) {
   std::string line(std::size_t{1} << 16, '\0');
   const ssize_t got = ::pread(fd, line.data(), line.size(), 0);
@@ -79,9 +79,9 @@ std::unique_ptr<MetricsForm> form_of(const MetricsWriter::Options& options) {
 
 int open_for(const std::filesystem::path& path, MetricsWriter::Start start) {
   using enum MetricsWriter::Start;
-  if (start == kReplace) ::unlink(path.c_str());  // what keeps it from going, keeps the next line from working too
+  if (start == kReplace) ::unlink(path.c_str());  // what keeps the file from going also makes the next line fail
   if (start != kAppend) return ::open(path.c_str(), O_RDWR | O_APPEND | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-  // Reading is wanted only to look at the last byte; a device or file that may not be read will do as well.
+  // Reading is wanted only to look at the last byte; a device or file that may not be read serves as well.
   const int fd = ::open(path.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
   return fd >= 0 || errno != EACCES ? fd : ::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
 }
@@ -112,7 +112,7 @@ absl::StatusOr<MetricsWriter> MetricsWriter::open(const std::filesystem::path& p
   return writer;
 }
 
-/// Looks at what a file has that is appended to.
+/// Reads the content of a file that is appended to.
 absl::Status MetricsWriter::go_on_with_content() {
   const FileLock lock(fd_);
   const off_t end = end_of(fd_).value_or(0);

@@ -24,7 +24,7 @@ std::string csv_line(const std::vector<std::string>& cells) {
   return line + "\n";
 }
 
-/// The shortest text that reads back to the same bits.
+/// Returns the shortest text that reads back to the same bits.
 std::string csv_text(const Metric& metric) {
   if (const auto* text = std::get_if<std::string>(&metric.value)) return *text;
   if (const auto* number = std::get_if<double>(&metric.value))

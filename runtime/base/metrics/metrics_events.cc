@@ -11,13 +11,13 @@
 #include "runtime/base/crc32c.h"
 #include "runtime/base/metrics/metrics_form.h"
 
-// The format of TensorFlow's event files. A record (TFRecord) is
-//
+// The format of TensorFlow's event files. A record (TFRecord), in little endian, is
 //   length of data, uint64 | masked CRC-32C of the length, uint32 | data | masked CRC-32C of the data, uint32
 //
-// in little endian, and its data an Event of TensorFlow's event.proto, in the wire format of Protocol Buffers:
+// Its data is an Event of TensorFlow's event.proto, in the wire format of Protocol Buffers:
 //
-//   Event       1 wall_time: double, 2 step: int64, 3 file_version: string, 5 summary: Summary, 7 session_log: SessionLog
+//   Event       1 wall_time: double, 2 step: int64, 3 file_version: string, 5 summary: Summary,
+//               7 session_log: SessionLog
 //   Summary     1 value: repeated Value
 //   Value       1 tag: string, 2 simple_value: float
 //   SessionLog  1 status: enum, START = 1
@@ -25,7 +25,7 @@
 namespace tessera {
 namespace {
 
-/// `value` as `bytes` bytes, the lowest first.
+/// Returns `value` as `bytes` bytes, the lowest first.
 std::string little_endian(std::uint64_t value, std::size_t bytes) {
   std::string text;
   for (std::size_t i = 0; i < bytes; ++i) text += static_cast<char>(value >> (8 * i) & 0xFF);
@@ -115,7 +115,7 @@ class Events final : public MetricsForm {
   }
 
  private:
-  bool forgets_;  ///< the next event has steps of earlier files forgotten
+  bool forgets_;  ///< whether the next event makes TensorBoard forget steps of earlier files
 };
 
 }  // namespace

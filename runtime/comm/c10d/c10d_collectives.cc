@@ -31,18 +31,27 @@
 #include "runtime/comm/sum/visited_sum.h"
 #include "runtime/comm/sum/wire_codec.h"
 
+// Collectives over a c10d backend. A Transfers object has the messages of one call; a Work (Pending) waits for it, or
+// the group's thread makes the whole call (PendingOnThread). Reductions go in pieces of kPieceBytes, so that one piece
+// is summed while the next one is on the wire; the staging memory holds two pieces. There are four ways to make a
+// reduction: `scatter` (reduce-scatter, direct), `reduce_small` (all-reduce by gathering everything), `reduce_large`
+// (all-reduce by exchange, sum and gather), and the two `..._in_rounds`, which run the halving algorithm. A failed call
+// publishes what it was doing, drops the backend so that peers fail too, and makes every later call return the same
+// status.
+
 namespace tessera {
 namespace {
 
 using Backend = c10::intrusive_ptr<c10d::Backend>;
 
-/// How many of `numel` elements, each of `element_bytes`, are in a piece: a multiple of `multiple`, and of what visitors want.
+/// Returns the number of elements in a piece, out of `numel` elements of `element_bytes`: a multiple of `multiple`, and
+/// of what visitors need.
 std::size_t piece_numel(std::size_t numel, std::size_t element_bytes, std::size_t multiple) {
   const std::size_t step = multiple * SumVisitor::kAlignment;
   return std::min(numel, std::max<std::size_t>(1, kPieceBytes / (element_bytes * step)) * step);
 }
 
-/// Writes `input[begin, begin + numel)` as it is sent.
+/// Writes `input[begin, begin + numel)` in the form in which it is sent.
 void write_part(const std::byte* input, DType dtype, std::size_t begin, std::size_t numel, std::byte* to,
                 const ReduceOptions& options) {
   const std::byte* const from = input + begin * size_of(dtype);
@@ -55,12 +64,12 @@ void write_part(const std::byte* input, DType dtype, std::size_t begin, std::siz
 
 bool is_rounded(const ReduceOptions& options) { return is_lossy(options.contributions) || is_lossy(options.sums); }
 
-/// What messages in this form are packed as; nothing: they are not.
+/// Returns the dtype that messages in this form are packed as, or nothing if they are not packed.
 std::optional<DType> packed_as(WireForm form, DType dtype) {
   return form == WireForm::kLossless ? std::optional(dtype) : std::nullopt;
 }
 
-/// Whether messages of `numel` elements in this form differ from the elements: such calls go directly.
+/// Returns whether messages of `numel` elements in this form differ from the elements; such calls go directly.
 bool is_compressed(WireForm form, DType dtype, std::size_t numel) {
   return is_lossy(form) || (form == WireForm::kLossless && is_packed(dtype, numel * size_of(dtype)));
 }
@@ -92,7 +101,8 @@ class C10dCollectives : public Collectives {
   Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes_per_rank) override;
   Work barrier(std::string_view label) override;
   void abort(const absl::Status& reason) override;
-  /// Peers see the connections end, and find in the store that this rank's program has ended (MeshGroups::leave).
+  /// Closes the connections. Peers see them end, and find in the store that this rank's program has ended
+  /// (MeshGroups::leave).
   void leave() override {
     {
       const MutexLock lock(mutex_);
@@ -117,11 +127,11 @@ class C10dCollectives : public Collectives {
   using Start = std::function<void(c10d::Backend&, Transfers&)>;
 
   CallSignature begin(Operation operation, std::string_view label, DType dtype, std::size_t count, int root = 0);
-  /// Of a call that is not compressed and in which each rank gives `bytes`.
+  /// Chooses the algorithm of an uncompressed call in which each rank gives `bytes`.
   Algorithm algorithm_of(Operation operation, DType dtype, std::size_t bytes) const;
   absl::StatusOr<std::pair<Backend, std::shared_ptr<Transfers>>> begin_transfers();
   Work start(const CallSignature& call, const Start& start);
-  /// The same, begun by the group's thread after what it has to do already.
+  /// The same, but the group's thread begins the call, after what it has to do already.
   Work start_on_thread(const CallSignature& call, Start start);
   Work on_thread(std::function<absl::Status()> call);
   Work start_gather(const CallSignature& call, const void* shard, void* full, std::size_t bytes,
@@ -137,10 +147,11 @@ class C10dCollectives : public Collectives {
   absl::Status fail(const CallSignature& call, const std::string& why);
   absl::Status status() const;
   void drop_backend();
-  /// Memory of the group for what is on the wire; what it held is lost.
+  /// Returns memory of the group for data on the wire; its old content is lost.
   std::byte* staging(std::size_t bytes);
 
-  /// Sums `size()` parts, one every `stride` bytes; 0: as many as `numel` elements take. This rank's is `own`.
+  /// Sums `size()` parts, one every `stride` bytes; 0 means as many bytes as `numel` elements take. This rank's part is
+  /// `own`.
   void sum_parts(const std::byte* parts, const std::byte* own, DType dtype, WireForm form, float* output,
                  std::size_t numel, SumVisitor* visitor = nullptr, std::size_t offset = 0,
                  std::size_t stride = 0) const;
@@ -165,17 +176,17 @@ class C10dCollectives : public Collectives {
   FailureReport report_;
   std::uint64_t sequence_ = 0;
   std::vector<std::byte> staging_;
-  Mutex in_backend_;          // of Transfers
-  PackBuffers pack_buffers_;  // likewise
+  Mutex in_backend_;          // mutex for Transfers
+  PackBuffers pack_buffers_;  // buffers for Transfers
   mutable Mutex mutex_;
   Backend backend_ ABSL_GUARDED_BY(mutex_);
   Backend left_in_use_ ABSL_GUARDED_BY(mutex_);  ///< dropped while a thread waited for its collective
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::weak_ptr<Transfers>> under_way_ ABSL_GUARDED_BY(mutex_);
-  CallThread thread_;  // last: what runs on it needs the others
+  CallThread thread_;  // last member: its calls need the others
 };
 
-/// A call under way. Its buffers are the backend's until it is over, so it is waited for in any case.
+/// A call under way. Its buffers are the backend's until it is over, so the destructor waits for it too.
 class C10dCollectives::Pending : public Work::State {
  public:
   Pending(C10dCollectives& owner, const CallSignature& call, std::shared_ptr<Transfers> transfers)
@@ -243,7 +254,7 @@ Work C10dCollectives::start(const CallSignature& call, const Start& start) {
   if (!begun.ok()) return Work(begun.status());
   auto& [backend, transfers] = *begun;
   try {
-    // Another thread's call has failed, and is asking the others why.
+    // Another thread's call has failed, and asks the others why.
     if (!backend) throw std::runtime_error("the group has failed");
     start(*backend, *transfers);
     return Work(std::make_unique<Pending>(*this, call, transfers));
@@ -276,7 +287,7 @@ void C10dCollectives::drop_backend() {
     std::swap(dropped, backend_);
     std::swap(under_way, under_way_);
   }
-  // What is under way holds the connections too.
+  // Transfers under way hold the connections too.
   bool is_in_use = false;
   for (const std::weak_ptr<Transfers>& other : under_way) {
     const std::shared_ptr<Transfers> transfers = other.lock();
@@ -285,10 +296,10 @@ void C10dCollectives::drop_backend() {
     is_in_use = is_in_use || transfers->is_in_collective();
   }
   if (!dropped || !is_in_use) return;
-  // Only the backend itself can end its collective. Until it has, its destructor may wait for it.
+  // Only the backend itself can end its collective. Its destructor may wait for the collective until then.
   try {
     dropped->abort();
-  } catch (const std::exception&) {  // it cannot, and whoever aborts this group ends the process (CallWatch)
+  } catch (const std::exception&) {  // it cannot, and the caller that aborts this group ends the process (CallWatch)
   }
   const MutexLock lock(mutex_);
   left_in_use_ = std::move(dropped);
@@ -321,8 +332,8 @@ void C10dCollectives::abort(const absl::Status& reason) {
 
 // --- Moving bytes ---
 
-/// Of messages of a call: those of calls that differ in anything never meet, so their ranks wait until the time limit, and say
-/// what they were doing.
+/// Returns the tag of a call's messages. Messages of calls that differ in anything never match, so their ranks wait
+/// until the time limit, and then say what they were doing.
 int tag_of(const CallSignature& call) { return static_cast<int>(digest_of(call) >> 34) * 2; }
 int gather_tag_of(const CallSignature& call) { return tag_of(call) + 1; }
 
@@ -351,13 +362,14 @@ Work C10dCollectives::start_exchange(const CallSignature& call, const void* inpu
   });
 }
 
-/// Whether a gather's elements are others on the wire. Those that are no floating point are sent as they are.
+/// Whether a gather sends other elements than it has. Elements that are not floating point are sent unchanged.
 bool C10dCollectives::has_form(const GatherOptions& options, std::size_t bytes) const {
   if (!is_compressed(options.form, options.dtype, bytes / size_of(options.dtype))) return false;
   return is_lossy(options.form) ? is_reducible(options.dtype) : means_ == Transfers::Means::kMessages;
 }
 
-// Piece by piece: while one is on the wire, the next is packed or rounded, and memory for two of them is all that it takes.
+// Gathers piece by piece. While one piece is on the wire, the next is packed or rounded, so memory for two pieces
+// suffices.
 absl::Status C10dCollectives::gather_in_form(const CallSignature& call, const GatherOptions& options,
                                              const std::byte* shard, std::byte* full, std::size_t numel) {
   const std::size_t ranks = size(), element = size_of(options.dtype), bytes = numel * element;
@@ -422,7 +434,7 @@ Work C10dCollectives::barrier(std::string_view label) {
 
 std::byte* C10dCollectives::staging(std::size_t bytes) {
   if (staging_.size() < bytes) {
-    staging_ = {};  // or both would be there for a moment
+    staging_ = {};  // frees the old memory first, so that both are never there
     staging_.resize(bytes);
   }
   return staging_.data();
@@ -470,14 +482,14 @@ Work C10dCollectives::do_all_reduce(std::string_view label, void* input, DType d
                                       : reduce_large(call, from, output, numel, visitor, options));
 }
 
-// Piece by piece of every rank's part: exchange, then add. The next piece is on the wire meanwhile.
+// Scatters piece by piece of every rank's part: exchanges, then adds, while the next piece is on the wire.
 absl::Status C10dCollectives::scatter(const CallSignature& call, const std::byte* input, float* output,
                                       std::size_t numel, SumVisitor* visitor, const ReduceOptions& options) {
   const WireForm form = options.contributions;
   const std::size_t ranks = size(), element = size_of(call.dtype);
   const std::size_t most = piece_numel(numel, element * ranks, 1),
                     most_bytes = wire_bytes(form, call.dtype, most) * ranks;
-  // Collectives want the parts one behind the other, and so they are where there is one piece.
+  // Collectives need contiguous parts, and they are contiguous if there is one piece.
   const bool is_sent_in_place = !is_lossy(form) && (means_ == Transfers::Means::kMessages || most == numel);
   std::byte* const received = staging((is_sent_in_place ? 2 : 4) * most_bytes);
   std::byte* const sent = received + 2 * most_bytes;
@@ -510,7 +522,7 @@ absl::Status C10dCollectives::scatter(const CallSignature& call, const std::byte
   return absl::OkStatus();
 }
 
-// What reduce_large returns, from all contributions: this rank makes every sum.
+// Returns what reduce_large returns, from all contributions: this rank makes every sum.
 absl::Status C10dCollectives::reduce_small(const CallSignature& call, const std::byte* input, float* output,
                                            std::size_t numel, SumVisitor* visitor, const ReduceOptions& options,
                                            Algorithm algorithm) {
@@ -540,9 +552,9 @@ absl::Status C10dCollectives::reduce_small(const CallSignature& call, const std:
   return absl::OkStatus();
 }
 
-// Piece by piece, each in equal parts (of the last piece, some may be padding): exchange, add this rank's part, gather. While a sum
-// is made and gathered, the next piece is exchanged. The order of calls is the same on all ranks. Parts of compressed pieces are
-// whole blocks of the codec, so that blocks begin where they do in `scatter`.
+// Reduces piece by piece, each in equal parts (some of the last piece may be padding): exchanges, adds this rank's
+// part, gathers. While a sum is made and gathered, the next piece is exchanged. The order of calls is the same on all
+// ranks. Parts of compressed pieces are whole blocks of the codec, so that blocks begin where they do in `scatter`.
 absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std::byte* input, float* output,
                                            std::size_t numel, SumVisitor* visitor, const ReduceOptions& options) {
   const WireForm form = options.contributions, sums_form = options.sums;
@@ -551,8 +563,8 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
   const auto numel_of = [&](std::size_t first) { return std::min(most, numel - first); };
   const auto part_of = [&](std::size_t count) { return (count + ranks * unit - 1) / (ranks * unit) * unit; };
   const std::size_t most_part = part_of(most);
-  // Of each turn: what comes from the others, what goes to them, and this rank's sums. Where sums are compressed, those of all ranks.
-  // Of a piece that does not divide evenly: a padded copy.
+  // The memory of each turn: what comes from the others, what goes to them, and this rank's sums; also all ranks' sums
+  // if sums are compressed. There is one padded copy, for a piece that does not divide evenly.
   const std::size_t received_bytes = wire_bytes(form, call.dtype, most_part) * ranks;
   const std::size_t sent_bytes = is_lossy(form) ? received_bytes : 0;
   const std::size_t sums_bytes = most_part * sizeof(float);
@@ -586,7 +598,7 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
     exchanges[turn] =
         start_exchange(call, from, bytes, received + turn * received_bytes, bytes, packed_as(form, call.dtype));
   };
-  // Of the piece at `first`, the elements that the rank sums.
+  // First of the elements that rank q sums of the piece at `first`.
   const auto begin_of = [&](std::size_t first, std::size_t q) {
     return std::min(q * part_of(numel_of(first)), numel_of(first));
   };
@@ -608,8 +620,8 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
     const std::size_t turn = first / most % 2, part = part_of(numel_of(first));
     const bool is_padded = part * ranks != numel_of(first);
     TESSERA_RETURN_IF_ERROR(exchanges[turn].wait());
-    if (first >= 2 * most) TESSERA_RETURN_IF_ERROR(end_gather(first - 2 * most));  // its sums lie here
-    // Sums that are sent as they are have their place at once, but where a part is padded.
+    if (first >= 2 * most) TESSERA_RETURN_IF_ERROR(end_gather(first - 2 * most));  // its sums lie in this memory
+    // Sums that are sent unchanged are made in their place, unless a part is padded.
     const bool is_in_place = !is_lossy(sums_form) && !is_padded && means_ == Transfers::Means::kMessages;
     float* const own = is_in_place ? output + first + begin_of(first, static_cast<std::size_t>(rank()))
                                    : reinterpret_cast<float*>(sums + turn * sums_bytes);
@@ -645,7 +657,8 @@ absl::Status C10dCollectives::make_rounds(const CallSignature& call, const Round
       .wait();
 }
 
-// Piece by piece of every rank's part: what is sent lies one slice behind the other, in the order of the rounds.
+// Scatters piece by piece of every rank's part. The contributions lie one slice behind the other, in the order of the
+// rounds.
 absl::Status C10dCollectives::scatter_in_rounds(const CallSignature& call, const std::byte* input, float* output,
                                                 std::size_t numel, SumVisitor* visitor) {
   const std::size_t ranks = size(), element = size_of(call.dtype), own = static_cast<std::size_t>(rank());
@@ -658,7 +671,7 @@ absl::Status C10dCollectives::scatter_in_rounds(const CallSignature& call, const
     for (std::size_t place = 0; place <= ranks; ++place) buffers.begins[place] = place * count;
   };
   cut(most);
-  const std::size_t packed_bytes = (ranks * most * element + 15) / 16 * 16;  // partial sums are received behind it
+  const std::size_t packed_bytes = (ranks * most * element + 15) / 16 * 16;  // partial sums are received behind this
   const std::size_t sums_bytes = call.dtype == DType::kF32 ? 0 : ranks * most * sizeof(float);
   buffers.results = staging(sums_bytes + packed_bytes + received_bytes(rounds, buffers));
   std::byte* const packed = buffers.results + sums_bytes;
@@ -678,13 +691,13 @@ absl::Status C10dCollectives::scatter_in_rounds(const CallSignature& call, const
   return absl::OkStatus();
 }
 
-// Piece by piece. Sums and what comes from others have their place at once.
+// Reduces piece by piece. Sums and received data have their final place from the start.
 absl::Status C10dCollectives::reduce_in_rounds(const CallSignature& call, const std::byte* input, float* output,
                                                std::size_t numel, SumVisitor* visitor) {
-  constexpr std::size_t kLine = 16;  // elements: slices begin where lines of fp32 do
+  constexpr std::size_t kLine = 16;  // elements: slices begin where cache lines of fp32 do
   const std::size_t slices = static_cast<std::size_t>(halving_slices(size())), element = size_of(call.dtype);
   const Rounds rounds = halving_all_reduce(rank(), size());
-  const std::size_t most = piece_numel(numel, element, slices);  // whole slices, but for the last piece
+  const std::size_t most = piece_numel(numel, element, slices);  // whole slices, except in the last piece
   RoundBuffers buffers{.begins = {}, .input_dtype = call.dtype};
   const auto cut = [&](std::size_t count) {
     const std::size_t slice = (count + slices * kLine - 1) / (slices * kLine) * kLine;

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// The store was there once, so what fails now is a lost peer: its server.
+/// Runs a request. The store was there once, so a failure means a lost peer: its server.
 template <typename Result, typename Body>
 Result C10dStore::guarded(const char* what, const std::string& key, Body body) const {
   try {

@@ -34,7 +34,7 @@ std::string numeric(const sockaddr* address, socklen_t length) {
   return text.data();
 }
 
-/// One look-up. `error`: the resolver's, 0 if it is found.
+/// One look-up. `error` is the resolver's, 0 if the name was found.
 struct LookUp {
   int error = EAI_AGAIN;
   HostAddress found;
@@ -59,7 +59,7 @@ LookUp look_up(const std::string& host) {
   return result;
 }
 
-/// 0 once connected, else an errno.
+/// Returns 0 once connected, else an errno.
 int try_to_connect(const HostAddress& host, int port, milliseconds limit) {
   sockaddr_storage address = host.address;
   const in_port_t number = htons(static_cast<std::uint16_t>(port));
@@ -91,7 +91,7 @@ absl::StatusOr<HostAddress> resolve_in_time(const std::string& host, Clock::time
                                                "knows it (comm.init_timeout_s is how long it is looked for)");
   };
   for (auto pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
-    // A resolver may take half a minute for a name it does not know; then its thread is left behind.
+    // A resolver may take half a minute for a name that it does not know; its thread is then left behind.
     const auto latest = std::make_shared<LookUp>();
     const auto limit = left_until(deadline);
     if (!ends_in_time([host, latest] { *latest = look_up(host); }, limit))

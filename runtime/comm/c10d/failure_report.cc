@@ -15,9 +15,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kForAllAnswers{1000};
-/// The store's server stays so long for ranks that give up a little later than it.
+/// Time for which the store's server stays for ranks that give up a little later than it does.
 constexpr std::chrono::milliseconds kForLateRanks{3000};
-constexpr std::size_t kMostAnswers = 8, kLongestAnswer = 800;  // in a message
+constexpr std::size_t kMostAnswers = 8, kLongestAnswer = 800;  // answers in a message, and bytes of one
 
 constexpr const char* kHintOfSilence =
     ". [T0433] hint: a rank that does not answer stands still (state T in `ps`: stopped), computes for longer than the "
@@ -35,15 +35,15 @@ bool ends_with(const std::string& text, const std::string& end) {
 
 }  // namespace
 
-/// What the others of a group say; by member.
+/// What the other ranks of a group say, by member.
 struct FailureReport::Answers {
   struct Answer {
-    std::string text;        ///< empty: none
+    std::string text;        ///< "": no answer
     bool has_come = false;   ///< it has begun to connect
-    bool has_ended = false;  ///< its program has, and well
+    bool has_ended = false;  ///< whether its program has ended without an error
   };
   std::vector<Answer> of;
-  bool store_is_gone = false;  ///< and so some did not get a word in
+  bool store_is_gone = false;  ///< true: some ranks could not be asked
 };
 
 struct FailureReport::Shared {
@@ -52,7 +52,7 @@ struct FailureReport::Shared {
 
   Shared(const Group& group, std::shared_ptr<KeyValueStore> store) : group(group), store(std::move(store)) {}
 
-  /// Who serves the store.
+  /// Name of the process that serves the store.
   std::string server() const {
     const auto* const of_c10d = dynamic_cast<const C10dStore*>(store.get());
     return of_c10d ? of_c10d->server() : "rank 0";
@@ -63,7 +63,7 @@ struct FailureReport::Shared {
 
   std::string heard_key(int member) const { return "heard/" + group.key() + "/" + std::to_string(member); }
 
-  /// The store must not go before the others have read it.
+  /// Waits until the others have read the store, since the store ends with its server.
   void let_others_hear(const Answers& answers) const {
     store->set(heard_key(group.rank), "").IgnoreError();
     if (group.world_rank(group.rank) != 0 || server() != "rank 0") return;
@@ -75,7 +75,7 @@ struct FailureReport::Shared {
     }
   }
 
-  // Whatever the store says to this: it may be gone with the rank that failed.
+  // Publishes a failure. The store's answer does not matter: it may be gone with the rank that failed.
   void publish(const std::string& text) const {
     if (auto published = store->has(key(group.rank)); published.ok() && !*published) {
       store->set(key(group.rank), text).IgnoreError();
@@ -94,10 +94,10 @@ struct FailureReport::Shared {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now());
     TESSERA_ASSIGN_OR_RETURN(answer.has_ended, store->has(key_of_ended_rank(group.world_rank(q))));
     if (answer.has_ended) return absl::OkStatus();
-    // Without an answer: it is late, or the store has gone, as the next question shows.
+    // No answer means that it is late, or that the store has gone, which the next question shows.
     if (const auto text = store->get(key(q), std::max(left, std::chrono::milliseconds(0))); text.ok())
       answer.text = *text;
-    TESSERA_ASSIGN_OR_RETURN(answer.has_come, store->has(arrival_key(q)));  // it may have come meanwhile
+    TESSERA_ASSIGN_OR_RETURN(answer.has_come, store->has(arrival_key(q)));  // it may have arrived meanwhile
     return absl::OkStatus();
   }
 };

@@ -21,7 +21,7 @@ std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
 }
 
-/// Gloo keeps its listening sockets to itself.
+/// Finds Gloo's listening sockets, which Gloo does not show.
 class NewListeners {
  public:
   void watch() {

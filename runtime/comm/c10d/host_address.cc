@@ -22,7 +22,7 @@ absl::Status address_error(const std::string& host, const std::string& why) {
                                            ". [T0438] hint: set GLOO_SOCKET_IFNAME to the network interface to use");
 }
 
-// A connected UDP socket knows the address it would send from.
+// Returns the address that this host would send from, which a connected UDP socket knows.
 absl::StatusOr<std::string> source_address(HostAddress destination, const std::string& host) {
   const in_port_t any = htons(9);  // a port that nothing is sent to
   if (destination.is_ipv6()) {

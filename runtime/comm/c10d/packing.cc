@@ -13,7 +13,7 @@ namespace tessera {
 namespace {
 
 struct Head {
-  std::uint64_t bytes = 0;  ///< of the message, this one's included
+  std::uint64_t bytes = 0;  ///< bytes of the message, this field included
 };
 
 }  // namespace
@@ -27,7 +27,7 @@ PackBuffer PackBuffers::take(std::size_t bytes) {
       free_.erase(found);
       return buffer;
     }
-    if (!free_.empty()) free_.pop_back();  // a larger one takes its place
+    if (!free_.empty()) free_.pop_back();  // a larger buffer takes its place
   }
   return PackBuffer(*this, {std::make_unique_for_overwrite<std::byte[]>(bytes), bytes});
 }

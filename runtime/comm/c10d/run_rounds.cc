@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kWidened = 1024;  // elements: they stay in the first-level cache
+constexpr std::size_t kWidened = 1024;  // elements, few enough to stay in the first-level cache
 
 /// The elements of one message.
 struct Part {
@@ -32,7 +32,7 @@ void add(const std::byte* own, const std::byte* received, bool is_received_left,
   pairwise_sum(sources, dtype, sums, numel);
 }
 
-/// Adds a contribution onto sums, where they differ in dtype.
+/// Adds a contribution to sums of another dtype.
 void add_widened(float* sums, const std::byte* received, bool is_received_left, DType dtype, std::size_t numel) {
   std::array<float, kWidened> wide;
   for (std::size_t begin = 0; begin < numel; begin += kWidened) {

@@ -27,11 +27,11 @@
 namespace tessera {
 namespace {
 
-constexpr int kMostGap = 256;  // numbers without a descriptor, behind which none is looked for
+constexpr int kMostGap = 256;  // numbers without a descriptor after which the search ends
 constexpr std::chrono::microseconds kTimeToAccept{200}, kLongPause{100'000};
 constexpr int kMostInARow = 10'000;
 
-/// Calls `look(fd)` for each descriptor of this process. By number: /proc would take a descriptor.
+/// Calls `look(fd)` for each descriptor of this process, number by number, since reading /proc would take a descriptor.
 template <class Look>
 void for_each_descriptor(const Look& look) {
   for (int fd = 0, gap = 0; gap < kMostGap; ++fd) {
@@ -46,7 +46,7 @@ bool is_listening(int fd) {
   return ::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) == 0 && listens != 0;
 }
 
-/// The local port of a TCP socket; 0 for anything else.
+/// Returns the local port of a TCP socket; 0 for anything else.
 int port_of(int fd) {
   sockaddr_storage address{};
   socklen_t length = sizeof address;
@@ -56,7 +56,7 @@ int port_of(int fd) {
   return 0;
 }
 
-/// A connection over which nothing has come yet.
+/// Whether nothing has come over a connection yet.
 bool has_sent_nothing(int fd) {
   tcp_info info{};
   socklen_t size = sizeof info;
@@ -74,7 +74,7 @@ std::size_t most_unproven() {
 
 class Watch {
  public:
-  /// One for the process, whose descriptors it looks after; never destroyed, since its thread uses it to the end.
+  /// The watch of this process. It is never destroyed, since its thread uses it to the end.
   static Watch& of_process() {
     static Watch* const watch = new Watch;
     return *watch;
@@ -87,12 +87,12 @@ class Watch {
     ports_.insert(port_of(listener));
     epoll_event event{};
     event.events = EPOLLIN;
-    // A set of epoll's does not keep a socket open: it goes from the set when its owner closes it.
+    // epoll does not keep a socket open: the socket leaves the set when its owner closes it.
     ::epoll_ctl(epoll_, EPOLL_CTL_ADD, listener, &event);
   }
 
  private:
-  /// A fork takes no threads along.
+  /// False in a forked process, which has no threads of its parent.
   bool is_running_in_this_process() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return process_ == ::getpid(); }
 
   void start() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -114,21 +114,22 @@ class Watch {
       const int ready = ::epoll_wait(epoll, &event, 1, 0);
       if (ready == 0) in_a_row = 0;
       if ((ready == 0 ? ::epoll_wait(epoll, &event, 1, -1) : ready) < 0 && errno != EINTR) return;
-      // A connection that nobody accepts (the copy of a socket that a forked process keeps) is no reason to be busy.
+      // A connection that nobody accepts (on a forked process's copy of a socket) is no reason to be busy.
       std::this_thread::sleep_for(in_a_row < kMostInARow ? kTimeToAccept : kLongPause);
       const MutexLock lock(mutex_);
       in_a_row = shut_down_oldest() ? 0 : in_a_row + 1;
     }
   }
 
-  /// As the number of the next descriptor says, since the lowest that is free is taken: two calls, whatever there is.
+  /// Whether few descriptors are open. The next descriptor's number tells, since the lowest free one is taken: two
+  /// system calls, however many are open.
   static bool are_few_open(std::size_t most) {
     const int next = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
     if (next >= 0) ::close(next);
     return next >= 0 && static_cast<std::size_t>(next) < most;
   }
 
-  /// False where so few are open that there is nothing to look for.
+  /// Returns false if so few are open that there is nothing to look for.
   bool shut_down_oldest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const std::size_t most = most_unproven();
     if (are_few_open(most)) return false;
@@ -167,7 +168,8 @@ class Watch {
     return true;
   }
 
-  /// The number may be another file's by now, so a copy is looked at; where no copy can be had, there is no time to lose.
+  /// Shuts a connection down. Its number may be another file's by now, so a copy is checked; if no copy can be had,
+  /// there is no time to lose.
   static void shut_down(int fd, ino_t socket) {
     const int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
     struct stat info {};
@@ -179,8 +181,9 @@ class Watch {
   Mutex mutex_;
   pid_t process_ ABSL_GUARDED_BY(mutex_) = -1;
   int epoll_ ABSL_GUARDED_BY(mutex_) = -1;
-  std::set<int> ports_ ABSL_GUARDED_BY(mutex_);                   ///< of the sockets that are watched
-  std::map<ino_t, std::uint64_t> order_ ABSL_GUARDED_BY(mutex_);  ///< in which idle connections were seen first
+  std::set<int> ports_ ABSL_GUARDED_BY(mutex_);  ///< ports of the watched sockets
+  /// order in which idle connections were first seen, by socket
+  std::map<ino_t, std::uint64_t> order_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t next_order_ ABSL_GUARDED_BY(mutex_) = 0;
   bool has_warned_ ABSL_GUARDED_BY(mutex_) = false;
 };

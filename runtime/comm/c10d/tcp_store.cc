@@ -26,16 +26,21 @@
 #include "runtime/comm/c10d/strangers.h"
 #include "runtime/comm/in_time.h"
 
+// Joins the job's store in three stages, on a thread of its own, because c10d may wait for ever: find the address and
+// wait for the listener (or bind it, on rank 0), connect, and call the roll. The roll call checks that each rank is
+// claimed once and waits until all have come. If a stage does not end in time, the error says which one, and names the
+// missing ranks.
+
 namespace tessera {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kMostAskedFor = 1024;  // ranks that an error looks for one by one
-/// Beyond the limit, for a rank that missed others to find out which, and to tell (RollCall).
+constexpr int kMostAskedFor = 1024;  // ranks for which an error looks one by one
+/// Time beyond the limit in which a rank that missed others finds out which ones, and tells them (RollCall).
 constexpr std::chrono::milliseconds kTimeToReport{2500};
 
-/// How far a rank has come in joining the store; what it waits for if it comes no further.
+/// How far a rank has come in joining the store. It names what the rank waits for if it comes no further.
 enum class Stage { kFind, kConnect, kMeet };
 
 std::string endpoint(const Topology& topology) {
@@ -59,8 +64,8 @@ absl::Status port_error(const Topology& topology, int error) {
                                : ". [T0441] hint: choose another MASTER_PORT"));
 }
 
-// Bound here rather than by c10d, which always listens on all interfaces. For IPv6 addresses of several hosts, the
-// socket takes IPv4 too.
+// Returns a listening socket. It is bound here because c10d always listens on all interfaces. A socket for IPv6
+// addresses of several hosts takes IPv4 too.
 absl::StatusOr<int> bound_socket(const Topology& topology, bool ipv6, bool loopback_only) {
   const int fd = socket(ipv6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return port_error(topology, errno);
@@ -104,7 +109,8 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> connect(const Topology& topology
   options.isServer = topology.rank == 0 && !topology.agent_store;
   options.waitWorkers = false;
   if (options.isServer) {
-    const bool loopback_only = is_loopback(topology.master_addr);  // no other host can mean this one by it
+    // no other host can mean this one by a loopback address
+    const bool loopback_only = is_loopback(topology.master_addr);
     TESSERA_ASSIGN_OR_RETURN(const int fd, bound_socket(topology, known->is_ipv6(), loopback_only));
     watch_for_strangers(fd);
     options.masterListenFd = fd;
@@ -112,7 +118,7 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> connect(const Topology& topology
     return no_store(topology, init_timeout_s, message_of(there));
   }
   stage = Stage::kConnect;
-  // Time of its own for what is left to do, so that a listener that came late is not refused.
+  // The remaining work has at least a second of its own, so that a listener that came late is not refused.
   options.timeout = std::max(std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()),
                              std::chrono::milliseconds(1000));
   try {
@@ -170,7 +176,7 @@ class RollCall {
                           "MASTER_ADDR and MASTER_PORT, and look why their hosts did not (they have met nobody)");
   }
 
-  // The store ends with the rank that serves it, so that rank lets the others look first.
+  // Waits a moment if this rank serves the store, which ends with it, so that the others can look first.
   absl::Status linger(std::int64_t present) {
     TESSERA_RETURN_IF_ERROR(store_.add("told", 1).status());
     for (const auto end = Clock::now() + std::chrono::seconds(1); topology_.rank == 0 && Clock::now() < end;) {
@@ -186,7 +192,8 @@ class RollCall {
   const Clock::time_point deadline_;
 };
 
-// A store that rank 0 serves belongs to one job; torchrun's agent may serve several in turn.
+// Checks that the store is this job's. A store that rank 0 serves belongs to one job; torchrun's agent may serve
+// several in turn.
 absl::Status check_owner(const Topology& topology, C10dStore& store, std::chrono::milliseconds timeout) {
   if (topology.agent_store) return absl::OkStatus();
   const std::string mine = "run '" + topology.run_id + "' of " + std::to_string(topology.world_size) + " ranks";
@@ -235,8 +242,8 @@ absl::Status silence(const Topology& topology, double init_timeout_s, Stage stag
 
 absl::StatusOr<std::shared_ptr<C10dStore>> tcp_store(const Topology& topology, double init_timeout_s) {
   turn_pipe_signal_into_error();
-  // c10d waits without end for what a listener that took a connection does not say. So a thread of its own does all of it, and is left
-  // behind where it comes to no end; then this process has nothing more to do than to say so.
+  // c10d waits without end if a listener took a connection and then says nothing. A thread of its own therefore does
+  // all of it, and is left behind if it does not end; this process then has nothing more to do than to report that.
   struct Joining {
     std::atomic<Stage> stage = Stage::kFind;
     absl::StatusOr<std::shared_ptr<C10dStore>> result;

@@ -93,7 +93,7 @@ void Transfers::receive(c10d::Backend& backend, int tag, int from, void* data, s
   add_message(backend.recv(part, from, tag));
 }
 
-// Each rank begins with the one after it, so that not all send to the same one at first.
+// Each rank begins with the rank after it, so that not all send to the same one at first.
 void Transfers::send_and_receive(c10d::Backend& backend, int tag, const Places& places, std::size_t bytes,
                                  std::optional<DType> numbers) {
   const int rank = backend.getRank(), size = backend.getSize();
@@ -149,7 +149,7 @@ void Transfers::wait() {
       message = messages_[i];
     }
     const auto left = deadline_ - std::chrono::steady_clock::now();
-    // 0 would be no limit.
+    // A limit of 0 would mean no limit.
     const auto limit =
         std::max(std::chrono::duration_cast<std::chrono::milliseconds>(left), std::chrono::milliseconds(1));
     if (!message->wait(limit)) throw std::runtime_error(kAborted);

@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-/// Who sees which sums when they are waited for.
+/// Which visitor sees which sums when they are waited for.
 struct Sums {
   SumVisitor* visitor = nullptr;
   const float* values = nullptr;
@@ -74,7 +74,7 @@ class BackgroundCollectives final : public Collectives {
 
  private:
   class Started;
-  /// On the thread nothing waits later.
+  /// Makes options for a call on the thread, where nothing waits later.
   static ReduceOptions at_once(ReduceOptions options) {
     options.waits = Waits::kAtOnce;
     return options;
@@ -87,8 +87,8 @@ class BackgroundCollectives final : public Collectives {
 
   const std::shared_ptr<Collectives> group_;
   const bool gathers_;
-  absl::Status failure_;  // the thread's: the first one is that of all that follow
-  CallThread thread_;     // last: what runs on it needs the others
+  absl::Status failure_;  // used by the thread: the first failure is that of all later calls
+  CallThread thread_;     // last member: its calls need the others
 };
 
 class BackgroundCollectives::Started final : public Work::State {

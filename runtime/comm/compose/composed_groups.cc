@@ -98,7 +98,7 @@ class DeviceGroupFactory : public ComposedGroupFactory {
   const DeviceGroups groups_;
 };
 
-// Groups are joined by one transport wherever their ranks are: as if all were on one host.
+// Returns defaults that treat all ranks as one host, so that one transport joins all groups, wherever their ranks are.
 GroupDefaults as_one_host(GroupDefaults defaults) {
   defaults.ranks_per_host = defaults.world_size;
   return defaults;

@@ -72,7 +72,7 @@ class HierarchicalCollectives : public Collectives {
   }
 
  private:
-  /// Of the part that goes across. Calls are over when they return.
+  /// Options of the part that goes across hosts. Its calls are over when they return.
   static ReduceOptions on_wire(ReduceOptions options) {
     options.waits = Waits::kAtOnce;
     return options;
@@ -96,13 +96,14 @@ class HierarchicalCollectives : public Collectives {
   std::unique_ptr<CommBuffer> scratch_;
 };
 
-// A failure in one half would leave the peers of the other waiting.
+// Ends both halves if one fails; the peers of the other half would wait otherwise.
 absl::Status HierarchicalCollectives::ended(absl::Status status) {
   if (!status.ok()) abort(status);
   return status;
 }
 
-// The same size on every rank of a host at the same call, so it is collective as allocate() demands.
+// Returns scratch memory. Its size is the same on every rank of a host at the same call, so it is collective as
+// allocate() requires.
 absl::StatusOr<std::byte*> HierarchicalCollectives::scratch(std::size_t bytes) {
   if (!scratch_ || scratch_->bytes() < bytes) {
     scratch_.reset();
@@ -111,7 +112,7 @@ absl::StatusOr<std::byte*> HierarchicalCollectives::scratch(std::size_t bytes) {
   return scratch_->data();
 }
 
-// Across: the shards at this place. Inside: for each host, its part of the whole.
+// Gathers across hosts the shards at this place, then inside the host each host's part of the whole.
 absl::Status HierarchicalCollectives::gather(std::string_view label, const void* shard, std::byte* full,
                                              std::size_t bytes, const GatherOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(std::byte * shards, scratch(hosts_ * bytes));
@@ -122,7 +123,7 @@ absl::Status HierarchicalCollectives::gather(std::string_view label, const void*
   return absl::OkStatus();
 }
 
-// Inside: for each host, the slice of its rank at this place, summed over our host. Across: those sums.
+// Reduces inside the host, for each host, the slice of its rank at this place; then reduces those sums across hosts.
 absl::Status HierarchicalCollectives::scatter(std::string_view label, std::byte* input, DType dtype, float* output,
                                               std::size_t numel, SumVisitor* visitor, const ReduceOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(std::byte * memory, scratch(hosts_ * numel * sizeof(float)));
@@ -134,8 +135,8 @@ absl::Status HierarchicalCollectives::scatter(std::string_view label, std::byte*
   return across_->reduce_scatter(label, sums, DType::kF32, output, numel, visitor, options).wait();
 }
 
-// Every rank sums one of L equal parts over its host, then over the hosts; the fewer than L elements left go
-// whole, and are never compressed.
+// Reduces: every rank sums one of L equal parts over its host, then over the hosts. The fewer than L elements that are
+// left go whole, and are never compressed.
 absl::Status HierarchicalCollectives::reduce(std::string_view label, std::byte* input, DType dtype, float* output,
                                              std::size_t numel, const ReduceOptions& options) {
   const std::size_t part = numel / places_, done = part * places_;
@@ -167,7 +168,8 @@ absl::Status HierarchicalCollectives::spread(std::string_view label, void* data,
   return inside_->broadcast(label, data, bytes, root % places_).wait();
 }
 
-// Inside: for each host, what our host's ranks send to its rank at this place. Across: hand them over.
+// Exchanges inside the host, for each host, what this host's ranks send to its rank at this place; then hands it over
+// across hosts.
 absl::Status HierarchicalCollectives::exchange(std::string_view label, const std::byte* input, void* output,
                                                std::size_t bytes) {
   const std::size_t host_bytes = places_ * bytes;
@@ -178,7 +180,8 @@ absl::Status HierarchicalCollectives::exchange(std::string_view label, const std
   return across_->all_to_all(label, parcels, output, host_bytes).wait();
 }
 
-// After the first, all of this host are here; after the second, all at this place; the third joins the two.
+// Makes a barrier of three: after the first, all ranks of this host are here; after the second, all ranks at this
+// place; the third joins the two.
 absl::Status HierarchicalCollectives::meet(std::string_view label) {
   TESSERA_RETURN_IF_ERROR(inside_->barrier(label).wait());
   TESSERA_RETURN_IF_ERROR(across_->barrier(label).wait());

@@ -11,6 +11,12 @@
 #include "runtime/comm/call.h"
 #include "runtime/comm/sum/visited_sum.h"
 
+// Collectives of ranks whose GPUs can read each other's memory. A call has two halves. `start` records this rank's
+// `ready` event on the compute queue, exchanges an Offer (call and place of the input) over `host_`, which is a barrier
+// of the hosts, and queues the work on the side queue behind all peers' `ready` events, then records `done`. `finish`,
+// at the wait, makes another barrier of the hosts and lets the compute queue wait for all `done` events. Events live in
+// a ring of kRing calls.
+
 namespace tessera {
 namespace {
 
@@ -42,19 +48,21 @@ class CudaHostCollectives : public Collectives {
   CudaHostCollectives(const Group& group, std::shared_ptr<Collectives> host, std::unique_ptr<PeerDevice> device)
       : group_(group), host_(std::move(host)), device_(std::move(device)) {}
 
-  /// Events and memory go when no peer may use them any more: after all devices have come to the end of their queues.
+  /// Frees events and memory when no peer may use them any more: after all devices have come to the end of their
+  /// queues.
   ~CudaHostCollectives() override {
     const bool all_is_well = !failed_ && ring_.size() == kRing && std::uncaught_exceptions() == exceptions_at_start_;
     if (all_is_well && device_->drain().ok() && host_->barrier("end").wait().ok()) return;
     device_->abandon();
     for (Events& events : ring_) {
       for (auto* list : {&events.ready, &events.done}) {
-        for (auto& event : *list) event.release();  // NOLINT: left behind, as what waits for it may be
+        // NOLINT: left unfreed, since the work that waits for it may remain too
+        for (auto& event : *list) event.release();
       }
     }
   }
 
-  /// Makes the events and opens those of the others.
+  /// Makes this rank's events and opens the others'.
   absl::Status set_up();
 
   int rank() const override { return group_.rank; }
@@ -83,17 +91,17 @@ class CudaHostCollectives : public Collectives {
                      SumVisitor* visitor, const ReduceOptions&) override;
 
  private:
-  /// Calls that may be under way. An event is recorded again so many calls later.
+  /// Number of calls that may be under way. An event is recorded again that many calls later.
   static constexpr std::uint64_t kRing = 32;
   static_assert(kRing >= 2 * kMostUnderWay);
 
   /// The inputs of all ranks, at the addresses where this rank reads them.
   using Inputs = std::vector<const std::byte*>;
-  /// Queues what this rank does once all inputs are there.
+  /// Queues this rank's work once all inputs are ready.
   using Enqueue = std::function<absl::Status(const Inputs&)>;
   class Pending;
   struct Events {
-    std::vector<std::unique_ptr<PeerDevice::Event>> ready, done;  ///< by rank
+    std::vector<std::unique_ptr<PeerDevice::Event>> ready, done;  ///< one for each rank
   };
 
   Work start(const CallSignature& call, const void* input, const Enqueue& enqueue,
@@ -104,7 +112,7 @@ class CudaHostCollectives : public Collectives {
   absl::Status fail(const CallSignature& call, const absl::Status& why);
   struct Scratch {
     std::shared_ptr<std::byte> memory;
-    std::size_t bytes = 0;  ///< of it, which may be more than was asked for
+    std::size_t bytes = 0;  ///< size of `memory`, which may be more than was asked for
   };
   absl::StatusOr<Scratch> take_scratch(std::size_t bytes);
   absl::Status copy(void* to, const void* from, std::size_t bytes) {
@@ -119,7 +127,7 @@ class CudaHostCollectives : public Collectives {
   std::uint64_t sequence_ = 0;
   std::vector<Events> ring_;
   std::vector<Offer> offers_;
-  std::vector<Scratch> spare_;  ///< of all-reduces in place
+  std::vector<Scratch> spare_;  ///< scratch for all-reduces in place
 };
 
 class CudaHostCollectives::Pending : public Work::State {
@@ -195,7 +203,7 @@ absl::Status CudaHostCollectives::try_start(CallSignature call, const void* inpu
   return queued.ok() ? queued : fail(call, queued);
 }
 
-/// Every rank has recorded `ready` before it comes here, so all may be waited for afterwards.
+/// Every rank has recorded `ready` before it comes here, so all of these events may be waited for afterwards.
 absl::Status CudaHostCollectives::exchange(const CallSignature& call, const void* input, Inputs& inputs) {
   Offer own;
   own.call = call;
@@ -289,7 +297,7 @@ Work CudaHostCollectives::do_reduce_scatter(std::string_view label, void* input,
   });
 }
 
-/// The smallest that fits.
+/// Takes the smallest scratch that fits.
 absl::StatusOr<CudaHostCollectives::Scratch> CudaHostCollectives::take_scratch(std::size_t bytes) {
   auto best = spare_.end();
   for (auto it = spare_.begin(); it != spare_.end(); ++it) {
@@ -304,7 +312,7 @@ absl::StatusOr<CudaHostCollectives::Scratch> CudaHostCollectives::take_scratch(s
   return scratch;
 }
 
-/// In place, no rank may write before all have read: the sum waits in scratch until then.
+/// No rank may write in place before all have read, so the sum waits in scratch until then.
 Work CudaHostCollectives::do_all_reduce(std::string_view label, void* input, DType dtype, float* output,
                                         std::size_t numel, SumVisitor* visitor, const ReduceOptions&) {
   const CallSignature call = make_signature(Operation::kAllReduce, label, dtype, numel);

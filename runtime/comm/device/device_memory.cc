@@ -22,7 +22,7 @@ absl::StatusOr<std::unique_ptr<CommBuffer>> DeviceBuffer::allocate(std::size_t b
 }
 
 at::Tensor tensor_on(c10::Device device, const void* data, std::size_t numel, at::ScalarType type) {
-  // Without a target LibTorch asks CUDA whose memory it is, each time.
+  // A given device spares LibTorch asking CUDA each time whose memory it is.
   const auto options = at::TensorOptions().dtype(type).device(device);
   return at::for_blob(const_cast<void*>(data), {static_cast<std::int64_t>(numel)})
       .options(options)

@@ -48,7 +48,7 @@ class QueuedCollectives : public Collectives {
     for (const std::function<void()>& end : {queued_.release_memory, {[this] { queued_.backend->shutdown(); }}}) {
       try {
         end();
-      } catch (const std::exception& error) {  // the group is over either way
+      } catch (const std::exception& error) {  // the group is over in any case
         log_warning(group_.self() + ": " + transport() + ": " + text_of_c10_exception(error));
       }
     }
@@ -96,7 +96,7 @@ class QueuedCollectives : public Collectives {
   const int exceptions_at_start_ = std::uncaught_exceptions();
   std::uint64_t sequence_ = 0;
   Mutex failing_;                   // one failure is reported at a time
-  std::optional<WorkWatch> watch_;  // last: its thread uses the others
+  std::optional<WorkWatch> watch_;  // last member: its thread uses the others
 };
 
 class QueuedCollectives::Pending : public Work::State {
@@ -105,7 +105,7 @@ class QueuedCollectives::Pending : public Work::State {
       : owner_(owner), call_(call), work_(std::move(work)), finish_(std::move(finish)) {}
 
   absl::Status wait() override try {
-    // Asked first: a wait for a failed call would abort the backend before anybody knows why.
+    // This comes first: a wait for a failed call would abort the backend before anybody knows why it failed.
     if (const std::exception_ptr failure = work_->exception()) std::rethrow_exception(failure);
     work_->wait();
     if (finish_) finish_();
@@ -145,7 +145,7 @@ Work QueuedCollectives::start(Operation operation, std::string_view label, DType
 
 // --- Failure ---
 
-/// Runs on the thread that found the failure.
+/// Reports a failure. It runs on the thread that found it.
 absl::Status QueuedCollectives::fail(const CallSignature& call, const std::string& why) {
   const MutexLock one_at_a_time(failing_);
   if (absl::Status failed = status(); !failed.ok()) return failed;
@@ -153,7 +153,7 @@ absl::Status QueuedCollectives::fail(const CallSignature& call, const std::strin
   const std::string recorded = record();
   const absl::Status failure =
       report_->explain(call, transport() + ": " + why + (recorded.empty() ? "" : "; " + recorded));
-  log_error(message_of(failure));  // here too: who waits for the device may never ask
+  log_error(message_of(failure));  // logged here too, since a program that waits for the device may never ask
   queued_.groups->end(failure);
   return status();
 }

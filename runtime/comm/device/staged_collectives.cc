@@ -38,7 +38,7 @@ class StagedCollectives : public Collectives {
     const at::Tensor from = up(input, bytes_per_rank * count()), to = room(bytes_per_rank * count());
     return down(group_->all_to_all(label, from.data_ptr(), to.data_ptr(), bytes_per_rank).wait(), to, output);
   }
-  /// Here the host waits, too.
+  /// Makes a barrier for which the host waits too.
   Work barrier(std::string_view label) override {
     const absl::Status met = group_->barrier(label).wait();
     std::byte unused;
@@ -70,7 +70,8 @@ class StagedCollectives : public Collectives {
   static Work refuse(std::string_view label) {
     return Work(make_error(ExitCode::kInternal, std::string(label) + ": staged collectives make no sums"));
   }
-  /// Nothing has to be copied to the device and back here; a barrier says whether the group has ended.
+  /// Copies for a group of one rank. Nothing has to go to the device and back; a barrier says whether the group has
+  /// ended.
   Work alone(const void* from, void* to, std::size_t bytes) {
     absl::Status met = group_->barrier("alone").wait();
     if (met.ok() && from != to && bytes > 0) std::memmove(to, from, bytes);
@@ -88,7 +89,7 @@ class StagedCollectives : public Collectives {
   Work down(const absl::Status& done, const at::Tensor& from, void* to) const {
     if (!done.ok()) return Work(done);
     tensor_on(at::kCPU, to, from.nbytes()).copy_(from);
-    return Work(group_->status());  // known now that the device has been waited for
+    return Work(group_->status());  // known now, after the wait for the device
   }
 
   const std::shared_ptr<Collectives> group_;

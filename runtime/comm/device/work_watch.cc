@@ -15,7 +15,7 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 
 constexpr Seconds kBetweenLooks{0.1};
-constexpr Seconds kBetweenQuestions{3.0};  // of all groups of all ranks, to one store
+constexpr Seconds kBetweenQuestions{3.0};  // all groups of all ranks ask one store
 
 }  // namespace
 
@@ -60,7 +60,7 @@ bool WorkWatch::pause(Seconds time) {
 }
 
 void WorkWatch::run() {
-  const c10::DeviceGuard guard(device_);  // to ask for an event on another would make a context there
+  const c10::DeviceGuard guard(device_);  // asking for an event on another device would make a context there
   const Seconds between_looks = std::min(kBetweenLooks, timeout_ / 4);
   oldest_since_ = next_question_ = Clock::now();
   while (pause(between_looks)) {
@@ -69,7 +69,7 @@ void WorkWatch::run() {
     CallSignature call;
     {
       const MutexLock lock(mutex_);
-      if (started_.empty()) continue;  // it could not be started, and whoever tried reports that
+      if (started_.empty()) continue;  // it could not be started, and its caller reports that
       call = started_.front().call;
     }
     report_(call, why);

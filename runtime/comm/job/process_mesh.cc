@@ -45,7 +45,7 @@ bool needs_gloo(const Topology& topology, const CommConfig& comm) {
          (comm.transport == TransportChoice::kAuto && topology.num_hosts() > 1);
 }
 
-// This host's address for gloo: loopback where all ranks are here anyway.
+// Returns this host's address for gloo: loopback if all ranks are on this host.
 absl::StatusOr<std::string> own_address(const Topology& topology, double init_timeout_s) {
   if (topology.num_hosts() == 1 || std::getenv("GLOO_SOCKET_IFNAME")) return std::string("127.0.0.1");
   return address_towards(topology.master_addr, init_timeout_s);
@@ -69,7 +69,7 @@ absl::StatusOr<Mesh> make_gpu_mesh(const Topology& topology, const CommConfig& c
   return make_mesh(topology, device_group_factory(defaults, std::move(groups)), store);
 }
 
-// A GPU a rank, by local rank.
+// Makes a mesh with one GPU for each rank, by local rank.
 absl::StatusOr<Mesh> make_nccl_mesh(const Topology& topology, const CommConfig& comm) {
   TESSERA_RETURN_IF_ERROR(use_gpu(topology.local_rank));
   const NcclBuffers buffers = comm.nccl_buffers;
@@ -82,7 +82,7 @@ absl::StatusOr<Mesh> make_nccl_mesh(const Topology& topology, const CommConfig& 
                        });
 }
 
-// Ranks take turns with the GPUs there are.
+// Makes a mesh whose ranks share the existing GPUs in turn.
 absl::StatusOr<Mesh> make_cuda_host_mesh(const Topology& topology, const CommConfig& comm) {
   TESSERA_ASSIGN_OR_RETURN(const int count, gpu_count());
   const int own = topology.local_rank % count;
@@ -131,7 +131,7 @@ absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfi
       break;
     case TransportChoice::kNccl:
     case TransportChoice::kCudaHost:
-      break;  // above
+      break;  // handled above
   }
   return make_mesh(topology, std::move(factory), store);
 }

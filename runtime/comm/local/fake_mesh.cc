@@ -25,7 +25,7 @@ class FakeGroupFactory : public GroupFactory {
   }
 
  private:
-  /// Of a group whose ranks are evenly spread over hosts, so that those of a host are summed first; else 1.
+  /// Ranks of a host if the group's ranks are evenly spread over hosts, since those of a host are summed first; else 1.
   int ranks_of_host(const std::vector<int>& ranks) const {
     std::map<int, int> counts;
     for (int rank : ranks) ++counts[rank / ranks_per_host_];

@@ -16,7 +16,7 @@ namespace {
 
 namespace allocator = c10::cuda::CUDACachingAllocator;
 
-/// While it lives, LibTorch allocates from `pool` on this thread.
+/// Makes LibTorch allocate from `pool` on this thread while it lives.
 class InPool {
  public:
   explicit InPool(at::cuda::MemPool& pool) : pool_(pool) {
@@ -26,14 +26,15 @@ class InPool {
   }
   ~InPool() {
     allocator::endAllocateToPool(pool_.device(), pool_.id());
-    allocator::releasePool(pool_.device(), pool_.id());  // what begin took; the pool's own hold remains
+    // releases what the beginning took; the pool's own hold remains
+    allocator::releasePool(pool_.device(), pool_.id());
   }
 
  private:
   at::cuda::MemPool& pool_;
 };
 
-/// Memory before the pool that it goes back to.
+/// A buffer from the pool. The memory is a member before the pool that it goes back to.
 class PooledBuffer : public CommBuffer {
  public:
   PooledBuffer(std::shared_ptr<at::cuda::MemPool> pool, std::unique_ptr<CommBuffer> memory)

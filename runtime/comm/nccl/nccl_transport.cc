@@ -24,35 +24,36 @@
 namespace tessera {
 namespace {
 
-/// What c10d and NCCL are to do, where the user's environment does not say otherwise.
+/// Sets what c10d and NCCL should do, unless the user's environment says otherwise.
 void set_environment() {
   static std::once_flag once;
   std::call_once(once, [] {
     constexpr std::pair<const char*, const char*> kWanted[] = {
-        // Communicators of one GPU start their kernels in the order in which the host queued them, on all ranks: else two
-        // could wait for each other.
+        // Communicators of one GPU must start their kernels in the order in which the host queued them, on all ranks:
+        // two of them could otherwise wait for each other.
         {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"},
-        // WorkWatch ends a failed call. c10d's watchdog would end the process without our message, or hold a lock for a
-        // minute while all ranks write what they know.
+        // WorkWatch ends a failed call. c10d's watchdog would end the process without Tessera's message, or hold a lock
+        // for a minute while all ranks write what they know.
         {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"},
         {"TORCH_NCCL_RETHROW_CUDA_ERRORS", "0"},
         {"TORCH_NCCL_DUMP_ON_TIMEOUT", "0"},
         {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "0"},
     };
     for (const auto& [name, value] : kWanted) setenv(name, value, /*overwrite=*/0);
-    // torchrun sets this one for every program.
+    // torchrun sets this variable for every program.
     if (std::getenv("TORCHELASTIC_RUN_ID")) setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/1);
   });
 }
 
-/// Whether the device has come to where its queue ends now.
+/// Returns a function that says whether the device has reached the present end of its queue.
 std::function<bool()> mark_on(c10::Device gpu) {
-  const auto event = c10d::CUDAEventCache::get(gpu.index())->create(/*timing=*/false);  // used again, as c10d's own are
+  // taken from a cache, as c10d's own events are
+  const auto event = c10d::CUDAEventCache::get(gpu.index())->create(/*timing=*/false);
   event->record(at::cuda::getCurrentCUDAStream(gpu.index()));
   return [event] { return event->query(); };
 }
 
-/// c10d's flight recorder knows all groups of the process; one file, for `torchfrtrace`.
+/// Writes c10d's flight record, which has all groups of the process: one file, for `torchfrtrace`.
 std::string write_flight_record(int world_rank) {
   static Mutex mutex;
   static std::string file ABSL_GUARDED_BY(mutex);
@@ -75,9 +76,9 @@ absl::StatusOr<std::shared_ptr<Collectives>> nccl_collectives(const Group& group
   TESSERA_RETURN_IF_ERROR(use_gpu(device));
   set_environment();
   auto options = c10d::ProcessGroupNCCL::Options::create();
-  options->is_high_priority_stream = true;        // what compute waits for goes first
-  options->timeout = std::chrono::hours(24 * 7);  // c10d counts from when a call is queued; WorkWatch knows better
-  options->group_name = group.key();              // as the flight record has it, and who is in it
+  options->is_high_priority_stream = true;        // work that compute waits for goes first
+  options->timeout = std::chrono::hours(24 * 7);  // c10d counts from when a call is queued; WorkWatch counts better
+  options->group_name = group.key();              // name and ranks, as the flight record shows them
   options->global_ranks_in_group.assign(group.world_ranks.begin(), group.world_ranks.end());
   const auto own_keys = c10::make_intrusive<c10d::PrefixStore>("nccl/" + group.key(), store->c10d_store());
   auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(own_keys, group.rank, group.size(), options);

@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-/// Bytes of a slice on the wire, and elements.
+/// The size of a slice: bytes on the wire, and elements.
 struct SliceSize {
   double contribution = 0, result = 0, numel = 0;
 };
@@ -22,7 +22,7 @@ void add_most(CallWork& most, const CallWork& one) {
   most.adds = std::max(most.adds, one.adds);
 }
 
-/// Of one rank.
+/// Returns the work of one rank in these rounds.
 CallWork work_of_rounds(const Rounds& rounds, const SliceSize& slice) {
   CallWork work;
   const auto bytes_of = [&](const std::vector<SliceMessage>& messages) {
@@ -43,13 +43,13 @@ CallWork work_of_rounds(const Rounds& rounds, const SliceSize& slice) {
 
 CallWork gather_work(Algorithm algorithm, int ranks, double bytes) {
   const SliceSize slice{0, bytes, 0};
-  // All ranks have as much, but for messages that run over the end of the buffer: the last rank has most of them.
+  // All ranks have equal work, except for messages that run over the end of the buffer: the last rank has most of them.
   if (algorithm == Algorithm::kRing) return work_of_rounds(ring_gather(0, ranks), slice);
   if (algorithm == Algorithm::kDoubling) return work_of_rounds(doubling_gather(ranks - 1, ranks), slice);
   return {1, ranks - 1.0, (ranks - 1.0) * bytes, 0};
 }
 
-/// Of `numel` elements of a rank's input.
+/// Returns the work of a halving algorithm for `numel` elements of a rank's input.
 CallWork halving_work(Operation operation, int ranks, DType dtype, double numel) {
   const bool scatters = operation == Operation::kReduceScatter;
   const int count = scatters ? ranks : halving_slices(ranks);

@@ -13,7 +13,7 @@ struct Block {
   std::size_t first = 0, size = 0;  ///< ranks; 0: there is no such block
 };
 
-/// One rank's place among the binary blocks, and what it does there.
+/// One rank's place among the binary blocks, and its part in the algorithm.
 class Halving {
  public:
   Halving(int rank, int ranks, const StridedSlices& slices) : slices_(slices), is_lone_(false) {
@@ -31,7 +31,7 @@ class Halving {
     is_lone_ = own_.size == 1;
   }
 
-  /// Until the first block has the sums.
+  /// Adds rounds until the first block has the sums.
   void add_up(Rounds& rounds) const {
     for (std::size_t distance = 1; distance < own_.size; distance *= 2) {
       const bool is_first = distance == 1;
@@ -44,7 +44,7 @@ class Halving {
     if (before_.size > 0) rounds.push_back({.sends = with_earlier(is_lone_), .receives = {}});
   }
 
-  /// From the first block on, until every rank has all sums.
+  /// Adds rounds from the first block on, until every rank has all sums.
   void spread(Rounds& rounds) const {
     if (before_.size > 0) rounds.push_back({.sends = {}, .receives = with_earlier(false)});
     if (after_.size > 0) rounds.push_back({.sends = {with_later(false)}, .receives = {}});
@@ -60,15 +60,15 @@ class Halving {
     const StridedSlices::Run run = slices_.run_of(remainder, modulus);
     return {static_cast<int>(peer), run.first, run.count, is_contribution};
   }
-  /// With the partner at `distance`: what `member` has after that exchange.
+  /// A message to or from the partner at `distance`: the slices that `member` has after that exchange.
   SliceMessage to_partner(std::size_t distance, std::size_t member, bool is_contribution) const {
     return message(own_.first + partner(distance), member % (2 * distance), 2 * distance, is_contribution);
   }
-  /// With the one rank of the block after this that has this rank's slices.
+  /// A message to or from the one rank of the next block that has this rank's slices.
   SliceMessage with_later(bool is_contribution) const {
     return message(after_.first + member_ % after_.size, member_, own_.size, is_contribution);
   }
-  /// With those ranks of the block before this that share this rank's slices.
+  /// Messages to or from the ranks of the block before this that share this rank's slices.
   std::vector<SliceMessage> with_earlier(bool is_contribution) const {
     std::vector<SliceMessage> messages;
     for (std::size_t other = member_; other < before_.size; other += own_.size)

@@ -16,10 +16,10 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kFirstBytes = 512, kMostBytes = 2 << 20, kNextTimes = 8;
-constexpr double kMostSeconds = 0.05;  // of a call that is timed
+constexpr double kMostSeconds = 0.05;  // limit of a timed call
 constexpr int kTimes = 4;
 
-/// What a group's calls go by: one algorithm while they are timed, and then a fit.
+/// The algorithm of a group's calls: a fixed one while they are timed, and then the fit's choice.
 class Choice {
  public:
   void use(Algorithm algorithm) {
@@ -41,7 +41,7 @@ class Choice {
   ChooseAlgorithm by_fit_ ABSL_GUARDED_BY(mutex_);
 };
 
-/// Times of every algorithm, the same on all ranks.
+/// Times every algorithm. The times are the same on all ranks.
 absl::StatusOr<std::vector<TimedCall>> time_network(Collectives& group, Choice& choice) {
   std::vector<TimedCall> timed;
   for (std::size_t bytes = kFirstBytes; bytes <= kMostBytes; bytes *= kNextTimes) {
@@ -58,7 +58,7 @@ absl::StatusOr<std::vector<TimedCall>> time_network(Collectives& group, Choice& 
   return timed;
 }
 
-/// Collective: the fit of the group's first rank, since processors may differ in the last bits of theirs.
+/// Returns the fit of the group's first rank, since processors may differ in the last bits of theirs. Collective.
 absl::StatusOr<LinkFit> measure(Collectives& group, Choice& choice) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<TimedCall> timed, time_network(group, choice));
   LinkFit fit = fit_calls(group.size(), timed);
@@ -96,7 +96,7 @@ class MeasuredGroups {
 
   const JoinAndChoose join_;
   Mutex mutex_;
-  std::map<std::vector<int>, LinkFit> fits_ ABSL_GUARDED_BY(mutex_);  // by world ranks
+  std::map<std::vector<int>, LinkFit> fits_ ABSL_GUARDED_BY(mutex_);  // key: world ranks
 };
 
 }  // namespace

@@ -13,14 +13,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// The group's calls, with buffers of their own.
+/// Makes the group's calls, with buffers of its own.
 class Caller {
  public:
   static absl::StatusOr<Caller> make(Collectives& group, std::span<const TimedCall> calls) {
     std::size_t most = 0;
     for (const TimedCall& call : calls) most = std::max(most, call.bytes);
     Caller caller(group);
-    // Sums of bf16 are twice as long as it; what is gathered is as long as all ranks' parts.
+    // Sums of bf16 are twice as long as their input; gathered data is as long as all ranks' parts.
     const std::size_t ranks = static_cast<std::size_t>(group.size());
     TESSERA_ASSIGN_OR_RETURN(caller.input_, group.allocate(most));
     TESSERA_ASSIGN_OR_RETURN(caller.output_, group.allocate(most * std::max<std::size_t>(2, ranks)));
@@ -85,7 +85,7 @@ absl::Status time_calls(Collectives& group, std::span<TimedCall> calls, const st
   TESSERA_ASSIGN_OR_RETURN(Caller caller, Caller::make(group, calls));
   for (TimedCall& call : calls) {
     use(call.algorithm);
-    TESSERA_RETURN_IF_ERROR(caller.call(call));  // warm
+    TESSERA_RETURN_IF_ERROR(caller.call(call));  // warm-up
     TESSERA_RETURN_IF_ERROR(group.barrier("fit").wait());
     const std::size_t first = call.ns.size();
     for (int left = times(call); left > 0; --left) {

@@ -15,17 +15,22 @@
 #include "runtime/comm/shared/segment_table.h"
 #include "runtime/comm/shared/shared_memory_collectives.h"
 
+// The `host` transport. The first rank makes the control segment and writes an Invitation (its pid and descriptor) to
+// the store; the others map the segment, and every rank says in the store that it has done so (Rendezvous). After that
+// the ranks need the store no more: later segments are announced in the control segment. HostSpace finds control
+// blocks, mailboxes and buffers in these segments; SharedMemoryCollectives does the rest.
+
 namespace tessera {
 namespace {
 
 constexpr std::size_t kPage = 4096;
 
-// At least one: an empty mapping does not exist.
+// Returns whole pages, at least one, since an empty mapping does not exist.
 std::size_t in_pages(std::size_t bytes) { return (std::max<std::size_t>(bytes, 1) + kPage - 1) / kPage * kPage; }
 
-/// Where things are in the control segment: group block, rank blocks, mailboxes. A mailbox is of 512 KiB: little enough to be in
-/// cache still when peers read it there (MailboxWay), and so much that its meeting costs little. It holds a visitor's piece for
-/// each rank however many there are.
+/// Offsets in the control segment: group block, rank blocks, mailboxes. A mailbox has 512 KiB: few enough to be in
+/// cache still when peers read it there (MailboxWay), and so many that its barrier costs little. It holds a visitor's
+/// piece for each rank, however many ranks there are.
 struct ControlLayout {
   explicit ControlLayout(int ranks)
       : rank_blocks(in_pages(sizeof(GroupBlock))),
@@ -96,8 +101,8 @@ class HostSpace : public SharedSpace {
   std::uint64_t allocations_ = 0;
 };
 
-// An offer is the number of a segment's file descriptor, open until the offer is gone; the process behind it is in the
-// peer's RankBlock. A rank without a segment offers -1.
+// An offer is the number of a segment's file descriptor, which is open as long as the offer; the process that owns it
+// is in the peer's RankBlock. A rank without a segment offers -1.
 class HostSpace::SegmentAllocation : public Allocation {
  public:
   SegmentAllocation(HostSpace& space, std::uint64_t id, MemorySegment own, std::size_t bytes)
@@ -143,7 +148,7 @@ absl::StatusOr<std::unique_ptr<SharedSpace::Allocation>> HostSpace::allocate(std
   return std::unique_ptr<Allocation>(std::make_unique<HostAllocation>(*this, id, std::move(own), bytes));
 }
 
-// The first rank's segment, which all map.
+// The first rank's segment, which all ranks map.
 class HostSpace::CommonAllocation : public SegmentAllocation {
  public:
   using SegmentAllocation::SegmentAllocation;
@@ -167,7 +172,7 @@ absl::StatusOr<std::unique_ptr<SharedSpace::Allocation>> HostSpace::allocate_com
   return std::unique_ptr<Allocation>(std::make_unique<CommonAllocation>(*this, id, std::move(own), bytes));
 }
 
-// --- Meeting for the first time ---
+// --- Rendezvous ---
 
 /// What the first rank tells the others about the control segment.
 struct Invitation {
@@ -200,7 +205,7 @@ class Rendezvous {
     return accept(Invitation::from_text(*text), bytes);
   }
 
-  /// Tells the peers that this rank has mapped the control segment, and learns theirs.
+  /// Tells the peers that this rank has mapped the control segment, and learns their process ids.
   absl::StatusOr<std::vector<pid_t>> process_ids() {
     TESSERA_RETURN_IF_ERROR(store_.set(key_ + std::to_string(group_.rank), std::to_string(getpid())));
     std::vector<pid_t> pids(group_.size());
@@ -271,7 +276,7 @@ absl::StatusOr<std::shared_ptr<Collectives>> host_collectives(const Group& group
   auto space = std::make_unique<HostSpace>(group, std::move(control));
   space->rank_block(group.rank).process = getpid();
   TESSERA_ASSIGN_OR_RETURN(const auto pids, rendezvous.process_ids());
-  space->control().close_fd();  // all have mapped it
+  space->control().close_fd();  // all ranks have mapped it
   for (int q = 0; q < group.size(); ++q)
     if (q != group.rank) space->watch(q, pids[q]);
   return std::shared_ptr<Collectives>(

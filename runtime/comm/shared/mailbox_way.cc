@@ -5,9 +5,9 @@
 namespace tessera {
 namespace {
 
-// A try: rounds 1 to 3 are written into the cache, 4 to 6 past it. The time of a round in which one of either kind is used and the
-// next one written counts, so that of 1, 2, 4 and 5; the shorter one of two, since another process may have disturbed one. None of
-// these is a call's last round, which may be short.
+// A try writes rounds 1 to 3 into the cache and rounds 4 to 6 past it. It takes the time of a round in which one of
+// either kind is used and the next one written: that of rounds 1, 2, 4 and 5. The shorter one of two counts, since
+// another process may have disturbed one. None of these is a call's last round, which may be short.
 constexpr std::size_t kFirstStreamed = 4, kLast = 6;
 constexpr unsigned kCallsPerTry = 8;
 
@@ -28,7 +28,7 @@ void MailboxWay::passed(std::size_t round, Clock::time_point now) {
   if (round == kFirstStreamed) streamed_ = took;
   if (round != kFirstStreamed + 1) return;
   streamed_ = std::min(streamed_, took);
-  // What is better by less than a tenth is no reason to change.
+  // A gain of less than a tenth is no reason to change.
   if (streams_ ? kept_ * 11 < streamed_ * 10 : streamed_ * 11 < kept_ * 10) streams_ = !streams_;
 }
 

@@ -11,7 +11,7 @@ namespace tessera {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr int kEagerLooks = 32;  // before the first pause: a pause may take as long as a meeting
+constexpr int kEagerLooks = 32;  // looks before the first pause, which may take as long as a whole barrier
 constexpr int kLooksPerYield = 40;
 constexpr std::chrono::microseconds kSpin{30};
 
@@ -52,7 +52,7 @@ Meeting::Meeting(Peers& peers, SharedSpace& space, Lane lane)
 }
 
 void Meeting::publish(const CallDescriptor& call) {
-  if (!peers_.status().ok()) return;  // the phase before may not be over, so a peer may still read what stands there
+  if (!peers_.status().ok()) return;  // the phase before may not be over, so a peer may still read that slot
   const std::size_t next = slot(phase_ + 1);
   ranks_[peers_.rank()].calls[next].store(call.signature);
   self_.current.store(static_cast<std::uint32_t>(lane_) << 16 | static_cast<std::uint32_t>(next),
@@ -94,8 +94,9 @@ absl::Status Meeting::disagreement(std::uint64_t phase) {
                                ". [T0486] hint: every rank must make the same calls in the same order"));
 }
 
-// Sequentially consistent, all of it: who stores an arrival and then looks (for sleepers, for a doubt, for the other
-// arrivals), and who looks for arrivals after having said that it sleeps or doubts, cannot both miss each other.
+// All of this is sequentially consistent: a rank that stores an arrival and then looks (for sleepers, for a doubt, for
+// the other arrivals), and a rank that looks for arrivals after having said that it sleeps or doubts, cannot both miss
+// each other.
 std::uint64_t Meeting::arrive() {
   ++phase_;
   ranks_[peers_.rank()].arrivals[slot(phase_)].phase.store(phase_);
@@ -127,7 +128,7 @@ bool Meeting::complete(std::uint64_t phase) const {
   return true;
 }
 
-// Yields now and then: where another rank waits for this core, spinning on would keep it from arriving.
+// Spins, and yields now and then: if another rank waits for this core, spinning on would keep it from arriving.
 bool Meeting::spin(std::uint64_t phase) const {
   for (int i = 0; i < kEagerLooks; ++i)
     if (complete(phase)) return true;
@@ -140,7 +141,7 @@ bool Meeting::spin(std::uint64_t phase) const {
 }
 
 // A rank votes after `doubt` is set. If it saw an arrival missing then, nobody has gone on without a vote. A vote for a
-// later phase says that this one was over.
+// later phase says that this phase was over.
 bool Meeting::vote(std::uint64_t phase, bool over) const {
   std::atomic<std::uint64_t>& verdict = group_block_.verdicts[static_cast<std::size_t>(lane_)];
   const std::uint64_t mine = 2 * phase + (over ? 1 : 0);

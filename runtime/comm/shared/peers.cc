@@ -83,8 +83,8 @@ bool Peers::all(Arrived arrived) const {
 
 void Peers::wake() { ring(group_block_, space_.between_processes()); }
 
-// Who stores an arrival and then looks for sleepers, and who looks for arrivals after having said that it sleeps,
-// cannot both miss each other: all of it is sequentially consistent.
+// All of this is sequentially consistent: a rank that stores an arrival and then looks for sleepers, and a rank that
+// looks for arrivals after having said that it sleeps, cannot both miss each other.
 void Peers::sleep(Arrived arrived) const {
   group_block_.sleepers.fetch_add(1);
   const std::uint32_t seen = group_block_.bell.load();
@@ -133,8 +133,7 @@ void Peers::withdraw() {
   wait_for_access_to_end();
 }
 
-// On threads, what the caller frees after a failure is gone for its peers too. (A process keeps its own
-// mapping.)
+// What a thread's caller frees after a failure is gone for its peers too. (A process keeps its own mapping.)
 void Peers::wait_for_access_to_end() const {
   if (space_.between_processes()) return;
   for (int q = 0; q < size(); ++q)
@@ -159,8 +158,8 @@ absl::Status Peers::look(bool slept, Arrived arrived) const {
                                                  "ended (dmesg: was its memory short?)");
   for (int q = 0; alarm && q < size(); ++q)
     if (q != rank() && blocks_[q]->state.load() == RankState::kFailed) return failure_of(q);
-  // Who left may have done so because of a failure that is still on its way to us, so leaving is the last to
-  // be told.
+  // A rank that left may have done so because of a failure of which this rank has not heard yet, so leaving is reported
+  // last.
   for (int q : slept ? missing(arrived) : std::vector<int>())
     if (blocks_[q]->state.load() == RankState::kLeft)
       return make_error(
@@ -213,7 +212,7 @@ absl::Status Peers::fail(const absl::Status& reason) {
 absl::Status Peers::status() const {
   if (self().state.load(std::memory_order_acquire) == RankState::kRunning) return absl::OkStatus();
   if (auto known = failure(); !known.ok()) return known;
-  // Ended from outside: by run_ranks, which saw the rank's body throw or return.
+  // The rank was ended from outside: run_ranks saw its body throw or return.
   return make_error(
       ExitCode::kPeerLost,
       prefix() + "this rank has already left the group. [T0494] hint: make no call after the program's end");

@@ -25,8 +25,7 @@ ProcessHandle::~ProcessHandle() {
   if (fd_ >= 0) close(fd_);
 }
 
-// Kernels without pidfds (before 5.3) cannot tell zombies this way; there a lost rank is found by the time
-// limit.
+// Kernels without pidfds (before 5.3) cannot tell zombies this way; a lost rank is then found by the time limit.
 bool ProcessHandle::alive() const {
   if (gone_) return false;
   if (fd_ < 0) return kill(pid_, 0) == 0 || errno != ESRCH;

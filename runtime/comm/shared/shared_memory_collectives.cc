@@ -10,23 +10,31 @@
 #include "runtime/comm/sum/streaming.h"
 #include "runtime/comm/sum/visited_sum.h"
 
+// Collectives through shared memory. A call begins with a barrier that exchanges descriptors (`exchange_calls`). Small
+// calls go through the mailboxes with that one barrier (`in_one_round`). If all buffers are reachable, ranks access
+// peers' buffers directly and make a second barrier (`access_peers`). Otherwise data goes through the mailboxes window
+// by window (`in_rounds`), where one window is used while the next one is loaded. Each collective below has one
+// function that chooses among these ways.
+
 namespace tessera {
 namespace {
 
 constexpr std::size_t kSmallBytes = 16 << 10;
-constexpr std::size_t kLine = 64;  // bytes: what is written past the caches begins and ends with whole ones
-// Of a round's part: enough to keep a copy at its speed, little enough that memory answers one while another is under way.
+constexpr std::size_t kLine = 64;  // bytes: data written past the caches begins and ends with whole lines
+// Size of a part of a round: enough to keep a copy at its speed, and small enough that memory answers one part while
+// another is under way.
 constexpr std::size_t kPartBytes = 2048, kPartElements = kPartBytes / sizeof(float);
 static_assert(kPartElements % SumVisitor::kAlignment == 0);
 
-// The largest round of a sum that ends where a visitor's next piece may begin. Mailboxes hold that much a rank.
+// Returns the largest round of a sum that ends where a visitor's next piece may begin. Mailboxes hold that much for
+// each rank.
 std::size_t visited_window(std::size_t elements) { return elements / SumVisitor::kAlignment * SumVisitor::kAlignment; }
 
 void copy_bytes(void* to, const void* from, std::size_t bytes) {
   if (to != from) copy_large(to, from, bytes);
 }
 
-// A round's part of a copy of `whole` bytes.
+// Copies a round's part of a copy of `whole` bytes.
 void take_bytes(void* to, const std::byte* from, std::size_t bytes, std::size_t whole) {
   if (whole >= kStreamBytes) return stream_bytes(to, from, bytes);
   if (bytes > 0) std::memcpy(to, from, bytes);
@@ -47,11 +55,11 @@ struct SharedMemoryCollectives::Round {
   std::size_t number, begin, length;
   SharedSpace* space;
   int parity;
-  bool streams;  // this rank writes its mailbox past the caches
+  bool streams;  // whether this rank writes its mailbox past the caches
   std::byte* mailbox(int rank) const { return space->mailbox(rank, parity); }
 };
 
-// What is done of a round at a time: units [begin, begin + length), as far as there are some.
+// The part of a round that is done at a time: units [begin, begin + length), as far as they exist.
 struct SharedMemoryCollectives::Part {
   std::size_t begin = 0, length = SIZE_MAX;
   Slice of(std::size_t units) const {
@@ -60,7 +68,7 @@ struct SharedMemoryCollectives::Part {
   }
 };
 
-// Into this rank's mailbox, from byte `at` on; part by part, but for a call's first round.
+// Copies into this rank's mailbox, from byte `at` on; part by part, except in a call's first round.
 void SharedMemoryCollectives::fill_mailbox(const Round& round, std::size_t at, const std::byte* from,
                                            std::size_t bytes) const {
   std::byte* const to = round.mailbox(rank()) + at;
@@ -69,8 +77,8 @@ void SharedMemoryCollectives::fill_mailbox(const Round& round, std::size_t at, c
   if (bytes > 0) std::memcpy(to, from, bytes);
 }
 
-// Does `first(part)` and `second(part)` for `units` in turn. One that reads memory and one that writes it are so under way at the
-// same time: one behind the other, each leaves half of what memory can do unused.
+// Does `first(part)` and `second(part)` for `units` in turn. A read of memory and a write are thus under way at the
+// same time; one after the other, each would leave half of the memory's bandwidth unused.
 template <typename First, typename Second>
 void SharedMemoryCollectives::in_turn(std::size_t units, std::size_t part, First first, Second second) {
   for (std::size_t begin = 0; begin < units; begin += part) {
@@ -90,8 +98,8 @@ SharedMemoryCollectives::SharedMemoryCollectives(TransportKind kind, Group group
       exceptions_at_start_(std::uncaught_exceptions()),
       sources_(group_.size()) {}
 
-// If an exception destroys this object, peers should be told of the exception, not that the rank left. On threads
-// run_ranks catches it and tells them its message; between processes nobody else would tell them.
+// If an exception destroys this object, peers should be told of the exception, not that the rank left. run_ranks
+// catches it on threads and tells them its message; between processes nobody else would tell them.
 SharedMemoryCollectives::~SharedMemoryCollectives() {
   if (std::uncaught_exceptions() == exceptions_at_start_) {
     peers_.leave();
@@ -113,7 +121,8 @@ CallDescriptor SharedMemoryCollectives::describe(Operation operation, std::strin
   return call;
 }
 
-// Begins a call that blocks: first waits for all reductions under way. A failure of those is sticky, so the call finds it.
+// Begins a call that blocks: waits first for all reductions under way. A failure of those is sticky, so the call finds
+// it.
 CallDescriptor SharedMemoryCollectives::begin(Operation operation, std::string_view label, DType dtype,
                                               std::size_t count, int root) {
   started_.finish().IgnoreError();
@@ -131,7 +140,7 @@ absl::Status SharedMemoryCollectives::refuse(const std::string& why) {
   return give_up(make_error(ExitCode::kInternal, why));
 }
 
-// --- Meetings ---
+// --- Barriers ---
 
 absl::Status SharedMemoryCollectives::meet_about(const CallDescriptor& call) {
   TESSERA_RETURN_IF_ERROR(exchange_calls(call));
@@ -145,7 +154,7 @@ absl::Status SharedMemoryCollectives::exchange_calls(const CallDescriptor& call)
   return meeting_.disagreement(meeting_.phase());
 }
 
-// All ranks name the same place, and none other is touched.
+// Checks that all ranks name the same place of common memory, so that no other place is touched.
 absl::Status SharedMemoryCollectives::meet_about_common(const CallDescriptor& call,
                                                         Location (Meeting::*place_of)(int, std::uint64_t) const) {
   TESSERA_RETURN_IF_ERROR(exchange_calls(call));
@@ -161,7 +170,7 @@ bool SharedMemoryCollectives::small(std::size_t bytes) const {
   return bytes <= std::min(kSmallBytes, space_->mailbox_bytes());
 }
 
-// Reads and writes peers' buffers, then waits until all ranks have.
+// Reads and writes peers' buffers, then waits until all ranks have done so.
 template <typename Access>
 absl::Status SharedMemoryCollectives::access_peers(Access access) {
   TESSERA_RETURN_IF_ERROR(peers_.begin_access());
@@ -170,9 +179,9 @@ absl::Status SharedMemoryCollectives::access_peers(Access access) {
   return meeting_.meet();
 }
 
-// `load(round, part)` fills this rank's mailbox, `use(round, part)` reads peers'. What peers loaded stays until the next round's
-// meeting (invariant 2), so a round is used while the next one is loaded, `part` units of one and of the other in turn.
-// REQUIRES: a meeting exchanged the call's descriptors.
+// Makes a call in rounds: `load(round, part)` fills this rank's mailbox, `use(round, part)` reads peers'. What peers
+// loaded stays until the next round's barrier (invariant 2), so a round is used while the next one is loaded, `part`
+// units of one and of the other in turn. REQUIRES: a barrier exchanged the call's descriptors.
 template <typename Load, typename Use>
 absl::Status SharedMemoryCollectives::in_rounds(std::size_t total, std::size_t window, std::size_t part, Load load,
                                                 Use use) {
@@ -194,7 +203,7 @@ absl::Status SharedMemoryCollectives::in_rounds(std::size_t total, std::size_t w
   return absl::OkStatus();
 }
 
-// A small call: one round, whose meeting exchanges the descriptors, too.
+// Makes a small call: one round, whose barrier exchanges the descriptors too.
 template <typename Load, typename Use>
 absl::Status SharedMemoryCollectives::in_one_round(const CallDescriptor& call, std::size_t total, Load load, Use use) {
   TESSERA_RETURN_IF_ERROR(peers_.status());
@@ -205,14 +214,14 @@ absl::Status SharedMemoryCollectives::in_one_round(const CallDescriptor& call, s
   return absl::OkStatus();
 }
 
-// REQUIRES: the last meeting before the one that the round is loaded for is over.
+// Returns a round. REQUIRES: the last barrier before the one that the round is loaded for is over.
 SharedMemoryCollectives::Round SharedMemoryCollectives::round_of(std::size_t number, std::size_t total,
                                                                  std::size_t window) const {
   const std::size_t begin = number * window;
   return {number, begin, std::min(window, total - begin), space_.get(), next_parity(), way_.streams(number)};
 }
 
-// What was written past the caches is seen by all who meet afterwards.
+// Makes a barrier after which all ranks see what was written past the caches.
 absl::Status SharedMemoryCollectives::meet_loaded() {
   end_stream();
   return meeting_.meet();
@@ -257,7 +266,7 @@ Work SharedMemoryCollectives::do_all_gather(std::string_view label, const void* 
   return Work(gather(call, bytes_of(shard), bytes_of(full), bytes_per_rank));
 }
 
-// `full` is one buffer for all: each rank writes its own part of it, where it does not lie there already.
+// Gathers into common memory. `full` is one buffer for all: each rank writes its own part, unless it is there already.
 absl::Status SharedMemoryCollectives::gather_common(const CallDescriptor& call, const std::byte* shard, std::byte* full,
                                                     std::size_t bytes) {
   TESSERA_RETURN_IF_ERROR(meet_about_common(call, &Meeting::output_of));
@@ -300,7 +309,7 @@ absl::Status SharedMemoryCollectives::gather(const CallDescriptor& call, const s
 
 // --- Reductions ---
 
-// `offset` in bytes. `own`: what this rank has there.
+// Returns all ranks' mailboxes from `offset` bytes on; `own` replaces this rank's.
 std::span<const void* const> SharedMemoryCollectives::mailboxes_from(const Round& round, std::size_t offset,
                                                                      const std::byte* own) {
   for (int q = 0; q < size(); ++q) sources_[q] = q == rank() ? own : round.mailbox(q) + offset;
@@ -390,10 +399,10 @@ absl::Status SharedMemoryCollectives::reduce(const CallDescriptor& call, const s
                                              std::size_t numel) {
   const DType dtype = call.signature.dtype;
   if (small(numel * size_of(dtype))) {
-    // So little that every rank sums everything: one meeting instead of three.
+    // The data is so little that every rank sums everything: one barrier instead of three.
     const auto load = [&](const Round& round, const Part&) { fill_mailbox(round, 0, input, numel * size_of(dtype)); };
     const auto use = [&](const Round& round, const Part&) {
-      // The own mailbox, too: the input may be common memory, of which a peer's output is a part.
+      // This rank's own mailbox is read too: the input may be common memory, of which a peer's output is a part.
       pairwise_sum(mailboxes_from(round, 0, round.mailbox(rank())), dtype, output, numel);
     };
     return in_one_round(call, numel, load, use);
@@ -404,11 +413,12 @@ absl::Status SharedMemoryCollectives::reduce(const CallDescriptor& call, const s
   return access_peers([&] { buffers_.sum_slice(dtype, numel); });
 }
 
-// An all-reduce one window at a time: peers' slices of the input through one mailbox, the own slice's sums through the other. A
-// window's sums are taken while the next one's inputs are loaded.
+// Makes an all-reduce one window at a time: peers' slices of the input go through one mailbox, the own slice's sums
+// through the other. A window's sums are taken while the next one's inputs are loaded.
 absl::Status SharedMemoryCollectives::reduce_in_rounds(DType dtype, const std::byte* input, float* output,
                                                        std::size_t numel) {
-  // A slice's sums have room too: from two ranks on, a slice is half a window at most, and an element 2 bytes at least.
+  // A slice's sums fit too: with two or more ranks a slice is half a window at most, and an element has at least 2
+  // bytes.
   const std::size_t element = size_of(dtype), window = space_->mailbox_bytes() / element,
                     whole = slice_of(numel, rank(), size()).numel * sizeof(float);
   const auto for_peers = [&](const Round& round, const Part& part, const auto& body) {
@@ -486,7 +496,7 @@ absl::Status SharedMemoryCollectives::spread(const CallDescriptor& call, std::by
       take_bytes(data + round.begin + some.begin, round.mailbox(root) + some.begin, some.numel, bytes);
   };
   if (small(bytes)) return in_one_round(call, bytes, load, use);
-  const std::size_t window = space_->mailbox_bytes();  // in one part: what one rank loads only others take
+  const std::size_t window = space_->mailbox_bytes();  // one part only: others read what one rank loads
   return in_rounds(bytes, window, window, load, use);
 }
 

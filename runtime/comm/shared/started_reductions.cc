@@ -76,7 +76,8 @@ absl::Status StartedReductions::do_share(const Reduction& reduction) {
   TESSERA_RETURN_IF_ERROR(buffers_.view(started_, reduction.number));
   const bool scatters = call.operation == Operation::kReduceScatter;
   if (buffers_.inputs_reachable() && (scatters || buffers_.outputs_reachable())) return share_directly(reduction);
-  SumVisitor* const now = scatters ? reduction.visitor : nullptr;  // else when the sum is over
+  // an all-reduce's visitor sees the sums when they are over
+  SumVisitor* const now = scatters ? reduction.visitor : nullptr;
   return fallback_.reduce_blocking(reduction.call, reduction.input, reduction.output, now);
 }
 
@@ -91,8 +92,8 @@ absl::Status StartedReductions::share_directly(const Reduction& reduction) {
   return absl::OkStatus();
 }
 
-// For a Work that nobody waited for, or whose wait failed: its buffers may be freed at any moment. Why the group ends is
-// for the code to say that dropped the Work; most likely an exception is on its way.
+// Ends the group for a Work that nobody waited for, or whose wait failed: its buffers may be freed at any moment. The
+// code that dropped the Work has to say why; most likely an exception is on its way.
 void StartedReductions::release(Reduction& reduction) {
   reduction.held = false;
   if (reduction.number <= over_) return;

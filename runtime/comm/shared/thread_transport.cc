@@ -33,7 +33,7 @@ class ThreadGroupMemory {
 
 namespace {
 
-/// Which addresses are common memory, for one rank. Thread-safe, because a CommBuffer may be freed on any thread.
+/// The addresses of one rank's common memory. Thread-safe, because a CommBuffer may be freed on any thread.
 class CommonRanges {
  public:
   void add(const PlainBuffer& buffer) {
@@ -52,7 +52,7 @@ class CommonRanges {
 
  private:
   mutable Mutex mutex_;
-  std::map<const std::byte*, const std::byte*> ends_ ABSL_GUARDED_BY(mutex_);  // by begin
+  std::map<const std::byte*, const std::byte*> ends_ ABSL_GUARDED_BY(mutex_);  // key: begin
 };
 
 /// One rank's share in a buffer that all ranks have together.
@@ -71,7 +71,7 @@ class SharedPlainBuffer : public CommBuffer {
   const std::shared_ptr<CommonRanges> ranges_;
 };
 
-/// One address space: every pointer is its own location.
+/// The space of one address space: every pointer is its own location.
 class ThreadSpace : public SharedSpace {
  public:
   ThreadSpace(std::shared_ptr<ThreadGroupMemory> memory, int rank) : memory_(std::move(memory)), rank_(rank) {}
@@ -108,7 +108,7 @@ class ThreadSpace : public SharedSpace {
     return std::unique_ptr<Allocation>(std::make_unique<PlainAllocation>(bytes));
   }
 
-  /// The first rank offers where its handle on the buffer is; the others copy the handle.
+  /// The first rank offers the place of its handle on the buffer; the others copy the handle.
   class CommonAllocation : public Allocation {
    public:
     CommonAllocation(std::shared_ptr<PlainBuffer> own, std::shared_ptr<CommonRanges> ranges)
@@ -177,7 +177,7 @@ std::shared_ptr<GroupFactory> thread_group_factory(std::shared_ptr<ThreadRun> ru
   defaults.ranks_per_host = topology.local_world_size;
   defaults.timeout_s = run->options().timeout_s;
   const auto join = [run = std::move(run)](const Group& group) { return run->join(group); };
-  // Hosts that are not there have a network between them, as far as the Engine can tell.
+  // Pretended hosts have a network between them, as far as the Engine can tell.
   const JoinGroup across = [join](const Group& group) -> absl::StatusOr<std::shared_ptr<Collectives>> {
     TESSERA_ASSIGN_OR_RETURN(auto joined, join(group));
     return working_in_background(std::move(joined));

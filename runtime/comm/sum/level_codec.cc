@@ -29,7 +29,7 @@ TESSERA_INLINE float norm_of_squares(const float* values, std::size_t numel) {
   return static_cast<float>(std::sqrt(sums[0]));
 }
 
-/// By its bits, of which those of a NaN are the largest.
+/// Compares magnitudes by their bits; those of a NaN are the largest.
 TESSERA_INLINE float largest_magnitude(const float* values, std::size_t numel) {
   std::uint32_t largest = 0;
   for (std::size_t i = 0; i < numel; ++i)

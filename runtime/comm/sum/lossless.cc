@@ -7,6 +7,12 @@
 
 #include "runtime/comm/sum/cpu_clones.h"
 
+// The lossless codec. `pack` writes each whole block of 256 elements as one of four kinds: it splits the elements into
+// exponents, high and low halves (`split`), chooses the base exponent (`base_of`), and writes a 3-bit code for each
+// element; exponents that a code cannot express follow in full. `unpack` reverses it and checks every length against
+// what is left, so a damaged message is refused. The rest of a message that is no whole block is copied. The loops over
+// a block have constant length, so that they vectorise.
+
 namespace tessera {
 namespace {
 
@@ -15,22 +21,23 @@ constexpr std::size_t kBlock = kLosslessBlock;
 /// The first byte of a block.
 enum Kind : std::uint8_t {
   kZeros,   ///< nothing follows: all bits are 0
-  kCopied,  ///< the elements as they are
-  kPacked,  ///< PackedHead, codes, signs and mantissas; of fp32 the low halves; exponents in full
-  kNarrow,  ///< of fp32: the same, but all low halves are 0, and are not there
+  kCopied,  ///< the elements unchanged
+  kPacked,  ///< PackedHead, codes, signs and mantissas; the low halves of fp32; exponents in full
+  kNarrow,  ///< fp32 only: like kPacked, but all low halves are 0 and left out
 };
 
 constexpr std::size_t kCodeBits = 3, kEscape = 7;
 constexpr std::size_t kCodeWords = 32;  ///< each holds the codes of 8 elements that lie kCodeWords apart
 constexpr std::size_t kCodeBytes = kBlock * kCodeBits / 8;
 static_assert(kCodeWords * 8 == kBlock && kCodeBytes == 3 * kCodeWords);
-/// Bytes of a packed block: its kind, its highest exponent, how many exponents follow in full, codes, signs and mantissas.
+/// Bytes of a packed block's parts: the head (kind, highest exponent, number of exponents in full), codes, signs and
+/// mantissas.
 constexpr std::size_t kHeadBytes = 3, kHighBytes = kBlock, kLowBytes = 2 * kBlock;
 constexpr std::size_t kNarrowBytes = kHeadBytes + kCodeBytes + kHighBytes;
 
-/// A block whose exponents are apart: `high` is the sign and the upper 7 bits of the mantissa.
+/// A block whose exponents are separated: `high` is the sign and the upper 7 bits of the mantissa.
 struct Split {
-  alignas(64) std::array<std::uint16_t, kBlock> low;  ///< of fp32
+  alignas(64) std::array<std::uint16_t, kBlock> low;  ///< fp32 only
   alignas(64) std::array<std::uint8_t, kBlock> high;
   alignas(64) std::array<std::uint8_t, kBlock> exponents;
 };
@@ -62,8 +69,8 @@ TESSERA_INLINE Found split(const std::uint16_t* bits, Split& parts) {
   return {any, 0};
 }
 
-/// The highest exponent of the seven that most elements have. The highest of all is not always it: one outlier would have all others
-/// written in full.
+/// Returns the highest of the seven exponents that cover most elements. That is not always the highest of all: one
+/// outlier would force all others to be written in full.
 TESSERA_INLINE std::uint8_t base_of(const std::array<std::uint8_t, kBlock>& exponents) {
   std::uint8_t highest = 0;
   for (const std::uint8_t exponent : exponents) highest = std::max(highest, exponent);
@@ -125,7 +132,7 @@ TESSERA_INLINE std::byte* copy_block(const void* block, std::size_t bytes, std::
   return to + 1 + bytes;
 }
 
-/// Writes a whole block, and returns where it ends.
+/// Writes a whole block, and returns its end.
 template <class Bits>
 TESSERA_INLINE std::byte* pack_bits(const Bits* block, std::byte* to) {
   Split parts;
@@ -179,7 +186,7 @@ TESSERA_INLINE void join(const Split& parts, std::uint16_t* bits) {
   }
 }
 
-/// Reads a whole block that is kPacked or kNarrow, `left` bytes at most. Returns how many it has; 0 where it is none.
+/// Reads a whole block that is kPacked or kNarrow, at most `left` bytes. Returns its length; 0 if it is none.
 template <class Bits>
 TESSERA_INLINE std::size_t unpack_bits(const std::byte* from, std::size_t left, Bits* block) {
   const bool has_low = sizeof(Bits) == 4 && from[0] == std::byte{kPacked};

@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-/// Sums over a row are made in so many parts, which are added up at the end.
+/// Number of parts in which sums over a row are made; they are added up at the end.
 constexpr std::size_t kLanes = 16;
 /// Columns of a factor that share one pass over a row.
 constexpr std::size_t kTogether = 4;
@@ -26,7 +26,7 @@ TESSERA_INLINE float sum_of(const Lanes& lanes) {
   return parts[0];
 }
 
-/// Products of `row` with `Count` columns of `right`.
+/// Computes products of `row` with `Count` columns of `right`.
 template <std::size_t Count>
 TESSERA_INLINE void dot(const float* row, const float* right, std::size_t columns, float* products,
                         std::size_t stride) {
@@ -44,7 +44,7 @@ TESSERA_INLINE void dot(const float* row, const float* right, std::size_t column
   }
 }
 
-/// Adds `row` times a number each to `Count` columns of `right`.
+/// Adds `row`, times one number each, to `Count` columns of `right`.
 template <std::size_t Count>
 TESSERA_INLINE void add_row(const float* row, const float* left, std::size_t stride, float* right,
                             std::size_t columns) {
@@ -60,7 +60,7 @@ TESSERA_INLINE void add_row(const float* row, const float* left, std::size_t str
   }
 }
 
-/// row (+)= the sum of `Count` columns of `right`, each times a number.
+/// Sets or increases a row by the sum of `Count` columns of `right`, each times a number.
 template <std::size_t Count>
 TESSERA_INLINE void combine(const float* left, std::size_t stride, const float* right, std::size_t columns, bool adds,
                             float* row) {
@@ -147,7 +147,7 @@ TESSERA_CPU_CLONES void expand(const float* left, const float* right, float shar
 }
 
 void orthonormalize(float* factor, std::size_t rank, std::size_t numel) {
-  constexpr double kNothing = 1e-12;  // of a column's length
+  constexpr double kNothing = 1e-12;  // share of a column's length
   for (std::size_t k = 0; k < rank; ++k) {
     float* const column = factor + k * numel;
     const double before = std::sqrt(product(column, column, numel));
@@ -172,7 +172,7 @@ void draw_missing(std::int64_t number, float* factor, std::size_t rank, std::siz
     if (std::any_of(column, column + numel, [](float value) { return value != 0; })) continue;
     const std::uint64_t stream = mixed(mixed(static_cast<std::uint64_t>(number) + 1) + k);
     for (std::size_t i = 0; i < numel; ++i) {
-      const std::uint64_t bits = mixed(stream + (i + 1) * 0x9e3779b97f4a7c15u) >> 40;  // 24 of them
+      const std::uint64_t bits = mixed(stream + (i + 1) * 0x9e3779b97f4a7c15u) >> 40;  // 24 bits
       column[i] = (static_cast<float>(bits) + 0.5f) / 8388608.0f - 1.0f;
     }
   }

@@ -12,11 +12,11 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kWordBits = 32;
-constexpr std::size_t kWords = kMessageRun / kWordBits;  // of a run's bits
-/// Sums over a run are made in so many parts, which are added up at the end.
+constexpr std::size_t kWords = kMessageRun / kWordBits;  // words of a run's bits
+/// Number of parts in which sums over a run are made; they are added up at the end.
 constexpr std::size_t kLanes = 16;
 constexpr std::uint32_t kSignBit = 0x80000000u, kInfinity = 0x7f800000u;
-/// Bits at odd places, which vote - where they are 0 and the turn is even.
+/// Bits at odd places; they vote - if they are 0 and the turn is even.
 constexpr std::uint32_t kOddBits = 0xaaaaaaaau;
 
 TESSERA_INLINE std::uint32_t bits_of(float value) { return std::bit_cast<std::uint32_t>(value); }
@@ -44,7 +44,8 @@ TESSERA_INLINE float with_sign(float magnitude, std::uint32_t word, std::size_t 
   return std::bit_cast<float>(bits_of(magnitude) ^ (word << (31 - place) & kSignBit));
 }
 
-/// Calls `each(word, begin, numel)` for the words of a run of `numel` elements. A whole run has loops of constant length, which vectorise.
+/// Calls `each(word, begin, numel)` for the words of a run of `numel` elements. A whole run has loops of constant
+/// length, which vectorise.
 template <class Each>
 TESSERA_INLINE void for_words(std::size_t numel, const Each& each) {
   if (numel == kMessageRun) {

@@ -18,7 +18,7 @@ namespace {
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kAhead = 1024;  // bytes: the hardware's prefetchers stop at the edge of a page
 
-// Whole lines; SSE2 is on every x86-64, and four stores fill a line's write-combining buffer as well as one.
+// Streams whole lines. SSE2 is on every x86-64, and four stores fill a line's write-combining buffer as well as one.
 void stream_lines(std::byte* to, const std::byte* from, std::size_t lines) {
   for (std::size_t i = 0; i < lines; ++i, to += kLine, from += kLine) {
     _mm_prefetch(reinterpret_cast<const char*>(from) + kAhead, _MM_HINT_T0);
@@ -27,8 +27,8 @@ void stream_lines(std::byte* to, const std::byte* from, std::size_t lines) {
   }
 }
 
-// Of a loop and not of memcpy, which may be one instruction for all (rep movs): where other cores have copies of the lines that is
-// slower.
+// Copies by a loop and not by memcpy, which may be one instruction for all (rep movs); that is slower if other cores
+// have copies of the lines.
 template <bool kAsks>
 void copy_lines(std::byte* to, const std::byte* from, std::size_t bytes) {
   constexpr std::size_t kLoadAhead = 2048;

@@ -13,17 +13,17 @@ constexpr std::uint32_t kMagnitudeBits = 0x7fffffffu;
 
 TESSERA_INLINE std::uint32_t magnitude(float value) { return std::bit_cast<std::uint32_t>(value) & kMagnitudeBits; }
 
-/// Magnitudes are looked at from their highest bits downwards: each pass counts those that share the bits found so far by their next
-/// ones, and finds the next bits of the smallest one that is selected.
+/// Finds the smallest selected magnitude from its highest bits downwards: each pass counts the magnitudes that share
+/// the bits found so far by their next bits, and finds the next bits.
 struct Threshold {
-  std::uint32_t bits = 0;  ///< of the smallest magnitude that is selected, and zeros where they are not known yet
-  std::size_t equal = 0;   ///< how many are selected of those that have these bits
+  std::uint32_t bits = 0;  ///< bits of the smallest selected magnitude; zeros where they are not known yet
+  std::size_t equal = 0;   ///< number of selected elements that have these bits
 };
 
 template <int kShift, int kWidth>
 Threshold refine(const float* values, std::size_t numel, Threshold found) {
   constexpr std::size_t kBins = std::size_t{1} << kWidth;
-  // Neighbours are of like magnitude. Counted apart, none waits for the count before it.
+  // Neighbours have similar magnitudes. Separate counters avoid a wait for the count before.
   constexpr std::size_t kApart = 4;
   std::array<std::array<std::uint32_t, kBins>, kApart> counts{};
   constexpr bool kIsFirst = kShift + kWidth == 31;

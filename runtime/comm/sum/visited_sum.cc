@@ -14,10 +14,10 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kPiece = 256;  // elements: few, so that memory is read and written at the same time
+constexpr std::size_t kPiece = 256;  // elements; few, so that memory is read and written at the same time
 static_assert(kPiece % SumVisitor::kAlignment == 0);
 
-// Of as many ranks without the heap.
+// A vector that holds an entry for each of that many ranks without the heap.
 template <class T>
 using OfRanks = absl::InlinedVector<T, 16>;
 
@@ -25,8 +25,9 @@ bool contains(std::span<const void* const> sources, const void* output) {
   return std::find(sources.begin(), sources.end(), output) != sources.end();
 }
 
-/// A piece is summed where it stays in cache: in an output, or on the stack where some output is streamed. (Not in an output that
-/// peers have read: its lines come back from their caches one by one, and what reads the piece next would wait for them.)
+/// Sums a piece where it stays in cache: in an output, or on the stack if some output is streamed. (An output that
+/// peers have read will not do: its lines come back from their caches one by one, and the piece's next reader would
+/// wait for them.)
 void sum_pieces(std::span<const void* const> sources, DType dtype, std::span<float* const> streamed,
                 std::span<float* const> kept, std::size_t numel, SumVisitor* visitor, std::size_t offset) {
   if (streamed.empty() && kept.size() == 1 && !visitor) return pairwise_sum(sources, dtype, kept[0], numel);
@@ -57,7 +58,7 @@ void visited_sum(std::span<const void* const> sources, DType dtype, std::span<fl
                  SumVisitor* visitor, std::size_t offset) {
   const bool large = numel * sizeof(float) * outputs.size() >= kStreamBytes;
   OfRanks<float*> streamed, kept;
-  // What is a source has just been read: its lines are in cache and cost nothing to write.
+  // An output that is a source has just been read: its lines are in cache and cost nothing to write.
   for (float* output : outputs) (large && !contains(sources, output) ? streamed : kept).push_back(output);
   sum_pieces(sources, dtype, streamed, kept, numel, visitor, offset);
   if (!streamed.empty()) end_stream();

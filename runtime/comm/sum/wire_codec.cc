@@ -17,7 +17,8 @@ namespace tessera {
 namespace {
 
 constexpr std::uint32_t kMagnitude = 0x7fffffffu, kInfinity = 0x7f800000u;
-/// Added to a float of magnitude below 2^22, it leaves the nearest whole number (ties to even) in the low bits.
+/// This number, added to a float of magnitude below 2^22, leaves the nearest whole number (ties to even) in the low
+/// bits.
 constexpr float kRounder = 12582912.0f;
 constexpr std::int32_t kRounderBits = std::bit_cast<std::int32_t>(kRounder);
 
@@ -25,13 +26,13 @@ constexpr float largest_code(WireForm form) { return form == WireForm::kInt8 ? 1
 
 constexpr std::size_t blocks_of(std::size_t numel) { return (numel + kCodecBlock - 1) / kCodecBlock; }
 
-/// Bytes of the codes of `numel` elements of one block.
+/// Returns the bytes of the codes of `numel` elements of one block.
 constexpr std::size_t code_bytes(WireForm form, std::size_t numel) {
   return form == WireForm::kInt8 ? numel : (numel + 1) / 2;
 }
 
 TESSERA_INLINE std::uint32_t largest_magnitude(const float* values, std::size_t numel) {
-  std::uint32_t largest = 0;  // of a NaN above that of an infinity above all others
+  std::uint32_t largest = 0;  // a NaN's bits are above an infinity's, and those above all others
   for (std::size_t i = 0; i < numel; ++i)
     largest = std::max(largest, std::bit_cast<std::uint32_t>(values[i]) & kMagnitude);
   return largest;
@@ -45,7 +46,7 @@ struct Scale {
   float unit = 0, inverse = 0;
 };
 
-/// Of a block whose largest magnitude has the bits `largest`.
+/// Returns the scale of a block whose largest magnitude has the bits `largest`.
 TESSERA_INLINE Scale scale_of(WireForm form, std::uint32_t largest) {
   if (largest >= kInfinity) return {std::numeric_limits<float>::quiet_NaN(), 0};
   const float magnitude = std::bit_cast<float>(largest), most = largest_code(form);
@@ -55,7 +56,8 @@ TESSERA_INLINE Scale scale_of(WireForm form, std::uint32_t largest) {
   return {unit, most / magnitude};
 }
 
-/// Element i of the first half is in the low bits of byte i, element i of the second half in its high bits.
+/// Packs nibbles: element i of the first half is in the low bits of byte i, element i of the second half in its high
+/// bits.
 TESSERA_INLINE void pack_nibbles(const std::int8_t* codes, std::size_t numel, std::byte* wire) {
   const std::size_t half = (numel + 1) / 2;
   for (std::size_t i = 0; i < numel / 2; ++i)
@@ -99,12 +101,12 @@ TESSERA_CPU_CLONES void decode_block(WireForm form, float scale, const std::byte
   for (std::size_t i = 0; i < numel; ++i) output[i] = static_cast<float>(codes[i]) * scale;
 }
 
-/// residual = values - decoded.
+/// Computes residual = values - decoded.
 TESSERA_CPU_CLONES void subtract(const float* values, const float* decoded, float* residual, std::size_t numel) {
   for (std::size_t i = 0; i < numel; ++i) residual[i] = values[i] - decoded[i];
 }
 
-/// To the nearest, ties to even. A NaN stays one: all that a codec makes have the highest bit of their mantissa.
+/// Rounds to the nearest, ties to even. A NaN stays one: all NaNs of a codec have the highest bit of their mantissa.
 TESSERA_CPU_CLONES void narrow_to_bf16(const float* values, std::byte* output, std::size_t numel) {
   for (std::size_t i = 0; i < numel; ++i) {
     const auto bits = std::bit_cast<std::uint32_t>(values[i]);
@@ -127,7 +129,7 @@ float scale_at(const std::byte* wire, std::size_t block) {
   return scale;
 }
 
-/// Where the codes of a block begin.
+/// Returns where the codes of a block begin.
 std::size_t codes_at(WireForm form, std::size_t blocks, std::size_t block) {
   return blocks * sizeof(float) + block * code_bytes(form, kCodecBlock);
 }

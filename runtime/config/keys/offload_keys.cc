@@ -4,6 +4,8 @@
 #include "runtime/config/strategy_keys.h"
 #include "runtime/config/strategy_names.h"
 
+// The rows of "offload": first the conditions under which keys have an effect, then one row for each key.
+
 namespace tessera {
 namespace {
 
@@ -33,14 +35,14 @@ Condition with_files() {
           [](const Strategy& s) { return s.offload.uses_files(); }};
 }
 
-/// Gradients are read and written a unit at a time.
+/// Holds if records have a chosen size. Gradients are read and written a unit at a time.
 Condition with_records_of_a_size() {
   return {"offload.parameters, masters or moments on a tier other than memory, or activations on nvme",
           {"/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier", "/offload/activations/tier"},
           [](const Strategy& s) { return has_state_below(s) || s.offload.activations == Tier::kNvme; }};
 }
 
-/// Or may have.
+/// Also true for tier auto, which may choose the host.
 bool has_state_on_host(const Strategy& s) {
   const auto may_be_on_host = [](const OffloadedState& state) {
     return state.tier == Tier::kHost || state.tier == Tier::kAuto;
@@ -54,7 +56,7 @@ Condition with_state_on_host() {
           has_state_on_host};
 }
 
-/// What the host's CPU updates stays where it lies.
+/// Holds if records move. State that the host's CPU updates stays where it lies.
 Condition with_a_queue() {
   return {
       "an offload tier other than memory, but of gradients, of parameters on host, and of masters and moments on "

@@ -5,6 +5,10 @@
 #include "runtime/config/strategy_keys.h"
 #include "runtime/config/strategy_names.h"
 
+// The rows of "optimizer", "ema", "lr_schedule" and of what a step does. Helpers come first: conditions ("only with
+// type sgd"), defaults that depend on the type, and the keys of a parameter group, which are rows of their own. The
+// functions at the end have one row for each key.
+
 namespace tessera {
 namespace {
 
@@ -70,7 +74,7 @@ RulesDefault lr_adjustment_of_rules() {
   };
 }
 
-// Of an optimizer's own numbers, and of a group's in their place.
+// Ranges of an optimizer's own numbers, and of a group's, which replace them.
 constexpr Range kDecayRange = {0, 1000}, kEpsRange = {1e-30, 1}, kBetaRange = {0, 1, false, true};
 
 /// Keys of one ParameterGroup.
@@ -180,7 +184,7 @@ ParameterGroup group_from(const nlohmann::json& object) {
   return group;
 }
 
-/// What a group says, and nothing that it leaves to the optimizer.
+/// Writes what a group sets, and nothing that it leaves to the optimizer.
 nlohmann::ordered_json json_of(const ParameterGroup& group) {
   nlohmann::ordered_json object = nlohmann::ordered_json::object();
   if (!group.name.empty()) object["name"] = group.name;

@@ -1,4 +1,4 @@
-// Compiled without contraction of a * b + c into one rounding, like the CPU's sums.
+// This file is compiled without contraction of a * b + c into one rounding, like the CPU's sums.
 
 #include <cuda_fp16.h>
 
@@ -30,7 +30,7 @@ struct alignas(sizeof(T) * kWidth) Several {
   T values[kWidth];
 };
 
-/// Neighbours are added; an odd last one is carried up as it is.
+/// Adds neighbours; an odd last one is carried up unchanged.
 template <int kCount>
 __device__ __forceinline__ float tree_sum(float (&values)[kCount]) {
 #pragma unroll
@@ -42,7 +42,7 @@ __device__ __forceinline__ float tree_sum(float (&values)[kCount]) {
   return values[0];
 }
 
-/// A thread adds up `kWidth` neighbouring elements at a time.
+/// Adds up `kWidth` neighbouring elements at a time in each thread.
 template <class T, int kCount, int kWidth>
 __global__ void __launch_bounds__(kThreads) sum(SumInputs inputs, float* output, std::size_t runs) {
   const std::size_t threads = std::size_t{gridDim.x} * kThreads;
@@ -81,7 +81,7 @@ bool aligned(const SumInputs& inputs, const float* output) {
   return all;
 }
 
-/// Runs of four where everything is aligned, and what is left one by one.
+/// Sums runs of four if everything is aligned, and the remaining elements one by one.
 template <class T, int kCount>
 cudaError_t sum_of(const SumInputs& inputs, float* output, std::size_t numel, cudaStream_t stream) {
   const std::size_t runs = aligned<T>(inputs, output) ? numel / kWide : 0;

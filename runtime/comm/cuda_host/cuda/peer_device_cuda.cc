@@ -21,7 +21,7 @@ static_assert(sizeof(cudaIpcMemHandle_t) == sizeof(PeerDevice::Handle));
 static_assert(sizeof(cudaIpcEventHandle_t) == sizeof(PeerDevice::Handle));
 static_assert(cuda::SumInputs::kMost == static_cast<int>(PeerDevice::kMostInputs));
 
-/// What CUDA itself says is all there is to say, but for memory.
+/// Returns a hint for an error: only errors of memory have more to say than CUDA's own text.
 std::string hint_of(cudaError_t error) {
   return error == cudaErrorMemoryAllocation
              ? ". [T0450] hint: shard over more GPUs, or give \"offload\" a tier below memory"
@@ -48,8 +48,8 @@ T handle_of(const PeerDevice::Handle& bytes) {
   return handle;
 }
 
-/// The driver's cuMemGetAddressRange, found at run time: nothing is linked to the driver, which a machine without a GPU
-/// does not have.
+/// Calls the driver's cuMemGetAddressRange, which is found at run time: nothing is linked to the driver, which a
+/// machine without a GPU does not have.
 absl::StatusOr<std::byte*> allocation_of(const void* memory) {
   using GetAddressRange = CUresult (*)(CUdeviceptr*, std::size_t*, CUdeviceptr);
   static void* const function = [] {
@@ -197,7 +197,7 @@ class CudaPeerDevice : public PeerDevice {
 
  private:
   cudaStream_t stream(Queue queue) const {
-    cudaSetDevice(index_);  // whichever thread calls
+    cudaSetDevice(index_);  // any thread may call
     return queue == Queue::kSide ? side_
                                  : c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(index_)).stream();
   }

@@ -1,4 +1,4 @@
-// A convolutional network whose batch norms see the samples of all ranks: it tells in which direction stripes run.
+// A convolutional network whose batch norms see the samples of all ranks. It tells in which direction stripes run.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
 #include <tessera/rank_sampler.h>
@@ -17,7 +17,7 @@
 
 constexpr std::int64_t kDirections = 4, kSize = 12;
 
-// Noisy stripes [1, 12, 12] in one of four directions.
+// Noisy stripes: images [1, 12, 12] with stripes in one of four directions.
 struct Stripes : torch::data::datasets::Dataset<Stripes> {
   Stripes(std::int64_t count, std::uint64_t seed) : noise(at::empty({count, 1, kSize, kSize})) {
     noise.normal_(0, 0.7, at::make_generator<at::CPUGeneratorImpl>(seed));

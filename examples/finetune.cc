@@ -1,5 +1,6 @@
-// Fine-tuning: a network that was trained on one task is loaded, and trained on another. First its new head alone, with
-// the body frozen; then all of it, the body at a tenth of the rate and without decay of biases.
+// Fine-tuning: a network that was trained on one task is loaded and trained on another. The new head trains first,
+// alone, with the body frozen. Then all of the network trains, the body at a tenth of the rate and without decay of
+// biases.
 #include <ATen/Functions.h>
 #include <tessera/tessera.h>
 #include <torch/nn/modules/activation.h>
@@ -21,7 +22,7 @@ struct NetworkImpl : torch::nn::Module {
 };
 TORCH_MODULE(Network);
 
-// Two functions of the plane that have much in common.
+// The two tasks: functions of the plane that have much in common.
 at::Tensor first_task(const at::Tensor& x) { return at::sin(x.select(1, 0) * 3) * at::cos(x.select(1, 1) * 3); }
 at::Tensor second_task(const at::Tensor& x) { return 0.5 - first_task(x) * (1 + 0.5 * x.select(1, 0)); }
 
@@ -33,13 +34,13 @@ void train(tessera::Engine& engine, Network& model, const tessera::Mesh& mesh, T
   for (int step = 1; step <= steps; ++step) {
     const at::Tensor x = at::rand({128 / mesh.world_size(), 2}) * 2 - 1;
     engine.backward((model->forward(x).squeeze(1) - task(x)).square().mean());
-    loss += (engine.step().loss - loss) / std::min(step, 20);  // of the last 20 or so
+    loss += (engine.step().loss - loss) / std::min(step, 20);  // mean of the last 20 or so
   }
   if (mesh.is_main()) std::cout << phase << " 1  loss " << loss << std::endl;
 }
 
 int main(int argc, char** argv) {
-  if (argc != 2) return 64;  // finetune weights.pt
+  if (argc != 2) return 64;  // command line: finetune weights.pt
   return tessera::run([&] {
     auto strategy = tessera::Strategy::from_json(R"({"strategy": "FULL_SHARD", "optimizer": {"lr": 3e-3}})");
     tessera::Mesh mesh = tessera::init(strategy);

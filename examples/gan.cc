@@ -1,5 +1,5 @@
-// A generative adversarial network in the plane: its generator learns to put points where the real ones are, around
-// (2, -1). Two modules, two Engines; the generator is trained through the discriminator.
+// A generative adversarial network in the plane: its generator learns to put points where the real ones are, around (2,
+// -1). There are two modules and two Engines; the generator is trained through the discriminator.
 #include <ATen/Functions.h>
 #include <tessera/tessera.h>
 #include <torch/nn/modules/activation.h>
@@ -16,16 +16,17 @@ constexpr std::int64_t kBatch = 128, kNoise = 4;
 
 at::Tensor real_points(std::int64_t count) { return at::randn({count, 2}) * 0.3 + at::tensor({2.0f, -1.0f}); }
 
-// How far scores are from `wanted`: 1 for real, 0 for made up.
+// Returns how far scores are from `wanted`: 1 for real points, 0 for generated ones.
 at::Tensor loss_of(const at::Tensor& scores, double wanted) {
   return at::binary_cross_entropy_with_logits(scores, at::full_like(scores, wanted));
 }
 
 int main() {
   return tessera::run([] {
+    // The rate falls, since the two networks would chase each other for ever at a steady rate.
     auto strategy = tessera::Strategy::from_json(
         R"({"strategy": "FULL_SHARD", "optimizer": {"type": "adam", "lr": 2e-3, "betas": [0.0, 0.9], "weight_decay": 0.01},
-            "lr_schedule": {"type": "cosine", "total_steps": 600}})");  // at a steady rate the two chase each other for good
+            "lr_schedule": {"type": "cosine", "total_steps": 600}})");
     tessera::Mesh mesh = tessera::init(strategy);
     at::manual_seed(1);
     auto generator = tessera::deferred_init(
@@ -41,7 +42,7 @@ int main() {
       judging.backward(loss_of(discriminator->forward(real_points(own)), 1) +
                        loss_of(discriminator->forward(made_up.detach()), 0));
       const double judges = judging.step().loss;
-      // The gradients that this leaves in the discriminator are not its Engine's, and are dropped.
+      // The gradients that this leaves in the discriminator are not its Engine's, so they are dropped.
       generating.backward(loss_of(discriminator->forward(made_up), 1));
       const double fools = generating.step().loss;
       if (step % 100 != 0) continue;

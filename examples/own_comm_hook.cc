@@ -1,5 +1,5 @@
-// Gradients summed by a rule of the program's own: each rank sends signs and one scale (EF-signSGD, arXiv 1901.09847), and keeps what
-// that lacks for its next gradient. A byte a number goes over the wire in place of four.
+// A CommHook of the program's own sums gradients: each rank sends signs and one scale (EF-signSGD, arXiv 1901.09847),
+// and keeps what that lacks for its next gradient. One byte a number goes over the wire in place of four.
 #include <ATen/Functions.h>
 #include <tessera/comm_hook.h>
 #include <tessera/tessera.h>
@@ -22,7 +22,7 @@ struct Signs final : tessera::CommHook {
   }
 
  private:
-  std::map<std::int64_t, at::Tensor> lacked_;  ///< by bucket
+  std::map<std::int64_t, at::Tensor> lacked_;  ///< error feedback, by bucket
 };
 
 int main() {

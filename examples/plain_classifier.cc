@@ -1,4 +1,4 @@
-// A training program of plain LibTorch: it tells three spirals apart. docs/start-cpp.md shows the lines that shard it.
+// A training program of plain LibTorch that tells three spirals apart. docs/start-cpp.md shows the lines that shard it.
 #include <ATen/Functions.h>
 #include <torch/data/dataloader.h>
 #include <torch/data/datasets/base.h>
@@ -12,7 +12,7 @@
 
 constexpr std::int64_t kArms = 3;
 
-// Points of the plane on the arms of a spiral, and the arm of each.
+// Points of the plane on the arms of a spiral, with the arm of each.
 struct Spirals : torch::data::datasets::Dataset<Spirals> {
   explicit Spirals(std::size_t count) : radius(at::linspace(0.1, 1.0, static_cast<std::int64_t>(count))) {}
   torch::data::Example<> get(std::size_t i) override {

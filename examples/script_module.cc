@@ -1,5 +1,5 @@
-// Trains what torch.jit has scripted: a classifier of points that examples/python/script_classifier.py writes. There is no
-// torch::nn::Module; the script's forward is called as it is, and its layers are sharded by their class.
+// Trains a module that torch.jit has scripted: a classifier of points that examples/python/script_classifier.py writes.
+// There is no torch::nn::Module; the script's forward is called unchanged, and its layers are sharded by their class.
 #include <ATen/Functions.h>
 #include <tessera/module_view.h>
 #include <tessera/tessera.h>
@@ -8,7 +8,7 @@
 #include <iostream>
 
 int main(int argc, char** argv) {
-  if (argc != 3) return 64;  // script_module classifier.pt weights.pt
+  if (argc != 3) return 64;  // command line: script_module classifier.pt weights.pt
   return tessera::run([&] {
     auto strategy = tessera::Strategy::from_json(
         R"({"strategy": "FULL_SHARD", "units": {"classes": ["Linear"]}, "optimizer": {"lr": 1e-2}})");
@@ -27,6 +27,6 @@ int main(int argc, char** argv) {
       tessera::all_reduce(mesh, right, tessera::Reduce::kMean);
       if (mesh.is_main()) std::cout << "step " << step << "  right " << right.item<float>() << std::endl;
     }
-    tessera::save_weights(engine, argv[2]);  // by the names of the script: its load_state_dict takes them
+    tessera::save_weights(engine, argv[2]);  // names are the script's: its load_state_dict takes them
   });
 }

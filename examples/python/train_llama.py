@@ -1,4 +1,7 @@
-"""Trains a small Llama of transformers on the bytes of a text file, with plain PyTorch. docs/start-python.md has the lines that shard it."""
+"""Trains a small Llama of transformers on the bytes of a text file, with plain PyTorch.
+
+docs/start-python.md has the lines that shard it.
+"""
 
 import pathlib
 import sys

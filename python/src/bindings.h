@@ -6,11 +6,11 @@
 
 #include "tessera/engine.h"
 
-/// What python/src/module.cc puts into `tessera._native`. The Python files beside it are the API; this is what they stand on, so names and
-/// arguments are explained there.
+/// Functions that python/src/module.cc puts into `tessera._native`. The Python files beside it are the API and stand on
+/// these functions, so they explain names and arguments.
 namespace tessera::python {
 
-/// An Engine as Python holds it, and guards with it.
+/// An Engine as Python and its guards hold it.
 using EnginePointer = std::shared_ptr<Engine>;
 
 void bind_job(pybind11::module_& module);
@@ -18,8 +18,8 @@ void bind_engine(pybind11::module_& module);
 void bind_checkpoints(pybind11::module_& module);
 void bind_collectives(pybind11::module_& module);
 
-/// tessera::Error becomes tessera.Error with the same text and exit code; Python exceptions that crossed autograd are themselves
-/// again; other exceptions of LibTorch become RuntimeError with their text.
+/// Translates exceptions. tessera::Error becomes tessera.Error with the same text and exit code; Python exceptions that
+/// crossed autograd become themselves again; other exceptions of LibTorch become RuntimeError with their text.
 void translate_exceptions();
 
 }  // namespace tessera::python

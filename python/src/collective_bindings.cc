@@ -13,7 +13,7 @@ namespace {
 
 using Released = py::call_guard<py::gil_scoped_release>;
 
-/// Joins with the strategy's defaults where no Engine and no `init` has joined before.
+/// Returns the mesh. It joins with the strategy's defaults if no Engine and no `init` has joined before.
 const Mesh& mesh() { return Job::join({}); }
 
 Reduce reduce_of(const std::string& name) {
@@ -28,7 +28,7 @@ Reduce reduce_of(const std::string& name) {
 }  // namespace
 
 void bind_collectives(py::module_& module) {
-  // In the order in which pybind11 tries them: an int must not become a float.
+  // The order is that in which pybind11 tries them: an int must not become a float.
   module.def(
       "all_reduce", [](const at::Tensor& tensor, const std::string& op) { all_reduce(mesh(), tensor, reduce_of(op)); },
       Released());

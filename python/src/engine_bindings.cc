@@ -23,8 +23,8 @@ using Released = py::call_guard<py::gil_scoped_release>;
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// Gives `view` these buffers in place of those that it has. A module of LibTorch takes buffers, but cannot give one up,
-/// so another one is put together of the same parameters and children, and assigned.
+/// Replaces the buffers of `view`. A module of LibTorch takes buffers but cannot give one up, so another module is put
+/// together of the same parameters and children, and assigned.
 void set_buffers(ModuleView& view, const NamedTensors& buffers) {
   torch::nn::Module changed(view.name());
   changed.train(view.is_training());
@@ -36,8 +36,9 @@ void set_buffers(ModuleView& view, const NamedTensors& buffers) {
   static_cast<torch::nn::Module&>(view) = std::move(changed);
 }
 
-/// The C++ side of a Python module: its class name, its parameters and buffers, its children. It shares the TensorImpls of the
-/// Python parameters, so what an Engine does to its parameters the Python module sees, and the other way round.
+/// Binds the C++ side of a Python module: its class name, its parameters and buffers, its children. It shares the
+/// TensorImpls of the Python parameters, so the Python module sees what an Engine does to its parameters, and the other
+/// way round.
 void bind_mirror(py::module_& module) {
   py::class_<ModuleView, std::shared_ptr<ModuleView>>(module, "Mirror", py::module_local())
       .def(py::init<std::string>())
@@ -57,7 +58,7 @@ py::dict dict_of(const MemoryUse& use) {
   return result;
 }
 
-/// The fields by name, for logs.
+/// Returns the fields by name, for logs.
 py::dict dict_of(const StepResult& result) {
   py::dict fields;
   fields["step"] = result.step;
@@ -118,7 +119,7 @@ void bind_results(py::module_& module) {
       .def("__str__", [](const PlannedMemory& plan) { return plan.table; });
 }
 
-/// A copy of an Engine that a fork has made is never destroyed: the rank's own is still at work.
+/// Destroys an Engine, except a copy that a fork has made: the rank's own is still at work.
 void destroy(Engine* engine, pid_t owner) {
   if (owner != getpid()) return;
   const py::gil_scoped_release released;
@@ -142,7 +143,7 @@ void expect_own_process() {
               "made it; workers of a DataLoader only load data");
 }
 
-/// Drops a guard as if an exception passed by: nothing is written back, and the other ranks are not waited for.
+/// Drops a guard as if an exception passed by: nothing is written back, and this rank does not wait for the others.
 template <class Guard>
 void abandon(std::unique_ptr<Guard> guard) {
   struct Leaving {};
@@ -153,7 +154,7 @@ void abandon(std::unique_ptr<Guard> guard) {
   }
 }
 
-/// A Gathered or an EmaWeights, for a `with` statement. It keeps the Engine.
+/// A Gathered or an EmaWeights for a `with` statement. It keeps the Engine.
 template <class Guard>
 class Guarding {
  public:
@@ -186,8 +187,8 @@ void bind_guard(py::module_& module, const char* name) {
       .def("drop", &Guarding<Guard>::drop, Released());
 }
 
-/// The batches of a Python iterator as a C++ range, for Engine::evaluate. A batch is held so that it can be copied and dropped
-/// without the GIL.
+/// Makes the batches of a Python iterator a C++ range, for Engine::evaluate. A batch is held so that it can be copied
+/// and dropped without the GIL.
 class Batches {
  public:
   using Batch = std::shared_ptr<py::object>;
@@ -277,7 +278,7 @@ py::dict dict_of(const TrafficCounts& counts) {
   return result;
 }
 
-/// An UnevenLoop, which keeps the Engine. `on_step`: a function, or None.
+/// An UnevenLoop that keeps the Engine. `on_step`: a function, or None.
 class UnevenLooping {
  public:
   UnevenLooping(EnginePointer engine, py::object on_step)
@@ -296,7 +297,7 @@ class UnevenLooping {
   UnevenLoop loop_;
 };
 
-/// The scope of `with tessera.deferred_init():`, which ends on the thread that began it.
+/// The scope of `with tessera.deferred_init():`. It ends on the thread that began it.
 class Deferring {
  public:
   Deferring() { scope_.emplace(); }
@@ -306,7 +307,7 @@ class Deferring {
   std::optional<DeferredInitScope> scope_;
 };
 
-/// One of "optimizer.groups", as JSON. Throws tessera::Error (78).
+/// Reads one entry of "optimizer.groups" from JSON. Throws tessera::Error (78).
 ParameterGroup group_from(const std::string& json, OptimizerType type) {
   const std::string text = R"({"optimizer": {"type": ")" + name_of(type) + R"(", "groups": [)" + json + "]}}";
   return Strategy::from_json(text, "add_group").optimizer.groups.at(0);

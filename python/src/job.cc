@@ -21,7 +21,7 @@ struct Place {
   RunScope scope;
   pid_t pid = getpid();
 };
-/// Never destroyed by the C++ runtime: `forget` does it while Python still runs, or nobody does.
+/// The C++ runtime never destroys it: `forget` does so while Python still runs, or nobody does.
 Place* place = nullptr;
 
 int exit_code = 0;
@@ -52,7 +52,7 @@ const Mesh& Job::join(const Strategy& strategy, const Said& said) {
   if (!place) place = new Place;
   if (!place->scope.mesh) {
     const Mesh mesh = init_in(strategy, with(said));
-    place->scope.mesh = mesh;  // where another thread made the scope, init could not see it
+    place->scope.mesh = mesh;  // init could not see a scope that another thread made
   }
   return *place->scope.mesh;
 }
@@ -84,7 +84,8 @@ void Job::tell(OutsideCalls calls) {
 }
 
 void set_exit_code(int code) {
-  // Whatever Python ends with, launchers are to see why. The interpreter has written its streams and is gone by then.
+  // Launchers should see the reason, whatever Python ends with. The interpreter has written its streams and is gone by
+  // then.
   const auto end = [] {
     if (exit_code == 0 || exiting != getpid()) return;
     std::fflush(nullptr);

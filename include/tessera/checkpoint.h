@@ -43,7 +43,7 @@ struct CheckpointProgress {
 
 /// What load_checkpoint found.
 struct LoadedCheckpoint {
-  std::string path;
+  std::string path;       ///< folder of the checkpoint
   std::int64_t step = 0;  ///< StepResult::step of the last step that it holds
   CheckpointItems items;  ///< the same on every rank
   /// Sentences that say what differs from the moment of the save: states that had to be rounded or that start anew,

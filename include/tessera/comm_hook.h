@@ -41,10 +41,9 @@ class CommHook {
     };
 
     std::string unit;  ///< unit's path: "blocks.3"
-    std::int64_t index =
-        /// index of the bucket, from 0, the same in every step: a hook finds by it what it keeps, such as error
-        /// feedback
-        0;
+    /// index of the bucket, from 0, the same in every step: a hook finds by it what it keeps, such as error
+    /// feedback
+    std::int64_t index = 0;
     std::int64_t step = 1;  ///< training step, counted from 1
     /// [elements], fp32: this rank's contribution. It is that of one microbatch, or that of a whole step with
     /// gradient_sync "last_microbatch". Zeros stand where a parameter got no gradient, and between parameters. The
@@ -58,6 +57,7 @@ class CommHook {
   /// tessera::Error where it fails (64 for a wrong tensor), which ends training on all ranks.
   class Ranks {
    public:
+    /// The Engine makes it. `label`: name of the bucket, for messages.
     Ranks(Collectives& group, const std::string& label) : group_(group), label_(label) {}
 
     /// Index of this rank in the group, from 0 to size() - 1.

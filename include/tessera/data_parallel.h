@@ -67,6 +67,7 @@ class DataParallel {
   /// A guard: while it lives, backward leaves gradients as this rank made them and does not communicate.
   class NoSync {
    public:
+    /// `parallel` must outlive the guard.
     explicit NoSync(DataParallel& parallel);
     ~NoSync();
     NoSync(const NoSync&) = delete;

@@ -25,9 +25,10 @@ class DeferredInitScope {
  public:
   /// What the tape is recorded for.
   enum class Content {
-    kValues,
+    kValues,      ///< values, which `materialize` makes
     kShapesOnly,  ///< see `shapes_only`
   };
+  /// Starts deferring; the destructor ends it, on the same thread.
   explicit DeferredInitScope(Content content = Content::kValues);
   ~DeferredInitScope();
   DeferredInitScope(const DeferredInitScope&) = delete;

@@ -45,8 +45,8 @@ struct StepResult {
   /// where all weights are 0.
   double loss = 0.0;
   double grad_norm = 0.0;  ///< global 2-norm of the averaged gradient, before clipping
-  double lr = 0.0;
-  bool overflow = false;  ///< a gradient was infinite or NaN: the step was skipped on all ranks
+  double lr = 0.0;         ///< learning rate of the step
+  bool overflow = false;   ///< a gradient was infinite or NaN: the step was skipped on all ranks
   bool spike = false;  ///< the loss was far above those before (Strategy::on_spike): the step was skipped on all ranks
   double loss_scale = 1.0;  ///< loss scale that this step's backward used
   std::int64_t tokens = 0;  ///< tokens of all ranks and microbatches, as told to backward
@@ -54,8 +54,8 @@ struct StepResult {
   /// Part of `seconds` spent in collectives, also those of updates, waiting for other ranks included. A GPU counts the
   /// time in which compute waited for collectives, by the device's clock (exposed communication); 0 until `wait`.
   double communication_seconds = 0.0;
-  double tokens_per_second = 0.0;
-  MemoryUse planned;    ///< planned bytes by category
+  double tokens_per_second = 0.0;  ///< tokens of all ranks divided by `seconds`
+  MemoryUse planned;               ///< planned bytes by category
   MemoryUse allocated;  ///< largest bytes by category since the last step; above the plan only where an Engine warned
 
   /// False while a GPU still has to tell some of the fields; see `wait`.
@@ -88,8 +88,8 @@ struct MicrobatchInfo {
 
 /// A loss (a scalar tensor), and over how many things it is a mean (MicrobatchInfo::weight).
 struct WeightedLoss {
-  at::Tensor loss;
-  double weight = 1.0;
+  at::Tensor loss;      ///< [] of a floating-point dtype
+  double weight = 1.0;  ///< not negative, finite
 };
 
 /// Counts of what this rank has communicated and moved since the Engine was made. Bytes and seconds are this rank's.
@@ -387,6 +387,7 @@ void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const
 /// group on all ranks.
 class EmaWeights {
  public:
+  /// Changes weights and averages over. `engine` must outlive the guard.
   explicit EmaWeights(Engine& engine);
   /// Changes back. That is a collective and can fail; a destructor logs the error.
   ~EmaWeights();

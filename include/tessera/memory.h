@@ -36,7 +36,7 @@ std::string name_of(MemoryCategory category);
 
 /// Bytes by category.
 struct MemoryUse {
-  std::array<std::int64_t, kMemoryCategories> bytes{};
+  std::array<std::int64_t, kMemoryCategories> bytes{};  ///< index: MemoryCategory
   std::int64_t& operator[](MemoryCategory c) { return bytes[static_cast<std::size_t>(c)]; }
   std::int64_t operator[](MemoryCategory c) const { return bytes[static_cast<std::size_t>(c)]; }
   /// Sum of all categories, kHostRecords included.
@@ -60,8 +60,8 @@ struct DiskUse {
 
 /// Bytes that a step copies between a GPU and its host.
 struct HostStepBytes {
-  std::int64_t to_host = 0;
-  std::int64_t to_gpu = 0;
+  std::int64_t to_host = 0;  ///< copied from the GPU to its host
+  std::int64_t to_gpu = 0;   ///< copied from the host to its GPU
   friend bool operator==(const HostStepBytes&, const HostStepBytes&) = default;
 };
 

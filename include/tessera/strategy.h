@@ -109,6 +109,7 @@ struct ParameterGroup {
 template <class T>
 class OrDefault {
  public:
+  /// A value that the program gives.
   constexpr OrDefault(T value) : value_(value), is_given_(true) {}  // NOLINT: so that `config.lr = 0.1` gives it
   /// A value that counts as left out; `value` stands for it until `fill_in`.
   static constexpr OrDefault left_out(T value) {
@@ -309,6 +310,7 @@ struct CommConfig {
   /// each group measured when it was joined. Otherwise: path of rank 0's file of such costs, which `tessera bench
   /// collectives --fit-file` writes.
   std::string network_fit = {};
+  /// the value of network_fit that makes groups measure
   static constexpr const char* kMeasuredNetwork = "measured";
 };
 
@@ -425,13 +427,11 @@ struct SyncConfig {
   std::int64_t start_step = 0;  ///< steps that are first made as each_step makes them; not for each_step
   OuterConfig outer = {};       ///< used by diloco and streaming_diloco
   // The remaining fields are streaming_diloco's.
-  std::int64_t fragments =
-      /// unit i belongs to fragment i modulo fragments; each fragment has its own turn once in `every` steps
-      4;
+  /// unit i belongs to fragment i modulo fragments; each fragment has its own turn once in `every` steps
+  std::int64_t fragments = 4;
   std::int64_t delay = 1;  ///< steps from a fragment's outer gradients to its new weights
-  double mix =
-      /// share of a replica's own weights in its new ones; the rest are the outer weights. 0: outer weights alone
-      0.5;
+  /// share of a replica's own weights in its new ones; the rest are the outer weights. 0: outer weights alone
+  double mix = 0.5;
 
   /// Returns this config where it is in effect after `steps` steps, else each_step's.
   SyncConfig after(std::int64_t steps) const { return steps >= start_step ? *this : SyncConfig{}; }
@@ -454,31 +454,32 @@ enum class BufferBroadcast {
 struct Strategy {
   /// how state is spread over the ranks
   ShardingStrategy strategy = ShardingStrategy::kFullShard;
-  MeshConfig mesh;
-  UnitsConfig units;
+  MeshConfig mesh;                  ///< replicas and shards
+  UnitsConfig units;                ///< modules that are gathered together
   std::int64_t prefetch = 1;        ///< units gathered ahead of use
   std::int64_t prefetch_bytes = 0;  ///< above 0, replaces `prefetch`: as many units as hold so many bytes, at least one
   /// Units whose reductions may be under way while other gradients are made. Empty: as many as the transport can use.
   std::optional<std::int64_t> reductions_ahead;
   bool host_sharing = true;  ///< ranks of one host hold one copy of sharded parameters together, and gather nothing
-  MixedPrecisionConfig mixed_precision;
-  std::int64_t gradient_accumulation = 1;  ///< microbatches a step
-  GradientSync gradient_sync = GradientSync::kEachMicrobatch;
-  double gradient_clipping = 0.0;    ///< largest global 2-norm; 0: off
-  double gradient_clip_value = 0.0;  ///< largest magnitude of an element; 0: off
-  OptimizerConfig optimizer;
-  EmaConfig ema;
-  LrScheduleConfig lr_schedule;
-  MemoryConfig memory;
-  OffloadConfig offload;
-  CommConfig comm;
-  CheckConfig check;
+  MixedPrecisionConfig mixed_precision;                        ///< dtypes
+  std::int64_t gradient_accumulation = 1;                      ///< microbatches a step
+  GradientSync gradient_sync = GradientSync::kEachMicrobatch;  ///< when gradients are reduced
+  double gradient_clipping = 0.0;                              ///< largest global 2-norm; 0: off
+  double gradient_clip_value = 0.0;                            ///< largest magnitude of an element; 0: off
+  OptimizerConfig optimizer;                                   ///< update rule and its numbers
+  EmaConfig ema;                                               ///< average of the weights
+  LrScheduleConfig lr_schedule;                                ///< learning rate over the steps
+  MemoryConfig memory;                                         ///< limits
+  OffloadConfig offload;                                       ///< state outside of the training device's memory
+  CommConfig comm;                                             ///< transport and time limits
+  CheckConfig check;                                           ///< checks that cost time
+  /// what a step does with the module's buffers
   BufferBroadcast broadcast_buffers = BufferBroadcast::kNone;
-  CheckpointConfig checkpoint = {};
+  CheckpointConfig checkpoint = {};  ///< where and when checkpoints are saved
   CompressionConfig compression = {};
-  SpikeConfig on_spike = {};
-  DurableConfig durable = {};
-  SyncConfig sync = {};
+  SpikeConfig on_spike = {};   ///< what happens at a spike of the loss
+  DurableConfig durable = {};  ///< steps that survive a kill
+  SyncConfig sync = {};        ///< how replicas stay one model
 
   /// Reads and checks a strategy file. Throws tessera::Error: 66 or 77 if the file cannot be read; 78 with *all* errors
   /// in the file, one a line: `file:line:column: /json/pointer: what is wrong, what is allowed, did you mean`.

@@ -19,8 +19,8 @@ class TokenStream;
 /// Tail::kPad makes the last step of an epoch smaller: its microbatches have only the samples that are left, and
 /// `weight` says how many. A rank without any sample left gets samples a second time, with weight 0.
 struct TokenBatch {
-  at::Tensor input, target;
-  double weight = 1.0;  ///< value for MicrobatchInfo::weight: share of a full microbatch's tokens that count
+  at::Tensor input, target;  ///< [batch, seq_len], int64
+  double weight = 1.0;       ///< value for MicrobatchInfo::weight: share of a full microbatch's tokens that count
 };
 
 /// Gives ranks the tokens of a data set on disk as tensors, epoch after epoch. Every epoch has an order of its own.

@@ -52,7 +52,7 @@ struct SamplerOptions {
 /// Where a sampler stands, for a checkpoint. It does not depend on ranks, so any number of them can go on from it.
 /// -
 struct SamplerCursor {
-  std::int64_t epoch = 0;
+  std::int64_t epoch = 0;     ///< the current epoch, counted from 0
   std::int64_t consumed = 0;  ///< samples of this epoch that all ranks together have taken
   /// the values that the sampler was made with; another sampler must have the same ones
   std::int64_t num_samples = 0;

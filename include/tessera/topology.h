@@ -14,8 +14,8 @@ struct Topology {
   int local_rank = 0;
   int local_world_size = 1;  ///< ranks on this host; ranks are numbered host by host
   int host = 0;              ///< index of this host
-  std::string launcher =
-      "single";  ///< "torchrun", "slurm", "openmpi", "pmi", "mvapich2", "tessera", "torch.distributed" or "single"
+  /// "torchrun", "slurm", "openmpi", "pmi", "mvapich2", "tessera", "torch.distributed" or "single"
+  std::string launcher = "single";
 
   /// address and TCP port of the rendezvous
   std::string master_addr = "127.0.0.1";

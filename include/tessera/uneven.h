@@ -51,9 +51,11 @@ class UnevenLoop {
 template <class Loader>
 class Uneven {
  public:
+  /// `loader` and `engine` must outlive this. `on_step` is that of UnevenLoop.
   Uneven(Loader& loader, Engine& engine, OnStep on_step) : loader_(loader), loop_(engine, std::move(on_step)) {}
 
-  struct End {};
+  struct End {};  ///< end of the loop
+  /// Single-pass iterator; `look` is collective, so each step of the loop is.
   class Iterator {
    public:
     explicit Iterator(Uneven& batches)

@@ -8,6 +8,7 @@ namespace tessera {
 /// ranks.
 class UnpaddedEpoch {
  public:
+  /// Begins the effect; the destructor ends it, on the same thread.
   UnpaddedEpoch();
   ~UnpaddedEpoch();
   UnpaddedEpoch(const UnpaddedEpoch&) = delete;

@@ -10,8 +10,8 @@ struct SliceMessage {
   int peer = 0;           ///< rank of the peer in the group
   std::size_t first = 0;  ///< index of the first slice
   std::size_t count = 1;  ///< number of slices
-  bool is_contribution =
-      false;  ///< elements of the input, of its dtype; else what the buffer of results holds: sums are fp32
+  /// elements of the input, of its dtype; else what the buffer of results holds: sums are fp32
+  bool is_contribution = false;
   friend bool operator==(const SliceMessage&, const SliceMessage&) = default;
 };
 

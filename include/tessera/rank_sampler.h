@@ -29,14 +29,15 @@ struct RankSamplerOptions {
 ///     for (auto& batch : *loader) ...                 // this rank's share, in another order each epoch
 ///
 /// It keeps these rules of PyTorch's DistributedSampler:
-/// 1. Every sample of an epoch is given to exactly one rank. The exceptions are fewer samples than there are ranks:
-///    Tail::kPad gives the first few of the order twice (more often if there are fewer samples than ranks), and
-///    Tail::kDrop leaves the last few out.
+/// 1. Every sample of an epoch is given to exactly one rank, except a few, fewer than there are ranks: Tail::kPad gives
+///    the first ones of the order twice (more often if there are fewer samples than ranks), and Tail::kDrop leaves the
+///    last ones out.
 /// 2. Every rank gets the same number of samples and so of batches, and the last batches have the same size.
 ///    Engine::evaluate and tessera::uneven go on where ranks differ, so there Tail::kPad gives no sample twice, and
 ///    some ranks get one less.
 /// 3. The order depends only on the number of samples, the seed and the epoch. Sample number p of it belongs to rank p
 ///    mod world_size.
+///
 /// A program need not call set_epoch: each `reset`, which the DataLoader makes when an iteration begins, begins the
 /// next epoch. The first one begins `options.epoch`. (LibTorch's own DistributedRandomSampler gives every epoch the
 /// same order, since a program cannot reach it inside a DataLoader.)

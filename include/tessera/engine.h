@@ -210,7 +210,7 @@ class Engine {
   void set_lr(const std::string& group, double lr);
 
   /// Returns the learning rate of the next step, everybody's or a group's, as schedule or set_lr have it. The factor of
-  /// lr_schedule.base_batch_size is not in it. On a GPU it waits for the latest step. Throws Error (64) for an unknown
+  /// lr_schedule.base_batch_size is not in it. It waits for the latest step on a GPU. Throws Error (64) for an unknown
   /// group.
   double lr() const;
   double lr(const std::string& group) const;
@@ -329,7 +329,7 @@ class Engine {
   std::optional<std::int64_t> activation_bytes() const;
   /// What this rank has communicated and moved so far.
   TrafficCounts traffic() const;
-  /// Number of steps that updated parameters; skipped ones do not count. On a GPU it waits for the latest step.
+  /// Number of steps that updated parameters; skipped ones do not count. It waits for the latest step on a GPU.
   std::int64_t steps_applied() const;
   /// The loss scale of the next backward; 1 unless parameters are fp16.
   double loss_scale() const;

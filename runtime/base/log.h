@@ -11,8 +11,10 @@ namespace tessera {
 /// These functions hide spdlog and fmt from all headers and from all files that include LibTorch, which bundles another
 /// fmt. Any thread may call them. A message longer than 32 KiB is cut there.
 
+/// Levels of importance; kOff prints nothing.
 enum class LogLevel { kInfo, kWarning, kError, kOff };
 
+/// Print one message of the level, if the current level lets it through.
 void log_info(const std::string& message);
 void log_warning(const std::string& message);
 void log_error(const std::string& message);
@@ -31,6 +33,7 @@ struct LogRank {
   int rank = 0;
   int world_size = 1;  ///< 1: messages have no prefix
 };
+/// Sets or returns the calling thread's rank.
 void set_log_rank(int rank, int world_size);
 void set_log_rank(const LogRank& rank);
 LogRank log_rank();

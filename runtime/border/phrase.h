@@ -16,6 +16,7 @@ struct Phrase {
 /// Whether the program is Python. The Python package sets it once, when it is imported.
 inline std::atomic<bool> speaks_python = false;
 
+/// Returns the phrase in the language of the program.
 inline std::string say(const Phrase& phrase) { return speaks_python ? phrase.in_python : phrase.in_cpp; }
 /// Writes a phrase without allocating, for texts that are put together only when they are needed; `say` allocates at
 /// once.
@@ -23,6 +24,7 @@ inline std::ostream& operator<<(std::ostream& stream, const Phrase& phrase) {
   return stream << (speaks_python ? phrase.in_python : phrase.in_cpp);
 }
 
+/// The phrases, one for each call that an error names.
 namespace phrases {
 
 inline constexpr Phrase kGuard = {"tessera::Gathered(engine)", "engine.gathered()"};

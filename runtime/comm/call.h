@@ -22,6 +22,7 @@ enum class Operation : std::uint32_t {
   kAllToAll,
   kBarrier,
 };
+/// Name as messages show it: "all_gather".
 std::string_view name_of(Operation operation);
 
 /// What a rank says about a collective that it enters. All ranks of a group must say the same: it is the call's
@@ -52,6 +53,7 @@ CallSignature make_signature(Operation operation, std::string_view label, DType 
 /// Returns the beginning of every message about a call: "blocks.3 reduce_scatter #412".
 std::string where(const CallSignature& call);
 
+/// Whether all fields are equal, labels included.
 bool operator==(const CallSignature& a, const CallSignature& b);
 
 /// Returns 64 bits that differ where signatures do, except for one pair in 2^64.

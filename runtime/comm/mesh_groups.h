@@ -124,9 +124,11 @@ class MeshGroups {
   CallWatch watch_;  // last member: it may call `abort`
 };
 
+/// Makes a mesh; transports and tests call it.
 inline Mesh make_mesh(Topology topology, std::shared_ptr<GroupFactory> factory, std::shared_ptr<KeyValueStore> store) {
   return MeshGroups::make_mesh(std::move(topology), std::move(factory), std::move(store));
 }
+/// Returns the inside of a mesh.
 inline MeshGroups& groups_of(const Mesh& mesh) { return MeshGroups::of(mesh); }
 
 }  // namespace tessera

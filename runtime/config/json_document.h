@@ -32,6 +32,7 @@ struct JsonNode {
 std::optional<JsonNode> parse_json(std::string_view text, Diagnostics& diagnostics,
                                    std::size_t most_values = static_cast<std::size_t>(-1));
 
+/// Deepest nesting that parse_json reads.
 inline constexpr std::size_t kMaxJsonDepth = 32;
 
 /// Returns `pointer` + "/" + `key`, escaped as RFC 6901 says and cut if the key is absurdly long.

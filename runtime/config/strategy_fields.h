@@ -13,6 +13,7 @@ namespace tessera {
 /// Makers of StrategyField, for strategy_table.cc. `at` takes a `Strategy&` or `const Strategy&` and returns the
 /// member.
 
+/// A field whose JSON value has the C++ type Value.
 template <ValueKind kind, typename Value, typename At>
 StrategyField plain_field(At at) {
   return {kind,
@@ -69,6 +70,7 @@ StrategyField names_field(At at) {
   return plain_field<ValueKind::kNames, std::vector<std::string>>(at);
 }
 
+/// A list of two numbers, which go to two members.
 template <typename First, typename Second>
 StrategyField number_pair_field(First first, Second second) {
   return {ValueKind::kNumberPair,
@@ -83,6 +85,7 @@ StrategyField number_pair_field(First first, Second second) {
           {}};
 }
 
+/// A field that holds one of the enumerators in `names`, which must live for ever.
 template <typename At, typename Enum>
 StrategyField choice_field(At at, const std::vector<Named<Enum>>& names) {
   StrategyField field;

@@ -14,6 +14,7 @@ namespace tessera {
 /// reference page all come from these rows, so a key added here is added everywhere. Rules between several keys
 /// (StrategyRule) and names of other versions (UnavailableKey) are here too.
 
+/// The kind of JSON value that a key takes.
 enum class ValueKind {
   kInteger,          ///< JSON number without fraction, so 4, 4.0 and 1e6
   kNumber,           ///< JSON number
@@ -28,6 +29,7 @@ enum class ValueKind {
   kObjects,          ///< list of objects, each with some of StrategyField::members
 };
 
+/// One word that a key allows, and what it does.
 struct Choice {
   std::string name;
   std::string doc;
@@ -63,6 +65,7 @@ struct Condition {
 /// A default that depends on the optimizer's type (OrDefault). `version`: OptimizerConfig::defaults_version.
 using RulesDefault = std::function<nlohmann::ordered_json(OptimizerType type, std::int64_t version)>;
 
+/// One row of the table: a key of the file.
 struct StrategyKey {
   std::string pointer;  ///< RFC 6901: "/optimizer/lr"
   StrategyField field;
@@ -110,6 +113,7 @@ const std::vector<UnavailableKey>& unavailable_keys();
 /// Top-level key that editors read to find the schema. It is an allowed string without any effect on training.
 inline constexpr char kSchemaKey[] = "$schema";
 
+/// Returns the row of a key; null if there is none.
 const StrategyKey* find_strategy_key(const std::string& pointer);
 bool is_strategy_group(const std::string& pointer);
 /// Returns "/optimizer/lr" as people write it: "optimizer.lr".

@@ -44,6 +44,7 @@ struct DeviceGroups {
   std::function<std::shared_ptr<Collectives>()> alone;
   std::function<std::shared_ptr<Collectives>(std::shared_ptr<Collectives>)> control;  ///< GroupFactory::control_of
 };
+/// Returns a factory that makes all groups by `groups`.
 std::shared_ptr<GroupFactory> device_group_factory(GroupDefaults defaults, DeviceGroups groups);
 
 }  // namespace tessera

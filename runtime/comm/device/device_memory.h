@@ -26,6 +26,7 @@ class DeviceBuffer : public CommBuffer {
 /// Returns a tensor of `numel` numbers at `data` that does not own them.
 at::Tensor tensor_on(c10::Device device, const void* data, std::size_t numel, at::ScalarType type = at::kByte);
 
+/// LibTorch's type for a DType that can be summed.
 at::ScalarType sum_type_of(DType dtype);
 
 }  // namespace tessera

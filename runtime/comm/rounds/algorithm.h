@@ -15,6 +15,7 @@ enum class Algorithm {
   kDoubling,  ///< all_gather; also all_reduce of at most kDoublingBytes, as such a gather and a sum on every rank
   kHalving,   ///< reduce_scatter and all_reduce: halving_rounds.h
 };
+/// Name as files of costs and messages show it: "ring".
 std::string_view name_of(Algorithm algorithm);
 
 /// Largest input of a rank, in bytes, for which an all_reduce may be a gather and a sum on every rank.

@@ -6,6 +6,7 @@
 
 namespace tessera {
 
+/// A call's work and how long the call took.
 struct TimedWork {
   CallWork work;
   double seconds = 0;

@@ -26,6 +26,7 @@ struct Round {
   bool adds = false;
 };
 
+/// One rank's part of a call, round after round.
 using Rounds = std::vector<Round>;
 
 }  // namespace tessera

@@ -61,6 +61,8 @@ struct LaneBlock {
   alignas(128) PublishedCall calls[slots];
 };
 
+/// One rank's part of the shared memory. Only this rank writes it, except for a failure's state and message, which
+/// run_ranks may write too.
 struct alignas(128) RankBlock {
   static constexpr std::size_t kMessageBytes = 1024;
   /// Phase k of kCalls also has mailbox k & 1: see SharedMemoryCollectives, invariant 2.

@@ -43,6 +43,7 @@ class PeerBuffers {
 struct Slice {
   std::size_t begin, numel;
 };
+/// Returns that part.
 Slice slice_of(std::size_t numel, int rank, int size);
 
 }  // namespace tessera

@@ -15,11 +15,13 @@ namespace tessera {
 /// functions.
 inline constexpr std::int64_t kMostLevels = 127;
 
+/// The norm that is stored with each run.
 enum class LevelNorm {
   kSquares,    ///< the 2-norm (QSGD, arXiv 1610.02132, section 3.1)
   kMagnitude,  ///< the largest magnitude (TernGrad, arXiv 1705.07878, equation 3)
 };
 
+/// A codec of this kind: the number of levels, and the norm.
 struct LevelForm {
   std::int64_t levels = 1;  ///< 1 to kMostLevels
   LevelNorm norm = LevelNorm::kSquares;

@@ -14,9 +14,8 @@ enum class ExitCode : int {
   kCannotCreate = 73,  ///< output cannot be created
   kIo = 74,            ///< read or write failed
   kPeerLost = 75,      ///< a rank died or did not answer in time: restartable
-  /// a file or folder may not be read or written
-  kPermission = 77,
-  kConfig = 78,  ///< the strategy file, model file or environment is wrong
+  kPermission = 77,    ///< a file or folder may not be read or written
+  kConfig = 78,        ///< the strategy file, model file or environment is wrong
 };
 
 }  // namespace tessera

@@ -34,9 +34,8 @@ class MatrixOptimizer {
 
   /// A state that the rule keeps of a matrix: fp32 numbers, zeros before the first update.
   struct State {
-    std::string name;  ///< name of the state in checkpoints
-    /// shape of the state, such as {rows, 1}
-    std::vector<std::int64_t> sizes;
+    std::string name;                 ///< name of the state in checkpoints
+    std::vector<std::int64_t> sizes;  ///< shape of the state, such as {rows, 1}
   };
 
   /// One matrix to update. All tensors are fp32. The plan counts their memory, but not what `update` allocates beside

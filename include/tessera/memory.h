@@ -67,10 +67,8 @@ struct HostStepBytes {
 
 /// The exact memory plan of one rank. Every rank's plan is equal, since shards are. All numbers are bytes.
 struct PlannedMemory {
-  /// planned memory by category
-  MemoryUse use;
-  /// state on disk
-  DiskUse disk;
+  MemoryUse use;  ///< planned memory by category
+  DiskUse disk;   ///< state on disk
   /// bytes of records in host memory that a step copies to its GPU; it copies as many back
   std::int64_t streamed_bytes = 0;
   /// Copies of a step where the host's CPU updates the records instead (OffloadedStep::kCpu). Sums of gradients, and

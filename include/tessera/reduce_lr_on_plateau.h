@@ -24,16 +24,14 @@ class ReduceLROnPlateau {
 
   /// Options with PyTorch's names and defaults.
   struct Options {
-    /// whether a lower or a higher measure is better
-    Mode mode = Mode::kMin;
-    double factor = 0.1;         ///< new rate = rate * factor
-    std::int64_t patience = 10;  ///< measures without improvement that do not lower the rate yet
-    double threshold = 1e-4;     ///< smallest improvement of a measure that counts
-    /// how `threshold` is meant
-    Threshold threshold_mode = Threshold::kRelative;
-    std::int64_t cooldown = 0;  ///< measures after a reduction that do not count as bad
-    double min_lr = 0.0;        ///< lower bound of everybody's rate and of groups' own rates
-    double eps = 1e-8;          ///< a rate that would change by no more than this stays
+    Mode mode = Mode::kMin;                           ///< whether a lower or a higher measure is better
+    double factor = 0.1;                              ///< new rate = rate * factor
+    std::int64_t patience = 10;                       ///< measures without improvement that do not lower the rate yet
+    double threshold = 1e-4;                          ///< smallest improvement of a measure that counts
+    Threshold threshold_mode = Threshold::kRelative;  ///< how `threshold` is meant
+    std::int64_t cooldown = 0;                        ///< measures after a reduction that do not count as bad
+    double min_lr = 0.0;                              ///< lower bound of everybody's rate and of groups' own rates
+    double eps = 1e-8;                                ///< a rate that would change by no more than this stays
   };
 
   /// The Engine must outlive it. Throws Error (64) for a factor outside (0, 1), for negative numbers, and for a

@@ -37,10 +37,8 @@ enum class LrScheduleType { kConstant, kLinear, kCosine, kOneCycle, kInverseSqrt
 /// The mesh: replicate x shard = world size. 0 means that Tessera chooses: replicate is the number of hosts for
 /// HYBRID_SHARD, else 1.
 struct MeshConfig {
-  /// number of replicas; 0: chosen
-  std::int64_t replicate = 0;
-  /// ranks that share one copy of the state; 0: chosen
-  std::int64_t shard = 0;
+  std::int64_t replicate = 0;  ///< number of replicas; 0: chosen
+  std::int64_t shard = 0;      ///< ranks that share one copy of the state; 0: chosen
 };
 
 /// The modules that become units. Parameters that no unit claims belong to the root unit.
@@ -59,18 +57,13 @@ struct UnitsConfig {
 
 /// Dynamic loss scaling for fp16 (Micikevicius et al., arXiv 1710.03740, section 3.2).
 struct LossScaleConfig {
-  /// true: the scale moves by the rules below; false: it stays at `initial`
-  bool dynamic = true;
-  /// the scale of the first step
-  double initial = 65536.0;
-  /// factor by which the scale grows
-  double growth_factor = 2.0;
-  /// factor by which the scale falls after overflows
-  double backoff_factor = 0.5;
+  bool dynamic = true;                  ///< true: the scale moves by the rules below; false: it stays at `initial`
+  double initial = 65536.0;             ///< the scale of the first step
+  double growth_factor = 2.0;           ///< factor by which the scale grows
+  double backoff_factor = 0.5;          ///< factor by which the scale falls after overflows
   std::int64_t growth_interval = 2000;  ///< finite steps before the scale grows
   std::int64_t hysteresis = 1;          ///< overflows in a row tolerated before the scale falls
-  /// the scale does not fall below it
-  double minimum = 1.0;
+  double minimum = 1.0;                 ///< the scale does not fall below it
 };
 
 /// The dtypes that training computes, sends and stores in.
@@ -86,16 +79,14 @@ struct MixedPrecisionConfig {
 /// matches its name or one of its aliases, and it has at most `max_dim` dimensions. Numbers that are left out are
 /// OptimizerConfig's.
 struct ParameterGroup {
-  std::string name = {};  ///< name for Engine::set_lr and messages; empty: none
-  /// patterns of names such as "layers.3.bias"; `*` and `?` as in file names
-  std::vector<std::string> match = {"*"};
+  std::string name = {};                   ///< name for Engine::set_lr and messages; empty: none
+  std::vector<std::string> match = {"*"};  ///< patterns of names such as "layers.3.bias"; `*` and `?` as in file names
   /// 1 takes biases and the weights of norms; left out: any number of dimensions
   std::optional<std::int64_t> max_dim = {};
   double lr_ratio = 1.0;  ///< the group's rate as a share of everybody's
   /// the group's own numbers; eps and betas only for types that have them
   std::optional<double> weight_decay = {}, eps = {};
-  /// (beta1, beta2)
-  std::optional<std::pair<double, double>> betas = {};
+  std::optional<std::pair<double, double>> betas = {};  ///< (beta1, beta2)
   /// Only with optimizer type muon or own_matrix. kAdamW: AdamW updates the group's matrices. kMuon, kOwnMatrix: that
   /// rule updates them, embeddings too. Left out: that rule updates the matrices, and AdamW the embeddings.
   std::optional<OptimizerType> type = {};
@@ -145,10 +136,8 @@ enum class MuonLrAdjustment {
 /// OptimizerConfig's betas and eps. Groups can say otherwise (ParameterGroup::type); models train best if AdamW updates
 /// the matrix of the output layer too.
 struct MuonConfig {
-  /// decay of the momentum
-  double momentum = 0.95;
-  /// whether the update looks ahead by the momentum
-  bool nesterov = true;
+  double momentum = 0.95;     ///< decay of the momentum
+  bool nesterov = true;       ///< whether the update looks ahead by the momentum
   std::int64_t ns_steps = 5;  ///< Newton-Schulz iterations
   /// factor of each matrix's rate
   OrDefault<MuonLrAdjustment> adjust_lr = OrDefault<MuonLrAdjustment>::left_out(MuonLrAdjustment::kOriginal);
@@ -169,8 +158,7 @@ struct AdafactorConfig {
 struct OptimizerConfig {
   static constexpr std::int64_t kDefaultsVersion = 2;  ///< version of this Tessera's defaults; 1 means those of 0.1
 
-  /// the update rule
-  OptimizerType type = OptimizerType::kAdamW;
+  OptimizerType type = OptimizerType::kAdamW;  ///< the update rule
   /// learning rate at the peak of the schedule
   OrDefault<double> lr = OrDefault<double>::left_out(1e-3);
   OrDefault<double> beta1 = OrDefault<double>::left_out(0.9);    ///< adamw, adam, lion, muon, lamb
@@ -210,10 +198,8 @@ struct EmaConfig {
 
 /// The learning rate's way from step to step; docs/strategy.md has the formulas.
 struct LrScheduleConfig {
-  /// form of the schedule
-  LrScheduleType type = LrScheduleType::kConstant;
-  /// steps in which the rate rises to its peak
-  std::int64_t warmup_steps = 0;
+  LrScheduleType type = LrScheduleType::kConstant;  ///< form of the schedule
+  std::int64_t warmup_steps = 0;                    ///< steps in which the rate rises to its peak
   std::int64_t total_steps = 0;      ///< length of the schedule; linear, cosine, one_cycle and wsd need it
   std::int64_t decay_steps = 0;      ///< wsd: length of the final decay
   double min_ratio = 0.0;            ///< lowest rate as a share of optimizer.lr
@@ -240,9 +226,8 @@ enum class Tier {
 
 /// Where a kind of state lies, and how much of it.
 struct OffloadedState {
-  /// the tier
-  Tier tier = Tier::kMemory;
-  double fraction = 1.0;  ///< share of the elements that lie on the tier, 0 to 1; the others stay in memory
+  Tier tier = Tier::kMemory;  ///< the tier
+  double fraction = 1.0;      ///< share of the elements that lie on the tier, 0 to 1; the others stay in memory
   friend bool operator==(const OffloadedState&, const OffloadedState&) = default;
 };
 
@@ -261,11 +246,10 @@ constexpr std::int64_t kQueueDepth = 8, kMostQueueDepth = 32;
 /// Training state on tiers below memory. It is private to the run: files have no name and vanish with the run, unless
 /// steps are durable (DurableConfig).
 struct OffloadConfig {
-  OffloadedState parameters;  ///< only FULL_SHARD and HYBRID_SHARD; units are gathered from there
-  OffloadedState masters;     ///< the part of fp32 masters that bf16 or fp16 parameters lack
-  OffloadedState moments;     ///< optimizer states
-  /// sums of gradients, from a unit's reduction to its update; kAuto is not allowed
-  Tier gradients = Tier::kMemory;
+  OffloadedState parameters;       ///< only FULL_SHARD and HYBRID_SHARD; units are gathered from there
+  OffloadedState masters;          ///< the part of fp32 masters that bf16 or fp16 parameters lack
+  OffloadedState moments;          ///< optimizer states
+  Tier gradients = Tier::kMemory;  ///< sums of gradients, from a unit's reduction to its update; kAuto is not allowed
   /// directories for tier "nvme"; records are spread over them in proportion to their speed
   std::vector<std::string> paths;
   std::int64_t record_bytes = 2 << 20;  ///< "record": bytes that one operation reads or writes
@@ -300,18 +284,15 @@ enum class NcclBuffers { kPlain, kRegistered };
 
 /// How ranks communicate, and how long they wait.
 struct CommConfig {
-  /// the transport
-  TransportChoice transport = TransportChoice::kAuto;
-  /// memory for transport kNccl
-  NcclBuffers nccl_buffers = NcclBuffers::kRegistered;
-  double timeout_s = 600.0;       ///< a collective that takes longer is an error
-  double init_timeout_s = 300.0;  ///< limit of the rendezvous
+  TransportChoice transport = TransportChoice::kAuto;   ///< the transport
+  NcclBuffers nccl_buffers = NcclBuffers::kRegistered;  ///< memory for transport kNccl
+  double timeout_s = 600.0;                             ///< a collective that takes longer is an error
+  double init_timeout_s = 300.0;                        ///< limit of the rendezvous
   /// How calls over gloo find their way (ring, doubling, halving). Empty: directly. kMeasuredNetwork: by costs that
   /// each group measured when it was joined. Otherwise: path of rank 0's file of such costs, which `tessera bench
   /// collectives --fit-file` writes.
   std::string network_fit = {};
-  /// the value of network_fit that makes groups measure
-  static constexpr const char* kMeasuredNetwork = "measured";
+  static constexpr const char* kMeasuredNetwork = "measured";  ///< the value of network_fit that makes groups measure
 };
 
 /// Checks that cost time, for finding mistakes and broken machines.
@@ -331,10 +312,9 @@ enum class SpikeAction {
 
 /// Loss spikes. A step's loss is a spike if it is above `factor` times the median of the last `window` steps' losses.
 struct SpikeConfig {
-  /// what happens at a spike
-  SpikeAction action = SpikeAction::kNone;
-  double factor = 2.0;       ///< a number above 1; losses must be positive in all steps
-  std::int64_t window = 64;  ///< steps; there is no spike until this many have been made
+  SpikeAction action = SpikeAction::kNone;  ///< what happens at a spike
+  double factor = 2.0;                      ///< a number above 1; losses must be positive in all steps
+  std::int64_t window = 64;                 ///< steps; there is no spike until this many have been made
 };
 
 /// When gradients are reduced under gradient accumulation.
@@ -352,8 +332,7 @@ struct CheckpointConfig {
   std::int64_t every_steps = 0;  ///< steps between two checkpoints; 0: none by steps
   double every_minutes = 0;      ///< minutes between two checkpoints; 0: none by time
   std::int64_t keep = 0;         ///< SaveOptions::keep
-  /// failed saves in a row that are tolerated; one more ends training with the last error
-  std::int64_t failures = 0;
+  std::int64_t failures = 0;  ///< failed saves in a row that are tolerated; one more ends training with the last error
 };
 
 /// Crash consistency without checkpoints: after each `every` steps all that training goes on from is on disk, at its
@@ -413,19 +392,16 @@ enum class SyncType {
 /// SGD with Nesterov momentum on outer gradients. An outer gradient is the weights after the last outer step minus the
 /// mean of the replicas' weights.
 struct OuterConfig {
-  /// outer learning rate
-  double lr = 0.7;
-  /// outer momentum
-  double momentum = 0.9;
+  double lr = 0.7;        ///< outer learning rate
+  double momentum = 0.9;  ///< outer momentum
 };
 
 /// How often replicas exchange anything. Nothing goes over the replicate axis between two outer steps.
 struct SyncConfig {
-  /// the method
-  SyncType type = SyncType::kEachStep;
-  std::int64_t every = 0;       ///< steps between two outer steps; not for each_step
-  std::int64_t start_step = 0;  ///< steps that are first made as each_step makes them; not for each_step
-  OuterConfig outer = {};       ///< used by diloco and streaming_diloco
+  SyncType type = SyncType::kEachStep;  ///< the method
+  std::int64_t every = 0;               ///< steps between two outer steps; not for each_step
+  std::int64_t start_step = 0;          ///< steps that are first made as each_step makes them; not for each_step
+  OuterConfig outer = {};               ///< used by diloco and streaming_diloco
   // The remaining fields are streaming_diloco's.
   /// unit i belongs to fragment i modulo fragments; each fragment has its own turn once in `every` steps
   std::int64_t fragments = 4;
@@ -452,11 +428,10 @@ enum class BufferBroadcast {
 /// The strategy file in memory. docs/strategy.md says what each key means and allows. A plain value: copies are
 /// independent.
 struct Strategy {
-  /// how state is spread over the ranks
-  ShardingStrategy strategy = ShardingStrategy::kFullShard;
-  MeshConfig mesh;                  ///< replicas and shards
-  UnitsConfig units;                ///< modules that are gathered together
-  std::int64_t prefetch = 1;        ///< units gathered ahead of use
+  ShardingStrategy strategy = ShardingStrategy::kFullShard;  ///< how state is spread over the ranks
+  MeshConfig mesh;                                           ///< replicas and shards
+  UnitsConfig units;                                         ///< modules that are gathered together
+  std::int64_t prefetch = 1;                                 ///< units gathered ahead of use
   std::int64_t prefetch_bytes = 0;  ///< above 0, replaces `prefetch`: as many units as hold so many bytes, at least one
   /// Units whose reductions may be under way while other gradients are made. Empty: as many as the transport can use.
   std::optional<std::int64_t> reductions_ahead;
@@ -473,9 +448,8 @@ struct Strategy {
   OffloadConfig offload;                                       ///< state outside of the training device's memory
   CommConfig comm;                                             ///< transport and time limits
   CheckConfig check;                                           ///< checks that cost time
-  /// what a step does with the module's buffers
-  BufferBroadcast broadcast_buffers = BufferBroadcast::kNone;
-  CheckpointConfig checkpoint = {};  ///< where and when checkpoints are saved
+  BufferBroadcast broadcast_buffers = BufferBroadcast::kNone;  ///< what a step does with the module's buffers
+  CheckpointConfig checkpoint = {};                            ///< where and when checkpoints are saved
   CompressionConfig compression = {};
   SpikeConfig on_spike = {};   ///< what happens at a spike of the loss
   DurableConfig durable = {};  ///< steps that survive a kill

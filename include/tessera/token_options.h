@@ -18,8 +18,7 @@ enum class TokenFormat { kAuto, kText, kLlmc, kMegatron };
 
 /// How a data set is opened.
 struct DatasetOptions {
-  /// the format
-  TokenFormat format = TokenFormat::kAuto;
+  TokenFormat format = TokenFormat::kAuto;  ///< the format
   /// Extensions of the files to take from a directory of text, such as ".txt"; empty: all files.
   std::vector<std::string> extensions;
 };
@@ -36,14 +35,11 @@ struct SamplerOptions {
   std::int64_t num_samples = 0;   ///< samples in an epoch; TokenBatches fills it in
   std::int64_t batch = 1;         ///< samples in one rank's microbatch
   std::int64_t accumulation = 1;  ///< microbatches in a step
-  /// this rank, and the number of ranks
-  int rank = 0;
+  int rank = 0;                   ///< this rank, and the number of ranks
   int world_size = 1;
-  /// seed of the shuffle; the same on all ranks
-  std::uint64_t seed = 0;
-  bool shuffle = true;  ///< false: samples come in the order of the data set
-  /// what happens to an epoch's last samples
-  Tail tail = Tail::kDrop;
+  std::uint64_t seed = 0;   ///< seed of the shuffle; the same on all ranks
+  bool shuffle = true;      ///< false: samples come in the order of the data set
+  Tail tail = Tail::kDrop;  ///< what happens to an epoch's last samples
 
   /// Samples in one step of all ranks.
   std::int64_t global_batch() const { return batch * accumulation * world_size; }

@@ -7,22 +7,18 @@ namespace tessera {
 /// Who this process is among the ranks of the job, and where the ranks meet. `tessera::init` reads it from the
 /// launcher's variables.
 struct Topology {
-  /// index of this rank in the job, and the number of ranks
-  int rank = 0;
+  int rank = 0;  ///< index of this rank in the job, and the number of ranks
   int world_size = 1;
-  /// index of this rank on its host
-  int local_rank = 0;
+  int local_rank = 0;        ///< index of this rank on its host
   int local_world_size = 1;  ///< ranks on this host; ranks are numbered host by host
   int host = 0;              ///< index of this host
   /// "torchrun", "slurm", "openmpi", "pmi", "mvapich2", "tessera", "torch.distributed" or "single"
   std::string launcher = "single";
 
-  /// address and TCP port of the rendezvous
-  std::string master_addr = "127.0.0.1";
+  std::string master_addr = "127.0.0.1";  ///< address and TCP port of the rendezvous
   int master_port = 29500;
-  std::string run_id;  ///< TORCHELASTIC_RUN_ID, SLURM_JOB_ID, ...: keeps two jobs apart
-  /// how often the launcher has restarted the job
-  int restart_count = 0;
+  std::string run_id;        ///< TORCHELASTIC_RUN_ID, SLURM_JOB_ID, ...: keeps two jobs apart
+  int restart_count = 0;     ///< how often the launcher has restarted the job
   bool agent_store = false;  ///< torchrun's agent, or torch.distributed, serves the store: every rank is a client
 
   /// Number of hosts; every host has the same number of ranks.

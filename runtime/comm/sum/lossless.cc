@@ -22,7 +22,7 @@ constexpr std::size_t kBlock = kLosslessBlock;
 enum Kind : std::uint8_t {
   kZeros,   ///< nothing follows: all bits are 0
   kCopied,  ///< the elements unchanged
-  kPacked,  ///< PackedHead, codes, signs and mantissas; the low halves of fp32; exponents in full
+  kPacked,  ///< head (kHeadBytes), codes, signs and mantissas; the low halves of fp32; exponents in full
   kNarrow,  ///< fp32 only: like kPacked, but all low halves are 0 and left out
 };
 

@@ -241,6 +241,8 @@ StepResult Engine::step(bool partial) {
   bool saved = false;
   const StepResult result = s.or_abort("step", [&] {
     StepResult taken = s.take_step();
+    // The step to go back from is known before another one begins, though a GPU's host would run ahead.
+    if (s.strategy.on_spike.action == SpikeAction::kRollback) taken.wait();
     saved = s.step_finishes_saves && s.save_has_ended();
     return taken;
   });

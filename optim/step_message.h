@@ -5,6 +5,7 @@
 
 #include "optim/arithmetic/loss_scale_rule.h"
 #include "optim/arithmetic/norm_tree.h"
+#include "optim/arithmetic/spike_rule.h"
 #include "optim/arithmetic/step_arguments.h"
 #include "optim/rules/rules.h"
 
@@ -40,11 +41,13 @@ struct DeviceDecision {
   std::int32_t is_overflow;      ///< a gradient is infinite or NaN
   std::int32_t gathers_differ;   ///< ranks gathered units in different orders
   std::int32_t numbers_differ;   ///< the first rank whose rates or options are not rank 0's; 0: none
-  std::int32_t is_skipped;       ///< one of these: this step changes nothing, or nothing more
+  SpikeVerdict spike;            ///< on the loss
+  std::int32_t is_skipped;       ///< overflow, a difference or a spike: this step changes nothing, or nothing more
   std::int32_t
       not_finite_unit;  ///< of this rank's gradients, where units are updated in backward: which one's, from 1; 0: none
   std::int64_t applied, skipped;  ///< steps so far, this one included
   LossScalerState scaler;         ///< after this step; its scale is the next backward's
+  SpikeState spikes;              ///< likewise
 };
 
 /// Whether no step was applied before the one that is being applied: average_start.
@@ -61,6 +64,7 @@ struct StepRequest {
   double max_norm = 0.0;           ///< gradient_clipping; 0: none
   double trust_coefficient = 0.0;  ///< under lars (trust_ratio.h)
   LossScaleRule loss_scale;
+  SpikeRule spikes;
   double base_lr = 0.0;  ///< scaled_lr's (scaled_lr.h)
   std::int64_t base_batch_size = 0;
   /// The schedule's ratio if `known_skipped` steps were skipped so far, or one more, or two...
@@ -121,6 +125,7 @@ struct StepTables {
   // What stays from step to step.
   std::int64_t* steps = nullptr;       ///< [parameters]: applied
   DeviceDecision* decision = nullptr;  ///< [1]
+  double* losses = nullptr;            ///< [SpikeRule::window]: the window's ring
 };
 
 /// Under lamb and lars: the norms that ranks agree on while a step is under way. As in StepTables, but that the parts are the optimizer's.

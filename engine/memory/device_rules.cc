@@ -80,11 +80,6 @@ void expect_built_for_device(const Strategy& strategy, bool is_gpu) {
         "/compression: what GPUs send is not compressed yet. [T0219] hint: leave \"compression\" out, or train on the "
         "CPU (comm.transport \"gloo\")");
   }
-  if (strategy.on_spike.action != SpikeAction::kNone) {
-    refuse(std::string("/on_spike/action: a GPU skips steps for their gradients alone as yet. [T0220] hint: leave "
-                       "\"on_spike\" out, or ") +
-           kOnTheCpu);
-  }
 }
 
 }  // namespace tessera

@@ -2,7 +2,6 @@
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
-#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <cmath>
@@ -38,14 +37,6 @@ namespace {
     break;
   }
   throw_not_finite_in_backward("", name);
-}
-
-[[noreturn]] void throw_negative_loss(const StepResult& result) {
-  throw Error(
-      ExitCode::kConfig,
-      c10::str(
-          "step ", result.step, ": /on_spike/action: the loss is ", result.loss,
-          ", and one that may be negative has no median to be far above of. [T0279] hint: leave \"on_spike\" out"));
 }
 
 }  // namespace
@@ -138,17 +129,11 @@ void CpuStep::run(const LocalStep& local, StepResult& result) {
 
 bool CpuStep::is_spike(const StepResult& result) {
   if (!spikes_) return false;
-  if (result.loss < 0) throw_negative_loss(result);
-  const LossSpikes::Verdict verdict = spikes_->add(result.loss);
-  if (verdict == LossSpikes::Verdict::kNone) return false;
-  const bool is_spike = verdict == LossSpikes::Verdict::kSpike;
-  if (!speaks_) return is_spike;
-  log_warning(c10::str("step ", result.step, ": the loss ", result.loss, " is above ", strategy_.on_spike.factor,
-                       " times ", spikes_->median(), ", the median of the last ", spikes_->window(), " steps' losses",
-                       is_spike ? "; the step is skipped on all ranks"
-                                : ", and so were those of the steps before: the loss has changed for good, so the step "
-                                  "is made, and the window begins anew"));
-  return is_spike;
+  const SpikeVerdict verdict = spikes_->add(result.loss);
+  if (speaks_ || verdict == SpikeVerdict::kNegative) {
+    report_spike(strategy_.on_spike, verdict, result.step, result.loss, spikes_->median());
+  }
+  return verdict == SpikeVerdict::kSpike;
 }
 
 std::string CpuStep::not_finite(const AgreedStep& agreed) const {

@@ -58,20 +58,35 @@ __global__ void read(StepTables t) {
   }
 }
 
+/// One thread block: the two losses in the middle of a full window go to `middle`, the smaller one first. Each thread looks where in the
+/// order some of the losses stand.
+__device__ void find_middle(const double* losses, int window, double* middle) {
+  for (int i = static_cast<int>(threadIdx.x); i < window; i += static_cast<int>(blockDim.x)) {
+    int before = 0;
+    for (int k = 0; k < window; ++k) before += losses[k] < losses[i] || (losses[k] == losses[i] && k < i) ? 1 : 0;
+    if (before == (window - 1) / 2) middle[0] = losses[i];
+    if (before == window / 2) middle[1] = losses[i];
+  }
+}
+
 /// What the step does, from what was read; the same for every thread.
 struct Verdict {
-  double norm, lr;
+  double norm, lr, loss;
   float gradient_scale;
+  SpikeVerdict spike;
   bool is_overflow, is_skipped;
 };
 
-__device__ Verdict verdict_on(const StepRequest& request, const StepTables& t) {
+__device__ Verdict verdict_on(const StepRequest& request, const StepTables& t, double median) {
   const DeviceDecision& d = *t.decision;
   const double mean = mean_factor(d.weight, d.scaler.scale);
   Verdict v;
   v.norm = sqrt(*t.sum_of_squares) * mean;
   v.is_overflow = !isfinite(*t.sum_of_squares);
+  v.loss = mean_loss(d.loss, request.microbatches, d.weight);
   v.is_skipped = v.is_overflow || d.gathers_differ != 0 || d.numbers_differ != 0;
+  v.spike = v.is_skipped ? SpikeVerdict::kNone : spike_verdict(request.spikes, d.spikes, median, v.loss);
+  v.is_skipped = v.is_skipped || v.spike == SpikeVerdict::kSpike || v.spike == SpikeVerdict::kNegative;
   v.gradient_scale = static_cast<float>(mean * clip_factor(v.norm, request.max_norm));
   const double ratio = request.lr_ratios[d.skipped - request.known_skipped];
   v.lr = scaled_lr(request.base_lr, request.base_batch_size, d.samples, ratio);
@@ -150,13 +165,20 @@ __global__ void begin_update(StepRequest request, UnitRequest unit, StepTables t
 
 /// One thread block.
 __global__ void decide(StepRequest request, StepTables t) {
-  const Verdict v = verdict_on(request, t);
+  __shared__ double middle[2];
+  const int window = request.spikes.window;
+  const bool is_full = window > 0 && t.decision->spikes.count == window;
+  if (is_full) find_middle(t.losses, window, middle);
+  __syncthreads();
+  const double median = is_full ? median_between(middle[0], middle[1]) : 0.0;
+  const Verdict v = verdict_on(request, t, median);
   const bool was_over = t.updates_in_backward && t.decision->is_skipped != 0;
   const bool is_skipped = v.is_skipped || was_over;
   __syncthreads();  // all have read the decision before one writes it
   if (threadIdx.x == 0) {
     DeviceDecision& d = *t.decision;
-    d.loss = mean_loss(d.loss, request.microbatches, d.weight);
+    d.loss = v.loss;
+    d.spike = v.spike;
     d.grad_norm = v.norm;
     d.lr = v.lr;
     d.gradient_scale = v.gradient_scale;
@@ -165,7 +187,8 @@ __global__ void decide(StepRequest request, StepTables t) {
     d.is_skipped = is_skipped ? 1 : 0;
     d.applied += is_skipped ? 0 : 1;
     d.skipped += is_skipped ? 1 : 0;
-    next_loss_scale(request.loss_scale, d.scaler, v.is_overflow);
+    if (v.spike != SpikeVerdict::kSpike) next_loss_scale(request.loss_scale, d.scaler, v.is_overflow);
+    if (!v.is_overflow) note_loss(request.spikes, d.spikes, t.losses, v.spike, median, v.loss);
   }
   if (is_skipped || t.updates_in_backward) return;
   count_step(request, t, 0, static_cast<unsigned>(t.parameters), v.lr);

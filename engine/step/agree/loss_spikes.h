@@ -1,57 +1,58 @@
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
+#include "optim/arithmetic/spike_rule.h"
 #include "tessera/strategy.h"
 
 namespace tessera {
 
-/// What loss spikes are told by, for a checkpoint.
+/// What a checkpoint keeps of LossSpikes.
 struct SpikeHistory {
   std::vector<double> losses;        ///< the window's, oldest first
   std::int64_t spikes_in_a_row = 0;  ///< up to the latest step
 };
 
-/// Tells the steps whose loss is far above those before them (SpikeConfig).
+/// Tells the steps whose loss is far above those before them (SpikeConfig). CpuStep asks it in each step; on a GPU the device decides by
+/// the same rule (optim/arithmetic/spike_rule.h), and the host makes one to read and to write what a checkpoint keeps.
 ///
 /// The window holds the losses of the last `window` steps that were no spikes. A step is a spike if the window is full and its loss is
-/// above `factor` times the window's median: of an even number of losses the mean of the two in the middle. After window / 2 spikes in
-/// a row (at least one) the loss is taken to have changed for good, and the window begins anew with it. A loss that is no finite number
-/// never gets into the window. All memory is allocated at once.
+/// above `factor` times the window's median; the median of an even number of losses is the mean of the two in the middle. After window / 2
+/// spikes in a row (at least one) the loss is taken to have changed for good, and the window begins anew with it. A loss that is no finite
+/// number never gets into the window. All memory is allocated at once.
 class LossSpikes {
  public:
+  using Verdict = SpikeVerdict;
+
   explicit LossSpikes(const SpikeConfig& config);
 
-  enum class Verdict {
-    kNone,
-    kSpike,    ///< the step is to be skipped
-    kChanged,  ///< it would be one, but so were those before it: the window has begun anew
-  };
-  /// Of the next step. REQUIRES: `loss` is not negative.
+  /// The verdict on the next step.
   Verdict add(double loss);
-  /// That the latest loss was compared with; 0 while the window is not full.
-  double median() const { return median_; }
-  std::int64_t window() const { return static_cast<std::int64_t>(size_); }
+  /// What the latest loss was compared with; 0 while the window is not full.
+  double median() const { return state_.median; }
 
   SpikeHistory history() const;
   /// Goes on from there, with as many of the losses as there is room for: the latest.
   void restore(const SpikeHistory& history);
 
+  const SpikeRule& rule() const { return rule_; }
+  /// What a device keeps, for reading and for writing.
+  SpikeState& state() { return state_; }
+  std::span<double> losses() { return losses_; }
+
  private:
-  void push(double loss);
   double find_median();
 
-  const double factor_;
-  const std::size_t size_;
-  const std::int64_t most_in_a_row_;
+  const SpikeRule rule_;
+  SpikeState state_;
   std::vector<double> losses_;  ///< a ring
   std::vector<double> sorted_;  ///< in part, to find the median
-  std::size_t count_ = 0;       ///< of the losses that are there
-  std::size_t next_ = 0;        ///< place of the next one
-  std::int64_t in_a_row_ = 0;
-  double median_ = 0;
 };
+
+/// Warns of the verdict on step `step`, if it is one to warn of. `median`: what the loss was compared with. Throws tessera::Error (78) if
+/// the loss was negative.
+void report_spike(const SpikeConfig& config, SpikeVerdict verdict, std::int64_t step, double loss, double median);
 
 }  // namespace tessera

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <string>
 
+#include "engine/step/agree/loss_spikes.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 #include "tessera/engine.h"
@@ -10,24 +11,32 @@
 namespace tessera {
 
 const DeviceDecision& StepOutcome::wait() {
+  const bool in_backward = !context_->units.empty();
   if (!decision_) {
     end_->wait();
-    if (const auto axes = axes_.lock()) throw_if_error(axes->status());
+    const auto axes = context_->axes.lock();
+    if (axes) throw_if_error(axes->status());
     std::memcpy(&decision_.emplace(), pinned_.get(), sizeof(DeviceDecision));
     for (const auto& interval : waits_) exposed_seconds_ += interval->seconds();
     waits_.clear();
-    if (decision_->is_overflow && !units_) warn_of_overflow(step_, decision_->loss_scale, "");
+    if (decision_->is_overflow && !in_backward) warn_of_overflow(step_, decision_->loss_scale, "");
+    if (axes && axes->world->rank() == 0) report();
   }
+  if (decision_->spike == SpikeVerdict::kNegative) report();
   if (decision_->numbers_differ) throw_other_numbers();
-  const bool is_the_end = units_ && decision_->is_skipped;
+  const bool is_the_end = in_backward && decision_->is_skipped;
   if (decision_->gathers_differ || (is_the_end && !decision_->is_overflow)) throw_disagreement();
   if (is_the_end) {
     const int unit = decision_->not_finite_unit;
-    throw_not_finite_in_backward(
-        "step " + std::to_string(step_) + ", or one shortly before: ",
-        unit > 0 ? "unit " + (*units_)[static_cast<std::size_t>(unit - 1)] : "a unit that another rank has a part of");
+    throw_not_finite_in_backward("step " + std::to_string(step_) + ", or one shortly before: ",
+                                 unit > 0 ? "unit " + context_->units[static_cast<std::size_t>(unit - 1)]
+                                          : "a unit that another rank has a part of");
   }
   return *decision_;
+}
+
+void StepOutcome::report() const {
+  report_spike(context_->spikes, decision_->spike, step_, decision_->loss, decision_->spikes.median);
 }
 
 void StepOutcome::throw_disagreement() const {
@@ -69,6 +78,7 @@ void StepResult::wait() {
   grad_norm = decided.grad_norm;
   lr = decided.lr;
   overflow = decided.is_overflow != 0;
+  spike = decided.spike == SpikeVerdict::kSpike;
   loss_scale = decided.loss_scale;
   tokens = decided.tokens;
   communication_seconds = outcome_->exposed_seconds();

@@ -9,35 +9,43 @@
 #include "engine/device/exposed_communication.h"
 #include "optim/device_kernels.h"
 #include "runtime/comm/mesh_groups.h"
+#include "tessera/strategy.h"
 
 namespace tessera {
+
+/// What all outcomes of an Engine's steps are told with.
+struct OutcomeContext {
+  std::weak_ptr<const MeshAxes>
+      axes;  ///< the groups whose calls steps make; they are asked for failures as long as they exist
+  std::vector<std::string> units;  ///< their names, where they are updated in backward; else empty
+  SpikeConfig spikes;
+};
 
 /// What a GPU decided about one step. The host knows it once the device has come to the end of the step.
 class StepOutcome {
  public:
   /// `pinned` receives the decision and is not written again before the outcome is known.
-  /// `waits`: the stretches in which the step waited for collectives; all lie before `end`. `axes`: the groups whose calls
-  /// the step made; they are asked for failures as long as they exist. `units`: their names, where they are updated in backward; else null.
+  /// `waits`: the stretches in which the step waited for collectives; all lie before `end`.
   StepOutcome(std::int64_t step, std::shared_ptr<const std::byte> pinned, ExposedCommunication::Intervals waits,
-              std::shared_ptr<DeviceKernels::Mark> end, std::weak_ptr<const MeshAxes> axes,
-              std::shared_ptr<const std::vector<std::string>> units)
+              std::shared_ptr<DeviceKernels::Mark> end, std::shared_ptr<const OutcomeContext> context)
       : step_(step),
         pinned_(std::move(pinned)),
         waits_(std::move(waits)),
         end_(std::move(end)),
-        axes_(std::move(axes)),
-        units_(std::move(units)) {}
+        context_(std::move(context)) {}
 
   bool is_known() const { return decision_ || end_->passed(); }
   /// Returns the decision, and waits until it is there. Warns once if the step was skipped. Throws tessera::Error: the
   /// failure of a group if one of its calls failed on the device (MeshAxes::status); exit code 70 if ranks gathered units
   /// in different orders, in which case no rank has updated anything, or, where units are updated in backward, none from the first one on
-  /// whose ranks differed; 64 if ranks were given different rates or options, and then likewise; 65 if a gradient is not finite there.
+  /// whose ranks differed; 64 if ranks were given different rates or options, and then likewise; 65 if a gradient is not finite there; 78 if
+  /// the loss is negative where spikes are looked for.
   const DeviceDecision& wait();
   /// For how long the device's computation waited for collectives in this step. REQUIRES: wait() has returned.
   double exposed_seconds() const { return exposed_seconds_; }
 
  private:
+  void report() const;
   [[noreturn]] void throw_disagreement() const;
   [[noreturn]] void throw_other_numbers() const;
 
@@ -45,8 +53,7 @@ class StepOutcome {
   std::shared_ptr<const std::byte> pinned_;
   ExposedCommunication::Intervals waits_;
   std::shared_ptr<DeviceKernels::Mark> end_;
-  const std::weak_ptr<const MeshAxes> axes_;
-  const std::shared_ptr<const std::vector<std::string>> units_;
+  const std::shared_ptr<const OutcomeContext> context_;
   double exposed_seconds_ = 0;
   std::optional<DeviceDecision> decision_;
 };

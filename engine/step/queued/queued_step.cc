@@ -12,6 +12,7 @@
 #include "engine/memory/host_view.h"
 #include "engine/step/agree/gather_order.h"
 #include "engine/step/agree/gradient_norm.h"
+#include "engine/step/agree/loss_spikes.h"
 #include "optim/layerwise_optimizer.h"
 #include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
@@ -32,8 +33,9 @@ const RuleOptimizer& rules_of(const Optimizer& optimizer) {
   return *rules;
 }
 
-std::int64_t bytes_of_counts(const std::vector<std::int64_t>& counts) {
-  return static_cast<std::int64_t>(counts.size() * sizeof(std::int64_t));
+template <class T>
+std::int64_t bytes_of(std::span<T> values) {
+  return static_cast<std::int64_t>(values.size_bytes());
 }
 
 }  // namespace
@@ -59,11 +61,12 @@ QueuedStep::QueuedStep(const StepContext& context, const Optimizer& optimizer, A
   if (scales_loss_) request_.loss_scale = scaler.rule();
   request_.base_batch_size = strategy_.lr_schedule.base_batch_size;
   tables_.updates_in_backward = strategy_.optimizer.in_backward;
-  if (updates_in_backward()) {
-    auto names = std::make_shared<std::vector<std::string>>();
-    for (const auto& unit : context.units) names->push_back(unit->name);
-    unit_names_ = std::move(names);
+  if (watches_for_spikes()) request_.spikes = LossSpikes(strategy_.on_spike).rule();
+  OutcomeContext of_outcomes{axes_, {}, strategy_.on_spike};
+  for (const auto& unit : context.units) {
+    if (updates_in_backward()) of_outcomes.units.push_back(unit->name);
   }
+  of_outcomes_ = std::make_shared<const OutcomeContext>(std::move(of_outcomes));
   plan_message();
   allocate(scales_loss_ ? scaler.state() : LossScalerState{});
   fill_tables();
@@ -121,6 +124,7 @@ void QueuedStep::fill_tables() {
   t.is_uniform = memory_.take<std::uint8_t>(update_.groups().size());
   t.constants = memory_.take<RuleConstants>(parameters);
   t.steps = memory_.take<std::int64_t>(parameters);
+  if (watches_for_spikes()) t.losses = memory_.take<double>(static_cast<std::size_t>(request_.spikes.window));
 }
 
 void QueuedStep::add_loss(const at::Tensor& loss, double weight, std::int64_t microbatches) {
@@ -208,7 +212,7 @@ std::shared_ptr<StepOutcome> QueuedStep::queue(const LocalStep& local, std::int6
   slot.used_arrived = used_downloaded_ = kernels_.download(slot.used.get(), tables_.used, update_.parameters());
   downloaded_ = kernels_.download(slot.decision.get(), tables_.decision, sizeof(DeviceDecision));
   ++steps_;
-  slot.outcome = std::make_shared<StepOutcome>(number, slot.decision, exposed_.take(), downloaded_, axes_, unit_names_);
+  slot.outcome = std::make_shared<StepOutcome>(number, slot.decision, exposed_.take(), downloaded_, of_outcomes_);
   return slot.outcome;
 }
 
@@ -292,8 +296,14 @@ StepProgress QueuedStep::progress() const {
                         {},
                         {rates_.all().begin(), rates_.all().end()},
                         {options_.all().begin(), options_.all().end()}};
+  if (watches_for_spikes()) {
+    LossSpikes spikes(strategy_.on_spike);
+    spikes.state() = decision.spikes;
+    fetch_state(spikes.losses().data(), tables_.losses, bytes_of(spikes.losses()), device_.device);
+    progress.losses = spikes.history();
+  }
   std::vector<std::int64_t> counts(update_.parameters());
-  fetch_state(counts.data(), tables_.steps, bytes_of_counts(counts), device_.device);
+  fetch_state(counts.data(), tables_.steps, bytes_of(std::span(counts)), device_.device);
   auto count = counts.begin();
   for (const DeviceUpdate::Group& g : update_.groups()) {
     for (const FlatParameter& parameter : g.group->parameters) {
@@ -315,7 +325,13 @@ void QueuedStep::resume(const StepProgress& progress) {
   DeviceDecision decision{};
   decision.applied = progress.applied;
   decision.scaler = progress.scaler;
-  write_state(tables_.steps, counts.data(), bytes_of_counts(counts), device_.device);
+  if (watches_for_spikes()) {
+    LossSpikes spikes(strategy_.on_spike);
+    spikes.restore(progress.losses);
+    decision.spikes = spikes.state();
+    write_state(tables_.losses, spikes.losses().data(), bytes_of(spikes.losses()), device_.device);
+  }
+  write_state(tables_.steps, counts.data(), bytes_of(std::span(counts)), device_.device);
   update_.resume(counts);
   write_state(tables_.decision, &decision, sizeof decision, device_.device);
   resumed_at_ = progress.applied;

@@ -86,6 +86,7 @@ class QueuedStep final : public Step {
   void send_numbers(InFlight& slot);
   void follow_options();
   bool updates_in_backward() const { return tables_.updates_in_backward; }
+  bool watches_for_spikes() const { return strategy_.on_spike.action != SpikeAction::kNone; }
   void plan_message();
   void allocate(const LossScalerState& scaler);
   void fill_tables();
@@ -106,7 +107,7 @@ class QueuedStep final : public Step {
   GroupNumbers* numbers_there_ = nullptr;    ///< StepTables::group_numbers
   std::vector<int> ranks_with_parts_;        ///< whose gradient parts make up the whole, each part once
   NormTotals totals_;
-  std::shared_ptr<const std::vector<std::string>> unit_names_;  ///< where they are updated in backward; else null
+  std::shared_ptr<const OutcomeContext> of_outcomes_;
   std::size_t sums_offset_ = 0, message_bytes_ = 0;
   DeviceTables memory_;  ///< of all that follows
   std::byte* message_ = nullptr;

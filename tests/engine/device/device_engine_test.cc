@@ -332,18 +332,6 @@ TEST(DeviceEngine, AStrategyForGpusIsNotTrainedOnTheCpu) {
   }
 }
 
-TEST(DeviceEngine, SpikesAreNotWatchedFor) {
-  const EmulatedGpus gpus;
-  EXPECT_THAT(error_of([] {
-                run_ranks({.ranks = 1}, [](const Mesh& mesh) {
-                  const Session session(mesh, strategy_for(ShardingStrategy::kNoShard, [](Strategy& s) {
-                                          s.on_spike.action = SpikeAction::kSkip;
-                                        }));
-                });
-              }),
-              ::testing::HasSubstr("/on_spike/action"));
-}
-
 /// What a device computed with after a failed collective is not taken for a result, nor waited for in vain.
 TEST(DeviceEngine, ACollectiveThatFailsOnTheDeviceEndsTheStep) {
   const EmulatedGpus gpus;

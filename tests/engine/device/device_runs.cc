@@ -59,6 +59,7 @@ void expect_same(const Told& got, const Told& wanted, const std::string& what) {
         << b.grad_norm;
     EXPECT_EQ(a.lr, b.lr) << what << ", step " << a.step;
     EXPECT_EQ(a.overflow, b.overflow) << what << ", step " << a.step;
+    EXPECT_EQ(a.spike, b.spike) << what << ", step " << a.step;
     EXPECT_EQ(a.loss_scale, b.loss_scale) << what << ", step " << a.step;
   }
   EXPECT_TRUE(all_same_bits(got.values, wanted.values)) << what;

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+
+#include "optim/arithmetic/instruction_set.h"
+
+namespace tessera {
+
+/// SpikeConfig (tessera/strategy.h), plainly.
+struct SpikeRule {
+  double factor = 2.0;
+  std::int32_t window = 0;  ///< losses that the median is of; 0: nobody looks for spikes
+};
+
+/// What stays from step to step beside the losses of the window, which are a ring of `window` numbers.
+struct SpikeState {
+  std::int32_t count = 0;     ///< losses that are there
+  std::int32_t next = 0;      ///< place of the next one
+  std::int64_t in_a_row = 0;  ///< spikes up to the latest step
+  double median = 0;          ///< what the latest loss was compared with; 0 while the window is not full
+};
+
+enum class SpikeVerdict : std::int32_t {
+  kNone,
+  kSpike,     ///< the step is to be skipped
+  kChanged,   ///< it would be one, but so were those before it: the window begins anew
+  kNegative,  ///< the loss is below 0, so the median says nothing about it: an error
+};
+
+/// The verdict on a step's loss. A GPU makes it by itself, to the same bits. `median`: the full window's; any number while it is not full.
+TESSERA_ALWAYS_INLINE SpikeVerdict spike_verdict(const SpikeRule& rule, const SpikeState& state, double median,
+                                                 double loss) {
+  if (rule.window == 0) return SpikeVerdict::kNone;
+  if (loss < 0) return SpikeVerdict::kNegative;
+  if (state.count < rule.window || !(loss > rule.factor * median)) return SpikeVerdict::kNone;
+  const std::int64_t most = rule.window < 2 ? 1 : rule.window / 2;
+  return state.in_a_row < most ? SpikeVerdict::kSpike : SpikeVerdict::kChanged;
+}
+
+/// Goes on from a step's loss. `losses`: the ring.
+TESSERA_ALWAYS_INLINE void note_loss(const SpikeRule& rule, SpikeState& state, double* losses, SpikeVerdict verdict,
+                                     double median, double loss) {
+  if (rule.window == 0) return;
+  state.median = state.count == rule.window ? median : 0;
+  if (verdict == SpikeVerdict::kSpike) ++state.in_a_row;
+  if (verdict == SpikeVerdict::kSpike || verdict == SpikeVerdict::kNegative) return;
+  if (verdict == SpikeVerdict::kChanged) state.count = state.next = 0;
+  state.in_a_row = 0;
+  if (loss - loss != 0.0) return;  // it is not finite
+  losses[state.next] = loss;
+  state.next = (state.next + 1) % rule.window;
+  if (state.count < rule.window) ++state.count;
+}
+
+/// The median of an even number of losses, from the two in the middle.
+TESSERA_ALWAYS_INLINE double median_between(double below, double above) { return below + (above - below) / 2; }
+
+}  // namespace tessera

@@ -1,0 +1,58 @@
+"""Comments of C++ sources are sentences that fit the page: no line above 120 columns, no sentence that begins with "Of", and a header
+says what it is.
+
+Usage: check_comments.py ROOT
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+COLUMNS = 120
+SUFFIXES = {".h", ".cc", ".cu", ".cuh"}
+COMMENT = re.compile(r"//[/!<]* ?(.*)")
+BLOCK = re.compile(r"(?:^[ \t]*//[/!<]* ?.*\n)+", re.M)
+
+
+def sources(root):
+    names = subprocess.run(["git", "-C", root, "ls-files"], capture_output=True, text=True, check=True).stdout.split("\n")
+    return [name for name in names if pathlib.PurePath(name).suffix in SUFFIXES]
+
+
+def begins_with_of(text):
+    """Line numbers, from 1, of comments in which a sentence begins with "Of". Behind code a small letter begins one too."""
+    for block in BLOCK.finditer(text):
+        first = text[: block.start()].count("\n") + 1
+        begun = True  # the line begins a sentence
+        for number, line in enumerate(block.group().splitlines(), first):
+            words = COMMENT.search(line).group(1)
+            if (begun and words.startswith("Of ")) or re.search(r"[.!?] Of ", words):
+                yield number
+            begun = not words or words.endswith((".", "!", "?"))
+    for number, line in enumerate(text.splitlines(), 1):
+        code, slashes, comment = line.partition("//")
+        if code.strip() and slashes and re.match(r"[/<!]* ?[oO]f ", comment):
+            yield number
+
+
+def complaints(root):
+    for name in sources(root):
+        text = (root / name).read_text(encoding="utf-8")
+        for number, line in enumerate(text.splitlines(), 1):
+            if len(line) > COLUMNS and "//" in line and not re.search(r"\w+://\S+$", line):
+                yield f"{name}:{number}: {len(line)} columns. hint: break the comment within {COLUMNS}"
+        for number in begins_with_of(text):
+            yield f'{name}:{number}: a sentence begins with "Of". hint: give it a subject and a verb'
+        if name.endswith(".h") and "//" not in text:
+            yield f"{name}: no comment. hint: say what it is and who calls it"
+
+
+def main(root):
+    found = list(complaints(pathlib.Path(root)))
+    print("\n".join(found) or "comments are sentences within the columns")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

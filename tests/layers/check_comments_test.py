@@ -1,0 +1,41 @@
+"""check_comments.py finds a long line, a sentence that begins with "Of", and a header without a comment."""
+
+import pathlib
+import subprocess
+import tempfile
+import unittest
+
+import check_comments
+
+
+def complaints_about(text, name="some.h"):
+    with tempfile.TemporaryDirectory() as folder:
+        root = pathlib.Path(folder)
+        (root / name).write_text(text)
+        subprocess.run(["git", "-C", root, "init", "-q"], check=True)
+        subprocess.run(["git", "-C", root, "add", "."], check=True)
+        return list(check_comments.complaints(root))
+
+
+class CheckCommentsTest(unittest.TestCase):
+    def test_a_long_line_is_a_complaint(self):
+        self.assertEqual(len(complaints_about("/// " + "word " * 30 + "\n")), 1)
+
+    def test_a_long_address_is_none(self):
+        self.assertEqual(complaints_about("/// https://example.org/" + "x" * 120 + "\n"), [])
+
+    def test_a_sentence_that_begins_with_of_is_a_complaint(self):
+        for text in ("/// Of a unit.\n", "/// A unit. Of it the sums.\n", "/// A unit.\n/// Of it the sums.\n", "int x;  ///< of a unit\n"):
+            self.assertEqual(len(complaints_about(text)), 1, text)
+
+    def test_of_inside_a_sentence_is_none(self):
+        for text in ("/// The sums\n/// of a unit.\n", "int x;  ///< sums of a unit\n"):
+            self.assertEqual(complaints_about(text), [], text)
+
+    def test_a_header_without_a_comment_is_a_complaint(self):
+        self.assertEqual(len(complaints_about("int x;\n")), 1)
+        self.assertEqual(complaints_about("int x;\n", "some.cc"), [])
+
+
+if __name__ == "__main__":
+    unittest.main()

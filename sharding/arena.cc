@@ -19,7 +19,7 @@ namespace {
                                          ". [T0613] hint: see `tessera plan` for what needs how much");
 }
 
-/// `allocate()`, which may find no memory in this process.
+/// Calls `allocate()`. Where this process has no memory for it, throws an error that names the block.
 template <class Allocate>
 auto allocated(const std::string& name, std::int64_t bytes, const Allocate& allocate) {
   try {
@@ -43,7 +43,7 @@ Arena Arena::mapped(Arena arena) {
   const std::int64_t bytes = arena.bytes_;
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw_out_of_memory(arena.name_, bytes, errno);
-  madvise(memory, bytes, MADV_HUGEPAGE);  // advice: without it the pages are just smaller
+  madvise(memory, bytes, MADV_HUGEPAGE);  // only advice: pages are just smaller without it
   arena.memory_ = {static_cast<std::byte*>(memory), [bytes](std::byte* p) { munmap(p, bytes); }};
   return arena;
 }

@@ -11,26 +11,28 @@
 
 namespace tessera {
 
-/// One block of memory for one category of the plan, handed out front to back and never given back piecemeal.
-/// Invariant: the pieces taken fill the block exactly by the time the engine has set itself up (`expect_full`), so what
-/// is allocated *is* what was planned.
+/// One block of memory for one category of the plan, handed out front to back and never given back piecemeal. The
+/// engine makes it once, when it sets itself up; the memory lives as long as the arena. Invariant: the pieces taken
+/// fill the block exactly by the time the engine has set itself up (`expect_full`), so what is allocated *is* what was
+/// planned.
 class Arena {
  public:
   Arena() = default;
-  /// Private memory, zero-filled: of this process, on huge pages where the kernel grants them, or of a GPU, from
-  /// LibTorch's allocator, which throws c10::OutOfMemoryError.
+  /// Private zero-filled memory of `bytes` bytes: on the CPU of this process, on huge pages where the kernel grants
+  /// them; on a GPU from LibTorch's allocator, which throws c10::OutOfMemoryError.
   static Arena plain(std::string name, std::int64_t bytes, c10::Device device = c10::Device(c10::kCPU));
   /// Memory that `group`'s transport reads and writes without copies. Collective.
   static Arena shared(std::string name, std::int64_t bytes, Collectives& group);
   /// One memory for all ranks of `group`, which must share memory. Collective.
   static Arena common(std::string name, std::int64_t bytes, Collectives& group);
 
-  /// The next `bytes` bytes. Pieces are whole cache lines (layouts are multiples of 64 elements), so each begins on
-  /// one.
+  /// Returns the next `bytes` bytes. Pieces are whole cache lines (layouts are multiples of 64 elements), so each
+  /// begins on one.
   std::byte* take(std::int64_t bytes);
   std::byte* data() const { return memory_.get(); }
   std::int64_t bytes() const { return bytes_; }
   std::int64_t taken() const { return taken_; }
+  /// Throws unless all bytes are taken.
   void expect_full() const;
 
  private:

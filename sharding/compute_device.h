@@ -9,14 +9,14 @@ class QueueClock;
 /// Where training state lives and operators run.
 struct ComputeDevice {
   c10::Device device = c10::Device(c10::kCPU);
-  /// Operators are queued on the current stream and done later, in order. Then host code may touch memory only through
+  /// Operators are queued on the current stream and done later, in order. Host code may then touch memory only through
   /// LibTorch, and waiting for a Work puts the wait into the queue. False on the CPU.
   bool is_queued = false;
   /// Told of the stretches in which the queue waits for collectives; null where nothing is queued.
   QueueClock* waits = nullptr;
 };
 
-/// Times what a queue spends between two places, by the device's clock.
+/// Times what a queue spends between two places, measured by the device's clock.
 class QueueClock {
  public:
   virtual void begin() = 0;
@@ -26,7 +26,7 @@ class QueueClock {
   ~QueueClock() = default;
 };
 
-/// While it lives, `clock` (which may be null) runs.
+/// Runs `clock` (which may be null) while it lives.
 class Timed {
  public:
   explicit Timed(QueueClock* clock) : clock_(clock) {

@@ -7,12 +7,13 @@ namespace tessera {
 
 class Unit;
 
-/// What storages and units have to do with tessera/observe_pointers.h.
+/// How storages and units answer tessera/observe_pointers.h.
 ///
-/// What a storage on the CPU answers that refuses its pointer to `bytes` bytes; null while nobody observes: then it throws.
+/// The pointer to `bytes` bytes that a storage on the CPU gives out where it refuses its own; null while nobody
+/// observes, and the storage throws then.
 std::byte* observed_pointer(std::int64_t bytes);
 
-/// Units whose access changes with observe_pointers (Unit::watch).
+/// Registers and removes units whose access changes with observe_pointers (Unit::watch).
 void add_observed(Unit& unit);
 void remove_observed(Unit& unit);
 

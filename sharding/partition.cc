@@ -21,7 +21,7 @@ using torch::nn::Module;
 /// "tessera::models::BlockImpl" -> "Block".
 std::string class_of(const Module& module) {
   std::string name = module.name();
-  // Templates keep their arguments: cut the namespace in front of the first '<' only.
+  // Templates keep their arguments, so only the namespace in front of the first '<' is cut off.
   const std::size_t end = std::min(name.find('<'), name.size());
   if (const std::size_t colon = name.rfind("::", end); colon != std::string::npos) name = name.substr(colon + 2);
   if (name.size() > 4 && name.ends_with("Impl")) name.resize(name.size() - 4);
@@ -42,7 +42,8 @@ std::int64_t own_numel(const Module& module) {
   return numel;
 }
 
-/// Modules that `min_numel` makes units, bottom-up. Returns how many elements under `module` no unit has claimed.
+/// Chooses the modules that `min_numel` makes units, bottom-up. Returns how many elements under `module` no unit has
+/// claimed.
 std::int64_t choose_by_size(const Module& module, const std::string& path, std::int64_t min_numel,
                             std::set<std::string>& chosen) {
   std::int64_t unclaimed = own_numel(module);
@@ -54,7 +55,7 @@ std::int64_t choose_by_size(const Module& module, const std::string& path, std::
   return 0;
 }
 
-/// The parameters of one unit before they are grouped.
+/// The parameters of one unit, before they are grouped.
 struct Claim {
   std::string name;
   std::vector<FlatParameter> parameters;
@@ -172,11 +173,12 @@ BucketLimits limits_of(const UnitsConfig& units) {
           static_cast<std::int64_t>(*units.bucket_cap_mb * kMiB)};
 }
 
-/// What is frozen stays with the root; the rest becomes buckets behind it, the one to be reduced first at the end.
+/// Leaves frozen parameters with the root; the others become buckets behind it, the one that is reduced first at the
+/// end.
 std::vector<Claim> cut_into_buckets(Claim all, const Strategy& strategy) {
   const auto element_bytes = static_cast<std::int64_t>(size_of(strategy.mixed_precision.reduce));
   std::vector<Claim> claims = {{all.name, {}, {}}};
-  std::vector<std::size_t> trainable;  // of `all`, last registered first
+  std::vector<std::size_t> trainable;  // indices into `all`, last registered first
   std::vector<BucketItem> items;
   for (std::size_t i = 0; i < all.parameters.size(); ++i) {
     if (!all.parameters[i].tensor.requires_grad()) claims[0].take(all, i);
@@ -194,7 +196,7 @@ std::vector<Claim> cut_into_buckets(Claim all, const Strategy& strategy) {
   return claims;
 }
 
-/// As its elements lie one behind the other; of a tensor that is no matrix, as if it were one.
+/// The matrix of elements as they lie one behind the other; a tensor that is no matrix counts as one row.
 MatrixShape matrix_shape(const FlatParameter& parameter) {
   if (parameter.sizes.size() != 2) return {1, parameter.numel};
   const MatrixShape shape{parameter.sizes.at(0), parameter.sizes.at(1)};
@@ -202,10 +204,10 @@ MatrixShape matrix_shape(const FlatParameter& parameter) {
   return is_by_columns ? MatrixShape{shape.columns, shape.rows} : shape;
 }
 
-/// GroupShape::factored.
+/// Makes GroupShape::factored.
 MatrixShape factored_shape(const FlatParameter& parameter) {
   if (parameter.sizes.size() < 2 || parameter.numel == 0) return {};
-  std::int64_t rows = 1, stride = 0;  // of the outermost dimension, not counting those of one element
+  std::int64_t rows = 1, stride = 0;  // the outermost dimension's, not counting dimensions of one element
   for (std::size_t i = 0; i < parameter.sizes.size(); ++i) {
     if (parameter.sizes[i] == 1 || parameter.strides[i] <= stride) continue;
     rows = parameter.sizes[i];
@@ -214,7 +216,8 @@ MatrixShape factored_shape(const FlatParameter& parameter) {
   return {rows, parameter.numel / rows};
 }
 
-/// Groups a claim's parameters by (dtype, trains, is a matrix); groups in order of first appearance, trainable ones first.
+/// Groups a claim's parameters by (dtype, trains, is a matrix). Groups come in order of first appearance, trainable
+/// ones first.
 void make_groups(Unit& unit, Claim claim, int parts, SmallTensors small, bool in_pages, bool sends_factors,
                  const std::function<bool(const FlatParameter&)>& is_matrix) {
   std::map<std::tuple<bool, DType, bool>, FlatGroup*> groups;

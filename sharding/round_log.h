@@ -9,34 +9,36 @@
 
 namespace tessera {
 
-/// What ranks do together in one microbatch, in its order in time: units that are used, and so gathered, in forward and backward; where a
-/// backward begins and ends; and where a unit's reduction begins. With it a rank that has no batch does the same as the others, which
-/// wait for each other in this order (Engine::backward_nothing).
+/// What ranks do together in one microbatch, in order of time: units that are used, and so gathered, in forward and
+/// backward; where a backward begins and ends; and where a unit's reduction begins. A rank that has no batch does the
+/// same as the others by following it: all ranks wait for each other in this order (Engine::backward_nothing).
 ///
-/// The latest microbatch that ended is kept. What came before its forward (evaluation) is left out where it ends like the one before, and
-/// `forget` leaves it out always. Nothing is allocated once microbatches are alike.
+/// The latest microbatch that ended is kept. Events before its forward (evaluation) are left out where the microbatch
+/// ends like the one before, and `forget` leaves them out always. Nothing is allocated once microbatches are alike.
 class RoundLog {
  public:
-  /// Events that are no use of a unit, which is its index.
+  /// Events that are not the use of a unit; a use is the unit's index.
   enum Event : int {
     kBackward = -1,
     kReduction = -2,
     kEnd = -3,
-    kBesides = -4,  ///< the unit used next is used while the one before it still is
-    /// Is announced, and not kept, in place of kEnd where the microbatch goes on with another loss (MicrobatchInfo::retain_graph).
+    kBesides = -4,  ///< the unit used next is used while the one before it is still in use
+    /// It is announced in place of kEnd, and not kept, where the microbatch goes on with another loss
+    /// (MicrobatchInfo::retain_graph).
     kEndOfLoss = -5,
   };
 
-  /// Who hears of events before they happen, where ranks meet at each of them, until the microbatch ends; null: nobody.
+  /// `told` hears of events before they happen, until the microbatch ends, where ranks meet at each of them; null:
+  /// nobody does.
   void tell(std::function<void(int event)> told) { told_ = std::move(told); }
-  /// This rank is about to do what the event stands for. Between the announcement of an end and end_round what all do alike is announced
-  /// no more.
+  /// Called before this rank does what the event stands for. Nothing is announced between the announcement of an end
+  /// and end_round, since all ranks do that alike.
   void announce(int event) {
     if (!told_ || ending_ != kGoesOn) return;
     told_(event);
     if (event == kEnd || event == kEndOfLoss) ending_ = event;
   }
-  /// A backward, and what it began, has ended.
+  /// Called when a backward, and what it began, has ended.
   void end_round() {
     if (std::exchange(ending_, kGoesOn) == kEnd) told_ = nullptr;
   }
@@ -49,7 +51,7 @@ class RoundLog {
     if (running_.size() == kMost) running_.erase(running_.begin(), running_.begin() + kMost / 2);
     running_.push_back(event);
   }
-  /// The microbatch has ended with its latest event.
+  /// Called when the microbatch has ended; its latest event was the last.
   void end_microbatch() {
     const bool same_end = !last_.empty() && running_.size() >= last_.size() &&
                           std::equal(last_.rbegin(), last_.rend(), running_.rbegin());
@@ -57,7 +59,7 @@ class RoundLog {
     running_.clear();
   }
   bool has_nothing() const { return running_.empty(); }
-  /// What has come since then is of no microbatch.
+  /// Forgets the events since the last microbatch: they belong to none.
   void forget() { running_.clear(); }
 
   /// The events of the latest microbatch; empty before the first has ended.
@@ -69,7 +71,7 @@ class RoundLog {
 
   std::vector<int> running_, last_;
   std::function<void(int event)> told_;
-  int ending_ = kGoesOn;  ///< or the end that was announced
+  int ending_ = kGoesOn;  ///< kGoesOn, or the end that was announced
 };
 
 }  // namespace tessera

@@ -8,20 +8,22 @@ namespace tessera {
 struct FlatGroup;
 class Unit;
 
-/// Where a rank's parts of units come from that do not lie in memory: what a gather begins with.
+/// Brings a rank's parts of units to memory, where they do not lie in it (offloaded parameters). A gather begins with
+/// it. Residency calls it on the thread that runs forward and backward.
 class ShardSource {
  public:
   virtual ~ShardSource() = default;
-  /// Begins to bring this rank's part of a group to `memory` [parameter_part], without waiting. `memory` is the source's until `finish`; on
-  /// the CPU it begins at a page. Throws tessera::Error.
+  /// Begins to bring this rank's part of a group to `memory` [parameter_part], without waiting. `memory` belongs to the
+  /// source until `finish`; on the CPU it begins at a page. Throws tessera::Error.
   virtual void start(const FlatGroup& group, std::byte* memory) = 0;
-  /// Waits for all that was started for `unit`; on a GPU, what is queued from then on waits. Where it throws, nothing is under way any more either. Throws
-  /// tessera::Error: 74 if something could not be read, 65 if it came back with other bytes.
+  /// Waits for everything that was started for `unit`; on a GPU it makes what is queued from then on wait. If it
+  /// throws, nothing is under way any more either. Throws tessera::Error: 74 if something could not be read, 65 if it
+  /// came back with other bytes.
   virtual void finish(const Unit& unit) = 0;
 
-  /// Copied to a GPU so far.
+  /// Bytes copied to a GPU so far.
   virtual std::int64_t uploaded_bytes() const { return 0; }
-  /// Pinned memory of its host, for copies.
+  /// Bytes of pinned host memory for those copies.
   virtual std::int64_t pinned_bytes() const { return 0; }
 };
 

@@ -13,7 +13,8 @@
 namespace tessera {
 namespace {
 
-/// Nothing to delete: arenas own the memory, the engine owns the units. Its address marks a watched storage.
+/// A deleter that deletes nothing: arenas own the memory, the engine owns the units. Its address marks a storage that
+/// belongs to a unit.
 void leave(void*) {}
 
 const char* name_of(Unit::State state) {
@@ -178,7 +179,7 @@ bool is_in_place(const FlatGroup& group, std::size_t i) {
   const at::Tensor& tensor = group.parameters[i].tensor;
   if (!tensor.has_storage()) return false;
   c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
-  // Whatever memory the Engine has pointed the storage at: what others give it (share_memory) is not marked as the unit's.
+  // The storage points at memory that the Engine chose: memory from others (share_memory) is not marked as the unit's.
   return storage == group.storage.get() && unit_of(*storage) == group.unit &&
          tensor.unsafeGetTensorImpl()->storage_offset() == group.layout.extent(i).offset;
 }

@@ -29,44 +29,47 @@ struct FlatParameter {
   std::vector<std::string> aliases;          ///< further names of a tied parameter
   std::vector<std::int64_t> sizes, strides;  ///< strides as the module made them, if dense
   std::int64_t numel = 0;
-  std::uint64_t hash = 0;        ///< of this rank's part, likewise; 0: not looked at
-  std::uint32_t version = 0;     ///< of `tensor`, when it last was as the Engine left it
-  std::size_t group = kNoGroup;  ///< among OptimizerConfig::groups
+  std::uint64_t hash = 0;        ///< hash of this rank's part, under "check.values"; 0: not made
+  std::uint32_t version = 0;     ///< version of `tensor` when the Engine last left it
+  std::size_t group = kNoGroup;  ///< index among OptimizerConfig::groups
   bool is_embedding = false;     ///< some module of a class Embedding or EmbeddingBag has it
-  std::int64_t number = 0;  ///< in order of registration, of all the module's parameters; the same whatever units are
+  /// order of registration among all the module's parameters; the same whatever the units are
+  std::int64_t number = 0;
 };
 
-/// A state that an optimizer keeps of a whole tensor.
+/// A state that an optimizer keeps for a whole tensor.
 struct TensorState {
   std::string name;
   std::vector<std::int64_t> sizes;
 };
 
-/// Parameters of one unit with one dtype that all train or are all frozen, and are all updated in the same way: one flat buffer.
+/// Parameters of one unit with one dtype that all train or are all frozen, and are all updated in the same way: one
+/// flat buffer. A field says where this rank's part of each kind of state lies:
 ///
 ///   full     [numel]              dtype   gathered; the parameters are views of it. Null while released
 ///   shard    [parameter_part]     dtype   this rank's part (inside `full` where that is permanent)
-///   master   [optimizer_part]     fp32    what the optimizer updates; null where dtype is fp32, since `shard` is that, or
-///                                         split into `shard` and `master_low` where master_kind says so
+///   master   [optimizer_part]     fp32    what the optimizer updates; null where dtype is fp32, since `shard` is that,
+///                                         or split into `shard` and `master_low` where master_kind says so
 ///   state    [optimizer_part]     fp32, bf16 or 8 bits with scales    what the optimizer keeps
 ///   tensor_state [tensor_state_part]  fp32    states of whole tensors, of shapes of their own
 ///   gradient [gradient_part]      fp32    sums over ranks and microbatches
 ///
-/// Of shard, master and state, a part may lie below memory (`parameter_chunks`, `records`); then the pointers are to the
-/// first elements, which are in memory. Of tensor_state all does or nothing. `engine/memory/state_views.h` reaches both.
+/// A part of shard, master and state may lie below memory (`parameter_chunks`, `records`); the pointers are then to the
+/// first elements, which are in memory. The whole tensor_state lies below memory, or nothing of it.
+/// `engine/memory/state_views.h` reaches both.
 ///
 /// All parts are extents of the same layout. Memory belongs to the engine's arenas.
 struct FlatGroup {
   Unit* unit = nullptr;
-  std::size_t index = 0;  ///< among the unit's groups
+  std::size_t index = 0;  ///< index among the unit's groups
   Layout layout;
   DType dtype = DType::kF32;
   bool trainable = true;
-  std::vector<MatrixShape> matrices;  ///< GroupShape::matrices: of each parameter, as its elements lie in memory
+  std::vector<MatrixShape> matrices;  ///< GroupShape::matrices: shape of each parameter, as its elements lie in memory
   std::vector<MatrixShape> factored;  ///< GroupShape::factored
   std::vector<FlatParameter> parameters;
   c10::intrusive_ptr<c10::StorageImpl> storage;
-  c10::Device device = c10::Device(c10::kCPU);  ///< of all the memory below
+  c10::Device device = c10::Device(c10::kCPU);  ///< device of all memory here
 
   Extent parameter_part, gradient_part, optimizer_part;
   std::byte* full = nullptr;
@@ -76,27 +79,27 @@ struct FlatGroup {
   std::int16_t* master_low = nullptr;  ///< kSplitBF16 (optim/arithmetic/rounding.h)
   struct State {
     std::byte* data = nullptr;
-    float* scales = nullptr;  ///< of 8-bit states
+    float* scales = nullptr;  ///< null unless the state has 8 bits
   };
-  std::array<State, kMostStates> state{};  ///< as Optimizer::states
-  RecordLayout records;                    ///< of masters and states that lie below memory
-  std::int64_t first_record = 0;           ///< number of its first record, among all groups'
+  std::array<State, kMostStates> state{};  ///< one for each of Optimizer::states
+  RecordLayout records;                    ///< how masters and states that lie below memory are cut
+  std::int64_t first_record = 0;           ///< number of its first record, counted over all groups
   std::shared_ptr<StateRecords> below;     ///< holds the records; null where all is in memory
-  Chunks parameter_chunks;                 ///< of `shard`
+  Chunks parameter_chunks;                 ///< how `shard` is cut
   std::int64_t first_parameter_record = 0;
-  std::shared_ptr<StateRecords> parameters_below;  ///< likewise
+  std::shared_ptr<StateRecords> parameters_below;  ///< holds the parameters' records, likewise
   float* gradient = nullptr;
   TensorStates tensor_states;                    ///< GroupShape::tensor_states
-  std::vector<TensorState> tensor_state_shapes;  ///< of each of their layout
-  Extent tensor_state_part;                      ///< of their buffer
+  std::vector<TensorState> tensor_state_shapes;  ///< shape of each state in their layout
+  Extent tensor_state_part;                      ///< extent of their buffer
   float* tensor_state = nullptr;                 ///< null while it lies below memory
-  std::int64_t tensor_state_record = -1;         ///< all of this rank's part; -1: in memory
+  std::int64_t tensor_state_record = -1;         ///< the record with all of this rank's part; -1: it is in memory
   std::shared_ptr<StateRecords> tensor_states_below;
 
-  /// Its parts and memory only: nothing that ties it to the module or to a unit.
+  /// A copy with the parts and memory only: nothing in it refers to the module or to a unit.
   FlatGroup without_module() const;
 
-  /// `element` of the tensor states, which lies in this rank's part.
+  /// Where `element` of the tensor states lies; it must be in this rank's part.
   float* tensor_state_at(std::int64_t element) const { return tensor_state + (element - tensor_state_part.offset); }
 
   std::int64_t element_bytes() const { return static_cast<std::int64_t>(size_of(dtype)); }
@@ -105,17 +108,19 @@ struct FlatGroup {
 
   /// Points the parameters at `memory` [layout.numel()], or at nothing. REQUIRES: `storage` is made (make_storage).
   void attach(std::byte* memory);
-  /// Lets the parameters' storage give out its pointer, or refuses it with a c10::Error that says so, as Unit::lets_read has it.
+  /// Lets the parameters' storage give out its pointer, or makes it refuse with a c10::Error that says why, as
+  /// Unit::lets_read decides.
   void set_access();
-  void point_at(std::byte* memory);  ///< the storage alone
-  /// The storage of all parameters of this group, without memory yet.
+  void point_at(std::byte* memory);  ///< points the storage alone
+  /// Makes the storage of all parameters of this group, without memory yet.
   void make_storage();
-  /// The part of the flat buffer that the optimizer updates, in the parameters' dtype.
+  /// The part of `shard` that the optimizer updates, in the parameters' dtype; null where there is no shard.
   std::byte* updated() const;
-  std::string refusal;  ///< what whoever reads a parameter that is not gathered is told
+  std::string refusal;  ///< text of the error for who reads a parameter that is not gathered
 };
 
-/// The parameters that are gathered together.
+/// The parameters that are gathered together. The Engine owns its units; tensors may outlive them. One thread at a time
+/// uses a unit.
 ///
 /// | state     | full buffers | left by                                   |
 /// |-----------|--------------|-------------------------------------------|
@@ -123,7 +128,8 @@ struct FlatGroup {
 /// | kGathering| being filled | Residency::wait -> kGathered              |
 /// | kGathered | valid        | Residency::release -> kReleased           |
 ///
-/// Units whose parameters are replicated are kGathered for good and never meet a Residency. (A Publication may bring their updates.)
+/// Units whose parameters are replicated are kGathered for good and have no Residency. (A Publication may bring their
+/// updates.)
 class Unit {
  public:
   enum class State : std::uint8_t { kReleased, kGathering, kGathered };
@@ -138,31 +144,31 @@ class Unit {
   std::vector<std::unique_ptr<FlatGroup>> groups;
 
   State state() const { return state_; }
-  /// The only way a state changes; throws on a step that the table above does not have.
+  /// Changes the state; nothing else does. Throws if the table above does not have the step.
   void become(State next);
 
   UnitShape shape() const;
   std::int64_t gathered_bytes() const;
 
-  /// Who brings this unit's values. Null: nobody, its parameters are always there. With `lends`, their memory is another unit's after
-  /// use: then a pointer to it is given out only while the unit is pinned, to operators and under Gathered guards, since nobody can know
-  /// how long a program keeps one.
+  /// `keeper` brings this unit's values; null: nobody does, since its parameters are always there. If it `lends`,
+  /// another unit gets their memory after use. A pointer to it is then given out only while the unit is pinned, to
+  /// operators and under Gathered guards, since nobody can know how long a program keeps one.
   void watch(UnitKeeper* keeper, bool lends = false);
   UnitKeeper* keeper() const { return keeper_; }
-  /// Notes the operators that read this unit, where nobody gathers it.
+  /// Notes the operators that read this unit, where nobody gathers it; null: nobody notes them.
   GatherLog* use_log = nullptr;
-  /// Of the gathered values, under "check.values"; 0: they may change.
+  /// Hash of the gathered values, under "check.values"; 0: they may change.
   std::uint64_t gathered_hash = 0;
-  /// The parameters' storages refuse access with `message` from then on: what reads them throws that.
+  /// Makes the parameters' storages refuse access from now on: who reads them throws `message`.
   void poison(const std::string& message);
 
-  /// This rank has read the unit's trainable parameters for the last time before they are updated (optimizer.in_backward):
-  /// whoever reads them until `reopen` gets a c10::Error that says so, wherever their values are.
+  /// Called when this rank has read the unit's trainable parameters for the last time before they are updated
+  /// (optimizer.in_backward): who reads them until `reopen` gets a c10::Error that says so, wherever their values are.
   void close();
   void reopen();
   bool is_closed() const { return is_closed_; }
 
-  /// Operators running on this unit, and Gathered guards.
+  /// How many running operators and Gathered guards use this unit.
   int pins() const { return pins_; }
   void pin();
   void unpin();
@@ -194,7 +200,8 @@ void for_each_trainable(const std::vector<std::unique_ptr<Unit>>& units, const V
   }
 }
 
-/// Calls `visit(state, place)` for each state that is kept of a parameter as a whole; `place` is an extent of the tensor states' buffer.
+/// Calls `visit(state, place)` for each state that is kept for a parameter as a whole; `place` is an extent of the
+/// tensor states' buffer.
 template <class Visit>
 void for_each_tensor_state(const FlatGroup& group, std::size_t parameter, const Visit& visit) {
   const TensorStates& states = group.tensor_states;
@@ -212,18 +219,18 @@ void for_each_parameter(const Unit& unit, const Visit& visit) {
   }
 }
 
-/// And of every unit, in order.
+/// The same for every unit, in order.
 template <class Visit>
 void for_each_parameter(const std::vector<std::unique_ptr<Unit>>& units, const Visit& visit) {
   for (const auto& unit : units) for_each_parameter(*unit, visit);
 }
 
-/// The unit, of an Engine that lives, that `tensor`'s storage belongs to, or null. A pointer comparison: no look-up, no
-/// lock.
+/// The unit that `tensor`'s storage belongs to, whose Engine must live; null if there is none. It compares a pointer:
+/// no look-up, no lock.
 Unit* unit_of(const at::TensorBase& tensor);
 Unit* unit_of(c10::StorageImpl& storage);
 
-/// Whether parameter `i` still lies in its group's buffer.
+/// Whether parameter `i` still lies where it belongs in its group's buffer.
 bool is_in_place(const FlatGroup& group, std::size_t i);
 /// Throws tessera::Error (64), naming the parameter, if it does not.
 void expect_in_place(const FlatGroup& group, std::size_t i);

@@ -5,15 +5,15 @@
 
 namespace tessera {
 
-/// What ranks told each other of a unit with the sum of its gradients (unit_notes).
+/// What ranks told each other about a unit with the sum of its gradients (unit_notes).
 struct UnitAgreement {
-  // Where the host has waited for it.
+  // These are set where the host has waited for them.
   std::span<const char> used;  ///< [trainable parameter of the unit]: whether any rank used it
-  double weight = 0.0;         ///< sum of all ranks' (Reducer::begin_round)
+  double weight = 0.0;         ///< sum of all ranks' weights (Reducer::begin_round)
   bool ranks_agree = true;     ///< all ranks of the shard axis gave the same digest (Reducer::begin_round)
-  // Where work is queued, on the device; the host does not know it.
-  const float* used_there = nullptr;    ///< the same: above 0 where any rank did
-  const float* weight_there = nullptr;  ///< [1]: the same
+  // These lie on the device and are set where work is queued; the host does not know their values.
+  const float* used_there = nullptr;    ///< [trainable parameter of the unit]: above 0 where any rank used it
+  const float* weight_there = nullptr;  ///< [1]: sum of all ranks' weights
   const float* differ_there = nullptr;  ///< [digest_bits]: 0 where the ranks agree
   std::size_t digest_bits = 0;
 };

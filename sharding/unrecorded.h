@@ -5,7 +5,7 @@
 
 namespace tessera {
 
-/// While it lives, on this thread: Tessera's own tensor operators are neither recorded for autograd nor looked at for
+/// While one lives, Tessera's own tensor operators on this thread are neither recorded for autograd nor looked at for
 /// units (sharding/gather/op_watch.h).
 struct Unrecorded {
   at::NoGradGuard no_grad;

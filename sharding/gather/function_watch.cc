@@ -11,21 +11,21 @@
 namespace tessera {
 namespace {
 
-/// A function in the graph, by its number among those of the thread that applied it.
+/// A function of the graph: the thread that applied it, and its number among those of that thread.
 struct Key {
   std::uint64_t thread = 0;
   std::int64_t number = -1;
   bool operator==(const Key&) const = default;
 };
 
-/// Storages and not units, since a graph may outlive its Engine.
+/// Holds storages and not units, since a graph may outlive its Engine.
 struct Applied {
   Key key;
   c10::SmallVector<c10::weak_intrusive_ptr<c10::StorageImpl>, 4> storages;
 };
 
-/// The last functions applied. One that is not found any more because very many came after it pins nothing: what it reads in backward
-/// is refused by name then.
+/// The last functions that were applied. A function that has been forgotten, because very many came after it, pins
+/// nothing: what it reads in backward is then refused by name.
 class AppliedFunctions {
  public:
   void add(const Key& key, const Units& units) {

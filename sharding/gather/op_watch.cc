@@ -32,7 +32,7 @@ void find_units(const c10::IValue& value, Units& found) {
   }
 }
 
-/// Whether all that an operator returns is its inputs' memory, by its schema: (a) there, and not (a!), which it writes.
+/// Whether all results of an operator are memory of its inputs. The schema says so: (a) is a view, and (a!) is written.
 bool returns_views(const c10::FunctionSchema& schema) {
   const auto is_view = [](const c10::Argument& result) {
     return result.alias_info() != nullptr && !result.alias_info()->isWrite();
@@ -40,24 +40,25 @@ bool returns_views(const c10::FunctionSchema& schema) {
   return !schema.returns().empty() && std::ranges::all_of(schema.returns(), is_view);
 }
 
-/// What RecordFunction shows.
+/// The kinds of functions that RecordFunction shows.
 enum class Seen : std::uint8_t {
-  /// Returns views and reads no memory. Some of these operators (to, contiguous, reshape) copy where they cannot view, by operators of
-  /// their own. So nothing is gathered for a view: `state_dict()`, which one rank may call alone, would else wait for the others.
+  /// Returns views and reads no memory. Some of these operators (to, contiguous, reshape) copy where they cannot view,
+  /// by calling other operators. Nothing is gathered for a view: else `state_dict()`, which one rank may call alone,
+  /// would wait for the other ranks.
   kView,
-  kOperator,  ///< reads its inputs
+  kOperator,  ///< an operator that reads its inputs
   kFunction,  ///< has no schema: an autograd function of Python
 };
 
 Seen what_is(const at::RecordFunction& function) {
   thread_local std::unordered_map<std::string_view, Seen> known;
-  // Names are text of the schema, which lives as long as its operator: so a copy is kept here.
+  // A name is text of the schema, which lives only as long as its operator, so a copy is kept here.
   thread_local std::deque<std::string> names;
   const std::string_view name = function.name();
   const auto found = known.find(name);
   if (found != known.end()) return found->second;
   const std::optional<c10::FunctionSchema> schema = function.operator_schema();
-  // Autograd's part of detach is seen as an operator too, under this name, without a schema.
+  // Autograd's part of detach is also shown as an operator, under this name and without a schema.
   if (!schema) return name == "detach" ? Seen::kView : Seen::kFunction;
   const Seen seen = returns_views(*schema) ? Seen::kView : Seen::kOperator;
   return known.emplace(names.emplace_back(name), seen).first->second;

@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-/// Blocks of `kBytes` that a thread gives out again and again: the heap is asked only while operators nest deeper.
+/// Blocks of `kBytes` that a thread reuses. It asks the heap only when operators nest deeper than before.
 template <std::size_t kBytes>
 class SpareBlocks {
  public:

@@ -12,8 +12,8 @@ namespace tessera {
 
 using Units = c10::SmallVector<Unit*, 4>;
 
-/// The units that a running operator or function reads: pinned while this lives. One comes and goes with every operator that reads any, so
-/// its memory is a thread's own, given out again and again.
+/// The units that a running operator or function reads; they are pinned while this lives. Every operator that reads a
+/// unit makes one, so its memory comes from blocks that the thread reuses.
 struct PinnedUnits : at::ObserverContext {
   ~PinnedUnits() override;
   static void* operator new(std::size_t);
@@ -22,8 +22,8 @@ struct PinnedUnits : at::ObserverContext {
   Units units;
 };
 
-/// Gathers those of `units` that somebody keeps, pins them, and notes the use of the others. Null where nothing is pinned. Does not throw: a
-/// gather that fails poisons its unit (UnitKeeper::use_or_poison).
+/// Gathers and pins those of `units` that have a keeper, and notes the use of the others. Returns null where nothing is
+/// pinned. Does not throw: a gather that fails poisons its unit (UnitKeeper::use_or_poison).
 std::unique_ptr<PinnedUnits> pin(const Units& units);
 
 }  // namespace tessera

@@ -9,32 +9,35 @@
 
 namespace tessera {
 
-/// Updated values on their way to the ranks of the shard axis, which hold copies of them, beside the rest of the update and the next
-/// forward. Of transports that carry gathers by themselves (Collectives::gathers_in_background).
+/// An asynchronous all-gather of updated values: it sends them to the ranks of the shard axis that hold copies of them,
+/// while the rest of the update and the next forward go on. It needs a transport that carries gathers by itself
+/// (Collectives::gathers_in_background).
 ///
-/// A group is sent on when it has been updated. Until all parts of it have come its storage refuses access, and the first operator that
-/// reads it waits. All ranks have begun by then, in their steps, so a rank may also read alone.
+/// The engine starts a group when the group has been updated. Its storage refuses access until all parts of it have
+/// come, and the first operator that reads it waits. All ranks have begun by then, in their steps, so a rank may also
+/// read alone.
 class Publication final : public UnitKeeper {
  public:
-  /// `form`: on the wire; not lossy.
+  /// `form`: the codec on the wire, which must not be lossy.
   Publication(std::vector<Unit*> units, Collectives& group, WireForm form, OnFailure on_failure);
-  /// Waits for what is under way. Where that has failed nobody can read the group.
+  /// Waits for what is under way. A group whose values did not come cannot be read by anybody.
   ~Publication();
   Publication(const Publication&) = delete;
   Publication& operator=(const Publication&) = delete;
 
-  /// Sends this rank's part of `group`, and gets the others'. Collective. REQUIRES: nothing of it is under way.
+  /// Sends this rank's part of `group`, and receives the other ranks' parts. Collective. REQUIRES: nothing of the group
+  /// is under way.
   void start(FlatGroup& group);
-  /// Waits until all that was started has come.
+  /// Waits until everything that was started has come.
   void finish();
-  /// This process was forked: what is under way never comes.
+  /// Called in a forked process: what is under way never comes, and its units are poisoned.
   void give_up();
 
   void use(Unit& unit) override;
   void hold(Unit& unit) override { use(unit); }
   void drop(Unit& unit) override { finish(unit); }
 
-  /// Spent so far on starting and waiting.
+  /// Seconds spent so far on starting and waiting.
   double seconds() const { return seconds_; }
 
  private:
@@ -48,7 +51,7 @@ class Publication final : public UnitKeeper {
   const std::vector<Unit*> units_;
   Collectives& group_;
   const WireForm form_;
-  std::deque<Coming> coming_;  ///< in the order in which it was started
+  std::deque<Coming> coming_;  ///< ordered by their starts
   bool is_forked_ = false;
   double seconds_ = 0;
 };

@@ -48,8 +48,8 @@ Residency::Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectiv
   for (Unit* unit : units_) unit->watch(this, /*lends=*/true);
 }
 
-/// Gathers that forward began ahead of use may still be writing into the slots, so wait for them. While an exception passes
-/// only for what does not depend on other ranks: they may never take part in those gathers.
+/// Waits for gathers that were begun ahead of use, since they may still be writing into the slots. While an exception
+/// passes it waits only for what does not depend on other ranks: they may never take part in those gathers.
 Residency::~Residency() {
   for (const Unit* unit : units_) {
     if (is_coming_[unit->index] == 0) continue;
@@ -71,7 +71,8 @@ void Residency::use(Unit& unit) {
   const bool is_held = unit.pins() > 0;
   unit.pin();
   if (!is_held && std::exchange(is_exact_[unit.index], 0) != 0 && unit.state() != Unit::State::kReleased) release(unit);
-  // What a guard holds may be read by some ranks only, so it must not move the schedule, by which all ranks gather ahead.
+  // What a guard holds may be read by some ranks only, so it must not move the schedule, by which all ranks gather
+  // ahead.
   if ((is_held || &unit == last_) && unit.state() == Unit::State::kGathered) {
     // The unit that an evaluation used last may be the first one of a microbatch.
     if (rounds_ && !is_held && rounds_->has_nothing()) rounds_->announce_and_add(unit.index);
@@ -133,13 +134,13 @@ void Residency::gather(Unit& unit) {
   source_ ? bring_part(unit) : start_all_gather(unit);
 }
 
-/// This rank's part of `group`, where it is gathered.
+/// Where this rank's part of `group` lies once it is gathered.
 std::byte* Residency::own_part(const FlatGroup& group) {
   return group.full + group.parameter_part.offset * group.element_bytes();
 }
 
 void Residency::bring_part(Unit& unit) {
-  // Other ranks may still read what a common slot held.
+  // Other ranks may still read what the common slot held before.
   if (plan_.input().placement.shared) throw_if_error(group_.barrier(unit.name).wait());
   is_coming_[unit.index] = 1;
   for (auto& group : unit.groups) source_->start(*group, own_part(*group));
@@ -211,8 +212,8 @@ bool Residency::fits(const Unit& unit, const Slot& slot) const {
   return slot.reserved_for >= 0 ? slot.reserved_for == unit.index : slot.bytes >= unit.gathered_bytes();
 }
 
-/// A slot that holds nothing, else the one whose holder is needed last; -1 if all are pinned. An early gather may push
-/// out only units that are needed later than the one it is for.
+/// A slot that holds nothing, else the slot whose holder is needed last; -1 if all are pinned. An early gather may
+/// evict only a unit that is needed later than the unit it is for.
 int Residency::find_slot(const Unit& unit, bool early) {
   if (!slots_[0].holder && fits(unit, slots_[0])) return 0;
   if (!free_slots_.empty() && fits(unit, slots_[free_slots_.back()])) return free_slots_.back();
@@ -268,7 +269,7 @@ void Residency::spoil(Unit& unit) {
   std::memset(slot.memory, 0xff, static_cast<std::size_t>(unit.gathered_bytes()));  // NaN in every floating type
 }
 
-/// From the back, so that no slot's number changes while a unit holds it.
+/// Goes from the back, so that no slot's number changes while a unit holds it.
 void Residency::give_back_overflow() {
   while (!checks_values_ && !slots_.empty() && slots_.back().overflow.bytes() > 0) {
     Unit* holder = slots_.back().holder;

@@ -21,30 +21,31 @@
 
 namespace tessera {
 
+/// What a Residency has done so far.
 struct ResidencyCounts {
-  std::int64_t gathers = 0;  ///< of a unit, begun
+  std::int64_t gathers = 0;  ///< gathers of units that were begun
   std::int64_t gathered_bytes = 0;
-  double gather_seconds = 0;    ///< in gathers, waiting for other ranks and for the source included
-  std::int64_t prefetched = 0;  ///< of these, begun before the unit was used
+  double gather_seconds = 0;    ///< spent in gathers, including waits for other ranks and for the source
+  std::int64_t prefetched = 0;  ///< gathers that were begun before the unit was used
   std::int64_t releases = 0;
   std::int64_t overflow_slots = 0;  ///< slots beyond the plan, for operators that read many units at once
   std::int64_t overflow_bytes = 0;  ///< held by them now
   std::int64_t overflow_peak = 0;   ///< the most of it since `release_all`
 };
 
-/// Which units are gathered now, and where.
+/// Which units are gathered now, and in which slots. The Engine owns it, for strategies that shard parameters.
 ///
-/// A unit is gathered by the first operator that reads it (`use`), early where the schedule knows the order. A slot is
-/// taken from the unit whose next use is farthest away (which is optimal for a known order: Belady, 1966); a unit that
-/// a running operator reads is pinned and never loses its slot.
+/// A unit is gathered by the first operator that reads it (`use`), or earlier where the schedule knows the order
+/// (prefetch). A slot is taken from the unit whose next use is farthest away (which is optimal for a known order:
+/// Belady, 1966); a unit that a running operator reads is pinned and never loses its slot.
 ///
-/// Where parameters lie below memory, a gather first brings this rank's part from a ShardSource to its place in the slot, and
-/// begins with that when it is prefetched; the all-gather follows when the unit is wanted. Ranks that share memory have the
-/// slots together (Placement::shared): there each brings its part to the one slot, and the all-gather is a meeting. They
-/// choose slots alike, since they use units in the same order.
+/// Where parameters lie below memory, a gather first brings this rank's part from a ShardSource to its place in the
+/// slot. A prefetch begins only that, and the all-gather follows when the unit is used. Ranks that share memory share
+/// the slots too (Placement::shared): each brings its part to the one slot, and the all-gather is only a barrier. They
+/// choose the same slots, since they use units in the same order.
 ///
-/// Where units are rounded on the wire (PlanInput::gathers), every rank has the rounded parameters, of its own part too. What `hold` asks for
-/// is exact: it is gathered once more, and given up when it is used next.
+/// Where units are rounded on the wire (PlanInput::gathers), every rank has rounded values of all parameters, its own
+/// part included. A unit that `hold` asks for is exact: it is gathered once more, and released when it is used next.
 ///
 /// One thread at a time: the thread that runs forward and backward. Every rank must use units in the same order, since
 /// gathering is a collective; a transport that sees a difference reports both units.
@@ -59,36 +60,38 @@ class Residency final : public UnitKeeper {
 
   /// Gathers `unit` if need be, waits for it, pins it, and prefetches what follows. Pair with `unpin`.
   void use(Unit& unit) override;
-  /// Outside the schedule, beyond the plan's slots if they are taken.
+  /// Gathers, waits and pins as `use`, but outside the schedule, and in a slot beyond the plan if all planned ones are
+  /// taken.
   void hold(Unit& unit) override;
   void drop(Unit& unit) override;
 
-  /// From now on gathered values must be, when they are given up, what they were when they came (unless
-  /// Unit::gathered_hash is 0): else tessera::Error (64). On the CPU.
+  /// Checks values from now on: a gathered unit must have the same values when it is released as when it came (unless
+  /// Unit::gathered_hash is 0). Otherwise a tessera::Error (64) is thrown. The check works on the CPU only.
   void check_values() { checks_values_ = true; }
-  /// Throws as above for what is gathered now. No-op without check_values.
+  /// Throws that error for what is gathered now. No-op without check_values.
   void expect_values() const;
 
-  /// From now on `rounds` hears of every use by which the schedule goes. It outlives this.
+  /// Tells `rounds`, from now on, of every use that the schedule counts. `rounds` must outlive this.
   void tell(RoundLog& rounds) { rounds_ = &rounds; }
 
-  /// A round is forward and backward of one microbatch.
+  /// Ends a round, which is forward and backward of one microbatch.
   void end_round() {
     schedule_.end_round();
-    last_ = nullptr;  // the next round's first use is an entry of its record, though it were of the same unit
+    last_ = nullptr;  // the next round's first use gets an entry of its own, even if it is of the same unit
   }
-  /// Begins the next round's first gathers, where the transport goes on with them by itself: before the program comes to its forward.
-  /// Between rounds; all ranks call it.
+  /// Begins the next round's first gathers before the program comes to its forward, where the transport carries gathers
+  /// by itself. Called between rounds, by all ranks.
   void gather_ahead() {
     if (group_.gathers_in_background()) prefetch();
   }
   /// The shards have changed: nothing gathered is valid any more. REQUIRES: no unit is pinned.
   void release_all();
-  /// A guard ended that had `unit` pinned: with check_values its memory is filled with NaN where another unit may get it, so that a
-  /// program finds the pointers and arrays that it kept. No-op without check_values, and while the unit is pinned.
+  /// Called when a guard ended that had `unit` pinned. Its memory is filled with NaN where another unit may get it
+  /// (check_values), so that a program notices pointers and arrays that it kept. No-op without check_values, and while
+  /// the unit is pinned.
   void spoil(Unit& unit);
-  /// Gives back what is held beyond the plan, unless a unit in it is pinned. With check_values it stays: what was kept of it can be read,
-  /// and is NaN.
+  /// Gives back slots beyond the plan, unless a unit in one is pinned. They stay with check_values: pointers into them
+  /// can still be read, and show NaN.
   void give_back_overflow();
 
   const Schedule& schedule() const { return schedule_; }
@@ -100,7 +103,7 @@ class Residency final : public UnitKeeper {
     std::int64_t bytes = 0;
     Unit* holder = nullptr;
     int reserved_for = -1;  ///< unit index, or -1: shared
-    Arena overflow;         ///< owns the memory of a slot beyond the plan; given back at the end of the step
+    Arena overflow;         ///< owns the memory of a slot beyond the plan; given back when the step ends
   };
 
   void gather(Unit& unit);
@@ -126,11 +129,11 @@ class Residency final : public UnitKeeper {
   GatherLog& log_;
   ShardSource* const source_;
   Arena memory_;
-  std::vector<Slot> slots_;                 ///< the root's, the shared ones, those beyond the plan
-  std::vector<int> free_slots_;             ///< of the shared ones
-  std::vector<std::vector<Work>> pending_;  ///< by unit index
-  std::vector<char> is_exact_;              ///< by unit index: it was gathered for `hold`, and is not rounded
-  std::vector<char> is_coming_;             ///< by unit index: its part, from the source
+  std::vector<Slot> slots_;                 ///< the root's slot, the shared ones, then those beyond the plan
+  std::vector<int> free_slots_;             ///< indices of shared slots that hold nothing
+  std::vector<std::vector<Work>> pending_;  ///< [unit index]
+  std::vector<char> is_exact_;              ///< [unit index]: it was gathered for `hold`, and is not rounded
+  std::vector<char> is_coming_;             ///< [unit index]: this rank's part is on its way from the source
   Schedule schedule_;
   RoundLog* rounds_ = nullptr;
   const int exceptions_at_start_ = std::uncaught_exceptions();

@@ -17,13 +17,13 @@ void write(std::span<float> notes, std::span<const char> used, std::uint64_t dig
 
 std::int64_t place_of_weight(std::int64_t parameters) { return parameters + MemoryPlan::kDigestBits; }
 
-/// Where all ranks have one digest, each bit was set by all of them or by none.
+/// Whether all ranks have the same digest: then each bit was set by all of them or by none.
 bool have_one_digest(std::span<const float> sum, std::int64_t parameters, int ranks) {
   const auto bits = sum.subspan(static_cast<std::size_t>(parameters), MemoryPlan::kDigestBits);
   return std::ranges::all_of(bits, [&](float set) { return set == 0.0F || set == static_cast<float>(ranks); });
 }
 
-/// Where all ranks set a bit, or none did, one of the factors is 0.
+/// Makes a number 0 where all ranks set the bit or none did: one of the two factors is 0 then.
 void compare_digests(at::Tensor bits, int ranks) { bits.mul_(bits.sub(ranks)); }
 
 void read_used(std::span<const float> sum, std::span<char> used) {

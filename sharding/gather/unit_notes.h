@@ -7,24 +7,27 @@
 
 namespace tessera {
 
-/// What ranks tell each other of a unit with its reduction, in numbers whose fp32 sum over ranks is exact: 0 or 1 for each
-/// of the unit's trainable parameters, and 0 or 1 for each bit of a digest. Behind them comes a weight, whose sum is fp32's.
+/// What ranks tell each other about a unit with its reduction. The numbers are such that their fp32 sum over ranks is
+/// exact: 0 or 1 for each of the unit's trainable parameters, and 0 or 1 for each bit of a digest. A weight follows
+/// them, whose sum is rounded to fp32.
 namespace unit_notes {
 
-/// `notes`: [used.size() + 64 + 1] or longer; the rest is zeros.
+/// `notes`: [used.size() + 64 + 1] or longer; zeros fill the rest.
 void write(std::span<float> notes, std::span<const char> used, std::uint64_t digest, double weight);
 
-/// Where the weight is. `parameters`: used.size() of write.
+/// The index of the weight in the notes. `parameters`: used.size() of write.
 std::int64_t place_of_weight(std::int64_t parameters);
 
-/// From the sum of the notes of `ranks` ranks: whether all gave the same digest. `parameters`: used.size() of write.
+/// Whether all ranks gave the same digest, read from the sum of the notes of `ranks` ranks. `parameters`: used.size()
+/// of write.
 bool have_one_digest(std::span<const float> sum, std::int64_t parameters, int ranks);
 
-/// The same on a device, which the host does not wait for: each number of `bits`, what the sum has behind the parameters, becomes 0 where
-/// ranks agree, and negative where not. So do sums of such numbers.
+/// Compares digests on a device, without making the host wait. `bits` is the part of the sum behind the parameters.
+/// Each of its numbers becomes 0 where the ranks agree, and negative where they do not; sums of such numbers can be
+/// read in the same way.
 void compare_digests(at::Tensor bits, int ranks);
 
-/// From the sum: whether any rank used each parameter.
+/// Reads from the sum whether any rank used each parameter.
 void read_used(std::span<const float> sum, std::span<char> used);
 
 }  // namespace unit_notes

@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-/// Memory that units take turns in for their gradients: a place of the root unit's own, since that is open from its first
-/// gradient to the end of backward, and places that the others share.
+/// Memory that units take turns in for their gradients: one place that is the root unit's own, since the root is open
+/// from its first gradient to the end of backward, and places that the other units share.
 class UnitSlots {
  public:
   static constexpr int kNone = -1;
@@ -17,7 +17,7 @@ class UnitSlots {
   /// Takes its memory from `arena`.
   UnitSlots(Arena& arena, std::int64_t root_bytes, std::int64_t others, std::int64_t bytes_of_others);
 
-  /// A free place for the root unit, or for another one; kNone where all are taken.
+  /// Takes a free place for the root unit, or for another unit; kNone where all are taken.
   int take(bool for_root);
   void give_back(int slot) { slots_[static_cast<std::size_t>(slot)].taken = false; }
   std::byte* memory(int slot) const { return slots_[static_cast<std::size_t>(slot)].memory; }
@@ -27,7 +27,7 @@ class UnitSlots {
     std::byte* memory = nullptr;
     bool taken = false;
   };
-  std::vector<Slot> slots_;  ///< the root's first
+  std::vector<Slot> slots_;  ///< the root's slot is the first
 };
 
 }  // namespace tessera

@@ -6,14 +6,16 @@
 
 namespace tessera {
 
-/// When a program used its units, and when it was where in a step: what a StepProfile (planner/measured/step_profile.h) is made of.
+/// Records when a program used its units, and when it reached the parts of a step. A StepProfile
+/// (planner/measured/step_profile.h) is made from it.
 class UseTimes {
  public:
   using Clock = std::chrono::steady_clock;
   enum class Event { kUse, kBackward, kBackwardEnd, kStep, kStepEnd };
   struct Entry {
     Event event = Event::kUse;
-    int unit = -1;  ///< kUse: that an operator reads, or a gradient is of, and not just before
+    /// kUse: a unit that an operator reads or that a gradient belongs to; repeated uses in a row are one entry
+    int unit = -1;
     Clock::time_point at;
   };
 
@@ -22,7 +24,7 @@ class UseTimes {
     entries_.push_back({Event::kUse, unit, Clock::now()});
   }
   void mark(Event event) { entries_.push_back({event, -1, Clock::now()}); }
-  /// All since the last call.
+  /// Returns all entries since the last call.
   std::vector<Entry> take() { return std::exchange(entries_, {}); }
 
  private:

@@ -11,14 +11,16 @@ namespace tessera {
 
 /// A gradient on its way into a bucket.
 struct BucketItem {
-  std::int64_t bytes = 0;     ///< on the wire, without padding
-  DType dtype = DType::kF32;  ///< of its parameter: a bucket holds one dtype, so that it is one flat buffer
+  std::int64_t bytes = 0;     ///< bytes on the wire, without padding
+  DType dtype = DType::kF32;  ///< the parameter's; a bucket holds one dtype, so that it is one flat buffer
 };
 
 /// Largest bytes of a bucket. An item that is larger is a bucket by itself.
 struct BucketLimits {
-  std::int64_t first_bytes = 0;  ///< of the first bucket of each dtype, which is short so that it is complete early
-  std::int64_t cap_bytes = 0;    ///< of the others, and of the first where this is less; 0: one item a bucket
+  /// limit for the first bucket of each dtype, which is short so that it is complete early
+  std::int64_t first_bytes = 0;
+  /// limit for the other buckets, and for the first where this is less; 0: one item a bucket
+  std::int64_t cap_bytes = 0;
 };
 
 /// Puts items into buckets in the order given; an item that does not fit closes its dtype's bucket and begins the next.

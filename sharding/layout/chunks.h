@@ -6,11 +6,12 @@
 
 namespace tessera {
 
-/// A run of elements, cut into chunks of equal numbers of elements, the last one perhaps smaller. The last chunks lie below
-/// memory, in a record each.
+/// A run of elements, cut into chunks of equal numbers of elements, the last one perhaps smaller. The last chunks lie
+/// below memory, each in a record (I/O block) of its own.
 class Chunks {
  public:
-  static constexpr std::int64_t kPage = 4096;  ///< what a disk reads and writes without copies by the kernel
+  /// the unit in which a disk reads and writes without copies by the kernel
+  static constexpr std::int64_t kPage = 4096;
 
   Chunks() = default;
   Chunks(std::int64_t numel, std::int64_t chunk_numel);
@@ -29,7 +30,7 @@ class Chunks {
   /// Elements in front of the first chunk that has a record.
   std::int64_t before_records() const { return numel_before(first_record_); }
 
-  /// The first of the chunks that lie below memory if `share` of them do, 0 to 1, rounded up.
+  /// The first chunk that lies below memory if the share `share` of them does, 0 to 1, rounded up.
   std::int64_t first_below(double share) const;
   void put_below(std::int64_t first_record) { first_record_ = first_record; }
 
@@ -42,9 +43,9 @@ class Chunks {
   std::int64_t numel_ = 0, chunk_numel_ = 1, chunks_ = 0, first_record_ = 0;
 };
 
-/// A rank's part of a group's parameters, where units are gathered from records: `numel` elements of `element_bytes`, of
-/// which `share` lies below memory. The part is whole pages (partition), so its records are too, and are read straight to
-/// where the unit is gathered.
+/// Cuts a rank's part of a group's parameters into chunks, where units are gathered from records. The part has `numel`
+/// elements of `element_bytes`, and `share` of it lies below memory. It is whole pages (partition), so its records are
+/// too, and they are read straight to where the unit is gathered.
 Chunks parameter_chunks(std::int64_t numel, std::int64_t element_bytes, std::int64_t record_bytes, double share);
 
 }  // namespace tessera

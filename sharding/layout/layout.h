@@ -19,7 +19,7 @@ Extent intersect(Extent a, Extent b);  ///< numel 0 where they do not meet
 /// Whether tensors of less than a block may lie in one block together.
 enum class SmallTensors {
   kShareBlocks,
-  kOwnBlocks,  ///< for what is kept by the block, such as the scales of 8-bit optimizer states
+  kOwnBlocks,  ///< kept data that has one value a block, such as the scales of 8-bit optimizer states, needs it
 };
 
 /// Where each tensor of a flat group lies in its flat buffer, and where the buffer is cut into equal shards.
@@ -33,13 +33,14 @@ enum class SmallTensors {
 ///  1. Tensors lie in the order given and do not overlap.
 ///  2. A tensor of kBlock elements or more begins at a multiple of kBlock. A smaller one begins at a multiple of kAlign
 ///     and does not reach into a second block; with kOwnBlocks it begins a block, and is alone in it.
-///  3. `numel() == parts() * shard_numel()`, and shard_numel() is a multiple of cut() and of `multiple`. No shard boundary is inside a
-///     tensor's block: it cuts a large tensor at a multiple of kBlock from the tensor's start, and a small one never.
+///  3. `numel() == parts() * shard_numel()`, and shard_numel() is a multiple of cut() and of `multiple`. No shard
+///     boundary is inside a tensor's block: it cuts a large tensor at a multiple of kBlock from the tensor's start, and
+///     a small one never.
 ///  4. cut() is kBlock, but a smaller power of two where all tensors are so small: then none of them reaches over a
 ///     multiple of cut(), and shards need not be padded to whole blocks.
 ///  5. Offsets and cut() depend on the tensors alone, not on `parts`.
-///  6. padding() is less than kBlock for each tensor that begins a block, max(kAlign, its numel) for each other one, and
-///     cut() (or `multiple`, if that is more) for each part, added up.
+/// padding() is less than kBlock for each tensor that begins a block, max(kAlign, its numel) for each other one, and
+/// cut() (or `multiple`, if that is more) for each part, added up.
 class Layout {
  public:
   static constexpr std::int64_t kAlign = 32;     ///< 128 bytes of fp32
@@ -47,7 +48,7 @@ class Layout {
   static constexpr std::int64_t kBlock = 256;
 
   Layout() = default;
-  /// Of tensors of `numels` elements. `multiple`, a power of two: of what shards are.
+  /// Lays out tensors of `numels` elements. The length of a shard is a multiple of `multiple`, a power of two.
   static Layout pack(std::span<const std::int64_t> numels, int parts, SmallTensors small = SmallTensors::kShareBlocks,
                      std::int64_t multiple = 1);
 

@@ -46,7 +46,7 @@ MatrixDeal::MatrixDeal(std::span<const UnitShape> units, AxisPlacement optimizer
   close();
 }
 
-/// The costliest first, each to the rank that has least.
+/// Deals the costliest matrix first, and each to the rank that has the least so far.
 void MatrixDeal::deal(MatrixBatch& batch) {
   std::vector<std::size_t> order(batch.end - batch.begin);
   std::iota(order.begin(), order.end(), batch.begin);
@@ -73,7 +73,7 @@ Extent MatrixDeal::part_of(Extent extent, std::int64_t buffer_numel, int rank) c
   return intersect(extent, owned(axes_, mesh_.of(rank), buffer_numel));
 }
 
-/// Along an axis over which state is copied, the owner's own copy is the one that is sent.
+/// Whether `from` is the rank that sends: along an axis over which state is copied, the owner's own replica does.
 bool MatrixDeal::is_nearest(const DealtMatrix& matrix, int from) const {
   const MeshPosition sender = mesh_.of(from), owner = mesh_.of(matrix.owner);
   return (axes_.shard || sender.shard_index == owner.shard_index) &&
@@ -103,7 +103,7 @@ void MatrixDeal::measure(MatrixBatch& batch) const {
     const std::size_t row = static_cast<std::size_t>(matrix.owner) * world;
     for (std::size_t rank = 0; rank < world; ++rank) {
       const auto number = static_cast<int>(rank);
-      if (number == matrix.owner) continue;  // what an owner holds itself does not travel
+      if (number == matrix.owner) continue;  // what the owner holds itself does not travel
       to_owner[row + rank] +=
           collected_values() * collected_piece(matrix, number).numel + collected_states(matrix, number).numel;
       from_owner[row + rank] += returned_piece(matrix, number).numel + returned_states(matrix, number).numel;

@@ -10,47 +10,49 @@
 
 namespace tessera {
 
-/// What the owners of matrices do with them.
+/// What the owner of a matrix does with it.
 struct MatrixWork {
-  /// Muon: a direction comes in, and goes out orthogonal. Else a rule of whole tensors: gradient, master and states come in, and master and
-  /// states go out.
+  /// Muon: the owner gets a direction and sends it back orthogonal. Otherwise a rule of whole tensors: it gets
+  /// gradient, master and states, and sends back master and states.
   bool is_muon = true;
-  /// It multiplies matrices, so that owners are balanced by products; else by elements.
+  /// The work is multiplying matrices, so owners are balanced by the number of products; else by elements.
   bool multiplies = true;
 };
 
-/// A matrix whose update needs all of it, and the rank that computes that update. Under rules of whole tensors, a tensor of any shape.
+/// A matrix whose update needs all of it, and the rank that computes that update. Rules of whole tensors take a tensor
+/// of any shape.
 struct DealtMatrix {
   std::size_t unit = 0, group = 0, tensor = 0;
-  Extent extent;  ///< of the group's flat buffer
+  Extent extent;  ///< part of the group's flat buffer
   std::int64_t group_numel = 0;
   MatrixShape shape;
   int owner = 0;
-  Extent states = {};  ///< of the group's tensor states
+  Extent states = {};  ///< part of the group's tensor states
   std::int64_t states_numel = 0;
 };
 
-/// Matrices of neighbouring units that are exchanged and computed together.
+/// Matrices of neighbouring units that are exchanged and updated together.
 struct MatrixBatch {
-  std::size_t begin = 0, end = 0;            ///< among the deal's matrices
-  std::size_t begin_unit = 0, end_unit = 0;  ///< all matrices of these units
-  /// Elements between two ranks, on the way to owners and back, of the pair that has most; so all pairs' messages are this long. What
-  /// an owner holds itself does not travel.
+  std::size_t begin = 0, end = 0;            ///< indices among the deal's matrices
+  std::size_t begin_unit = 0, end_unit = 0;  ///< the units whose matrices these are, all of them
+  /// Elements that the pair of ranks with the most exchanges, on the way to owners and on the way back; all pairs'
+  /// messages are this long. What an owner holds itself does not travel.
   std::int64_t collected = 0, returned = 0;
 };
 
 /// Deals matrices to ranks, so that every rank computes about as much. Integers only; the same on every rank.
 ///
-/// Each rank holds some part of each matrix (its optimizer part), and of its states. In a batch, ranks send owners what they hold of the
-/// owners' matrices (where several hold the same, the one in the owner's own replica does), owners compute, and send to each rank what it
-/// holds of the results. A batch takes units until no rank computes kMostUneven times the mean, or all are taken: small batches need little memory,
-/// and large ones are dealt evenly.
+/// Each rank holds some part of each matrix (its optimizer part), and of its states. A batch is exchanged together:
+/// ranks send owners what they hold of the owners' matrices (where several ranks hold the same, the one in the owner's
+/// own replica sends it), owners compute, and each owner sends each rank what that rank holds of the results. A batch
+/// takes more units until no rank computes more than kMostUneven times the mean, or all units are taken: small batches
+/// need little memory, and large ones are dealt evenly.
 class MatrixDeal {
  public:
   static constexpr double kMostUneven = 1.1;
 
   MatrixDeal() = default;
-  /// `optimizer`: how optimizer state is cut.
+  /// `optimizer`: how optimizer state is cut over the mesh.
   MatrixDeal(std::span<const UnitShape> units, AxisPlacement optimizer, const MeshPosition& mesh, MatrixWork work = {});
 
   std::span<const DealtMatrix> matrices() const { return matrices_; }
@@ -59,25 +61,29 @@ class MatrixDeal {
     return matrices().subspan(batch.begin, batch.end - batch.begin);
   }
 
-  /// What `from` sends the owner `to` of its matrix: an extent of the group's flat buffer; numel 0: nothing.
+  /// What `from` sends the owner of the matrix: an extent of the group's flat buffer; numel 0: nothing.
   Extent collected_piece(const DealtMatrix& matrix, int from) const;
-  /// And what the owner sends `to` of the result.
+  /// What the owner sends `to` of the result: an extent of the same buffer.
   Extent returned_piece(const DealtMatrix& matrix, int to) const;
-  /// The same of its states: extents of the group's tensor states.
+  /// The same for the matrix's states: extents of the group's tensor states.
   Extent collected_states(const DealtMatrix& matrix, int from) const;
   Extent returned_states(const DealtMatrix& matrix, int to) const;
-  /// Values of each element that owners collect: the gradient or direction, and under rules of whole tensors the master.
+  /// How many values owners collect for each element: the gradient or direction, and under rules of whole tensors also
+  /// the master.
   int collected_values() const { return work_.is_muon ? 1 : 2; }
 
-  /// Elements of each of the two buffers that a rank needs for its messages: as many ranks as there are times the longest message.
+  /// Elements of each of the two buffers in which a rank exchanges messages: the number of ranks times the longest
+  /// message.
   std::int64_t exchange_numel() const;
-  /// fp32 elements that an owner works in: room for all that comes in of the largest matrix, and for what orthogonalizing it takes.
+  /// fp32 elements that an owner works in: room for everything that comes in for the largest matrix, and for
+  /// orthogonalizing it.
   std::int64_t work_numel() const;
-  /// Elements that a rank has of the matrices of a batch that it owns itself, each beginning on a cache line: the most of any rank and batch.
+  /// Elements that a rank holds of its own matrices in a batch, each beginning on a cache line: the most of any rank
+  /// and batch.
   std::int64_t own_numel() const;
-  /// Elements of fp32 that `numel` take up where each piece begins on a cache line.
+  /// fp32 elements that `numel` elements take up where each piece begins on a cache line.
   static std::int64_t in_whole_lines(std::int64_t numel) { return (numel + 15) / 16 * 16; }
-  /// What an owner computes, in units of its own: multiplications that orthogonalizing takes, or elements.
+  /// What an owner computes, in a unit of its own: the multiplications that orthogonalizing takes, or elements.
   static std::int64_t cost_of(MatrixShape shape, MatrixWork work = {});
 
  private:

@@ -10,7 +10,7 @@ namespace {
 
 std::int64_t in_lines(std::int64_t numel) { return MatrixDeal::in_whole_lines(numel); }
 
-/// What ranks send to each owner and get from each rank, then the sums that this rank makes.
+/// First come the messages to each owner and from each rank, then the sums that this rank makes.
 MethodMemory one_bit_memory(std::int64_t numel, int ranks, bool has_momentum) {
   const std::int64_t part = owned_by_each(numel, ranks);
   const std::int64_t messages = 2 * ranks * owner_message_words(MethodKind::kOneBit, numel, ranks);

@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-/// For each mesh axis: is a kind of state cut over its ranks, or does each hold a copy?
+/// Says for each mesh axis whether a kind of state is cut over its ranks, or each of them holds a copy.
 struct AxisPlacement {
   bool shard = false;      ///< cut over the shard axis
   bool replicate = false;  ///< cut over the replicate axis as well
@@ -38,15 +38,15 @@ struct MeshPosition {
   int replicate_size = 1, shard_size = 1;
   int replicate_index = 0, shard_index = 0;
   int world_size() const { return replicate_size * shard_size; }
-  /// Where `rank` is in the same mesh. Shard groups are runs of ranks.
+  /// The position of `rank` in the same mesh. Shard groups are runs of ranks.
   MeshPosition of(int rank) const { return {replicate_size, shard_size, rank / shard_size, rank % shard_size}; }
 };
 
-/// Into how many equal parts a flat buffer must be divisible for this placement.
+/// The number of equal parts that a flat buffer must be divisible into for this placement.
 int parts_of(const Placement& placement, const MeshPosition& mesh);
 
 /// The part of a flat buffer of `numel` elements that this rank holds. The shard axis cuts first, the replicate axis
-/// cuts what is left: a rank's optimizer part lies inside its gradient part, that inside its parameter part.
+/// cuts what is left: a rank's optimizer part lies inside its gradient part, and that inside its parameter part.
 Extent owned(AxisPlacement axes, const MeshPosition& mesh, std::int64_t numel);
 
 /// Calls `visit(rank, part)` for every distinct part of a flat buffer, with the first rank that holds it.

@@ -64,7 +64,7 @@ void Schedule::follow(const std::vector<int>& round) {
   for (int unit = 0; unit < static_cast<int>(next_.size()); ++unit) rank(unit);
 }
 
-/// The entry at the cursor is over.
+/// Steps over the entry at the cursor.
 void Schedule::pass() {
   const std::size_t position = cursor_++;
   const int unit = record_[position];
@@ -77,7 +77,7 @@ void Schedule::pass() {
   rank(unit);
 }
 
-/// No entry is over.
+/// Goes back to the beginning: no entry is over.
 void Schedule::rewind() {
   const std::size_t over = cursor_;
   cursor_ = window_end_ = window_units_ = 0;
@@ -90,7 +90,7 @@ std::size_t Schedule::distance(int unit) const {
   return next_[index(unit)] == kNowhere ? kNever : next_[index(unit)] - cursor_;
 }
 
-/// The later a unit is used, the higher; unlike distance it changes only with what happens to the unit.
+/// The later a unit is used, the higher the number. Unlike a distance it changes only with what happens to the unit.
 std::size_t Schedule::lateness(int unit) const {
   if (!record_.empty()) return next_[index(unit)];
   return last_use_[index(unit)] == 0 ? kNever : kNever - last_use_[index(unit)];

@@ -11,8 +11,8 @@
 namespace tessera {
 
 /// The order in which units are used in one round (forward and backward of one microbatch): recorded while it happens,
-/// replayed in the next. Consecutive uses of one unit are one entry. Beside the order it is told which units are *held*
-/// (gathered), and answers what to gather next and what to give up for it.
+/// replayed in the next. Consecutive uses of one unit are one entry. It is also told which units are *held* (gathered),
+/// and answers what to gather next and what to give up for it. Residency owns it and calls it from one thread.
 ///
 /// The schedule only advises: wrong advice costs a gather, never a result, so a round that departs from the record
 /// (another branch) is simply recorded anew. Passes without a backward (evaluation) belong to the round that they come
@@ -26,12 +26,14 @@ class Schedule {
   static constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max();
   static constexpr std::size_t kLongestRound = std::size_t{1} << 16;
 
-  /// Units are 0 ... units - 1, none of them held. `ahead`: how many distinct units `next_missing` looks at. `uncounted`, if any, is none of
-  /// these: a unit that takes no slot from others is looked at beside them.
+  /// Units are 0 ... units - 1, none of them held. `ahead`: how many distinct units `next_missing` looks at.
+  /// `uncounted`, if any, does not count among these: it is a unit that takes no slot from others, and is looked at
+  /// beside them.
   Schedule(int units, std::size_t ahead, int uncounted = -1);
 
-  /// Tells that `unit` is used now. Follows the record: the cursor moves behind this use in it. Where no such use is
-  /// ahead the cursor stays, but for the unit that the record begins with: with that a forward pass begins.
+  /// Tells that `unit` is used now. Follows the record: the cursor moves behind this use in it. If no such use is
+  /// ahead, the cursor stays; only the unit that the record begins with moves it, since a forward pass begins with
+  /// that.
   void use(int unit);
   /// Ends the round. The round just seen becomes the record if it differs from it.
   void end_round();
@@ -49,14 +51,14 @@ class Schedule {
   void hold(int unit);
   void give_up(int unit);
 
-  /// Of the next `ahead` distinct units that the record says will be used after now, and of `uncounted` where it is used before the last of
-  /// them, the first that is not held; -1 if all are.
+  /// The unit to prefetch: the first that is not held among the next `ahead` distinct units that the record says will
+  /// be used; -1 if all are held. `uncounted` is looked at too, where it is used before the last of them.
   int next_missing();
-  /// Of the held units that `may_go(unit)` allows, the one that is used last (of several the lowest number); -1 if there
-  /// is none that is used later than `later_than`, a distance. Costs more for every unit that may not go.
+  /// The unit to evict: the one that is used last among the held units that `may_go(unit)` allows (the lowest number of
+  /// several); -1 if none is used later than `later_than`, a distance. Costs more for every unit that may not go.
   template <class MayGo>
   int farthest_held(std::size_t later_than, const MayGo& may_go);
-  /// The same, however near.
+  /// The same without a limit: the unit may be used however soon.
   template <class MayGo>
   int farthest_held(const MayGo& may_go);
 
@@ -74,20 +76,21 @@ class Schedule {
 
   const std::size_t ahead_;
   const int uncounted_;
-  std::vector<int> record_;             ///< the round that is followed
-  std::vector<int> seen_;               ///< the round under way
-  int last_ = -1;                       ///< used last in it
-  bool has_tolerated_ = false;          ///< the last round only ended like the record
-  std::size_t cursor_ = 0;              ///< entries of record_ before it are over
-  std::vector<std::size_t> following_;  ///< by position in the record: of the same unit's next entry, or kNowhere
-  std::vector<std::size_t> next_;       ///< by unit: its first position from the cursor on, or kNowhere
-  /// Entries [cursor_, window_end_) are of window_units_ distinct units, `ahead_` at most, and of uncounted_.
+  std::vector<int> record_;     ///< the round that is followed
+  std::vector<int> seen_;       ///< the round under way
+  int last_ = -1;               ///< used last in it
+  bool has_tolerated_ = false;  ///< the last round only ended like the record
+  std::size_t cursor_ = 0;      ///< entries of record_ before it are over
+  /// [position in the record]: position of the same unit's next entry, or kNowhere
+  std::vector<std::size_t> following_;
+  std::vector<std::size_t> next_;  ///< [unit]: its first position at or behind the cursor, or kNowhere
+  /// Entries [cursor_, window_end_) have window_units_ distinct units, `ahead_` at most, and perhaps uncounted_.
   std::size_t window_end_ = 0, window_units_ = 0;
-  std::size_t uses_ = 0;               ///< before there is a record
-  std::vector<std::size_t> last_use_;  ///< by unit: the number of its last use, from 1, before there is a record
-  Tournament held_;                    ///< by lateness
+  std::size_t uses_ = 0;               ///< number of uses before there is a record
+  std::vector<std::size_t> last_use_;  ///< [unit]: the number of its last use, counted from 1, before there is a record
+  Tournament held_;                    ///< held units, ranked by lateness
   Tournament missing_;                 ///< units not held that are used again, the next one first
-  std::vector<int> aside_;             ///< of a search: units that may not go
+  std::vector<int> aside_;             ///< units that a search found may not go
 };
 
 template <class MayGo, class IsFar>

@@ -6,14 +6,14 @@
 
 namespace tessera {
 
-/// Players 0 ... players - 1, some of which take part with a score; who leads is known at any time. A tree in which
-/// every node knows the better one of its two children: a change costs O(log players), the leader O(1), and nothing is
-/// allocated after construction.
+/// A winner tree: players 0 ... players - 1, some of which take part with a score, and who leads is known at any time.
+/// Each node of the tree knows the better of its two children: a change costs O(log players), the leader O(1), and
+/// nothing is allocated after construction.
 class Tournament {
  public:
   explicit Tournament(int players);
 
-  /// `player` takes part with `score`, or with another one than before.
+  /// Lets `player` take part with `score`, or changes its score.
   void put(int player, std::size_t score);
   void remove(int player);
   bool contains(int player) const { return takes_part_[static_cast<std::size_t>(player)]; }
@@ -27,7 +27,7 @@ class Tournament {
   int better(int a, int b) const;
 
   std::size_t leaves_ = 1;   ///< a power of two
-  std::vector<int> winner_;  ///< of node k's two children 2k and 2k + 1; -1: nobody takes part below
+  std::vector<int> winner_;  ///< winner among the children 2k and 2k + 1 of node k; -1: nobody takes part below it
   std::vector<std::size_t> score_;
   std::vector<bool> takes_part_;
 };

@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-/// How many ranks hold the same part, and which of them this one is.
+/// How many ranks hold the same part, and this rank's number among them.
 std::pair<std::int64_t, std::int64_t> replicas(AxisPlacement axes, const MeshPosition& mesh, std::int64_t numel) {
   const Extent own = owned(axes, mesh, numel);
   const int rank = mesh.replicate_index * mesh.shard_size + mesh.shard_index;
@@ -26,7 +26,8 @@ std::pair<std::int64_t, std::int64_t> replicas(AxisPlacement axes, const MeshPos
 Extent written_part(AxisPlacement axes, const MeshPosition& mesh, std::int64_t numel) {
   const Extent own = owned(axes, mesh, numel);
   const auto [count, index] = replicas(axes, mesh, numel);
-  // Cuts lie between blocks of the buffer, which cut no small tensor and large ones between blocks of their own (Layout).
+  // Cuts lie between blocks of the buffer; they cut no small tensor, and large ones only between blocks of their own
+  // (Layout).
   const auto cut = [&](std::int64_t i) {
     const std::int64_t at = own.offset + own.numel / count * i;
     return i == 0       ? own.offset

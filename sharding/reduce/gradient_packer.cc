@@ -14,8 +14,8 @@
 namespace tessera {
 namespace {
 
-/// Whether `gradient` lies as `flat` does, so that its bytes may be copied. A large one is left to LibTorch where that
-/// would copy with several threads.
+/// Whether `gradient` lies in memory as `flat` does, so that its bytes may be copied. A large one is left to LibTorch,
+/// which may copy with several threads.
 bool is_copied_bytewise(const at::Tensor& gradient, DType dtype, const FlatParameter& flat) {
   return gradient.scalar_type() == scalar_type_of(dtype) && gradient.layout() == at::kStrided &&
          gradient.is_non_overlapping_and_dense() && gradient.sizes() == at::IntArrayRef(flat.sizes) &&
@@ -23,8 +23,8 @@ bool is_copied_bytewise(const at::Tensor& gradient, DType dtype, const FlatParam
          (gradient.numel() < at::internal::GRAIN_SIZE || at::get_num_threads() == 1);
 }
 
-/// Gradients of fewer elements than this take a GPU about as long to copy as the host needs to start one copy, or less. So
-/// they wait and are copied together with others. Larger ones are copied at once.
+/// A GPU copies a gradient of fewer elements than this about as fast as the host starts one copy, or faster. So such
+/// gradients wait and are copied together. Larger ones are copied at once.
 constexpr std::int64_t kSmallNumel = 1 << 22;
 
 bool waits(const at::Tensor& gradient) {
@@ -78,10 +78,10 @@ void GradientPacker::take(const FlatGroup& group, std::size_t parameter, const a
   } else if (!arrived && device_.is_queued && waits(gradient)) {
     copies_.add(view_of(group, parameter, place, is_usual), gradient);
   } else {
-    if (arrived) copies_.flush();  // one of them may be what this one is added to
+    if (arrived) copies_.flush();  // one of them may be what this gradient is added to
     const Unrecorded unrecorded;
     const at::Tensor view = view_of(group, parameter, place, is_usual);
-    if (gradient.is_sparse()) {  // rows, added one after the other
+    if (gradient.is_sparse()) {  // its rows are added one after the other
       if (!arrived) view.zero_();
       view.add_(gradient.to(scalar_type_of(dtype_)));
     } else if (arrived) {
@@ -114,7 +114,8 @@ void GradientPacker::note_arrival(Part& part, std::size_t parameter) {
   for (const Part& other : parts_) missing_ -= std::count(other.arrived.begin(), other.arrived.end(), 1);
 }
 
-/// Making a view costs the host as much time as starting a copy, and a guard that it needs some of that too.
+/// Making a view costs the host as much time as starting a copy, and the guard that it needs takes some time too. Views
+/// of usual places are therefore kept.
 at::Tensor GradientPacker::view_of(const FlatGroup& group, std::size_t parameter, std::byte* place, bool is_usual) {
   const FlatParameter& flat = group.parameters[parameter];
   const auto make = [&] {

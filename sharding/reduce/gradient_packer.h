@@ -12,33 +12,35 @@
 
 namespace tessera {
 
-/// Packs the gradients of one unit into its bucket, and knows which have come. `bucket` is where the group's part of the
-/// bucket begins, as elements of `dtype` in the group's layout.
+/// Packs the gradients of one unit into its bucket, and knows which have come. `bucket` is where the group's part of
+/// the bucket begins, as elements of `dtype` in the group's layout. Reducer owns one for each unit; the thread that
+/// runs backward calls it.
 class GradientPacker {
  public:
-  /// `copies`: where those wait that are started together; it must outlive this.
+  /// `copies`: copies that wait to be started together; it must outlive this.
   GradientPacker(const Unit& unit, DType dtype, ComputeDevice device, PendingCopies& copies);
 
-  /// How many parameters train.
+  /// Number of parameters that train.
   std::int64_t trainable() const { return trainable_; }
-  /// Says which parameters a gradient is expected for each time, from the next `begin` on: those with `used` [trainable
-  /// parameter of the unit, in group order] set. Before the first call, all of them.
+  /// Sets which parameters are expected to get a gradient each time, from the next `begin` on: those with `used`
+  /// [trainable parameter of the unit, in group order] set. All of them are expected before the first call.
   void expect(std::span<const char> used);
   bool expects_any() const { return usually_missing_ > 0; }
   /// Whether every expected gradient has come since `begin`. Once an unexpected one has come, all are expected, since
   /// parameters that were unused together are usually used together again.
   bool is_complete() const { return missing_ == 0; }
-  /// Has this parameter's gradient come since `reset`?
+  /// Whether this parameter's gradient has come since `reset`.
   bool used(const FlatGroup& group, std::size_t parameter) const { return parts_[group.index].used[parameter] != 0; }
 
-  /// The unit gets an empty bucket: no gradient has arrived in it.
+  /// Called when the unit gets an empty bucket, in which no gradient has arrived.
   void begin();
   void reset();
-  /// Copies `gradient` to its place, or adds it to one that came before. On a GPU the small ones wait among `copies`.
+  /// Copies `gradient` to its place, or adds it to one that came before. Small ones wait among `copies` on a GPU.
   /// `is_usual`: the bucket is one of the few that this unit gets again and again.
   void take(const FlatGroup& group, std::size_t parameter, const at::Tensor& gradient, std::byte* bucket,
             bool is_usual);
-  /// The same of a gradient that does not count: zeros, unless one came before, and the parameter is not used by it.
+  /// The same for a gradient that does not count: writes zeros, unless one came before, and does not make the parameter
+  /// a used one.
   void take_zeros(const FlatGroup& group, std::size_t parameter, std::byte* bucket);
   /// Writes zeros where no gradient came, and into the layout's gaps unless those are zero already.
   void fill_missing(const FlatGroup& group, std::byte* bucket, bool gaps_are_zero) const;
@@ -51,9 +53,9 @@ class GradientPacker {
   };
   /// What this object knows of one group.
   struct Part {
-    std::vector<char> arrived, used;            ///< [parameter]: since `begin`, since `reset`
+    std::vector<char> arrived, used;            ///< [parameter]: one has come since `begin`; since `reset`
     std::vector<char> expected;                 ///< [parameter]: see `expect`
-    std::vector<std::vector<PlaceView>> views;  ///< [parameter]: on a GPU, of each usual place
+    std::vector<std::vector<PlaceView>> views;  ///< [parameter]: views of its usual places, on a GPU
   };
 
   at::Tensor view_of(const FlatGroup& group, std::size_t parameter, std::byte* place, bool is_usual);
@@ -64,8 +66,9 @@ class GradientPacker {
   const ComputeDevice device_;
   PendingCopies& copies_;
   std::int64_t trainable_ = 0;
-  std::int64_t usually_missing_ = 0, missing_ = 0;  ///< expected gradients: when a bucket is empty; now
-  bool expects_all_ = false;                        ///< since an unexpected gradient came
+  /// expected gradients: in an empty bucket; those that have not come yet
+  std::int64_t usually_missing_ = 0, missing_ = 0;
+  bool expects_all_ = false;  ///< an unexpected gradient has come
   std::vector<Part> parts_;
 };
 

@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// The sums of a unit's groups that train lie from `memory` on, one behind the other.
+/// Points the sums of a unit's groups that train at `memory`, one behind the other.
 inline void place_gradients(Unit& unit, std::byte* memory) {
   for (auto& group : unit.groups) {
     if (!group->trainable) continue;
@@ -15,7 +15,7 @@ inline void place_gradients(Unit& unit, std::byte* memory) {
   }
 }
 
-/// They have no place now.
+/// Takes the place of a unit's sums away again.
 inline void take_gradients_away(Unit& unit) {
   for (auto& group : unit.groups) group->gradient = nullptr;
 }

@@ -4,18 +4,19 @@
 
 namespace tessera {
 
-/// Where the sums of a unit's gradients lie from its reduction to its update, where that is not memory of their own. Throws
-/// tessera::Error (74) where they cannot be read, or could not be written.
+/// Memory for the sums of a unit's gradients from its reduction to its update, where they have none of their own
+/// (gradients below memory). Throws tessera::Error (74) where they cannot be read, or could not be written.
 class GradientStore {
  public:
   virtual ~GradientStore() = default;
 
-  /// The unit's sums are opened soon, and added to.
+  /// Announces that the unit's sums are opened soon, and added to.
   virtual void expect(const Unit& unit) = 0;
-  /// Gives the sums memory until `close`, and points FlatGroup::gradient of what trains there. `has_sum`: with what they were when
-  /// they were closed last; else with anything. A unit that is open already is opened once more, and closed as often.
+  /// Gives the sums memory until `close`, and points FlatGroup::gradient of the groups that train there. They have the
+  /// values that they had when they were closed last if `has_sum`; else any values. A unit that is open already is
+  /// opened once more, and closed as often.
   virtual void open(Unit& unit, bool has_sum) = 0;
-  /// `changed`: they are kept as they are now.
+  /// Ends an `open`. `changed`: the values are kept as they are now.
   virtual void close(Unit& unit, bool changed) = 0;
 };
 

@@ -10,7 +10,7 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kManyCopies = 256;                   // a few launches
-constexpr std::size_t kManyBytes = std::size_t{32} << 20;  // of gradients that live on beside their buckets
+constexpr std::size_t kManyBytes = std::size_t{32} << 20;  // memory of gradients that live on beside their buckets
 
 }  // namespace
 

@@ -7,17 +7,17 @@
 
 namespace tessera {
 
-/// Copies of gradients to their places in buckets that wait to be started together: starting one costs the host about as
-/// much as starting a hundred. On a GPU; `flush` comes before anything reads a place.
+/// Copies of gradients to their places in buckets that wait to be started together, on a GPU: starting one costs the
+/// host about as much as starting a hundred. The caller must `flush` before anything reads a place.
 class PendingCopies {
  public:
   /// `place`: a view of a bucket, of any dtype. It must not be the place of a copy that waits already.
   void add(const at::Tensor& place, const at::Tensor& gradient);
   /// Starts all copies.
   void flush();
-  /// Starts them if the gradients that wait take much memory, or are many.
+  /// Starts them if there are many, or if the gradients that wait take much memory.
   void flush_if_many();
-  /// Drops them.
+  /// Drops all copies without starting them.
   void drop();
   bool empty() const { return count_ == 0; }
 

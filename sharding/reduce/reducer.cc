@@ -23,12 +23,23 @@
 
 namespace tessera {
 namespace {
+// How a unit's gradients become sums.
+//
+// `take` packs a gradient into the unit's bucket. A unit whose gradients are complete is kReady; `launch_ready` goes
+// through `order_` and reduces units for as long as the next one is ready. `reduce` starts the reductions of the unit's
+// groups (`start`, `start_group`) and then lets those before it go on (`follow`): the ones `reduction_lag` units back
+// do this rank's share (`advance`), the ones `end_lag` units back end (`complete`). Reductions under way lie in a ring
+// (`reduction(number)`). `finish` reduces what is left at the end of a backward, then what came late, and ends all.
+// Where gradients accumulate in place, everything happens in `finish`.
+//
+// Where units are updated in backward, notes travel with each reduction (`start_notes`), and a complete unit is handed
+// over (`hand_over`).
 
 /// Narrows `numel` fp32 in place into `dtype` at the front of the same memory. Writing never overtakes reading, since
-/// an element of `dtype` is at most as long.
+/// an element of `dtype` is at most as long as fp32.
 void narrow_in_place(std::byte* memory, DType dtype, std::int64_t numel, ComputeDevice device) {
   const Unrecorded unrecorded;
-  const std::int64_t chunk = device.is_queued ? 1 << 24 : 1 << 16;  // what a cache holds, or what keeps a GPU busy
+  const std::int64_t chunk = device.is_queued ? 1 << 24 : 1 << 16;  // what fits a cache, or what keeps a GPU busy
   for (std::int64_t begin = 0; begin < numel; begin += chunk) {
     const std::int64_t count = std::min(chunk, numel - begin);
     const at::Tensor wide = flat_view(memory + begin * 4, DType::kF32, count, device.device);
@@ -42,7 +53,7 @@ void narrow_in_place(std::byte* memory, DType dtype, std::int64_t numel, Compute
 static_assert(MemoryPlan::kMostUnderWay <= Collectives::kMostUnderWay);
 
 /// Adds the last sum's pieces onto what earlier reductions of the step left in `group.gradient` (or finds them there),
-/// and shows it to `visitor`. For sums that the host makes.
+/// and shows it to `visitor`. It is for sums that the host makes.
 class Reducer::Accumulation final : public SumVisitor {
  public:
   Accumulation(const FlatGroup& group, bool adds, GradientVisitor* visitor)
@@ -66,12 +77,12 @@ class Reducer::Accumulation final : public SumVisitor {
 
 struct Reducer::GroupReduction {
   FlatGroup* group;
-  bool adds;               ///< onto what earlier reductions of the step left
-  float* sum;              ///< over the shard axis
-  std::int64_t numel;      ///< of `sum`
-  float* total = nullptr;  ///< over both axes; set when the last sum starts
+  bool adds;               ///< added onto what earlier reductions of the step left
+  float* sum;              ///< the sum over the shard axis
+  std::int64_t numel;      ///< elements of `sum`
+  float* total = nullptr;  ///< the sum over both axes; set when the last sum starts
   Accumulation accumulation;
-  Work work, last;  ///< over the shard axis, and over the replicate axis. Last members: they use the others.
+  Work work, last;  ///< reductions over the shard axis, and over the replicate axis. Last members: they use the others.
 };
 
 struct Reducer::UnitReduction {
@@ -81,10 +92,10 @@ struct Reducer::UnitReduction {
   std::int64_t scratch_taken = 0;
   std::vector<Arena> overflow_scratch;
   std::vector<GroupReduction> groups;  ///< never more than were reserved, so they stay where they are
-  // Where units are updated in backward.
+  // These are used where units are updated in backward.
   std::span<float> notes;  ///< planned
   std::vector<char> used;  ///< [trainable parameter of the unit]
-  Work notes_work;         ///< over the shard axis
+  Work notes_work;         ///< all-reduce of `notes` over the shard axis
 };
 
 Reducer::~Reducer() = default;
@@ -171,7 +182,7 @@ bool Reducer::accumulates() const {
          (mode == BucketMode::kInPlace && plan_.input().accumulation > 1);
 }
 
-/// Then gradients are taken straight into their sum's place, and nothing is reduced.
+/// A single rank takes gradients straight into their sum's place, and nothing is reduced.
 bool Reducer::is_alone_in_place() const { return plan_.input().mesh.world_size() == 1 && !memory_.store; }
 
 DType Reducer::bucket_dtype() const {
@@ -184,7 +195,7 @@ void Reducer::take(FlatGroup& group, std::size_t parameter, bool counts) {
   if (updates_in_backward()) expect_not_updated(entry, group, parameter);
   if (on_gradient_) on_gradient_();
   if (group.unit->use_log) group.unit->use_log->note_gradient(group.unit->index);
-  const bool was_ready = entry.phase == Phase::kReady;  // and one more gradient comes: it is added
+  const bool was_ready = entry.phase == Phase::kReady;  // one more gradient comes all the same: it is added
   if (entry.phase == Phase::kIdle) open(entry);
   const bool is_usual_bucket = entry.bucket.overflow.bytes() == 0 && entry.sum.overflow.bytes() == 0;
   std::byte* const bucket = bucket_of(entry, group);
@@ -197,13 +208,13 @@ void Reducer::take(FlatGroup& group, std::size_t parameter, bool counts) {
   copies_.flush();
   if (was_ready) return;
   entry.phase = Phase::kReady;
-  if (entry.reduced) return;  // a late gradient: reduced once more when the round ends
+  if (entry.reduced) return;  // a late gradient: the unit is reduced once more when the round ends
   completed_.push_back(entry.unit->index);
   launch_ready();
 }
 
-/// Where nothing is reduced a unit is told of when as many gradients have come as it has parameters, and at the end of the round if
-/// others have come than that.
+/// Tells of a unit's sum. Where nothing is reduced, that is when as many gradients have come as the unit has
+/// parameters, and again at the end of the round if others have come since.
 void Reducer::tell(Entry& entry) {
   if (!on_reduced_) return;
   if (is_alone_in_place()) {
@@ -330,7 +341,8 @@ Reducer::UnitReduction& Reducer::reduction(std::int64_t number) {
 void Reducer::start(Entry& entry) {
   copies_.flush();
   if (updates_in_backward() && entry.sum.memory == nullptr) place_sum(entry);
-  // Where gradients stay in their sum's own place, which is no other unit's, nothing but zeros ever came into the gaps.
+  // Gaps stay zero where gradients lie in their sum's own place: no other unit uses it, so nothing but zeros ever came
+  // into them.
   const bool gaps_are_zero = device_.is_queued && is_in_place(entry) && !updates_in_backward();
   if (memory_.store) open_sum(entry);
   UnitReduction& reduction = this->reduction(started_++);
@@ -350,7 +362,7 @@ void Reducer::start(Entry& entry) {
   entry.unit->close();
 }
 
-/// The next unit's is read meanwhile, where there is one to be added to.
+/// Opens the unit's sum. Meanwhile the next unit's sum is read, where something is added to it.
 void Reducer::open_sum(const Entry& entry) {
   memory_.store->open(*entry.unit, entry.has_sum);
   if (next_ + 1 >= order_.size()) return;
@@ -358,7 +370,7 @@ void Reducer::open_sum(const Entry& entry) {
   if (next.has_sum && !next.reduced) memory_.store->expect(*next.unit);
 }
 
-/// A rank alone sends nothing.
+/// Null where there is one rank, since it sends nothing.
 GradientMethod* Reducer::method_of(const FlatGroup& group) const {
   return uses_methods_ && plan_.input().mesh.world_size() > 1
              ? entries_[group.unit->index].feedback[group.index].method.get()
@@ -391,7 +403,7 @@ void Reducer::forget_feedback() {
   has_copy_ = false;
 }
 
-/// What is kept is the last of the memory, its copy lies before it.
+/// What is kept lies at the end of the memory, its copy in front of it.
 void Reducer::copy_feedback() {
   const std::int64_t bytes = 4 * plan_.kept_gradient_numel();
   if (!plan_.input().compression.restore_skipped || bytes == 0 || std::exchange(has_copy_, true)) return;
@@ -475,10 +487,11 @@ void Reducer::write_notes(const UnitReduction& reduction) {
   const Unrecorded unrecorded;
   const auto numel = static_cast<std::int64_t>(notes.size());
   const at::Tensor there = flat_view(reduction.notes.data(), DType::kF32, numel, device_.device);
-  there.copy_(flat_view(notes.data(), DType::kF32, numel, at::kCPU), /*non_blocking=*/true);  // from a copy of `notes`
+  // LibTorch copies `notes` first, so it may go
+  there.copy_(flat_view(notes.data(), DType::kF32, numel, at::kCPU), /*non_blocking=*/true);
 }
 
-/// The unit's sum is there: it is updated, and the sum's place is free.
+/// Gives a unit whose sum is there to whoever updates it; the sum's place is free afterwards.
 void Reducer::hand_over(UnitReduction& reduction) {
   Entry& entry = *reduction.entry;
   on_summed_(*entry.unit, agreement_on(reduction));
@@ -486,7 +499,7 @@ void Reducer::hand_over(UnitReduction& reduction) {
   free(entry.sum, sums_);
 }
 
-/// Replicas may gather units in orders of their own, so digests are compared before their notes are added up.
+/// Replicas may gather units in different orders, so digests are compared before the replicas' notes are added up.
 UnitAgreement Reducer::agreement_on(UnitReduction& reduction) {
   const MeshPosition& mesh = plan_.input().mesh;
   const auto parameters = static_cast<std::int64_t>(reduction.used.size());
@@ -519,8 +532,8 @@ UnitAgreement Reducer::agreement_on(UnitReduction& reduction) {
   return agreed;
 }
 
-/// One bucket -> this rank's part of the sum: over the shard axis, then over the replicate axis, then onto what earlier
-/// reductions of this step left. Each is a reduce-scatter where the placement says sharded, else an all-reduce.
+/// Turns one bucket into this rank's part of the sum: over the shard axis, then over the replicate axis, then onto what
+/// earlier reductions of this step left. Each is a reduce-scatter where the placement says sharded, else an all-reduce.
 void Reducer::start_group(UnitReduction& reduction, FlatGroup& group) {
   const AxisPlacement placement = plan_.input().placement.gradients;
   const MeshPosition& mesh = plan_.input().mesh;
@@ -557,7 +570,7 @@ void Reducer::start_group(UnitReduction& reduction, FlatGroup& group) {
                                  : axes_.reduce->all_reduce(name, bucket, wire, sum, numel, last, options);
 }
 
-/// Does this rank's share of all reductions but the last `lag`, and ends all but the last `end_lag`.
+/// Does this rank's share of all reductions but the last `lag`, and ends all reductions but the last `end_lag`.
 void Reducer::follow(std::int64_t lag, std::int64_t end_lag) {
   for (; advanced_ < started_ - lag; ++advanced_) {
     UnitReduction& unit = reduction(advanced_);
@@ -567,8 +580,9 @@ void Reducer::follow(std::int64_t lag, std::int64_t end_lag) {
   for (; over_ < started_ - end_lag; ++over_) complete(reduction(over_));
 }
 
-/// Whether the sum over the replicate axis is started when the share of a reduction is done, to end with the reduction; else it is
-/// made at the end. A queue may wait for the shards' sum long before it is there; over a network, ranks compute meanwhile.
+/// Whether the sum over the replicate axis is started when the share of a reduction is done, and ends with the
+/// reduction; else it is made at the end. A queue may wait for the shards' sum long before it is there, and over a
+/// network ranks compute meanwhile.
 bool Reducer::replicas_follow() const {
   const PlanInput& input = plan_.input();
   return input.mesh.replicate_size > 1 && (device_.is_queued || plan_.end_lag() > 0);
@@ -657,7 +671,7 @@ void Reducer::finish(bool reduce_now, bool has_batch) {
     for (Entry& entry : entries_) entry.taken = entry.told = 0;
     return;
   }
-  // What is left, in order; a unit without a gradient takes part with zeros.
+  // Reduces the units that are left, in order; a unit without a gradient takes part with zeros.
   for (; next_ < order_.size(); ++next_) {
     Entry& entry = entries_[order_[next_]];
     if (entry.phase == Phase::kIdle) open(entry);
@@ -672,9 +686,9 @@ void Reducer::finish(bool reduce_now, bool has_batch) {
   completed_.clear();
 }
 
-/// Gradients that came after their unit had been reduced: each such unit is reduced once more, on all ranks. Where every
-/// gradient is waited for, only a module's code makes one late, which is the same on all ranks. Else ranks that took
-/// different branches may differ, and tell each other.
+/// Reduces units once more whose gradients came after their reduction, on all ranks. If every gradient is waited for,
+/// only a module's code makes one late, and that is the same on all ranks. Otherwise ranks that took different branches
+/// may differ, so they tell each other.
 void Reducer::reduce_late(bool has_batch) {
   const bool may_differ = !expects_all_ && axes_.control->size() > 1;
   const std::vector<char> late = may_differ ? late_anywhere() : std::vector<char>();
@@ -689,7 +703,7 @@ void Reducer::reduce_late(bool has_batch) {
   }
 }
 
-/// [unit]: has any rank a late gradient of it?
+/// [unit]: whether any rank has a late gradient of it.
 std::vector<char> Reducer::late_anywhere() const {
   std::vector<char> late(entries_.size());
   for (std::size_t i = 0; i < late.size(); ++i) late[i] = entries_[i].phase != Phase::kIdle;
@@ -715,13 +729,14 @@ void Reducer::agree_on_order() {
 }
 
 void Reducer::reset() {
-  copies_.drop();  // of a backward that did not end
+  copies_.drop();  // a backward that did not end may have left some
   counts_.overflow_peak = counts_.overflow_bytes;
   has_copy_ = false;
   for (Entry& entry : entries_) {
     for (Feedback& feedback : entry.feedback) {
       if (feedback.method)
-        feedback.method->begin_step(0);  // what follows is a step's first, also where it has the same number
+        // the next reduction is a step's first, even if the step's number stays the same
+        feedback.method->begin_step(0);
     }
     entry.has_sum = false;
     entry.taken = entry.told = 0;

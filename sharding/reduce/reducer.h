@@ -24,12 +24,13 @@
 
 namespace tessera {
 
+/// What a Reducer has done so far.
 struct ReducerCounts {
   std::int64_t reductions = 0;        ///< units reduced over the shard axis
   std::int64_t reduced_bytes = 0;     ///< bytes of gradients sent into reductions
-  double reduction_seconds = 0;       ///< in reductions, waiting for other ranks included
+  double reduction_seconds = 0;       ///< spent in reductions, including waits for other ranks
   std::int64_t overflow_buckets = 0;  ///< buckets beyond the plan, for gradients that came in another order
-  std::int64_t overflow_bytes = 0;    ///< of buckets and scratch beyond the plan, held now
+  std::int64_t overflow_bytes = 0;    ///< bytes of buckets and scratch beyond the plan, held now
   std::int64_t overflow_peak = 0;     ///< the most of them since `reset`
 };
 
@@ -40,99 +41,104 @@ struct ReducerCounts {
 /// did not use takes part with zeros, at the latest when backward ends. So ranks may take different branches.
 ///
 /// Parameters that no rank used in the last step (`expect`) are not waited for, so that their units keep no bucket from
-/// the others. When the set of used parameters changes, the step of the change may need buckets beyond the plan, and the
-/// order is agreed again.
+/// the others. When the set of used parameters changes, the step of the change may need buckets beyond the plan, and
+/// the order is agreed again.
 ///
-/// A gradient's way: `.grad` (parameter dtype) -> bucket (reduce dtype; one copy) -> sum over ranks (fp32) ->
-/// `FlatGroup::gradient`. Sums are plain: 1/N, loss scale and clip enter in the optimizer's pass. The last sum of the
-/// way adds onto earlier microbatches and shows the result to a GradientVisitor, all while it is in cache.
+/// Parameters that no rank used in the last step (`expect`) are not waited for, so that their units keep no bucket from
+/// the others. When the set of used parameters changes, the step of the change may need buckets beyond the plan, and
+/// the ranks agree on the order again.
 ///
-/// Where the plan has the buckets for it (MemoryPlan::reduction_lag), a unit that is complete only starts its reduction.
-/// Some units later this rank does its share of it, and some units after that waits for its end; both at places that
-/// are the same on all ranks (Collectives::reduce_scatter).
+/// Where the plan has the buckets for it (MemoryPlan::reduction_lag), a unit that is complete only starts its
+/// reduction. Some units later this rank does its share of it, and some units after that waits for its end; both at
+/// places that are the same on all ranks (Collectives::reduce_scatter).
 ///
-/// A parameter can get several gradients in one backward, when activation recomputation runs parts of the graph apart.
-/// They are added while the unit's bucket is open, and after that reduced once more and added to the sum.
-///
+/// Where the plan has the buckets for it (MemoryPlan::reduction_lag), a unit that is complete only starts its
+/// reduction. This rank does its share of it some units later, and waits for its end some units after that; both happen
+/// at places that are the same on all ranks (Collectives::reduce_scatter).
 /// Where sums lie below memory, a unit's sum has memory from the start of its reduction to its end.
 ///
 /// Where units are updated in backward (PlanInput::updates_in_backward), a unit whose sum is there is handed to whoever
-/// updates it, and the sum's place is the next unit's. From the start of its reduction on, when this rank has read the unit
-/// for the last time, the unit is closed (Unit::close): so when a sum is there, all ranks have. Which parameters a rank
-/// used, and in which order it gathered units in forward, travels with the unit's reduction. A gradient that comes after
-/// that is an error.
+/// updates it, and the sum's place goes to the next unit. A unit is closed (Unit::close) when its reduction starts,
+/// since this rank has then read it for the last time; so when a sum is there, all ranks have read the unit. The
+/// reduction also carries which parameters a rank used, and in which order it gathered units in forward. A gradient
+/// that comes after that is an error.
+///
+/// The thread that runs backward calls all of it. Errors of transports are thrown as tessera::Error.
 class Reducer {
  public:
-  /// A unit whose gradients are summed, or will be where work is queued; in place until this returns.
+  /// Gets a unit whose gradients are summed, or will be where work is queued; they stay in place until this returns.
   using OnSummed = std::function<void(Unit& unit, const UnitAgreement& agreed)>;
 
-  /// A unit whose sum of this round is there, or queued where work is: FlatGroup::gradient of its groups. Once more where a gradient comes
-  /// after that.
+  /// Gets a unit whose sum of this round is there, or queued where work is: FlatGroup::gradient of its groups. It is
+  /// called once more if a gradient comes after that.
   using OnReduced = std::function<void(const Unit& unit)>;
 
-  /// Memory of the plan, on `device`: buckets and, where units are updated in backward, sums are shared with peers.
+  /// Memory of the plan, on `device`. Peers share the buckets and, where units are updated in backward, the sums.
   struct Memory {
     Arena buckets, scratch, sums;
     Arena feedback = {};  ///< MemoryCategory::kFeedback; zeros
-    /// Has the sums where MemoryPlan::gradients_below.
+    /// Has the sums where MemoryPlan::gradients_below; else null.
     GradientStore* store = nullptr;
   };
 
-  /// `visitor` sees every reduced gradient; where there is one rank, nothing is reduced. Null where work is queued, since
-  /// what is not there yet cannot be seen.
+  /// `visitor` sees every reduced gradient; where there is one rank, nothing is reduced. It is null where work is
+  /// queued, since what is not there yet cannot be seen.
   Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxes& axes, Memory memory, ComputeDevice device,
           GradientVisitor* visitor);
   ~Reducer();
 
-  /// Who updates units in backward.
+  /// Sets who updates units in backward.
   void on_summed(OnSummed update) { on_summed_ = std::move(update); }
 
-  /// Who is told of sums.
+  /// Sets who is told of sums.
   void on_reduced(OnReduced told) { on_reduced_ = std::move(told); }
-  /// `told`: each time that a gradient has come.
+  /// `told` is called each time that a gradient has come.
   void on_gradient(std::function<void()> told) { on_gradient_ = std::move(told); }
 
-  /// From now on `rounds` hears of every reduction that begins. It outlives this.
+  /// Tells `rounds`, from now on, of every reduction that begins. `rounds` must outlive this.
   void tell(RoundLog& rounds) { rounds_ = &rounds; }
 
-  /// For a rank without a batch, where the others begin the reduction of a unit in the order agreed on: it takes part with zeros.
+  /// A rank without a batch calls it where the others begin the reduction of a unit, in the agreed order: it takes part
+  /// with zeros.
   void reduce_nothing();
 
-  /// A program's rule makes the sums of all gradients, over any transport.
+  /// Lets a program's rule make the sums of all gradients, over any transport.
   void sum_by(const std::shared_ptr<CommHook>& hook);
 
-  /// A backward begins, where units are updated in it. `digest` of what ranks must have done alike so far; `weight`: of this rank's
-  /// microbatch (UnitAgreement).
+  /// Called when a backward begins in which units are updated. `digest`: a hash of what ranks must have done alike so
+  /// far; `weight`: the weight of this rank's microbatch (UnitAgreement).
   void begin_round(std::uint64_t digest, double weight) { digest_ = digest, weight_ = weight; }
 
-  /// Called from the hook: `parameter`'s gradient is in `.grad`; it is taken and reset. Where it does not count, zeros take its place, and
-  /// it makes no parameter a used one.
+  /// Called from the hook when `parameter`'s gradient is in `.grad`; it is taken and reset. A gradient that does not
+  /// count is taken as zeros, and makes no parameter a used one.
   void take(FlatGroup& group, std::size_t parameter, bool counts = true);
 
-  /// Ends a microbatch's backward. With `reduce` false, gradients stay in their (unsharded) accumulators. Afterwards
-  /// every unit's gradient is in place. `has_batch` false: this rank did nothing, and what the others reduce late is what was late in the
-  /// last backward.
+  /// Ends a microbatch's backward. Gradients stay in their (unsharded) accumulators if `reduce` is false. Afterwards
+  /// every unit's gradient is in place. `has_batch` false: this rank did nothing, and it takes part in the late
+  /// reductions that were late in the last backward.
   void finish(bool reduce, bool has_batch = true);
 
-  /// To be called after the optimizer has used the gradients: the next gradient taken starts a new sum.
+  /// Called after the optimizer has used the gradients: the next gradient taken starts a new sum.
   void reset();
 
-  /// What gradients on the wire lacked so far (CompressionConfig::error_feedback, GradientMethod) is not added to those to come.
+  /// Forgets what gradients on the wire lacked so far (CompressionConfig::error_feedback, GradientMethod): later ones
+  /// do not get it.
   void forget_feedback();
-  /// The step's gradients are dropped: what was kept is again what it was before them, where there is a copy (restore_skipped). Else it
-  /// begins anew.
+  /// Called when the step's gradients are dropped: error feedback becomes what it was before them, where there is a
+  /// copy (restore_skipped). Else it begins anew.
   void restore_feedback();
-  /// The memory that holds it, of every group. Between steps it may be read and written.
+  /// The memory that holds error feedback, of every group. Between steps it may be read and written.
   KeptGradients kept();
 
-  /// Of the step under way, counted from 1, and from the next reduction on: whether a GradientMethod makes the sums, where there is one.
+  /// Turns GradientMethods (compressors), where there are any, on or off from the next reduction on. `step`: the step
+  /// under way, counted from 1.
   void use_methods(bool on, std::int64_t step);
 
-  /// `used` says of each parameter whether any rank used it in the last step [trainable parameter, in unit, group, layout
-  /// order]; the same on all ranks. To be called between steps.
+  /// Sets which parameters get gradients: `used` says whether any rank used each in the last step [trainable parameter,
+  /// in unit, group, layout order]. It is the same on all ranks. Call it between steps.
   void expect(const std::vector<char>& used);
 
-  /// Did this parameter get a gradient on this rank since `reset`?
+  /// Whether this parameter got a gradient on this rank since `reset`.
   bool used(const FlatGroup& group, std::size_t parameter) const;
 
   /// Indices of the units that have gradients, in the order in which they are reduced.
@@ -141,7 +147,7 @@ class Reducer {
 
  private:
   enum class Phase : std::uint8_t { kIdle, kFilling, kReady };
-  /// Of a group, where error feedback is kept, and what makes its sums; null where not.
+  /// A group's memory of error feedback, and the compressor that makes its sums; null where there is none.
   struct Feedback {
     float* shard = nullptr;
     float* replicate = nullptr;
@@ -166,14 +172,14 @@ class Reducer {
     bool reduced = false;            ///< this round
     bool has_sum = false;            ///< gradient holds a sum since reset, or will
     std::int64_t taken = 0,
-                 told = 0;  ///< gradients of this round, where nothing is reduced; those of which `on_reduced` was told
+                 told = 0;  ///< one rank: gradients taken this round; how many of them `on_reduced` was told of
   };
   class Accumulation;
   struct GroupReduction;
   struct UnitReduction;
 
   Entry& entry(const Unit& unit) { return entries_[unit.index]; }
-  /// Whether gradients gather where they are until `finish`; else a unit is reduced as soon as it is complete.
+  /// Whether gradients stay where they are until `finish`; else a unit is reduced as soon as it is complete.
   bool accumulates() const;
   bool is_alone_in_place() const;
   bool updates_in_backward() const { return plan_.input().updates_in_backward; }
@@ -223,7 +229,7 @@ class Reducer {
   const MeshAxes& axes_;
   const ComputeDevice device_;
   GradientVisitor* const visitor_;
-  PendingCopies copies_;  ///< of gradients of all units
+  PendingCopies copies_;  ///< waiting copies of gradients of all units
   std::vector<Entry> entries_;
   Memory memory_;
   UnitSlots buckets_, sums_;
@@ -233,16 +239,16 @@ class Reducer {
   std::uint64_t digest_ = 0;
   double weight_ = 0;
   std::vector<int> order_;      ///< unit indices
-  std::vector<int> completed_;  ///< of this round, in this rank's order
+  std::vector<int> completed_;  ///< units completed this round, in this rank's order
   std::vector<char> was_late_;  ///< [unit]: it had a late gradient in the last round with a batch
   RoundLog* rounds_ = nullptr;
-  std::size_t next_ = 0;  ///< into order_
+  std::size_t next_ = 0;  ///< index into order_
   bool order_agreed_ = false;
   std::vector<char> expected_;  ///< what `expect` was told last
-  bool expects_all_ = true;     ///< a gradient of every trainable parameter
+  bool expects_all_ = true;     ///< a gradient of every trainable parameter is expected
   bool warned_ = false;
   bool uses_methods_ = true, has_hook_ = false;
-  bool has_copy_ = false;  ///< what was kept before the first reduction of the step under way was copied
+  bool has_copy_ = false;  ///< a copy was made of what was kept before the step's first reduction
   /// Reductions are numbered from 0; the k-th is in [k % size] until it is over.
   std::vector<std::unique_ptr<UnitReduction>> reductions_;
   std::int64_t started_ = 0, advanced_ = 0, over_ = 0;  ///< how many

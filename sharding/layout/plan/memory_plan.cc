@@ -46,7 +46,7 @@ MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
   plan_first_pass();
   plan_parameters();
   plan_gradients();
-  // No record depends on whether values are published behind.
+  // Whether values are published behind the update makes no difference to any record.
   const std::vector<StepProgram> steps = step_programs(step_input(/*gathers_in_background=*/false));
   plan_parameter_records(steps);
   plan_optimizer(steps);
@@ -124,13 +124,13 @@ void MemoryPlan::plan_gradients() {
   const bool once = input_.accumulation == 1 || input_.sync == GradientSync::kLastMicrobatch;
   const bool replicated =
       !(axes.shard && input_.mesh.shard_size > 1) && !(axes.replicate && input_.mesh.replicate_size > 1);
-  const bool has_place = !gradients_below();  // of its own, which its peers see
+  const bool has_place = !gradients_below();  // sums have a place of their own, which peers see
   if (has_place && (world == 1 || (replicated && input_.reduce == DType::kF32 && once))) {
     bucket_mode_ = BucketMode::kInPlace;
   } else if (input_.accumulation > 1 && input_.sync == GradientSync::kLastMicrobatch) {
     bucket_mode_ = BucketMode::kAccumulator;
   }
-  std::int64_t largest_part = 0;  // of a unit
+  std::int64_t largest_part = 0;  // largest part of a unit
   for (std::size_t i = 0; i < input_.units.size(); ++i) {
     const UnitShape& unit = input_.units[i];
     std::int64_t part = 0;
@@ -179,7 +179,7 @@ void MemoryPlan::plan_sums() {
       sum_bytes_of(input_.units[0]) + shared_sums_ * sum_bytes_ + units_under_way() * notes_numel_ * 4;
 }
 
-/// So many units after a unit its reduction can still be under way.
+/// How many units after a unit its reduction can still be under way.
 std::int64_t MemoryPlan::most_ahead() const {
   std::int64_t groups = 1;
   for (const UnitShape& unit : input_.units) {
@@ -190,7 +190,8 @@ std::int64_t MemoryPlan::most_ahead() const {
   return std::max(kMostUnderWay / groups, std::int64_t{1}) - 1;
 }
 
-/// Memory of a unit whose reduction is under way while others are computed, and that others use too.
+/// Bytes that a unit needs, of memory shared with others, while its reduction is under way and other units are
+/// computed.
 std::int64_t MemoryPlan::bytes_ahead() const {
   const std::int64_t bucket = bucket_mode_ == BucketMode::kShared ? bucket_bytes_ : 0;
   const std::int64_t sum = input_.updates_in_backward || gradients_below() ? sum_bytes_ : 0;
@@ -209,7 +210,7 @@ void MemoryPlan::plan_lag() {
   const std::int64_t most = most_ahead(), bytes = bytes_ahead();
   if (input_.reduces_in_background) {
     const std::int64_t ahead = std::min(input_.reductions_ahead.value_or(bytes == 0 ? most : 1), most);
-    const bool begins_later = two_axes && ahead > 0;  // the sum over the replicate axis, by a unit
+    const bool begins_later = two_axes && ahead > 0;  // the sum over the replicate axis begins one unit later
     end_lag_ = std::min(ahead + (begins_later ? 1 : 0), most);
     reduction_lag_ = begins_later ? 1 : end_lag_;
     return;
@@ -224,9 +225,9 @@ void MemoryPlan::plan_lag() {
   end_lag_ = 2 * reduction_lag_;
 }
 
-// A step reads and writes its states side by side. Where three streams lie a multiple of 128 MiB apart, give or take a page, it
-// takes 2.8 times as long on processors of AMD's family 25; 8 KiB more between them are enough. So large pieces are an odd multiple
-// of kApart long.
+// A step reads and writes its states side by side. If three streams lie a multiple of 128 MiB apart, give or take a
+// page, it takes 2.8 times as long on processors of AMD's family 25; 8 KiB more between them are enough. Large pieces
+// therefore have a length that is an odd multiple of kApart.
 constexpr std::int64_t kLargePiece = std::int64_t{32} << 20, kApart = 16 << 10;
 
 StatePiece state_piece(StateDType dtype, std::int64_t numel) {
@@ -253,7 +254,7 @@ void MemoryPlan::plan_optimizer(Steps steps) {
       records.end_owner();
     }
   }
-  // Parameters are read more often than states, so they have the cache first.
+  // Parameters are read more often than states, so they get the cache first.
   const Cache cache{input_.offload.cache_bytes - parameter_records_.cached * parameter_records_.record_bytes};
   state_records_ =
       input_.is_queued ? plan_streamed_pool(records.bytes, cache) : plan_pool(records.bytes, cache, slots_of_queue());

@@ -1,4 +1,11 @@
-// The part of a memory plan that lies below memory: records, their slots, and what moves.
+// Plans what lies below memory: records, their slots, and the bytes that move. It is the part of MemoryPlan that knows
+// tiers.
+//
+// Each kind of state (parameters, masters and states, tensor states, sums of gradients) becomes a list of records, one
+// for each chunk below memory. A pool then says how many of them are cached, how many slots the others take turns in,
+// and what of that is memory of a GPU or of its host. The programs of a step (step_programs) are played on the list
+// (record_traffic.h) to count what is read and written. The image of a commit comes last, since it is made of what the
+// others keep in memory.
 
 #include <algorithm>
 #include <cmath>
@@ -11,7 +18,7 @@
 namespace tessera {
 namespace {
 
-/// What `bytes` take on a disk.
+/// Bytes that `bytes` take up on a disk: whole pages.
 std::int64_t in_pages(std::int64_t bytes) { return (bytes + Chunks::kPage - 1) / Chunks::kPage * Chunks::kPage; }
 
 std::int64_t sum(std::span<const std::int64_t> bytes) {
@@ -21,7 +28,7 @@ std::int64_t sum(std::span<const std::int64_t> bytes) {
 }  // namespace
 
 std::int64_t MemoryPlan::most_records_of_a_unit() const {
-  const bool has_parameters = input_.offload.parameters.tier == Tier::kNvme;  // others stay where they are updated
+  const bool has_parameters = input_.offload.parameters.tier == Tier::kNvme;  // others are updated where they lie
   std::int64_t most = 0;
   for (const UnitShape& unit : input_.units) {
     std::int64_t states = 0, parameters = 0;
@@ -37,7 +44,7 @@ std::int64_t MemoryPlan::most_records_of_a_unit() const {
 
 std::int64_t MemoryPlan::chosen_queue_depth() const {
   if (input_.offload.queue_depth) return *input_.offload.queue_depth;
-  // Where units come from a GPU's host, records come two ahead, whatever room they have.
+  // If units come from a GPU's host, records of states are read two ahead, whatever room there is.
   const bool gives_way = input_.is_queued && parameters_below();
   if (!input_.updates_in_backward || gives_way) return kQueueDepth;
   return std::clamp(most_records_of_a_unit(), kQueueDepth, kMostQueueDepth / 2);
@@ -72,8 +79,8 @@ RecordPool pinned_pool(const std::vector<std::int64_t>& bytes) {
 
 }  // namespace
 
-/// Records in files that a GPU uses, `held` at once: their slots are memory of its host, and `more` of them for what is read ahead and
-/// written behind.
+/// A pool of records in files that a GPU uses, `held` of them at once. Their slots are memory of its host; `more` slots
+/// are for records that are read ahead and written behind.
 RecordPool MemoryPlan::plan_files_of_gpu(const std::vector<std::int64_t>& bytes, Cache cache, std::int64_t held,
                                          std::int64_t more) {
   RecordPool pool = plan_pool(bytes, cache, more + held);
@@ -82,8 +89,8 @@ RecordPool MemoryPlan::plan_files_of_gpu(const std::vector<std::int64_t>& bytes,
   return pool;
 }
 
-/// Records that go through a GPU: on their way from its host's memory and back they have slots on the GPU. Those in files have slots
-/// on the host too: while they are on the GPU, read ahead, or written behind.
+/// A pool of records that go through a GPU. They have slots on the GPU for the way from its host's memory and back.
+/// Those in files have slots on the host too: for records that are on the GPU, read ahead, or written behind.
 RecordPool MemoryPlan::plan_streamed_pool(const std::vector<std::int64_t>& bytes, Cache cache) {
   if (bytes.empty()) return {};
   const bool on_host = states_on_host(), stays = states_stay_on_host();
@@ -213,7 +220,7 @@ StepInput MemoryPlan::step_input(bool gathers_in_background) const {
   return step;
 }
 
-/// What of `records` no cache of the pool has moves through its slots, or stays in pinned memory.
+/// Counts what of `records` moves through the pool's slots; cached records and those in pinned memory do not move.
 void MemoryPlan::count(Steps steps, RecordKind kind, const RecordList& records, const RecordPool& pool) {
   if (records.bytes.empty() || pool.pinned_bytes > 0) return;
   const RecordMoves moves = moves_in_two_steps(steps, kind, records.without(pool.cache()), pool.slots);
@@ -223,7 +230,7 @@ void MemoryPlan::count(Steps steps, RecordKind kind, const RecordList& records, 
 
 void MemoryPlan::plan_parameter_records(Steps steps) {
   RecordList records;
-  std::vector<std::int64_t> gathers;  // of each record
+  std::vector<std::int64_t> gathers;  // gathers a step, for each record
   for (const bool trains : {true, false}) {
     for (std::size_t i = 0; i < input_.units.size(); ++i) {
       for (const GroupShape& group : input_.units[i].groups) {
@@ -238,7 +245,7 @@ void MemoryPlan::plan_parameter_records(Steps steps) {
   }
   const std::vector<std::int64_t>& bytes = records.bytes;
   if (bytes.empty()) return;
-  // Those that train are also read and written by the update.
+  // Records of what trains come first in the cache: the update reads and writes them too.
   const Cache cache{input_.offload.cache_bytes, static_cast<std::int64_t>(records.first.back())};
   if (input_.is_queued) {
     for (std::size_t i = 0; i < bytes.size(); ++i) uploaded_bytes_ += gathers[i] * bytes[i];
@@ -258,9 +265,9 @@ std::int64_t MemoryPlan::tensor_state_record_bytes_of(const GroupShape& group) c
   return in_pages(4 * tensor_state_part_of(group).numel);
 }
 
-/// What moves does so batch by batch.
+/// Tensor states move batch by batch.
 void MemoryPlan::plan_tensor_states(Steps steps) {
-  std::vector<std::int64_t> bytes;  // of all groups that have such states
+  std::vector<std::int64_t> bytes;  // bytes of each group that has such states
   RecordList records;
   std::vector<std::size_t> units;  // theirs
   for (std::size_t unit = 0; unit < input_.units.size(); ++unit) {
@@ -302,7 +309,7 @@ void MemoryPlan::plan_tensor_states(Steps steps) {
   count(steps, RecordKind::kTensorStates, records, pool);
 }
 
-/// Records that gathers copy to a GPU. Its updates change them where they lie on the host.
+/// A pool of records that gathers copy to a GPU. Updates change them where they lie, on the host.
 RecordPool MemoryPlan::plan_uploaded_pool(const std::vector<std::int64_t>& bytes, Cache cache) {
   if (input_.offload.parameters.tier == Tier::kHost) {
     const RecordPool pool = pinned_pool(bytes);
@@ -364,14 +371,15 @@ void MemoryPlan::plan_gradient_records(Steps steps) {
   count(steps, RecordKind::kGradients, records, gradient_records_);
 }
 
-/// Whether the device that trains updates something of it, and not its host's CPU all.
+/// Whether the device that trains updates some of the unit, and not its host's CPU all of it.
 bool MemoryPlan::updates_by_device(const UnitShape& unit) const {
   return std::ranges::any_of(unit.groups, [&](const GroupShape& group) {
     return group.trainable && (!steps_on_host() || records_of(group).before_records() > 0);
   });
 }
 
-/// Each microbatch copies all sums out, and in before but for the first one; the update copies those in that it needs there.
+/// Each microbatch copies all sums out, and all but the first copy them in before; the update copies in those that it
+/// needs there.
 void MemoryPlan::plan_gradient_copies() {
   for (const UnitShape& unit : std::span(input_.units).subspan(1)) {
     const std::int64_t bytes = sum_bytes_of(unit);
@@ -407,7 +415,7 @@ void MemoryPlan::plan_image() {
   disk_.durable_bytes += 2 * disk_.written_in_commit;
 }
 
-/// On a GPU's host they take memory as they come, which no plan knows.
+/// Plans the slots of activations in files. Activations on a GPU's host take memory as they come, which no plan knows.
 void MemoryPlan::plan_activations() {
   const OffloadConfig& offload = input_.offload;
   if (offload.activations != Tier::kNvme) return;

@@ -1,4 +1,4 @@
-// A memory plan for people.
+// Prints a memory plan for people.
 
 #include <cstdio>
 

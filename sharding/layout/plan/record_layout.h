@@ -10,27 +10,27 @@ namespace tessera {
 
 /// What a rank keeps for each element of its optimizer part, and which share of it lies on a tier below memory.
 struct TieredState {
-  std::int64_t master_bytes = 0;               ///< an element, beside the parameter: 0, 2 (low halves) or 4
-  StateFormats states = {};                    ///< of the numbers that the optimizer keeps
+  std::int64_t master_bytes = 0;  ///< bytes of an element's master beside the parameter: 0, 2 (low halves) or 4
+  StateFormats states = {};       ///< formats of the numbers that the optimizer keeps
   double masters_below = 0, states_below = 0;  ///< share of each that lies below, 0 to 1
-  std::int64_t record_bytes = 2 << 20;         ///< a record needs at most so much; at least a page
+  std::int64_t record_bytes = 2 << 20;         ///< a record's upper limit in bytes; at least a page
 };
 
 /// How the masters and optimizer states of one group's optimizer part are cut into records, so that a step reads and
 /// writes each with one operation. Integers only.
 ///
-/// Of each kind of state the first chunks are in memory, and the rest below: there a chunk's record is
+/// The first chunks of each kind of state are in memory, and the rest lie below. A chunk that lies below has the record
 ///
 ///   [masters | numbers of state 0 | scales of state 0 | numbers of state 1 | ...]
 ///
-/// of what lies below, each beginning on a cache line, and the whole filled up to pages.
+/// which holds only what lies below, each piece beginning on a cache line, the whole filled up to pages.
 class RecordLayout : public Chunks {
  public:
   RecordLayout() = default;
   RecordLayout(std::int64_t numel, const TieredState& state);
 
   const TieredState& state() const { return state_; }
-  /// Of how many elements, from the part's first on, masters and states are in memory.
+  /// How many elements, counted from the part's first, have their masters and their states in memory.
   std::int64_t masters_in_memory() const { return numel_before(first_master_); }
   std::int64_t states_in_memory() const { return numel_before(first_state_); }
 

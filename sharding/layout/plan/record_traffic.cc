@@ -35,7 +35,7 @@ std::int64_t RecordSlots::use(std::size_t record) {
 std::int64_t RecordSlots::go_through(std::span<const Stretch> stretches) {
   std::size_t all = 0, passed = 0;
   for (const Stretch& stretch : stretches) all += stretch.end - stretch.begin;
-  const std::size_t last = all - std::min(all, slots_);  // from here on, slots keep them
+  const std::size_t last = all - std::min(all, slots_);  // the slots keep these records to the end
   std::int64_t read = 0;
   for (const Stretch& stretch : stretches) {
     const std::size_t length = stretch.end - stretch.begin;
@@ -85,7 +85,8 @@ class StepPlayer {
     }
   }
 
-  /// Sums of gradients, the last unit's first. A step's first microbatch writes them over; from the second one on all are alike.
+  /// Goes over sums of gradients, the last unit's first. A step's first microbatch writes them over; the microbatches
+  /// from the second on are all alike.
   void go_backward(std::int64_t rounds) {
     if (kind_ != RecordKind::kGradients) return;
     for (std::int64_t left = rounds; left > 0;) {
@@ -99,7 +100,7 @@ class StepPlayer {
     }
   }
 
-  /// States of whole tensors, a batch behind the other.
+  /// Goes over states of whole tensors, one batch behind the other.
   void exchange() {
     if (kind_ != RecordKind::kTensorStates) return;
     const Stretch all = {0, records_.bytes.size()};
@@ -145,7 +146,7 @@ class StepPlayer {
   const RecordKind kind_;
   const RecordList& records_;
   RecordSlots slots_;
-  bool has_sums_ = false;  ///< of earlier microbatches
+  bool has_sums_ = false;  ///< sums of earlier microbatches exist
   RecordMoves moves_;
 };
 
@@ -160,7 +161,7 @@ RecordMoves moves_in_two_steps(std::span<const StepProgram> programs, RecordKind
     player.play(programs.back());
     return player.take_moves();
   };
-  play_two();  // after which the slots are as after many steps
+  play_two();  // the slots are now as they are after many steps
   return play_two();
 }
 

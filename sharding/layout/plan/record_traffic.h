@@ -10,20 +10,22 @@
 
 namespace tessera {
 
-/// What steps move of records in files, counted for MemoryPlan by going through their programs.
+/// Counts, for MemoryPlan, the bytes that steps read from and write to records in files, by going through the steps'
+/// programs.
 
 /// Kinds of records.
 enum class RecordKind : std::uint8_t { kParameters, kStates, kTensorStates, kGradients };
 
 /// Records of one kind.
 struct RecordList {
-  std::vector<std::int64_t> bytes;  ///< of each
-  /// [owners + 1]: the first record of each group that trains; of gradients that of each unit. Nobody visits what lies behind the last.
+  std::vector<std::int64_t> bytes;  ///< size of each
+  /// [owners + 1]: the first record of each group that trains, for gradients that of each unit. No visit goes beyond
+  /// the last entry.
   std::vector<std::size_t> first = {0};
 
-  /// The next owner has all records that were added since the one before.
+  /// Ends an owner: it has all records that were added since the owner before.
   void end_owner() { first.push_back(bytes.size()); }
-  /// Those that do not stay in memory.
+  /// The list of the records that do not stay in memory.
   RecordList without(const EvenSpread& cached) const;
 };
 
@@ -36,29 +38,30 @@ struct Stretch {
 /// Slots that keep the records which were used last, as a FileTier's do.
 class RecordSlots {
  public:
-  /// `bytes`: of each record.
+  /// `bytes`: the size of each record.
   RecordSlots(std::span<const std::int64_t> bytes, std::int64_t slots);
 
-  /// Goes through the stretches, in which no record is twice, and returns the bytes of those that no slot had. Slots can have
-  /// only the first records of a pass, and have its last ones in the end. So it looks at those alone, and at slots^2 numbers
-  /// at most, however many there are.
+  /// Goes through the stretches, in which no record comes twice, and returns the bytes of those records that were in no
+  /// slot. Slots can hold only the first records of a pass when it begins, and hold its last ones when it ends. The
+  /// search therefore looks at those alone, and at slots^2 numbers at most, however many records there are.
   std::int64_t go_through(std::span<const Stretch> stretches);
-  /// What the records [begin, end) have together.
+  /// Bytes of the records [begin, end) together.
   std::int64_t bytes_of(std::size_t begin, std::size_t end) const { return before_[end] - before_[begin]; }
 
  private:
   std::int64_t use(std::size_t record);
 
-  std::vector<std::int64_t> before_;  ///< [records + 1]: bytes of all records before
+  std::vector<std::int64_t> before_;  ///< [records + 1]: bytes of all records in front of each
   const std::size_t slots_;
-  std::vector<std::size_t> kept_;  ///< records, the one used last in the end
+  std::vector<std::size_t> kept_;  ///< records in the slots, the one used last at the end
 };
 
 struct RecordMoves {
   std::int64_t read = 0, written = 0;  ///< bytes
 };
 
-/// What two steps in a row move, when many have gone before. `programs`: as of step_programs. `slots`: 0: nothing is found in memory.
+/// Bytes that two steps in a row move when many steps have gone before. `programs`: those of step_programs. `slots` 0:
+/// nothing is found in memory.
 RecordMoves moves_in_two_steps(std::span<const StepProgram> programs, RecordKind kind, const RecordList& records,
                                std::int64_t slots);
 

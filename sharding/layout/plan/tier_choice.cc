@@ -10,7 +10,8 @@ constexpr int kSteps = 256;
 
 bool fits(const PlanInput& input, std::int64_t limit) { return MemoryPlan(input).use().limited() <= limit; }
 
-/// Gives all of `states`, which are `input`'s, the least share on `below` with which the plan fits; all of them if none is enough.
+/// Puts the least share of `states`, which are parts of `input`, on `below` with which the plan fits; all of them if no
+/// share is enough.
 void choose(PlanInput& input, std::initializer_list<OffloadedState*> states, std::int64_t limit, Tier below) {
   const auto set = [&](Tier tier, int share) {
     for (OffloadedState* state : states) *state = {tier, static_cast<double>(share) / kSteps};
@@ -36,7 +37,7 @@ PlanInput with_tiers_chosen(PlanInput input, std::int64_t limit, Tier below) {
   OffloadedState& masters = input.offload.masters;
   OffloadedState& moments = input.offload.moments;
   OffloadedState& parameters = input.offload.parameters;
-  // What is chosen later is in memory at first.
+  // A state that is chosen later counts as in memory first.
   const auto is_open = [](OffloadedState& state) {
     return std::exchange(state.tier, state.tier == Tier::kAuto ? Tier::kMemory : state.tier) == Tier::kAuto;
   };

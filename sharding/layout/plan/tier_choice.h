@@ -6,14 +6,15 @@
 
 namespace tessera {
 
-/// Where what tier "auto" leaves no room for in memory lies: in files, but for a GPU whose user names no directories for them.
+/// The tier for what tier "auto" finds no room for in memory: files, except for a GPU whose user names no directories
+/// for them.
 Tier tier_below(const OffloadConfig& offload, bool is_gpu);
 
-/// `input` with every tier "auto" decided, so that its plan needs at most `limit` bytes and as little as possible lies on
-/// `below`: all in memory if that fits; else a share of the moments, in steps of 1/256; else all of them and a share of the
-/// masters; else all of both and a share of the parameters. Where `below` is the memory of a GPU's host, and masters and moments are both open,
-/// one share of both, so that the host's CPU may update them. If nothing fits, all of it lies below, and the plan shows
-/// what is too much.
+/// Returns `input` with every tier "auto" decided, so that its plan needs at most `limit` bytes and as little as
+/// possible lies on `below`: all in memory if that fits; else a share of the moments, in steps of 1/256; else all of
+/// them and a share of the masters; else all of both and a share of the parameters. If `below` is the memory of a GPU's
+/// host, and masters and moments are both open, both get one share, so that the host's CPU may update them. If nothing
+/// fits, all of it lies below, and the plan shows what is too much.
 PlanInput with_tiers_chosen(PlanInput input, std::int64_t limit, Tier below = Tier::kNvme);
 
 }  // namespace tessera

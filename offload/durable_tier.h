@@ -9,14 +9,16 @@
 
 namespace tessera {
 
-/// Records that outlive the process, as of the last commit. What a commit is, its maker decides and writes down:
+/// Records that outlive the process, with the values of the last commit. Whoever makes commits decides what one is, and
+/// writes down what `where` says:
 ///
 ///     tier.end_writes();  commit.records = tier.where();
 ///     tier.sync();  ... the commit is on the disk of every rank ...  tier.committed();
 ///
-/// Between the two lines and the last call nothing is put: what training has stays what the commit says. Records may be read meanwhile.
+/// Nothing may be put between the first line and the last call: what training has stays what the commit says. Records
+/// may be read meanwhile.
 ///
-/// and in the next process, before anything is put:
+/// The next process, before it puts anything:
 ///
 ///     tier.protect(commit.records);     // whatever is put now, the commit stays as it is
 ///     tier.return_to(commit.records);   // the records are the commit's
@@ -24,19 +26,22 @@ class DurableTier {
  public:
   virtual ~DurableTier() = default;
 
-  /// Waits until all that was put was written. Errors: those of a write, and of a `sync` before.
+  /// Waits until everything that was put is written. Errors: those of a write, and of an earlier `sync`.
   virtual absl::Status end_writes() = 0;
-  /// What was written is on the disk itself. May run on another thread, while records are read. Errors: 74 the disk failed.
+  /// Syncs the files: what was written is on the disk itself. It may run on another thread while records are read.
+  /// Errors: 74 the disk failed.
   virtual absl::Status sync() = 0;
-  /// Where the latest values are, and their checksums: of records on disk only (see `in_memory`).
+  /// A text that says where the latest values are, with their checksums. It covers records on disk only (see
+  /// `in_memory`).
   virtual std::string where() const = 0;
-  /// What `where` told of last is the commit from now on.
+  /// Makes what `where` said last the commit.
   virtual void committed() = 0;
-  /// Errors: 65 of other records.
+  /// Keeps the commit's values from being overwritten. Errors: 65 `where` is of other records.
   virtual absl::Status protect(std::string_view where) = 0;
-  /// REQUIRES: no record is held, and no copy under way. Errors likewise, and those of a read.
+  /// Takes the records back to the commit's values. REQUIRES: no record is held, and no copy is under way. Errors: 65
+  /// likewise, and those of a read.
   virtual absl::Status return_to(std::string_view where) = 0;
-  /// Records that are never on disk, which are for the maker of the commit to save and to bring back.
+  /// Records that are never on disk. Whoever makes the commit must save them and bring them back.
   virtual std::span<std::byte> in_memory() = 0;
 };
 

@@ -19,6 +19,14 @@
 namespace tessera {
 namespace {
 
+// How records move between slots and files.
+//
+// A slot is memory for one record. `get` finds the record's slot or takes the one that was put or released first
+// (`take_slot`), begins a read if the slot does not have the record yet, and waits for it (`bring_in`). `fetch` does
+// the first half only, and `put` begins a write that `end_write` ends: when the slot is needed, when `write_behind`
+// others have followed, or in `flush`. The ring's tags are slot numbers; copies, which need no slot, have tags from
+// kCopies on. The first failure is kept in `failure_`, and every call returns it.
+
 constexpr std::size_t kMostPaths = 64;
 constexpr std::uint64_t kCopies = std::uint64_t{1} << 32;  ///< tags of copies in the ring; below are the slots'
 
@@ -72,7 +80,8 @@ std::size_t as_size(std::int64_t value) { return static_cast<std::size_t>(value)
 
 }  // namespace
 
-// ---- Sizes -----------------------------------------------------------------------------------------------------------
+// ---- Sizes
+// -----------------------------------------------------------------------------------------------------------
 
 absl::StatusOr<FileTier::Sizes> FileTier::sizes_of(const FileTierOptions& options) {
   TESSERA_RETURN_IF_ERROR(check_options(options));
@@ -126,7 +135,8 @@ std::size_t FileTier::allocated_bytes() const {
          places_.bytes() + offsets_.bytes() + written_.bytes() + checksums_.bytes() + two_places_.bytes();
 }
 
-// ---- Set-up ----------------------------------------------------------------------------------------------------------
+// ---- Set-up
+// ----------------------------------------------------------------------------------------------------------
 
 absl::StatusOr<std::unique_ptr<FileTier>> FileTier::create(const FileTierOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(const Sizes sizes, sizes_of(options));
@@ -198,11 +208,12 @@ FileTier::~FileTier() {
   if (const absl::Status status = ring_->drain(); !status.ok() && failure_.ok()) log_error(message_of(status));
 }
 
-// ---- What the caller does --------------------------------------------------------------------------------------------
+// ---- What the caller does
+// --------------------------------------------------------------------------------------------
 
 bool FileTier::fetch(std::int64_t record) {
   if (!failure_.ok() || !is_on_disk(record)) return true;
-  // A request beyond `in_flight` would wait.
+  // The ring would make a request beyond `in_flight` wait.
   const int most = std::min(options_.read_ahead + options_.write_behind,
                             std::max(options_.read_ahead, options_.io.in_flight - options_.write_behind));
   const bool has_room = options_.read_ahead > 0 && fetched_ < most;
@@ -301,7 +312,7 @@ absl::Status FileTier::start_copy(std::int64_t record, std::span<std::byte> memo
 absl::Status FileTier::end_copies(std::uint64_t tag) {
   absl::Status result = failure_;
   for (Copy& copy : copies_) {
-    if (copy.tag == tag) result.Update(end_copy(copy));  // also those after one that failed
+    if (copy.tag == tag) result.Update(end_copy(copy));  // copies after one that failed are ended too
   }
   std::erase_if(copies_, [&](const Copy& copy) { return copy.tag == tag; });
   return result;
@@ -365,7 +376,8 @@ std::string FileTier::describe() const {
   return text;
 }
 
-// ---- Slots -----------------------------------------------------------------------------------------------------------
+// ---- Slots
+// -----------------------------------------------------------------------------------------------------------
 
 std::span<std::byte> FileTier::memory_of_slot(std::size_t slot) const {
   return slot_memory_.span().subspan(slot * sizes_.stride_bytes, sizes_.stride_bytes);
@@ -384,8 +396,8 @@ bool FileTier::holds(std::int64_t record) const {
   return found > 0 && slots_[as_size(found - 1)].state == SlotState::kHeld;
 }
 
-// The slot to use for another record: of those that nobody holds and that are not read ahead, the one whose record was put or released
-// first. It may have to be written yet.
+// The slot to use for another record: among those that nobody holds and that are not read ahead, the one whose record
+// was put or released first. Its record may have to be written yet.
 std::optional<std::size_t> FileTier::next_slot() const {
   std::optional<std::size_t> best;
   for (std::size_t i = 0; i < slots_.span().size(); ++i) {
@@ -396,8 +408,9 @@ std::optional<std::size_t> FileTier::next_slot() const {
   return best;
 }
 
-// For a get. There is one: at most `most_held - 1` slots are held, and `read_ahead + write_behind` read ahead. Where there are fewer slots
-// than all that, there is one for each record, so one has none yet.
+// Takes a slot for a `get`. There is one: at most `most_held - 1` slots are held, and `read_ahead + write_behind` are
+// read ahead. If there are fewer slots than all that together, there is one for each record, and this record has none
+// yet, so one is free.
 absl::StatusOr<std::size_t> FileTier::take_slot(std::int64_t record) {
   const std::size_t index = *next_slot();
   if (slots_[index].state == SlotState::kWriting) TESSERA_RETURN_IF_ERROR(end_write(index));
@@ -430,7 +443,7 @@ IoRequest FileTier::request(IoKind kind, std::size_t slot) const {
   return request;
 }
 
-// A read; where to, and its tag, are for the caller to say.
+// A read without its destination and its tag, which the caller sets.
 IoRequest FileTier::request_of(std::int64_t record) const {
   const std::size_t which = on_disk(record), file = as_size(places_[which].file);
   const bool is_second = !options_.durable.empty() && two_places_.place(which) == 1;
@@ -443,7 +456,7 @@ IoRequest FileTier::request_of(std::int64_t record) const {
           .tag = 0};
 }
 
-// Begins and counts it.
+// Begins the request and counts it.
 absl::Status FileTier::hand_over(std::int64_t record, const IoRequest& request) {
   const bool is_read = request.kind == IoKind::kRead;
   ++(is_read ? counters_.reads : counters_.writes);
@@ -453,7 +466,8 @@ absl::Status FileTier::hand_over(std::int64_t record, const IoRequest& request) 
   return absl::OkStatus();
 }
 
-// ---- Reading ---------------------------------------------------------------------------------------------------------
+// ---- Reading
+// ---------------------------------------------------------------------------------------------------------
 
 absl::Status FileTier::start_read(std::size_t index, std::int64_t record) {
   Slot& slot = slots_[index];
@@ -478,7 +492,7 @@ absl::Status FileTier::verify(std::size_t index) {
   return verify(slot.record, memory_of_slot(index).first(whole_sectors(size_of(options_, slot.record))));
 }
 
-// `memory`: what was read, in whole blocks.
+// `memory`: the bytes that were read, in whole blocks.
 absl::Status FileTier::verify(std::int64_t record, std::span<const std::byte> memory) {
   if (!has_checksums(options_)) return absl::OkStatus();
   const std::uint64_t got = XXH3_64bits(memory.data(), memory.size());
@@ -499,7 +513,7 @@ absl::Status FileTier::end_copy(Copy& copy) {
   return verify(copy.record, copy.memory);
 }
 
-// A slot that has its record, or for which a read is needed, becomes held.
+// Makes a slot held: one that has its record, or for which a read is needed.
 absl::Status FileTier::bring_in(std::size_t index) {
   Slot& slot = slots_[index];
   if (slot.state == SlotState::kWriting) TESSERA_RETURN_IF_ERROR(end_write(index));
@@ -513,7 +527,8 @@ absl::Status FileTier::bring_in(std::size_t index) {
   return absl::OkStatus();
 }
 
-// ---- Writing ---------------------------------------------------------------------------------------------------------
+// ---- Writing
+// ---------------------------------------------------------------------------------------------------------
 
 std::uint64_t FileTier::checksum_of_slot(std::size_t index) const {
   return XXH3_64bits(memory_of_slot(index).data(), whole_sectors(size_of(options_, slots_[index].record)));
@@ -554,7 +569,8 @@ absl::Status FileTier::start_write(std::size_t index, std::optional<std::uint64_
   return options_.write_behind == 0 ? end_write(index) : absl::OkStatus();
 }
 
-// Of records that `write_behind` others followed: so `read_ahead` slots, at least, are for reading.
+// Ends writes of records that `write_behind` others have followed, so that at least `read_ahead` slots are there for
+// reading.
 absl::Status FileTier::end_writes_behind() {
   const auto behind = static_cast<std::uint64_t>(options_.write_behind);
   for (std::size_t i = 0; i < slots_.span().size(); ++i) {
@@ -583,14 +599,15 @@ absl::Status FileTier::end_writes_that_are_done() {
   return absl::OkStatus();
 }
 
-// ---- Errors ----------------------------------------------------------------------------------------------------------
+// ---- Errors
+// ----------------------------------------------------------------------------------------------------------
 
 absl::Status FileTier::wrong_use(const std::string& what) {
   failure_ = make_error(ExitCode::kInternal, fmt::format("{}: {}", options_.who, what));
   return failure_;
 }
 
-// The first error stays; `record` < 0: of none in particular.
+// Keeps the first error. `record` < 0: it belongs to no record in particular.
 absl::Status FileTier::fail(std::int64_t record, const absl::Status& status) {
   const std::string prefix = record < 0 ? std::string() : name_of(record) + ": ";
   if (failure_.ok()) failure_ = make_error(exit_code_of(status), prefix + message_of(status));

@@ -10,25 +10,26 @@
 namespace tessera {
 
 struct HostTierOptions {
-  std::int64_t records = 0;      ///< at least 1
-  std::size_t record_bytes = 0;  ///< at least 1
-  /// Bytes of each record, 1 to record_bytes, where they differ; each begins at a multiple of 64. Empty: all have record_bytes.
+  std::int64_t records = 0;      ///< number of records, 1 or more
+  std::size_t record_bytes = 0;  ///< 1 or more
+  /// Bytes of each record, 1 to record_bytes, where they differ; each record begins at a multiple of 64. Empty: all
+  /// have record_bytes.
   std::vector<std::size_t> sizes = {};
-  std::string who = {};  ///< in front of errors
-  /// Memory to use: at least for all records, at a multiple of 64; it is zeroed, and outlives the tier. Empty: the
+  std::string who = {};  ///< text in front of errors
+  /// Memory to use: enough for all records, at a multiple of 64; it is zeroed, and must outlive the tier. Empty: the
   /// tier takes its own.
   std::span<std::byte> memory = {};
   AlignedMemory::Give give =
-      nullptr;  ///< gives memory that a device copies from and to, where `memory` is empty; null: the system
+      nullptr;  ///< gives memory that a device copies from and to, where `memory` is empty; null: the system gives it
 };
 
 /// All records in memory, one behind the other. Nothing is ever read or written, so every `get` is a hit and any number
-/// may be held. A record stays at its place, so a device may go on copying what was put.
+/// may be held. A record stays at its place, so a device may go on copying a record that was put.
 class HostTier final : public RecordTier {
  public:
-  /// Bytes that `create` will take from the system: exact. Tables of some bytes a record among them.
+  /// Bytes that `create` will take from the system: exact, tables of some bytes a record included.
   static std::size_t memory_bytes(const HostTierOptions& options);
-  /// Of those, the records'.
+  /// Bytes of the records themselves.
   static std::size_t all_bytes(const HostTierOptions& options);
   /// Errors: 70 options that make no sense, 71 no memory.
   static absl::StatusOr<std::unique_ptr<HostTier>> create(const HostTierOptions& options);
@@ -58,7 +59,7 @@ class HostTier final : public RecordTier {
   AlignedMemory memory_;
   std::span<std::byte> records_;
   AlignedMemory held_;           ///< a byte a record: 1 where the caller holds it
-  Table<std::uint64_t> begins_;  ///< of each record, where sizes differ
+  Table<std::uint64_t> begins_;  ///< where each record begins, if sizes differ
   TierCounters counters_;
   absl::Status failure_;
 };

@@ -16,7 +16,15 @@
 namespace tessera {
 namespace {
 
-constexpr std::int64_t kLeastPieces = 16;  // of a new file
+// How values move between slots and scratch files.
+//
+// `put` cuts a value into pieces and writes each through a slot (`put_piece`): it takes room on the disk, copies the
+// bytes into an empty slot and begins the write. `get` copies each piece out of its slot, reading it first where no
+// slot has it (`read`), and keeps the pieces that come next being read (`read_ahead`). A slot is emptied for another
+// piece in the reverse order of need (`slot_to_empty`, `is_needed_later`). The ring's tags are slot numbers. A value
+// that is dropped while a transfer of it is under way leaves its room to `end_transfer`.
+
+constexpr std::int64_t kLeastPieces = 16;  // pieces that a new file has room for, at least
 constexpr int kMostQueueDepth = 32;
 
 absl::Status check_options(const SpillOptions& options) {
@@ -49,7 +57,7 @@ absl::StatusOr<std::unique_ptr<Spill>> Spill::create(SpillOptions options) {
 Spill::Spill(SpillOptions options) : options_(std::move(options)), slots_(slots_of(options_.queue_depth)) {
   const auto piece = static_cast<std::int64_t>(whole_sectors(options_.piece_bytes));
   for (const std::string& directory : options_.directories) {
-    // Zeros would cost a write of the whole file, in the middle of the first step.
+    // Writing zeros would cost a write of the whole file, in the middle of the first step.
     rooms_.emplace_back(
         BlockFileOptions{
             .directory = directory, .bytes = 0, .who = options_.who, .direct = options_.direct, .write_zeros = false},
@@ -90,7 +98,8 @@ absl::Status Spill::fail(const absl::Status& status) {
   return failure_;
 }
 
-// ---- What the caller does --------------------------------------------------------------------------------------------
+// ---- What the caller does
+// --------------------------------------------------------------------------------------------
 
 absl::StatusOr<Spill::Id> Spill::put(std::span<const std::byte> bytes) {
   TESSERA_RETURN_IF_ERROR(failure_);
@@ -140,7 +149,7 @@ absl::Status Spill::get(Id id, std::span<std::byte> memory) {
     }
     const int at = piece.slot;
     Slot& slot = slots_[static_cast<std::size_t>(at)];
-    slot.was_got = false;  // so that nothing is read ahead into it
+    slot.was_got = false;  // nothing is read ahead into the slot then
     if (absl::Status status = read_ahead(id, i); !status.ok()) return fail(status);
     was_read |= slot.unverified;
     if (slot.state == SlotState::kReading) {
@@ -171,9 +180,10 @@ void Spill::drop(Id id) {
   values_.erase(found);
 }
 
-// ---- Slots -----------------------------------------------------------------------------------------------------------
+// ---- Slots
+// -----------------------------------------------------------------------------------------------------------
 
-/// In the order of `get`; what was got already comes behind everything else.
+/// Whether `a` is needed after `b` in the order of `get`; a piece that was got already comes behind everything else.
 bool Spill::is_needed_later(const Slot& a, const Slot& b) const {
   if (a.was_got != b.was_got) return a.was_got;
   if (a.id != b.id) return a.id < b.id;
@@ -199,7 +209,7 @@ void Spill::empty(int index) {
   slot = {};
 }
 
-/// Waits for the oldest transfer where nothing else will do.
+/// An empty slot. Waits for the oldest transfer if nothing else helps.
 absl::StatusOr<int> Spill::empty_slot() {
   for (;;) {
     TESSERA_RETURN_IF_ERROR(end_what_has_ended());
@@ -212,7 +222,8 @@ absl::StatusOr<int> Spill::empty_slot() {
   }
 }
 
-// ---- Transfers -------------------------------------------------------------------------------------------------------
+// ---- Transfers
+// -------------------------------------------------------------------------------------------------------
 
 absl::Status Spill::transfer(IoKind kind, int slot, const Piece& piece) {
   const bool is_read = kind == IoKind::kRead;
@@ -228,7 +239,7 @@ absl::Status Spill::transfer(IoKind kind, int slot, const Piece& piece) {
                         .tag = static_cast<std::uint64_t>(slot)});
 }
 
-/// Waits, and takes the outcome in.
+/// Waits for a slot's transfer, and takes in how it ended.
 absl::Status Spill::end_transfer(int index) {
   Slot& slot = slots_[static_cast<std::size_t>(index)];
   TESSERA_RETURN_IF_ERROR(ring_->wait(static_cast<std::uint64_t>(index)));
@@ -258,7 +269,7 @@ absl::Status Spill::read(Id id, std::size_t index, int slot) {
   return transfer(IoKind::kRead, slot, piece);
 }
 
-/// Begins to read what comes next behind a piece, and hands the reads over.
+/// Begins to read the pieces that come next behind a piece, and hands the reads over.
 absl::Status Spill::read_ahead(Id id, std::size_t index) {
   auto value = values_.find(id);
   for (int ahead = 0; ahead < options_.queue_depth; ++ahead) {

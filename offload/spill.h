@@ -19,41 +19,42 @@
 namespace tessera {
 
 struct SpillOptions {
-  std::string who = {};                            ///< in front of errors: "rank 0 activations"
-  std::vector<std::string> directories = {};       ///< at least 1, one a disk: pieces go to them by turns
-  std::size_t piece_bytes = std::size_t{2} << 20;  ///< at least 1: the most that one transfer moves
+  std::string who = {};  ///< text in front of errors: "rank 0 activations"
+  /// one or more, each on a disk of its own: pieces are written to them by turns
+  std::vector<std::string> directories = {};
+  std::size_t piece_bytes = std::size_t{2} << 20;  ///< 1 or more: the most that one transfer moves
   int queue_depth = 8;                             ///< 1 to 32: pieces read ahead, and as many written behind
-  bool verify = false;                             ///< a checksum of each piece, looked at when it is read
-  bool direct = true;                              ///< BlockFileOptions::direct
+  bool verify = false;  ///< keeps a checksum of each piece, and compares it when the piece is read
+  bool direct = true;   ///< BlockFileOptions::direct
   IoRingOptions io = {};
 };
 
-/// Values of any length that are put once, got any number of times (as a rule the last one first), and dropped; in scratch
-/// files, written behind the caller's back and read ahead of it. Unlike a FileTier it need not know beforehand how many there
-/// are, and a value may be larger than its memory.
+/// Values of any length that are put once, got any number of times (usually the last one first), and dropped. They lie
+/// in scratch files, written behind and read ahead asynchronously. Unlike a FileTier it need not know beforehand how
+/// many there are, and a value may be larger than its memory. Activations that are offloaded to files lie in one.
 ///
-/// **Memory.** `2 x queue_depth + 1` slots of `piece_bytes`, taken when it is made. A value is cut into pieces; `put` copies
-/// each into a slot, and so returns when the last piece has one: what is put may go then. While all slots are being written
-/// `put` waits for the disk.
+/// **Memory.** It takes `2 x queue_depth + 1` slots of `piece_bytes` when it is made. A value is cut into pieces, and
+/// `put` copies each into a slot. It returns when the last piece has a slot, and the caller's bytes may then go. While
+/// all slots are being written, `put` waits for the disk.
 ///
-/// **Order.** `get` copies pieces out as their reads end, and keeps `queue_depth` of those read ahead that come next: the
-/// rest of the value, then the values put before it, the last one first. A slot keeps its piece until it is needed for
-/// another, the one that comes last in that order; so what was put last is got without a read.
+/// **Order.** `get` copies pieces out as their reads end, and keeps reading the `queue_depth` pieces that come next:
+/// the rest of the value, then the values put before it, the last one first. A slot keeps its piece until it is needed
+/// for another; the piece that comes last in that order goes first. What was put last is therefore got without a read.
 ///
 /// **Room on the disk** grows with what is put (ScratchRoom), so a full disk is an error of `put`.
 ///
-/// **Errors.** The first one stays: every later `put` and `get` returns it, so no value comes back that a failed write has not
-/// kept. For one thread at a time; not always the same one if `io.any_thread` is set.
+/// **Errors.** The first one stays: every later `put` and `get` returns it, so no value comes back that a failed write
+/// has not kept. One thread at a time may use it, always the same one unless `io.any_thread` is set.
 class Spill {
  public:
   using Id = std::int64_t;
 
-  /// Bytes of memory that `create` takes: exact, but for io_uring's rings or the threads' stacks.
+  /// Bytes of memory that `create` takes: exact, except for io_uring's rings or the threads' stacks.
   static constexpr std::size_t memory_bytes(std::size_t piece_bytes, int queue_depth) {
     return slots_of(queue_depth) * whole_sectors(piece_bytes);
   }
-  /// Looks at the directories; takes memory, and nothing on the disk. Errors: those of look_at_scratch_directory; 71 no memory;
-  /// 70 options that make no sense.
+  /// Looks at the directories; takes memory, and nothing on the disk. Errors: those of look_at_scratch_directory; 71 no
+  /// memory; 70 options that make no sense.
   static absl::StatusOr<std::unique_ptr<Spill>> create(SpillOptions options);
   ~Spill();
   Spill(const Spill&) = delete;
@@ -61,14 +62,15 @@ class Spill {
 
   /// Takes a copy of `bytes`, at least one. Ids grow. Errors: those of BlockFile and IoRing, of earlier writes too.
   absl::StatusOr<Id> put(std::span<const std::byte> bytes);
-  /// Copies a value to `memory`, of its size. Errors: of reads, of writes that went before; 65 it is not what was written.
+  /// Copies a value to `memory`, which has its size. Errors: those of reads, and of earlier writes; 65 it is not what
+  /// was written.
   absl::Status get(Id id, std::span<std::byte> memory);
   /// Forgets a value. Waits for nothing: its room is used again when transfers of it have ended.
   void drop(Id id);
 
   TierCounters counters() const;
   std::size_t memory_bytes() const { return memory_.bytes(); }
-  /// On the disk: of all files, and of the values in them.
+  /// Bytes on the disk: those of all files, and those of the values in them.
   std::int64_t file_bytes() const;
   std::int64_t taken_bytes() const;
   std::string describe() const { return ring_->describe(); }
@@ -76,20 +78,21 @@ class Spill {
  private:
   static constexpr Id kNone = -1;
   enum class SlotState : std::uint8_t { kFree, kWriting, kReading, kFilled };
-  /// Memory for one piece. In every state but kFree it holds the bytes of `id`'s piece, or will when its read has ended.
+  /// Memory for one piece. It holds the bytes of `id`'s piece in every state but kFree, or will hold them when its read
+  /// has ended.
   struct Slot {
     SlotState state = SlotState::kFree;
     Id id = kNone;  ///< kNone where the value was dropped while a transfer was under way
     std::size_t piece = 0;
     bool was_got = false;
-    bool unverified = false;  ///< it was read, and its checksum has not been looked at
-    std::uint64_t begun = 0;  ///< when its transfer was, in order
-    Room room;                ///< of the transfer; to be given back when that ends, if the value was dropped
+    bool unverified = false;  ///< its piece was read, and the checksum has not been compared
+    std::uint64_t begun = 0;  ///< number of its transfer, in the order of their begin
+    Room room;                ///< room of the transfer; given back when that ends, if the value was dropped
   };
   struct Piece {
     Room room;
-    std::size_t bytes = 0;  ///< of the value
-    int slot = -1;          ///< that holds it; -1: none does
+    std::size_t bytes = 0;  ///< bytes of the value
+    int slot = -1;          ///< slot that holds it; -1: none does
     std::uint64_t checksum = 0;
   };
 
@@ -117,9 +120,9 @@ class Spill {
   std::vector<Slot> slots_;
   std::map<Id, std::vector<Piece>> values_;
   Id next_ = 0;
-  std::size_t turn_ = 0;     ///< the directory of the next piece
-  std::uint64_t begun_ = 0;  ///< transfers
-  TierCounters counters_;    ///< all but wait_seconds
+  std::size_t turn_ = 0;     ///< directory of the next piece
+  std::uint64_t begun_ = 0;  ///< number of transfers begun
+  TierCounters counters_;    ///< complete but for wait_seconds
   absl::Status failure_;
   std::unique_ptr<IoRing> ring_;  ///< behind the memory and files it uses, so that it ends first
 };

@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// A fixed number of plain values, all bytes zero at first, in memory that is counted like that of records.
+/// A fixed number of plain values, all bytes zero at first, in memory that is counted as the memory of records is.
 template <typename T>
 class Table {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -28,7 +28,7 @@ class Table {
     table.size_ = size;
     return table;
   }
-  /// What `make(size)` occupies.
+  /// Bytes that `make(size)` occupies.
   static constexpr std::size_t occupied_bytes(std::size_t size) {
     return AlignedMemory::occupied_bytes(size * sizeof(T));
   }

@@ -12,14 +12,15 @@
 
 namespace tessera {
 
-/// Which of its two places on disk each of some records is at, so that what a commit says is never overwritten before the next
-/// commit: a record that is written for the first time after a commit goes to its other place, and stays there until the next one.
+/// Says at which of its two places on disk each record is (double buffering), so that what a commit says is never
+/// overwritten before the next commit: a record that is written for the first time after a commit goes to its other
+/// place, and stays there until the next one.
 ///
-/// `text` is all that has to be known of the records to find them again: of each, one byte (bit 0 its place, bit 1 whether it was
-/// ever written) and its checksum in eight bytes, the lowest first.
+/// `text` is all that one has to know of the records to find them again: for each, one byte (bit 0 its place, bit 1
+/// whether it was ever written) and its checksum in eight bytes, the lowest first.
 class TwoPlaces {
  public:
-  static constexpr std::size_t kTextBytes = 9;  ///< a record
+  static constexpr std::size_t kTextBytes = 9;  ///< bytes for a record
 
   TwoPlaces() = default;
   static absl::StatusOr<TwoPlaces> make(std::size_t records, const std::string& who);
@@ -27,15 +28,16 @@ class TwoPlaces {
 
   /// 0 or 1: where the record's latest value is.
   int place(std::size_t record) const { return states_[record].latest; }
-  /// Where its next value goes, which is its latest from then on.
+  /// Returns where its next value goes, which is its latest place from then on.
   int place_to_write(std::size_t record);
-  /// The latest values are those of the commit.
+  /// Makes the latest values those of the commit.
   void commit();
 
-  /// `text`: of a commit. Its places are not written before the next one. What records hold is another matter.
+  /// `text` comes from a commit, whose places are not written before the next one. It does not change what the latest
+  /// values are.
   absl::Status protect(std::string_view text);
   std::string text(const Table<std::uint8_t>& written, const Table<std::uint64_t>& checksums) const;
-  /// The latest values are those of the commit that `text` is of.
+  /// Makes the latest values those of the commit that `text` comes from.
   absl::Status return_to(std::string_view text, const Table<std::uint8_t>& written,
                          const Table<std::uint64_t>& checksums);
 

@@ -21,7 +21,7 @@ absl::Status no_memory(const std::string& who, std::size_t bytes, int error) {
                                 who, format_bytes(static_cast<std::int64_t>(bytes)), bytes, errno_text(error)));
 }
 
-// Pages are wanted now. A kernel before 5.14 does not know the request, so there each page is written to.
+// Makes the pages present. Kernels before 5.14 do not know the request; there each page is written to.
 int populate(std::byte* data, std::size_t bytes) {
   if (::madvise(data, bytes, MADV_POPULATE_WRITE) == 0) return 0;
   if (errno != EINVAL) return errno;
@@ -39,7 +39,7 @@ absl::StatusOr<AlignedMemory> AlignedMemory::make(std::size_t bytes, const std::
     return no_memory(who, bytes, ENOMEM);
   const std::size_t wanted = occupied_bytes(bytes);
   const std::size_t alignment = wanted >= kHugePageBytes ? kHugePageBytes : kPageBytes;
-  // As much more as alignment may cost; what lies before and behind is given back at once.
+  // Maps as much more as alignment may cost, and gives what lies before and behind back at once.
   const std::size_t reserved = wanted + alignment - kPageBytes;
   void* const mapped = ::mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) return no_memory(who, bytes, errno);

@@ -21,8 +21,8 @@ namespace tessera {
 ///
 /// Move-only; the destructor gives it back.
 ///
-/// Where a device copies from and to it, it is the device's driver that gives memory (`give`); then 1 and 3 are as the driver does,
-/// but for the multiple of 4 KiB.
+/// Where a device copies from and to it, the device's driver gives the memory (`give`). Then the driver decides about 1
+/// and 3, except that the memory begins at a multiple of 4 KiB.
 class AlignedMemory {
  public:
   static constexpr std::size_t kPageBytes = 4096;
@@ -35,11 +35,11 @@ class AlignedMemory {
 
   /// `who` stands in front of an error: 71 if there is not so much memory. `bytes` may be 0.
   static absl::StatusOr<AlignedMemory> make(std::size_t bytes, const std::string& who);
-  /// So many bytes, zeroed, at a multiple of 4 KiB.
+  /// Returns memory of so many bytes, zeroed, at a multiple of 4 KiB.
   using Give = std::function<std::shared_ptr<std::byte>(std::size_t bytes)>;
   /// The same, from `give` unless that is null. What `give` throws goes on to the caller.
   static absl::StatusOr<AlignedMemory> make(std::size_t bytes, const std::string& who, const Give& give);
-  /// What `make(bytes)` occupies.
+  /// Bytes that `make(bytes)` occupies.
   static constexpr std::size_t occupied_bytes(std::size_t bytes) {
     return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
   }

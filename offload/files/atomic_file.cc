@@ -30,21 +30,22 @@ std::string folder_of(const std::string& path) {
   return folder.empty() ? std::filesystem::path(".").string() : folder.string();
 }
 
-/// The temporary file, until it is renamed: closed and taken away wherever the way ends.
+/// The temporary file, until it is renamed: it is closed and removed wherever the function returns.
 class TemporaryFile {
  public:
   TemporaryFile(const std::string& path, const std::string& who) : target_(path), who_(who), folder_(folder_of(path)) {}
   ~TemporaryFile() {
     if (fd_ >= 0) ::close(fd_);
     if (!exists_) return;
-    // A fault plan may fail this, too; it must not be a reason to leave rubbish behind.
+    // A fault plan may make this fail too; it must not be a reason to leave rubbish behind.
     if (file_calls::unlink(name_) < 0 && ::unlink(name_.c_str()) < 0)
       log_warning(fmt::format("{}: the temporary file {} could not be removed: {}", who_, name_, errno_text(errno)));
   }
   TemporaryFile(const TemporaryFile&) = delete;
   TemporaryFile& operator=(const TemporaryFile&) = delete;
 
-  // A name of an earlier process with this process's number may be left over from a kill: then the next number is taken.
+  // An earlier process with this process's number may have left a name behind when it was killed: then the next number
+  // is taken.
   absl::Status open(mode_t mode) {
     static std::atomic<std::uint64_t> numbers{0};
     int got = -EEXIST;
@@ -56,7 +57,7 @@ class TemporaryFile {
     if (got < 0) return error("create", -got, -1, -1, -1);
     fd_ = got;
     exists_ = true;
-    // Exactly `mode`, whatever the umask.
+    // The mode is exactly `mode`, whatever the umask.
     return ::fchmod(fd_, mode) == 0 ? absl::OkStatus() : error("set the mode", errno, -1, -1, -1);
   }
 
@@ -68,7 +69,7 @@ class TemporaryFile {
                     : error("write", -got, written, static_cast<std::int64_t>(bytes.size()), written);
   }
 
-  // Never repeated, not even after EINTR: whether the data is on the disk is unknown then.
+  // It is never repeated, not even after EINTR: whether the data is on the disk is unknown then.
   absl::Status sync() {
     const int got = file_calls::fsync(fd_, name_);
     return got == 0 ? absl::OkStatus() : error("fsync", -got, -1, -1, -1);
@@ -130,7 +131,7 @@ absl::Status write_file_atomically(const std::string& path, std::span<const std:
 
 absl::Status make_folders(const std::string& folder, const std::string& who) {
   namespace fs = std::filesystem;
-  std::vector<std::string> above;  // of the folders to be made, the innermost first
+  std::vector<std::string> above;  // folders that are to be made, the innermost first
   std::error_code error;
   for (fs::path path = fs::path(folder).lexically_normal(); !path.empty() && !fs::exists(path, error);
        path = path.parent_path()) {

@@ -9,25 +9,26 @@
 
 namespace tessera {
 
-/// Puts `bytes` under the name `path` such that at any moment, through errors, kill -9 and power loss, the name stands for
-/// the whole old file (or none) or for the whole new one: a temporary file beside it, PATH.tmp-PID-NUMBER, is written,
-/// synced and renamed, and the folder is synced.
+/// Puts `bytes` under the name `path` in such a way that at any moment, through errors, kill -9 and power loss, the
+/// name stands for the whole old file (or none) or for the whole new one. It writes, syncs and renames a temporary file
+/// beside it, PATH.tmp-PID-NUMBER, and syncs the folder.
 ///
-/// * On an error the old file is as it was, and the temporary file is gone. The one exception: where only the sync of the
-///   folder failed, the new file is there, whole, but might be the old one again after a power loss.
+/// * On an error the old file is as it was, and the temporary file is gone. The one exception: where only the sync of
+///   the folder failed, the new file is there, whole, but might be the old one again after a power loss.
 /// * A sync that failed is not tried again: the kernel may have dropped the data it could not write, and would then say
 ///   that all is well.
 /// * Only a kill or a power loss leaves a temporary file behind. Nobody reads it.
 /// * A link at `path` is replaced by the file, not followed. The new file has `mode`, whatever the old one had.
 ///
-/// May be called from any thread; of two at once for one path, one wins.
-/// Errors, with `who` in front: 73 the folder is missing, no folder or read-only, or `path` is a folder; 77 no permission;
-/// 71 too many open files; 74 a full disk (with bytes wanted and free), a failed write or sync; 78 an empty path.
+/// May be called from any thread; if two calls for one path run at once, one of them wins.
+/// Errors, with `who` in front: 73 the folder is missing, no folder or read-only, or `path` is a folder; 77 no
+/// permission; 71 too many open files; 74 a full disk (with bytes wanted and free), a failed write or sync; 78 an empty
+/// path.
 absl::Status write_file_atomically(const std::string& path, std::span<const std::byte> bytes, const std::string& who,
                                    mode_t mode = 0600);
 
-/// Makes the folder and those above it that are not there, and syncs the folder above each that it makes: a power loss afterwards
-/// takes none of them away. Errors, with `who` in front: 73, 77, 71, 74.
+/// Makes the folder and those above it that are missing, and syncs the folder above each that it makes: a power loss
+/// afterwards takes none of them away. Errors, with `who` in front: 73, 77, 71, 74.
 absl::Status make_folders(const std::string& folder, const std::string& who);
 
 }  // namespace tessera

@@ -35,7 +35,7 @@ struct Opened {
   bool has_name = false;
 };
 
-// Without a name where the file system can; else under a name that nobody had, which the caller takes away.
+// Opens a file without a name where the file system can; else under a name that nobody had, which the caller removes.
 Opened open_scratch(const std::string& directory, const std::string& name) {
   constexpr mode_t kOwnerOnly = 0600;
   const int fd = file_calls::open_unnamed(directory, name, kOwnerOnly);
@@ -95,7 +95,7 @@ absl::Status BlockFile::open_kept(const BlockFileOptions& options) {
   constexpr mode_t kOwnerOnly = 0600;
   constexpr int kFlags = O_NOFOLLOW | O_RDWR | O_CLOEXEC;
   int fd = file_calls::open(name_, kFlags, kOwnerOnly);
-  std::int64_t bytes = -1;  // none
+  std::int64_t bytes = -1;  // -1: there is no file
   if (fd >= 0) {
     struct stat seen {};
     bytes = ::fstat(fd, &seen) == 0 && S_ISREG(seen.st_mode) ? seen.st_size : -1;
@@ -162,7 +162,7 @@ absl::Status BlockFile::sync(const std::string& who) const {
 absl::Status BlockFile::take_room(const BlockFileOptions& options) {
   const int got = retried([&] { return file_calls::reserve(buffered_fd_, name_, bytes_); });
   if (got == 0) return options.write_zeros && !was_there_ ? write_zeros(options) : absl::OkStatus();
-  // No reservations on this file system: writing takes the room just as well.
+  // This file system has no reservations: writing takes the room just as well.
   if (got == -EOPNOTSUPP) return was_there_ ? absl::OkStatus() : write_zeros(options);
   return error(options, "reservation", -got, -1, bytes_, -1);
 }

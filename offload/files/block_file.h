@@ -13,51 +13,55 @@ namespace tessera {
 struct BlockFileOptions {
   std::string directory = {};
   std::int64_t bytes = 0;  ///< a multiple of 4096, more than 0
-  std::string who = {};    ///< in front of errors: "rank 0 optimizer state"
-  /// Past the page cache (O_DIRECT) where the file system can. Off: through the page cache, which then holds a second copy.
+  std::string who = {};    ///< text in front of errors: "rank 0 optimizer state"
+  /// Reads and writes past the page cache (O_DIRECT) where the file system can. False: they go through it, and it then
+  /// holds a second copy.
   bool direct = true;
-  /// Writes zeros over the whole file once. Overwriting blocks that were written before is about a quarter faster on ext4
-  /// than writing into blocks that were only reserved; it costs one write of the whole file, before training.
+  /// Writes zeros over the whole file once. Overwriting blocks that were written before is about a quarter faster on
+  /// ext4 than writing into blocks that were only reserved; it costs one write of the whole file, before training.
   bool write_zeros = true;
-  /// The file has this name in the directory, and stays when the process ends. One that is there already and has `bytes` bytes
-  /// is opened with what it holds; any other one is replaced. Empty: a scratch file.
+  /// A name for the file in the directory: it stays when the process ends. If a file of that name is there already and
+  /// has `bytes` bytes, it is opened with what it holds; one of another size is replaced. Empty: a scratch file.
   std::string name = {};
   bool must_be_there =
-      false;  ///< with `name`: a file that is missing or has another size is an error, and stays as it is
+      false;  ///< if there is a `name`: a file that is missing or has another size is an error, and stays as it is
 };
 
 /// A scratch file of this process: fixed size, zeros at first, its room on the disk taken at once.
 ///
 /// 1. Nobody else can open it: it has no name (O_TMPFILE, or it is unlinked as soon as it is made), and mode 0600.
 /// 2. It is gone when the process is, however that ends, and is never read by another run.
-/// 3. The disk's room is taken when `create` returns; a write finds a full disk only where a file system copies on write.
+/// 3. The disk's room is taken when `create` returns; a write finds a full disk only where a file system copies on
+///    write.
 ///
-/// Or, with BlockFileOptions::name, a file that stays: then 3 is all that holds, and its mode is 0600.
+/// A file with a BlockFileOptions::name stays instead: then only 3 holds, and its mode is 0600.
 ///
-/// It only holds the file; `IoRing` reads and writes it. The object stays where it is, since transfers point to it.
+/// It only holds the file; `IoRing` reads and writes it. The object must stay where it is, since transfers point to it.
 class BlockFile {
  public:
-  /// Errors: those of `look_at_scratch_directory`; 73 larger than files may be here; 71 too many open files; 74 the disk
-  /// is full (with the bytes wanted and free) or failed; 65 `must_be_there`, and it is not; 70 `bytes` against the rule.
+  /// Errors: those of `look_at_scratch_directory`; 73 larger than files may be here; 71 too many open files; 74 the
+  /// disk is full (with the bytes wanted and free) or failed; 65 `must_be_there`, and it is not; 70 `bytes` against the
+  /// rule.
   static absl::StatusOr<std::unique_ptr<BlockFile>> create(const BlockFileOptions& options);
-  /// What was written is on the disk itself, and so is the file's name. Errors: 74.
+  /// Syncs the file: what was written is on the disk itself, and so is the file's name. Errors: 74.
   absl::Status sync(const std::string& who) const;
   ~BlockFile();
   BlockFile(const BlockFile&) = delete;
   BlockFile& operator=(const BlockFile&) = delete;
 
-  /// "/scratch/tessera-scratch-4711-2": what messages and the rules of a FaultPlan call it. No such path exists.
+  /// "/scratch/tessera-scratch-4711-2": how messages and the rules of a FaultPlan call it. No such path exists.
   const std::string& name() const { return name_; }
   const std::string& directory() const { return directory_; }
   std::int64_t bytes() const { return bytes_; }
 
-  /// True: `fd` reads and writes past the page cache, and wants offset, size and memory in multiples of 4096.
+  /// True: `fd` reads and writes past the page cache, and offset, size and memory must be multiples of 4096.
   bool direct() const { return direct_; }
-  /// "O_DIRECT", or why not: "page cache, because tmpfs is memory already".
+  /// "O_DIRECT", or the reason why not: "page cache, because tmpfs is memory already".
   const std::string& mode() const { return mode_; }
 
   int fd() const { return fd_; }
-  /// Through the page cache, for what is left of a transfer that ended in mid-block. Equal to `fd` unless `direct`.
+  /// A descriptor through the page cache, for what is left of a transfer that ended inside a block. Equal to `fd`
+  /// unless `direct`.
   int buffered_fd() const { return buffered_fd_; }
 
  private:
@@ -76,7 +80,7 @@ class BlockFile {
   int fd_ = -1;
   int buffered_fd_ = -1;
   bool is_kept_ = false;    ///< it has a name
-  bool was_there_ = false;  ///< with what it holds
+  bool was_there_ = false;  ///< it was there before, with the content it has
 };
 
 }  // namespace tessera

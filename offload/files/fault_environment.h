@@ -4,11 +4,12 @@
 
 namespace tessera {
 
-/// TESSERA_TEST_FAULTS="write path=scratch nth=3 errno=ENOSPC; read every=2 short=512" installs those rules (fault_text.h)
-/// for the rest of the process, at the first call. So whole programs can be tested without a line of theirs.
+/// Installs the rules (fault_text.h) of a variable such as TESSERA_TEST_FAULTS="write path=scratch nth=3 errno=ENOSPC;
+/// read every=2 short=512" for the rest of the process, at the first call. Whole programs can thus be tested without a
+/// change to them.
 ///
-/// Only builds with the CMake option TESSERA_FAULTS can (fault_environment_on.cc). Others refuse to work when the variable
-/// is set (fault_environment_off.cc): nobody shall believe that a fault was tested that never took place.
+/// Only builds with the CMake option TESSERA_FAULTS can (fault_environment_on.cc). Others refuse to work when the
+/// variable is set (fault_environment_off.cc): nobody shall believe that a fault was tested that never took place.
 /// Whoever opens a file in `offload/` calls this first. Thread-safe. Errors: 78.
 absl::Status take_faults_from_environment();
 

@@ -12,7 +12,8 @@ absl::Status take() {
   const char* const text = std::getenv("TESSERA_TEST_FAULTS");
   if (text == nullptr || *text == '\0') return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(std::vector<FaultRule> rules, parse_fault_rules(text));
-  // Never uninstalled, since I/O may go on until the process ends. What a test installed itself stays.
+  // The plan is never uninstalled, since I/O may go on until the process ends. A plan that a test installed itself
+  // stays.
   static FaultPlan* const plan = new FaultPlan(std::move(rules));
   FaultPlan* none = nullptr;
   if (installed_fault_plan.compare_exchange_strong(none, plan, std::memory_order_acq_rel))

@@ -15,24 +15,25 @@ namespace tessera {
 
 class UnsyncedFiles;
 
-/// Faults on purpose, for tests: the n-th operation of a kind fails, is cut short, comes late, or is the process's last.
+/// Faults on purpose, for tests: the n-th operation of a kind fails, is cut short, comes late, or is the process's last
+/// one.
 ///
-/// Every operation on a file in `offload/` passes a *site*. While a plan is installed (`ScopedFaults`) it counts the
-/// operations of each site and applies its rules; so a test runs once to count, then once for each n:
+/// Every operation on a file in `offload/` passes a *site*. While a plan is installed (`ScopedFaults`), it counts the
+/// operations of each site and applies its rules. A test runs once to count, then once for each n:
 ///
 ///     ScopedFaults counting({});
 ///     ... std::int64_t n = counting.plan().operations(FaultSite::kWrite);
 ///     ScopedFaults failing({{.site = FaultSite::kWrite, .nth = 3, .action = FaultAction::kErrno, .number = ENOSPC}});
 ///
-/// With no plan installed a site costs one relaxed load of an atomic.
+/// A site costs one relaxed load of an atomic while no plan is installed.
 enum class FaultSite {
   kOpen,     ///< opening or creating a file
   kReserve,  ///< making room on the disk for a new file
   kRead,     ///< a read, before it begins
   kWrite,    ///< a write, before it begins
-  kFsync,    ///< of a file or folder
+  kFsync,    ///< syncing a file or folder
   kRename,   ///< path: the new name
-  kUnlink,   ///< of a file, or of an empty folder
+  kUnlink,   ///< removing a file, or an empty folder
   kMkdir,
   kSubmit,  ///< handing a read or write to io_uring or to the threads
   kCqe,     ///< the result of a read or write of an IoRing, before it is looked at
@@ -50,7 +51,7 @@ enum class FaultAction {
   kDropUnsynced,  ///< a power loss: undoes what was not synced (UnsyncedFiles), then _exit(137)
 };
 
-/// Whether an action means something at a site. Rules with others are refused.
+/// Whether an action means something at a site. Rules with other pairs are refused.
 bool fits_together(FaultSite site, FaultAction action);
 
 struct FaultRule {
@@ -59,8 +60,9 @@ struct FaultRule {
   std::int64_t nth = 0;    ///< > 0: the n-th of those, counted from 1
   std::int64_t every = 0;  ///< > 0: each n-th of those. One of `nth` and `every` is set
   FaultAction action = FaultAction::kNone;
-  std::int64_t number = 0;  ///< what it means, FaultAction says; for kCrash an exit code
-  /// kDropUnsynced: renames that were not synced are kept (the folder reached the disk before the data did), not undone.
+  std::int64_t number = 0;  ///< FaultAction says what it means; for kCrash an exit code
+  /// kDropUnsynced: renames that were not synced are kept (the folder reached the disk before the data did), not
+  /// undone.
   bool keep_renames = false;
 };
 
@@ -81,10 +83,11 @@ class FaultPlan {
   /// Operations that a rule changed.
   std::int64_t faults() const;
 
-  /// Counts an operation, and says what happens to it. May end the process. If several rules apply, the first one wins.
+  /// Counts an operation, and returns what happens to it. May end the process. If several rules apply, the first one
+  /// wins.
   Fault pass(FaultSite site, std::string_view path);
 
-  /// The model of a power loss, told of every change to files; null unless a rule needs it.
+  /// The model of a power loss, which is told of every change to files; null unless a rule needs it.
   UnsyncedFiles* unsynced() { return unsynced_.get(); }
 
  private:
@@ -101,8 +104,8 @@ class FaultPlan {
   std::unique_ptr<UnsyncedFiles> unsynced_;  // set by the constructor alone; it has a mutex of its own
 };
 
-/// Installs a plan for the whole process while it lives. REQUIRES: no other one is installed; actions fit their sites;
-/// threads that do I/O have ended when it goes. Otherwise it ends the process, with a message.
+/// Installs a plan for the whole process while it lives. REQUIRES: no other plan is installed; actions fit their sites;
+/// threads that do I/O have ended when it is destroyed. Otherwise it ends the process, with a message.
 class ScopedFaults {
  public:
   explicit ScopedFaults(std::vector<FaultRule> rules);
@@ -116,17 +119,17 @@ class ScopedFaults {
   FaultPlan plan_;
 };
 
-/// Where the process keeps its plan; null where none is installed. It is one for all, since operating systems and tests
-/// know processes, and ranks may be threads of one.
+/// Where the process keeps its plan; null where none is installed. There is one for the process, since operating
+/// systems and tests know processes, and ranks may be threads of one.
 inline std::atomic<FaultPlan*> installed_fault_plan{nullptr};
 
-/// The plan, or null.
+/// The installed plan, or null.
 inline FaultPlan* fault_plan() {
   if (installed_fault_plan.load(std::memory_order_relaxed) == nullptr) return nullptr;
   return installed_fault_plan.load(std::memory_order_acquire);
 }
 
-/// What a site asks for each of its operations.
+/// What each operation at a site asks before it happens.
 inline Fault fault_at(FaultSite site, std::string_view path) {
   FaultPlan* const plan = fault_plan();
   return plan == nullptr ? Fault{} : plan->pass(site, path);

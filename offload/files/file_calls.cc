@@ -27,7 +27,7 @@ Result negative_errno(Result result) {
   return result < 0 ? static_cast<Result>(-errno) : result;
 }
 
-// What all sites do alike. True: the operation does not take place, and `result` is what it returns.
+// Does what all sites have in common. True: the operation does not take place, and `result` is what it returns.
 bool fails_at(FaultSite site, const std::string& name, Fault& fault, ssize_t& result) {
   fault = fault_at(site, name);
   if (fault.action == FaultAction::kDelay) std::this_thread::sleep_for(std::chrono::milliseconds(fault.number));
@@ -66,8 +66,8 @@ int open_below(const std::string& folder, const std::filesystem::path& parts, in
   Fault fault;
   ssize_t result = 0;
   if (fails_at(FaultSite::kOpen, folder + "/" + parts.string(), fault, result)) return static_cast<int>(result);
-  // Part by part, each from the one before: what is looked at is what is opened. openat2 would do it in one call, but
-  // containers forbid it.
+  // The path is opened part by part, each from the one before, so that what is looked at is what is opened. openat2
+  // would do it in one call, but containers forbid it.
   int at = negative_errno(::open(folder.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
   for (auto part = parts.begin(); at >= 0 && part != parts.end(); ++part) {
     const bool is_last = std::next(part) == parts.end();

@@ -11,19 +11,20 @@ namespace tessera::file_calls {
 
 /// The calls of the operating system that change files, each behind a site of the FaultPlan. They return what the call
 /// does, or a negative errno as io_uring does; errno itself is not set. EINTR is returned too: the caller retries.
-/// `name` is the file's in messages and in rules.
+/// `name` is how messages and rules call the file. Any thread may call them.
 
 int open(const std::string& name, int flags, mode_t mode);
-/// Opens `parts`, a path below `folder`, of which no part may be a link: -ELOOP. `folder` itself may be.
+/// Opens `parts`, a path below `folder`. No part of it may be a link: -ELOOP. `folder` itself may be one.
 int open_below(const std::string& folder, const std::filesystem::path& parts, int flags, mode_t mode);
-/// A new file in `directory` that has no name (O_TMPFILE); `name` is made up.
+/// Opens a new file in `directory` that has no name (O_TMPFILE); `name` is made up, for messages.
 int open_unnamed(const std::string& directory, const std::string& name, mode_t mode);
-/// A second description of an open file, which may have no name.
+/// Opens a second description of an open file, which may have no name.
 int open_again(int fd, const std::string& name, int flags);
 ssize_t pread(int fd, const std::string& name, void* data, std::size_t bytes, off_t offset);
 ssize_t pwrite(int fd, const std::string& name, const void* data, std::size_t bytes, off_t offset);
-/// Repeats pwrite until all is written: 0, or the negative errno that ended it. Calls that were interrupted, or could not be served
-/// now, are made again, and so are those that wrote nothing, kMostRetries times at most; EIO after the last. `done`: bytes written.
+/// Repeats pwrite until everything is written: 0, or the negative errno that ended it. Calls that were interrupted, or
+/// could not be served now, are made again, and so are those that wrote nothing, kMostRetries times at most; EIO after
+/// the last. `done`: bytes written.
 int write_all(int fd, const std::string& name, std::span<const std::byte> bytes, off_t offset, std::size_t& done);
 /// Makes room on the disk for [0, bytes).
 int reserve(int fd, const std::string& name, off_t bytes);
@@ -35,7 +36,7 @@ int sync_folder(const std::string& folder, const char*& operation);
 int rename(const std::string& from, const std::string& to);
 int unlink(const std::string& name);
 int make_folder(const std::string& name, mode_t mode);
-/// Of an empty folder.
+/// Removes an empty folder.
 int remove_folder(const std::string& name);
 
 }  // namespace tessera::file_calls

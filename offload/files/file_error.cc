@@ -18,7 +18,7 @@ std::int64_t free_bytes_at(const std::string& path) {
   return static_cast<std::int64_t>(info.f_bavail) * static_cast<std::int64_t>(info.f_frsize);
 }
 
-/// " (4096 bytes free)" where a full disk is the trouble.
+/// " (4096 bytes free)" where the disk is full.
 std::string room_left(const FileTrouble& trouble) {
   if ((trouble.error != ENOSPC && trouble.error != EDQUOT) || trouble.folder.empty()) return "";
   const std::int64_t free = free_bytes_at(trouble.folder);
@@ -44,7 +44,7 @@ absl::Status file_error(const FileTrouble& trouble) {
     text += fmt::format(": wanted {} bytes", trouble.wanted);
   }
   text += ": " + reason_and_hint(trouble);
-  // EAGAIN of a file says that the device was busy, and not that there are too many processes.
+  // EAGAIN on a file says that the device was busy, and not that there are too many processes.
   return make_error(trouble.error == EAGAIN ? ExitCode::kIo : exit_code_of_errno(trouble.error), text);
 }
 

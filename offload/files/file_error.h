@@ -12,11 +12,12 @@ namespace tessera {
 
 /// What a message about a failed file operation says. A negative number means: this operation has none.
 struct FileTrouble {
-  std::string_view who;        ///< on whose behalf: "rank 0 optimizer state"
+  std::string_view who;        ///< the part of the program that wanted it: "rank 0 optimizer state"
   std::string_view operation;  ///< "read", "write", "fsync", ...
   std::string_view file;
-  std::string folder = {};   ///< whose file system is asked how much room it has, if the disk is full; empty: none is
-  std::int64_t offset = -1;  ///< in bytes from the file's begin
+  /// its file system is asked how much room it has, if the disk is full; empty: nothing is asked
+  std::string folder = {};
+  std::int64_t offset = -1;  ///< bytes from the file's begin
   std::int64_t wanted = -1;  ///< bytes
   std::int64_t got = -1;     ///< bytes
   int error = 0;             ///< an errno; 0: the file ended where data was wanted

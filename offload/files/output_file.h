@@ -15,19 +15,21 @@ namespace tessera {
 /// The name that a result at `path` has until it is complete.
 std::filesystem::path partial_of(const std::filesystem::path& path);
 
-/// Creates the file `partial` for writing, and returns its descriptor; -1 with errno where that fails. A regular file that another run
-/// left there goes, unseen: it may have another name too. Links are not followed.
+/// Creates the file `partial` for writing, and returns its descriptor; -1 with errno where that fails. A regular file
+/// that another run left there is removed without a look at it, since it may have another name too. Links are not
+/// followed.
 int create_partial(const std::filesystem::path& partial);
 
-/// "<what>: <the system's reason>", as 73 cannot be created, 77 where a permission is missing, 71 or 74 where a limit of the
-/// process is why (errno_hint.h). `error`: an errno.
+/// The error "<what>: <the system's reason>": 73 cannot be created, 77 where a permission is missing, 71 or 74 where a
+/// limit of the process is the reason (errno_hint.h). `error`: an errno.
 absl::Status cannot_create(const std::string& what, int error);
 
-/// A result that is written piece by piece under "<path>.partial" and gets its name when it is complete and on the disk, so
-/// that a file of this name is always whole. Not through symbolic links. What is not finished is removed by the destructor.
+/// A result that is written piece by piece under "<path>.partial" and gets its name when it is complete and on the
+/// disk, so that a file of this name is always whole. Not through symbolic links. What is not finished is removed by
+/// the destructor.
 ///
-/// For large results of a user's, which keep a well-known partial name and the umask's mode; write_file_atomically is for
-/// small files that must survive a power loss.
+/// It is for a user's large results, which keep a well-known partial name and the umask's mode; write_file_atomically
+/// is for small files that must survive a power loss.
 class OutputFile {
  public:
   /// `what` stands in front of messages. Errors: 73 cannot be created, 77 no permission.
@@ -36,11 +38,12 @@ class OutputFile {
   OutputFile& operator=(OutputFile&&) = delete;
   ~OutputFile();
 
-  /// Error 74.
+  /// Writes behind what was written before. Error 74.
   absl::Status append(std::string_view bytes);
 
-  /// Syncs, closes and renames. With Existing::kKept a file that appeared meanwhile is left alone: the bytes stay in
-  /// "<path>.partial", and the error says so. Errors: 73, 74, 77. REQUIRES: called once, after appends that succeeded.
+  /// Syncs, closes and renames. A file that appeared meanwhile is left alone if `existing` is Existing::kKept: the
+  /// bytes stay in "<path>.partial", and the error says so. Errors: 73, 74, 77. REQUIRES: called once, after appends
+  /// that succeeded.
   absl::Status finish(Existing existing);
 
  private:
@@ -52,7 +55,7 @@ class OutputFile {
   std::filesystem::path path_, partial_;
   std::string what_;
   int fd_;
-  bool is_kept_ = false;  ///< the partial file, or it is no longer there
+  bool is_kept_ = false;  ///< the partial file stays, or is no longer there
 };
 
 }  // namespace tessera

@@ -4,13 +4,13 @@
 
 namespace tessera {
 
-/// A call that was interrupted, or that could not be served now, is made again, so often at most.
+/// How many times a call is made again that was interrupted, or that could not be served now.
 inline constexpr int kMostRetries = 100;
 
 /// `error`: an errno.
 inline bool is_worth_retrying(int error) { return error == EINTR || error == EAGAIN; }
 
-/// Of a call that returns a negative errno.
+/// Makes a call again while that is worth it. The call returns a negative errno where it fails.
 template <typename Call>
 int retried(const Call& call) {
   int got = call();

@@ -20,12 +20,12 @@ struct Room {
   std::size_t bytes = 0;    ///< a multiple of 4096
 };
 
-/// Room on the disk of one directory for pieces of any size, of which nobody knows beforehand how much is needed: scratch
-/// files that are added as the need grows, and stay until the object goes.
+/// Room on the disk of one directory for pieces of any size, where nobody knows beforehand how much is needed: scratch
+/// files that are added as the need grows, and stay until the object is destroyed.
 ///
-/// A new file is as large as a quarter of all files before it, and no smaller than `least_growth` and the piece that it is
-/// for. Its room is taken on the disk at once. Pieces go where room is free, the oldest file's begin first, so what comes and
-/// goes like a stack uses the same room again and again. For one thread at a time.
+/// A new file is as large as a quarter of all files before it, and no smaller than `least_growth` and the piece that it
+/// is for. Its room is taken on the disk at once. Pieces are put where room is free, from the oldest file's begin on,
+/// so what comes and goes like a stack uses the same room again and again. One thread at a time may use it.
 class ScratchRoom {
  public:
   /// `file`: what all files have in common; its `bytes` are ignored. `least_growth`: a multiple of 4096, more than 0.
@@ -34,7 +34,7 @@ class ScratchRoom {
 
   /// `bytes`: a multiple of 4096, more than 0. Errors: those of BlockFile::create, a full disk among them.
   absl::StatusOr<Room> take(std::size_t bytes);
-  /// REQUIRES: `holds(room)`; nothing reads or writes it any more.
+  /// Frees the room of a piece. REQUIRES: `holds(room)`; nothing reads or writes it any more.
   void give_back(const Room& room);
   /// Whether it was taken here.
   bool holds(const Room& room) const { return number_of(room) < files_.size(); }

@@ -13,12 +13,13 @@ namespace tessera {
 /// kDropUnsynced is installed.
 ///
 /// 1. A file that was written and not synced since loses all its content.
-/// 2. A rename whose folder was not synced since is undone: the old file is there again under its name. Or the rename is
-///    kept and only the data is lost, as on file systems that order nothing.
+/// 2. A rename whose folder was not synced since is undone: the old file is there again under its name. Where renames
+///    are kept, only
+///    the data is lost, as on file systems that order nothing.
 /// 3. What was synced stays.
 ///
-/// To be able to undo a rename, it keeps a link to the file that the rename replaces, beside it (NAME.before-rename);
-/// the link goes when the folder is synced. Thread-safe.
+/// It keeps a link to the file that a rename replaces, beside it (NAME.before-rename), so that the rename can be
+/// undone; the link is removed when the folder is synced. Thread-safe.
 class UnsyncedFiles {
  public:
   void wrote(const std::string& path);
@@ -28,7 +29,7 @@ class UnsyncedFiles {
   void renamed(const std::string& from, const std::string& to);
   void unlinked(const std::string& path);
 
-  /// The power loss itself.
+  /// The power loss itself: undoes everything that was not synced.
   void drop(bool keep_renames);
 
  private:

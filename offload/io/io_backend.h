@@ -18,11 +18,11 @@ enum class IoKind { kRead, kWrite };
 struct Transfer {
   IoKind kind = IoKind::kRead;
   const BlockFile* file = nullptr;
-  int fd = -1;  ///< one of the file's two
+  int fd = -1;  ///< one of the file's two descriptors
   std::int64_t offset = 0;
   std::byte* memory = nullptr;
   std::uint32_t bytes = 0;
-  std::uint32_t slot = 0;  ///< comes back with the completion
+  std::uint32_t slot = 0;  ///< a number that comes back with the completion
 };
 
 /// How a transfer ended: bytes moved, or a negative errno.
@@ -31,8 +31,8 @@ struct Completion {
   std::int32_t result = 0;
 };
 
-/// Who moves the bytes for an IoRing: io_uring (`uring_backend.h`) or threads (`thread_backend.h`). It knows nothing of
-/// retries, remainders and messages; those are the IoRing's, the same for both. Used by one thread.
+/// Moves the bytes for an IoRing: io_uring (`uring_backend.h`) or threads (`thread_backend.h`). It knows nothing of
+/// retries, remainders and messages; the IoRing handles those, the same way for both. One thread uses it.
 class IoBackend {
  public:
   virtual ~IoBackend() = default;
@@ -42,11 +42,12 @@ class IoBackend {
   virtual bool enqueue(const Transfer& transfer) = 0;
   /// Hands over what is queued, and waits for nothing. An error means that nothing can be moved any more.
   virtual absl::Status push() = 0;
-  /// Takes completions, as many as there are and `out` holds. `wait`: at least one, after `push`. REQUIRES with `wait`:
-  /// a transfer has not come back yet.
+  /// Takes completions, as many as there are and `out` holds. `wait`: waits for one at least, after `push`. REQUIRES
+  /// with `wait`: a transfer has not come back yet.
   virtual absl::StatusOr<std::size_t> collect(std::span<Completion> out, bool wait) = 0;
   /// Tells of files and memory that transfers will use, so that each transfer costs less. Returns what could not be
-  /// registered and why; "" if all could. Without it everything works, too. REQUIRES: at most once; no transfer in flight.
+  /// registered and why; "" if all could. Everything works without it, too. REQUIRES: at most once; no transfer in
+  /// flight.
   virtual std::string register_resources(std::span<const BlockFile* const> files,
                                          std::span<const std::span<std::byte>> memory) = 0;
 };

@@ -17,10 +17,18 @@
 namespace tessera {
 namespace {
 
+// How a request becomes transfers.
+//
+// A request takes one of the `operations_` until it ends. Its next transfer is queued by `begin` (through the page
+// cache where O_DIRECT cannot be used), handed over by `push`, and comes back in `collect`. `take` decides what a
+// result means: a transfer that moved a part is followed by one for the rest (`go_on`), one that moved nothing is
+// repeated (`retry`), and anything else ends the operation (`end`), which keeps an error until `wait` or `drain` asks
+// for it. `prepare` and `undo_fault` are where a FaultPlan comes in; results that it invents lie in `injected_`.
+
 constexpr int kMostFruitless = 100;
-constexpr int kPatientFruitless = 10;  // from here on retries pause
+constexpr int kPatientFruitless = 10;  // retries pause after so many
 constexpr auto kRetryPause = std::chrono::milliseconds(1);
-// The kernel moves 2^31 bytes less a page at most with one call.
+// One call of the kernel moves 2^31 bytes less a page at most.
 constexpr std::size_t kMostTransferBytes = std::size_t{1} << 30;
 
 absl::Status check_range(const char* what, int value, int most) {
@@ -55,7 +63,7 @@ IoRing::IoRing(const IoRingOptions& options, std::unique_ptr<IoBackend> backend,
 }
 
 IoRing::~IoRing() {
-  // Whoever owns the memory frees it next, so nothing may move any more.
+  // The owner frees the memory next, so nothing may move any more.
   if (const absl::Status status = drain(); !status.ok()) log_error(message_of(status));
 }
 
@@ -161,7 +169,7 @@ absl::Status IoRing::drain() {
   return status;
 }
 
-// What is left of the operation, through the page cache where it must be.
+// The transfer for what is left of the operation, through the page cache where it must be.
 Transfer IoRing::next_transfer(std::uint32_t slot) {
   Operation& operation = operations_[slot];
   const IoRequest& request = operation.request;
@@ -180,7 +188,7 @@ Transfer IoRing::next_transfer(std::uint32_t slot) {
           .slot = slot};
 }
 
-// What a fault plan wants of the operation's next transfer.
+// Asks a fault plan what happens to the operation's next transfer.
 void IoRing::prepare(Operation& operation) {
   operation.prepared = true;
   const IoRequest& request = operation.request;
@@ -191,7 +199,7 @@ void IoRing::prepare(Operation& operation) {
   if (operation.fault.action != FaultAction::kBitFlip) return;
   if (static_cast<std::uint64_t>(operation.fault.number) >= request.bytes - operation.done) {
     operation.fault = {};
-  } else if (is_write) {  // until the transfer is over (undo_fault)
+  } else if (is_write) {  // it stays so until the transfer is over (undo_fault)
     request.memory[operation.done + static_cast<std::size_t>(operation.fault.number)] ^= std::byte{1};
   }
 }
@@ -219,7 +227,7 @@ bool IoRing::begin(std::uint32_t slot) {
   return true;
 }
 
-// A full queue is emptied by handing it over, or else by taking what has ended.
+// Begins all transfers that can. A full queue is emptied by handing it over, or else by taking what has ended.
 absl::Status IoRing::begin_all() {
   while (!to_begin_.empty()) {
     const std::uint32_t slot = to_begin_.front();
@@ -254,7 +262,7 @@ absl::Status IoRing::collect(bool wait) {
   return absl::OkStatus();
 }
 
-// What a fault plan did to the memory or wants of the result.
+// Takes back what a fault plan did to the memory, and makes the result what the plan wants.
 void IoRing::undo_fault(Operation& operation, std::int32_t& result) {
   const Fault& fault = operation.fault;
   std::byte* const memory = operation.request.memory + operation.done;
@@ -279,7 +287,7 @@ void IoRing::take(const Completion& completion) {
   if (fault_plan() != nullptr) undo_fault(operation, result);
   const bool is_write = operation.request.kind == IoKind::kWrite;
   if (result > 0) return go_on(completion.slot, result);
-  // The kernel cancels what a thread has begun when that thread ends.
+  // The kernel cancels what a thread has begun when that thread ends, so ECANCELED is retried too.
   if (result == -EAGAIN || result == -EINTR || result == -ECANCELED || (result == 0 && is_write))
     return retry(completion.slot, result);
   if (result == -EINVAL && operation.direct) {

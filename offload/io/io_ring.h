@@ -24,11 +24,12 @@ namespace tessera {
 struct IoRequest {
   IoKind kind = IoKind::kRead;
   const BlockFile* file = nullptr;
-  std::int64_t offset = 0;      ///< in bytes; a multiple of 4096
-  std::byte* memory = nullptr;  ///< at a multiple of 4096; the caller leaves it alone until the request has ended
-  std::size_t bytes = 0;        ///< a multiple of 4096, more than 0; the piece lies inside the file
-  std::string_view who = {};    ///< in front of errors: "rank 0 parameter layers.3.weight"; outlives the request
-  std::uint64_t tag = 0;        ///< what `wait` asks for; several requests may have the same
+  std::int64_t offset = 0;  ///< bytes into the file; a multiple of 4096
+  /// begins at a multiple of 4096; the caller leaves it alone until the request has ended
+  std::byte* memory = nullptr;
+  std::size_t bytes = 0;      ///< a multiple of 4096, more than 0; the piece lies inside the file
+  std::string_view who = {};  ///< text in front of errors: "rank 0 parameter layers.3.weight"; outlives the request
+  std::uint64_t tag = 0;      ///< number that `wait` asks for; several requests may have the same
 };
 
 enum class IoEngine {
@@ -40,57 +41,61 @@ enum class IoEngine {
 struct IoRingOptions {
   IoEngine engine = IoEngine::kBest;
   int in_flight = 64;      ///< requests at once, 1 to 64. More would make the kernel wait for tags of the device
-  int queue_entries = 64;  ///< of io_uring's submission queue, 1 to 4096; costs 64 bytes each
-  int threads = 4;         ///< kThreads: 1 to 64; a stack each
-  /// The ring may be used from one thread now and from another later, never from two at once. Otherwise it belongs to the
-  /// thread that submits first, which lets io_uring do without some locks.
+  int queue_entries = 64;  ///< size of io_uring's submission queue, 1 to 4096; costs 64 bytes each
+  int threads = 4;         ///< kThreads only: 1 to 64; each takes a stack
+  /// The ring may be used from one thread now and from another later, but never from two at once. If false it belongs
+  /// to the thread that submits first, which lets io_uring do without some locks.
   bool any_thread = false;
   bool register_memory = true;  ///< io_uring: tell the kernel of files and memory once, not with each transfer
 };
 
-/// All counts are since the ring was made, of requests that ended well.
+/// Counts since the ring was made, of requests that ended well.
 struct IoCounters {
   std::int64_t reads = 0, writes = 0;
   std::int64_t bytes_read = 0, bytes_written = 0;
   std::int64_t resumed = 0;  ///< transfers after the first of a request: remainders and retries
-  double wait_seconds = 0;   ///< that the owner stood still for the disk
+  double wait_seconds = 0;   ///< time that the owner stood still for the disk
 };
 
 /// Asynchronous reads and writes of one thread.
 ///
-/// 1. The first thread that submits is the owner, and the only one that may use the ring from then on. It destroys it,
-///    too, which waits for what is in flight. (But see IoRingOptions::any_thread.)
-/// 2. A request ends when all its bytes were moved, or with an error. Transfers that moved a part are continued; those that
-///    were interrupted, or that the kernel had no room for, are repeated, 100 times at most without progress.
-/// 3. Where the page cache is passed by, a remainder that does not begin at a multiple of 4096 is moved through it.
-/// 4. Every result is looked at. An error is reported once, by `wait` for its tag or by `drain`.
-/// 5. Requests end in any order. Two that overlap in a file or in memory must not be in flight at once, unless both read.
+/// 1. The first thread that submits is the owner, and the only one that may use the ring from then on. It also destroys
+///    the
+///    ring, which waits for what is in flight. (But see IoRingOptions::any_thread.)
+/// 2. A request ends when all its bytes were moved, or with an error. Transfers that moved a part are continued; those
+///    that were interrupted, or that the kernel had no room for, are repeated, 100 times at most without progress.
+/// 3. If the page cache is bypassed, a remainder that does not begin at a multiple of 4096 is moved through it all the
+///    same.
+/// 4. Every result is checked. An error is reported once, by `wait` for its tag or by `drain`.
+/// 5. Requests end in any order. Two that overlap in a file or in memory must not be in flight at once, unless both
+///    read.
 ///
 /// Errors: `file_error` with who, file, offset, bytes wanted and got; 70 a request against the rules, or two threads.
 class IoRing {
  public:
   static constexpr int kMostInFlight = 64;
 
-  /// Errors: 69 `kUring` is not to be had, 71 no threads, 70 a number out of range.
+  /// Errors: 69 `kUring` is not available, 71 no threads, 70 a number out of range.
   static absl::StatusOr<std::unique_ptr<IoRing>> make(const IoRingOptions& options);
   ~IoRing();
   IoRing(const IoRing&) = delete;
   IoRing& operator=(const IoRing&) = delete;
 
-  /// Files and memory that requests will use: makes each of them cheaper. Where locked memory is too small the ring does
-  /// without, and says so in `describe`. REQUIRES: once, before the first request; both outlive the ring.
+  /// Registers files and memory that requests will use, which makes each of them cheaper. If locked memory is too small
+  /// the ring works without, and says so in `describe`. REQUIRES: once, before the first request; both outlive the
+  /// ring.
   void register_resources(std::span<const BlockFile* const> files, std::span<const std::span<std::byte>> memory);
 
-  /// Queues a request. Waits only where `in_flight` requests have not ended. The kernel hears of it at the next `start`,
-  /// `wait` or `drain`, so that one call of the kernel serves several requests.
+  /// Queues a request. Waits only where `in_flight` requests have not ended. The kernel hears of it at the next
+  /// `start`, `wait` or `drain`, so that one call of the kernel serves several requests.
   absl::Status submit(const IoRequest& request);
   /// Hands over what is queued, without waiting.
   absl::Status start();
   /// Takes in what has ended, without waiting.
   absl::Status poll();
-  /// Waits until all requests with this tag have ended. An unknown tag has.
+  /// Waits until all requests with this tag have ended. A tag that is unknown has ended.
   absl::Status wait(std::uint64_t tag);
-  /// Waits for all requests. The first error, if there were several; the others are forgotten.
+  /// Waits for all requests. Returns the first error, if there were several; the others are forgotten.
   absl::Status drain();
 
   /// True: a request with this tag has not ended, as far as the last call knew.
@@ -109,11 +114,11 @@ class IoRing {
     bool buffered = false;  ///< the file system refused O_DIRECT for this request
     std::size_t done = 0;
     int fruitless = 0;  ///< transfers in a row that moved nothing
-    // The next transfer, or the one that is under way:
+    // These describe the next transfer, or the one that is under way:
     bool prepared = false;  ///< its fault is known, and it is not queued yet
     bool direct = false;
     Fault fault = {};
-    Clock::time_point ready_at{};  ///< not before this, on purpose (FaultAction::kDelay)
+    Clock::time_point ready_at{};  ///< the result is not taken before this, on purpose (FaultAction::kDelay)
   };
 
   IoRing(const IoRingOptions& options, std::unique_ptr<IoBackend> backend, std::string why);
@@ -134,7 +139,7 @@ class IoRing {
 
   const IoRingOptions options_;
   const std::unique_ptr<IoBackend> backend_;
-  const std::string why_;  ///< why not io_uring; else empty
+  const std::string why_;  ///< why it is not io_uring; else empty
   std::string unregistered_;
   std::thread::id owner_;
   std::array<Operation, kMostInFlight> operations_;

@@ -11,17 +11,18 @@
 namespace tessera {
 
 struct PathSpeedOptions {
-  std::string who = {};                ///< in front of errors: "rank 0"
-  std::size_t record_bytes = 4 << 20;  ///< that are moved at once; a multiple of 4096
-  int records = 8;                     ///< that are written, and then read, in each directory
+  std::string who = {};                ///< text in front of errors: "rank 0"
+  std::size_t record_bytes = 4 << 20;  ///< size of a record, which is moved at once; a multiple of 4096
+  int records = 8;                     ///< how many are written, and then read, in each directory
 };
 
-/// How fast the disks of several directories are beside each other, for StripePath::weight. Each directory gets a private
-/// scratch file, whose records are written and then read past the page cache where that is possible; nothing is left of it.
+/// Measures how fast the disks of several directories are beside each other, for StripePath::weight. Each directory
+/// gets a private scratch file, whose records are written and then read past the page cache where that is possible;
+/// nothing is left of it.
 ///
-/// The result is 1 for the fastest, and for all others their share of its bandwidth in steps of an eighth, from 1/8 on. Those of at
-/// least 0.85 of it count as equal, since a measurement of 64 MiB is not more exact than that. One directory is not measured.
-/// Errors: those of BlockFile::create and IoRing.
+/// The result is 1 for the fastest, and for all others their share of its bandwidth in steps of an eighth, from 1/8 on.
+/// Those that reach 0.85 of it count as equal, since a measurement of 64 MiB is not more exact than that. A single
+/// directory is not measured. Errors: those of BlockFile::create and IoRing.
 absl::StatusOr<std::vector<double>> path_weights(std::span<const std::string> directories,
                                                  const PathSpeedOptions& options);
 

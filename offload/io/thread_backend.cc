@@ -73,7 +73,7 @@ class ThreadBackend final : public IoBackend {
   }
 
   std::string register_resources(std::span<const BlockFile* const>, std::span<const std::span<std::byte>>) override {
-    return "";  // nothing is gained by it here
+    return "";  // it would gain nothing here
   }
 
  private:
@@ -91,7 +91,7 @@ class ThreadBackend final : public IoBackend {
       {
         const MutexLock lock(mutex_);
         while (!is_ending_ && work_.empty()) has_work_.wait(mutex_);
-        if (work_.empty()) return;  // what was handed over is moved before the end
+        if (work_.empty()) return;  // what was handed over is moved before the thread ends
         transfer = work_.front();
         work_.erase(work_.begin());
       }
@@ -102,7 +102,7 @@ class ThreadBackend final : public IoBackend {
     }
   }
 
-  std::vector<Transfer> queued_;  // the owner's alone
+  std::vector<Transfer> queued_;  // the owner thread's alone
   std::vector<std::thread> threads_;
   Mutex mutex_;
   CondVar has_work_, has_completions_;

@@ -125,7 +125,7 @@ class UringBackend final : public IoBackend {
       const int got = io_uring_submit(&ring_);
       if (got > 0) continue;
       if (got < 0 && !is_passing(-got)) return broken("io_uring_submit", -got);
-      // Full completion queues or short memory: what was completed is left for collect, and later pushes go on.
+      // Completion queues are full or memory is short: what was completed is left for collect, and later pushes go on.
       if (++tries > 1 && io_uring_cq_ready(&ring_) > 0) return absl::OkStatus();
       if (tries > kMostRetries) return broken("io_uring_submit, tried for a second,", got < 0 ? -got : EAGAIN);
       std::this_thread::sleep_for(kRetryPause);
@@ -138,7 +138,7 @@ class UringBackend final : public IoBackend {
     TESSERA_RETURN_IF_ERROR(enable());
     if (const std::size_t found = take(out); found > 0) return found;
     for (int tries = 0;; ++tries) {
-      // Completions come to light in this call only: the kernel defers its part of them to it.
+      // Completions appear in this call only: the kernel defers its part of them to it.
       const int got = wait ? io_uring_submit_and_wait(&ring_, 1) : io_uring_submit_and_get_events(&ring_);
       if (got < 0 && !is_passing(-got)) return broken("io_uring_enter", -got);
       const std::size_t found = take(out);
@@ -172,7 +172,7 @@ class UringBackend final : public IoBackend {
   }
 
  private:
-  // The ring was made disabled, so that the thread that uses it first is its owner, whoever made it.
+  // The ring was made disabled, so that the thread that uses it first becomes its owner, whoever made it.
   absl::Status enable() {
     if (is_enabled_) return absl::OkStatus();
     is_enabled_ = true;

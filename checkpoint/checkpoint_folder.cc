@@ -39,9 +39,17 @@ constexpr const char* kLatest = "latest";
 constexpr const char* kBest = "best";
 constexpr std::int64_t kMostLatestBytes = 4096;
 constexpr int kMostGenerations = 1000;
+// How a checkpoint is committed, found and pruned.
+//
+// A save begins in a folder "step-N.tmp-PID-NUMBER" under the folder's lock (`begin`, which first removes what killed
+// saves left). `commit` writes the manifest there, syncs, renames the folder to its final name, and then replaces the
+// one-line files `latest` and `best`. Readers look at committed names only: `list_checkpoints` orders them by the time
+// of their manifests, `named_checkpoint` follows a pointer, and `find_checkpoint` decides what a user's path means.
+// `prune` only renames; `remove_pruned` deletes later, without the lock.
+
 constexpr std::size_t kNamedCheckpoints = 10;
 
-/// The number in "step-000000000100" or "step-000000000100.2"; nothing for other names.
+/// The step in "step-000000000100" or "step-000000000100.2"; nothing for other names.
 std::optional<std::int64_t> step_of(std::string_view name) {
   if (!name.starts_with(kPrefix) || !is_plain_name(name)) return std::nullopt;
   name.remove_prefix(kPrefix.size());
@@ -89,8 +97,8 @@ absl::Status sync_folder(const std::string& folder, const std::string& who) {
   return got == 0 ? absl::OkStatus() : failed(who, operation, folder, -got);
 }
 
-/// A folder of files. The manifest goes first, so that what is left of it is no checkpoint. Tries all, and reports the
-/// first failure.
+/// Removes a folder of files. The manifest goes first, so that what is left is no checkpoint. Tries all files, and
+/// reports the first failure.
 absl::Status remove_tree(const std::string& path, const std::string& who) {
   absl::Status status;
   const auto note = [&](int got, const std::string& what) {
@@ -137,7 +145,8 @@ absl::StatusOr<std::vector<ListedCheckpoint>> list_checkpoints(const std::string
   for (const std::string& name : names) {
     const std::optional<std::int64_t> step = step_of(name);
     struct stat info {};
-    // The manifest is the last file that is written, and nothing of a committed checkpoint changes.
+    // The manifest is the last file that is written, and nothing in a committed checkpoint changes, so its time orders
+    // them.
     if (!step || ::lstat((folder + "/" + name + "/manifest.json").c_str(), &info) != 0) continue;
     found.push_back({info.st_mtim.tv_sec, info.st_mtim.tv_nsec, {name, *step}});
   }
@@ -149,7 +158,7 @@ absl::StatusOr<std::vector<ListedCheckpoint>> list_checkpoints(const std::string
 
 namespace {
 
-/// What the one line of `folder`/`pointer` names.
+/// The checkpoint that the one line of `folder`/`pointer` names.
 absl::StatusOr<std::string> named_checkpoint(const std::string& folder, const char* pointer, const std::string& who) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<ListedCheckpoint> there, list_checkpoints(folder, who));
   const std::string path = folder + "/" + pointer, there_are = text_of(there),
@@ -194,7 +203,7 @@ absl::StatusOr<FolderLock> lock_for_run(const std::string& folder, const std::st
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) return failed(who, "create", folder, error.value());
-  // A run that is being killed may take a while to go.
+  // A run that is being killed may take a while to end.
   return FolderLock::take(folder + "/run.lock", "trains with checkpoints in " + folder, who, std::chrono::seconds(3));
 }
 
@@ -239,13 +248,13 @@ absl::Status UnfinishedCheckpoint::remove_leftovers() const {
 UnfinishedCheckpoint::~UnfinishedCheckpoint() {
   if (exists_) {
     absl::Status status = remove_tree(path_, who_);
-    if (!status.ok()) status = remove_tree(path_, who_);  // a fault plan may have failed the first
+    if (!status.ok()) status = remove_tree(path_, who_);  // a fault plan may have made the first one fail
     if (!status.ok()) log_warning(message_of(status));
   }
 }
 
 absl::StatusOr<std::string> UnfinishedCheckpoint::commit(const std::string& manifest, bool is_best) {
-  // This syncs the folder too, and so the names of all its files.
+  // This syncs the folder too, and thereby the names of all its files.
   TESSERA_RETURN_IF_ERROR(write_file_atomically(path_ + "/manifest.json", std::as_bytes(std::span(manifest)), who_));
   const std::string committed = committed_path();
   const int got = retried([&] { return file_calls::rename(path_, committed); });
@@ -278,7 +287,7 @@ absl::Status UnfinishedCheckpoint::prune(std::int64_t keep, std::vector<std::str
   for (const ListedCheckpoint& checkpoint : there) {
     if (left <= std::max<std::int64_t>(keep, 1)) break;
     if (checkpoint.name == latest || checkpoint.name == best) continue;
-    // Under this name a half-removed one is taken for what it is.
+    // A checkpoint that is half removed is recognised by this name.
     const std::string path = folder_ + "/" + checkpoint.name, gone = path + std::string(kUnfinished) + "pruned";
     const int got = retried([&] { return file_calls::rename(path, gone); });
     if (got < 0) return failed(who_, "rename", gone, -got);

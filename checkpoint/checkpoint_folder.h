@@ -16,63 +16,65 @@ namespace tessera {
 ///
 ///   latest                         one line: the name of the checkpoint that was committed last
 ///   best                           likewise: of the best one, by whatever the program measures; not in every folder
-///   step-000000000100/             a committed checkpoint, which nobody writes any more
+/// likewise: the best one, by whatever the program measures; not in every folder
 ///     manifest.json
 ///     rank-00000.safetensors ...
 ///   step-000000000200.tmp-.../     a save under way, or what a killed one left: nobody reads it
 ///   lock                           held by a save under way
 ///   run.lock                       held by a run of `tessera train` that saves there
 ///
-/// A checkpoint is committed by the rename of its folder, after all it holds has reached the disk. `latest` follows, also by a
-/// rename. So at any moment, through errors, kill -9 and power loss, `latest` names a whole checkpoint, if any was committed.
+/// A checkpoint is committed by the rename of its folder, after all it holds has reached the disk. `latest` follows,
+/// also by a rename. So at any moment, through errors, kill -9 and power loss, `latest` names a whole checkpoint, if
+/// any was committed.
 struct ListedCheckpoint {
   std::string name;
   std::int64_t step = 0;
 };
 
-/// The committed checkpoints of a folder, the one committed last at the end. 66 if there is no such folder; 77, 74.
+/// The committed checkpoints of a folder, the one committed last at the end. Errors: 66 there is no such folder; 77,
+/// 74.
 absl::StatusOr<std::vector<ListedCheckpoint>> list_checkpoints(const std::string& folder, const std::string& who);
 
-/// What `latest` names. 66 if there is none, or what it names is not there (with the checkpoints that are); 65 if it is no name of
-/// a checkpoint.
+/// The name in `latest`. Errors: 66 if there is none, or what it names is not there (the text lists the checkpoints
+/// that are); 65 if it is not the name of a checkpoint.
 absl::StatusOr<std::string> latest_checkpoint(const std::string& folder, const std::string& who);
 
-/// What `best` names, with the same errors.
+/// The name in `best`, with the same errors.
 absl::StatusOr<std::string> best_checkpoint(const std::string& folder, const std::string& who);
 
-/// The checkpoint that a user means by `path`: itself if it holds a manifest, the best one for `folder`/best, else the latest one of
-/// that folder. 66, 65.
+/// The checkpoint that a user means by `path`: `path` itself if it holds a manifest, the best one for `folder`/best,
+/// else the latest one of that folder. Errors: 66, 65.
 absl::StatusOr<std::string> find_checkpoint(const std::string& path, const std::string& who);
 
-/// Makes `folder` if it is not there, and keeps other runs out of it: for a program that saves there until it ends. 69 if another one
-/// does, 73, 77, 71.
+/// Makes `folder` if it is not there, and keeps other runs out of it: for a program that saves there until it ends.
+/// Errors: 69 another run has it, 73, 77, 71.
 absl::StatusOr<FolderLock> lock_for_run(const std::string& folder, const std::string& who);
 
-/// A checkpoint in the making, by one rank for all. Holds the folder's lock while it lives. Unless it was committed, the
-/// destructor removes what was written.
+/// A checkpoint that is being made, by one rank for all. It holds the folder's lock while it lives. The destructor
+/// removes what was written, unless it was committed.
 class UnfinishedCheckpoint {
  public:
-  /// Makes `folder` if it is not there, takes its lock, removes what killed saves have left, and makes a new folder for the files
-  /// of step `step`. Errors: 73, 77; 69 if another process saves there now.
+  /// Makes `folder` if it is not there, takes its lock, removes what killed saves have left, and makes a new folder for
+  /// the files of step `step`. Errors: 73, 77; 69 another process saves there now.
   static absl::StatusOr<std::unique_ptr<UnfinishedCheckpoint>> begin(const std::string& folder, std::int64_t step,
                                                                      const std::string& who);
   ~UnfinishedCheckpoint();
   UnfinishedCheckpoint(const UnfinishedCheckpoint&) = delete;
   UnfinishedCheckpoint& operator=(const UnfinishedCheckpoint&) = delete;
 
-  /// Where the files of the checkpoint are written, before `commit`.
+  /// The folder in which the files of the checkpoint are written, before `commit`.
   const std::string& path() const { return path_; }
-  /// Where they will be after it.
+  /// The folder that they will be in after it.
   std::string committed_path() const { return folder_ + "/" + name_; }
 
-  /// Writes the manifest, syncs, renames, and makes `latest`, and with `is_best` then `best`, name the new checkpoint, whose path it
-  /// returns. REQUIRES: all files are written and synced. An error after the rename says that the checkpoint is whole but perhaps
-  /// neither the latest nor the best.
+  /// Writes the manifest, syncs and renames. Then it makes `latest`, and if `is_best` also `best`, name the new
+  /// checkpoint, whose path it returns. REQUIRES: all files are written and synced. An error after the rename says that
+  /// the checkpoint is whole, but perhaps neither the latest nor the best.
   absl::StatusOr<std::string> commit(const std::string& manifest, bool is_best = false);
 
-  /// After `commit`: sets the oldest checkpoints aside until `keep` are left, which is at least 1. Never those that `latest` and `best`
-  /// name; the best one is not counted. Adds their paths to `pruned`, for remove_pruned, even where it fails; the next `begin` removes what is
-  /// left of them.
+  /// Sets the oldest checkpoints aside until `keep` are left, or 1 if `keep` is less; call it after `commit`. It keeps
+  /// those that `latest` and `best` name, and does not count the best one. Adds the paths to `pruned`, for
+  /// remove_pruned, even if it fails; the next `begin` removes what is left of them.
   absl::Status prune(std::int64_t keep, std::vector<std::string>& pruned) const;
 
  private:
@@ -80,14 +82,14 @@ class UnfinishedCheckpoint {
   absl::Status remove_leftovers() const;
 
   const std::string folder_, who_;
-  std::string name_;  ///< when committed
+  std::string name_;  ///< its name once it is committed
   std::string path_;
   FolderLock lock_;
   bool exists_ = false;
 };
 
-/// What `prune` has set aside. Needs no lock: another process may remove the same meanwhile. Takes a while where the file system tells
-/// the disk of each block that is free. Tries all, and reports the first failure.
+/// Removes what `prune` has set aside. Needs no lock: another process may remove the same meanwhile. Takes a while
+/// where the file system tells the disk of each block that is free. Tries all paths, and reports the first failure.
 absl::Status remove_pruned(const std::vector<std::string>& paths, const std::string& who);
 
 }  // namespace tessera

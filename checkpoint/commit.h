@@ -12,25 +12,27 @@ namespace tessera {
 /// Bytes by name.
 using CommitParts = std::map<std::string, std::string>;
 
-/// What one rank writes down when a step of it is on the disk (DurableConfig), beside the records themselves.
+/// What one rank writes down when a step of its own is on the disk (DurableConfig), beside the records themselves.
 struct Commit {
   std::int64_t generation = 0;  ///< counts a folder's commits, from 1
   std::uint64_t run = 0;        ///< drawn by rank 0 of the run that made it
   std::int64_t step = 0;        ///< StepResult::step
-  std::uint64_t layout = 0;     ///< hash of all that says which bytes are whose: of another one, nothing can be used
+  /// hash of everything that says which bytes are whose; a commit with another hash cannot be used
+  std::uint64_t layout = 0;
   CommitParts parts = {};
 };
 
-/// The bytes of a commit's file: "TESSCMT1"; generation, run, step, layout and the number of parts, each in 8 bytes, the lowest first;
-/// of each part the length of its name, the name, its length and its bytes; and at the end the XXH3 of all before it (checkpoint_hash).
+/// The bytes of a commit's file: "TESSCMT1"; generation, run, step, layout and the number of parts, each in 8 bytes,
+/// the lowest first; for each part the length of its name, the name, its length and its bytes; and at the end the XXH3
+/// of everything before (checkpoint_hash).
 std::string write_commit(const Commit& commit);
 
-/// The reverse. `file` stands in front of messages. Error: 65 for any other bytes.
+/// Reads such bytes. `file` stands in front of messages. Error: 65 for any other bytes.
 absl::StatusOr<Commit> read_commit(const std::string& file, std::string_view bytes);
 
-/// The parts alone, for a part that has parts of its own: their number, and of each what a commit has of it.
+/// The parts alone, for a part that has parts of its own: their number, and then each part as in a commit.
 std::string write_parts(const CommitParts& parts);
-/// The reverse. False for any other bytes.
+/// Reads such bytes. False for any other bytes.
 bool read_parts(std::string_view bytes, CommitParts& parts);
 
 }  // namespace tessera

@@ -31,13 +31,13 @@ std::string commit_file(const std::string& stem, std::int64_t generation) {
   return stem + (generation % 2 == 0 ? ".commit-0" : ".commit-1");
 }
 
-/// In front of the hash of what it holds.
+/// Its name is followed by the hash of what the file holds.
 constexpr std::string_view kKept = "kept-";
 
-/// It stays when its run ends.
+/// The lock file stays when its run ends.
 std::string lock_file(const std::string& stem) { return stem + ".lock"; }
 
-/// Empty.
+/// This file is empty.
 std::string begun_file(const std::string& stem) { return stem + ".begun"; }
 
 absl::Status log_failure(const std::string& who, const char* operation, const std::string& path, int error) {
@@ -51,7 +51,7 @@ absl::StatusOr<std::unique_ptr<CommitLog>> CommitLog::open(const std::string& fo
   TESSERA_RETURN_IF_ERROR(take_faults_from_environment());
   TESSERA_RETURN_IF_ERROR(make_folders(folder, who));
   const std::string stem = stem_of(folder, rank);
-  // A run that is being killed may take a while to go.
+  // A run that is being killed may take a while to end.
   TESSERA_ASSIGN_OR_RETURN(FolderLock lock, FolderLock::take(lock_file(stem), "commits its steps to " + folder, who,
                                                              std::chrono::seconds(3)));
   return std::unique_ptr<CommitLog>(new CommitLog(folder, stem, who, std::move(lock)));
@@ -73,7 +73,7 @@ absl::Status CommitLog::begin() const {
   return has_begun() ? absl::OkStatus() : write_file_atomically(begun_file(stem_), {}, who_);
 }
 
-/// Removes those files of this rank whose names are meant, of which the function sees what stands behind the stem and a point.
+/// Removes this rank's files that `is_meant` names; it gets what stands behind the stem and a point.
 absl::Status CommitLog::remove_files(const std::function<bool(std::string_view end)>& is_meant) const {
   const std::string begin = fs::path(stem_).filename().string() + ".";
   std::error_code error;

@@ -15,12 +15,17 @@
 
 namespace tessera {
 
-/// The commits of one rank in a folder of a local disk: the last one, and the one before it, in two files that take turns. While this
-/// lives, nobody else opens the same rank's.
+/// The commits of one rank in a folder of a local disk: the last one, and the one before it, in two files that take
+/// turns. Nobody else opens the same rank's commits while this lives.
 ///
-/// Files of the rank r: rank-0000r.commit-0 and .commit-1; .lock, which stays; and .begun, empty, from the moment on when all ranks have
-/// a commit. So a folder without commits is that of a run that ended before its first one only where there is no .begun: with it, the
-/// commits were lost. And .kept-0123456789abcdef, what commits name by the hash of its bytes, since it does not change with each of them.
+/// Rank r has these files:
+///
+/// - rank-0000r.commit-0 and .commit-1;
+/// - .lock, which stays;
+/// - .begun, empty, which is there from the moment on when all ranks have a commit. A folder without commits that has
+///   it has lost them;
+///   without it, its run ended before its first commit.
+/// - .kept-0123456789abcdef, bytes that commits name by their hash, since they do not change with each commit.
 class CommitLog {
  public:
   /// Makes the folder if it is not there. `who` stands in front of messages: "rank 0".
@@ -29,32 +34,32 @@ class CommitLog {
 
   /// Whether the rank's commits in the folder were ever opened, by a run that may have ended before its first one.
   static bool was_opened(const std::string& folder, int rank);
-  /// The commits that are there, whole, the older one first; none before the first. Beside a whole one a damaged file is no commit, and a
-  /// warning says so. Changes nothing. Errors: 65 none is whole, and one was there.
+  /// Returns the whole commits that are there, the older one first; none before the first. A damaged file beside a
+  /// whole commit does not count, and a warning says so. Changes nothing. Errors: 65 none is whole, and one was there.
   absl::StatusOr<std::vector<Commit>> read() const;
-  /// Removes what a process that was killed left of a commit that it was writing.
+  /// Removes what a killed process left of a commit that it was writing.
   absl::Status remove_leftovers() const;
   /// Whether all ranks have had a commit.
   bool has_begun() const;
-  /// All ranks have a commit. REQUIRES: called before the second one is written.
+  /// Notes that all ranks have a commit. REQUIRES: called before the second one is written.
   absl::Status begin() const;
-  /// Writes a commit over the one of two generations before. At any moment, through errors, kills and power loss, its file is the old
-  /// one or the new one. After an error it may be either: see `remove`.
+  /// Writes a commit over the one of two generations before. Its file is the old one or the new one at any moment,
+  /// through errors, kills and power loss. After an error it may be either: see `remove`.
   absl::Status write(const Commit& commit) const;
-  /// A commit of this generation is gone from the disk, if it was there. Errors: 74, ...
+  /// Removes the commit of this generation from the disk, if it is there. Errors: 74, ...
   absl::Status remove(std::int64_t generation) const;
 
-  /// Writes bytes that commits then name, to a file of their own. Its hash, in 16 digits.
+  /// Writes bytes that commits then name, to a file of their own. Returns their hash, in 16 digits.
   absl::StatusOr<std::string> keep(std::string_view bytes) const;
-  /// The reverse. Errors: 65 it is missing or damaged.
+  /// Reads the bytes with this hash. Errors: 65 they are missing or damaged.
   absl::StatusOr<std::string> kept(const std::string& hash) const;
-  /// Removes all that was kept but `hash`, which may be empty.
+  /// Removes everything that was kept except `hash`, which may be empty.
   absl::Status remove_kept_but(const std::string& hash) const;
 
-  /// FolderLock::forget.
+  /// Calls FolderLock::forget.
   void forget_lock() { lock_.forget(); }
 
-  /// Of this rank: "/scratch/durable/rank-00000".
+  /// The begin of this rank's file names: "/scratch/durable/rank-00000".
   const std::string& stem() const { return stem_; }
 
  private:

@@ -52,7 +52,7 @@ Json list_of(const List& values) {
   return list;
 }
 
-/// Lists of objects have a line for each, so that people can read and compare them.
+/// Writes each object of a list on a line of its own, so that people can read and compare them.
 std::string lines_of(const Json& root) {
   std::string text;
   for (const auto& [key, value] : root.items()) {

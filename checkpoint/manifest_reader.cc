@@ -28,7 +28,7 @@ absl::Status corrupt_manifest(const std::string& file, const std::string& what) 
   return make_error(ExitCode::kCorruptData, file + ": " + what + (has_hint(what) ? "" : kDamagedCheckpointHint));
 }
 
-/// The product of sizes; false where it is more than any file holds.
+/// Multiplies sizes; false if the product is more than any file holds.
 bool multiply(const std::vector<std::int64_t>& shape, std::int64_t& numel) {
   numel = 1;
   for (const std::int64_t size : shape) {
@@ -38,7 +38,12 @@ bool multiply(const std::vector<std::int64_t>& shape, std::int64_t& numel) {
   return true;
 }
 
-/// What the lists of a manifest have in common.
+/// Reads a manifest from JSON that may be damaged or hostile.
+///
+/// Each list of the manifest has a reader of one element (`read_state`, `read_parameter`, ...), which `for_each` calls.
+/// A field that is missing, of another type or out of range gives a default and sets `problem_`; the first problem
+/// stays, and `read` returns it at the end. Then names are compared: none may come twice, and parameters may name known
+/// states only.
 class ManifestReader {
  public:
   ManifestReader(const JsonNode& root, const std::string& file) : file_(file), root_(root, file, "", problem_) {}

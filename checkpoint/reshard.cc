@@ -22,7 +22,7 @@ constexpr std::int64_t kBlock = kScaledElements;
 
 std::int64_t blocks_of(std::int64_t numel) { return (numel + kBlock - 1) / kBlock; }
 
-/// Elements [first, first + numel) of a tensor of which `from` has all; nothing where it has none.
+/// Adds elements [first, first + numel) of a tensor that `from` has whole; adds nothing where it has no such tensor.
 void add_piece(const SavedCheckpoint& from, const std::string& what, const std::string& name, std::int64_t first,
                std::int64_t numel, std::vector<Piece>& pieces) {
   const std::span<const SavedCheckpoint::Place> places = from.pieces(what, name);
@@ -37,7 +37,8 @@ void add_whole(const SavedCheckpoint& from, const std::string& what, const std::
   add_piece(from, what, name, 0, places.back().piece.offset + places.back().piece.numel, pieces);
 }
 
-/// Elements [first, first + numel) of a parameter and of its states that have as many. `first` is a multiple of kBlock.
+/// Adds elements [first, first + numel) of a parameter and of its states that have as many. `first` is a multiple of
+/// kBlock.
 void add_parameter(const SavedCheckpoint& from, const SavedParameter& parameter, std::int64_t first, std::int64_t numel,
                    std::vector<Piece>& pieces) {
   const std::string& name = parameter.name;
@@ -51,7 +52,7 @@ void add_parameter(const SavedCheckpoint& from, const SavedParameter& parameter,
   }
 }
 
-/// What belongs to a rank of the run goes into one file, as it was cut.
+/// Adds what belongs to a rank of the run to one file, cut as it was.
 void add_residuals(const SavedCheckpoint& from, std::vector<std::vector<Piece>>& pieces) {
   const Manifest& manifest = from.manifest();
   if (!manifest.residuals) return;
@@ -67,7 +68,7 @@ void add_residuals(const SavedCheckpoint& from, std::vector<std::vector<Piece>>&
   }
 }
 
-/// What is not a parameter's.
+/// Adds everything that belongs to no parameter.
 void add_the_rest(const SavedCheckpoint& from, std::vector<Piece>& pieces) {
   const Manifest& manifest = from.manifest();
   for (const SavedTensor& buffer : manifest.buffers) {
@@ -80,7 +81,7 @@ void add_the_rest(const SavedCheckpoint& from, std::vector<Piece>& pieces) {
   }
 }
 
-/// [file]: all parameters one behind the other, in blocks, cut into equal runs.
+/// [file]: all parameters one behind the other, in blocks, cut into runs of equal length.
 std::vector<std::vector<Piece>> cut(const SavedCheckpoint& from, std::int64_t files) {
   std::int64_t all = 0;
   for (const SavedParameter& parameter : from.manifest().parameters) all += blocks_of(parameter.numel);

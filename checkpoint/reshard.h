@@ -12,12 +12,14 @@ namespace tessera {
 /// The most files that a checkpoint is cut into.
 inline constexpr std::int64_t kMostShards = 65536;
 
-/// Writes what `from` holds to a new checkpoint in `folder`, cut into `files` files of about as many elements each, and returns its path;
-/// `folder`/latest names it. Numbers and texts stay as they are, so it loads as `from` does, at any number of ranks.
+/// Writes what `from` holds to a new checkpoint in `folder`, cut into `files` files of about as many elements each, and
+/// returns its path; `folder`/latest names it. Numbers and texts stay the same, so it loads as `from` does, at any
+/// number of ranks.
 ///
-/// Parameters with their states are cut where a state's blocks of 256 elements end; all else, which is little, goes to the first
-/// file. Every byte that is read is checked against its hash. Takes a few MiB of memory. `who` stands in front of messages. Errors:
-/// 65, 74, 77 for what cannot be read; as UnfinishedCheckpoint and ShardWriter for what cannot be written: then nothing is left.
+/// Parameters with their states are cut where a state's blocks of 256 elements end; everything else, which is little,
+/// goes to the first file. Every byte that is read is checked against its hash. It takes a few MiB of memory. `who`
+/// stands in front of messages. Errors: 65, 74, 77 for what cannot be read; those of UnfinishedCheckpoint and
+/// ShardWriter for what cannot be written, and nothing is left then.
 absl::StatusOr<std::string> reshard_checkpoint(SavedCheckpoint& from, const std::string& folder, std::int64_t files,
                                                const std::string& who);
 

@@ -15,9 +15,18 @@
 namespace tessera {
 namespace {
 
+// How a checkpoint is opened and read.
+//
+// `open` reads the manifest, then the headers of all files, and puts every piece under "what|name" (`tensors_`). It
+// then checks that each tensor that the manifest names is there, once and whole, and that nothing else is. A read goes
+// over the pieces of a tensor part by part (`for_each_part`), and a part lies in one chunk of one file. Chunks are the
+// unit of hashing: a whole chunk is read straight to the caller, others stay in `chunks_`, the kMostChunks that were
+// used last. `readers_` keeps kMostOpenFiles files open in the same way.
+
 constexpr std::int64_t kMostManifestBytes = std::int64_t{256} << 20;
 constexpr std::size_t kMostOpenFiles = 16;
-/// Neighbours in a unit come from as many files as the run had ranks; so many are read by turns without reading twice.
+/// Neighbours in a unit come from as many files as the run had ranks; with so many chunks they are read by turns
+/// without reading twice.
 constexpr std::size_t kMostChunks = 4;
 constexpr std::size_t kNamedPieces = 3;
 
@@ -73,7 +82,7 @@ absl::Status SavedCheckpoint::read_headers() {
   return absl::OkStatus();
 }
 
-/// Its pieces are of one type and follow each other from the first element to the last.
+/// Checks that a tensor's pieces have one type, and follow each other from the first element to the last.
 absl::Status SavedCheckpoint::check_tensor(const std::string& what, const std::string& name, const std::string& dtype,
                                            std::int64_t numel) {
   const auto corrupt = [&](const std::string& problem) {
@@ -107,7 +116,8 @@ absl::Status SavedCheckpoint::check_kept_gradients() {
   return absl::OkStatus();
 }
 
-/// Pieces that need not be all of the tensor, if there are any: of fp32, one behind the other within `numel` elements.
+/// Checks pieces that need not be all of the tensor, if there are any: fp32, one behind the other within `numel`
+/// elements.
 absl::Status SavedCheckpoint::check_parts(const std::string& what, const std::string& name, std::int64_t numel) {
   std::int64_t next = 0;
   for (const Place& place : pieces(what, name)) {
@@ -206,13 +216,13 @@ absl::StatusOr<std::span<const std::byte>> SavedCheckpoint::view(const std::stri
   return whole.empty() ? std::span<const std::byte>(joined_) : whole;
 }
 
-/// `visit(part)`, which returns a status, for the parts of a tensor's bytes, in order.
+/// Calls `visit(part)`, which returns a status, for the parts of a tensor's bytes, in order.
 template <class Visit>
 absl::Status SavedCheckpoint::for_each_part(const std::string& what, const std::string& name, std::int64_t first,
                                             std::size_t bytes, const Visit& visit) {
   const std::span<const Place> places = pieces(what, name);
   auto place = std::ranges::upper_bound(places, first, {}, [](const Place& each) { return each.piece.offset; });
-  std::int64_t offset = 0;  // in the piece, in bytes
+  std::int64_t offset = 0;  // bytes into the piece
   if (place != places.begin()) {
     --place;
     offset = (first - place->piece.offset) * element_bytes(place->piece.dtype);

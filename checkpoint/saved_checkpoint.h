@@ -18,37 +18,39 @@
 
 namespace tessera {
 
-/// Words of pieces that are not an optimizer's states.
-inline constexpr char kMaster[] = "master";        ///< F32: a parameter that trains, or SavedParameter::keeps_master
-inline constexpr char kValue[] = "value";          ///< a parameter that is frozen, in its own type
-inline constexpr char kBuffer[] = "buffer";        ///< of the module
-inline constexpr char kItem[] = "item";            ///< of the program
-inline constexpr char kGenerator[] = "generator";  ///< U8: LibTorch's default generator of the CPU, named by the rank
-/// U8, likewise: that of its GPU. Only where it trained on one.
+/// The words that name pieces which are not an optimizer's states.
+inline constexpr char kMaster[] = "master";  ///< F32: a parameter that trains, or that SavedParameter::keeps_master
+inline constexpr char kValue[] = "value";    ///< a parameter that is frozen, in its own type
+inline constexpr char kBuffer[] = "buffer";  ///< a buffer that the module has
+inline constexpr char kItem[] = "item";      ///< a tensor that the program added
+inline constexpr char kGenerator[] = "generator";  ///< U8: LibTorch's default CPU generator, named by the rank
+/// U8, named likewise: the generator of its GPU. It is there only if the rank trained on one.
 inline constexpr char kGpuGenerator[] = "gpu_generator";
-/// F32, of parameters that train: what PowerSGD begins the next step with.
+/// F32, for parameters that train: what PowerSGD begins the next step with.
 inline constexpr char kFactors[] = "factors";
-/// F32, of parameters that train, or of parts of them, behind it ".rank3": Manifest::residuals, of contributions to the sum over the shard
-/// axis and over the replicate axis, and of the sums that a rank made.
+/// F32, for parameters that train, or for parts of them, followed by ".rank3": Manifest::residuals of contributions to
+/// the sum over the shard axis, of contributions to the sum over the replicate axis, and of the sums that a rank made.
 inline constexpr char kResidual[] = "residual", kReplicaResidual[] = "replica_residual",
                       kSumResidual[] = "sum_residual";
-/// The same: the momentum of a rank's own gradients (CompressionConfig::top_k_momentum), or its share of that of all (one_bit_momentum).
+/// The same for the momentum of a rank's own gradients (CompressionConfig::top_k_momentum), or its share of the common
+/// one (one_bit_momentum).
 inline constexpr char kGradientMomentum[] = "gradient_momentum";
 inline constexpr const char* kKeptOfRanks[] = {kResidual, kReplicaResidual, kSumResidual, kGradientMomentum};
-/// F32, of parameters that train, or not there: the momentum of outer steps ("sync" diloco).
+/// F32, for parameters that train, if at all: the momentum of outer steps ("sync" diloco).
 inline constexpr char kOuterMomentum[] = "outer_momentum";
 std::string of_rank(const std::string& what, std::int64_t rank);  ///< "residual.rank3"
-inline constexpr char kScales[] = ".scales";                      ///< behind a state's name
+inline constexpr char kScales[] = ".scales";                      ///< it follows a state's name
 std::string buffer_of_rank(std::int64_t rank);                    ///< "buffer.rank3"
-/// Elements of an "8bit" state that share a scale, counted from the parameter's first.
+/// Number of elements of an "8bit" state that share a scale, counted from the parameter's first element.
 inline constexpr std::int64_t kScaledElements = 256;
 /// Whether a state may have this name: in a checkpoint it stands beside the words above, "ema", and ".scales".
 bool is_name_of_state(std::string_view name);
 /// The type of a state's numbers: "F32", "BF16", "U8".
 std::string dtype_of_state(const SavedState& state);
 
-/// A committed checkpoint, opened for reading. `open` has looked at the manifest, at the sizes of all files and at their
-/// headers: every tensor is there, once and whole. The data is checked when it is read.
+/// A committed checkpoint, opened for reading. `open` checks the manifest, the sizes of all files and their headers:
+/// every tensor is there, once and whole. The data is checked when it is read. One thread at a time uses it; ranks that
+/// load open one each.
 class SavedCheckpoint {
  public:
   /// A piece, and the file that it lies in.
@@ -57,26 +59,28 @@ class SavedCheckpoint {
     Piece piece;
   };
 
-  /// `who` stands in front of messages: "rank 0". Errors: 66 there is no checkpoint at `folder`; 65 with file, place, wanted and
-  /// got; 74, 77, 71.
+  /// Opens the checkpoint in `folder`. `who` stands in front of messages: "rank 0". Errors: 66 there is no checkpoint
+  /// at `folder`; 65 with file, place, wanted and got; 74, 77, 71.
   static absl::StatusOr<std::unique_ptr<SavedCheckpoint>> open(const std::string& folder, const std::string& who);
 
   const std::string& folder() const { return folder_; }
   const Manifest& manifest() const { return manifest_; }
-  /// Of the manifest's text: the same for ranks that read the same checkpoint.
+  /// Hash of the manifest's text: the same for all ranks that read the same checkpoint.
   std::uint64_t hash() const { return hash_; }
 
-  /// All of a tensor, by offset. Empty where it has no elements, or is not there.
+  /// All pieces of a tensor, by offset. Empty where it has no elements, or is not there.
   std::span<const Place> pieces(const std::string& what, const std::string& name) const;
-  /// Elements of a tensor from `first` on, as many as `bytes` has room for; whole chunks without a copy. REQUIRES: they are there.
+  /// Reads elements of a tensor from `first` on, as many as `bytes` has room for; whole chunks without a copy.
+  /// REQUIRES: they are there.
   absl::Status read(const std::string& what, const std::string& name, std::int64_t first, std::span<std::byte> bytes);
-  /// The same, `bytes` long, without a copy where they lie in one chunk. Until the next call that reads.
+  /// The same for a view of `bytes` bytes, without a copy where they lie in one chunk. It is valid until the next call
+  /// that reads.
   absl::StatusOr<std::span<const std::byte>> view(const std::string& what, const std::string& name, std::int64_t first,
                                                   std::size_t bytes);
 
-  /// Of all files.
+  /// Number of chunks in all files.
   std::int64_t chunks() const;
-  /// Reads and checks chunk `number` of all. Fastest in the order of numbers.
+  /// Reads and checks chunk `number`, counted over all files. It is fastest in the order of numbers.
   absl::Status verify(std::int64_t number);
 
  private:
@@ -94,11 +98,11 @@ class SavedCheckpoint {
   absl::Status check_parts(const std::string& what, const std::string& name, std::int64_t numel);
   absl::Status check_tensor(const std::string& what, const std::string& name, const std::string& dtype,
                             std::int64_t numel);
-  /// Bytes that lie in one chunk.
+  /// A run of bytes that lie in one chunk.
   struct Part {
     std::size_t file = 0;
     std::int64_t chunk = 0;
-    std::size_t begin = 0, size = 0;  ///< in the chunk
+    std::size_t begin = 0, size = 0;  ///< bytes of the chunk
   };
   template <class Visit>
   absl::Status for_each_part(const std::string& what, const std::string& name, std::int64_t first, std::size_t bytes,
@@ -112,11 +116,11 @@ class SavedCheckpoint {
   const std::string folder_, who_;
   Manifest manifest_;
   std::uint64_t hash_ = 0;
-  std::map<std::string, std::vector<Place>> tensors_;       ///< by "what|name"
-  std::map<std::string, bool> checked_;                     ///< likewise, while the tensors are looked at
-  std::list<std::pair<std::size_t, ShardReader>> readers_;  ///< of files used last, the latest first
-  std::list<Chunk> chunks_;                                 ///< read last, the latest first
-  std::vector<std::byte> joined_;                           ///< what `view` gave of several chunks
+  std::map<std::string, std::vector<Place>> tensors_;       ///< key: "what|name"
+  std::map<std::string, bool> checked_;                     ///< likewise, while the tensors are checked
+  std::list<std::pair<std::size_t, ShardReader>> readers_;  ///< readers of the files used last, the latest first
+  std::list<Chunk> chunks_;                                 ///< chunks read last, the latest first
+  std::vector<std::byte> joined_;                           ///< what `view` returned, if it came from several chunks
 };
 
 }  // namespace tessera

@@ -25,14 +25,14 @@ static_assert(std::endian::native == std::endian::little, "safetensors files are
 constexpr std::size_t kLengthBytes = 8;
 constexpr std::string_view kMetadata = "__metadata__";
 constexpr std::string_view kFormat = "tessera-checkpoint";
-/// A piece has 8 values: itself, its type, two lists and their three integers; more would be no piece.
+/// A piece has 8 JSON values: itself, its type, two lists and their three integers. More would not belong to pieces.
 constexpr std::size_t kMostValues = std::size_t{1} << 24;
 
 absl::Status corrupt(const std::string& file, const std::string& what) {
   return make_error(ExitCode::kCorruptData, file + ": header: " + what + kDamagedCheckpointHint);
 }
 
-/// "master|blocks.0.weight|512" -> a piece's what, name and offset.
+/// Reads "master|blocks.0.weight|512" into a piece's what, name and offset.
 bool read_key(std::string_view key, Piece& piece) {
   const std::size_t first = key.find('|'), last = key.rfind('|');
   if (first == std::string_view::npos || first == last || first == 0) return false;

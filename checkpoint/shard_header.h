@@ -11,48 +11,49 @@
 
 namespace tessera {
 
-/// Bytes of an element of a safetensors type: "F32", "BF16", "F16", "F64", "I64", "I32", "I16", "I8", "U8", "BOOL". 0 for
-/// any other word.
+/// Bytes of an element of a safetensors type: "F32", "BF16", "F16", "F64", "I64", "I32", "I16", "I8", "U8", "BOOL". 0
+/// for any other word.
 std::int64_t element_bytes(std::string_view dtype);
 
 /// A run of elements of one tensor of the training state, as it lies in a file.
 struct Piece {
   std::string what;         ///< which tensor of the parameter, such as "master" or "exp_avg" (checkpoint/manifest.h)
-  std::string name;         ///< of the parameter, buffer or item
-  std::string dtype;        ///< of safetensors: "F32"
+  std::string name;         ///< name of the parameter, buffer or item
+  std::string dtype;        ///< type in safetensors' words: "F32"
   std::int64_t offset = 0;  ///< its first element, counted in the tensor's own memory order
   std::int64_t numel = 0;   ///< more than 0
-  std::int64_t begin = 0;   ///< where it lies in the file's data, in bytes from the data's begin
+  std::int64_t begin = 0;   ///< first byte in the file's data, counted from the data's begin
 
   std::int64_t bytes() const { return numel * element_bytes(dtype); }
   std::int64_t end() const { return begin + bytes(); }
-  /// "master|blocks.0.weight|512": its name in the file. Neither `what` nor the offset has a '|'.
+  /// Its name in the file: "master|blocks.0.weight|512". Neither `what` nor the offset has a '|'.
   std::string key() const;
   friend bool operator==(const Piece&, const Piece&) = default;
 };
 
-/// The head of a safetensors file (https://github.com/huggingface/safetensors): 8 bytes with the length of a JSON object in
-/// little endian, the object, and behind it the data without a hole. Each piece is a tensor of one dimension.
+/// The head of a safetensors file (https://github.com/huggingface/safetensors): 8 bytes with the length of a JSON
+/// object in little endian, the object, and behind it the data without a hole. Each piece is a tensor of one dimension.
 struct ShardHeader {
-  static constexpr std::int64_t kMostBytes = 100'000'000;  ///< of the JSON, as safetensors itself has it
-  /// Where pieces that are larger than that end, a JSON integer of other tools might not be exact.
+  static constexpr std::int64_t kMostBytes = 100'000'000;  ///< limit for the JSON, the same as safetensors' own
+  /// JSON integers of other tools might not be exact for pieces that end beyond this.
   static constexpr std::int64_t kMostDataBytes = std::int64_t{1} << 53;
 
-  std::vector<Piece> pieces;  ///< in the order of the file
+  std::vector<Piece> pieces;  ///< ordered as in the file
 
   std::int64_t data_bytes() const { return pieces.empty() ? 0 : pieces.back().end(); }
 };
 
-/// Puts pieces one behind the other, `begin` being set: wide elements first, so that each lies at a multiple of its
-/// element's size; else in the order given.
+/// Puts pieces one behind the other, setting `begin`: wide elements first, so that each lies at a multiple of its
+/// element's size; otherwise in the order given.
 void place_pieces(std::vector<Piece>& pieces);
 
-/// The length and the JSON, filled up with spaces to a multiple of 4096 bytes, so that the data may be written past the page cache.
+/// The length and the JSON, filled up with spaces to a multiple of 4096 bytes, so that the data may be written past the
+/// page cache.
 std::string write_header(const ShardHeader& header);
 
-/// Reads what write_header wrote, `bytes` being the whole head. Errors (65), naming `file` and the key: anything that is no such
-/// head; pieces that overlap, leave holes, repeat a key, do not have as many bytes as elements, lie at no multiple of their
-/// element's size, or end elsewhere than at `data_bytes`.
+/// Reads what write_header wrote; `bytes` is the whole head. Errors (65), naming `file` and the key: anything that is
+/// no such head; pieces that overlap, leave holes, repeat a key, do not have as many bytes as elements, lie at no
+/// multiple of their element's size, or end elsewhere than at `data_bytes`.
 absl::StatusOr<ShardHeader> read_header(const std::string& file, std::string_view bytes, std::int64_t data_bytes);
 
 }  // namespace tessera

@@ -17,37 +17,39 @@
 
 namespace tessera {
 
-/// Reads one file of a checkpoint, which may be damaged or hostile: nothing is given out whose hash is not the
-/// manifest's. Only a regular file of that name in that folder is opened; links are not followed.
+/// Reads one file of a checkpoint, which may be damaged or hostile: nothing is returned whose hash is not the
+/// manifest's. Only a regular file of that name in that folder is opened; links are not followed. One thread at a time
+/// uses it.
 ///
 /// Errors, with `who` and the file in front: 66 the file is missing, 77, 71; 65 another size than the manifest says, or
 /// another hash (with the offset, both hashes and the pieces that lie there); 74 a failed read.
 class ShardReader {
  public:
-  /// What lies at bytes [begin, end) of the data, for messages.
+  /// Says what lies at bytes [begin, end) of the data, for messages.
   using Describe = std::function<std::string(std::int64_t begin, std::int64_t end)>;
 
-  /// `file` outlives this.
+  /// `file` must outlive this.
   ShardReader(std::string folder, const SavedFile& file, std::string who);
 
   absl::StatusOr<ShardHeader> read_header();
-  /// A chunk of the data into `bytes` [chunk_bytes(chunk)], checked: of a damaged one they are written too. `describe` is asked if it is
-  /// damaged. Fastest in the order of the file.
+  /// Reads a chunk of the data into `bytes` [chunk_bytes(chunk)], and checks it; the bytes of a damaged chunk are
+  /// written there too. `describe` is called if it is damaged. Reading is fastest in the order of the file.
   absl::Status read_chunk(std::int64_t chunk, std::span<std::byte> bytes, const Describe& describe);
   std::size_t chunk_bytes(std::int64_t chunk) const;
-  /// The same, but nothing is given out.
+  /// Checks a chunk without returning its bytes.
   absl::Status verify_chunk(std::int64_t chunk, const Describe& describe);
   const std::string& path() const { return path_; }
 
  private:
   struct Range {
-    std::int64_t begin = 0, end = 0;  ///< of the data, in bytes
+    std::int64_t begin = 0, end = 0;  ///< bytes of the data
   };
 
   absl::Status open();
   absl::Status read(std::int64_t offset, std::span<std::byte> bytes);
   Range range_of(std::int64_t chunk) const;
-  /// Reads a chunk block by block into what `memory(offset, bytes)` gives, by the offset in the chunk, and compares its hash.
+  /// Reads a chunk block by block into the memory that `memory(offset, bytes)` returns for an offset in the chunk, and
+  /// compares its hash.
   template <class Memory>
   absl::Status read_blocks(std::int64_t chunk, const Memory& memory, const Describe& describe);
   absl::Status check(std::int64_t chunk, std::uint64_t hash, const Describe& describe) const;

@@ -57,7 +57,7 @@ absl::Status ShardWriter::error(const char* operation, int error, std::int64_t o
                      .error = error});
 }
 
-/// Less than a block for little data, and no second one that is never filled.
+/// Takes a smaller block for little data, and no second block that would never be filled.
 absl::Status ShardWriter::take_blocks() {
   const auto bytes = static_cast<std::size_t>(std::min(kBlockBytes, wanted_));
   TESSERA_ASSIGN_OR_RETURN(blocks_[0], AlignedMemory::make(bytes, who_));
@@ -86,7 +86,7 @@ void ShardWriter::hash_chunk() {
   hashed_ = filled_;
 }
 
-/// The block that is full is written while the other one is filled.
+/// Writes the block that is full while the other one is filled.
 absl::Status ShardWriter::hand_over_block() {
   TESSERA_RETURN_IF_ERROR(end_write());
   const auto bytes = std::span<const std::byte>(blocks_[block_].span()).first(filled_);
@@ -103,7 +103,7 @@ absl::Status ShardWriter::hand_over_block() {
 
 absl::Status ShardWriter::end_write() { return under_way_.valid() ? under_way_.get() : absl::OkStatus(); }
 
-/// A file system that cannot is written through the page cache.
+/// Switches O_DIRECT; a file system that cannot do it is written through the page cache.
 void ShardWriter::set_direct(bool direct) {
   const int flags = ::fcntl(fd_, F_GETFL);
   is_direct_ = flags >= 0 && ::fcntl(fd_, F_SETFL, direct ? flags | O_DIRECT : flags & ~O_DIRECT) == 0 && direct;
@@ -125,8 +125,8 @@ absl::Status ShardWriter::write(std::span<const std::byte> bytes, std::int64_t o
   return absl::OkStatus();
 }
 
-/// Lets the disk begin with what is written while the next blocks are made, and not at the fsync. A hint: where a file system does not
-/// take it, or fails, fsync says so.
+/// Lets the disk begin with what is written while the next blocks are made, and not at the fsync. It is a hint: if the
+/// file system does not take it, or fails, fsync says so.
 void ShardWriter::begin_writeback(std::int64_t end) {
   constexpr std::int64_t kAtOnce = std::int64_t{8} << 20;
   if (end - in_writeback_ < kAtOnce) return;
@@ -143,12 +143,12 @@ absl::StatusOr<SavedFile> ShardWriter::finish() {
   if (appended_ != wanted_) return other_size();
   TESSERA_RETURN_IF_ERROR(end_write());
   if (filled_ > hashed_) hash_chunk();
-  if (filled_ > 0) {  // of no whole number of the disk's blocks
+  if (filled_ > 0) {  // they do not fill the disk's last block
     set_direct(false);
     TESSERA_RETURN_IF_ERROR(write(std::span<const std::byte>(blocks_[block_].span()).first(filled_), file_bytes_));
     file_bytes_ += static_cast<std::int64_t>(filled_);
   }
-  // Never repeated, not even after EINTR: whether the data is on the disk is unknown then.
+  // fsync is never repeated, not even after EINTR: whether the data is on the disk is unknown then.
   if (const int got = file_calls::fsync(fd_, path_); got < 0) return error("fsync", -got);
   // Network file systems report a failed write here.
   if (::close(std::exchange(fd_, -1)) != 0 && errno != EINTR) return error("close", errno);

@@ -17,15 +17,17 @@
 
 namespace tessera {
 
-/// Writes one file of a checkpoint: the head first, then the data, given in the order of the pieces in any portions, and hashed in chunks
-/// of SavedFile::kChunkBytes.
+/// Writes one file of a checkpoint: the head first, then the data, given in the order of the pieces in any portions,
+/// and hashed in chunks of SavedFile::kChunkBytes.
 ///
-/// Data is gathered in one of two blocks, which is all the memory that it takes, while the other one is written beside the caller, past
-/// the page cache (O_DIRECT) where the file system can: so nothing is copied once more, no memory of the host is filled with a file that is
-/// seldom read, and little is left for the fsync. Else through the page cache, and the disk is asked to begin early.
+/// It collects data in one of two blocks (double buffering), which is all the memory that it takes, while a thread
+/// writes the other one past the page cache (O_DIRECT) where the file system can. So nothing is copied once more, no
+/// memory of the host is filled with a file that is seldom read, and little is left for the fsync. Otherwise it writes
+/// through the page cache, and asks the disk to begin early.
 ///
-/// Errors, with `who` in front: 73 where the file cannot be created, 77, 71, and 74 for a full disk (bytes wanted and free), a
-/// failed write or fsync. After one, nothing but the destructor may be called. A failed fsync is not tried again.
+/// Errors, with `who` in front: 73 where the file cannot be created, 77, 71, and 74 for a full disk (bytes wanted and
+/// free), a failed write or fsync. Nothing but the destructor may be called after one. A failed fsync is not tried
+/// again.
 class ShardWriter {
  public:
   /// Creates `folder`/`name`. Fails if there is a file of that name.
@@ -36,16 +38,16 @@ class ShardWriter {
   ShardWriter& operator=(const ShardWriter&) = delete;
 
   absl::Status append(std::span<const std::byte> data);
-  /// Of the data, so far.
+  /// Bytes of data given so far.
   std::int64_t written() const { return appended_; }
 
-  /// Writes the rest, syncs and closes the file, and says what the manifest has to know. 70 if the data is not as long as the
-  /// header says.
+  /// Writes the rest, syncs and closes the file, and returns what the manifest has to know. Error 70: the data is not
+  /// as long as the header says.
   absl::StatusOr<SavedFile> finish();
 
  private:
   ShardWriter(std::string path, std::string who) : path_(std::move(path)), who_(std::move(who)) {}
-  /// Bytes of a block, a multiple of SavedFile::kChunkBytes.
+  /// Size of a block in bytes, a multiple of SavedFile::kChunkBytes.
   static constexpr std::int64_t kBlockBytes = std::int64_t{4} << 20;
 
   absl::Status take_blocks();
@@ -63,13 +65,13 @@ class ShardWriter {
   int fd_ = -1;
   std::int64_t file_bytes_ = 0, appended_ = 0, wanted_ = 0;
   std::array<AlignedMemory, 2> blocks_;
-  std::size_t block_ = 0;                ///< that is being filled
-  std::size_t filled_ = 0, hashed_ = 0;  ///< bytes of it
+  std::size_t block_ = 0;                ///< index of the block that is being filled
+  std::size_t filled_ = 0, hashed_ = 0;  ///< bytes in it
   SavedFile file_;
-  // Of the write that is under way, while there is one; `end_write` waits for it.
+  // The write that is under way, while there is one; `end_write` waits for it.
   std::future<absl::Status> under_way_;
   bool is_direct_ = false;
-  std::int64_t in_writeback_ = 0;  ///< bytes that the disk was asked to begin with
+  std::int64_t in_writeback_ = 0;  ///< how far the disk was asked to begin, in bytes
 };
 
 }  // namespace tessera

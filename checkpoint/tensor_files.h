@@ -25,30 +25,30 @@ namespace tessera {
 /// | a folder with `model.safetensors.index.json`     | the files of this folder that its `weight_map` names   |
 /// | a file `*.index.json`                            | the files of its folder that its `weight_map` names    |
 ///
-/// The files may be damaged or hostile. Every header is looked at before anything is read; no link is followed, and
+/// The files may be damaged or hostile. Every header is checked before anything is read; no link is followed, and
 /// nothing outside of the folder is opened.
 ///
 /// Errors, with `who` in front: 66 there is no such file or folder, or no safetensors in it; 65 what is no safetensors
 /// file (pickles, .pt and .bin files with a hint), an index that names a file elsewhere, a tensor in two files or in
-/// none; RegularFile's.
+/// none; those of RegularFile.
 class TensorFiles {
  public:
   static absl::StatusOr<TensorFiles> open(const std::string& path, const std::string& who);
 
-  /// By name.
+  /// A tensor and the file that it lies in.
   struct Place {
     std::size_t file = 0;
     FileTensor tensor;
   };
   const std::map<std::string, Place>& tensors() const { return tensors_; }
 
-  /// Bytes of a tensor from `first` on, as many as `bytes` has room for. REQUIRES: they are there.
+  /// Reads bytes of a tensor from byte `first` on, as many as `bytes` has room for. REQUIRES: they are there.
   absl::Status read(const Place& place, std::int64_t first, std::span<std::byte> bytes);
 
  private:
   struct File {
     std::string path;
-    std::int64_t data_begin = 0;  ///< in bytes from the file's begin
+    std::int64_t data_begin = 0;  ///< bytes from the file's begin
     std::int64_t bytes = 0;
   };
   explicit TensorFiles(std::string who) : who_(std::move(who)) {}
@@ -65,8 +65,9 @@ inline constexpr char kModelFile[] = "model.safetensors";
 inline constexpr char kIndexFile[] = "model.safetensors.index.json";
 inline constexpr char kIndexSuffix[] = ".index.json";
 
-/// The index of a model in several files: names of tensors, and of the file in the index's folder that each is in. A name of a file leads
-/// nowhere else. Errors, with `who` in front: 65 no such index, or one that names a file elsewhere; RegularFile's.
+/// The index of a model in several files: names of tensors, each with the file in the index's folder that it is in. A
+/// file's name leads nowhere else. Errors, with `who` in front: 65 no such index, or one that names a file elsewhere;
+/// those of RegularFile.
 absl::StatusOr<std::map<std::string, std::string>> read_model_index(const std::string& path, const std::string& who);
 
 }  // namespace tessera

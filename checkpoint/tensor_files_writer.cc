@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// "model.safetensors", a part of a model, or the index.
+/// Whether the file is "model.safetensors", a part of a model, or the index.
 bool is_model_file(const std::string& name) {
   static const std::regex kPart(R"(model-\d{5,}-of-\d{5,}\.safetensors)");
   return name == kModelFile || name == kIndexFile || std::regex_match(name, kPart);
@@ -113,13 +113,14 @@ absl::Status TensorFilesWriter::write_index() {
 }
 
 absl::Status TensorFilesWriter::finish() {
-  while (left_ == 0 && files_.size() < parts_.size()) TESSERA_RETURN_IF_ERROR(open_next());  // tensors without elements
+  // these are tensors without elements
+  while (left_ == 0 && files_.size() < parts_.size()) TESSERA_RETURN_IF_ERROR(open_next());
   if (left_ != 0)
     return make_error(ExitCode::kInternal, who_ + ": " + folder_ + " got fewer bytes than its tensors have");
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> before, model_files());
   for (OutputFile& file : files_) TESSERA_RETURN_IF_ERROR(file.finish(existing_));
   if (parts_.size() > 1) TESSERA_RETURN_IF_ERROR(write_index());
-  // Of the model that was replaced, what the new one has no file of that name for.
+  // Removes files of the model that was replaced, if the new model has none of that name.
   for (const std::string& name : before) {
     const bool is_new =
         std::ranges::find(parts_, name, &Part::name) != parts_.end() || (parts_.size() > 1 && name == kIndexFile);

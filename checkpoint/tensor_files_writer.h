@@ -29,7 +29,8 @@ namespace tessera {
 /// 74, 77. After one, nothing but the destructor may be called.
 class TensorFilesWriter {
  public:
-  static constexpr std::int64_t kMostBytes = 5'000'000'000;  ///< of a file's data, as transformers splits models
+  /// limit of a file's data, the one by which transformers splits models
+  static constexpr std::int64_t kMostBytes = 5'000'000'000;
 
   /// `tensors`: name, dtype and shape. A tensor is never cut: one that is larger than `most_bytes` has a file of its
   /// own.
@@ -37,7 +38,7 @@ class TensorFilesWriter {
                                                   std::int64_t most_bytes, Existing existing, const std::string& who);
 
   absl::Status append(std::span<const std::byte> bytes);
-  /// 70 if the data is not as long as the tensors say.
+  /// Completes all files. Error 70: the data is not as long as the tensors say.
   absl::Status finish();
 
  private:
@@ -51,14 +52,14 @@ class TensorFilesWriter {
   static std::vector<Part> parts_of(const std::vector<FileTensor>& tensors, std::int64_t most_bytes);
   absl::Status open_next();
   absl::Status write_index();
-  /// Files of an earlier model that the new one would be mixed with.
+  /// Names of files of an earlier model, with which the new one would be mixed up.
   absl::StatusOr<std::vector<std::string>> model_files() const;
 
   std::string folder_, who_;
   std::vector<Part> parts_;
   Existing existing_;
-  std::vector<OutputFile> files_;  ///< begun; the last one is being written
-  std::int64_t left_ = 0;          ///< bytes that the last one still wants
+  std::vector<OutputFile> files_;  ///< files begun; the last one is being written
+  std::int64_t left_ = 0;          ///< bytes that the last file still needs
 };
 
 }  // namespace tessera

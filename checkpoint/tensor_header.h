@@ -12,9 +12,9 @@ namespace tessera {
 /// A tensor in a safetensors file (https://github.com/huggingface/safetensors), its elements in rows.
 struct FileTensor {
   std::string name;
-  std::string dtype;                ///< of safetensors: "F32"
+  std::string dtype;                ///< type in safetensors' words: "F32"
   std::vector<std::int64_t> shape;  ///< empty: one element
-  std::int64_t begin = 0;           ///< where it lies in the file's data, in bytes from the data's begin
+  std::int64_t begin = 0;           ///< first byte in the file's data, counted from the data's begin
   std::int64_t bytes = 0;
 
   std::int64_t end() const { return begin + bytes; }
@@ -23,17 +23,17 @@ struct FileTensor {
 /// The head of a safetensors file of other programs: 8 bytes with the length of a JSON object in little endian, the
 /// object, and behind it the data. (ShardHeader is that of this project's own shards, whose tensors are pieces.)
 struct TensorHeader {
-  static constexpr std::int64_t kMostBytes = 100'000'000;  ///< of the JSON, as safetensors itself has it
+  static constexpr std::int64_t kMostBytes = 100'000'000;  ///< limit for the JSON, the same as safetensors' own
   static constexpr std::int64_t kLengthBytes = 8;
   static constexpr std::size_t kMostDims = 16;
   static constexpr std::size_t kMostNameBytes = 4096;
 
-  std::vector<FileTensor> tensors;  ///< by `begin`
+  std::vector<FileTensor> tensors;  ///< ordered by `begin`
 };
 
-/// Bits of an element of a safetensors type, among them types that Tessera computes nothing with; 0 for any other word.
+/// Bits of an element of a safetensors type, including types that Tessera computes nothing with; 0 for any other word.
 std::int64_t element_bits(std::string_view dtype);
-/// Product of a shape's sizes; -1 where it does not fit 2^62 or a size is negative.
+/// The product of a shape's sizes; -1 where it does not fit 2^62 or a size is negative.
 std::int64_t numel_of(const std::vector<std::int64_t>& shape);
 /// "[2, 3]".
 std::string text_of_shape(const std::vector<std::int64_t>& shape);
@@ -44,7 +44,7 @@ std::string text_of_shape(const std::vector<std::int64_t>& shape);
 absl::StatusOr<TensorHeader> read_tensor_header(const std::string& file, std::string_view json,
                                                 std::int64_t data_bytes);
 
-/// The length and the JSON, filled up with spaces to a multiple of 64 bytes. The metadata say {"format": "pt"}, which
+/// The length and the JSON, filled up with spaces to a multiple of 64 bytes. The metadata says {"format": "pt"}, which
 /// `transformers` wants to see. REQUIRES: `begin` and `bytes` are set (place_tensors).
 std::string write_tensor_header(const std::vector<FileTensor>& tensors);
 

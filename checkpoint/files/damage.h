@@ -2,7 +2,8 @@
 
 namespace tessera {
 
-/// How an error's text ends about a file whose content is wrong: of a checkpoint, or of tensors that any program wrote.
+/// The end of an error's text about a file whose content is wrong: a file of a checkpoint, or tensors that any program
+/// wrote.
 inline constexpr char kDamagedCheckpointHint[] =
     ". [T0071] hint: load an earlier checkpoint, or another copy of this one (tessera checkpoint verify names all that "
     "is damaged)";

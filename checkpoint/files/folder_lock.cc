@@ -31,7 +31,7 @@ std::string this_process() {
   return fmt::format("process {}{}{}", ::getpid(), *host ? " on " : "", host);
 }
 
-/// What the holder wrote, as far as it is text; its process may be another one's of that file by now.
+/// What the holder wrote into the file, if it is text. It may be out of date.
 std::string holder_of(int fd) {
   char text[kMostHolderBytes];
   const ssize_t got = ::pread(fd, text, sizeof text, 0);
@@ -41,7 +41,7 @@ std::string holder_of(int fd) {
   return holder.empty() || !is_text ? "another process" : holder;
 }
 
-/// Only for messages of others, so it may fail.
+/// It serves the messages of others only, so it may fail.
 void write_holder(int fd) {
   const std::string line = this_process() + "\n";
   if (::ftruncate(fd, 0) == 0) (void)!::pwrite(fd, line.data(), line.size(), 0);
@@ -60,7 +60,7 @@ absl::StatusOr<FolderLock> FolderLock::take(const std::string& path, const std::
                        .folder = std::filesystem::path(path).parent_path().string(),
                        .error = -got});
   FolderLock lock(got);
-  // Its text is written anew, which no other name of the file is to see.
+  // The text is written anew, so the file must have no other name that would show it.
   struct stat info {};
   if (::fstat(got, &info) != 0 || !S_ISREG(info.st_mode) || info.st_nlink > 1)
     return make_error(ExitCode::kCannotCreate,
@@ -92,7 +92,8 @@ void FolderLock::forget() {
 
 FolderLock::~FolderLock() {
   if (fd_ < 0) return;
-  ::flock(fd_, LOCK_UN);  // a process that was forked meanwhile has a copy of the file, whose close leaves it locked
+  // A process that was forked meanwhile has a copy of the descriptor, and close() alone would leave the lock with it.
+  ::flock(fd_, LOCK_UN);
   ::close(fd_);
 }
 

@@ -8,12 +8,13 @@
 
 namespace tessera {
 
-/// A locked file, which says who holds it. The system takes the lock back when its process ends, however it ends.
+/// A locked file, which says who holds it. The system releases the lock when the holder's process ends, however it
+/// ends.
 class FolderLock {
  public:
-  /// Makes the file if it is not there. `does`: what its holder does, as others are told: "another process saves a checkpoint to
-  /// /runs/a now". Where locks are not to be had, as on some network file systems, it warns and goes on.
-  /// Errors: 69 if somebody else still holds it after `patience`; 73, 77, 71, 74.
+  /// Makes the file if it is not there, and locks it. `does`: what the holder does, as others are told: "another
+  /// process saves a checkpoint to /runs/a now". If locks are not available, as on some network file systems, it warns
+  /// and goes on. Errors: 69 somebody else still holds it after `patience`; 73, 77, 71, 74.
   static absl::StatusOr<FolderLock> take(const std::string& path, const std::string& does, const std::string& who,
                                          std::chrono::milliseconds patience = {});
   FolderLock() = default;
@@ -24,7 +25,8 @@ class FolderLock {
   }
   ~FolderLock();
 
-  /// In a process that was forked from the holder: the lock is that process's alone, whatever becomes of this one.
+  /// Call it in a process that was forked from the holder: the lock stays the holder's alone, whatever becomes of this
+  /// process.
   void forget();
 
  private:

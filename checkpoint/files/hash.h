@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// What a checkpoint keeps of bytes, to notice that they are not the same any more: XXH3 of 64 bits with seed 0
+/// The hash that a checkpoint keeps of bytes, to notice when they change: XXH3 of 64 bits with seed 0
 /// (https://xxhash.com), as `xxhsum -H3` prints it. It finds damage, not forgery.
 std::uint64_t checkpoint_hash(std::span<const std::byte> bytes);
 std::uint64_t checkpoint_hash(std::string_view text);
@@ -23,7 +23,7 @@ class RunningHash {
   ~RunningHash();
 
   void add(std::span<const std::byte> bytes);
-  /// Of all that was added.
+  /// The hash of everything that was added.
   std::uint64_t value() const;
 
  private:
@@ -31,9 +31,9 @@ class RunningHash {
   const std::unique_ptr<State> state_;
 };
 
-/// 16 hexadecimal digits, the most significant first.
+/// The hash as text: 16 hexadecimal digits, the most significant first.
 std::string hash_text(std::uint64_t hash);
-/// The reverse. False if `text` is anything else.
+/// Reads such a text. False if `text` is anything else.
 bool read_hash(std::string_view text, std::uint64_t& hash);
 
 }  // namespace tessera

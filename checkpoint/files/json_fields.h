@@ -12,11 +12,13 @@
 
 namespace tessera {
 
-/// The members of a JSON object that came from a file nobody vouches for. What is missing, of another type or out of range
-/// gives a default and makes `status` the error; the first one counts. So code reads all it wants and asks once.
+/// The members of a JSON object from a file that may be damaged or hostile. A member that is missing, of another type
+/// or out of range gives a default and sets `status` to the error; the first error stays. So code reads all it wants
+/// and checks once.
 class JsonFields {
  public:
-  /// `file` stands in front of messages, `place` is the object's JSON pointer. Both outlive this, and so does `node`.
+  /// `file` stands in front of messages, `place` is the object's JSON pointer. `node`, `file` and `status` must outlive
+  /// this.
   JsonFields(const JsonNode& node, const std::string& file, std::string place, absl::Status& status);
 
   bool has(std::string_view key) const { return find(key) != nullptr; }
@@ -24,17 +26,17 @@ class JsonFields {
   double number(std::string_view key) const;
   bool boolean(std::string_view key) const;
   std::string text(std::string_view key) const;
-  /// A hash as hash_text writes it.
+  /// Reads a hash as hash_text writes it.
   std::uint64_t hash(std::string_view key) const;
   std::vector<std::int64_t> integers(std::string_view key, std::int64_t least, std::int64_t most) const;
   std::vector<std::string> texts(std::string_view key) const;
   std::vector<std::uint64_t> hashes(std::string_view key) const;
-  /// An object's members or a list's elements; none where it is neither.
+  /// The members of an object or the elements of a list; none if it is neither.
   const std::vector<JsonNode>& children(std::string_view key) const;
   const JsonNode* find(std::string_view key) const;
   std::string place_of(std::string_view key) const;
 
-  /// Says what is wrong with a member.
+  /// Sets the error: says what is wrong with a member.
   void refuse(std::string_view key, const std::string& what) const;
 
  private:
@@ -47,10 +49,11 @@ class JsonFields {
   absl::Status& status_;
 };
 
-/// An integer of [least, most]; false if the value is anything else, such as 1.0.
+/// Reads an integer of [least, most]; false if the value is anything else, such as 1.0.
 bool read_integer(const nlohmann::json& value, std::int64_t least, std::int64_t most, std::int64_t& integer);
 
-/// Parses a text of at most `most_values` values, strictly (runtime/config/json_document.h). 65: it is not such a text.
+/// Parses a text of at most `most_values` values, strictly (runtime/config/json_document.h). Error 65: it is no such
+/// text.
 absl::StatusOr<JsonNode> parse_checkpoint_json(const std::string& file, std::string_view text, std::size_t most_values);
 
 }  // namespace tessera

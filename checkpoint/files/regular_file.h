@@ -10,26 +10,27 @@
 
 namespace tessera {
 
-/// A file that nobody vouches for, open for reading. Only a regular file is opened; a link, a folder, a pipe or a
-/// device is an error at once. The user vouches for the folder that was named, which may be a link or lie behind one; none
-/// of the `parts` of a path below it may be. Move-only.
+/// A file that may be damaged or hostile, open for reading. Only a regular file is opened; a link, a folder, a pipe or
+/// a device is an error at once. The user vouches for the folder that was named, which may be a link or lie behind one;
+/// none of the `parts` of the path below it may be a link. Move-only.
 ///
 /// Errors, with `who` and the file in front: 66 missing, 77, 71; 65 a link or no regular file; 74 a failed read, or an
 /// end before the bytes that were wanted.
 class RegularFile {
  public:
-  /// `who` stands in front of messages: "rank 0". `parts`: how many at the end of `path` may be no links, 1 or more.
+  /// Opens it. `who` stands in front of messages: "rank 0". `parts`: how many parts at the end of `path` must not be
+  /// links, 1 or more.
   static absl::StatusOr<RegularFile> open(const std::string& path, const std::string& who, int parts = 1);
   RegularFile(RegularFile&& other) noexcept;
   RegularFile& operator=(RegularFile&& other) noexcept;
   ~RegularFile();
 
-  /// At the time of opening.
+  /// Its size when it was opened.
   std::int64_t bytes() const { return bytes_; }
   const std::string& path() const { return path_; }
-  /// Fills all of `bytes` from `offset` on.
+  /// Fills all of `bytes` from byte `offset` on.
   absl::Status read(std::int64_t offset, std::span<std::byte> bytes) const;
-  /// Advice that it is read from one end to the other, so that the system reads far ahead.
+  /// Advises the system that it is read from one end to the other, so that it reads far ahead.
   void read_in_order() const;
 
  private:
@@ -41,12 +42,12 @@ class RegularFile {
   std::int64_t bytes_ = 0;
 };
 
-/// The whole text of a small file, of at most `most_bytes`. Errors as RegularFile's; 65 for a larger file.
+/// The whole text of a small file, of at most `most_bytes`. Errors: those of RegularFile; 65 a larger file.
 absl::StatusOr<std::string> read_regular_text(const std::string& path, std::int64_t most_bytes, const std::string& who,
                                               int parts = 1);
 
-/// The `parts` of a file of a checkpoint: 2 where the checkpoint lies in a folder of checkpoints under its own name ("step-..."),
-/// so that no link stands in for it; 1 where a user gave its folder another name.
+/// The `parts` for a file of a checkpoint: 2 where the checkpoint lies in a folder of checkpoints under its own name
+/// ("step-..."), so that no link stands in for it; 1 where a user gave its folder another name.
 int parts_of_checkpoint(const std::string& path);
 
 }  // namespace tessera

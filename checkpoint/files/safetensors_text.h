@@ -8,14 +8,14 @@
 
 namespace tessera {
 
-/// How the head of a safetensors file is written (https://github.com/huggingface/safetensors): 8 bytes with the length of a JSON
-/// object in little endian, and the object.
+/// The text of the head of a safetensors file (https://github.com/huggingface/safetensors): 8 bytes with the length of
+/// a JSON object in little endian, and the object.
 
-/// A tensor as a further member of that object, a comma before it. `begin`, `end`: bytes from the data's begin.
+/// A tensor as a further member of that object, a comma before it. `begin`, `end`: bytes counted from the data's begin.
 std::string safetensors_member(std::string_view name, std::string_view dtype, std::span<const std::int64_t> shape,
                                std::int64_t begin, std::int64_t end);
 
-/// The length and `json`, filled up with spaces to a multiple of so many bytes.
+/// The length and `json`, filled up with spaces to a multiple of `multiple` bytes.
 std::string safetensors_head(std::string json, std::size_t multiple = 64);
 
 }  // namespace tessera

@@ -14,10 +14,10 @@ namespace {
 
 using Lanes = std::array<double, kAdafactorLanes>;
 
-/// As many sums as the registers of all x86-64 processors hold.
+/// Number of sums that fit the registers of all x86-64 processors.
 constexpr std::size_t kAtOnce = 16;
 
-/// Adds `term(value)` to the lanes, from the first lane on.
+/// Adds `term(value)` of each value to the lanes, from the first lane on.
 template <class Term>
 void add_to(Lanes& lanes, std::span<const float> values, const Term& term) {
   for (std::size_t first = 0; first < kAdafactorLanes; first += kAtOnce) {
@@ -39,7 +39,7 @@ double joined(Lanes& lanes) {
   return lanes[0];
 }
 
-/// Of no more values than lanes. Lanes that are zeros are left out, which changes no sum.
+/// The sum over no more values than lanes. Lanes that would be zero are left out, which changes no sum.
 template <class Term>
 double sum_of_few(std::span<const float> values, const Term& term) {
   Lanes lanes;
@@ -52,7 +52,8 @@ double sum_of_few(std::span<const float> values, const Term& term) {
   return lanes[0];
 }
 
-/// `body(block)` for each stretch of kAdafactorBlock values: multiples of the lanes, and in the first cache for all that `add_to` does.
+/// Calls `body(block)` for each stretch of kAdafactorBlock values. It is a multiple of the lanes, and stays in the
+/// first cache for all that `add_to` does.
 template <class Body>
 void for_blocks(std::span<const float> values, const Body& body) {
   for (std::size_t begin = 0; begin < values.size(); begin += kAdafactorBlock) {
@@ -72,7 +73,7 @@ double sum_of_squares(std::span<const float> values) {
   return sum_over_lanes(values, [](float value) { return adafactor_square(value); });
 }
 
-/// Of a whole tensor.
+/// The sum of squares over a whole tensor.
 double sum_of_blocks(std::span<const float> values) {
   Lanes lanes{};
   std::size_t next = 0;
@@ -80,7 +81,7 @@ double sum_of_blocks(std::span<const float> values) {
   return joined(lanes);
 }
 
-/// One matrix of a tensor.
+/// One matrix of a tensor, whose last two dimensions it has.
 struct Matrix {
   std::size_t rows, columns;
   std::span<float> gradient, row_var, col_var;
@@ -94,7 +95,7 @@ void move_rows(const Matrix& m, float weight) {
   }
 }
 
-/// Adds up `count` columns of some rows, from g on.
+/// Adds up `count` columns of some rows, the first of which begins at g.
 template <class Count>
 void add_up_columns(double* totals, const float* g, std::size_t rows, std::size_t stride, Count count) {
   std::array<double, kAtOnce> sums{};
@@ -104,7 +105,8 @@ void add_up_columns(double* totals, const float* g, std::size_t rows, std::size_
   for (std::size_t c = 0; c < count; ++c) totals[c] += sums[c];
 }
 
-/// In strips of columns, so that their sums need no memory. Strips side by side share the pages that a block of rows lies in.
+/// Goes over strips of columns, so that their sums need no memory. Strips side by side share the pages that a block of
+/// rows lies in.
 void move_columns(const Matrix& m, float weight) {
   constexpr std::size_t kStrips = 8;
   for (std::size_t begin = 0; begin < m.columns; begin += kStrips * kAtOnce) {

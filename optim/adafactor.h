@@ -8,7 +8,8 @@
 
 namespace tessera {
 
-/// A tensor whose last two dimensions are `rows` and `columns`, and `matrices` the others' product. Elements lie row by row.
+/// A tensor whose last two dimensions are `rows` and `columns`; `matrices` is the product of the others. Elements lie
+/// row by row.
 struct AdafactorTensor {
   std::int64_t matrices = 1, rows = 1, columns = 0;
   std::span<float> parameter;  ///< [matrices * rows * columns]
@@ -16,17 +17,17 @@ struct AdafactorTensor {
   /// States, zeros before the first step: running means of the squares of each row and of each column ...
   std::span<float> row_var;  ///< [matrices * rows]
   std::span<float> col_var;  ///< [matrices * columns]
-  /// ... or, of tensors of less than two dimensions, of each element. Then `row_var` and `col_var` are empty.
+  /// ... or, for tensors of fewer than two dimensions, of each element. Then `row_var` and `col_var` are empty.
   std::span<float> variance;
 };
 
-/// One tensor's numbers in a step.
+/// The numbers of one tensor in a step.
 struct AdafactorStep {
   double lr = 0, weight_decay = 0;
-  std::int64_t step = 1;  ///< with this one
+  std::int64_t step = 1;  ///< number of this step, from 1
 };
 
-/// Adafactor (Shazeer and Stern, arXiv 1804.04235), as `torch.optim.Adafactor` has it with its `eps1` left out:
+/// Adafactor (Shazeer and Stern, arXiv 1804.04235), as `torch.optim.Adafactor` has it if its `eps1` is left out:
 ///
 ///   w = step^beta2_decay
 ///   r = r + w (mean over columns of g^2 - r),   c = c + w (mean over rows of g^2 - c)
@@ -34,16 +35,17 @@ struct AdafactorStep {
 ///   u = g / sqrt(max(v, eps^2)),     eps = 2^-23
 ///   p = (1 - lr weight_decay) p - u max(min_rms, rms(p)) min(lr, 1 / sqrt(step)) / max(1, rms(u) / clip_threshold)
 ///
-/// Sums are made in fp64, in an order that depends on the tensor's shape alone: the same bits on every rank and machine, and on GPUs.
-/// - Over 32 lanes: lane l adds up values l, l + 32, l + 64, ...; then the upper half of the lanes is added to the lower one, down to one lane.
-///   So a row's squares, and a matrix's r.
-/// - Over the squares of a whole tensor (rms): each 4096 values over lanes, and then these sums over lanes.
-/// - Over a column: each 256 rows one after the other, and then these sums one after the other.
+/// Sums are made in fp64, in an order that depends on the tensor's shape alone: the same bits on every rank and
+/// machine, and on GPUs.
+/// - A row's squares, and a matrix's r, are summed over 32 lanes: lane l adds up values l, l + 32, l + 64, ...; then
+///   the upper half of the lanes is added to the lower one, down to one lane.
+/// - The squares of a whole tensor (rms) are summed over lanes for each 4096 values, and then these sums over lanes.
+/// - A column is summed over each 256 rows one after the other, and then these sums one after the other.
 ///
-/// Takes nothing from the heap. Safe to use from many threads at once, on different tensors.
+/// It takes nothing from the heap. Many threads may call it at once, for different tensors.
 void step_adafactor(const AdafactorConfig& config, const AdafactorStep& numbers, const AdafactorTensor& tensor);
 
-/// How many doubles of scratch memory a GPU needs for the tensor: DeviceKernels::adafactor.
+/// How many doubles of scratch memory a GPU needs for the tensor (DeviceKernels::adafactor).
 std::size_t adafactor_scratch(const AdafactorTensor& tensor);
 
 }  // namespace tessera

@@ -8,12 +8,12 @@
 
 namespace tessera {
 
-/// Sums of Adafactor (adafactor.h): lanes, values of a block of a whole tensor, rows of a block of a column.
+/// Sizes in Adafactor's sums (adafactor.h): lanes, values of a block of a whole tensor, rows of a block of a column.
 constexpr std::size_t kAdafactorLanes = 32, kAdafactorBlock = 4096, kAdafactorRows = 256;
 
 constexpr std::size_t adafactor_blocks(std::size_t count, std::size_t block) { return (count + block - 1) / block; }
 
-/// What depends on a step's numbers alone, folded on the host.
+/// What depends on a step's numbers alone, computed on the host.
 struct AdafactorNumbers {
   double rate, min_rms, clip_threshold;
   float weight, kept;
@@ -22,9 +22,9 @@ AdafactorNumbers adafactor_numbers(const AdafactorConfig& config, const Adafacto
 
 /// How many doubles of each kind a GPU keeps between its kernels.
 struct AdafactorSums {
-  std::size_t blocks;       ///< of the parameter, and as many of the gradient
-  std::size_t column_sums;  ///< of columns of more than one block of rows
-  std::size_t means;        ///< of each matrix's `row_var`
+  std::size_t blocks;       ///< blocks of the parameter, and as many of the gradient
+  std::size_t column_sums;  ///< sums for columns that have more than one block of rows
+  std::size_t means;        ///< one for each matrix's `row_var`
 
   explicit AdafactorSums(const AdafactorTensor& t) : blocks(adafactor_blocks(t.parameter.size(), kAdafactorBlock)) {
     const std::size_t row_blocks = adafactor_blocks(static_cast<std::size_t>(t.rows), kAdafactorRows);
@@ -34,9 +34,9 @@ struct AdafactorSums {
   std::size_t count() const { return 1 + 2 * blocks + column_sums + means; }
 };
 
-// Arithmetic that GPUs share.
+// The arithmetic below is shared with GPUs.
 
-/// As std::max, of NaNs too.
+/// Does what std::max does, for NaNs too.
 template <class Float>
 TESSERA_ALWAYS_INLINE Float adafactor_larger(Float a, Float b) {
   return a < b ? b : a;
@@ -48,12 +48,12 @@ TESSERA_ALWAYS_INLINE float adafactor_mean(double sum, std::size_t count) {
   return static_cast<float>(sum / static_cast<double>(count));
 }
 
-/// Moves the mean by the share `weight` of its distance to `value`.
+/// Moves the mean towards `value` by the share `weight` of the distance.
 TESSERA_ALWAYS_INLINE void adafactor_move(float& mean, float value, float weight) { mean += weight * (value - mean); }
 
 constexpr float kAdafactorEps = 0x1p-23F;
 
-/// The mean of a matrix's `row_var`, from their sum.
+/// The mean of a matrix's `row_var`, made from their sum.
 TESSERA_ALWAYS_INLINE float adafactor_mean_of_rows(double sum, std::size_t rows) {
   return adafactor_larger(adafactor_mean(sum, rows), kAdafactorEps);
 }
@@ -68,7 +68,7 @@ TESSERA_ALWAYS_INLINE float adafactor_divided(float g, float v) {
   return g / ScalarLane::sqrt(adafactor_larger(v, kAdafactorEps * kAdafactorEps));
 }
 
-/// What updates are multiplied by: from the sums of squares of parameter and updates, `numel` numbers each.
+/// The factor of updates, from the sums of squares of parameter and updates, which have `numel` numbers each.
 TESSERA_ALWAYS_INLINE float adafactor_moved(const AdafactorNumbers& numbers, double of_parameter, double of_updates,
                                             std::size_t numel) {
   const auto count = static_cast<double>(numel);

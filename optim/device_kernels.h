@@ -12,9 +12,9 @@
 
 namespace tessera {
 
-/// What a step on a GPU runs there. Calls other than copies are queued on LibTorch's current stream, in order, after what
-/// is queued there already. Pointers are to device memory unless a comment says otherwise. Errors are std::runtime_error
-/// with the device's text.
+/// What a step on a GPU runs there; optim/cuda implements it. Calls other than copies are queued on LibTorch's current
+/// stream, in order, after what is queued there already. Pointers are to device memory unless a comment says otherwise.
+/// Errors are std::runtime_error with the device's text.
 class DeviceKernels {
  public:
   virtual ~DeviceKernels() = default;
@@ -23,50 +23,53 @@ class DeviceKernels {
   virtual void norm(const NormTables& tables) = 0;
   /// Reads all messages and decides the step: see optim/cuda/device_step.h.
   virtual void decide(const StepRequest& request, const StepTables& tables) = 0;
-  /// Begins the update of a unit while backward goes on: see there.
+  /// Begins the update of a unit while backward goes on: see optim/cuda/device_step.h.
   virtual void begin_unit(const StepRequest& request, const UnitRequest& unit, const StepTables& tables) = 0;
-  /// The optimizer's pass over one run, in one launch. Nothing if the decision is to skip.
+  /// The optimizer's pass over one run, in one launch. Nothing happens if the decision is to skip.
   virtual void update(const DeviceRun& run, const StepTables& tables) = 0;
-  /// Muon's directions of a run: see there.
+  /// Muon's directions of a run: see optim/cuda/device_step.h.
   virtual void muon_directions(const DeviceRun& run, const MuonMomentumConstants& constants,
                                const StepTables& tables) = 0;
   /// LAMB and LARS between their passes: see optim/cuda/device_layers.h.
   virtual void adapt_rates(const StepRequest& request, const LayerTables& layers, const StepTables& tables) = 0;
-  /// The run's masters, and new ones in their place: see optim/cuda/device_step.h.
+  /// Read the run's masters, and put new ones in their place: see optim/cuda/device_step.h.
   virtual void read_weights(const DeviceRun& run, float* masters) = 0;
   virtual void assign_weights(const DeviceRun& run, const StepTables& tables) = 0;
-  /// As step_adafactor (adafactor.h): the same bits. `scratch` has adafactor_scratch(tensor) numbers.
+  /// Does what step_adafactor (adafactor.h) does, to the same bits. `scratch` has adafactor_scratch(tensor) numbers.
   virtual void adafactor(const AdafactorConfig& config, const AdafactorStep& numbers, const AdafactorTensor& tensor,
                          std::span<double> scratch) = 0;
-  /// Exchanges a run's masters and averages, of the parameters that some step has updated.
+  /// Exchanges a run's masters and averages, for the parameters that some step has updated.
   virtual void swap_averages(const DeviceRun& run, const StepTables& tables) = 0;
 
-  /// A place in a queue of the device: everything that was queued before it is "before the mark".
+  /// An event: a place in a queue of the device. Everything that was queued before it is "before the mark".
   class Mark {
    public:
     virtual ~Mark() = default;
     virtual bool passed() = 0;
     virtual void wait() = 0;  ///< blocks this thread until everything before the mark is done
-    virtual void join() = 0;  ///< what is queued on the current stream from now on waits for everything before the mark
+    /// Makes what is queued on the current stream from now on wait for everything before the mark.
+    virtual void join() = 0;
   };
-  /// A mark at the end of the current stream.
+  /// Makes a mark at the end of the current stream.
   virtual std::unique_ptr<Mark> mark() = 0;
 
-  /// Host memory that the device copies from and to by itself; zero-filled, and at a multiple of 4096 bytes.
+  /// Host memory that the device copies from and to by itself; zero-filled, beginning at a multiple of 4096 bytes.
   virtual std::shared_ptr<std::byte> pinned_memory(std::size_t bytes) = 0;
   struct UploadPiece {
     void* device;
     const std::byte* pinned;
     std::size_t bytes;
   };
-  /// Copies to the device on a queue of their own, while the current stream computes. They wait for the mark `after` if it
-  /// is given, and for nothing else. The mark returned is behind the copies: join it before using what they bring, and do
-  /// not change `pinned` until it is passed.
+  /// Copies to the device on a queue of its own, while the current stream computes. The copies wait for the mark
+  /// `after` if it is given, and for nothing else. The mark that is returned is behind the copies: join it before using
+  /// what they bring, and do not change `pinned` until it is passed.
   virtual std::unique_ptr<Mark> upload(std::span<const UploadPiece> pieces, const Mark* after) = 0;
-  /// Copies from the device on a queue of its own, after everything that is on the current stream now. The mark returned
-  /// is behind the copy, and so behind all earlier ones: join it before changing `device`; once it is passed, `pinned` holds the bytes.
+  /// Copies from the device on a queue of its own, after everything that is on the current stream now. The mark that is
+  /// returned is behind the copy, and so behind all earlier ones: join it before changing `device`; once it is passed,
+  /// `pinned` holds the bytes.
   virtual std::unique_ptr<Mark> download(std::byte* pinned, const void* device, std::size_t bytes) = 0;
-  /// Copies what is there already, beside all queues, and returns when it has arrived. From any thread, while others call anything.
+  /// Copies what is there already, beside all queues, and returns when it has arrived. Any thread may call it, whatever
+  /// others call.
   virtual void fetch(std::byte* pinned, const void* device, std::size_t bytes) = 0;
 
   /// A stretch of the current stream, from where the Interval was made to where `end` was called.
@@ -74,8 +77,8 @@ class DeviceKernels {
    public:
     virtual ~Interval() = default;
     virtual void end() noexcept = 0;
-    /// Its length by the device's clock. Throws an error that `end`, which is noexcept, had to keep. REQUIRES: the device
-    /// has come to the end of the stretch.
+    /// Its length by the device's clock. Throws an error that `end`, which is noexcept, had to keep. REQUIRES: the
+    /// device has come to the end of the stretch.
     virtual double seconds() = 0;
   };
   virtual std::unique_ptr<Interval> begin_interval() = 0;

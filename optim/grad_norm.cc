@@ -21,10 +21,10 @@ TESSERA_ALWAYS_INLINE double sum_lanes(double* lanes) {
   return lanes[0];
 }
 
-// The sum of squares of one block. A shorter last block counts as filled up with zeros: x + 0.0 == x, so the tail
-// needs no order of its own.
+// The sum of squares of one block. A shorter last block counts as filled up with zeros: x + 0.0 == x, so the tail needs
+// no order of its own.
 TESSERA_ALWAYS_INLINE double block_sum(const float* block, std::size_t numel) {
-  // Apart from the sums: the compiler makes no vectors of a loop that also does this.
+  // This loop is apart from the sums because the compiler makes no vectors of a loop that also prefetches.
   for (std::size_t line = 0; line < numel; line += kLanes) __builtin_prefetch(block + kAhead + line);
   double lanes[kLanes] = {};
   std::size_t i = 0;
@@ -64,7 +64,7 @@ std::size_t nodes_of(const NormRun& run) {
   return count;
 }
 
-/// While a run is added up, its stack can be deeper than in the end: at most two nodes of each level.
+/// The stack of a run can be deeper while it is added up than in the end: at most two nodes of each level.
 std::size_t deepest_stack(const NormRun& run) { return 2 * static_cast<std::size_t>(std::bit_width(run.blocks())); }
 
 }  // namespace
@@ -91,7 +91,7 @@ void NormSums::reset() {
   begin_run();
 }
 
-/// At a tensor's end there are nodes that will not get a sibling: they are carried up.
+/// Carries up nodes at a tensor's end that will not get a sibling.
 void NormSums::end_run() {
   const std::size_t nodes = nodes_of(runs_[run_]);
   for (; depth_ > nodes; --depth_) stack_[depth_ - 2] += stack_[depth_ - 1];
@@ -149,7 +149,7 @@ void NormSums::add_blocks(const float* values, std::uint64_t numel) {
   for (std::uint64_t begin = 0; begin < numel; begin += kNormBlock) {
     double sum = block_sum_(values + begin, std::min(kNormBlock, numel - begin));
     ++end, ++done;
-    // As long as the node that ends here is a right child, and its left sibling is in the run.
+    // It merges as long as the node that ends here is a right child, and its left sibling is in the run.
     for (std::uint64_t blocks = 2; (end & (blocks - 1)) == 0 && blocks <= done; blocks *= 2) sum = stack[--depth] + sum;
     stack[depth++] = sum;
   }
@@ -163,7 +163,7 @@ std::span<const double> NormSums::sums() const {
 }
 
 bool NormSums::finite() const {
-  // A non-finite square never vanishes from a sum.
+  // A square that is not finite never vanishes from a sum.
   return std::all_of(sums().begin(), sums().end(), [](double sum) { return std::isfinite(sum); });
 }
 
@@ -189,7 +189,7 @@ NormTotals::NormTotals(std::span<const std::uint64_t> numels, std::span<const st
                                                 norm_blocks_of(numels[run.tensor])));
       }
       for_each_norm_node(run, [&](std::uint32_t, std::uint64_t index) {
-        // All blocks before it are there: every right child finds its left sibling.
+        // All blocks before it are there, so every right child finds its left sibling.
         const auto merges = static_cast<std::uint32_t>(std::countr_zero(index + 1));
         nodes.push_back({run.tensor, {part, slot++, merges}});
         ++count[run.tensor];

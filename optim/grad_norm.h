@@ -13,31 +13,31 @@ namespace tessera {
 // The squared 2-norm of all gradients, in fp64, with the same bits however tensors lie in flat buffers and buffers are
 // cut into parts.
 //
-// Each tensor has a tree of its own (norm_tree.h). A block's sum runs over 16 lanes (element i of the block goes to lane
-// i mod 16), added in a fixed order; squares of fp32 numbers are exact in fp64. A rank adds up the largest nodes that its
-// part holds completely (NormSums) and sends those; what lies above them is added by every rank alike (NormTotals), and
-// tensors are added in order of numbers that do not depend on their places.
+// Each tensor has a tree of its own (norm_tree.h). A block's sum runs over 16 lanes (element i of the block goes to
+// lane i mod 16), added in a fixed order; squares of fp32 numbers are exact in fp64. A rank adds up the largest nodes
+// that its part holds completely (NormSums) and sends those; what lies above them is added by every rank alike
+// (NormTotals), and tensors are added in order of numbers that do not depend on their places.
 //
-// Which nodes a part has follows from where tensors lie, so every rank knows it beforehand: what is sent are sums alone,
-// as many each time. If an element is infinite or NaN, so is the total.
+// The nodes that a part has follow from where tensors lie, so every rank knows them beforehand: only sums are sent, as
+// many each time. If an element is infinite or NaN, so is the total.
 
 /// Takes one part's elements in order and adds up the nodes of its runs; the same bits wherever the pieces are cut.
-/// Allocates when constructed and never again. For one thread at a time.
+/// Allocates when constructed and never again. One thread at a time may use it.
 ///
 ///   sums.reset();  sums.add(piece); ...  sums.sums(), sums.finite()
 class NormSums {
  public:
-  /// `runs`: what the part holds, in order. What lies between them is not looked at.
+  /// `runs`: what the part holds, in order. Elements between them are not looked at.
   explicit NormSums(std::vector<NormRun> runs, InstructionSet set = best_instruction_set());
 
   std::span<const NormRun> runs() const { return runs_; }
 
-  /// Begins again with the part's first element.
+  /// Begins again: the next element is the part's first.
   void reset();
   /// Adds the elements that follow those added so far. Throws `std::invalid_argument` if they end inside a block of a
   /// tensor.
   void add(std::span<const float> piece);
-  /// The next element is `begin` of the part. Tensors in between, which must be whole, count as zeros. Throws
+  /// Skips to element `begin` of the part. Tensors in between, which must be whole, count as zeros. Throws
   /// `std::invalid_argument` if `begin` lies before what has been added, or inside a tensor.
   void skip_to(std::uint64_t begin);
 
@@ -59,17 +59,18 @@ class NormSums {
   std::vector<double> sums_;  ///< [count_], and room for the stack of the last runs
   std::size_t count_ = 0;
   std::uint64_t at_ = 0;     ///< elements of the part added so far
-  std::size_t run_ = 0;      ///< that comes next or is being added
-  std::uint64_t block_ = 0;  ///< of its tensor: the next one
-  double* stack_ = nullptr;  ///< of its nodes so far, where its sums will be
+  std::size_t run_ = 0;      ///< the run that comes next or is being added
+  std::uint64_t block_ = 0;  ///< number of the next block in its tensor
+  double* stack_ = nullptr;  ///< stack of the run's nodes so far, where its sums will be
   std::size_t depth_ = 0;
 };
 
 /// Puts the sums of all parts together. The same on every rank; allocates when constructed and never again.
 class NormTotals {
  public:
-  /// `numels[t]`: the elements of tensor t. `parts[k]`: the runs of all buffers' k-th parts, in the order in which their
-  /// sums are sent. Throws `std::invalid_argument` unless the parts, in order, hold each block of every tensor once.
+  /// `numels[t]`: the elements of tensor t. `parts[k]`: the runs of all buffers' k-th parts, in the order in which
+  /// their sums are sent. Throws `std::invalid_argument` unless the parts, in order, hold each block of every tensor
+  /// once.
   NormTotals(std::span<const std::uint64_t> numels, std::span<const std::vector<NormRun>> parts);
 
   std::size_t tensors() const { return first_link_.size() - 1; }
@@ -80,7 +81,7 @@ class NormTotals {
   /// `sums[k]`: what part k sent, aligned to 8 bytes.
   double add_up(std::span<const double* const> sums, std::span<double> squares) const;
 
-  /// For kernels: the links of tensor t are links()[k] for first_link()[t] <= k < first_link()[t + 1].
+  /// Kernels use these: the links of tensor t are links()[k] for first_link()[t] <= k < first_link()[t + 1].
   std::span<const NormLink> links() const { return links_; }
   std::span<const std::uint32_t> first_link() const { return first_link_; }
 

@@ -9,23 +9,26 @@
 
 namespace tessera {
 
-/// LAMB and LARS: how far a step goes follows from the norms of each tensor, which no rank has whole. So a step has two passes, and
-/// between them ranks add up their parts of the norms. On the CPU. Safe to use from many threads at once, on disjoint slices.
+/// LAMB and LARS: how far a step goes follows from the norms of each tensor, which no rank has whole. A step therefore
+/// has two passes, and ranks add up their parts of the norms between them. It works on the CPU. Many threads may use it
+/// at once, on disjoint slices.
 class LayerwiseOptimizer final : public Optimizer {
  public:
   /// `config.type`: lamb or lars.
   explicit LayerwiseOptimizer(const OptimizerConfig& config, const EmaConfig& ema = {},
                               InstructionSet set = best_instruction_set());
 
-  /// lamb: exp_avg and exp_avg_sq; lars: momentum_buffer, where there is momentum. Then the average, where weights are averaged.
+  /// lamb: exp_avg and exp_avg_sq; lars: momentum_buffer, where there is momentum. The average comes last, where
+  /// weights are averaged.
   const std::vector<StateInfo>& states() const override { return elements_.states(); }
 
-  /// lamb: what the update's norm is the norm of are the directions that the first pass makes. lars: it is the gradient.
+  /// lamb: true, since the update's norm is that of the directions that the first pass makes. lars: false, since it is
+  /// the gradient's.
   bool makes_directions() const { return is_lamb_; }
 
-  /// The first pass. Calls `add(begin, weights, directions)` for the slice's elements in order: [m] fp32 each, of the elements from `begin`
-  /// on. lamb: moves the moments, and writes directions to `direction` [n], which may be the memory of the slice's gradient. lars: changes
-  /// nothing, and there are no directions.
+  /// The first pass. Calls `add(begin, weights, directions)` for the slice's elements in order: [m] fp32 each, for the
+  /// elements from `begin` on. lamb: moves the moments, and writes directions to `direction` [n], which may be the
+  /// memory of the slice's gradient. lars: changes nothing, and there are no directions.
   template <class Add>
   void measure(const StepScalars& scalars, const OptimizerSlice& slice, std::span<float> direction,
                const Add& add) const {
@@ -40,15 +43,15 @@ class LayerwiseOptimizer final : public Optimizer {
     }
   }
 
-  /// What a tensor's rate is multiplied by (trust_ratio.h).
+  /// The factor of a tensor's rate (trust_ratio.h).
   double trust_ratio(double weights_norm, double update_norm) const;
 
-  /// The second pass, over a run of one tensor. `scalars.lr`: with its ratio. lamb: `slice.gradient` are the directions; no scale and no
-  /// clipping.
+  /// The second pass, over a run of one tensor. `scalars.lr` already has its ratio. lamb: `slice.gradient` has the
+  /// directions; they are neither scaled nor clipped.
   void step(const StepScalars& scalars, const OptimizerSlice& slice) const override;
-  /// The same of the slice's elements [begin, begin + count), which are a tensor's.
+  /// The same for the slice's elements [begin, begin + count), which belong to one tensor.
   void step(const StepScalars& scalars, const OptimizerSlice& slice, std::size_t begin, std::size_t count) const;
-  /// What is of each element: states, and the numbers of formulas.
+  /// What belongs to each element by itself: states, and the numbers of formulas.
   const RuleOptimizer& elements() const { return elements_; }
 
   void average(const OptimizerSlice& slice) const override { elements_.average(slice); }
@@ -56,7 +59,8 @@ class LayerwiseOptimizer final : public Optimizer {
   void set_numbers(const OptimizerConfig& config) override { elements_.set_numbers(config); }
 
  private:
-  /// Elements, which stay in the first cache between what is done with them. Pieces end where blocks of the norms' trees do.
+  /// Elements of a piece, which stay in the first cache while several things are done with them. Pieces end where
+  /// blocks of the norms' trees do.
   static constexpr std::size_t kPiece = 2048;
 
   StepArguments arguments(const StepScalars& scalars, const OptimizerSlice& slice) const;

@@ -15,8 +15,8 @@ namespace tessera {
 ///   update(overflow = true)   the step was skipped; from the `hysteresis`-th such step in a row on,
 ///                             scale = max(scale * backoff_factor, minimum)
 ///
-/// With hysteresis 1 and a minimum that is never reached, it is GradScaler. A static scale (dynamic = false) never
-/// moves. Every rank holds one and must call update() with the same, agreed flag, so that all scales stay equal.
+/// It is GradScaler if hysteresis is 1 and the minimum is never reached. A static scale (dynamic = false) never moves.
+/// Every rank holds one and must call update() with the same, agreed flag, so that all scales stay equal.
 class LossScaler {
  public:
   explicit LossScaler(const LossScaleConfig& config);

@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-// Position of `step` between `begin` and `end`, within [0, 1]; an empty interval has been passed.
+// The position of `step` between `begin` and `end`, within [0, 1]; 1 for an empty interval.
 double share_of(double step, double begin, double end) {
   return end > begin ? std::clamp((step - begin) / (end - begin), 0.0, 1.0) : 1.0;
 }
@@ -50,8 +50,9 @@ double ratio_at(const LrScheduleConfig& config, double step) {
       return linear(1.0, config.min_ratio, share_of(step, std::max(decay_begin, warmup), total));
     }
     case LrScheduleType::kManual:
+    // They have returned above
     case LrScheduleType::kOneCycle:
-      break;  // returned above
+      break;
   }
   return 1.0;
 }

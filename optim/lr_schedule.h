@@ -10,9 +10,9 @@ namespace tessera {
 /// `global_batch` is samples per update over all ranks and microbatches.
 ///
 /// The peak is base_lr, or with base_batch_size > 0 base_lr * global_batch / base_batch_size (linear scaling rule,
-/// Goyal et al., arXiv 1706.02677, section 2.1). With w = warmup_steps, the first w updates rise linearly,
-/// peak * (step + 1) / (w + 1): none is zero, and update w is the first at the peak (arXiv 1706.02677, section 2.2).
-/// Then, with r = min_ratio and x = (step - w) / (total_steps - w), at most 1:
+/// Goyal et al., arXiv 1706.02677, section 2.1). The first w = warmup_steps updates rise linearly, peak * (step + 1) /
+/// (w + 1): none is zero, and update w is the first at the peak (arXiv 1706.02677, section 2.2). The formulas below
+/// follow, with r = min_ratio and x = (step - w) / (total_steps - w), at most 1:
 ///
 ///   constant      peak
 ///   manual        base_lr, always

@@ -6,23 +6,24 @@
 
 namespace tessera {
 
-/// SGD without momentum, which keeps nothing: for passes over masters, parameters and averages that a rule elsewhere computed.
+/// SGD without momentum, which keeps no state: for passes over masters, parameters and averages that a rule elsewhere
+/// computed.
 OptimizerConfig sgd_without_states(const OptimizerConfig& config);
 
-/// Masters that are computed elsewhere, by a rule of whole tensors, and taken in here: each in one pass, with the promises of Optimizer.
+/// Takes in masters that a rule of whole tensors computed elsewhere, in one pass, with the promises of Optimizer.
 class MasterAssigner final : public Optimizer {
  public:
   explicit MasterAssigner(const OptimizerConfig& config, const EmaConfig& ema = {},
                           InstructionSet set = best_instruction_set());
 
-  /// Where weights are averaged, the average; else none.
+  /// The average, where weights are averaged; else none.
   const std::vector<StateInfo>& states() const override { return elements_.states(); }
-  /// The slice as loops and kernels take it.
+  /// The slice in the form that loops and kernels take.
   StepArguments arguments(const OptimizerSlice& slice) const { return elements_.arguments(slice); }
   const RuleOptimizer& elements() const { return elements_; }
   /// Writes the masters of `count` elements of the slice, from its `begin`th on, to `masters` [count].
   void read(const OptimizerSlice& slice, std::size_t begin, std::size_t count, float* masters) const;
-  /// `slice.gradient` are the new masters. Of the scalars only `step` counts.
+  /// Takes `slice.gradient` as the new masters. Only `step` counts among the scalars.
   void step(const StepScalars& scalars, const OptimizerSlice& slice) const override;
   void average(const OptimizerSlice& slice) const override { elements_.average(slice); }
   void swap_average(const OptimizerSlice& slice) const override { elements_.swap_average(slice); }

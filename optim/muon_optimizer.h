@@ -8,26 +8,26 @@
 
 namespace tessera {
 
-/// What Muon does to each element by itself: before whole matrices are made orthogonal (`direction`), and after (`step`). Each is one
-/// pass, with the promises of Optimizer. Safe to use from many threads at once, on disjoint slices.
+/// What Muon does to each element by itself: before whole matrices are made orthogonal (`direction`), and after
+/// (`step`). Each is one pass, with the promises of Optimizer. Many threads may use it at once, on disjoint slices.
 class MuonOptimizer final : public Optimizer {
  public:
   explicit MuonOptimizer(const OptimizerConfig& config, const EmaConfig& ema = {},
                          InstructionSet set = best_instruction_set());
 
-  /// The momentum; where weights are averaged, the average.
+  /// The momentum; then the average, where weights are averaged.
   const std::vector<StateInfo>& states() const override { return elements_.states(); }
-  /// Moves the momentum, and writes to `direction` [n] what is to be made orthogonal (MuonMomentumRule). It may be the
-  /// memory of the slice's gradient. Masters and parameters are not touched.
+  /// Moves the momentum, and writes to `direction` [n] what is to be made orthogonal (MuonMomentumRule). `direction`
+  /// may be the memory of the slice's gradient. Masters and parameters are not touched.
   void direction(const StepScalars& scalars, const OptimizerSlice& slice, std::span<float> direction) const;
-  /// Moves masters against `slice.gradient`, which is a piece of an orthogonal matrix; no scale and no clipping. Weight decay is
-  /// decoupled.
+  /// Moves masters against `slice.gradient`, which is a piece of an orthogonal matrix and is neither scaled nor
+  /// clipped. Weight decay is decoupled.
   void step(const StepScalars& scalars, const OptimizerSlice& slice) const override;
-  // The same for kernels of a GPU, but for what its tables say (gradient scale, noise, constants of a step).
+  // The same for kernels of a GPU, without what its tables say (gradient scale, noise, constants of a step).
   StepArguments direction_arguments(const OptimizerSlice& slice, std::span<float> direction) const;
   StepArguments step_arguments(const OptimizerSlice& slice) const;
   MuonMomentumConstants momentum_constants() const;
-  /// Of `step`, which is SGD's.
+  /// The numbers of `step`, which are SGD's.
   const RuleNumbers& step_numbers() const { return step_; }
 
   void average(const OptimizerSlice& slice) const override { elements_.average(slice); }

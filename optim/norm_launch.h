@@ -9,19 +9,19 @@
 
 namespace tessera {
 
-// How a GPU adds up the norm's nodes of all buffers in two launches. Which nodes there are does not change from step to
-// step, so tables say for each where its elements are and where its sum goes. Plain data that host and kernels share.
+// How a GPU adds up the norm's nodes of all buffers in two launches. The nodes do not change from step to step, so
+// tables say for each where its elements are and where its sum goes. It is plain data that host and kernels share.
 
-/// A thread block adds up a tile: neighbouring nodes of at most so many blocks together.
+/// A thread block adds up a tile: neighbouring nodes that have at most so many blocks together.
 constexpr std::uint32_t kNormTile = 256;
 constexpr std::uint32_t kNormTileLevel = 8;
 
-/// A node of at most a tile.
+/// A node that has at most a tile's blocks.
 struct NormTileNode {
   const float* values = nullptr;
   double* sum = nullptr;
   std::uint32_t numel = 0;
-  std::uint32_t first_leaf = 0;  ///< its first block, among the tile's
+  std::uint32_t first_leaf = 0;  ///< index of its first block in the tile
 };
 
 /// A node of more than a tile. It has `tiles` tiles, all of which are whole, except perhaps a tensor's last one.
@@ -33,12 +33,13 @@ struct NormSpan {
 
 /// The tables as kernels get them; all pointers are to device memory.
 struct NormTables {
-  const NormTileNode* nodes = nullptr;        ///< by tile
+  const NormTileNode* nodes = nullptr;        ///< ordered by tile
   const std::uint32_t* first_node = nullptr;  ///< [tiles + 1]
   const NormSpan* spans = nullptr;            ///< [span_count]
   std::uint32_t tiles = 0, span_count = 0;
-  std::ptrdiff_t shift = 0;  ///< elements: the values lie so far behind where the nodes say
-  // Where values are masters split in two (WeightFormat::kSplitBF16): the first one's halves, and where nodes say that it is. Else null.
+  std::ptrdiff_t shift = 0;  ///< elements from where the nodes say that the values are to where they are
+  // These are set where values are masters split in two (WeightFormat::kSplitBF16): the first one's halves, and where
+  // nodes say that it is. Else they are null.
   const std::uint16_t* high = nullptr;
   const std::int16_t* low = nullptr;
   const float* at = nullptr;
@@ -60,8 +61,8 @@ struct NormLaunch {
 /// How many numbers of scratch are needed: one for each tile that is not a node by itself.
 std::size_t norm_scratch_count(std::span<const NormBuffer> buffers);
 
-/// Tables for adding up the nodes of all buffers, in order, into `sums`, which has as many numbers as the NormSums of all
-/// buffers together (NormSums::count). `scratch` has norm_scratch_count numbers. Neither pointer is followed here.
+/// Tables for adding up the nodes of all buffers, in order, into `sums`, which has as many numbers as the NormSums of
+/// all buffers together (NormSums::count). `scratch` has norm_scratch_count numbers. Neither pointer is followed here.
 NormLaunch norm_launch(std::span<const NormBuffer> buffers, double* sums, double* scratch);
 
 }  // namespace tessera

@@ -14,16 +14,16 @@
 
 namespace tessera {
 
-/// What one step needs beside the tensors. All parameters of a step share them.
+/// What one step needs beside the tensors. All parameters of a step share it.
 struct StepScalars {
   float gradient_scale = 1.0f;  ///< every gradient is multiplied by it: clip / (sum of weights * loss scale)
-  float clip_value = 0.0f;      ///< after that, each is cut off at -clip_value and clip_value; 0: not
+  float clip_value = 0.0f;      ///< limit at which each scaled gradient is cut off, on both sides; 0: none
   float lr = 0.0f;
-  std::int64_t step = 1;         ///< counts applied steps from 1: bias correction
-  bool is_first_of_run = false;  ///< no step was applied before, of any parameter: average_start
+  std::int64_t step = 1;         ///< number among the applied steps, from 1: bias correction
+  bool is_first_of_run = false;  ///< no step was applied before, to any parameter: average_start
 };
 
-/// A state that an optimizer keeps of each element.
+/// A state that an optimizer keeps for each element.
 struct StateInfo {
   std::string name;  ///< "exp_avg", "exp_avg_sq", "momentum_buffer": as PyTorch names it; "ema"
   StateDType dtype = StateDType::kF32;
@@ -31,11 +31,11 @@ struct StateInfo {
 
 /// Memory of one state for a run of parameters; state_bytes (runtime/base/state_dtype.h) says how much.
 struct StateSlice {
-  std::span<std::byte> data = {};  ///< numbers of the optimizer's state dtype; empty where there is no such state
+  std::span<std::byte> data = {};  ///< numbers in the optimizer's state dtype; empty where there is no such state
   std::span<float> scales = {};    ///< k8Bit: one for every 256 elements; else empty
 };
 
-/// A contiguous run of `n` parameters of one flat group, and everything the optimizer keeps for them.
+/// A contiguous run of `n` parameters of one flat group, with everything the optimizer keeps for them.
 struct OptimizerSlice {
   std::span<const float> gradient = {};  ///< [n] fp32: sums over ranks and microbatches, not yet scaled; only read
 
@@ -47,43 +47,46 @@ struct OptimizerSlice {
   void* parameter = nullptr;
   DType parameter_dtype = DType::kF32;
 
-  std::array<StateSlice, kMostStates> states = {};  ///< [n] each, as Optimizer::states; the others are empty
+  std::array<StateSlice, kMostStates> states = {};  ///< [n] each, ordered as Optimizer::states; the others are empty
 
-  /// Where the run lies, which is all that stochastic rounding may depend on beside the step: the index of the run's
-  /// first element in its group, and a number of the group. k8Bit: first_element is a multiple of 256, and no element
-  /// of the run's last block belongs to another run, since they share a scale.
+  /// Where the run lies. Stochastic rounding may depend on nothing else beside the step: the index of the run's first
+  /// element in its group, and a number of the group. k8Bit: first_element is a multiple of 256, and no element of the
+  /// run's last block belongs to another run, since they share a scale.
   std::uint64_t first_element = 0;
   std::uint64_t stream = 0;
 };
 
-/// Update of a flat run of parameters, in one pass: scale the gradient, update state and master, round into the
+/// Updates a flat run of parameters, in one pass: scales the gradient, updates state and master, rounds into the
 /// parameter's dtype. The result for an element depends on nothing but that element's values, its place in the group
 /// (by stochastic rounding), and the scalars; with 8-bit states, on its block of 256 too. It does not depend on where a
 /// run begins, on the instruction set, nor on threads. So shards may be cut anywhere, or with 8-bit states at blocks.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
-  /// At most kMostStates, beside the master. All begin with zeros. Where weights are averaged, the average comes last.
+  /// The states beside the master, at most kMostStates. All begin with zeros. The average comes last, where weights are
+  /// averaged.
   virtual const std::vector<StateInfo>& states() const = 0;
   StateFormats state_formats() const;
   /// Throws `std::invalid_argument` if the slice's parts do not fit each other or this optimizer.
   virtual void step(const StepScalars& scalars, const OptimizerSlice& slice) const = 0;
-  /// A step that leaves these parameters alone, though some step before did not: moves the average of the masters and nothing
-  /// else. Gradients are not read. Throws as `step`.
+  /// A step that leaves these parameters alone, though some step before did not: it moves the average of the masters
+  /// and nothing else. Gradients are not read. Throws as `step` does.
   virtual void average(const OptimizerSlice& slice) const = 0;
-  /// Exchanges the masters and their averages; parameters are rounded from what the masters are then. Twice is as never: bit
-  /// for bit, but that a split master's NaNs become one. REQUIRES: there are averages. Throws as `step`.
+  /// Exchanges the masters and their averages; parameters are then rounded from the new masters. Two exchanges change
+  /// no bit, except that a split master's NaNs become one. REQUIRES: there are averages. Throws as `step` does.
   virtual void swap_average(const OptimizerSlice& slice) const = 0;
-  /// From the next step on, the numbers of `config`: another decay, other betas. It keeps the states that it keeps: one that `config`
-  /// has no use for, such as a momentum of 0, stays as it is. REQUIRES: no call is under way; `config` wants no further state.
+  /// Uses the numbers of `config` from the next step on: another decay, other betas. It keeps the states that it keeps:
+  /// one that `config` has no use for, such as a momentum of 0, stays as it is. REQUIRES: no call is under way;
+  /// `config` wants no further state.
   virtual void set_numbers(const OptimizerConfig& config) = 0;
 };
 
-/// What updates elements one by one; under muon and own_matrix, those of parameters that are no matrices. Under lamb and lars it has
-/// the states, and LayerwiseOptimizer updates. Throws `std::invalid_argument` for kOwn and kAdafactor, which have nothing such here.
+/// Makes the optimizer that updates elements one by one; under muon and own_matrix, elements of parameters that are no
+/// matrices. Under lamb and lars it has the states, and LayerwiseOptimizer updates. Throws `std::invalid_argument` for
+/// kOwn and kAdafactor, which update no elements by themselves.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config, const EmaConfig& ema = {});
 
-/// `optimizer` with a group's own numbers. Its rate is not among them.
+/// `optimizer` with a group's own numbers, but not its rate.
 OptimizerConfig config_of(const OptimizerConfig& optimizer, const ParameterGroup& group);
 
 }  // namespace tessera

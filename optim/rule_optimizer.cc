@@ -19,7 +19,7 @@ void check_length(std::string_view optimizer, std::string_view what, std::size_t
   refuse(optimizer, fmt::format("the slice's {} wants {} {}, got {}", what, wanted, unit, got));
 }
 
-/// Names are put together only where they are needed: a steady step takes nothing from the heap.
+/// Names are put together only for an error: a steady step takes nothing from the heap.
 void check_state(std::string_view optimizer, std::size_t index, const std::vector<StateInfo>& states,
                  const StateSlice& state, std::size_t numel) {
   const bool exists = index < states.size();
@@ -49,7 +49,7 @@ StepRule rule_of(OptimizerType type) {
   switch (type) {
     case OptimizerType::kAdamW:
     case OptimizerType::kAdam:
-    case OptimizerType::kMuon:       // of what is no matrix
+    case OptimizerType::kMuon:       // parameters that are no matrices
     case OptimizerType::kOwnMatrix:  // likewise
       return StepRule::kAdam;
     case OptimizerType::kSgd:
@@ -65,8 +65,9 @@ StepRule rule_of(OptimizerType type) {
     case OptimizerType::kRmsprop:
       return StepRule::kRmsprop;
     case OptimizerType::kAdafactor:
+    // engine/step/rules/own_optimizer.h
     case OptimizerType::kOwn:
-      break;  // engine/step/rules/own_optimizer.h
+      break;
   }
   throw std::invalid_argument("make_optimizer: unknown optimizer type");
 }
@@ -76,7 +77,7 @@ bool is_decoupled(OptimizerType type) {
          type == OptimizerType::kLamb;
 }
 
-/// One of a rule's states: its place among them, and PyTorch's name.
+/// One of a rule's states: its index among them, and PyTorch's name.
 struct Kept {
   int place;
   const char* name;

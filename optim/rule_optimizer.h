@@ -8,15 +8,15 @@
 
 namespace tessera {
 
-/// What rules read of `config`.
+/// The numbers that rules read from `config`.
 RuleNumbers rule_numbers(const OptimizerConfig& config);
 
-/// An optimizer whose rule is a formula for one element (optim/rules), in one pass on the CPU. Stateless and safe to use from
-/// many threads at once, on disjoint slices, but for set_numbers.
+/// An optimizer whose rule is a formula for one element (optim/rules), in one pass on the CPU. It keeps no state. Many
+/// threads may use it at once, on disjoint slices, except for set_numbers.
 class RuleOptimizer final : public Optimizer {
  public:
-  /// Throws `std::invalid_argument` for states that the rule cannot keep so; a strategy file that asks for them is refused
-  /// before.
+  /// Throws `std::invalid_argument` for states that the rule cannot keep in the configured dtype; a strategy file that
+  /// asks for them is refused before.
   explicit RuleOptimizer(const OptimizerConfig& config, const EmaConfig& ema = {},
                          InstructionSet set = best_instruction_set());
 
@@ -28,11 +28,11 @@ class RuleOptimizer final : public Optimizer {
 
   StepRule rule() const { return rule_; }
   const RuleNumbers& numbers() const { return numbers_; }
-  /// The slice as loops and kernels take it, but for the scalars of a step. Throws `std::invalid_argument` that names the
-  /// optimizer, the part, the wanted and the given, unless every part of the slice has the length that it must have, the
-  /// parameter's dtype is one that the master's kind can be written to, and a run with 8-bit states begins at a block. A
-  /// mismatch is a bug of the caller; checking costs nothing beside the loop, and writing past a shard would corrupt a
-  /// neighbour silently.
+  /// The slice in the form that loops and kernels take, without the scalars of a step. Throws `std::invalid_argument`
+  /// that names the optimizer, the part, the wanted and the given, unless every part of the slice has the length that
+  /// it must have, the parameter's dtype is one that the master's kind can be written to, and a run with 8-bit states
+  /// begins at a block. A mismatch is a bug of the caller; checking costs nothing beside the loop, and writing past a
+  /// shard would corrupt a neighbour silently.
   StepArguments arguments(const OptimizerSlice& slice) const;
 
  private:
@@ -42,7 +42,7 @@ class RuleOptimizer final : public Optimizer {
   StateDType state_dtype_;
   float average_share_;  ///< 0: there is no average
   std::vector<StateInfo> states_;
-  std::vector<int> places_;  ///< of `states_` without the average, among the rule's
+  std::vector<int> places_;  ///< index among the rule's states, for each of `states_` but the average
   const StepLoops* loops_;
 };
 

@@ -11,63 +11,64 @@
 
 namespace tessera {
 
-// A step on a GPU, where the host does not wait for what the device decides. At the end of backward each rank has what it
-// knows in a message in device memory. The ranks gather all messages; the device decides from them and updates. Everything
-// here is plain data that the host and the kernels (optim/cuda) share.
+// A step on a GPU, where the host does not wait for what the device decides. Each rank writes what it knows at the end
+// of backward into a message in device memory. The ranks gather all messages; the device decides from them and updates.
+// Everything here is plain data that the host and the kernels (optim/cuda) share.
 
-/// The most steps whose outcome the host does not know yet.
+/// The most steps at a time whose outcome the host does not know yet.
 constexpr int kMostStepsInFlight = 4;
 
-/// The front of a message. Behind it a flag for each parameter (did this rank give it a gradient?), and from
+/// The front of a message. A flag for each parameter follows (did this rank give it a gradient?), and from
 /// StepTables::sums_offset on the norm's sums over this rank's parts.
 struct StepMessageHeader {
-  double loss = 0.0;    ///< LocalStep::loss; the device's own, the rest is the host's
+  double loss = 0.0;    ///< LocalStep::loss; the device writes this field, the host the rest
   double weight = 0.0;  ///< sum of the weights of this rank's microbatches
   std::int64_t tokens = 0, samples = 0;
   std::uint64_t gathers = 0;  ///< digest of the order in which units were gathered
   std::uint64_t numbers = 0;  ///< digest of rates and options (digest_of_numbers)
 };
 
-/// What the device decided about a step, and what it needs to know of the steps before. Before the first: all zero, but
-/// for the scaler.
+/// What the device decided about a step, and what it needs to know of the steps before. It is all zero before the
+/// first, except for the scaler.
 struct DeviceDecision {
   double loss;       ///< mean over ranks and microbatches (weighted_mean.h), added in rank order
   double weight;     ///< sum of weights, added in rank order
-  double grad_norm;  ///< of the mean gradient, before clipping
+  double grad_norm;  ///< norm of the mean gradient, before clipping
   double lr;
-  std::int64_t tokens, samples;  ///< over all ranks
+  std::int64_t tokens, samples;  ///< sums over all ranks
   float gradient_scale;          ///< clip / (weight * loss scale)
-  float loss_scale;              ///< that this step's backward used
+  float loss_scale;              ///< scale that this step's backward used
   std::int32_t is_overflow;      ///< a gradient is infinite or NaN
   std::int32_t gathers_differ;   ///< ranks gathered units in different orders
   std::int32_t numbers_differ;   ///< the first rank whose rates or options are not rank 0's; 0: none
-  SpikeVerdict spike;            ///< on the loss
+  SpikeVerdict spike;            ///< the verdict on the loss
   std::int32_t is_skipped;       ///< overflow, a difference or a spike: this step changes nothing, or nothing more
-  std::int32_t
-      not_finite_unit;  ///< of this rank's gradients, where units are updated in backward: which one's, from 1; 0: none
+  /// Number, from 1, of the unit whose gradients on this rank are not finite, where units are updated in backward; 0:
+  /// none.
+  std::int32_t not_finite_unit;
   std::int64_t applied, skipped;  ///< steps so far, this one included
   LossScalerState scaler;         ///< after this step; its scale is the next backward's
-  SpikeState spikes;              ///< likewise
+  SpikeState spikes;              ///< after this step
 };
 
-/// Whether no step was applied before the one that is being applied: average_start.
+/// Whether no step was applied before the one that is being applied (average_start).
 TESSERA_ALWAYS_INLINE bool is_first_of_run(const DeviceDecision& decision, bool updates_in_backward) {
-  return decision.applied == (updates_in_backward ? 0 : 1);  // in backward it is not counted yet
+  return decision.applied == (updates_in_backward ? 0 : 1);  // a step with updates in backward is not counted yet
 }
 
 /// What the host knows of a step beforehand. Kernels get it by value.
 struct StepRequest {
   StepRule rule = StepRule::kAdam;
-  RuleNumbers numbers;             ///< of parameters in no group
-  RuleNumbers of_matrices;         ///< under muon: SGD's, of those that are
+  RuleNumbers numbers;             ///< numbers for parameters in no group
+  RuleNumbers of_matrices;         ///< muon only: SGD's numbers, for parameters that are matrices
   double microbatches = 1.0;       ///< ranks * microbatches of a step
   double max_norm = 0.0;           ///< gradient_clipping; 0: none
-  double trust_coefficient = 0.0;  ///< under lars (trust_ratio.h)
+  double trust_coefficient = 0.0;  ///< lars only (trust_ratio.h)
   LossScaleRule loss_scale;
-  SpikeRule spikes;
-  double base_lr = 0.0;  ///< scaled_lr's (scaled_lr.h)
+  SpikeVerdict spike;            ///< the verdict on the loss
+  double base_lr = 0.0;  ///< argument of scaled_lr (scaled_lr.h)
   std::int64_t base_batch_size = 0;
-  /// The schedule's ratio if `known_skipped` steps were skipped so far, or one more, or two...
+  /// The schedule's ratios if `known_skipped` steps were skipped so far, if one more was, two more, ...
   double lr_ratios[kMostStepsInFlight + 1] = {};
   std::int64_t known_skipped = 0;
 };
@@ -75,17 +76,17 @@ struct StepRequest {
 /// A unit that is updated while backward goes on. Kernels get it by value.
 struct UnitRequest {
   std::int32_t unit = 0;
-  std::uint32_t first_group = 0, groups = 0;          ///< of those in StepTables
-  std::uint32_t first_parameter = 0, parameters = 0;  ///< likewise
+  std::uint32_t first_group = 0, groups = 0;          ///< its groups in StepTables
+  std::uint32_t first_parameter = 0, parameters = 0;  ///< its parameters, likewise
   std::uint32_t sum_count = 0, digest_bits = 0;
-  const double* sums =
-      nullptr;  ///< [sum_count]: of the norm, over this rank's part of the unit's gradients. Device memory, as all here
+  /// [sum_count]: the norm's sums over this rank's part of the unit's gradients. Device memory, as all here
+  const double* sums = nullptr;
   const float* weight = nullptr;  ///< [1]: sum of the weights of all ranks
   const float* used = nullptr;    ///< [parameters]: above 0 where some rank used it
   const float* differ = nullptr;  ///< [digest_bits]: 0 unless ranks gathered units in different orders
 };
 
-/// Parameters of one group, among those of all groups.
+/// The parameters of one group, among those of all groups.
 struct StepGroup {
   std::uint32_t first_parameter = 0, parameters = 0;
 };
@@ -93,45 +94,48 @@ struct StepGroup {
 /// Numbers of a parameter group (OptimizerConfig::groups).
 struct GroupNumbers {
   RuleNumbers numbers;
-  double lr_ratio = 1.0;         ///< of everybody's rate
+  double lr_ratio = 1.0;         ///< factor of everybody's rate
   double lr = 0.0;               ///< its own, set by hand; NaN: none
   RuleNumbers of_matrices = {};  ///< StepRequest::of_matrices
-  bool adapts_layers = true;     ///< under lamb and lars: rates are multiplied by trust ratios
+  bool adapts_layers = true;     ///< lamb and lars only: rates are multiplied by trust ratios
 };
 
 /// Where the data of a step is. All pointers are to device memory; [n] is a length.
 struct StepTables {
   int ranks = 1, shard_size = 1, parameters = 0, groups = 0;
-  int tensors = 0;  ///< of the norm: all parameters of the module, in order of registration
-  /// Parameters count the step with their unit (UnitRequest), and not at its end; and a step that is skipped is the last one.
+  int tensors = 0;  ///< the norm's tensors: all parameters of the module, in order of registration
+  /// Parameters count the step with their unit (UnitRequest), and not at its end. A step that is skipped is then the
+  /// last one.
   bool updates_in_backward = false;
   std::size_t message_bytes = 0, sums_offset = 0;
-  // Written once.
+  // These are written once.
   const StepGroup* group = nullptr;             ///< [groups]
-  const std::int32_t* part_ranks = nullptr;     ///< whose gradient parts make up the whole, in their order
+  const std::int32_t* part_ranks = nullptr;     ///< ranks whose gradient parts make up the whole, in the parts' order
   const NormLink* links = nullptr;              ///< NormTotals
   const std::uint32_t* first_link = nullptr;    ///< [tensors + 1]
   const std::uint32_t* group_number = nullptr;  ///< [parameters]: its parameter group, from 1; 0: none. Null: of all
-  const std::uint8_t* is_matrix = nullptr;      ///< [parameters]: updated with what muon makes of it. Null: none
-  // Of each step.
+  /// [parameters]: updated with the matrix that muon made orthogonal. Null: none
+  const std::uint8_t* is_matrix = nullptr;
+  // These are written for each step.
   const GroupNumbers* group_numbers = nullptr;  ///< [parameter groups]
   const std::byte* messages = nullptr;          ///< [ranks][message_bytes]
-  double* link_scratch = nullptr;               ///< as many as links
-  double* squares = nullptr;                    ///< [tensors]: of its summed, unscaled gradient
+  double* link_scratch = nullptr;               ///< [as many as links]
+  double* squares = nullptr;                    ///< [tensors]: squared norm of the summed, unscaled gradient
   double* sum_of_squares = nullptr;             ///< [1]
-  std::uint8_t* used = nullptr;                 ///< [parameters]: by any rank
-  std::uint8_t* is_uniform = nullptr;           ///< [groups]: all parameters used, as often, with the same numbers
-  RuleConstants* constants = nullptr;           ///< [parameters]
-  // What stays from step to step.
-  std::int64_t* steps = nullptr;       ///< [parameters]: applied
+  std::uint8_t* used = nullptr;                 ///< [parameters]: any rank used it
+  std::uint8_t* is_uniform = nullptr;  ///< [groups]: all parameters are used, have as many steps, and the same numbers
+  RuleConstants* constants = nullptr;  ///< [parameters]
+  // These stay from step to step.
+  std::int64_t* steps = nullptr;       ///< [parameters]: steps applied
   DeviceDecision* decision = nullptr;  ///< [1]
   double* losses = nullptr;            ///< [SpikeRule::window]: the window's ring
 };
 
-/// Under lamb and lars: the norms that ranks agree on while a step is under way. As in StepTables, but that the parts are the optimizer's.
+/// lamb and lars: the norms that ranks agree on while a step is under way. Fields are those of StepTables, but the
+/// parts are the optimizer's.
 struct LayerTables {
-  int kinds = 1;              ///< of norms: of weights, and under lamb of directions
-  std::size_t most_sums = 0;  ///< that a rank sends of a kind
+  int kinds = 1;              ///< kinds of norms: of weights, and under lamb of directions
+  std::size_t most_sums = 0;  ///< the most sums of a kind that a rank sends
   const std::int32_t* part_ranks = nullptr;
   const NormLink* links = nullptr;
   const std::uint32_t* first_link = nullptr;  ///< [StepTables::tensors + 1]
@@ -141,23 +145,25 @@ struct LayerTables {
   double* squares = nullptr;  ///< [kinds][StepTables::tensors]
 };
 
-/// Where a parameter begins in its group, in units of 32 elements. What follows it up to the next belongs to it.
+/// Where a parameter begins in its group, in units of 32 elements. It has what follows up to the next one's begin.
 struct ParameterBegin {
   std::uint32_t begin = 0;
-  std::uint32_t parameter = 0;  ///< among those of all groups
+  std::uint32_t parameter = 0;  ///< number among the parameters of all groups
 };
 constexpr std::uint64_t kParameterAlign = 32;
 
-/// One run of a flat group, as OptimizerSlice.
+/// One run of a flat group; see OptimizerSlice.
 struct DeviceRun {
   StepRule rule = StepRule::kAdam;
-  StepArguments arguments;   ///< but for what the device knows: gradient_scale, noise, first_element, average.start
+  /// Complete but for what the device knows: gradient_scale, noise, first_element, average.start.
+  StepArguments arguments;
   std::uint64_t stream = 0;  ///< number of the group, for stochastic rounding
-  std::uint64_t first_element = 0;  ///< of the run, in the group: a multiple of 32, of 256 with 8-bit states
-  std::uint32_t group = 0;          ///< in StepTables
-  bool takes_direction = false;     ///< what lies in the gradient's place is neither scaled nor clipped
-  float* direction = nullptr;       ///< of kLamb: where directions are written, which may be the gradient's place
-  std::uint32_t parameters = 0;     ///< of the group
+  /// Index of the run's first element in the group: a multiple of 32, of 256 with 8-bit states.
+  std::uint64_t first_element = 0;
+  std::uint32_t group = 0;       ///< index in StepTables
+  bool takes_direction = false;  ///< what lies in the gradient's place is neither scaled nor clipped
+  float* direction = nullptr;    ///< kLamb only: where directions are written, which may be the gradient's place
+  std::uint32_t parameters = 0;  ///< number of the group's parameters
   const ParameterBegin* begins = nullptr;  ///< [parameters], ascending; device memory
 };
 

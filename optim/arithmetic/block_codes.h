@@ -5,20 +5,21 @@
 namespace tessera {
 namespace {
 
-// A block's values in 8 bits each, relative to a scale that its largest value sets. V: Simd, or ScalarLane. A value is encoded
-// in two steps:
+// Codes a block's values in 8 bits each, relative to a scale that its largest value sets. V is Simd, or ScalarLane. A
+// value is encoded in two steps:
 //   magnitude(value, half_inverse, noise)   Code::encode's result, without the value's sign or the code's minimum
-//   code(magnitudes, tops)                  the code, of V::words<Code::kNoiseBits> of magnitudes and V::tops of values: with half
-//                                           the registers
+//   code(magnitudes, tops)                  the code, from V::words<Code::kNoiseBits> of magnitudes and V::tops of
+//                                           values, with half the registers
 
-/// A block's scale, and what values are multiplied by to become half of what they are relative to it.
+/// A block's scale, and the factor that makes half of a value's ratio to it.
 struct BlockScale {
   float scale, half_inverse;
 };
 
-/// `most`: the block's largest magnitude. What is computed with a scale needs Code::kOffset times it and half its inverse to
-/// be normal numbers, and twice the scale to be finite. So a scale below 2^-112 counts as 0, and so do the block's values. A
-/// block that holds an infinity, a NaN, or a number from 2^125 on has a NaN as its scale, and decodes to NaNs.
+/// `most`: the block's largest magnitude. What is computed with a scale needs Code::kOffset times it, and half its
+/// inverse, to be normal numbers, and twice the scale to be finite. So a scale below 2^-112 counts as 0, and so do the
+/// block's values. A block that holds an infinity, a NaN, or a number from 2^125 on has a NaN as its scale, and decodes
+/// to NaNs.
 template <class Code>
 TESSERA_ALWAYS_INLINE BlockScale block_scale(float most) {
   constexpr float kNaN = __builtin_bit_cast(float, 0x7fc00000u);
@@ -28,7 +29,7 @@ TESSERA_ALWAYS_INLINE BlockScale block_scale(float most) {
   return {vanishes ? 0.0f : scale, vanishes ? 0.0f : 0.5f / scale};
 }
 
-/// A first moment: int8, the sign and a companded magnitude.
+/// The code of a first moment: int8, the sign and a companded magnitude.
 template <class V>
 struct SignedBlockCode {
   using Byte = std::int8_t;
@@ -51,8 +52,9 @@ struct SignedBlockCode {
   }
 };
 
-/// A second moment: uint8, its companded square root. Above zero it never gets the code 0: dividing by the root of a
-/// moment that vanished would blow a step up, while one that is kept too large only makes a step smaller.
+/// The code of a second moment: uint8, its companded square root. A moment above zero never gets the code 0: dividing
+/// by the root of a moment that vanished would blow a step up, while one that is kept too large only makes a step
+/// smaller.
 template <class V>
 struct RootBlockCode {
   using Byte = std::uint8_t;

@@ -13,16 +13,16 @@ namespace {
 ///
 /// Halving the bits of a positive fp32 number halves its exponent: phi(x) = float(bits(x) / 2 + bits(1.0) / 2) is a
 /// piecewise linear function within 6 % of sqrt(x) that integers compute and invert exactly; phi(1) = 1, and its knots
-/// are where phi = 2^-k or 1.5 * 2^-k. With x relative to the block's scale,
+/// are where phi = 2^-k or 1.5 * 2^-k. The code of x, which is relative to the block's scale, is
 ///
 ///   code(x) = kSteps * (phi(x + kOffset) - kRootOffset),   kRootOffset = 2 / kSteps, kOffset = kRootOffset^2
 ///
 /// The offset makes the first steps equal, kOffset wide, so that 0 has a code. Every knot is then a whole code, so
 /// between two neighbouring codes the function is linear: rounding the code stochastically is unbiased in x itself.
 /// Square-root-like spacing is what softsign and square-root companding of moments aim at (FlashOptim, arXiv
-/// 2602.23349); this form needs no division, no square root, and no conversion between integers and floats. kSteps = 128:
-/// neighbours differ by 2^-12 of the scale near 0, and by 1.6 to 3.2 % of the number itself near the largest; 256: 2^-14, and
-/// 0.8 to 1.6 %.
+/// 2602.23349); this form needs no division, no square root, and no conversion between integers and floats. kSteps =
+/// 128: neighbours differ by 2^-12 of the scale near 0, and by 1.6 to 3.2 % of the number itself near the largest; 256:
+/// 2^-14, and 0.8 to 1.6 %.
 template <class V, std::uint32_t kSteps>
 struct Companding {
   using Float = typename V::Float;
@@ -34,21 +34,21 @@ struct Companding {
   /// The number whose code is kSteps - 1, by the function's last piece, which has slope 1/2.
   static constexpr float kLargest = 1.0f + 2.0f * (kRootOffset - 1.0f / kSteps) - kOffset;
 
-  /// Of a float's 23 bits, the first is that of 1.5 * 2^23 here, the next log2(kSteps) are the code, the rest its fraction.
-  /// As many bits of noise decide whether a number goes down or up.
+  /// A float's 23 bits are used so: the first is that of 1.5 * 2^23, the next log2(kSteps) are the code, the rest is
+  /// its fraction. Noise of as many bits decides whether a number goes down or up.
   static constexpr int kNoiseBits = 22 - __builtin_ctz(kSteps);
 
-  /// Rounds a number (>= 0): `code` makes its code of the 16 bits from the kNoiseBits-th on. `half`: half the number; `noise`:
-  /// uniform in [0, 2^kNoiseBits).
+  /// Rounds a number (>= 0): `code` makes its code from the 16 bits that begin at the kNoiseBits-th. `half`: half the
+  /// number; `noise`: uniform in [0, 2^kNoiseBits).
   static TESSERA_ALWAYS_INLINE Bits encode(Float half, Bits noise) {
-    // From 2^23 on floats are whole numbers, and their bits count up with them. The sum begins at 1.5 * 2^23, less the root's
-    // offset of two codes; a code is 2^kNoiseBits.
+    // Floats from 2^23 on are whole numbers, and their bits count up with them. The sum begins at 1.5 * 2^23, less the
+    // root's offset of two codes; a code is 2^kNoiseBits.
     const Float root = V::float_of(V::bits_of(half + kOffset / 2) >> 1);
     constexpr std::uint32_t kBegin = kCodeZero - (2u << kNoiseBits);
     return V::bits_of(V::add_multiple(V::float_of(noise | kBegin), root, kCodesOfRoot * (1u << kNoiseBits)));
   }
-  /// What is above kLargest gets its code, and so does NaN: the 16 bits have the order of the floats, since a bit above them is
-  /// set in all floats from 2.0 on.
+  /// A number above kLargest gets kLargest's code, and so does NaN: the 16 bits have the order of the floats, since a
+  /// bit above them is set in all floats from 2.0 on.
   template <class Words>
   static TESSERA_ALWAYS_INLINE Words code(Words encoded) {
     constexpr auto kZero = static_cast<std::uint16_t>(kCodeZero >> kNoiseBits);
@@ -66,8 +66,8 @@ struct Companding {
 
  private:
   static constexpr std::uint32_t kCodeZero = 0x4b400000u;  // the bits of 1.5 * 2^23
-  /// phi's bits are half of x's and half of 1.0's, which are 63.5 in the exponent. Half of the bits of x / 2 are 0.5 fewer, so
-  /// 64 are missing: a factor of 2^64, in a multiplication that is there anyway.
+  /// The bits of phi are half of x's and half of 1.0's, which are 63.5 in the exponent. Half of the bits of x / 2 are
+  /// 0.5 fewer, so 64 are missing: a factor of 2^64, in a multiplication that is there anyway.
   static constexpr float kCodesOfRoot = 0x1p64f * kSteps;
 };
 

@@ -4,7 +4,7 @@
 
 #include "optim/arithmetic/instruction_set.h"
 
-/// Forces a loop's body, which is a lambda, into the loop.
+/// Forces the compiler to inline a loop's body, which is a lambda.
 #define TESSERA_INLINE_BODY __attribute__((always_inline))
 
 namespace tessera {

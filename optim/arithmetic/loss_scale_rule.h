@@ -10,17 +10,17 @@ namespace tessera {
 struct LossScalerState {
   float scale = 1.0f;
   std::int64_t finite_steps = 0;    ///< since the scale last changed, or since the last overflow
-  std::int64_t overflow_steps = 0;  ///< in a row, up to now
+  std::int64_t overflow_steps = 0;  ///< overflows in a row, up to now
 };
 
-/// LossScaleConfig (tessera/strategy.h), plainly.
+/// LossScaleConfig (tessera/strategy.h) as plain data.
 struct LossScaleRule {
   double growth_factor = 2.0, backoff_factor = 0.5, minimum = 1.0;
   std::int64_t growth_interval = 2000, hysteresis = 1;
   bool dynamic = false;
 };
 
-/// LossScaler's step (loss_scaler.h), which a GPU does by itself, to the same bits.
+/// The step of LossScaler (loss_scaler.h), which a GPU takes by itself, to the same bits.
 TESSERA_ALWAYS_INLINE void next_loss_scale(const LossScaleRule& rule, LossScalerState& state, bool overflow) {
   if (!rule.dynamic) return;
   if (overflow) {

@@ -7,13 +7,14 @@
 
 namespace tessera {
 
-// The tree by which a tensor's squared norm is added up (grad_norm.h says what for). The CPU and the kernels share this.
+// The tree by which a tensor's squared norm is added up (grad_norm.h says what for). The CPU and the kernels share this
+// code.
 //
-// The tensor is cut into blocks of 256 elements, counted from its own start; the last one may be shorter. Blocks are the
-// leaves of a binary tree over block numbers. A node of level l and number i is the sum over blocks
-// [i * 2^l, (i + 1) * 2^l): that of its left child plus that of its right child. A node whose sibling lies behind the
-// tensor's end is carried up as it is. So every addition has operands that depend on the tensor's elements and their
-// number alone.
+// The tensor is cut into blocks of 256 elements, counted from its own start; the last one may be shorter. Blocks are
+// the leaves of a binary tree over block numbers. A node of level l and number i is the sum over blocks
+// [i * 2^l, (i + 1) * 2^l): the sum of its left child plus that of its right child. A node whose sibling lies behind
+// the tensor's end is carried up unchanged. So every addition has operands that depend on the tensor's elements and
+// their number alone.
 
 constexpr std::uint64_t kNormBlock = 256;  ///< elements
 
@@ -26,15 +27,15 @@ TESSERA_ALWAYS_INLINE constexpr std::uint64_t norm_blocks_of(std::uint64_t numel
 struct NormRun {
   std::uint64_t begin = 0;        ///< elements into the part
   std::uint64_t numel = 0;        ///< above 0
-  std::uint64_t first_block = 0;  ///< of the tensor
-  std::uint32_t tensor = 0;       ///< its number, which the tensor's other runs have too
+  std::uint64_t first_block = 0;  ///< number in the tensor
+  std::uint32_t tensor = 0;       ///< the tensor's number, which its other runs have too
   bool is_last = true;            ///< whether the tensor's last block is in it
 
   std::uint64_t blocks() const { return norm_blocks_of(numel); }
 };
 
-/// Calls `visit(level, index)` for the largest nodes whose blocks are all in the run, in block order. One for a whole
-/// tensor, else at most 2 * ceil(log2(blocks)), at least 1.
+/// Calls `visit(level, index)` for the largest nodes whose blocks are all in the run, in block order. There is one for
+/// a whole tensor, else at most 2 * ceil(log2(blocks)), and at least 1.
 template <class Visit>
 void for_each_norm_node(const NormRun& run, const Visit& visit) {
   const std::uint64_t end = run.first_block + run.blocks();
@@ -51,15 +52,15 @@ void for_each_norm_node(const NormRun& run, const Visit& visit) {
   }
 }
 
-/// One node that a rank sends, where its tensor's tree is put together.
+/// One node that a rank sends, for where its tensor's tree is put together.
 struct NormLink {
-  std::uint32_t part = 0;    ///< who sends it
-  std::uint32_t slot = 0;    ///< among what that part sends
-  std::uint32_t merges = 0;  ///< how many times it and those before it become their parent
+  std::uint32_t part = 0;    ///< rank's part that sends it
+  std::uint32_t slot = 0;    ///< index among the sums that the part sends
+  std::uint32_t merges = 0;  ///< how many times it and the nodes before it become their parent
 };
 
-/// The sum over a tensor whose nodes are `links[0, count)`, in block order and all there is. `sum_of(link)` is the
-/// node's. `stack` has room for kMostNormLevels numbers.
+/// The sum over a tensor whose nodes are `links[0, count)`: all of them, in block order. `sum_of(link)` is the node's
+/// sum. `stack` has room for kMostNormLevels numbers.
 constexpr std::size_t kMostNormLevels = 64;
 template <class SumOf>
 TESSERA_ALWAYS_INLINE double add_up_nodes(const NormLink* links, std::size_t count, double* stack,
@@ -70,7 +71,7 @@ TESSERA_ALWAYS_INLINE double add_up_nodes(const NormLink* links, std::size_t cou
     for (std::uint32_t merge = 0; merge < links[i].merges; ++merge) sum = stack[--depth] + sum;
     stack[depth++] = sum;
   }
-  // What is left has no sibling: subtrees of falling level.
+  // The nodes that are left have no sibling: they are subtrees of falling level.
   double total = 0.0;
   for (std::size_t i = depth; i-- > 0;) total = i + 1 == depth ? stack[i] : stack[i] + total;
   return total;

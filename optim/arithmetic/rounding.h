@@ -7,13 +7,13 @@
 
 namespace tessera {
 
-// How fp32 becomes something narrower. Integer arithmetic without branches, on the bits of one number
-// (`Bits` = std::uint32_t, `Float` = float) or of a vector of them (Simd::Bits, Simd::Float), so that every instruction
-// set gives the same bits. A NaN stays a NaN: dropping the low bits of one whose payload lies there would otherwise
-// leave an infinity, and rounding up one whose payload is all ones would leave zero.
+// How fp32 becomes something narrower. It is integer arithmetic without branches, on the bits of one number (`Bits` =
+// std::uint32_t, `Float` = float) or of a vector of them (Simd::Bits, Simd::Float), so that every instruction set gives
+// the same bits. A NaN stays a NaN: dropping the low bits of one whose payload lies there would otherwise leave an
+// infinity, and rounding up one whose payload is all ones would leave zero.
 
-/// bf16 is the upper half of fp32: sign, 8 exponent bits, 7 mantissa bits. To nearest, ties to even, as IEEE 754 and
-/// LibTorch round; values too large become infinity; subnormals are rounded, not flushed. A NaN keeps its sign and
+/// bf16 is the upper half of fp32: sign, 8 exponent bits, 7 mantissa bits. Rounds to nearest, ties to even, as IEEE 754
+/// and LibTorch do; values too large become infinity; subnormals are rounded, not flushed. A NaN keeps its sign and
 /// leading payload bits, and becomes quiet. The result is in the low 16 bits.
 template <class Bits, class Float>
 TESSERA_ALWAYS_INLINE Bits bf16_nearest(Float value) {
@@ -23,10 +23,10 @@ TESSERA_ALWAYS_INLINE Bits bf16_nearest(Float value) {
   return value != value ? quiet_nan : nearest;
 }
 
-/// One of the two bf16 numbers around the value, the nearer one more often: `noise`, uniform in [0, 2^16), is added
-/// below the last bit that stays. The mean over all noise is the value itself (up to overflow to infinity). The result is in
-/// the upper 16 bits; those below mean nothing. REQUIRES: a NaN is quiet, as every NaN that arithmetic made, and its noise
-/// is zero.
+/// Rounds to one of the two bf16 numbers around the value, the nearer one more often: `noise`, uniform in [0, 2^16), is
+/// added below the last bit that stays. The mean over all noise is the value itself (up to overflow to infinity). The
+/// result is in the upper 16 bits; those below mean nothing. REQUIRES: a NaN is quiet, as every NaN that arithmetic
+/// made, and its noise is zero.
 template <class Bits, class Float>
 TESSERA_ALWAYS_INLINE Bits bf16_stochastic(Float value, Bits noise) {
   return __builtin_bit_cast(Bits, value) + noise;
@@ -57,8 +57,8 @@ TESSERA_ALWAYS_INLINE Bits fp16_nearest(Float value) {
   return sign | result;
 }
 
-// A split master: fp32 in two halves, of which the high one is a bf16 number that the model can compute with, and the
-// low one, signed, is what the high one lacks:
+// A split master is fp32 in two halves. The high one is a bf16 number that the model can compute with, and the low one,
+// signed, is what the high one lacks:
 //
 //   high = (bits + 0x8000) >> 16        the nearest bf16 number, ties away from zero
 //   low  = bits - (high << 16)          in [-0x8000, 0x7fff]
@@ -68,7 +68,7 @@ TESSERA_ALWAYS_INLINE Bits fp16_nearest(Float value) {
 // even would not do: then 2^16 + 1 masters share one even `high`. Every NaN comes back as the quiet NaN 0x7fc00000, so
 // that `high` is one too.
 
-/// The bit pattern to give to split_high and split_low: that of the number, or the quiet NaN 0x7fc00000.
+/// The bit pattern to give to split_high and split_low: the number's own, or the quiet NaN 0x7fc00000.
 template <class Bits, class Float>
 TESSERA_ALWAYS_INLINE Bits splittable(Float value) {
   const Bits bits = __builtin_bit_cast(Bits, value);
@@ -80,12 +80,12 @@ template <class Bits>
 TESSERA_ALWAYS_INLINE Bits split_high(Bits splittable_bits) {
   return (splittable_bits + 0x8000u) >> 16;
 }
-/// The low half, in the low 16 bits. What lies above them is not defined.
+/// The low half, in the low 16 bits. The bits above them are not defined.
 template <class Bits>
 TESSERA_ALWAYS_INLINE Bits split_low(Bits splittable_bits) {
   return splittable_bits;  // high << 16 has no bits there
 }
-/// `low` sign-extended to 32 bits.
+/// The two halves as one fp32 pattern. `low` is sign-extended to 32 bits.
 template <class Bits>
 TESSERA_ALWAYS_INLINE Bits join_split(Bits high, Bits low) {
   return (high << 16) + low;

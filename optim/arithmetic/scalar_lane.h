@@ -8,7 +8,8 @@
 namespace tessera {
 namespace {
 
-/// One number where Simd has a register of them: what a GPU thread computes with. The same operations, the same bits.
+/// One number where Simd has a register of them: what a GPU thread computes with. It has the same operations and gives
+/// the same bits.
 struct ScalarLane {
   static constexpr std::size_t kWidth = 1;
   using Float = float;
@@ -31,7 +32,7 @@ struct ScalarLane {
   }
   static TESSERA_ALWAYS_INLINE Words min_word(Words x, std::uint16_t most) { return x < most ? x : most; }
   static TESSERA_ALWAYS_INLINE Words max_word(Words x, Words y) { return x > y ? x : y; }
-  /// Exactly rounded.
+  /// Rounds exactly, as IEEE 754 wants it.
   static TESSERA_ALWAYS_INLINE Float sqrt(Float x) {
 #if defined(__CUDA_ARCH__)
     return __fsqrt_rn(x);

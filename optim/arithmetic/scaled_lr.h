@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// As lr_at, from its parts. A GPU calls it, since only the device knows `global_batch` in time.
+/// The rate that lr_at gives, from its parts. A GPU calls it, since only the device knows `global_batch` in time.
 TESSERA_ALWAYS_INLINE double scaled_lr(double base_lr, std::int64_t base_batch_size, std::int64_t global_batch,
                                        double ratio) {
   double peak = base_lr;

@@ -19,8 +19,8 @@ namespace {
 /// AVX-512. The types are the compiler's vectors, so + - * / & | ^ << >>, comparisons and ?: work lane by lane and
 /// mean what they mean for one number; what has no operator is below.
 ///
-/// A loop takes kWidth elements at a time, a group of kVectors registers. With AVX2 that is two, which is a cache line of
-/// fp32, and what its instructions that pack and unpack numbers make of one register of 16-bit numbers.
+/// A loop takes kWidth elements at a time, a group of kVectors registers. AVX2 takes two registers: they are a cache
+/// line of fp32, and what its instructions that pack and unpack numbers make of one register of 16-bit numbers.
 template <int kLanes>
 struct Simd {
   static constexpr int kVectors = kLanes == 8 ? 2 : 1;
@@ -51,7 +51,7 @@ struct Simd {
   using Narrow = typename Simd<kLanes * kVectors>::template Of<T>;
   using Words = Narrow<std::uint16_t>;
 
-  /// The first `count` elements from memory of any alignment, the rest zero. With a constant `count` of kWidth, as in
+  /// The first `count` elements from memory of any alignment, the rest zero. If `count` is a constant kWidth, as in
   /// every loop's body, it is one instruction a register; only a loop's last call has fewer.
   static TESSERA_ALWAYS_INLINE FloatGroup load(const float* from, std::size_t count) {
     FloatGroup lanes = {};
@@ -64,10 +64,10 @@ struct Simd {
     __builtin_memcpy(&lanes, from, count * sizeof(T));
     return lanes;
   }
-  /// The same from a long run of memory that is read once, in order: asks the cache for what comes kAheadBytes later.
-  /// A loop with divisions fills the processor's window before it sees the next lines; those of 2 and 1 bytes an
-  /// element lose a third of their speed without this. Narrower formats gain from a longer way, up to 3072 bytes; fp32 loses
-  /// by one of 3072 (AMD, Zen 5).
+  /// The same from a long run of memory that is read once, in order: it prefetches what comes kAheadBytes later. A loop
+  /// with divisions fills the processor's window before it sees the next lines; loops over formats of 2 and 1 bytes an
+  /// element lose a third of their speed without this. Narrower formats gain from a longer distance, up to 3072 bytes;
+  /// fp32 loses by one of 3072 (AMD, Zen 5).
   template <class T>
   static TESSERA_ALWAYS_INLINE auto stream(const T* from, std::size_t count) {
     ask_ahead(from);
@@ -81,8 +81,8 @@ struct Simd {
     __builtin_memcpy(to, &lanes, count * sizeof(T));
   }
 
-  /// Integers of 8 bits to 32, with their sign if they have one; read as `stream` reads, register by register, since a register's
-  /// upper half would have to be moved down first.
+  /// Widens integers of 8 bits to 32, with their sign if they have one. They are read as `stream` reads, register by
+  /// register, since a register's upper half would have to be moved down first.
   template <class T>
   static TESSERA_ALWAYS_INLINE Group<Int> stream_integers(const T* from, std::size_t count) {
     ask_ahead(from);
@@ -96,8 +96,8 @@ struct Simd {
     return wide;
   }
 
-  /// Pairs of 16 bits to 32; back to 16, dropping high bits. (The compiler's own conversions are right too, but take three
-  /// instructions for one.)
+  /// Joins pairs of 16 bits to 32; `narrow` goes back to 16 and drops the high bits. (The compiler's own conversions
+  /// are right too, but take three instructions for one.)
   static TESSERA_ALWAYS_INLINE BitGroup join(Narrow<std::uint16_t> high, Narrow<std::uint16_t> low) {
 #if defined(__AVX512F__)
     if constexpr (kLanes == 16) {
@@ -128,14 +128,14 @@ struct Simd {
 #endif
     if constexpr (kVectors == 1) return __builtin_convertvector(x[0], Narrow<T>);
   }
-  /// The upper 16 bits of each, in order: what a shift and `narrow` make, in fewer instructions.
+  /// The upper 16 bits of each element, in order: what a shift and `narrow` make, in fewer instructions.
   static TESSERA_ALWAYS_INLINE Words tops_in_order(const BitGroup& x) {
 #if defined(__AVX2__)
     if constexpr (kLanes == 8) return in_order(tops(x));
 #endif
     return tops(x);
   }
-  /// 16 bits of each from bit `kFirst` (<= 16) on, in the order of `bytes`, which undoes it.
+  /// 16 bits of each element from bit `kFirst` (<= 16) on, in an order that `bytes` undoes.
   template <int kFirst>
   static TESSERA_ALWAYS_INLINE Words words(const BitGroup& x) {
 #if defined(__AVX2__)
@@ -148,7 +148,7 @@ struct Simd {
     return narrow<std::uint16_t>(shifted);
   }
   static TESSERA_ALWAYS_INLINE Words tops(const BitGroup& x) { return words<16>(x); }
-  /// The low 8 bits of each of what `words` made, in order.
+  /// The low 8 bits of each element of what `words` made, in order.
   template <class T>
   static TESSERA_ALWAYS_INLINE Narrow<T> bytes(Words x) {
 #if defined(__AVX512BW__)
@@ -163,7 +163,7 @@ struct Simd {
 #endif
     if constexpr (kVectors == 1) return __builtin_convertvector(x, Narrow<T>);
   }
-  /// -x where the top bit of `tops` is set.
+  /// Negates x where the top bit of `tops` is set.
   static TESSERA_ALWAYS_INLINE Words with_sign(Words x, Words tops) {
 #if defined(__AVX2__)
     if constexpr (kWidth == 16) return Words(_mm256_sign_epi16(__m256i(x), __m256i(tops | 1)));  // 0 would make it 0
@@ -187,7 +187,7 @@ struct Simd {
     return x > -x ? x : -x;
   }
 
-  // Where one of two roundings has nothing to round, a fused multiply-add gives the same bits as two operations.
+  // A fused multiply-add gives the same bits as two operations if one of the two roundings has nothing to round.
 
   /// x + y * factor. REQUIRES: the product is exact, as it is where the factor is a power of two.
   static TESSERA_ALWAYS_INLINE Float add_multiple(Float x, Float y, float factor) {
@@ -217,7 +217,7 @@ struct Simd {
   static TESSERA_ALWAYS_INLINE Bits bits_of(Float lanes) { return Bits(lanes); }
   static TESSERA_ALWAYS_INLINE Float float_of(Bits lanes) { return Float(lanes); }
 
-  /// Exactly rounded, as IEEE 754 wants it of a square root.
+  /// Rounds exactly, as IEEE 754 wants it of a square root.
   static TESSERA_ALWAYS_INLINE Float sqrt(Float lanes) {
 #if defined(__AVX512F__)
     if constexpr (kLanes == 16) return Float(_mm512_maskz_sqrt_ps(kAll, __m512(lanes)));
@@ -263,7 +263,7 @@ struct Simd {
     constexpr std::size_t kAheadBytes = 2560;
     __builtin_prefetch(static_cast<const char*>(from) + kAheadBytes);
   }
-  /// kLanes integers of 8 bits.
+  /// Widens kLanes integers of 8 bits.
   template <bool kIsSigned, class Bytes>
   static TESSERA_ALWAYS_INLINE Int widen(Bytes x) {
 #if defined(__AVX512F__)
@@ -280,14 +280,14 @@ struct Simd {
 #endif
     if constexpr (kLanes == 4) return __builtin_convertvector(x, Int);
   }
-  /// Of a group's first `count` elements, those in register `v`.
+  /// How many of a group's first `count` elements are in register `v`.
   static TESSERA_ALWAYS_INLINE std::size_t lanes_of(int v, std::size_t count) {
     const std::size_t before = static_cast<std::size_t>(v) * kLanes;
     return count <= before ? 0 : count - before < kLanes ? count - before : kLanes;
   }
 #if defined(__AVX2__)
-  /// Two registers' numbers, each of the first one beside the second one's, one register behind the other: each half of the
-  /// register in order, then the halves' parts.
+  /// Puts the numbers of two registers, which come in pairs of one from each, into order, one register behind the
+  /// other: first within each half of the register, then the parts of the halves.
   static TESSERA_ALWAYS_INLINE Words in_order(Words pairs) {
     const __m128i order = _mm_set_epi8(15, 14, 11, 10, 7, 6, 3, 2, 13, 12, 9, 8, 5, 4, 1, 0);
     const __m256i halves = _mm256_shuffle_epi8(__m256i(pairs), _mm256_broadcastsi128_si256(order));

@@ -34,18 +34,18 @@ struct AverageArgument {
 /// The most states that a rule has (optim/rules).
 inline constexpr int kMostRuleStates = 3;
 
-/// An OptimizerSlice, checked and taken apart into plain pointers; see there for what each is. And what loops need to know
-/// of the step, whatever the rule.
+/// An OptimizerSlice, checked and taken apart into plain pointers; see there for what each is. It also has what loops
+/// need to know of the step, whatever the rule.
 struct StepArguments {
   std::size_t numel = 0;
   const float* gradient = nullptr;
   float* master = nullptr;
   std::int16_t* low = nullptr;
   void* parameter = nullptr;
-  StateArgument states[kMostRuleStates];  ///< in the rule's order; null where it is configured without
+  StateArgument states[kMostRuleStates];  ///< ordered as the rule's states; null where the rule is configured without
   AverageArgument average;
   WeightFormat weights = WeightFormat::kF32;
-  StateDType state_dtype = StateDType::kF32;       ///< but for states that are StateCode::kExact
+  StateDType state_dtype = StateDType::kF32;       ///< except for states that are StateCode::kExact
   float gradient_scale = 1.0f, clip_value = 0.0f;  ///< scaled_gradient.h
   NoiseKey noise;
   std::uint32_t first_element = 0;  ///< modulo 2^32

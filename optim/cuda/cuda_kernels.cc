@@ -24,20 +24,20 @@ void check(cudaError_t error, const char* what) {
 
 constexpr std::size_t kPageBytes = 4096;
 
-/// How far behind `memory` the next page begins.
+/// Bytes from `memory` to the next page's begin.
 std::size_t to_page(const std::byte* memory) {
   return (kPageBytes - reinterpret_cast<std::uintptr_t>(memory) % kPageBytes) % kPageBytes;
 }
 
-/// Begins anywhere where it is small, since CUDA cuts small pieces from larger ones.
+/// Pinned memory. It may begin anywhere if it is small, since CUDA cuts small pieces from larger ones.
 std::shared_ptr<std::byte> pinned(std::size_t bytes) {
   void* memory = nullptr;
   check(cudaMallocHost(&memory, bytes), "cudaMallocHost");
   return {static_cast<std::byte*>(memory), [](std::byte* given) { cudaFreeHost(given); }};
 }
 
-/// A pool of events, since making one costs more than recording it. An event is given back by the thread that destroys its
-/// mark, whichever that is.
+/// A pool of events, since making one costs more than recording it. The thread that destroys an event's mark gives it
+/// back, whichever thread that is.
 class Events {
  public:
   explicit Events(unsigned flags) : flags_(flags) {}
@@ -79,7 +79,7 @@ class EventMark : public DeviceKernels::Mark {
   bool passed() override {
     const cudaError_t state = cudaEventQuery(event_);
     if (state == cudaErrorNotReady) {
-      cudaGetLastError();  // no error that the next launch should find
+      cudaGetLastError();  // clears the state, which is no error that the next launch should find
       return false;
     }
     check(state, "cudaEventQuery");
@@ -175,7 +175,7 @@ class CudaKernels : public DeviceKernels {
   }
 
   std::shared_ptr<std::byte> pinned_memory(std::size_t bytes) override {
-    stream_();  // on its device
+    stream_();  // selects its device
     std::shared_ptr<std::byte> memory = pinned(std::max<std::size_t>(bytes, 1));
     if (to_page(memory.get()) > 0) {
       memory = pinned(bytes + kPageBytes);
@@ -185,7 +185,7 @@ class CudaKernels : public DeviceKernels {
     return memory;
   }
   std::unique_ptr<Mark> upload(std::span<const UploadPiece> pieces, const Mark* after) override {
-    stream_();  // on its device
+    stream_();  // selects its device
     const cudaStream_t up = up_.get();
     if (after) static_cast<const EventMark*>(after)->hold_back(up);
     for (const UploadPiece& piece : pieces) {
@@ -203,7 +203,7 @@ class CudaKernels : public DeviceKernels {
   }
   void fetch(std::byte* pinned, const void* device, std::size_t bytes) override {
     const std::lock_guard lock(fetching_);
-    stream_();  // on its device
+    stream_();  // selects its device
     const cudaStream_t beside = beside_.get();
     check(cudaMemcpyAsync(pinned, device, bytes, cudaMemcpyDeviceToHost, beside), "cudaMemcpyAsync from the device");
     check(cudaStreamSynchronize(beside), "cudaStreamSynchronize");
@@ -221,7 +221,7 @@ class CudaKernels : public DeviceKernels {
   const std::shared_ptr<Events> timed_ = std::make_shared<Events>(cudaEventDefault);
   CopyStream up_, down_;
   std::mutex fetching_;
-  CopyStream beside_;  ///< of `fetch`
+  CopyStream beside_;  ///< the stream of `fetch`
 };
 
 }  // namespace

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// The kernels of optim/cuda, on the stream that `current_stream` names at each call.
+/// Makes the kernels of optim/cuda; they run on the stream that `current_stream` returns at each call.
 std::unique_ptr<DeviceKernels> cuda_kernels(std::function<cudaStream_t()> current_stream);
 
 }  // namespace tessera

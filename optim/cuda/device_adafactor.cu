@@ -1,4 +1,9 @@
-// Compiled without contraction of a * b + c into one rounding, like the CPU's loops.
+// Adafactor on a GPU. It is compiled without contraction of a * b + c into one rounding, like the CPU's loops.
+//
+// A step is five launches: rows and then columns of blocks are summed (sum_rows_and_columns), blocks are joined
+// (finish_rows_and_columns), both for tensors of two dimensions or more only; updates are made and their squares summed
+// for each block of elements (divide); one warp adds up the blocks and finds the factor (sum_blocks); and the parameter
+// moves (move_parameter). A warp's lanes are the lanes of the CPU's sums, so the additions have the same order.
 
 #include <algorithm>
 
@@ -24,8 +29,8 @@ struct AdafactorMemory {
   float *parameter, *gradient, *row_var, *col_var, *variance;
   double* moved;
   double *of_parameter, *of_updates;  ///< [blocks] sums of squares
-  double* column_sums;                ///< [matrices, row_blocks, columns] of more than one block of rows
-  double* means;                      ///< [matrices], of `row_var`
+  double* column_sums;                ///< [matrices, row_blocks, columns], if there is more than one block of rows
+  double* means;                      ///< [matrices]: means of `row_var`
 };
 
 TESSERA_ALWAYS_INLINE AdafactorPlace place_of(std::size_t element, std::size_t rows, std::size_t columns) {
@@ -38,7 +43,7 @@ __device__ std::size_t adafactor_thread() {
 }
 __device__ std::size_t adafactor_threads() { return static_cast<std::size_t>(gridDim.x) * kAdafactorThreads; }
 
-/// The sum over a warp's lanes; the first of them has it.
+/// The sum over a warp's lanes; the first lane has it.
 __device__ double joined_lanes(double sum) {
 #pragma unroll
   for (unsigned half = kAdafactorWarp / 2; half > 0; half /= 2) {
@@ -66,7 +71,7 @@ __device__ void move_column(const AdafactorMemory& m, std::size_t column, double
   adafactor_move(m.col_var[column], adafactor_mean(sum, m.rows), weight);
 }
 
-/// A warp for each row, and then a thread for each column of a block of rows.
+/// A warp takes each row, and then a thread each column of a block of rows.
 __global__ void __launch_bounds__(kAdafactorThreads) sum_rows_and_columns(AdafactorMemory m, float weight) {
   const std::size_t begin = adafactor_thread(), all = adafactor_threads();
   for (std::size_t r = begin / kAdafactorWarp; r < m.matrices * m.rows; r += all / kAdafactorWarp) {
@@ -89,7 +94,7 @@ __global__ void __launch_bounds__(kAdafactorThreads) sum_rows_and_columns(Adafac
   }
 }
 
-/// A warp for each matrix, and then a thread for each column.
+/// A warp takes each matrix, and then a thread each column.
 __global__ void __launch_bounds__(kAdafactorThreads) finish_rows_and_columns(AdafactorMemory m, float weight) {
   const std::size_t begin = adafactor_thread(), all = adafactor_threads();
   for (std::size_t i = begin / kAdafactorWarp; i < m.matrices; i += all / kAdafactorWarp) {
@@ -106,7 +111,7 @@ __global__ void __launch_bounds__(kAdafactorThreads) finish_rows_and_columns(Ada
   }
 }
 
-/// The second moments of every kAdafactorThreads-th element, from `first` on.
+/// The second moments of every kAdafactorThreads-th element, beginning with `first`.
 class FactoredVariance {
  public:
   __device__ FactoredVariance(const AdafactorMemory& m, std::size_t first, float /*weight*/)
@@ -150,11 +155,12 @@ class VarianceOfElements {
   const float weight_;
 };
 
-/// A thread block for each kAdafactorBlock elements: all threads make updates, and then a warp each sums up their squares and the parameter's.
+/// A thread block takes each kAdafactorBlock elements: all threads make updates, and then one warp sums up their
+/// squares, and another one the parameter's.
 template <class Variance>
 __global__ void __launch_bounds__(kAdafactorThreads) divide(AdafactorMemory m, float weight) {
   __shared__ float updates[kAdafactorBlock], parameters[kAdafactorBlock];
-  constexpr unsigned kEach = 4;  // loaded at once by a thread
+  constexpr unsigned kEach = 4;  // elements that a thread loads at once
   for (std::size_t block = blockIdx.x; block < m.blocks; block += gridDim.x) {
     const std::size_t begin = block * kAdafactorBlock;
     const auto count = static_cast<unsigned>(m.numel - begin < kAdafactorBlock ? m.numel - begin : kAdafactorBlock);
@@ -187,7 +193,7 @@ __global__ void __launch_bounds__(kAdafactorThreads) divide(AdafactorMemory m, f
   }
 }
 
-/// One warp.
+/// One warp runs it.
 __global__ void sum_blocks(AdafactorMemory m, AdafactorNumbers numbers) {
   double of_parameter = 0, of_updates = 0;
 #pragma unroll 8
@@ -230,7 +236,8 @@ AdafactorMemory memory_of(const AdafactorTensor& t, const AdafactorSums& sums, d
   return m;
 }
 
-/// How many thread blocks have `threads` threads, or as many of these as a device runs at once.
+/// The number of thread blocks that have `threads` threads together, or as many as a device runs at once if that is
+/// less.
 unsigned blocks_with(std::size_t threads, int processors) {
   const std::size_t most = static_cast<std::size_t>(processors) * kAdafactorResidentBlocks;
   return static_cast<unsigned>(std::min(adafactor_blocks(threads, kAdafactorThreads), most));

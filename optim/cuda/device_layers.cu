@@ -1,4 +1,4 @@
-// Compiled without contraction of a * b + c into one rounding, like the CPU's loops.
+// It is compiled without contraction of a * b + c into one rounding, like the CPU's loops.
 
 #include <math.h>
 
@@ -12,12 +12,12 @@ namespace {
 
 constexpr int kLayerThreads = 256;
 
-/// One thread block; a thread for each tensor.
+/// One thread block runs it; each thread takes a tensor.
 __device__ void add_up_layers(const LayerTables& l, const StepTables& t) {
   for (int i = static_cast<int>(threadIdx.x); i < l.kinds * t.tensors; i += kLayerThreads) {
     const int kind = i / t.tensors, tensor = i % t.tensors;
     const std::uint32_t first = l.first_link[tensor];
-    // Kinds have a stack each.
+    // Each kind has a stack of its own.
     double* const stack = l.link_scratch + static_cast<std::size_t>(kind) * l.first_link[t.tensors] + first;
     l.squares[i] = add_up_nodes(l.links + first, l.first_link[tensor + 1] - first, stack, [&](const NormLink& link) {
       const auto message = static_cast<std::size_t>(l.part_ranks[link.part] * l.kinds + kind);
@@ -35,7 +35,7 @@ __device__ double trust_ratio_of(const StepRequest& request, const LayerTables& 
   return trust_ratio(request.rule, numbers, request.trust_coefficient, sqrt(l.squares[tensor]), update);
 }
 
-/// One thread block.
+/// One thread block runs it.
 __global__ void adapt(StepRequest request, LayerTables l, StepTables t) {
   add_up_layers(l, t);
   __syncthreads();

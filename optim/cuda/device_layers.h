@@ -6,9 +6,10 @@
 
 namespace tessera::cuda {
 
-/// LAMB and LARS between their passes: adds up what ranks sent of each parameter's norms, and folds the constants of the second pass, with
-/// the rate that a parameter's norms make of its group's:
-///   lamb: constants[p] = rule_constants(kSgd, no numbers, steps[p], rate * trust ratio);  lars: rule_constants(kLars, numbers, ...)
+/// LAMB and LARS between their passes: adds up what ranks sent of each parameter's norms, and folds the constants of
+/// the second pass. A parameter's norms change its group's rate:
+///   lamb: constants[p] = rule_constants(kSgd, no numbers, steps[p], rate * trust ratio);  lars: rule_constants(kLars,
+///   numbers, ...)
 /// (trust_ratio.h), as LayerwiseUpdate does on the CPU. Nothing changes if the decision is to skip.
 cudaError_t adapt_rates(const StepRequest& request, const LayerTables& layers, const StepTables& tables,
                         cudaStream_t stream);

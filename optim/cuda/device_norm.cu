@@ -6,18 +6,18 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr unsigned kLanes = 16;  // a block's sum runs over as many lanes
+constexpr unsigned kLanes = 16;  // number of lanes that a block's sum runs over
 constexpr unsigned kNormThreads = 512;
-constexpr unsigned kAtOnce = kNormThreads / kLanes;  // blocks
+constexpr unsigned kAtOnce = kNormThreads / kLanes;  // blocks that a thread block takes at once
 
-/// Values where the nodes say that they are.
+/// Reads values where the nodes say that they are.
 struct ValuesInPlace {
   const float* block;
   __device__ ValuesInPlace(const NormTables& t, const float* at) : block(at + t.shift) {}
   __device__ float operator()(unsigned i) const { return block[i]; }
 };
 
-/// Masters, whose halves lie elsewhere.
+/// Reads masters, whose two halves lie elsewhere.
 struct SplitMasters {
   const std::uint16_t* high;
   const std::int16_t* low;
@@ -29,8 +29,8 @@ struct SplitMasters {
   }
 };
 
-/// The sum of squares of one block, made by 16 neighbouring threads; the first of them has it. `left` elements of the
-/// node begin with the block. As block_sum in grad_norm.cc.
+/// The sum of squares of one block, made by 16 neighbouring threads; the first of them has it. The node has `left`
+/// elements from the block's begin on. It is block_sum of grad_norm.cc.
 template <class Values>
 __device__ double block_sum(const Values& block, unsigned left) {
   const unsigned lane = threadIdx.x % kLanes;
@@ -63,7 +63,7 @@ struct Tile {
       : nodes(t.nodes + t.first_node[tile]), count(t.first_node[tile + 1] - t.first_node[tile]) {
     leaves = nodes[count - 1].first_leaf + blocks_of(nodes[count - 1]);
   }
-  /// The node that a leaf belongs to: the last that does not begin behind it.
+  /// The node that a leaf belongs to: the last one that does not begin behind it.
   __device__ const NormTileNode& node_of(unsigned leaf) const {
     unsigned low = 0, high = count;
     while (high - low > 1) {
@@ -74,13 +74,13 @@ struct Tile {
   }
 };
 
-/// A thread block for each tile.
+/// A thread block takes each tile.
 template <class Values>
 __global__ void __launch_bounds__(kNormThreads) sum_tiles(NormTables t) {
   __shared__ double sums[kNormTile];
   const Tile tile(t, blockIdx.x);
   for (unsigned first = 0; first < tile.leaves; first += kAtOnce) {
-    // The last threads may be beyond the tile; they take part in the exchange of their warp.
+    // The last threads may be beyond the tile; they take part in the exchange of their warp all the same.
     const unsigned leaf = first + threadIdx.x / kLanes;
     const bool is_there = leaf < tile.leaves;
     const NormTileNode& node = tile.node_of(leaf);
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kNormThreads) sum_tiles(NormTables t) {
     const double sum = block_sum(Values(t, node.values + begin), is_there ? node.numel - begin : 0);
     if (is_there && threadIdx.x % kLanes == 0) sums[leaf] = sum;
   }
-  // A node's blocks become the tree over them, in the place of its first.
+  // The blocks of each node are added up in the order of the tree, into the place of the node's first block.
   const unsigned leaf = threadIdx.x < tile.leaves ? threadIdx.x : 0;
   const NormTileNode& node = tile.node_of(leaf);
   const unsigned place = leaf - node.first_leaf, blocks = Tile::blocks_of(node);
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kNormThreads) sum_tiles(NormTables t) {
   }
 }
 
-/// A thread block for each span.
+/// A thread block takes each span.
 __global__ void __launch_bounds__(kNormThreads) sum_spans(NormTables t) {
   const NormSpan span = t.spans[blockIdx.x];
   for (std::uint64_t step = 1; step < span.tiles; step *= 2) {
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kNormThreads) sum_spans(NormTables t) {
   if (threadIdx.x == 0) *span.sum = span.tile_sums[0];
 }
 
-/// One thread block; a thread for each tensor.
+/// One thread block runs it; each thread takes a tensor.
 __global__ void add_up(StepTables t) {
   for (unsigned i = threadIdx.x; i < static_cast<unsigned>(t.tensors); i += blockDim.x) {
     const std::uint32_t first = t.first_link[i];

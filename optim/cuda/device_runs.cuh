@@ -10,9 +10,10 @@
 
 namespace tessera::cuda {
 
-// A warp computes 256 neighbouring elements, one block of an 8-bit state, and a thread eight of them: four, and the four
-// that come 16 later. So four threads read and write whole sectors of 32 bytes of fp32 and bf16 alike, and all eight are
-// among the 32 that begin at a multiple of 32: of one parameter (kParameterAlign).
+// A warp computes 256 neighbouring elements, which are one block of an 8-bit state. A thread computes eight of them:
+// four, and the four that come 16 later. So four threads read and write whole sectors of 32 bytes, of fp32 and bf16
+// alike, and all eight elements are among 32 that begin at a multiple of 32 and thus belong to one parameter
+// (kParameterAlign).
 constexpr int kPerThread = 8;
 constexpr int kWarp = 32;
 constexpr int kHalf = kPerThread / 2;
@@ -25,7 +26,7 @@ __device__ __forceinline__ std::size_t first_in_warp() {
   return lane / 4 * 32 + lane % 4 * kHalf;
 }
 
-/// From its first to its `k`th.
+/// Distance of a thread's `k`th element from its first.
 __device__ __forceinline__ constexpr std::size_t offset_of(int k) {
   return static_cast<std::size_t>(k < kHalf ? k : k - kHalf + kApart);
 }
@@ -40,8 +41,8 @@ struct Run {
   T values[kPerThread];
 };
 
-/// A thread's elements, the first at `from`: those of them that are less than `left` away, the rest zero. Aligned to four
-/// elements, where all are there.
+/// Loads a thread's elements, the first of which is at `from`: those that are less than `left` away, the rest zero. It
+/// is aligned to four elements if all are there.
 template <class T>
 __device__ __forceinline__ Run<T> load_run(const T* from, std::size_t left) {
   Run<T> run = {};
@@ -55,7 +56,7 @@ __device__ __forceinline__ Run<T> load_run(const T* from, std::size_t left) {
     }
     return run;
   }
-  // Unrolled: an index known only at run time would put the run into memory, in the other case too.
+  // The loop is unrolled: an index known only at run time would put the run into memory, in the other case too.
 #pragma unroll
   for (int k = 0; k < kPerThread; ++k) {
     if (offset_of(k) < left) run.values[k] = from[offset_of(k)];
@@ -63,7 +64,7 @@ __device__ __forceinline__ Run<T> load_run(const T* from, std::size_t left) {
   return run;
 }
 
-/// Bits of narrow values side by side, the first in the lowest.
+/// The bits of narrow values side by side, the first in the lowest.
 template <class T>
 __device__ __forceinline__ std::uint32_t packed(const T* values, int count) {
   constexpr int kBits = 8 * sizeof(T);
@@ -75,7 +76,8 @@ __device__ __forceinline__ std::uint32_t packed(const T* values, int count) {
   return word;
 }
 
-/// Four values by one instruction. Narrow ones as whole words: a struct of them the compiler would take apart again.
+/// Stores four values by one instruction. Narrow ones go as whole words, since the compiler would take a struct of them
+/// apart again.
 template <class T>
 __device__ __forceinline__ void store_half(T* to, const T* values) {
   if constexpr (sizeof(T) == 1) {
@@ -103,14 +105,14 @@ __device__ __forceinline__ void store_run(T* to, std::size_t left, const Run<T>&
   }
 }
 
-/// `each(k)` for a thread's elements, unrolled.
+/// Calls `each(k)` for each of a thread's elements, unrolled.
 template <class Each>
 __device__ __forceinline__ void for_run(const Each& each) {
 #pragma unroll
   for (int k = 0; k < kPerThread; ++k) each(k);
 }
 
-// Where weights come from and go to, one type for each WeightFormat (weight_streams.h for the CPU).
+// How weights are read and written, one type for each WeightFormat (weight_streams.h for the CPU).
 
 template <WeightFormat kFormat>
 struct Weights {
@@ -158,8 +160,8 @@ struct Weights {
   }
 };
 
-// Where moments come from and go to (state_streams.h for the CPU). `noise`: kNoiseBits<BlockCode> random bits an element. All
-// threads of a warp call together.
+// How moments are read and written (state_streams.h for the CPU). `noise`: kNoiseBits<BlockCode> random bits an
+// element. All threads of a warp call together.
 
 template <StateDType kDType>
 struct Moment;
@@ -212,7 +214,7 @@ struct Moment<StateDType::k8Bit> {
     for_run([&](int k) { values.values[k] = BlockCode::decode(codes.values[k], scale); });
     return values;
   }
-  /// `values`: what BlockCode::magnitude takes; for the second moment its root.
+  /// `values`: what BlockCode::magnitude takes, which for the second moment is its root.
   template <class BlockCode>
   static __device__ __forceinline__ void store(const StateArgument& a, std::size_t i, std::size_t left,
                                                const Run<float>& values, const Run<std::uint32_t>& noise) {

@@ -1,4 +1,12 @@
-// Compiled without contraction of a * b + c into one rounding, like the CPU's loops.
+// The optimizer's step on a GPU. It is compiled without contraction of a * b + c into one rounding, like the CPU's
+// loops.
+//
+// Three small kernels of one thread block each prepare a step: `read` adds up the ranks' messages, `decide` makes the
+// decision and each parameter's constants, and `begin_update` does that for one unit while backward goes on. The
+// kernels of a run follow, with as many blocks as are useful (launch_over): `update` for a rule, `move_momenta` for
+// Muon, `assign_masters`, `read_masters` and `swap`. All go over the run in blocks of 256 elements, one a warp
+// (device_runs.cuh), and `update` copies 8-bit blocks ahead (staged_blocks.cuh). `Update::elements` is what a rule does
+// to a thread's elements. `kernel_of` chooses the instance by rule, weight format and state dtype, outside the kernels.
 
 #include <math.h>
 
@@ -20,11 +28,13 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-// So many blocks find room on a processor with the registers that an update takes, and a large launch has many times as many: those that
-// run at one time are then neighbours in memory, and processors, which are not equally fast, end together.
+// So many blocks find room on a processor with the registers that an update takes. A large launch has many times as
+// many, so that blocks that run at one time are neighbours in memory, and processors, which are not equally fast, end
+// together.
 constexpr int kResidentBlocks = 3;
 constexpr int kMostRounds = 40;
-// Where there is room, a warp computes no fewer than so many times 256 elements: what it sets up counts for more, and it reads ahead.
+// A warp computes at least so many times 256 elements, where there is room: what it sets up then counts for less, and
+// it reads ahead.
 constexpr int kLeastTurns = 8;
 
 __device__ const StepMessageHeader& header_of(const StepTables& t, int rank) {
@@ -35,7 +45,7 @@ __device__ const std::uint8_t* flags_of(const StepTables& t, int rank) {
   return reinterpret_cast<const std::uint8_t*>(&header_of(t, rank) + 1);
 }
 
-/// One thread block.
+/// One thread block runs it.
 __global__ void read(StepTables t) {
   for (unsigned p = threadIdx.x; p < static_cast<unsigned>(t.parameters); p += blockDim.x) {
     unsigned used = 0;
@@ -58,8 +68,8 @@ __global__ void read(StepTables t) {
   }
 }
 
-/// One thread block: the two losses in the middle of a full window go to `middle`, the smaller one first. Each thread looks where in the
-/// order some of the losses stand.
+/// One thread block writes the two losses in the middle of a full window to `middle`, the smaller one first. Each
+/// thread finds the ranks of some of the losses.
 __device__ void find_middle(const double* losses, int window, double* middle) {
   for (int i = static_cast<int>(threadIdx.x); i < window; i += static_cast<int>(blockDim.x)) {
     int before = 0;
@@ -69,7 +79,7 @@ __device__ void find_middle(const double* losses, int window, double* middle) {
   }
 }
 
-/// What the step does, from what was read; the same for every thread.
+/// What the step does, from the messages that were read; the same for every thread.
 struct Verdict {
   double norm, lr, loss;
   float gradient_scale;
@@ -93,7 +103,7 @@ __device__ Verdict verdict_on(const StepRequest& request, const StepTables& t, d
   return v;
 }
 
-/// The parameter's constants, with the numbers and the rate of its group.
+/// The parameter's constants, made with the numbers and the rate of its group.
 __device__ RuleConstants constants_of(const StepRequest& request, const StepTables& t, unsigned p, double lr) {
   const bool is_matrix = t.is_matrix && t.is_matrix[p] != 0;
   const GroupNumbers* const group = group_of(t, p);
@@ -106,7 +116,8 @@ __device__ bool is_of_one_kind(const StepTables& t, unsigned p, unsigned q) {
   return t.steps[p] == t.steps[q] && (!t.group_number || t.group_number[p] == t.group_number[q]);
 }
 
-/// One thread block: counts a step of the parameters [begin, end) that are used, and folds their constants.
+/// One thread block runs it: counts a step of those of the parameters [begin, end) that are used, and folds their
+/// constants.
 __device__ void count_step(const StepRequest& request, const StepTables& t, unsigned begin, unsigned end, double lr) {
   for (unsigned p = begin + threadIdx.x; p < end; p += blockDim.x) {
     if (!t.used[p]) continue;
@@ -115,7 +126,7 @@ __device__ void count_step(const StepRequest& request, const StepTables& t, unsi
   }
 }
 
-/// One thread block, for the groups [begin, end). Call when all of `count_step` is done.
+/// One thread block runs it, for the groups [begin, end). Call it when all of `count_step` is done.
 __device__ void find_uniform(const StepTables& t, unsigned begin, unsigned end) {
   for (unsigned g = begin + threadIdx.x; g < end; g += blockDim.x) t.is_uniform[g] = 1;
   __syncthreads();
@@ -128,7 +139,7 @@ __device__ void find_uniform(const StepTables& t, unsigned begin, unsigned end) 
   }
 }
 
-/// One thread block.
+/// One thread block runs it.
 __global__ void begin_update(StepRequest request, UnitRequest unit, StepTables t) {
   __shared__ int differs, is_infinite;
   if (threadIdx.x == 0) differs = is_infinite = 0;
@@ -163,7 +174,7 @@ __global__ void begin_update(StepRequest request, UnitRequest unit, StepTables t
   find_uniform(t, unit.first_group, unit.first_group + unit.groups);
 }
 
-/// One thread block.
+/// One thread block runs it.
 __global__ void decide(StepRequest request, StepTables t) {
   __shared__ double middle[2];
   const int window = request.spikes.window;
@@ -196,7 +207,7 @@ __global__ void decide(StepRequest request, StepTables t) {
   find_uniform(t, 0, static_cast<unsigned>(t.groups));
 }
 
-/// The parameter that element `element` of the group belongs to: the last that does not begin behind it.
+/// The parameter that element `element` of the group belongs to: the last one that does not begin behind it.
 __device__ std::uint32_t parameter_at(const DeviceRun& run, std::uint64_t element) {
   const std::uint64_t place = element / kParameterAlign;
   std::uint32_t low = 0, high = run.parameters;
@@ -207,18 +218,18 @@ __device__ std::uint32_t parameter_at(const DeviceRun& run, std::uint64_t elemen
   return run.begins[low].parameter;
 }
 
-/// The elements of this warp begin here, and then so many later each time.
+/// The first element of this warp; it goes on in steps of all_warps().
 __device__ std::size_t first_of_warp() {
   return (std::size_t{blockIdx.x} * kThreads + threadIdx.x) / kWarp * kStateBlock;
 }
 __device__ std::size_t all_warps() { return std::size_t{gridDim.x} * kThreads / kWarp * kStateBlock; }
 
-/// Where the average begins of a parameter that this step updates.
+/// How the average of a parameter begins that this step updates.
 __device__ __forceinline__ AverageStart start_of_average(const StepTables& t, std::uint32_t parameter) {
   return average_start(t.steps[parameter], is_first_of_run(*t.decision, t.updates_in_backward));
 }
 
-/// Moves the averages of a thread's elements. `before`, `after`: their weights.
+/// Moves the averages of a thread's elements. `before`, `after`: the weights before and after the step.
 __device__ __forceinline__ void average_run(const AverageArgument& a, std::size_t i, std::size_t left,
                                             AverageStart start, const Run<float>& before, const Run<float>& after) {
   Run<float> values = load_run(a.values + i, left);
@@ -228,19 +239,19 @@ __device__ __forceinline__ void average_run(const AverageArgument& a, std::size_
   store_run(a.values + i, left, values);
 }
 
-/// One kernel's elements of a rule.
+/// What one kernel does to a rule's elements.
 template <class Rule, WeightFormat kWeights, StateDType kStates>
 struct Update {
   using Constants = typename Rule::Constants;
 
-  /// What this thread computes of the 256 elements of its warp: those from the `i`th on, which are read as the `at`th of `from`.
-  /// `left`: how many of the run there are from the thread's first on. All threads of a warp call together.
+  /// Computes this thread's elements of the 256 of its warp: those from the `i`th on, which are read as the `at`th of
+  /// `from`. `left`: how many elements the run has from the thread's first on. All threads of a warp call together.
   static __device__ __forceinline__ void elements(const DeviceRun& run, const StepTables& t, const Constants& c,
                                                   const NoiseKey& key, std::uint32_t parameter, float scale,
                                                   std::size_t i, std::size_t left, const StepArguments& from,
                                                   std::size_t at) {
     const StepArguments& a = run.arguments;
-    // All loads before the first use, so that they are under way together.
+    // All loads come before the first use, so that they are under way together.
     const Run<float> gradient = load_run(from.gradient + at, left);
     const Run<float> weight = Weights<kWeights>::load(from, at, left);
     Run<float> states[Rule::kStates] = {};
@@ -251,7 +262,7 @@ struct Update {
     });
     Run<float> next_weight = {}, scaled;
     Run<std::uint32_t> noise = {};
-    // A constant 0 leaves no trace of the clipping where there is none.
+    // If the limit is a constant 0, no trace of the clipping is left.
     for_run([&](int k) { scaled.values[k] = scaled_gradient(gradient.values[k], scale, 0.0f); });
     if (a.clip_value > 0.0f) {
       for_run([&](int k) { scaled.values[k] = scaled_gradient(gradient.values[k], scale, a.clip_value); });
@@ -299,7 +310,8 @@ struct Update {
   }
 };
 
-/// `body(constants)`. What chooses between two formulas is known to the compiler there, so that an element computes one of them.
+/// Calls `body(constants)`. The flags that choose between two formulas are known to the compiler there, so that an
+/// element computes one of them.
 template <class Constants, class Body>
 __device__ __forceinline__ void with_known_formula(const Constants& c, const Body& body) {
   if constexpr (requires { c.decoupled; }) {
@@ -331,7 +343,7 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks) update(DeviceRun ru
     const std::size_t left = i < a.numel ? a.numel - i : 0;
     blocks.move_on(a, begin + all_warps());
     if (!is_uniform) {
-      // A thread's elements belong to one parameter; with 8-bit states, a warp's do.
+      // A thread's elements belong to one parameter; with 8-bit states, all of a warp's do.
       parameter = parameter_at(run, run.first_element + (kStates == StateDType::k8Bit ? begin : i));
       if (!t.used[parameter]) {
         if (a.average.values == nullptr || t.steps[parameter] == 0) continue;
@@ -342,7 +354,7 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks) update(DeviceRun ru
       c = constants_for(t.constants[parameter], Rule{});
       key = noise_key(run.stream, t.steps[parameter]);
     }
-    // Where all are there, `left` is a constant, and nothing asks for each element whether it is.
+    // If all elements are there, `left` is a constant, and nothing asks for each element whether it is there.
     using Elements = Update<Rule, kWeights, kStates>;
     if (a.numel - begin < kStateBlock) {
       Elements::elements(run, t, c, key, parameter, scale, i, left, a, i);
@@ -356,7 +368,7 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks) update(DeviceRun ru
   }
 }
 
-/// Moves momenta, and writes directions over what the run has as its weights.
+/// Moves momenta, and writes directions in place of the run's weights.
 template <StateDType kStates>
 __global__ void __launch_bounds__(kThreads, kResidentBlocks)
     move_momenta(DeviceRun run, MuonMomentumConstants c, StepTables t) {
@@ -428,7 +440,7 @@ Kernel kernel_with(StateDType states) {
   return nullptr;
 }
 
-/// `kernel.template operator()<weights>()`, for how a run's weights are kept.
+/// Calls `kernel.template operator()<weights>()` for the way in which a run's weights are kept.
 template <class KernelWith>
 auto for_weights(WeightFormat weights, const KernelWith& kernel)
     -> decltype(kernel.template operator()<WeightFormat::kF32>()) {
@@ -476,7 +488,8 @@ bool aligned(const void* pointer, std::uintptr_t bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
 }
 
-/// As load_run and store_run demand, and more: a sector lies on its own only then.
+/// Whether memory is aligned as load_run and store_run need it, and more: only then does a thread's sector lie on its
+/// own.
 bool aligned(const StepArguments& a) {
   for (const StateArgument& state : a.states) {
     if (!aligned(state.data, 16)) return false;
@@ -502,7 +515,7 @@ cudaError_t decide_step(const StepRequest& request, const StepTables& tables, cu
 
 namespace {
 
-/// `launch_blocks(blocks)`: as many as the run wants.
+/// Calls `launch_blocks(blocks)` with as many blocks as are useful for the run.
 template <class Launch>
 cudaError_t launch_over(const DeviceRun& run, unsigned most_blocks, const Launch& launch_blocks) {
   const StepArguments& a = run.arguments;

@@ -5,13 +5,13 @@
 namespace tessera::cuda {
 namespace {
 
-/// The 8-bit code of a kind of state.
+/// The 8-bit code for a kind of state.
 template <StateCode kCode>
 struct CodeOf : SignedBlockCode<ScalarLane> {};
 template <>
 struct CodeOf<StateCode::kRoot> : RootBlockCode<ScalarLane> {};
 
-/// `body.template operator()<k>()` for the states of a rule.
+/// Calls `body.template operator()<k>()` for each state of a rule.
 template <class Rule, int k = 0, class Body>
 __device__ __forceinline__ void for_states(const Body& body) {
   if constexpr (k < Rule::kStates) {

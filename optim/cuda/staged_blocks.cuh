@@ -12,21 +12,22 @@
 namespace tessera::cuda {
 namespace {
 
-// With 8-bit states an element is 10 bytes and some 100 instructions, so few warps find room and each computes long: their loads alone
-// would not keep memory busy. There a warp copies the block that comes next into shared memory while it computes one. Such a copy goes on
-// without the thread and takes no registers.
+// An element with 8-bit states is 10 bytes and some 100 instructions, so few warps find room and each computes long:
+// their loads alone would not keep memory busy. A warp therefore copies the block that comes next into shared memory
+// while it computes one (double buffering). Such a copy goes on without the thread and takes no registers.
 
-/// A block's 256 elements, on their way or there: what the update reads. All states have 8 bits.
+/// What the update reads of a block's 256 elements, on its way or there. All states have 8 bits.
 template <class Rule, WeightFormat kWeights>
 struct StagedBlock {
   static constexpr bool kIsSplit = kWeights == WeightFormat::kSplitBF16;
 
   alignas(16) std::byte gradient[4 * kStateBlock];
-  alignas(16) std::byte weight[4 * kStateBlock];  ///< or its two halves
+  alignas(16) std::byte weight[4 * kStateBlock];  ///< the masters, or their two halves
   alignas(16) std::byte states[Rule::kStates][kStateBlock];
   alignas(16) float scales[Rule::kStates];
 
-  /// Begins the copies of the elements from `begin` on, all of which are there. All threads of a warp together.
+  /// Begins the copies of 256 elements from `begin` on, all of which must be there. All threads of a warp call it
+  /// together.
   __device__ __forceinline__ void begin_copies(const StepArguments& a, std::size_t begin) {
     const unsigned lane = threadIdx.x % kWarp;
     copy<4 * kStateBlock>(gradient, a.gradient + begin, lane);
@@ -70,7 +71,7 @@ struct StagedBlock {
   }
 };
 
-/// A warp's blocks, two of which are in shared memory: the one that is computed, and the next.
+/// A warp's blocks, two of which are in shared memory: the one that is being computed, and the next.
 template <class Rule, WeightFormat kWeights, int kWarps>
 class StagedBlocks {
  public:
@@ -80,12 +81,12 @@ class StagedBlocks {
       : mine_(shared()[threadIdx.x / kWarp]) {
     begin(a, first);
   }
-  /// The block whose copy was begun last is there afterwards, and the one from `next` on is begun.
+  /// Waits for the block whose copy was begun last, and begins the copy of the one from `next` on.
   __device__ __forceinline__ void move_on(const StepArguments& a, std::size_t next) {
     __syncwarp();  // all have read what is overwritten now
     begin(a, next);
     __pipeline_wait_prior(1);
-    __syncwarp();  // what others copied, too
+    __syncwarp();  // what other threads copied must be there too
   }
   __device__ __forceinline__ StepArguments current() { return mine_[coming_].arguments(); }
 
@@ -104,7 +105,7 @@ class StagedBlocks {
   }
 
   Pair& mine_;
-  int coming_ = 0;  ///< the one that the next copy goes to, which is the older of the two
+  int coming_ = 0;  ///< the block that the next copy goes to, which is the older of the two
 };
 
 /// Blocks that are read where they lie.
@@ -114,7 +115,7 @@ struct BlocksInPlace {
   __device__ __forceinline__ void move_on(const StepArguments&, std::size_t) {}
 };
 
-/// Whether 8 bits are what all states of a rule are kept in where any are.
+/// Whether a rule keeps all of its states in 8 bits, if it keeps any so.
 template <class Rule>
 constexpr bool kHasCodesOnly = [] {
   for (const StateCode code : Rule::kCodes) {
@@ -131,7 +132,7 @@ template <class Rule, WeightFormat kWeights, int kWarps>
 struct ChosenBlocks<true, Rule, kWeights, kWarps> {
   using type = StagedBlocks<Rule, kWeights, kWarps>;
 };
-/// Those of an update kernel.
+/// The kind of blocks that an update kernel uses.
 template <class Rule, WeightFormat kWeights, StateDType kStates, int kWarps>
 using BlocksOf =
     typename ChosenBlocks<kStates == StateDType::k8Bit && kHasCodesOnly<Rule>, Rule, kWeights, kWarps>::type;

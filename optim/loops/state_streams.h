@@ -14,15 +14,15 @@
 namespace tessera {
 namespace {
 
-// Where a loop's moments come from and go to, one type for each StateDType, made of the state's memory and of room for
-// the values of two blocks. A loop goes through blocks of kStateBlock elements; for each it calls
+// How a loop's moments are read and written, one type for each StateDType. An object is made from the state's memory
+// and from room for the values of two blocks. A loop goes through blocks of kStateBlock elements; for each it calls
 //   open(begin, end)           the block's elements
 //   load(i, count)             the values of elements i to i + count
 //   store(i, count, values)    their new values; where kKeepsRoot, the new values' square roots
 // and then, where kIsNarrow, since a code may need the block's largest value,
 //   close(begin)
-//   encode(i, count, noise)    for all elements of the block once more, at the latest before the next block's close; noise:
-//                              kNoiseBits random bits an element
+//   encode(i, count, noise)    for all elements of the block once more, at the latest before the next block's close;
+//                              noise: kNoiseBits random bits an element
 
 template <class V>
 struct F32State {
@@ -39,7 +39,7 @@ struct F32State {
   }
 };
 
-/// Two blocks' values, in fp32 and in the first cache.
+/// The values of two blocks, in fp32 and in the first cache.
 inline constexpr std::size_t kKeptValues = 2 * kStateBlock;
 template <class V>
 struct BlockValues {
@@ -53,8 +53,8 @@ struct BlockValues {
   }
 };
 
-/// bf16, rounded stochastically: a second moment moves by a thousandth a step, less than bf16 can resolve, and rounded
-/// to nearest it would stand still.
+/// bf16, rounded stochastically: a second moment moves by a thousandth a step, less than bf16 can resolve, and would
+/// stand still if it were rounded to nearest.
 template <class V>
 struct BF16State : BlockValues<V> {
   static constexpr bool kIsNarrow = true, kKeepsRoot = false;
@@ -83,8 +83,8 @@ struct BF16State : BlockValues<V> {
   }
 };
 
-/// 8 bits, of the code `BlockCode`, with a scale a block. A block is decoded as a whole before the formula sees it:
-/// what a processor looks ahead is then enough for several elements' divisions, which decoding would fill.
+/// 8 bits, in the code `BlockCode`, with one scale a block. A whole block is decoded before the formula sees it: the
+/// processor's look-ahead then covers several elements' divisions; decoding in between would fill it.
 template <class V, class BlockCode>
 struct BlockState : BlockValues<V> {
   static constexpr bool kIsNarrow = true, kKeepsRoot = BlockCode::kIsOfRoot;
@@ -112,7 +112,7 @@ struct BlockState : BlockValues<V> {
   TESSERA_ALWAYS_INLINE void store(std::size_t i, std::size_t, const typename V::FloatGroup& values) {
     this->keep(i, values);
     for (int v = 0; v < V::kVectors; ++v) {
-      typename V::Bits magnitude = V::bits_of(values[v]);   // as integers NaN > infinity > finite
+      typename V::Bits magnitude = V::bits_of(values[v]);   // NaN > infinity > finite when compared as integers
       if constexpr (!kKeepsRoot) magnitude &= 0x7fffffffu;  // the only root with a sign is a NaN, then larger still
       largest = magnitude > largest ? magnitude : largest;
     }

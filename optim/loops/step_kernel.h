@@ -11,11 +11,11 @@
 namespace tessera {
 namespace {
 
-// The loops, for any vector type V, any rule, any kind of weights and any kind of state. Elements are independent of each
-// other (but for the scale of an 8-bit block), and each operation is rounded on its own, or fused where that gives the same
-// bits (Simd::add_multiple).
+// The loops, for any vector type V, any rule, any kind of weights and any kind of state. Elements are independent of
+// each other (except for the scale of an 8-bit block), and each operation is rounded on its own, or fused where that
+// gives the same bits (Simd::add_multiple).
 
-/// The noise of a run's elements, group by group: to count up costs less than to begin anew with every group.
+/// The noise of a run's elements, group by group: counting up costs less than beginning anew with every group.
 template <class V>
 class NoiseRun {
  public:
@@ -38,7 +38,7 @@ class NoiseRun {
   typename V::BitGroup places_;
 };
 
-/// The states of a rule from its `k`th on. A third one is exact, since an element's noise is enough for two.
+/// The states of a rule from its `k`th on. A third state is exact, since an element's noise is enough for two.
 template <class V, class Rule, StateDType kDType, int k, bool kIsEnd = k == Rule::kStates>
 class States : public States<V, Rule, kDType, k + 1> {
  public:
@@ -73,7 +73,7 @@ class States : public States<V, Rule, kDType, k + 1> {
     }
     Later::close(begin);
   }
-  /// Leaves no noise where a new value is a NaN, which would become a number by it.
+  /// Clears the noise where a new value is a NaN, which the noise would turn into a number.
   TESSERA_ALWAYS_INLINE void spare_nans(std::size_t i, BitGroup& noise) const {
     static_assert(kNarrowStates <= 2, "a third one's values would have to be looked at too");
     if constexpr (kDType == StateDType::kBF16 && kIsNarrow) {
@@ -82,7 +82,7 @@ class States : public States<V, Rule, kDType, k + 1> {
       for (int v = 0; v < V::kVectors; ++v) noise[v] = V::where_ordered(noise[v], values[v], later[v]);
     }
   }
-  /// The new values of a narrow state, or where there is none `other`.
+  /// The new values of a narrow state; `other` where there is none.
   TESSERA_ALWAYS_INLINE FloatGroup narrow_or(std::size_t i, const FloatGroup& other) const {
     if constexpr (Stream::kIsNarrow) {
       if (is_kept()) return stream_.kept(i);
@@ -123,7 +123,7 @@ class States<V, Rule, kDType, k, true> {
   TESSERA_ALWAYS_INLINE void encode(std::size_t, std::size_t, const typename V::BitGroup&) const {}
 };
 
-/// Moves a group's averages, where there are some.
+/// Moves a group's averages, if there are any.
 template <class V>
 TESSERA_ALWAYS_INLINE void average(const AverageArgument& a, std::size_t i, std::size_t count,
                                    const typename V::FloatGroup& before, const typename V::FloatGroup& after) {
@@ -133,7 +133,7 @@ TESSERA_ALWAYS_INLINE void average(const AverageArgument& a, std::size_t i, std:
   V::store(a.values + i, count, values);
 }
 
-/// The rule's formula for a group.
+/// Computes the rule's formula for a group.
 template <class V, class Rule>
 TESSERA_ALWAYS_INLINE typename V::template Group<RuleElement<V, Rule::kStates>> elements(
     const typename Rule::Constants& c, const StepArguments& a, const typename V::FloatGroup& gradient,
@@ -148,12 +148,12 @@ TESSERA_ALWAYS_INLINE typename V::template Group<RuleElement<V, Rule::kStates>> 
   return next;
 }
 
-/// A block is gone through twice where something is narrow: the formula leaves new values in the first cache, and what makes
-/// them narrow takes them from there, beside the next block's formula. A processor looks ahead a few hundred instructions.
-/// Were a group made narrow as soon as it is known, these would be one chain from load to store, and hold too few square roots
-/// and divisions to keep it busy; so there are two chains, which do not wait for each other.
+/// A block is gone through twice if something is narrow: the formula leaves new values in the first cache, and the code
+/// that makes them narrow takes them from there, beside the next block's formula. A processor looks ahead a few hundred
+/// instructions. If each group were made narrow at once, these would be one chain from load to store, with too few
+/// square roots and divisions to keep it busy. There are two chains instead, which do not wait for each other.
 ///
-/// `kIsUsual`: the rule's usual step, no clipping by value, no averages; loops then have no branch on these.
+/// `kIsUsual`: the rule's usual step, no clipping by value, no averages; the loops then have no branch on these.
 template <class V, class Rule, class Weights, StateDType kDType, bool kIsUsual>
 void update_loop(const typename Rule::Constants& constants, const StepArguments& arguments) {
   using FloatGroup = typename V::FloatGroup;
@@ -198,7 +198,8 @@ void update_loop(const typename Rule::Constants& constants, const StepArguments&
   if constexpr (!kIsNarrow) {
     for_groups<V>(0, a.numel, move);
   } else {
-    // Each body stands here as seldom as it can: a compiler makes a copy of it in each place, for each rule and format.
+    // Each body stands here as rarely as it can, since a compiler makes a copy of it in each place, for each rule and
+    // format.
     constexpr std::size_t kBlock = kStateBlock;
     std::size_t narrow = 0;  // elements
     for (std::size_t begin = 0;; begin += kBlock) {
@@ -284,7 +285,7 @@ void update_states(const typename Rule::Constants& c, const StepArguments& a) {
   }
 }
 
-/// Calls `body(weights)` with an object of the type that keeps weights so.
+/// Calls `body(weights)` with an object of the type that keeps weights in this format.
 template <class V, class Body>
 TESSERA_ALWAYS_INLINE void with_weights(const StepArguments& a, const Body& body) {
   switch (a.weights) {

@@ -9,12 +9,13 @@ namespace tessera {
 
 /// One instruction set's variants of the loops (step_kernel.h).
 struct StepLoops {
-  /// By StepRule: the rule's pass over a run. kLamb: its directions are written in place of a copy of the weights (WeightFormat::kF32).
+  /// [StepRule]: the rule's pass over a run. kLamb writes its directions in place of a copy of the weights
+  /// (WeightFormat::kF32).
   void (*update[kStepRules])(const RuleConstants& constants, const StepArguments& arguments);
-  /// Muon's momentum, and what is to be made orthogonal in place of the weights (WeightFormat::kF32).
+  /// Moves Muon's momentum, and writes what is to be made orthogonal in place of the weights (WeightFormat::kF32).
   void (*muon_direction)(const MuonMomentumConstants& constants, const StepArguments& arguments);
-  /// Writes the masters to `masters` [numel], and takes new ones from StepArguments::gradient, as a rule's pass would: averages move
-  /// along.
+  /// Write the masters to `masters` [numel], and take new ones from StepArguments::gradient, as a rule's pass would:
+  /// averages move along.
   void (*read_weights)(const StepArguments& arguments, float* masters);
   void (*assign_weights)(const StepArguments& arguments);
   /// Moves the averages (StepArguments::average) of weights that a step leaves alone.
@@ -27,7 +28,7 @@ extern const StepLoops kPortableStepLoops;
 extern const StepLoops kAvx2StepLoops;    ///< exists on x86-64 only
 extern const StepLoops kAvx512StepLoops;  ///< exists on x86-64 only
 
-/// REQUIRES: supports(set).
+/// The loops for an instruction set. REQUIRES: supports(set).
 const StepLoops& step_loops(InstructionSet set);
 
 }  // namespace tessera

@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-// Where a loop's weights come from and go to, one type for each WeightFormat:
+// How a loop's weights are read and written, one type for each WeightFormat:
 //   kIsNarrow                  whether they are rounded or cut on their way to memory
 //   load(i, count)             the fp32 masters of elements i to i + count
 //   store(i, count, masters)   writes them back, in every form that is kept of them
@@ -41,7 +41,7 @@ struct F32CopiedWeights : F32Weights<V> {
   }
 };
 
-/// `kIsF16`: rounded to fp16, else to bf16.
+/// `kIsF16`: the copy is rounded to fp16, else to bf16.
 template <class V, bool kIsF16>
 struct HalfCopiedWeights : F32Weights<V> {
   static constexpr bool kIsNarrow = true;

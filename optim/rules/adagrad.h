@@ -11,7 +11,8 @@ struct AdagradConstants {
   float eps;
 };
 
-/// Adagrad (Duchi, Hazan and Singer, JMLR 2011), as `torch.optim.Adagrad` defines it, with an accumulator that begins at 0:
+/// Adagrad (Duchi, Hazan and Singer, JMLR 2011), as `torch.optim.Adagrad` defines it, with an accumulator that begins
+/// at 0:
 ///
 ///   g   += weight_decay * p
 ///   sum += g * g

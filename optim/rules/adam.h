@@ -40,10 +40,10 @@ struct AdamConstants {
 /// and eps' in fp64 beforehand. It is the same formula as PyTorch's, rounded in another order: results agree to a few
 /// units in the last place, not in bits.
 ///
-/// After `freeze_step` steps of a parameter (0: never) its second moments and their bias correction stay, as 1-bit Adam (Tang et al., arXiv
-/// 2102.02888) wants it: sums of compressed gradients are right on average, their squares are not. But one that is less than a single
-/// gradient alone would have made it takes that, v = max(v, (1 - beta2) * g * g): an element that had no gradients by then would else move by
-/// lr * m / eps.
+/// After `freeze_step` steps of a parameter (0: never) its second moments and their bias correction stay, as 1-bit Adam
+/// (Tang et al., arXiv 2102.02888) wants it: sums of compressed gradients are right on average, their squares are not.
+/// A second moment that is less than a single gradient alone would have made it becomes that, v = max(v, (1 - beta2) *
+/// g * g): an element that had no gradients by then would otherwise move by lr * m / eps.
 struct AdamRule {
   using Constants = AdamConstants;
   static constexpr int kStates = 2;
@@ -69,7 +69,7 @@ struct AdamRule {
     return c;
   }
 
-  /// What nearly every step is: adamw's, and not frozen. Loops are compiled for these alone once more.
+  /// The kind that nearly every step is: adamw's, and not frozen. Loops are compiled once more for these alone.
   static TESSERA_ALWAYS_INLINE bool is_usual(const Constants& c) { return c.decoupled && !c.frozen; }
   static TESSERA_ALWAYS_INLINE void make_usual(Constants& c) {
     c.decoupled = true;

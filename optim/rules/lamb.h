@@ -6,19 +6,19 @@ namespace tessera {
 
 /// What LambDirectionRule's formula needs.
 struct LambConstants {
-  AdamConstants adam;  ///< with a rate of 1
+  AdamConstants adam;  ///< constants for a rate of 1
   float decay;         ///< weight_decay
 };
 
-/// The direction of LAMB (You et al., arXiv 1904.00962, algorithm 2): AdamW's step, before a tensor's rate is known. The pass that takes
-/// the step is SgdRule without momentum.
+/// The direction of LAMB (You et al., arXiv 1904.00962, algorithm 2): AdamW's step, before a tensor's rate is known.
+/// SgdRule without momentum then takes the step.
 ///
 ///   m = m + (1 - beta1) * (g - m)
 ///   v = beta2 * v + (1 - beta2) * g * g
 ///   direction = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay * p
 ///
-/// The direction takes the place of the weight: on the CPU the run that is updated is a copy of the weights, and on a GPU what would be its
-/// weights goes to DeviceRun::direction.
+/// The direction takes the place of the weight: on the CPU the run that is updated is a copy of the weights, and on a
+/// GPU what would be its weights goes to DeviceRun::direction.
 struct LambDirectionRule {
   using Constants = LambConstants;
   static constexpr bool kMakesDirection = true;

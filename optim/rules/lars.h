@@ -8,7 +8,7 @@ namespace tessera {
 struct LarsConstants {
   float l2;  ///< weight_decay
   float momentum;
-  float rate;     ///< the schedule's, times what the tensor's norms make of it
+  float rate;     ///< the schedule's rate times the tensor's trust ratio
   bool nesterov;  ///< the step follows momentum * buffer + the new share, instead of the buffer
 };
 

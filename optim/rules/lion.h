@@ -7,8 +7,8 @@ namespace tessera {
 /// What LionRule's formula needs.
 struct LionConstants {
   float decay;            ///< p *= decay, which is 1 - lr * weight_decay
-  float one_minus_beta1;  ///< of the direction
-  float one_minus_beta2;  ///< of the momentum that stays
+  float one_minus_beta1;  ///< the direction's
+  float one_minus_beta2;  ///< that of the momentum that stays
   float lr;
 };
 

@@ -11,8 +11,8 @@ struct MuonMomentumConstants {
   bool nesterov;
 };
 
-/// The part of Muon (Jordan et al., 2024) that comes before a matrix is made orthogonal, as `torch.optim.Muon` has it. What comes after is
-/// SgdRule with decoupled weight decay.
+/// The part of Muon (Jordan et al., 2024) that comes before a matrix is made orthogonal, as `torch.optim.Muon` has it.
+/// SgdRule with decoupled weight decay is what comes after.
 ///
 ///   m = m + (1 - momentum) * (g - m)
 ///   direction = nesterov ? g + momentum * (m - g) : m

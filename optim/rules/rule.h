@@ -6,8 +6,9 @@
 
 namespace tessera {
 
-// An update rule is a formula for one element. Each has a file here: what it keeps of an element (its states), what it is
-// configured with, what of that is folded once a step into constants, and the formula itself, which CPUs and GPUs share.
+// An update rule is a formula for one element. Each has a file here, which says what it keeps of an element (its
+// states), what it is configured with, what of that is folded once a step into constants, and the formula itself, which
+// CPUs and GPUs share.
 
 /// How a state's numbers are coded where optimizer.state_dtype is narrow.
 enum class StateCode {
@@ -16,7 +17,7 @@ enum class StateCode {
   kExact,   ///< fp32, whatever the others are
 };
 
-/// What rules are configured with (OptimizerConfig), in fp64. A rule reads what it knows.
+/// The numbers that rules are configured with (OptimizerConfig), in fp64. A rule reads those it knows.
 struct RuleNumbers {
   double beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, momentum = 0, dampening = 0, alpha = 0, lr_decay = 0;
   std::int64_t freeze_step = 0;
@@ -25,12 +26,12 @@ struct RuleNumbers {
   bool is_centered = false;
 };
 
-/// What a rule makes of one element, or of a vector of them.
+/// The result of a rule for one element, or for a vector of them.
 template <class V, int kStates>
 struct RuleElement {
   typename V::Float weight;
   typename V::Float states[kStates];
-  typename V::Float root;  ///< of the state that is coded so; nothing where none is
+  typename V::Float root;  ///< square root of the state that is coded as one; nothing where none is
 };
 
 }  // namespace tessera

@@ -21,7 +21,7 @@ enum class StepRule {
 };
 inline constexpr int kStepRules = 7;
 
-/// The constants of one rule, for one parameter in one step. Who has them knows the rule.
+/// The constants of one rule, for one parameter in one step. Whoever has them must know the rule.
 union RuleConstants {
   AdamConstants adam;
   SgdConstants sgd;
@@ -40,8 +40,9 @@ TESSERA_ALWAYS_INLINE const RmspropConstants& constants_for(const RuleConstants&
 TESSERA_ALWAYS_INLINE const LambConstants& constants_for(const RuleConstants& c, LambDirectionRule) { return c.lamb; }
 TESSERA_ALWAYS_INLINE const LarsConstants& constants_for(const RuleConstants& c, LarsRule) { return c.lars; }
 
-/// Folds what a rule is configured with into the constants of a parameter's step `step` (from 1). In fp64 and without
-/// contraction, so that all ranks, and a GPU, which alone knows how many steps were applied, get the same bits.
+/// Folds what a rule is configured with into the constants of a parameter's step `step` (from 1). It computes in fp64
+/// and without contraction, so that all ranks, and a GPU, which alone knows how many steps were applied, get the same
+/// bits.
 TESSERA_ALWAYS_INLINE RuleConstants rule_constants(StepRule rule, const RuleNumbers& numbers, std::int64_t step,
                                                    float lr) {
   RuleConstants c{};

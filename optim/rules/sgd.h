@@ -7,7 +7,7 @@ namespace tessera {
 /// What SgdRule's formula needs.
 struct SgdConstants {
   float l2;        ///< g += l2 * p
-  float decay;     ///< p *= decay: 1, but for decoupled weight decay
+  float decay;     ///< p *= decay: 1, unless weight decay is decoupled
   float momentum;  ///< buffer = buffer * momentum + g * one_minus_dampening
   float one_minus_dampening;
   float lr;
@@ -23,7 +23,8 @@ struct SgdConstants {
 ///   buffer = g at the first step (t = 1), afterwards momentum * buffer + (1 - dampening) * g
 ///   p -= lr * (nesterov ? g + momentum * buffer : buffer)
 ///
-/// Without momentum there is no buffer, or it stays as it is (Optimizer::set_numbers): p -= lr * g. Where weight decay is decoupled, p *= 1 - lr * weight_decay comes first, and g stays.
+/// There is no buffer without momentum, or it stays as it is (Optimizer::set_numbers): p -= lr * g. If weight decay is
+/// decoupled, p *= 1 - lr * weight_decay comes first, and g stays.
 struct SgdRule {
   using Constants = SgdConstants;
   static constexpr int kStates = 1;

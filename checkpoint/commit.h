@@ -17,7 +17,7 @@ struct Commit {
   std::int64_t generation = 0;  ///< counts a folder's commits, from 1
   std::uint64_t run = 0;        ///< drawn by rank 0 of the run that made it
   std::int64_t step = 0;        ///< StepResult::step
-  /// hash of everything that says which bytes are whose; a commit with another hash cannot be used
+  /// Hash of everything that says which bytes are whose; a commit with another hash cannot be used.
   std::uint64_t layout = 0;
   CommitParts parts = {};
 };

@@ -22,9 +22,8 @@ namespace tessera {
 /// (state_shapes).
 struct SavedState {
   std::string name;  ///< "exp_avg": the `what` of its pieces
-  std::string
-      /// "fp32", "bf16", or "8bit": then a second kind of pieces, "exp_avg.scales", has one F32 for 256 elements
-      format;
+  /// "fp32", "bf16", or "8bit": then a second kind of pieces, "exp_avg.scales", has one F32 for 256 elements.
+  std::string format;
   friend bool operator==(const SavedState&, const SavedState&) = default;
 };
 
@@ -95,8 +94,8 @@ struct SavedFile {
   std::string name;
   std::int64_t bytes = 0, header_bytes = 0;
   std::uint64_t header_hash = 0;
-  std::vector<std::uint64_t>
-      chunk_hashes;  ///< hashes of the data behind the header, for each kChunkBytes; the last may be shorter
+  /// Hashes of the data behind the header, for each kChunkBytes; the last may be shorter.
+  std::vector<std::uint64_t> chunk_hashes;
 
   std::int64_t data_bytes() const { return bytes - header_bytes; }
   std::int64_t chunks() const { return (data_bytes() + kChunkBytes - 1) / kChunkBytes; }

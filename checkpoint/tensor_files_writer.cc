@@ -113,7 +113,7 @@ absl::Status TensorFilesWriter::write_index() {
 }
 
 absl::Status TensorFilesWriter::finish() {
-  // these are tensors without elements
+  // These are tensors without elements.
   while (left_ == 0 && files_.size() < parts_.size()) TESSERA_RETURN_IF_ERROR(open_next());
   if (left_ != 0)
     return make_error(ExitCode::kInternal, who_ + ": " + folder_ + " got fewer bytes than its tensors have");

@@ -29,7 +29,7 @@ namespace tessera {
 /// 74, 77. After one, nothing but the destructor may be called.
 class TensorFilesWriter {
  public:
-  /// limit of a file's data, the one by which transformers splits models
+  /// Limit of a file's data, the one by which transformers splits models.
   static constexpr std::int64_t kMostBytes = 5'000'000'000;
 
   /// `tensors`: name, dtype and shape. A tensor is never cut: one that is larger than `most_bytes` has a file of its

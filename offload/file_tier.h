@@ -46,13 +46,13 @@ struct FileTierOptions {
   std::size_t resident_bytes = 0;
   std::int64_t resident_first = 0;  ///< 0 to records
 
-  /// keeps a checksum of each record on disk, 8 bytes in memory, and compares it when the record is read
+  /// Keeps a checksum of each record on disk, 8 bytes in memory, and compares it when the record is read.
   bool verify = false;
   bool direct = true;       ///< BlockFileOptions::direct
   bool write_zeros = true;  ///< BlockFileOptions::write_zeros
   IoRingOptions io = {};
-  AlignedMemory::Give memory =
-      nullptr;  ///< gives memory for records, which a device copies from and to; null: the system gives it
+  /// Gives memory for records, which a device copies from and to; null: the system gives it.
+  AlignedMemory::Give memory = nullptr;
   /// The name of the files in each directory, if records are durable (DurableTier). The files stay when the process
   /// ends, and have two places for each record. Checksums are compared as with `verify`. Empty: scratch files.
   std::string durable = {};

@@ -19,8 +19,8 @@ struct HostTierOptions {
   /// Memory to use: enough for all records, at a multiple of 64; it is zeroed, and must outlive the tier. Empty: the
   /// tier takes its own.
   std::span<std::byte> memory = {};
-  AlignedMemory::Give give =
-      nullptr;  ///< gives memory that a device copies from and to, where `memory` is empty; null: the system gives it
+  /// Gives memory that a device copies from and to, where `memory` is empty; null: the system gives it.
+  AlignedMemory::Give give = nullptr;
 };
 
 /// All records in memory, one behind the other. Nothing is ever read or written, so every `get` is a hit and any number

@@ -20,7 +20,7 @@ namespace tessera {
 
 struct SpillOptions {
   std::string who = {};  ///< text in front of errors: "rank 0 activations"
-  /// one or more, each on a disk of its own: pieces are written to them by turns
+  /// One or more, each on a disk of its own: pieces are written to them by turns.
   std::vector<std::string> directories = {};
   std::size_t piece_bytes = std::size_t{2} << 20;  ///< 1 or more: the most that one transfer moves
   int queue_depth = 8;                             ///< 1 to 32: pieces read ahead, and as many written behind

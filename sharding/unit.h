@@ -33,7 +33,7 @@ struct FlatParameter {
   std::uint32_t version = 0;     ///< version of `tensor` when the Engine last left it
   std::size_t group = kNoGroup;  ///< index among OptimizerConfig::groups
   bool is_embedding = false;     ///< some module of a class Embedding or EmbeddingBag has it
-  /// order of registration among all the module's parameters; the same whatever the units are
+  /// Order of registration among all the module's parameters; the same whatever the units are.
   std::int64_t number = 0;
 };
 

@@ -23,8 +23,8 @@ struct BlockFileOptions {
   /// A name for the file in the directory: it stays when the process ends. If a file of that name is there already and
   /// has `bytes` bytes, it is opened with what it holds; one of another size is replaced. Empty: a scratch file.
   std::string name = {};
-  bool must_be_there =
-      false;  ///< if there is a `name`: a file that is missing or has another size is an error, and stays as it is
+  /// If there is a `name`: a file that is missing or has another size is an error, and stays as it is.
+  bool must_be_there = false;
 };
 
 /// A scratch file of this process: fixed size, zeros at first, its room on the disk taken at once.

@@ -15,7 +15,7 @@ struct FileTrouble {
   std::string_view who;        ///< the part of the program that wanted it: "rank 0 optimizer state"
   std::string_view operation;  ///< "read", "write", "fsync", ...
   std::string_view file;
-  /// its file system is asked how much room it has, if the disk is full; empty: nothing is asked
+  /// Its file system is asked how much room it has, if the disk is full; empty: nothing is asked.
   std::string folder = {};
   std::int64_t offset = -1;  ///< bytes from the file's begin
   std::int64_t wanted = -1;  ///< bytes

@@ -9,8 +9,8 @@ namespace tessera {
 
 void warn_once(const std::string& key, const std::string& message) {
   static Mutex mutex;
-  static std::set<std::string>* const seen ABSL_PT_GUARDED_BY(mutex) =
-      new std::set<std::string>;  // never destroyed: destructors may warn
+  // Never destroyed: destructors may warn.
+  static std::set<std::string>* const seen ABSL_PT_GUARDED_BY(mutex) = new std::set<std::string>;
   {
     const MutexLock lock(mutex);
     if (!seen->insert(key).second) return;

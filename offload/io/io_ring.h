@@ -25,7 +25,7 @@ struct IoRequest {
   IoKind kind = IoKind::kRead;
   const BlockFile* file = nullptr;
   std::int64_t offset = 0;  ///< bytes into the file; a multiple of 4096
-  /// begins at a multiple of 4096; the caller leaves it alone until the request has ended
+  /// Begins at a multiple of 4096; the caller leaves it alone until the request has ended.
   std::byte* memory = nullptr;
   std::size_t bytes = 0;      ///< a multiple of 4096, more than 0; the piece lies inside the file
   std::string_view who = {};  ///< text in front of errors: "rank 0 parameter layers.3.weight"; outlives the request

@@ -10,7 +10,7 @@ namespace tessera {
 /// below memory, each in a record (I/O block) of its own.
 class Chunks {
  public:
-  /// the unit in which a disk reads and writes without copies by the kernel
+  /// The unit in which a disk reads and writes without copies by the kernel.
   static constexpr std::int64_t kPage = 4096;
 
   Chunks() = default;

@@ -32,7 +32,7 @@ class FactorLayout {
   FactorLayout(const GroupShape& group, std::int64_t rank);
 
   std::span<const FactoredTensor> tensors() const { return tensors_; }
-  /// extents of the flat buffer whose elements are sent as they are
+  /// Extents of the flat buffer whose elements are sent as they are.
   std::span<const Extent> plain() const { return plain_; }
   std::int64_t plain_begin() const { return left_numel_; }  ///< index in the first message at which they begin
   std::int64_t kept_numel() const { return kept_numel_; }

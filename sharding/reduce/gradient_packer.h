@@ -66,7 +66,7 @@ class GradientPacker {
   const ComputeDevice device_;
   PendingCopies& copies_;
   std::int64_t trainable_ = 0;
-  /// expected gradients: in an empty bucket; those that have not come yet
+  /// Expected gradients: in an empty bucket; those that have not come yet.
   std::int64_t usually_missing_ = 0, missing_ = 0;
   bool expects_all_ = false;  ///< an unexpected gradient has come
   std::vector<Part> parts_;

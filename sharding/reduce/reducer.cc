@@ -735,7 +735,7 @@ void Reducer::reset() {
   for (Entry& entry : entries_) {
     for (Feedback& feedback : entry.feedback) {
       if (feedback.method)
-        // the next reduction is a step's first, even if the step's number stays the same
+        // The next reduction is a step's first, even if the step's number stays the same.
         feedback.method->begin_step(0);
     }
     entry.has_sum = false;

@@ -23,8 +23,8 @@ void GatherScript::use(int index, ScriptWriter& writer) {
   prefetch(writer);
 }
 
-/// The entry that ends a backward need not read its unit (an embedding's does not), so the next forward's is a use of
-/// its own.
+/// The entry that ends a backward need not read its unit (an embedding's does not), so the next forward's first use is
+/// one of its own.
 void GatherScript::end_round() {
   last_ = -1;
   schedule_.end_round();
@@ -51,7 +51,7 @@ void GatherScript::gather(int index, ScriptWriter& writer) {
   unit(index).state = State::kGathering;
   schedule_.hold(index);
   const Links& links = writer.links(Axis::kShard);
-  // A slot that ranks have together is filled when nobody reads it any more.
+  // A slot that ranks share is filled when nobody reads it any more.
   if (plan_.input().placement.shared)
     writer.call(Channel::kGather, links.cost(links.small, writer.ranks(Axis::kShard), 0), Spending::kGather, "barrier",
                 index);
@@ -102,8 +102,8 @@ void GatherScript::prefetch(ScriptWriter& writer) {
   }
 }
 
-/// As Residency: a slot that holds nothing, else that of the unit which is needed last, and never that of the unit in
-/// use. A gather that is early pushes out only what is needed later than what it is for.
+/// Chooses as Residency does: a slot that holds nothing, else that of the unit which is needed last, but never that of
+/// the unit in use. An early gather evicts only what is needed later than the unit it is for.
 int GatherScript::find_slot(int index, bool early) {
   if (index == 0) return holders_[0] < 0 ? 0 : kNoSlot;
   for (std::size_t slot = 1; slot < holders_.size(); ++slot) {

@@ -8,20 +8,21 @@
 
 namespace tessera {
 
-/// Where a step gathers units and waits for them: what Residency does, with times left out. Units are gathered by their
-/// first use, or ahead of it where the Schedule says so; a slot is taken from the unit whose next use is farthest away.
+/// Where a step gathers units and waits for them: what Residency does, without the time it takes. Units are gathered by
+/// their first use, or ahead of it where the Schedule says so; a slot is taken from the unit whose next use is farthest
+/// away.
 ///
-/// Where nothing is sent (one rank, or one copy in shared memory) nothing is written.
+/// It writes nothing where nothing is sent (one rank, or one copy in shared memory).
 class GatherScript {
  public:
   explicit GatherScript(const MemoryPlan& plan);
 
-  /// Unit `index` is used: it is waited for, and what follows it is gathered ahead.
+  /// Uses unit `index`: waits for it, and gathers ahead what follows it.
   void use(int index, ScriptWriter& writer);
   void end_round();
-  /// The first gathers of a step are begun at the end of the one before, where the transport goes on with them by itself.
+  /// Begins the first gathers of the next step at the end of this one, where the transport carries gathers by itself.
   void gather_ahead(ScriptWriter& writer);
-  /// The step's update has changed the parameters.
+  /// Called when the step's update has changed the parameters.
   void release_all(ScriptWriter& writer);
 
  private:
@@ -31,7 +32,7 @@ class GatherScript {
     State state = State::kReleased;
     int slot = kNoSlot;
     bool is_posted = false;
-    std::vector<int> calls = {};  ///< not waited for yet
+    std::vector<int> calls = {};  ///< numbers of calls that are not waited for yet
   };
 
   Unit& unit(int index) { return units_[static_cast<std::size_t>(index)]; }

@@ -8,14 +8,14 @@ namespace {
 
 constexpr std::uint64_t kStride = 0x9e3779b97f4a7c15u;  // 2^64 over the golden ratio
 
-/// A bijection in which every input bit reaches every output bit.
+/// Mixes bits: a bijection in which every input bit reaches every output bit.
 std::uint64_t mix_bits(std::uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
   return x ^ (x >> 31);
 }
 
-/// Above 0, below 1.
+/// A number above 0 and below 1.
 double uniform(std::uint64_t bits) { return (static_cast<double>(bits >> 11) + 0.5) * 0x1p-53; }
 
 }  // namespace

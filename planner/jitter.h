@@ -5,12 +5,12 @@
 
 namespace tessera {
 
-/// By what a piece of work takes longer on one rank than on another, at random: a lognormal factor of mean 1, so never
-/// negative, and rather much longer than much shorter, as work on computers is.
+/// The random factor by which a piece of work takes longer on one rank than on another: lognormal with mean 1, so it is
+/// never negative, and is rather much more than much less, as with work on computers.
 ///
 /// A factor is a pure function of (seed, step, rank, entry): there is no generator with a state, so it does not depend
-/// on the order in which ranks are looked at. The four numbers are mixed by the finaliser of SplitMix64 (Steele, Lea
-/// and Flood, OOPSLA 2014, section 6), and two uniform numbers become a normal one as Box and Muller showed (1958).
+/// on the order in which ranks are visited. The four numbers are mixed by the finaliser of SplitMix64 (Steele, Lea and
+/// Flood, OOPSLA 2014, section 6), and two uniform numbers become a normal one by the method of Box and Muller (1958).
 class Jitter {
  public:
   /// `relative`: the factors' standard deviation; 0: all are exactly 1.
@@ -20,7 +20,7 @@ class Jitter {
 
  private:
   const std::uint64_t seed_;
-  const double sigma_;  ///< of the factor's logarithm
+  const double sigma_;  ///< standard deviation of the factor's logarithm
 };
 
 }  // namespace tessera

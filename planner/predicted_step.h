@@ -10,31 +10,31 @@
 
 namespace tessera {
 
-/// Which of these takes longest by itself: so a step is at least as long as that, however well they go on side by side.
+/// Which of these takes longest by itself: a step takes at least as long as that, however well they go on side by side.
 enum class StepBound { kCompute, kShardWire, kReplicateWire, kAgreement };
 /// "compute", "the wire on the shard axis", "the wire on the replicate axis", "the agreement of all ranks".
 std::string name_of(StepBound bound);
 
-/// A group's wire in a step.
+/// What a group's wire does in a step.
 struct PredictedWire {
-  double busy_s = 0;            ///< some call was under way, or the rank made a sum in shared memory
+  double busy_s = 0;            ///< seconds in which some call was under way, or the rank made a sum in shared memory
   std::int64_t calls = 0;       ///< all-gathers and reductions of flat groups, barriers
-  std::int64_t sent_bytes = 0;  ///< by one rank
-  double latency_s = 0;         ///< of all calls, as if each were alone
+  std::int64_t sent_bytes = 0;  ///< bytes that one rank sends
+  double latency_s = 0;         ///< of all calls together, as if each were alone
   double transfer_s = 0;        ///< likewise
 };
 
 /// The time of a training step and where it goes, from the second step on.
 ///
-/// `seconds` is what the parts add up to, but for rounding. Exposed seconds are those in which the rank neither
-/// computes nor updates.
+/// `seconds` is the sum of the parts, but for rounding. Exposed seconds are those in which the rank neither computes
+/// nor updates.
 struct PredictedStep {
   double seconds = 0;
   double compute_s = 0;  ///< forward and backward of all microbatches
-  double update_s = 0;   ///< of this rank's part
+  double update_s = 0;   ///< the update of this rank's part
   double rest_s = 0;     ///< StepProfile::rest_seconds
-  double stretch_s =
-      0;  ///< by which these three take longer since transport takes cores (Links::cpu_s_per_byte, CodingFit)
+  /// How much longer these three take because transport takes cores (Links::cpu_s_per_byte, CodingFit).
+  double stretch_s = 0;
   double exposed_gather_s = 0;     ///< waiting for parameters
   double exposed_reduction_s = 0;  ///< waiting for sums of gradients, or making them in shared memory
   double exposed_publish_s = 0;    ///< waiting for updated values, behind the update and inside it
@@ -42,28 +42,28 @@ struct PredictedStep {
   double exposed_outer_s = 0;  ///< waiting for other replicas ("sync"), as a mean over the steps between outer steps
   PredictedWire shard, replicate;  ///< the agreement is in neither
   StepBound bound = StepBound::kCompute;
-  std::vector<std::string> left_out;  ///< what the plan has and no time was found for; for people
+  std::vector<std::string> left_out;  ///< text for people: what the plan has and no time was found for
 
   std::int64_t sent_bytes() const { return shard.sent_bytes + replicate.sent_bytes; }
   /// Compute, update and rest, without what transport takes from them.
   double work_s() const { return compute_s + update_s + rest_s; }
 };
 
-/// Plays a step of ranks that are alike (StepClock). `plan` says what is done in which order, `profile` how long a rank
-/// alone computes, `links` how long calls take.
+/// Plays a step of ranks that are alike (StepClock). `plan` says what is done in which order, `profile` how long a
+/// single rank computes, `links` how long calls take.
 ///
 /// **In it**: gathers on demand and ahead of use, with the plan's slots and the choice of which unit loses its slot;
 /// reductions in the background, in shared memory or in the call, with the plan's lags; both on one wire, in fair
 /// shares; a second axis; all-gathers of updated values while the update goes on; microbatches; updates in backward;
-/// fewer bits, PowerSGD and top-k by their bytes; one copy in shared memory; outer steps (outer_cost.h), as those make them that come
+/// fewer bits, PowerSGD and top-k by their bytes; one copy in shared memory; outer steps (outer_cost.h), as they are
 /// after sync.start_step.
 ///
 /// **Not in it**: disks; the exchange of matrices (`left_out` says so); saves, commits and broadcasts of buffers; what
-/// ranks compute for methods of compression (fewer bits are in it: CodingFit); a wire that both axes share, or that another job uses; operators that read
-/// several units at once; what is first in a run: the first step, the first gradients, a change of the parameters that
-/// are used.
+/// ranks compute for methods of compression (codecs of fewer bits are in it: CodingFit); a wire that both axes share,
+/// or that another job uses; operators that read several units at once; what is first in a run: the first step, the
+/// first gradients, a change of the parameters that are used.
 ///
-/// Errors: as script_of_step.
+/// Errors: those of script_of_step.
 absl::StatusOr<PredictedStep> predict_step(const MemoryPlan& plan, const StepProfile& profile, const MeshLinks& links);
 
 }  // namespace tessera

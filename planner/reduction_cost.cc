@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::int64_t kF32Bytes = 4;
 
-/// Of `numel` elements that `ranks` ranks share.
+/// The part of `numel` elements that each of `ranks` ranks owns.
 std::int64_t part_of(std::int64_t numel, int ranks) { return (numel + ranks - 1) / ranks; }
 
 struct SentAs {
@@ -20,7 +20,7 @@ struct SentAs {
   DType dtype = DType::kF32;
 };
 
-/// A rank sends its contribution to each part but its own, and where all get all sums, its own part's sum to each other
+/// A rank sends its contribution to each part but its own, and in an all-reduce also its own part's sum to each other
 /// rank.
 CallCost reduction_cost(const Links& links, int ranks, std::int64_t numel, bool is_cut, SentAs contribution,
                         SentAs sums) {
@@ -61,7 +61,7 @@ CallCost method_cost(const CompressionConfig& compression, const GroupShape& gro
     case MethodKind::kRandomK:
       return plain_all_reduce(links, ranks, count_of_largest(group, compression.random_k));
     case MethodKind::kMajority:
-    case MethodKind::kOneBit:  // to owners and back, as an all-reduce goes
+    case MethodKind::kOneBit:  // these go to owners and back, as an all-reduce does
       return links.cost(links.all_reduce, ranks, 2 * (ranks - 1) * kWord * owner_message_words(kind, numel, ranks));
     case MethodKind::kSignFeedback:
       return links.all_gather_cost(ranks, kWord * scaled_sign_words(numel));

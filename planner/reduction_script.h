@@ -9,30 +9,31 @@
 
 namespace tessera {
 
-/// Where a step starts sums, does its share of them and waits for them: what Reducer does, with times left out.
+/// Where a step starts sums, does its share of them and waits for them: what Reducer does, without the time it takes.
 ///
 /// A sum is made in one of three ways (the group's Links say in which):
 ///
-/// * In the background: when it is started its call begins, and goes on by itself. At the plan's `end_lag` the rank
-///   waits for its end.
-/// * In shared memory: when it is started the rank says that its gradients are there. At `reduction_lag` it waits until
-///   all have said so, and does its share of the sum. At `end_lag` it waits until all have done theirs.
-/// * In the call (a user's own backend): when it is started the rank waits for its end.
+/// * In the background: its call begins when it is started, and goes on by itself. The rank
+///   waits for its end at the plan's `end_lag`.
+/// * In shared memory: the rank says that its gradients are there when it is started. It waits until
+///   all have said so at `reduction_lag`, and does its share of the sum. It waits until all have done theirs at
+///   `end_lag`.
+/// * In the call (a user's own backend): the rank waits for its end when it is started.
 ///
-/// The sum over the replicate axis follows that over the shard axis: at the lag, to be made in the background, where
-/// the plan has a lag; else at the end, and the rank waits.
+/// The sum over the replicate axis follows the one over the shard axis. It is started at the lag, in the background,
+/// where the plan has a lag; else it is made at the end, and the rank waits.
 class ReductionScript {
  public:
-  /// A unit's gradients are summed, and it is updated before backward goes on (optimizer.in_backward).
+  /// Called when a unit's gradients are summed: it is updated before backward goes on (optimizer.in_backward).
   using OnSummed = std::function<void(int unit)>;
 
-  /// All outlive this.
+  /// All arguments must outlive this.
   ReductionScript(const MemoryPlan& plan, ScriptWriter& writer, OnSummed on_summed)
       : plan_(plan), writer_(writer), on_summed_(std::move(on_summed)), is_reduced_(plan.input().units.size(), 0) {}
 
-  /// The unit has all its gradients of this round.
+  /// Called when the unit has all its gradients of this round.
   void complete(int unit);
-  /// A round's backward has ended. Units without gradients take part with zeros.
+  /// Called when a round's backward has ended. Units without gradients take part with zeros.
   void finish(bool is_last_round);
 
  private:
@@ -41,8 +42,10 @@ class ReductionScript {
     Axis axis = Axis::kShard;
     CallCost cost;
     int unit = 0;
-    int started = ScriptWriter::kNoCall;   ///< the call, or where ranks say that their gradients are there
-    int finished = ScriptWriter::kNoCall;  ///< in shared memory: where they say that their shares are done
+    /// The call, or the barrier at which ranks say that their gradients are there.
+    int started = ScriptWriter::kNoCall;
+    /// Shared memory only: the barrier at which they say that their shares are done.
+    int finished = ScriptWriter::kNoCall;
   };
   struct GroupSums {
     const GroupShape* group = nullptr;
@@ -71,8 +74,8 @@ class ReductionScript {
   const MemoryPlan& plan_;
   ScriptWriter& writer_;
   const OnSummed on_summed_;
-  std::vector<char> is_reduced_;  ///< [unit]: this round
-  std::vector<UnitSums> sums_;    ///< of the step, in the order in which they were started
+  std::vector<char> is_reduced_;  ///< [unit]: it was reduced this round
+  std::vector<UnitSums> sums_;    ///< sums of the step, ordered by their starts
   std::int64_t advanced_ = 0, over_ = 0;
 };
 

@@ -9,7 +9,7 @@ class ScriptWriter {
  public:
   static constexpr int kNoUnit = -1, kNoCall = -1;
 
-  /// All outlive this.
+  /// All arguments must outlive this.
   ScriptWriter(const MemoryPlan& plan, const MeshLinks& links, StepScript& script)
       : plan_(plan), links_(links), script_(script) {}
 
@@ -20,11 +20,11 @@ class ScriptWriter {
   /// Returns the call's number.
   int post(Channel channel, const CallCost& cost, const char* what, int unit = kNoUnit);
   void wait(int call, Spending spending);
-  /// A call that blocks.
+  /// Makes a call that blocks.
   void call(Channel channel, const CallCost& cost, Spending spending, const char* what, int unit = kNoUnit) {
     wait(post(channel, cost, what, unit), spending);
   }
-  /// Its share of a sum, which the rank makes itself.
+  /// The rank makes its share of a sum itself.
   void sum(Axis axis, const CallCost& cost, int unit);
 
  private:

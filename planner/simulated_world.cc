@@ -47,7 +47,7 @@ absl::Status check(const WorldOptions& options, int ranks) {
   return absl::OkStatus();
 }
 
-/// Of one step: what a rank's work takes, as a multiple of the profile's.
+/// How long a rank's work takes in one step, as a multiple of the profile's.
 class WorkFactors {
  public:
   WorkFactors(const StepScript& script, const WorldOptions& options, int ranks)
@@ -57,7 +57,7 @@ class WorkFactors {
 
   double operator()(std::int64_t step, int rank, std::size_t instruction) const {
     const Spending spending = script_.instructions[instruction].spending;
-    if (spending == Spending::kReduction) return 1;  // a share of a sum, which memory bounds
+    if (spending == Spending::kReduction) return 1;  // it is a share of a sum, which memory bounds
     const double factor = of_rank_[static_cast<std::size_t>(rank)];
     return spending == Spending::kCompute ? factor * jitter_.factor(step, rank, instruction) : factor;
   }
@@ -68,13 +68,13 @@ class WorkFactors {
   std::vector<double> of_rank_;
 };
 
-/// The smallest second that the part `p` of all does not exceed. REQUIRES: sorted, not empty.
+/// The smallest number of seconds that the share `p` of all do not exceed. REQUIRES: sorted, not empty.
 double quantile(const std::vector<double>& sorted, double p) {
   const auto count = static_cast<double>(sorted.size());
   return sorted[static_cast<std::size_t>(std::max(std::ceil(p * count) - 1, 0.0))];
 }
 
-/// Seconds that are all equal have that mean, to the last bit.
+/// The mean. If all are equal, it is that number to the last bit.
 double mean_of(const std::vector<double>& seconds) {
   double more = 0;
   for (const double each : seconds) more += each - seconds[0];
@@ -109,7 +109,7 @@ absl::StatusOr<SimulatedWorld> simulate_world(const MemoryPlan& plan, const Step
   std::vector<double> ends(static_cast<std::size_t>(clock.ranks()), 0.0);
   double offset_s = 0;
   for (std::int64_t step = 0; step < options.steps; ++step) {
-    // Each step counts from when the first rank has ended the one before.
+    // Each step counts from the moment when the first rank ended the one before.
     const double first = std::ranges::min(ends), last = std::ranges::max(ends) - first;
     offset_s += first;
     for (double& end : ends) end -= first;

@@ -17,7 +17,7 @@ struct WorldOptions {
   /// rank; 0 to 10.
   double jitter = 0;
   std::uint64_t seed = 1;  ///< the same numbers give the same world
-  /// Rank -> by how much all of its work takes longer, above 0 to 1e6; 1 for all others.
+  /// Rank -> factor by which all of its work takes longer, above 0 to 1e6; 1 for ranks that are not in it.
   std::map<int, double> stragglers = {};
   std::int64_t steps = 10;       ///< 1 to 100000
   std::vector<int> traced = {};  ///< ranks in SimulatedWorld::trace
@@ -27,21 +27,23 @@ struct WorldOptions {
 struct SimulatedWorld {
   static constexpr int kMostRanks = 4096;
 
-  /// Of each step: from when the last rank had ended the step before until the last rank has ended it.
+  /// Seconds of each step, from the moment when the last rank ended the step before until the last rank has ended this
+  /// one.
   std::vector<double> seconds;
   double mean_s = 0;
-  double p10_s = 0, p90_s = 0;  ///< the smallest second that a tenth, and nine tenths, of the steps do not exceed
-  std::string trace;            ///< StepTrace::events_as_json of the traced ranks
+  /// The smallest numbers of seconds that a tenth, and nine tenths, of the steps do not exceed.
+  double p10_s = 0, p90_s = 0;
+  std::string trace;  ///< StepTrace::events_as_json of the traced ranks
 };
 
-/// As predict_step, for each rank of the plan's mesh by itself. A call begins when its last rank has come, and ends for
-/// all of them at once; in shared memory each rank does its share of a sum when all have started it. A rank that has
-/// ended a step begins the next one without waiting for others. Ranks that are alike take what predict_step says, to
-/// the last bit.
+/// Plays what predict_step does for each rank of the plan's mesh by itself. A call begins when its last rank has come,
+/// and ends for all of them at once; in shared memory each rank does its share of a sum when all have started it. A
+/// rank that has ended a step begins the next one without waiting for others. If ranks are alike, a step takes what
+/// predict_step says, to the last bit.
 ///
-/// Costs: ranks x entries events a step, each the logarithm of ranks.
+/// Costs: ranks x entries events a step; each event costs the logarithm of the number of ranks.
 ///
-/// Errors: as predict_step; 64 for options that are out of range, and for a mesh of more than kMostRanks ranks.
+/// Errors: those of predict_step; 64 for options that are out of range, and for a mesh of more than kMostRanks ranks.
 absl::StatusOr<SimulatedWorld> simulate_world(const MemoryPlan& plan, const StepProfile& profile,
                                               const MeshLinks& links, const WorldOptions& options);
 

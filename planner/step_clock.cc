@@ -38,7 +38,7 @@ StepClock::StepClock(const StepScript& script, int replicas, int shards)
   add_lines(Channel::kWorld, 1, ranks(), 0, 1, -1);
 }
 
-/// `first_wire`: of the first group; -1: nothing of it is on a wire.
+/// `first_wire`: the wire of the first group; -1: the channel sends nothing over a wire.
 void StepClock::add_lines(Channel channel, int groups, int size, int first_stride, int stride, int first_wire) {
   first_line_[index(channel)] = lines_.size();
   for (int group = 0; group < groups; ++group) {
@@ -124,7 +124,7 @@ void StepClock::push_line(int number) {
 
 // --- Ranks ---
 
-/// Follows the script until it works, waits, or is over.
+/// Lets a rank follow the script until it works, waits, or is over.
 void StepClock::go_on(int number) {
   Rank& rank = ranks_[index(number)];
   for (; rank.next < script_.instructions.size(); ++rank.next) {
@@ -171,7 +171,7 @@ double StepClock::speed_of(int rank) const {
   return std::max(0.0, 1.0 - load);
 }
 
-/// The wire's load has changed.
+/// Called when the wire's load has changed: the rank's speed follows.
 void StepClock::settle_rank(int number) {
   Rank& rank = ranks_[index(number)];
   const double speed = speed_of(number);

@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-/// Hears what happens when a StepScript is played. Seconds count from the step's begin.
+/// Is told what happens when a StepScript is played. Seconds count from the step's begin.
 class StepRecorder {
  public:
   /// Lanes: 0 is the rank's program, 1 + c the calls of its group's Channel c.
@@ -27,58 +27,58 @@ class StepRecorder {
 /// What a rank did in a step.
 struct RankTimes {
   double end_s = 0;
-  std::array<double, kSpendings> spent_s{};  ///< [Spending]; work without what the wire took from it
-  double stretch_s = 0;                      ///< by which work took longer since the wire was busy
+  std::array<double, kSpendings> spent_s{};  ///< [Spending]; work without the time that the wire took from it
+  double stretch_s = 0;                      ///< how much longer work took because the wire was busy
   double spent(Spending spending) const { return spent_s[static_cast<std::size_t>(spending)]; }
 };
 
-/// Plays a StepScript on replicas x shards ranks, in groups as a mesh's: an event simulation.
+/// Plays a StepScript on replicas x shards ranks, in groups like a mesh's. It is an event simulation.
 ///
-/// **The wire** of a group of the shard axis is shared by its two channels: where both have a call whose bytes are
-/// moving, each moves at half the speed. Latencies are not shared. The replicate axis has a wire of its own.
+/// **The wire** of a group of the shard axis is shared by its two channels: if both have a call whose bytes are moving,
+/// each moves at half the speed. Latencies are not shared. The replicate axis has a wire of its own.
 ///
-/// **Cores.** While bytes move, a rank works at 1 - load of its speed (WireCall::load, both wires' added up), at least
-/// 0. And while some rank of the group works, bytes move at 1 / (1 + drag) of theirs (WireCall::drag), and
-/// a latency passes as CallCost::busy_latency_s says.
+/// **Cores.** A rank works at 1 - load of its speed while bytes move (WireCall::load, both wires' added up), at least
+/// 0. Bytes move at 1 / (1 + drag) of their speed while some rank of the group works (WireCall::drag), and a latency
+///    passes as CallCost::busy_latency_s says.
 ///
-/// **More time can be less.** A gather and a reduction that meet on a wire slow each other. So what delays a gather
-/// that nobody waits for yet can speed up a reduction that is waited for, and the step (R. Graham, "Bounds on
-/// Multiprocessing Timing Anomalies", 1969); so can what moves a transfer to where it takes no cores. In the sweep of
-/// tests/planner/step_sweep_test.cc it is rare, and below 5%. Where neither a wire nor cores are shared, more work and
-/// slower links never make a step shorter.
+/// **More time can be less.** A gather and a reduction that meet on a wire slow each other. So a delay of a gather that
+/// nobody waits for yet can speed up a reduction that is waited for, and thereby the step (R. Graham, "Bounds on
+/// Multiprocessing Timing Anomalies", 1969); so can a delay that moves a transfer to where it takes no cores. It is
+/// rare in the sweep of tests/planner/step_sweep_test.cc, and below 5%. More work and slower links never make a step
+/// shorter if neither a wire nor cores are shared.
 ///
-/// Ranks that are alike can be played as one: then a call begins when that one has come. What it gives is that of all
-/// of them to the last bit, since at one moment ranks come before calls, and calls in the order of channels, and
-/// nothing else depends on which came first.
+/// Ranks that are alike can be played as one: a call then begins when that one has come. The result is that of all of
+/// them to the last bit, since at one moment ranks come before calls, and calls in the order of channels, and nothing
+/// else depends on which came first.
 ///
-/// Costs: ranks x instructions events a step, each the logarithm of the number of ranks and groups.
+/// Costs: ranks x instructions events a step; each event costs the logarithm of the number of ranks and groups.
 class StepClock {
  public:
-  /// By what the seconds of an instruction's work are multiplied on a rank. Null: by nothing.
+  /// The factor of the seconds of an instruction's work on a rank. Null: 1.
   using Factor = std::function<double(int rank, std::size_t instruction)>;
 
-  /// `script` outlives this.
+  /// `script` must outlive this.
   StepClock(const StepScript& script, int replicas, int shards);
 
   int ranks() const { return static_cast<int>(ranks_.size()); }
 
-  /// Rank r begins at `starts_s[r]`. `recorder` may be null. Errors: 70 where ranks wait for ever, which no script of
-  /// script_of_step makes them do.
+  /// Plays the script; rank r begins at `starts_s[r]`. `recorder` may be null. Errors: 70 if ranks wait for ever, which
+  /// does not happen with scripts of script_of_step.
   absl::Status play(std::span<const double> starts_s, const Factor& factor = nullptr, StepRecorder* recorder = nullptr);
 
   const RankTimes& times(int rank) const { return ranks_[static_cast<std::size_t>(rank)].times; }
-  /// How long a call of the axis was under way in a group.
+  /// Seconds in which a call of the axis was under way in a group.
   double busy_s(Axis axis, int group) const;
 
  private:
   enum class State : std::uint8_t { kStarting, kWorking, kWaiting, kOver };
   struct Rank {
     State state = State::kStarting;
-    std::size_t next = 0;  ///< instruction
+    std::size_t next = 0;  ///< index of its instruction
     double work_s = 0, left_s = 0, speed = 1, since_s = 0, began_s = 0;
     bool is_stretched = false;
-    bool is_counted = false;  ///< among those that work on its wires
-    int call = -1;            ///< that it waits for
+    bool is_counted = false;  ///< counted among the ranks that work on its wires
+    int call = -1;            ///< the call that it waits for
     std::uint32_t version = 0;
     RankTimes times;
   };
@@ -88,7 +88,7 @@ class StepClock {
     std::vector<int> members;
     int wire = -1;
     std::vector<int> arrived;  ///< [position of the call in the channel]
-    std::size_t next = 0;      ///< position; those before it are over
+    std::size_t next = 0;      ///< position of the next call; those before it are over
     bool is_active = false, is_moving = false;
     double left_s = 0, speed = 1, since_s = 0, began_s = 0;
     std::uint32_t version = 0;
@@ -96,10 +96,11 @@ class StepClock {
   struct Wire {
     Axis axis = Axis::kShard;
     std::vector<int> lines, members;
-    int active = 0, working = 0;  ///< calls that are under way; members that work
+    int active = 0, working = 0;  ///< number of calls that are under way; number of members that work
     double load = 0, busy_since_s = 0, busy_s = 0;
   };
-  /// Of a rank, or behind those of a line. Outdated where its version is not the one it was made for.
+  /// An event of a rank, or of a line, whose ids follow the ranks'. It is outdated if the version is not the one it was
+  /// made for.
   struct Event {
     double at_s = 0;
     int id = 0;
@@ -131,11 +132,11 @@ class StepClock {
   const StepScript& script_;
   const int replicas_, shards_;
   std::vector<Rank> ranks_;
-  std::vector<Line> lines_;  ///< by channel, then by group
+  std::vector<Line> lines_;  ///< ordered by channel, then by group
   std::array<std::size_t, kChannels> first_line_{};
-  std::vector<Wire> wires_;                        ///< of shard groups, then of replicate groups
-  std::vector<std::size_t> position_;              ///< [call] in its channel
-  std::array<std::vector<int>, kChannels> calls_;  ///< by channel
+  std::vector<Wire> wires_;                        ///< those of shard groups, then those of replicate groups
+  std::vector<std::size_t> position_;              ///< [call]: its position in its channel
+  std::array<std::vector<int>, kChannels> calls_;  ///< [channel]: its calls
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   const Factor* factor_ = nullptr;
   StepRecorder* recorder_ = nullptr;

@@ -1,4 +1,4 @@
-// The calls of a StepClock: when they begin, how they share a wire, and whom their ends set free.
+// The calls of a StepClock: when they begin, how they share a wire, and which ranks go on at their ends.
 
 #include <algorithm>
 #include <utility>
@@ -12,7 +12,7 @@ std::size_t index_of(int number) { return static_cast<std::size_t>(number); }
 
 }  // namespace
 
-/// A latency that is longer while ranks work passes in its seconds; while none does, faster.
+/// A latency that is longer while ranks work passes in that time while some do, and faster while none does.
 double StepClock::latency_speed(const Line& line) const {
   constexpr double kAtOnce = 1e12;
   const CallCost& cost = call_of(line).cost;
@@ -34,7 +34,7 @@ void StepClock::begin_next(Line& line) {
   push_line(static_cast<int>(&line - lines_.data()));
 }
 
-/// The latency of a line's call has passed, or its bytes have moved.
+/// Called when the latency of a line's call has passed, or its bytes have moved.
 void StepClock::move_on(int number) {
   Line& line = lines_[index_of(number)];
   const double transfer_s = call_of(line).cost.transfer_s;
@@ -76,7 +76,8 @@ void StepClock::end_call(int number) {
   begin_next(line);
 }
 
-/// Some line of the wire has begun to move bytes, or has ended; or the first of its ranks works, or the last one does no longer.
+/// Called when a line of the wire begins or ends to move bytes, when the first of its ranks begins to work, or when the
+/// last one ends: speeds and loads follow.
 void StepClock::share(Wire& wire) {
   const auto is_moving = [&](int line) { return lines_[index_of(line)].is_moving; };
   const auto moving = std::ranges::count_if(wire.lines, is_moving);
@@ -104,7 +105,7 @@ void StepClock::settle_line(int number, double speed) {
   push_line(number);
 }
 
-/// A rank that goes from one piece of work to the next works on.
+/// Counts a rank that begins or ends to work. One that goes from one piece of work to the next works on.
 void StepClock::count_working(int number, bool works) {
   Rank& rank = ranks_[index_of(number)];
   if (std::exchange(rank.is_counted, works) == works) return;

@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-/// [entry]: is it the last one of its unit's backward? Then the unit has all its gradients.
+/// [entry]: whether it is the last one of its unit's backward; the unit then has all its gradients.
 std::vector<char> completes_units(const StepProfile& profile, const std::vector<int>& units, std::size_t unit_count) {
   std::vector<char> completes(units.size(), 0), is_later(unit_count, 0);
   for (std::size_t i = units.size(); i-- > 0;) {
@@ -43,7 +43,7 @@ std::vector<std::string> what_is_left_out(const MemoryPlan& plan) {
   return left_out;
 }
 
-/// In the order of units, as if no pass went backward and groups of matrices did not wait for the others.
+/// The updates in unit order, as if no pass went backward and groups of matrices did not wait for the others.
 std::vector<Visit> updates_of(const StepProgram& program) {
   std::vector<Visit> updates;
   std::ranges::copy_if(program.visits, std::back_inserter(updates),
@@ -52,8 +52,8 @@ std::vector<Visit> updates_of(const StepProgram& program) {
   return updates;
 }
 
-/// Writes a step by its program: from its first microbatch to the next step's, or where values are published behind the update from the
-/// update of the step before, in backward or after it.
+/// Writes a step by its program. It goes from the step's first microbatch to the next step's; where values are
+/// published behind the update, from the update of the step before, whether in backward or after it.
 class WholeStep {
  public:
   WholeStep(const MemoryPlan& plan, const StepProfile& profile, const std::vector<int>& units, const MeshLinks& links)
@@ -81,7 +81,7 @@ class WholeStep {
     const auto first = input_.publishes_behind ? std::ranges::find_if(ops, publishes) : ops.begin();
     for (auto op = first; op != ops.end(); ++op) write(*op, pen);
     for (auto op = ops.begin(); op != first; ++op) write(*op, pen);
-    update.wait_for_published();  // what nothing has read
+    update.wait_for_published();  // waits for what nothing has read
     gathers_.release_all(writer);
   }
 
@@ -109,8 +109,9 @@ class WholeStep {
       case StepOpKind::kAgree:
       case StepOpKind::kAgreeOnNorms:
         return pen.update.agree();
+      // The visit is not of the last pass.
       case StepOpKind::kVisit:
-        if (op.end != std::ssize(program_.visits)) return;  // it is none of the last pass
+        if (op.end != std::ssize(program_.visits)) return;
         for (const Visit& visit : updates_) pen.update.update(visit);
         return;
       case StepOpKind::kPublished:
@@ -120,8 +121,9 @@ class WholeStep {
       case StepOpKind::kAnnounce:
       case StepOpKind::kDecide:
       case StepOpKind::kExchange:
+      // what_is_left_out.
       case StepOpKind::kEndPass:
-        return;  // what_is_left_out
+        return;
     }
   }
 
@@ -159,8 +161,8 @@ class WholeStep {
   const std::vector<char> completes_;
   const StepInput input_;
   const StepProgram program_;
-  const std::vector<Visit> updates_;  ///< in the order of units; all are made in the last pass, or each in backward
-  std::size_t turn_ = 0;              ///< the first entry of backward
+  const std::vector<Visit> updates_;  ///< in unit order; all are made in the last pass, or each in backward
+  std::size_t turn_ = 0;              ///< index of the first entry of backward
   GatherScript gathers_;
 };
 
@@ -179,7 +181,7 @@ absl::StatusOr<StepScript> script_of_step(const MemoryPlan& plan, const StepProf
   WholeStep step(plan, profile, units, links);
   StepScript first, steady;
   ScriptWriter first_writer(plan, links, first), steady_writer(plan, links, steady);
-  step.write(first_writer);  // which records the order of units
+  step.write(first_writer);  // the first run records the order of units
   step.write(steady_writer);
   steady.left_out = what_is_left_out(plan);
   return steady;

@@ -18,17 +18,17 @@ enum class Axis : std::uint8_t { kShard, kReplicate };
 /// Where calls follow each other: a channel makes one at a time, in their order. Groups of ranks have channels of their
 /// own.
 enum class Channel : std::uint8_t {
-  kGather,            ///< of the shard axis: all-gathers. It shares the wire with kReduce.
-  kReduce,            ///< of the shard axis: reductions
-  kReplicate,         ///< of the replicate axis
-  kShardMeeting,      ///< of the shard axis: ranks wait for each other, and nothing is sent
-  kReplicateMeeting,  ///< the same of the replicate axis
-  kWorld,             ///< of all ranks: the step's agreement
+  kGather,            ///< all-gathers on the shard axis; they share the wire with kReduce
+  kReduce,            ///< reductions on the shard axis
+  kReplicate,         ///< calls on the replicate axis
+  kShardMeeting,      ///< barriers on the shard axis, which send nothing
+  kReplicateMeeting,  ///< barriers on the replicate axis
+  kWorld,             ///< the agreement of all ranks in a step
 };
 constexpr std::size_t kChannels = 6;
 
-/// What a rank's time goes to. It works at the first four, and waits for the others (of reductions it does its share of
-/// a sum where nobody else does it).
+/// What a rank's time is spent on. It works at the first four, and waits for the others (at reductions it does its
+/// share of a sum where nobody else does it).
 enum class Spending : std::uint8_t { kCompute, kUpdate, kRest, kReduction, kGather, kPublish, kAgreement };
 constexpr std::size_t kSpendings = 7;
 
@@ -37,9 +37,10 @@ constexpr std::size_t kSpendings = 7;
 struct WireCall {
   Channel channel = Channel::kGather;
   CallCost cost;
-  /// Seconds of compute that a second of the transfer takes from a rank, 0 to 1 + drag (Links::cpu_s_per_byte, CodingFit).
+  /// Seconds of compute that a second of the transfer takes from a rank, 0 to 1 + drag (Links::cpu_s_per_byte,
+  /// CodingFit).
   double load = 0;
-  double drag = 0;  ///< by what share the transfer takes longer while a rank of the group works (OperationFit)
+  double drag = 0;  ///< relative increase of the transfer's time while a rank of the group works (OperationFit)
   const char* what = "";
   int unit = -1;
 };
@@ -49,38 +50,38 @@ struct Instruction {
   enum class Kind : std::uint8_t {
     kWork,  ///< computes for `seconds`
     kPost,  ///< comes to `call` and goes on
-    kWait,  ///< for the end of `call`
+    kWait,  ///< waits for the end of `call`
   };
   Kind kind = Kind::kWork;
   Spending spending = Spending::kCompute;
   double seconds = 0;
   int call = -1;
-  const char* what = "";  ///< for a trace
-  int unit = -1;          ///< or none
+  const char* what = "";  ///< name in a trace
+  int unit = -1;          ///< a unit, or -1
 };
 
 /// What happens on an axis in a step, for one rank.
 struct AxisUse {
   std::int64_t calls = 0;
   std::int64_t sent_bytes = 0;
-  double latency_s = 0, transfer_s = 0;  ///< of all calls, as if each were alone
-  /// Of these, the seconds of sums in shared memory, which the rank makes itself.
+  double latency_s = 0, transfer_s = 0;  ///< of all calls together, as if each were alone
+  /// The seconds among them in which the rank itself makes sums in shared memory.
   double own_work_s = 0;
 };
 
 /// A step as every rank makes it, from the second one on: what it computes, and where it starts calls and waits for
-/// them. The order is a matter of the plan and of the program alone, never of times, since all ranks must make a
-/// group's calls in one order. So it is known before anything is timed; StepClock then plays it.
+/// them. The order depends on the plan and on the program alone, never on times, since all ranks must make a group's
+/// calls in one order. So it is known before anything is timed; StepClock then plays it.
 struct StepScript {
   std::vector<Instruction> instructions;
   std::vector<WireCall> calls;
   AxisUse shard, replicate;
-  CallCost agreement;  ///< of the calls of all ranks
-  /// For people: what the plan has and no time was found for.
+  CallCost agreement;  ///< cost of the calls of all ranks
+  /// Text for people: what the plan has and no time was found for.
   std::vector<std::string> left_out;
 };
 
-/// Errors: as units_of; 64 for a step of more than 2^21 uses of units.
+/// Errors: those of units_of; 64 for a step of more than 2^21 uses of units.
 absl::StatusOr<StepScript> script_of_step(const MemoryPlan& plan, const StepProfile& profile, const MeshLinks& links);
 
 }  // namespace tessera

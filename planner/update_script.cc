@@ -19,7 +19,8 @@ UpdateScript::UpdateScript(const MemoryPlan& plan, const StepProfile& profile, b
   }
 }
 
-/// About: the numbers of engine/step/agree/step_agreement.cc, and for each trainable parameter a flag and a sum of squares.
+/// About the bytes of an agreement: the numbers of engine/step/agree/step_agreement.cc, and for each trainable
+/// parameter a flag and a sum of squares.
 std::int64_t UpdateScript::agreement_bytes() const {
   constexpr std::int64_t kHeader = 72, kEach = 9;
   std::int64_t parameters = 0;
@@ -27,7 +28,8 @@ std::int64_t UpdateScript::agreement_bytes() const {
   return kHeader + kEach * parameters;
 }
 
-/// Over two axes: messages of the ranks at one place of each shard group first, and then all of them inside it.
+/// The cost over two axes: first the messages of the ranks at one place of each shard group, then all of them inside
+/// the group.
 CallCost UpdateScript::world_cost(std::int64_t message_bytes) const {
   const std::int64_t shards = writer_.ranks(Axis::kShard), replicas = writer_.ranks(Axis::kReplicate);
   const Links &inside = writer_.links(Axis::kShard), &across = writer_.links(Axis::kReplicate);
@@ -50,7 +52,7 @@ void UpdateScript::update(const Visit& visit) {
   publish(group, visit.unit);
 }
 
-/// Over the replicate axis first, since its parts lie inside those of the shard axis.
+/// The replicate axis comes first, since its parts lie inside those of the shard axis.
 void UpdateScript::publish(const GroupShape& group, int unit) {
   const PlanInput& input = plan_.input();
   const Placement& placement = input.placement;

@@ -11,23 +11,24 @@
 
 namespace tessera {
 
-/// What a step's program (StepProgram) has of agreement, of the update of this rank's part, and of what makes updated values known: what
-/// CpuStep, Update and Publisher do, with times left out. A group is published when it is updated, so its all-gather goes on while the next
-/// group is updated, and where values are published behind the update while the next forward begins (Publication).
+/// The part of a step's program (StepProgram) that is agreement, the update of this rank's part, and publishing updated
+/// values: what CpuStep, Update and Publisher do, without the time it takes. A group is published (all-gathered) when
+/// it is updated, so its all-gather goes on while the next group is updated, and where values are published behind the
+/// update while the next forward begins (Publication).
 class UpdateScript {
  public:
-  /// All outlive this. `publishes_behind`: StepInput::publishes_behind.
+  /// All arguments must outlive this. `publishes_behind`: StepInput::publishes_behind.
   UpdateScript(const MemoryPlan& plan, const StepProfile& profile, bool publishes_behind, ScriptWriter& writer);
 
-  /// Ranks tell each other loss, norm and the like.
+  /// Ranks tell each other loss, norm and so on.
   void agree();
-  /// A group's turn, in which it is published too.
+  /// A group's turn: it is updated, and published too.
   void update(const Visit& visit);
-  /// An operator reads `unit`: what was published of it is waited for.
+  /// Called when an operator reads `unit`: waits for what was published of it.
   void use(int unit);
-  /// Waits for all that was published.
+  /// Waits for everything that was published.
   void wait_for_published();
-  /// Ranks that share one copy of the parameters wait for each other.
+  /// A barrier of ranks that share one copy of the parameters.
   void meet();
 
  private:
@@ -39,9 +40,9 @@ class UpdateScript {
   const StepProfile& profile_;
   ScriptWriter& writer_;
   const bool publishes_behind_;
-  std::vector<const GroupShape*> groups_;  ///< those that train, in the order of units
+  std::vector<const GroupShape*> groups_;  ///< groups that train, in unit order
   std::deque<int> under_way_;
-  std::vector<std::vector<int>> behind_;  ///< calls, by unit
+  std::vector<std::vector<int>> behind_;  ///< [unit]: its calls
 };
 
 }  // namespace tessera

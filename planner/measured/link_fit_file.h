@@ -9,16 +9,17 @@
 
 namespace tessera {
 
-/// A LinkFit as a file, which `tessera bench collectives --fit --fit-file` writes. Every key is needed; numbers are seconds, finite and
-/// from 0 to 1e9:
+/// A LinkFit as a file, which `tessera bench collectives --fit --fit-file` writes. Every key is needed; numbers are
+/// seconds, finite and from 0 to 1e9:
 ///
 ///     {"round_s": 4e-5, "message_s": 1e-5, "byte_s": 8e-10, "add_s": 2e-10}
 ///
-/// Errors: 65 with all that is wrong in the text, one a line: file, line, key, wanted, got. `name` stands for the file.
+/// Errors: 65 with everything that is wrong in the text, one a line: file, line, key, wanted, got. `name` stands for
+/// the file.
 absl::StatusOr<LinkFit> parse_link_fit(const std::string& text, const std::string& name);
-/// The same; also as read_input_file.
+/// Reads the file at `path` likewise. Errors also: those of read_input_file.
 absl::StatusOr<LinkFit> read_link_fit(const std::filesystem::path& path);
-/// What parse_link_fit reads as an equal one.
+/// A text that parse_link_fit reads as an equal fit.
 std::string to_json(const LinkFit& fit);
 
 }  // namespace tessera

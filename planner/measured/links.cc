@@ -95,7 +95,7 @@ CallCost Links::cost(const OperationFit& fit, int of_ranks, std::int64_t sent_by
 
 namespace {
 
-/// Of what `members` have together, as much as each of them gives to the others.
+/// The share that each of `members` gives to the others of what they have together.
 double given_away(int members) { return static_cast<double>(members - 1) / members; }
 
 }  // namespace
@@ -103,7 +103,8 @@ double given_away(int members) { return static_cast<double>(members - 1) / membe
 Links Links::of_group(int of_ranks, int of_hosts, int groups) const {
   Links of_group = *this;
   if (hosts < 2 || of_hosts < 2) return of_group;
-  const double measured = given_away(hosts) / given_away(ranks);  // bytes of a host, of those that beta is of
+  // Bytes that leave a host, for each byte that beta counts.
+  const double measured = given_away(hosts) / given_away(ranks);
   const double wanted = groups * given_away(of_hosts) / given_away(of_ranks);
   for (OperationFit* fit : {&of_group.all_gather, &of_group.reduce_scatter, &of_group.all_reduce})
     for (double* beta : {&fit->beta_s_per_byte, &fit->busy_beta_s_per_byte}) *beta *= wanted / measured;

@@ -43,7 +43,7 @@ double MeasuredFields::number(std::string_view key) {
 std::int64_t MeasuredFields::integer(std::string_view key, std::int64_t least, std::int64_t most) {
   const JsonNode* const node = needed(key);
   if (!node) return least;
-  // Values above 2^63 - 1 are unsigned in nlohmann's tree, and not ours.
+  // Values above 2^63 - 1 are unsigned in nlohmann's tree, and are out of range here.
   const bool fits = node->value.is_number_integer() &&
                     (!node->value.is_number_unsigned() || node->value.get<std::uint64_t>() <= INT64_MAX);
   const std::int64_t value = fits ? node->value.get<std::int64_t>() : least;

@@ -14,33 +14,35 @@
 
 namespace tessera {
 
-/// The members of one JSON object of a file of measurements, read one call a key. All of them are needed. Whatever is
-/// wrong goes to Diagnostics with the file, the line, the key, what was wanted and what is there, and the call returns
-/// a default. So code reads all it wants, calls `finish` for keys that nobody asked for, and looks at the Diagnostics
-/// once.
+/// The members of one JSON object of a file of measurements, read with one call a key. All of them are needed. Whatever
+/// is wrong goes to Diagnostics with the file, the line, the key, what was wanted and what is there, and the call
+/// returns a default. So code reads all it wants, calls `finish` for keys that nobody asked for, and checks the
+/// Diagnostics once.
 class MeasuredFields {
  public:
-  /// Seconds, or seconds a byte: larger ones are a slip, and smaller ones can be added up without an overflow.
+  /// The largest number of seconds, or seconds a byte: a larger one is a slip, and smaller ones can be added up without
+  /// an overflow.
   static constexpr double kMost = 1e9;
 
   /// REQUIRES: `node` is an object. It and `diagnostics` outlive this. `place`: the object's JSON pointer.
   MeasuredFields(const JsonNode& node, std::string place, Diagnostics& diagnostics)
       : node_(node), place_(std::move(place)), diagnostics_(diagnostics) {}
 
-  /// From 0 to kMost; JSON has no infinities.
+  /// A number from 0 to kMost; JSON has no infinities.
   double number(std::string_view key);
   std::int64_t integer(std::string_view key, std::int64_t least, std::int64_t most);
   bool boolean(std::string_view key);
-  /// Not empty.
+  /// A text that is not empty.
   std::string text(std::string_view key);
   /// One of `allowed`; "" where it is not.
   std::string word(std::string_view key, const std::vector<std::string>& allowed);
   std::optional<MeasuredFields> object(std::string_view key);
-  /// Null where it is no list.
+  /// The elements of a list; null where it is no list.
   const JsonNode* list(std::string_view key);
 
-  /// Says what is wrong with a member.
+  /// Reports what is wrong with a member.
   void wrong(std::string_view key, const std::string& message);
+  /// Reports keys that nobody asked for.
   void finish();
 
  private:
@@ -54,10 +56,11 @@ class MeasuredFields {
   std::vector<std::string> known_;
 };
 
-/// `text` as a JSON object of at most `most_values` values, and empty where it is none: then `diagnostics` say why.
+/// Reads `text` as a JSON object of at most `most_values` values; nothing where it is none, and `diagnostics` say why
+/// then.
 std::optional<JsonNode> parse_measurements(std::string_view text, Diagnostics& diagnostics, std::size_t most_values);
 
-/// OK, or all that `diagnostics` hold, as the content of a file that is wrong (65).
+/// OK, or everything that `diagnostics` hold, as the error of a file with wrong content (65).
 /// `hint`: what writes such files.
 absl::Status status_of(const Diagnostics& diagnostics, const std::string& hint);
 

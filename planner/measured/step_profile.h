@@ -23,12 +23,12 @@ struct ProfileEntry {
   friend bool operator==(const ProfileEntry&, const ProfileEntry&) = default;
 };
 
-/// What was measured of a model on a rank alone.
+/// Times that were measured of a model on a single rank.
 ///
 /// Entries are in the order of a round. Consecutive uses of a unit are one entry. A unit that is recomputed in backward
-/// has an entry for that too, if other units come between it and the unit's backward. After the last entry with
-/// "backward" of a unit its gradients are complete and it is reduced; so what a backward ends with, such as the root's
-/// embedding, needs an entry, whether or not an operator reads parameters there.
+/// has an entry for that too, if other units come between it and the unit's backward. After the last "backward" entry
+/// of a unit its gradients are complete and it is reduced; so what a backward ends with, such as the root's embedding,
+/// needs an entry, whether or not an operator reads parameters there.
 ///
 /// The file, profile.json. Every key is needed; numbers are finite and from 0 to 1e9:
 ///
@@ -51,10 +51,10 @@ struct StepProfile {
   friend bool operator==(const StepProfile&, const StepProfile&) = default;
 };
 
-/// Of each entry, the unit's index in the plan. Errors (65): the first entry whose unit the plan does not have.
+/// The index in the plan of each entry's unit. Errors (65): the first entry whose unit the plan does not have.
 absl::StatusOr<std::vector<int>> units_of(const StepProfile& profile, const MemoryPlan& plan);
 
-/// As parse_links, read_links and to_json (planner/measured/links.h).
+/// These work as parse_links, read_links and to_json do (planner/measured/links.h).
 absl::StatusOr<StepProfile> parse_step_profile(const std::string& text, const std::string& name);
 absl::StatusOr<StepProfile> read_step_profile(const std::filesystem::path& path);
 std::string to_json(const StepProfile& profile);

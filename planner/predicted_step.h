@@ -20,7 +20,7 @@ struct PredictedWire {
   double busy_s = 0;            ///< seconds in which some call was under way, or the rank made a sum in shared memory
   std::int64_t calls = 0;       ///< all-gathers and reductions of flat groups, barriers
   std::int64_t sent_bytes = 0;  ///< bytes that one rank sends
-  double latency_s = 0;         ///< of all calls together, as if each were alone
+  double latency_s = 0;         ///< sum over all calls, as if each were alone
   double transfer_s = 0;        ///< likewise
 };
 

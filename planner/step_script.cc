@@ -161,7 +161,7 @@ class WholeStep {
   const std::vector<char> completes_;
   const StepInput input_;
   const StepProgram program_;
-  const std::vector<Visit> updates_;  ///< in unit order; all are made in the last pass, or each in backward
+  const std::vector<Visit> updates_;  ///< ordered by unit; all are made in the last pass, or each in backward
   std::size_t turn_ = 0;              ///< index of the first entry of backward
   GatherScript gathers_;
 };

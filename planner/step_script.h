@@ -64,7 +64,7 @@ struct Instruction {
 struct AxisUse {
   std::int64_t calls = 0;
   std::int64_t sent_bytes = 0;
-  double latency_s = 0, transfer_s = 0;  ///< of all calls together, as if each were alone
+  double latency_s = 0, transfer_s = 0;  ///< sum over all calls, as if each were alone
   /// The seconds among them in which the rank itself makes sums in shared memory.
   double own_work_s = 0;
 };

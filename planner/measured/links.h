@@ -51,7 +51,7 @@ struct CodingFit {
 
 /// Measurements of a group's transport, on one axis of the mesh.
 ///
-/// **Another number of ranks.** Ranks exchange their parts directly, with a message to each peer. With n ranks a call
+/// **Another number of ranks.** Ranks exchange their parts directly, with a message to each peer. A call of n ranks
 /// therefore has n - 1 messages one after the other, and alpha, which was measured with `ranks`, counts (n - 1) /
 /// (ranks - 1) times. A rank sends (n - 1)/n of a buffer that n ranks share in an all-gather or a reduce-scatter, and
 /// twice that in an all-reduce, which is both; beta stays as it is, except where ranks share the link of their host

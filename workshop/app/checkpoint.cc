@@ -1,4 +1,8 @@
-// tessera checkpoint ...: what lies on disk, without a model.
+// tessera checkpoint ...: looks at checkpoints on disk, without a model.
+//
+// There is a function for each command: `list`, `show`, `verify`, `diff` and `reshard`. All open the checkpoint as
+// SavedCheckpoint does, so a damaged header is an error before anything is printed. `verify` goes over all chunks in
+// the order of the files, `diff` over the tensors of both, kPortion elements at a time.
 
 #include <c10/util/ArrayRef.h>
 #include <c10/util/StringUtil.h>
@@ -141,7 +145,7 @@ absl::StatusOr<int> verify(const std::string& path) {
   return 0;
 }
 
-/// Of a checkpoint: what, name, type and elements of each tensor.
+/// A tensor of a checkpoint. Its key in Tensors is its word ("master", "exp_avg") and name.
 struct Tensor {
   std::string dtype;
   std::int64_t numel = 0;
@@ -172,7 +176,7 @@ Tensors tensors_of(const SavedCheckpoint& checkpoint) {
 /// How two tensors of one type and size differ.
 struct Difference {
   std::int64_t elements = 0;
-  double largest = 0;  ///< of F32
+  double largest = 0;  ///< largest difference of two elements, for F32
 };
 
 absl::StatusOr<Difference> compare(SavedCheckpoint& a, SavedCheckpoint& b, const std::string& what,

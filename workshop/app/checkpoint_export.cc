@@ -1,4 +1,4 @@
-// tessera checkpoint export: the weights of a checkpoint as a model of Hugging Face.
+// tessera checkpoint export: writes the weights of a checkpoint as a model of Hugging Face.
 
 #include <ATen/Functions.h>
 #include <c10/util/StringUtil.h>
@@ -28,7 +28,7 @@ namespace {
 constexpr char kExport[] = "tessera checkpoint export";
 constexpr std::int64_t kPortionOfTensor = std::int64_t{1} << 20;  // elements converted at once
 
-/// A parameter, as the checkpoint has it and as the file gets it.
+/// A parameter, as it is in the checkpoint and in the file.
 struct ExportedParameter {
   const SavedParameter* saved = nullptr;
   bool transposed = false;
@@ -43,7 +43,7 @@ struct WordAndType {
 constexpr WordAndType kTypes[] = {
     {"fp32", "F32", c10::kFloat}, {"bf16", "BF16", c10::kBFloat16}, {"fp16", "F16", c10::kHalf}};
 
-/// What the weights are written as, and what a checkpoint's are.
+/// The type that the weights are written in, or that a checkpoint's have.
 template <class Key>
 absl::StatusOr<WordAndType> type_named(const std::string& name, Key WordAndType::*key) {
   for (const WordAndType& each : kTypes)
@@ -108,7 +108,7 @@ class CheckpointExport {
     return parameters;
   }
 
-  /// Elements [first, first + numel) in memory order, as `type_`.
+  /// Reads elements [first, first + numel) in memory order, and converts them to `type_`.
   absl::StatusOr<at::Tensor> read(const SavedParameter& saved, std::int64_t first, std::int64_t numel) {
     TESSERA_ASSIGN_OR_RETURN(const WordAndType stored,
                              type_named(saved.trains ? "F32" : saved.dtype, &WordAndType::word));

@@ -71,7 +71,7 @@ std::string unknown_option(const CLI::App& command, const std::vector<std::strin
       i += value_follows ? 1 : 0;
       continue;
     }
-    if (!is_long) continue;  // a negative number where none belongs, or a stray letter: CLI11 says which
+    if (!is_long) continue;  // CLI11 says which: a negative number where none belongs, or a stray letter
     return "`" + command.get_parent()->get_name() + " " + command.get_name() + "` has no option " + clipped(name, 80) +
            hint_of_options(name, names_of_options(command));
   }
@@ -142,7 +142,8 @@ CommandLine::CommandLine()
           "tessera") {
   take_process_limits();
   app.require_subcommand(1);
-  // Said twice, the last one counts, so that a script can append to a command line. Subcommands inherit it.
+  // If an option is given twice, the last one counts, so that a script can append to a command line. Subcommands
+  // inherit this.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.set_version_flag("--version", "tessera " TESSERA_VERSION);
 }

@@ -8,7 +8,7 @@
 
 namespace tessera::app {
 
-/// What Tessera's command line wants beyond CLI11: bounds that are said, slips that are recognised.
+/// What Tessera's command lines need beyond CLI11: bounds that are named, and slips that are recognised.
 
 /// An integer of [least, most], written as 1000, 1000.0 or 1e3 as in the strategy file. Refuses what 64 bits cannot
 /// hold, which CLI11 would cut. Use with `transform`.
@@ -20,21 +20,21 @@ CLI::Validator not_empty();
 
 constexpr std::int64_t kMostLaunched = 1024;  ///< ranks on one machine
 
-/// What each of the programs does, by its own main file; entry.cc calls it, and turns success into 74 where standard output could
-/// not be written.
+/// Does what each of the programs does; its own main file defines it. entry.cc calls it, and turns success into 74
+/// where standard output could not be written.
 int run_command_line(int argc, char** argv);
 
-/// One line on stderr. Returns 64.
+/// Prints one line on stderr. Returns 64.
 int refuse(const std::string& what);
 
 /// The command line of one of the programs.
 struct CommandLine {
   CommandLine();
 
-  /// Reads it into what the options of `app` name. An exit code where the program ends here: after --help or --version, or 64
-  /// after a line that says what is wrong.
+  /// Reads the command line into the variables of `app`'s options. Returns an exit code where the program ends here:
+  /// after --help or --version, or 64 after a line that says what is wrong.
   std::optional<int> parse(int argc, char** argv);
-  /// Whether `command` was given, and its `section`.
+  /// Whether `command` was given, and its `section`, if one is named.
   bool got(const char* command, const char* section = nullptr) const;
 
   CLI::App app;
@@ -43,9 +43,9 @@ struct CommandLine {
 /// Adds a command, with its line of help. REQUIRES: parts.h has it.
 CLI::App* add_command(CLI::App& app, const char* command);
 
-/// What is wrong with the words behind the program's name before their values are looked at: a command that there is
-/// not, or an option that its command does not have, with the name that was probably meant. Empty: nothing. What
-/// follows `launch` is left alone, since it belongs to the program that is launched.
+/// What is wrong with the words behind the program's name, before their values are looked at: a command that does not
+/// exist, or an option that its command does not have, with the name that was probably meant. Empty: nothing is wrong.
+/// What follows `launch` is left alone, since it belongs to the program that is launched.
 std::string unknown_word(const CLI::App& app, const std::vector<std::string>& words);
 
 }  // namespace tessera::app

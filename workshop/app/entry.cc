@@ -1,4 +1,4 @@
-// `main` of every program of Tessera's: the one place where a command ends.
+// `main` of all of Tessera's programs: the one place where a command ends.
 
 #include <unistd.h>
 
@@ -15,7 +15,7 @@
 namespace tessera::app {
 namespace {
 
-/// The exit code of the command. What it threw is a sentence and not the end by a signal.
+/// The exit code of the command. An exception becomes a sentence, and not the end by a signal.
 int run(int argc, char** argv) {
   try {
     return run_command_line(argc, argv);
@@ -28,13 +28,13 @@ int run(int argc, char** argv) {
   }
 }
 
-/// What a command printed is its result: a success whose text did not reach where it was sent is none.
+/// What a command printed is its result: if the text did not reach its destination, the command did not succeed.
 int with_output_checked(int code) {
   errno = 0;
   const bool flushed = std::fflush(stdout) == 0;
   if (flushed && std::ferror(stdout) == 0) return code;
   if (errno == 0 && ::write(STDOUT_FILENO, "\n", 1) == 1)
-    errno = EIO;  // why an earlier write failed is not known any more
+    errno = EIO;  // the reason why an earlier write failed is lost
   std::fprintf(stderr,
                "tessera: standard output could not be written: %s. [T0017] hint: what was printed is not complete%s\n",
                std::strerror(errno), errno == ENOSPC ? "; free some space there, or send it elsewhere" : "");

@@ -14,17 +14,18 @@
 
 namespace tessera::app {
 
-/// Gives an Engine's model, or a module's, the weights of a folder or file of Hugging Face. Throws as
-/// import_safetensors (tessera/safetensors.h) does.
+/// Gives an Engine's model, or a module, the weights of a folder or file of Hugging Face. Throws what
+/// import_safetensors (tessera/safetensors.h) throws.
 void import_hf(Engine& engine, const std::filesystem::path& path, const models::ModelConfig& config);
 void import_hf(torch::nn::Module& module, const std::filesystem::path& path, const models::ModelConfig& config);
 
-/// Writes weights and config.json into `folder`, as transformers' `from_pretrained` reads them: the weights as the
-/// Engine computes with them. Collective. Throws as export_safetensors does; 78 where Hugging Face has no such model.
+/// Writes weights and config.json into `folder`, as transformers' `from_pretrained` reads them: the weights in the
+/// types that the Engine computes with. Collective. Throws what export_safetensors throws; 78 where Hugging Face has no
+/// such model.
 void export_hf(Engine& engine, const Mesh& mesh, const std::filesystem::path& folder, const models::ModelConfig& config,
                Existing existing);
 
-/// Writes config.json. `dtype`: "fp32", "bf16" or "fp16", of the weights beside it. 78, 73, 74, 77.
+/// Writes config.json. `dtype`: "fp32", "bf16" or "fp16", the type of the weights beside it. Errors: 78, 73, 74, 77.
 absl::Status write_hf_config(const std::filesystem::path& folder, const models::ModelConfig& config,
                              std::string_view dtype, Existing existing);
 

@@ -1,5 +1,5 @@
 // tessera <command> ...: starts ranks by itself, and hands every other command to the program that has it. Nothing here
-// needs LibTorch, so a launcher is there at once.
+// needs LibTorch, so a launcher starts at once.
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
@@ -45,7 +45,7 @@ void add_launch(CLI::App& app, LaunchOptions& launch) {
   command->prefix_command();  // the first word that is no option is the program, with or without a "--" before it
 }
 
-/// What stands behind the first "--" belongs to the program to launch, and is not looked at.
+/// Takes what stands behind the first "--": it belongs to the program to launch, and is not looked at.
 std::vector<std::string> take_program(int& argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--") != 0) continue;
@@ -56,7 +56,8 @@ std::vector<std::string> take_program(int& argc, char** argv) {
   return {};
 }
 
-/// A program given without "--": its words are those that `launch` did not take. Returns what is wrong with them.
+/// Takes a program that was given without "--": its words are those that `launch` did not take. Returns what is wrong
+/// with them.
 std::string take_words(const CLI::App& command, LaunchOptions& launch) {
   const std::vector<std::string> words = command.remaining();
   if (words.empty()) return "";
@@ -77,7 +78,7 @@ int run_command_line(int argc, char** argv) {
   if (const Part* const part = argc > 1 ? part_with(argv[1]) : nullptr) return run_part(*part, argv);
   CommandLine line;
   LaunchOptions launching;
-  for (const Part& part : parts()) add_command(line.app, part.command);  // for --help, and for slips
+  for (const Part& part : parts()) add_command(line.app, part.command);  // --help and the search for slips need them
   add_launch(line.app, launching);
   line.app.add_subcommand("schema", "print the JSON schema of the strategy file");
   launching.command = take_program(argc, argv);

@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What stands at a path, symbolic links not followed; nothing where it is free.
+/// What is at a path, symbolic links not followed; nothing where it is free.
 absl::StatusOr<std::optional<struct stat>> look_at(const NamedPath& output, const fs::path& path) {
   struct stat info {};
   if (::lstat(path.c_str(), &info) == 0) return std::optional(info);
@@ -47,7 +47,7 @@ bool lies_in(const fs::path& path, const fs::path& folder) {
   return !error && end == outside.end();
 }
 
-/// Would a file of this name be read as one of the folder's?
+/// Whether a file of this name would be read as one of the folder's.
 bool counts_in(const fs::path& path, const NamedPath& folder) {
   return folder.extensions.empty() || std::find(folder.extensions.begin(), folder.extensions.end(),
                                                 path.extension().string()) != folder.extensions.end();
@@ -56,7 +56,8 @@ bool counts_in(const fs::path& path, const NamedPath& folder) {
 absl::Status check_against_input(const NamedPath& output, const std::optional<struct stat>& there,
                                  const NamedPath& input) {
   struct stat info {};
-  if (input.path.empty() || ::stat(input.path.c_str(), &info) != 0) return absl::OkStatus();  // its reader says so
+  // Its reader reports that it is missing.
+  if (input.path.empty() || ::stat(input.path.c_str(), &info) != 0) return absl::OkStatus();
   const std::string both =
       output.option + " " + output.path.string() + " and " + input.option + " " + input.path.string();
   if (there && is_same(*there, info))
@@ -68,7 +69,7 @@ absl::Status check_against_input(const NamedPath& output, const std::optional<st
   return absl::OkStatus();
 }
 
-/// The name itself, and the one that it is written under first.
+/// Checks the path itself, and the one that the file is written under first.
 absl::Status check_place(const NamedPath& output, const std::vector<NamedPath>& inputs, Existing existing) {
   for (const fs::path& path : {output.path, partial_of(output.path)}) {
     TESSERA_ASSIGN_OR_RETURN(const std::optional<struct stat> there, look_at(output, path));
@@ -130,7 +131,8 @@ absl::Status check_outputs(const std::vector<NamedPath>& outputs, const std::vec
     for (std::size_t k = 0; k < i; ++k) TESSERA_RETURN_IF_ERROR(check_pair(asked[k], asked[i]));
   for (const NamedPath& output : asked) {
     TESSERA_RETURN_IF_ERROR(make_folder(output));
-    TESSERA_RETURN_IF_ERROR(check_place(output, inputs, existing));  // "new/../data" is known once "new" is there
+    // What "new/../data" is, is known once "new" is there.
+    TESSERA_RETURN_IF_ERROR(check_place(output, inputs, existing));
   }
   for (const NamedPath& output : asked) TESSERA_RETURN_IF_ERROR(try_place(output));
   return absl::OkStatus();

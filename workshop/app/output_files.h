@@ -11,16 +11,16 @@
 
 namespace tessera::app {
 
-/// A file of the command line, and the option that names it: "--metrics".
+/// A file of the command line, with the option that names it: "--metrics".
 struct NamedPath {
   std::string option;
   std::filesystem::path path;
-  std::vector<std::string> extensions = {};  ///< of an input folder: which of its files are read; empty: all
+  std::vector<std::string> extensions = {};  ///< which files of an input folder are read; empty: all
 };
 
-/// Makes sure, before any work is done, that every output can be written and that none of them destroys anything. Makes
-/// missing folders, and creates and removes a file beside each output, so that a full disk or a folder without write
-/// permission is found now. Empty paths are outputs that nobody asked for.
+/// Makes sure, before any work is done, that every output can be written and that none of them destroys anything. It
+/// makes missing folders, and creates and removes a file beside each output, so that a full disk or a folder without
+/// write permission is found now. Empty paths are outputs that nobody asked for.
 ///
 /// | output                                                                     | code   |
 /// |----------------------------------------------------------------------------|--------|
@@ -32,8 +32,8 @@ struct NamedPath {
 absl::Status check_outputs(const std::vector<NamedPath>& outputs, const std::vector<NamedPath>& inputs,
                            Existing existing);
 
-/// Writes `bytes` as an OutputFile (offload/files/output_file.h). `what` stands in front of messages. Errors: 73, 74, 77.
-/// Existing::kReplaced is for `--overwrite`, and for a job that a launcher starts again.
+/// Writes `bytes` as an OutputFile does (offload/files/output_file.h). `what` stands in front of messages. Errors: 73,
+/// 74, 77. Existing::kReplaced is for `--overwrite`, and for a job that a launcher starts again.
 absl::Status write_output(const std::filesystem::path& path, std::string_view bytes, Existing existing,
                           const std::string& what);
 

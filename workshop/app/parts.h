@@ -5,9 +5,9 @@
 
 namespace tessera::app {
 
-/// The commands of `tessera` that are elsewhere. Most are programs of their own, tessera-train and tessera-bench. They
-/// lie beside `tessera`, so that a build makes only those that it needs, and `tessera launch` starts without LibTorch.
-/// Others are modules of the Python package.
+/// The commands of `tessera` that are elsewhere. Most belong to programs of their own, tessera-train and tessera-bench.
+/// These lie beside `tessera`, so that a build makes only those that it needs, and `tessera launch` starts without
+/// LibTorch. Other commands are modules of the Python package.
 struct Part {
   const char* command;           ///< "train"
   const char* program;           ///< "tessera-train"; null where a module has the command
@@ -16,12 +16,12 @@ struct Part {
 };
 
 std::span<const Part> parts();
-/// Null where `command` is none of theirs.
+/// The part that has `command`; null if none has it.
 const Part* part_with(std::string_view command);
 
-/// Becomes the part's program, which reads the same `argv`. Returns only where that is not there (69) or cannot be run
-/// (77), after a line on stderr that says how to build it; and where a module has the command (64), after a line that
-/// says how to call it.
+/// Becomes the part's program, which reads the same `argv`. It returns only if that is not there (69) or cannot be run
+/// (77), after a line on stderr that says how to build it; and if a module has the command (64), after a line that says
+/// how to call it.
 int run_part(const Part& part, char** argv);
 
 }  // namespace tessera::app

@@ -17,16 +17,16 @@ namespace tessera {
 struct AlgorithmsBenchOptions {
   std::vector<std::size_t>
       bytes;       ///< that each rank gives: its shard of all_gather, its input of a reduction; powers of two
-  int rounds = 5;  ///< all calls are gone through so many times
+  int rounds = 5;  ///< how often all calls are gone through
   std::size_t round_bytes = 4 << 20;  ///< a call is made `round_bytes` / its bytes times a round, but
   int most_calls = 40;                ///< no more than this, and once at least
 };
 
-/// A call with what is said of it.
+/// A call with what the report says of it.
 struct TimedAlgorithm {
   TimedCall call;
-  bool is_chosen = false;   ///< by the fit
-  bool is_fastest = false;  ///< of those measured
+  bool is_chosen = false;   ///< the fit chooses it
+  bool is_fastest = false;  ///< it is the fastest of those measured
   double by_fit_s = 0;
 };
 
@@ -36,17 +36,18 @@ struct AlgorithmsReport {
   LinkFit fit;
   std::vector<TimedAlgorithm> timings;  ///< those of one collective of one size follow each other
 
-  /// How many times as long what the fit chooses takes as what is fastest, for each collective of each size.
+  /// How many times as long the fit's choice takes as the fastest one, for each collective of each size.
   std::vector<double> chosen_of_fastest() const;
 };
 
-/// Times every algorithm of every collective of fp32 and bf16, interleaved, and fits their costs. `use` says how the calls of `group` go
-/// from then on. Collective; every rank returns the same. Errors: those of the group.
+/// Times every algorithm of every collective of fp32 and bf16, interleaved, and fits their costs. `use` sets the
+/// algorithm that the calls of `group` take from then on. Collective; every rank returns the same. Errors: those of the
+/// group.
 absl::StatusOr<AlgorithmsReport> bench_algorithms(Collectives& group, const std::function<void(Algorithm)>& use,
                                                   const AlgorithmsBenchOptions& options);
 
-/// {"transport", "ranks", "fit": {"round_s", "message_s", "byte_s", "add_s"}, "calls": [{"operation", "dtype", "bytes", "algorithm",
-/// "median_s", "by_fit_s", "is_chosen", "is_fastest", "samples_ns"}]}
+/// {"transport", "ranks", "fit": {"round_s", "message_s", "byte_s", "add_s"}, "calls": [{"operation", "dtype", "bytes",
+/// "algorithm", "median_s", "by_fit_s", "is_chosen", "is_fastest", "samples_ns"}]}
 nlohmann::json to_json(const AlgorithmsReport& report);
 
 }  // namespace tessera

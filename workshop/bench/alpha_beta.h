@@ -12,16 +12,16 @@ struct TimedBytes {
 
 /// Hockney's model: a message of b bytes takes alpha + beta b seconds.
 struct AlphaBeta {
-  double alpha_s = 0;          ///< of starting it
-  double beta_s_per_byte = 0;  ///< of each byte
+  double alpha_s = 0;          ///< cost of starting a message
+  double beta_s_per_byte = 0;  ///< cost of each byte
 
-  /// Of `bytes` sent in so many messages.
+  /// Seconds for `bytes` that are sent in so many messages.
   double seconds_of(std::int64_t messages, std::int64_t bytes) const {
     return static_cast<double>(messages) * alpha_s + static_cast<double>(bytes) * beta_s_per_byte;
   }
 };
 
-/// The line of least squares of the *relative* error, sum of ((alpha + beta b - t) / t)^2: sizes span powers of ten,
+/// Fits a line by least squares of the *relative* error, sum of ((alpha + beta b - t) / t)^2: sizes span powers of ten,
 /// and the largest would otherwise decide alone. Throws `std::invalid_argument` for points of fewer than two sizes, or
 /// times that are not above 0.
 AlphaBeta fit_alpha_beta(std::span<const TimedBytes> points);

@@ -10,7 +10,7 @@
 namespace tessera::app {
 namespace {
 
-constexpr double kShort = 10e-6;  // seconds: below, a column is shown in nanoseconds
+constexpr double kShort = 10e-6;  // seconds; a column below it is shown in nanoseconds
 
 double number(const std::variant<std::string, double>& cell) {
   const double* value = std::get_if<double>(&cell);

@@ -8,12 +8,12 @@
 
 namespace tessera {
 
-/// Numbers of a normal distribution, and room to write them in a form and to read them back.
+/// Numbers of a normal distribution, and room to encode and decode them.
 class CodecRun {
  public:
   explicit CodecRun(std::size_t numel);
 
-  /// Writes and reads on this thread; returns the bytes that they had in between.
+  /// Encodes and decodes on this thread; returns the bytes in between.
   std::size_t there_and_back(WireForm form);
   double plain_bytes() const { return static_cast<double>(values_.size() * sizeof(float)); }
 
@@ -22,14 +22,14 @@ class CodecRun {
   std::vector<std::uint32_t> wire_;
 };
 
-/// What a form on the wire (compression.gradients, sums, gathers) costs this processor and takes off the wire.
+/// What a codec on the wire (compression.gradients, sums, gathers) costs this processor and saves on the wire.
 struct CodecSpeed {
   WireForm form = WireForm::kPlain;
-  double share = 1;             ///< of the bytes of fp32
-  double seconds_per_byte = 0;  ///< of fp32: one thread writes the form and reads it back
+  double share = 1;             ///< fraction of the bytes of fp32
+  double seconds_per_byte = 0;  ///< seconds for a byte of fp32 that one thread encodes and decodes
 };
 
-/// Of every form but kPlain: medians of a few rounds over 16 MiB, in some tenths of a second together.
+/// Measures every codec but kPlain: medians of a few rounds over 16 MiB, in some tenths of a second together.
 std::vector<CodecSpeed> measure_codecs();
 
 }  // namespace tessera

@@ -16,6 +16,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// How collectives are timed.
+//
+// A Bench is one case on one rank: it fills the input, makes the call, checks the result element by element, and knows
+// the memory traffic that the call causes. `bench_collectives` first checks all cases, then goes through them in
+// rounds, so that what slows the machine for a while slows all alike; each round times the call and the loop that only
+// causes its traffic. A sample is the slowest rank's (`timing_of`).
+
 constexpr std::size_t kInARow = 16 << 10;  // bytes up to which calls follow one another without a barrier
 
 std::string text_of(const CollectiveCase& what) {
@@ -28,7 +35,7 @@ struct Buffers {
   std::unique_ptr<CommBuffer> input, output;
 };
 
-/// Integers below 61, so that sums of few are exact in every dtype and in any order.
+/// Values are integers below 61, so that sums of a few are exact in every dtype and in any order.
 float value_of(std::size_t i, int rank) { return static_cast<float>((7 * i + 3 * rank) % 61); }
 
 void write_value(std::byte* data, DType dtype, std::size_t i, float value) {
@@ -41,7 +48,7 @@ void write_value(std::byte* data, DType dtype, std::size_t i, float value) {
 
 std::byte byte_of(std::size_t i, int rank) { return static_cast<std::byte>(13 * i + 101 * rank + i / 256); }
 
-/// One case on one rank: how to call it, what it should give, what traffic it causes.
+/// One case on one rank: how to call it, what it should return, what traffic it causes.
 class Bench {
  public:
   Bench(Collectives& group, const CollectiveCase& what, const Buffers& buffers)
@@ -79,13 +86,13 @@ class Bench {
                                                ": wrong result of " + text_of(what_));
   }
 
-  /// False where nothing moves, or less than a line a rank. The same on every rank.
+  /// False where nothing moves, or less than a cache line a rank. It is the same on every rank.
   bool has_limit() const {
     return what_.operation != Operation::kBarrier && what_.memory != BenchMemory::kCommon &&
            what_.bytes >= std::size_t{64} * group_.size();
   }
 
-  /// What this rank causes when all call. REQUIRES: has_limit().
+  /// The traffic that this rank causes when all call. REQUIRES: has_limit().
   MemoryTraffic traffic() const {
     const int ranks = group_.size(), growth = static_cast<int>(sizeof(float) / size_of(what_.dtype));
     switch (what_.operation) {
@@ -158,7 +165,7 @@ class Bench {
   Collectives& group_;
   const CollectiveCase what_;
   std::byte *const input_, *const output_;
-  const std::size_t numel_, part_;  // of the full buffer, and of a rank's part, in elements
+  const std::size_t numel_, part_;  // elements of the full buffer, and of a rank's part
 };
 
 std::vector<CollectiveCase> cases_of(const Collectives& group, const CollectivesBenchOptions& options) {
@@ -180,7 +187,7 @@ std::vector<CollectiveCase> cases_of(const Collectives& group, const Collectives
   return cases;
 }
 
-/// The buffers of all kinds. An output has room for fp32 sums of 16-bit inputs.
+/// Makes the buffers of all kinds. An output has room for fp32 sums of 16-bit inputs.
 absl::StatusOr<std::vector<Buffers>> make_buffers(Collectives& group, std::size_t bytes) {
   std::vector<Buffers> buffers(3);
   auto& own = buffers[static_cast<int>(BenchMemory::kPrivate)];
@@ -216,7 +223,7 @@ absl::Status measure_once(Collectives& group, Bench& bench, const CollectivesBen
   const std::size_t fit = options.round_bytes / std::max<std::size_t>(bytes, 1);
   const int calls = static_cast<int>(std::clamp<std::size_t>(fit, 1, std::max(options.most_calls, 1)));
   const bool in_a_row = bytes <= kInARow;
-  TESSERA_RETURN_IF_ERROR(bench.call());  // warm
+  TESSERA_RETURN_IF_ERROR(bench.call());  // warms up
   TESSERA_RETURN_IF_ERROR(time_calls(group, calls, in_a_row, measured.call, [&] { return bench.call(); }));
   if (!bench.has_limit()) return absl::OkStatus();
   for (bool past_caches : {false, true}) {

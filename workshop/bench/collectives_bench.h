@@ -25,13 +25,13 @@ struct CollectivesBenchOptions {
   /// S, the bytes of the full buffer: `size() * bytes_per_rank` of an all_gather or all_to_all, the input of a
   /// reduce_scatter or all_reduce, `data` of a broadcast. Cases of less than one element a rank are left out.
   std::vector<std::size_t> bytes;
-  std::vector<DType> dtypes = {DType::kF32, DType::kBF16};  ///< of the sums
-  int rounds = 7;                                           ///< all cases are gone through so many times
+  std::vector<DType> dtypes = {DType::kF32, DType::kBF16};  ///< types of the sums
+  int rounds = 7;                                           ///< how often all cases are gone through
   std::size_t round_bytes = 128 << 20;                      ///< a case is called `round_bytes / S` times a round, but
   int most_calls = 1000;                                    ///< no more than this, and once at least
 };
 
-/// What was measured. `dtype` is kU8 where bytes are moved; S is `bytes`, 0 for the barrier.
+/// One thing that is measured. `dtype` is kU8 where bytes are moved; S is `bytes`, 0 for the barrier.
 struct CollectiveCase {
   Operation operation = Operation::kBarrier;
   DType dtype = DType::kU8;
@@ -39,9 +39,9 @@ struct CollectiveCase {
   std::size_t bytes = 0;
 };
 
-/// One case's times. A sample is that of the slowest rank; `limit` is a loop in the same buffers that does nothing but
-/// read and write as much, on all ranks at once (memory_traffic.h); empty where a collective moves nothing, or less
-/// than a cache line a rank.
+/// One case's times. A sample is that of the slowest rank. `limit` is a loop in the same buffers that only reads and
+/// writes as much, on all ranks at once (memory_traffic.h); it is empty where a collective moves nothing, or less than
+/// a cache line a rank.
 struct CollectiveTiming {
   CollectiveCase what;
   Samples call, limit;
@@ -58,9 +58,9 @@ struct CollectivesReport {
   std::vector<CollectiveTiming> timings;
 };
 
-/// Checks the result of every case, then times them, interleaved: rounds over all cases, each call after a barrier (in
-/// a row where S is at most 16 KiB). Collective over the mesh; every rank returns the same report.
-/// Errors: 70 for a wrong result, naming the case, or whatever the transport says.
+/// Checks the result of every case, then times them, interleaved: rounds over all cases, each call after a barrier (one
+/// right after the other where S is at most 16 KiB). Collective over the mesh; every rank returns the same report.
+/// Errors: 70 for a wrong result, naming the case, or whatever the transport returns.
 absl::StatusOr<CollectivesReport> bench_collectives(const Mesh& mesh, const CollectivesBenchOptions& options);
 
 /// {"transport", "ranks", "cases": [{"operation", "dtype", "memory", "bytes", "calls", "median_s", "p10_s", "p90_s",

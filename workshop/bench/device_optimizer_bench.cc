@@ -13,6 +13,13 @@
 namespace tessera {
 namespace {
 
+// Times an optimizer step on the GPU.
+//
+// A Subject is one kind of step with its device memory: one tensor in one group on one rank, with the tables that a
+// step's kernels read (StepTables, NormTables). `step` queues the norm, the decision and the pass; events around it
+// give the time. The limit is a device copy of as many bytes. Cases run one after the other, since each may fill the
+// GPU.
+
 absl::Status status_of(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return absl::OkStatus();
   return make_error(ExitCode::kUnavailable, std::string(what) + ": " + cudaGetErrorString(error));
@@ -121,7 +128,7 @@ class Subject {
     return absl::OkStatus();
   }
 
-  /// One tensor; its message is nothing but the norm's sums.
+  /// There is one tensor; its message is nothing but the norm's sums.
   absl::Status allocate_norm() {
     TESSERA_ASSIGN_OR_RETURN(message_, DeviceMemory::of(totals_.most_sums() * sizeof(double)));
     const NormBuffer buffers[] = {{gradient_.as<float>(), runs_}};
@@ -205,8 +212,8 @@ class Subject {
   const std::vector<NormRun> runs_;
   const NormTotals totals_;
   DeviceMemory gradient_, weights_, states_, scales_;
-  DeviceMemory message_, tile_sums_, nodes_, first_node_, spans_;          // of the norm on a rank
-  DeviceMemory links_, first_link_, part_ranks_, link_scratch_, squares_;  // and over ranks
+  DeviceMemory message_, tile_sums_, nodes_, first_node_, spans_;          // the norm on a rank
+  DeviceMemory links_, first_link_, part_ranks_, link_scratch_, squares_;  // the norm over ranks
   DeviceMemory sum_, used_, steps_, constants_, decision_, groups_, begins_, uniform_;
   NormTables norm_;
   StepTables tables_;

@@ -20,7 +20,7 @@ std::int64_t cpu_nanoseconds() {
   return of(use.ru_utime) + of(use.ru_stime);
 }
 
-/// Passes over a file with `in_flight` pieces of memory, each with one request at a time.
+/// Makes passes over a file with `in_flight` pieces of memory, each with one request at a time.
 class Mover {
  public:
   Mover(IoRing& ring, const BlockFile& file, std::span<std::byte> memory, const DiskSpeedOptions& options)
@@ -36,7 +36,7 @@ class Mover {
     return ring_.drain();
   }
 
-  /// Half of the pieces are being read, the other half written.
+  /// Reads and writes back: half of the pieces are being read while the other half is written.
   absl::Status both_ways() {
     const std::int64_t ahead = options_.in_flight > 1 ? options_.in_flight / 2 : 0;
     for (std::int64_t i = 0; i < records_ + ahead; ++i) {

@@ -13,34 +13,34 @@ namespace tessera {
 
 struct DiskSpeedOptions {
   std::string directory;
-  std::int64_t bytes = std::int64_t{1} << 30;  ///< of the scratch file; rounded up to whole records
+  std::int64_t bytes = std::int64_t{1} << 30;  ///< size of the scratch file; rounded up to whole records
   std::size_t record_bytes = 2 << 20;          ///< a multiple of 4096
-  int in_flight = 16;                          ///< records
+  int in_flight = 16;                          ///< number of records at once
   int rounds = 3;
   IoEngine engine = IoEngine::kBest;
 };
 
-/// One pass over the file after the other, every record once.
+/// Passes over the file, one after the other, each over every record once.
 struct DiskPasses {
   Samples time;
-  Samples cpu;  ///< of all threads of the process, in the kernel and outside
+  Samples cpu;  ///< CPU time of all threads of the process, in the kernel and outside
 };
 
 struct DiskSpeed {
-  std::int64_t bytes = 0;  ///< that a pass moves one way
+  std::int64_t bytes = 0;  ///< bytes that a pass moves one way
   std::string file_mode;   ///< BlockFile::mode
   std::string engine;      ///< IoRing::describe
   DiskPasses write, read;
   DiskPasses mixed;  ///< each record is read, and written back where it was, as an update of states does
 
-  /// Of the median pass; mixed: of both ways together.
+  /// Rates of the median pass; mixed: both ways together.
   double write_bytes_per_s() const { return static_cast<double>(bytes) / write.time.median_s(); }
   double read_bytes_per_s() const { return static_cast<double>(bytes) / read.time.median_s(); }
   double mixed_bytes_per_s() const { return 2 * static_cast<double>(bytes) / mixed.time.median_s(); }
 };
 
-/// How fast a directory's disk moves records in the way that offload moves them, on a private scratch file that is gone
-/// afterwards. Errors: those of BlockFile::create and IoRing::make.
+/// Measures how fast a directory's disk moves records in the way that offload moves them, on a private scratch file
+/// that is gone afterwards. Errors: those of BlockFile::create and IoRing::make.
 absl::StatusOr<DiskSpeed> measure_disk(const DiskSpeedOptions& options);
 
 }  // namespace tessera

@@ -22,9 +22,9 @@ class Words {
  public:
   Words(std::uint64_t seed, std::uint64_t stream) : key_(mix64(mix64(seed) + stream)) {}
   std::uint64_t next() { return mix64(key_ + ++count_ * 0x9e3779b97f4a7c15u); }
-  /// In [0, 1).
+  /// A number in [0, 1).
   float uniform() { return static_cast<float>(next() >> 40) * 0x1p-24f; }
-  /// Mean 0 and variance 1: the sum of four uniform ones from one word, which is normal enough for noise.
+  /// A number with mean 0 and variance 1: the sum of four uniform ones from one word, which is normal enough for noise.
   float noise() {
     const std::uint64_t word = next();
     float sum = -2.0f;
@@ -64,7 +64,7 @@ class GeneratedImages : public ImageDataset {
  private:
   using Pattern = std::array<float, kNumel>;
 
-  /// Waves of whole periods over the image, so that a shift is a rotation, of kPatternDeviation together.
+  /// Waves of whole periods over the image, so that a shift is a rotation; together they have kPatternDeviation.
   Pattern pattern_of(std::int64_t label) const {
     Words words(seed_, static_cast<std::uint64_t>(label));
     Pattern pattern{};

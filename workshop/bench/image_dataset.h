@@ -10,7 +10,7 @@ namespace tessera {
 class ImageDataset {
  public:
   static constexpr std::int64_t kChannels = 3, kSide = 32;
-  static constexpr std::int64_t kNumel = kChannels * kSide * kSide;  ///< of an image
+  static constexpr std::int64_t kNumel = kChannels * kSide * kSide;  ///< numbers of an image
   static constexpr std::int64_t kClasses = 10;
 
   virtual ~ImageDataset() = default;

@@ -19,13 +19,21 @@
 namespace tessera {
 namespace {
 
+// How links are measured.
+//
+// LinkMeter times each operation over buffers of growing size (`measure`), alone and, where the transport goes on by
+// itself, beside compute (`busy_median_of`), and fits alpha and beta to the medians. Every median is the slowest rank's
+// (`agreed`), so all ranks report the same. `measure_loads` and `measure_coding` then compare a loop that computes by
+// itself with the same loop beside a call, or beside a codec (`lost_beside`): the difference is what these take from
+// compute.
+
 using Clock = std::chrono::steady_clock;
 constexpr double kLongCall = 0.25;         // seconds
-constexpr std::int64_t kSmallBytes = 256;  // as much as a step's agreement has of a rank
+constexpr std::int64_t kSmallBytes = 256;  // bytes of a rank in a step's agreement, about
 
 double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-/// That the calling thread had a core.
+/// CPU time of the calling thread, in seconds.
 double thread_seconds() {
   timespec time{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -39,7 +47,7 @@ AlphaBeta fit_of(const std::vector<TimedBytes>& points) {
   return {std::max(0.0, fit.alpha_s), std::max(0.0, fit.beta_s_per_byte)};
 }
 
-/// Measures, with buffers of its own.
+/// Makes the measurements, with buffers of its own.
 class LinkMeter {
  public:
   LinkMeter(Collectives& gather, Collectives& reduce, const LinkSpeedOptions& options)
@@ -82,7 +90,7 @@ class LinkMeter {
   }
 
  private:
-  /// Of a buffer of so many bytes on all ranks together (all_reduce: on each).
+  /// An operation on a buffer of so many bytes on all ranks together (all_reduce: on each).
   using Call = absl::Status (LinkMeter::*)(std::int64_t bytes);
 
   absl::Status all_gather(std::int64_t bytes) { return start_all_gather(bytes).wait(); }
@@ -104,7 +112,8 @@ class LinkMeter {
   }
   float* sums() const { return reinterpret_cast<float*>(sums_->data()); }
 
-  /// Of buffers, ascending. As large as those of units: what a link carries at once, before it slows down, would make a small one look fast.
+  /// Sizes of buffers, ascending. They are as large as units': a small buffer would look fast, since a link takes some
+  /// bytes at once before it slows down.
   std::vector<std::int64_t> sizes() const {
     std::vector<std::int64_t> all;
     for (std::int64_t bytes = std::int64_t{512} << 10; bytes <= options_.most_bytes; bytes *= 8)
@@ -112,7 +121,7 @@ class LinkMeter {
     return all;
   }
 
-  /// The slowest rank's, so that all say the same.
+  /// The slowest rank's number, so that all ranks report the same.
   absl::StatusOr<double> agreed(double seconds) {
     std::vector<double> all(static_cast<std::size_t>(ranks_));
     TESSERA_RETURN_IF_ERROR(gather_.all_gather("links' times", &seconds, all.data(), sizeof seconds).wait());
@@ -121,7 +130,7 @@ class LinkMeter {
 
   absl::StatusOr<double> median_of(Call call, std::int64_t bytes) {
     constexpr int kFewest = 3, kMost = 200;
-    TESSERA_RETURN_IF_ERROR((this->*call)(bytes));  // warm
+    TESSERA_RETURN_IF_ERROR((this->*call)(bytes));  // warms up
     TESSERA_RETURN_IF_ERROR(gather_.barrier("links").wait());
     const auto first = Clock::now();
     TESSERA_RETURN_IF_ERROR((this->*call)(bytes));
@@ -140,7 +149,7 @@ class LinkMeter {
     return samples.median_s();
   }
 
-  /// The same while this thread computes, by another one. `seconds`: of a call.
+  /// The median of calls that another thread makes while this one computes. `seconds`: time of a call.
   absl::StatusOr<double> busy_median_of(Call call, std::int64_t bytes, double seconds) {
     constexpr int kFewest = 5, kMost = 100;
     constexpr std::int64_t kShort = 200;
@@ -158,14 +167,16 @@ class LinkMeter {
     return agreed(*median);
   }
 
-  /// `times`: how often a rank sends what others have of a buffer. `in_background`: measures it beside compute, too.
+  /// Measures an operation. `times`: how often a rank sends the others' share of a buffer. `in_background`: also
+  /// measures it beside compute.
   absl::StatusOr<MeasuredOperation> measure(const char* name, const std::vector<std::int64_t>& buffers, int times,
                                             Call call, bool in_background) {
     MeasuredOperation operation;
     operation.name = name;
     for (const std::int64_t bytes : buffers) {
       const std::vector<TimedBytes>& points = operation.points;
-      if (points.size() > 1 && points.back().seconds > kLongCall) break;  // and the next would take eight times as long
+      // The next size would take eight times as long.
+      if (points.size() > 1 && points.back().seconds > kLongCall) break;
       TESSERA_ASSIGN_OR_RETURN(const double seconds, median_of(call, bytes));
       const std::int64_t sent = times * (bytes / ranks_ * (ranks_ - 1));
       operation.points.push_back({sent, seconds});
@@ -195,14 +206,15 @@ class LinkMeter {
     return seconds;
   }
 
-  /// So many rounds of `compute` as take about `seconds` on the slowest rank.
+  /// The number of rounds of `compute` that take about `seconds` on the slowest rank.
   absl::StatusOr<std::int64_t> rounds_of(double seconds) {
     constexpr std::int64_t kTry = 2000;
     TESSERA_ASSIGN_OR_RETURN(const double once, agreed(compute(kTry)));
     return static_cast<std::int64_t>(seconds / std::max(once, 1e-6) * kTry) + 1;
   }
 
-  /// What compute loses, in seconds, to what `begin` sets going, which returns how to end it; medians of so many times alone and beside it.
+  /// The seconds that compute loses to what `begin` starts (it returns how to end that): medians of `times` rounds
+  /// alone and beside it.
   template <class Begin>
   absl::StatusOr<double> lost_beside(std::int64_t rounds, int times, const Begin& begin) {
     Samples alone, beside;
@@ -217,17 +229,18 @@ class LinkMeter {
     return std::max(0.0, beside.median_s() - alone.median_s());
   }
 
-  /// What a call takes from compute beside it, in seconds. `start` begins one; it takes about `seconds`.
+  /// The seconds that a call takes from compute beside it. `start` begins one; it takes about `seconds`.
   template <class Start>
   absl::StatusOr<double> measure_load(double seconds, const Start& start) {
-    // Somewhat longer than the call, so that all of it is beside compute.
+    // Compute takes somewhat longer than the call, so that all of the call is beside compute.
     TESSERA_ASSIGN_OR_RETURN(const std::int64_t rounds, rounds_of(1.5 * std::max(seconds, 0.02)));
     const auto begin = [&] { return [work = std::make_shared<Work>(start())] { return work->wait(); }; };
     TESSERA_ASSIGN_OR_RETURN(const double lost, lost_beside(rounds, /*times=*/7, begin));
     return agreed(lost);
   }
 
-  /// What a byte on the wire takes from compute beside it, by an all-gather; and one that is added up, by what an all-reduce takes more.
+  /// Measures what a byte on the wire takes from compute beside it, by an all-gather; and what a byte that is added up
+  /// takes, by how much more an all-reduce takes.
   absl::Status measure_loads(Links& links) {
     const std::int64_t bytes = sizes()[1];
     const auto others = static_cast<double>(bytes / ranks_ * (ranks_ - 1));
@@ -242,7 +255,7 @@ class LinkMeter {
 
   absl::Status measure_coding(LinkSpeed& speed) {
     CodingFit& coding = speed.links.coding;
-    TESSERA_RETURN_IF_ERROR(gather_.barrier("links").wait());  // so that all ranks measure at once
+    TESSERA_RETURN_IF_ERROR(gather_.barrier("links").wait());  // all ranks then measure at once
     speed.codecs = measure_codecs();
     const auto slowest = [&](WireForm form) {
       const auto codec = std::ranges::find(speed.codecs, form, &CodecSpeed::form);
@@ -255,7 +268,8 @@ class LinkMeter {
     return absl::OkStatus();
   }
 
-  /// What compute loses to a thread that writes and reads int8 beside it, of the seconds that the thread has a core.
+  /// The share that compute loses to a thread that encodes and decodes int8 beside it, of the seconds that the thread
+  /// has a core.
   absl::StatusOr<double> measure_coding_load() {
     TESSERA_ASSIGN_OR_RETURN(const std::int64_t rounds, rounds_of(/*seconds=*/0.1));
     CodecRun codec(std::size_t{64} << 10);
@@ -284,7 +298,7 @@ class LinkMeter {
   const LinkSpeedOptions options_;
   const int ranks_;
   std::unique_ptr<CommBuffer> full_, bucket_, sums_;
-  volatile float busy_ = 0;  ///< so that `compute` is not left out
+  volatile float busy_ = 0;  ///< keeps the compiler from leaving `compute` out
 };
 
 }  // namespace

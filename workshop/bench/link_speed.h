@@ -13,13 +13,13 @@
 namespace tessera {
 
 struct LinkSpeedOptions {
-  int hosts = 1;                                     ///< of the groups' ranks
-  std::int64_t most_bytes = std::int64_t{32} << 20;  ///< of the largest buffer
-  double seconds = 0.5;  ///< for each operation and size, about; at least three calls are made
+  int hosts = 1;                                     ///< number of hosts that the groups' ranks are on
+  std::int64_t most_bytes = std::int64_t{32} << 20;  ///< size of the largest buffer
+  double seconds = 0.5;  ///< about, for each operation and size; at least three calls are made
 };
 
-/// Calls of one operation: bytes that a rank sends, and the median of the seconds that they took; and of those that they took while all
-/// ranks computed, where the transport goes on by itself.
+/// Calls of one operation: bytes that a rank sends, with the median of the seconds that they took; and the same while
+/// all ranks computed, where the transport goes on by itself.
 struct MeasuredOperation {
   const char* name = "";
   std::vector<TimedBytes> points, busy_points;
@@ -29,11 +29,12 @@ struct MeasuredOperation {
 struct LinkSpeed {
   Links links;
   std::vector<MeasuredOperation> operations;
-  std::vector<CodecSpeed> codecs;  ///< of every form but kPlain: this rank's
+  std::vector<CodecSpeed> codecs;  ///< this rank's, for every codec but kPlain
 };
 
-/// Times collectives of fp32 buffers, and fits them; times forms on the wire, and how much of compute they take. `gather` and `reduce` are two groups of the same two ranks or more, as an Engine has
-/// them. Collective; every rank gets what the slowest one measured. Errors: those of the groups.
+/// Times collectives of fp32 buffers, and fits them; times codecs on the wire, and how much of compute they take.
+/// `gather` and `reduce` are two groups of the same two ranks or more, as an Engine has them. Collective; every rank
+/// gets what the slowest one measured. Errors: those of the groups.
 absl::StatusOr<LinkSpeed> measure_links(Collectives& gather, Collectives& reduce, const LinkSpeedOptions& options = {});
 
 }  // namespace tessera

@@ -5,7 +5,7 @@
 
 namespace tessera {
 
-/// The memory traffic of a collective as one rank causes it: `reads` streams of `bytes` each, and `writes` streams of
+/// The memory traffic that one rank causes in a collective: `reads` streams of `bytes` each, and `writes` streams of
 /// `bytes * growth` each (growth 2: bf16 or fp16 in, fp32 out).
 struct MemoryTraffic {
   int reads = 0, writes = 0;
@@ -16,8 +16,8 @@ struct MemoryTraffic {
   std::size_t bytes_written() const { return writes * growth * bytes; }
 };
 
-/// Does nothing but that traffic: each line of the streams is read or written once, all in step. `past_caches`: with
-/// non-temporal stores. The faster of the two is the limit that a collective of this traffic can be held against.
+/// Only causes that traffic: each line of the streams is read or written once, all in step. `past_caches`: with
+/// non-temporal stores. The faster of the two is the limit that a collective of this traffic can be compared with.
 /// REQUIRES: `from[k]` of `traffic.bytes`, `to[k]` of `traffic.bytes * growth`, none overlapping, all aligned to 64.
 void cause_traffic(const MemoryTraffic& traffic, std::span<const std::byte* const> from, std::span<std::byte* const> to,
                    bool past_caches);

@@ -21,8 +21,9 @@ TieredState state_of(const OptimizerCase& what, std::size_t record_bytes) {
           .record_bytes = static_cast<std::int64_t>(record_bytes)};
 }
 
-/// Parameters and gradients in memory, states in records. Steps go forward and backward by turns, as the Engine's do, and follow each other
-/// as in training: the last writes of one pass while the next one begins, and those of the last one are waited for.
+/// Parameters and gradients in memory, states in records. Steps go forward and backward by turns, as the Engine's do,
+/// and follow each other as in training: the last writes of one pass go on while the next one begins, and only the very
+/// last ones are waited for.
 class OffloadedStep {
  public:
   static constexpr int kInARow = 3;
@@ -35,7 +36,7 @@ class OffloadedStep {
     return step;
   }
 
-  /// Each visits every record kInARow times.
+  /// Makes kInARow steps, each of which visits every record.
   absl::Status steps() {
     for (int i = 0; i < kInARow; ++i) {
       ++steps_;
@@ -143,13 +144,13 @@ class OffloadedStep {
   const RecordLayout layout_;
   std::unique_ptr<Optimizer> optimizer_;
   AlignedMemory gradient_, parameters_;
-  AlignedMemory states_;  ///< for the step in memory
+  AlignedMemory states_;  ///< states of the step in memory
   std::unique_ptr<FileTier> tier_;
   bool forward_ = true;
   std::int64_t steps_ = 0;
 };
 
-/// Of one of those in a row.
+/// Adds the time of one of those steps in a row.
 template <class Body>
 absl::Status time(Samples& samples, bool counts, const Body& body) {
   const auto start = std::chrono::steady_clock::now();
@@ -167,7 +168,7 @@ absl::StatusOr<OffloadedStepTiming> bench_step(const OptimizerCase& what, const 
   timing.name = std::string(what.name) + (cache_bytes > 0 ? " cached" : "");
   timing.memory_bytes = subject->memory_bytes();
   timing.numel = options.numel;
-  for (int round = -2; round < options.rounds; ++round) {  // the first two write what later ones read
+  for (int round = -2; round < options.rounds; ++round) {  // the first two rounds write what later ones read
     const bool counts = round >= 0;
     const std::int64_t before = subject->bytes_moved();
     TESSERA_RETURN_IF_ERROR(time(timing.step, counts, [&] { return subject->steps(); }));

@@ -13,33 +13,34 @@
 
 namespace tessera {
 
-/// An AdamW step whose masters (what parameters lack of them) and moments lie on disk, beside the same step with all in
-/// memory, and beside the same records moved without a step. All are means of three in a row, the beginning and the end of the three included.
+/// An AdamW step whose masters (what parameters lack of them) and moments lie on disk, beside the same step with
+/// everything in memory, and beside the same records moved without a step. All times are means of three in a row,
+/// including how the three begin and end.
 struct OffloadedStepTiming {
   std::string name;  ///< OptimizerCase::name; with " cached" where there is a cache
   std::size_t numel = 0;
-  std::int64_t bytes_moved = 0;  ///< of a step: read and written
-  std::size_t memory_bytes = 0;  ///< of records: those on their way, and those in the cache
-  Samples step;                  ///< with states on disk
+  std::int64_t bytes_moved = 0;  ///< bytes that a step reads and writes
+  std::size_t memory_bytes = 0;  ///< bytes of records on their way, and of those in the cache
+  Samples step;                  ///< states are on disk
   Samples in_memory;             ///< the update alone
   Samples transfer;              ///< the records alone, read and written back
-  /// What no overlap can beat: the longer of the two parts, over the step.
+  /// What no overlap can beat, relative to the step: the longer of the two parts, over the step.
   double of_limit() const;
 };
 
 struct OffloadReport {
-  std::vector<DiskSpeed> disks;            ///< by io_uring, and by threads
-  std::vector<OffloadedStepTiming> steps;  ///< without a cache, and where there is one, with it
+  std::vector<DiskSpeed> disks;            ///< measured with io_uring, and with threads
+  std::vector<OffloadedStepTiming> steps;  ///< steps without a cache, and with one, if there is one
 };
 
 struct OffloadBenchOptions {
   std::string directory;
-  std::int64_t bytes = std::int64_t{8} << 30;  ///< that a pass over the disk moves one way
-  std::size_t numel = std::size_t{64} << 20;   ///< of a step; rounded up to whole records
+  std::int64_t bytes = std::int64_t{8} << 30;  ///< bytes that a pass over the disk moves one way
+  std::size_t numel = std::size_t{64} << 20;   ///< parameters of a step; rounded up to whole records
   std::size_t record_bytes = 2 << 20;
   int queue_depth = 8;
-  std::int64_t cache_bytes =
-      0;  ///< > 0: steps with a cache, too: as many bytes of records stay in memory, as those of offload.cache do
+  /// > 0: also steps with a cache, which keeps as many bytes of records in memory as offload.cache would.
+  std::int64_t cache_bytes = 0;
   int rounds = 9;
 };
 

@@ -17,7 +17,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Zeros on huge pages where the kernel grants them, every page there already.
+/// Zeros on huge pages where the kernel grants them; every page is there already.
 class Memory {
  public:
   explicit Memory(std::size_t bytes) : bytes_(bytes) {
@@ -73,11 +73,12 @@ class Subject {
     optimizer_->step({.gradient_scale = std::min(clip, 1.0f), .lr = 1e-3f, .step = ++steps_}, slice_);
   }
 
-  /// The same bytes in the same memory and in the same order, next to no arithmetic: the gradient once more where a step takes its
-  /// norm, then blocks of all that a step reads, and all but the gradient written back. Memory is asked for `kAhead` bytes ahead.
+  /// Reads and writes the same bytes in the same memory and in the same order, with next to no arithmetic: the gradient
+  /// once more where a step takes its norm, then blocks of everything that a step reads, and everything but the
+  /// gradient is written back. Memory is prefetched `kAhead` bytes ahead.
   template <std::size_t kAhead>
   void limit() {
-    constexpr std::size_t kBlock = 64;  // elements: of 8 bits each a cache line
+    constexpr std::size_t kBlock = 64;  // elements; a cache line of 8-bit ones
     std::uint64_t sum = 0;
     const auto read_gradient = [&](std::size_t block) {
       const std::size_t bytes = kBlock * sizeof(float);
@@ -87,7 +88,7 @@ class Subject {
     for (std::size_t block = 0; what_.mixed() && block < numel_ / kBlock; ++block) read_gradient(block);
     for (std::size_t block = 0; block < numel_ / kBlock; ++block) {
       read_gradient(block);
-      // What is written must depend on what is read, and leave it as it is.
+      // What is written must depend on what is read, and must not change it.
       const std::uint64_t nothing = sum == 1 ? 1 : 0;
       for (const auto& [data, element] : pieces_) {
         const std::size_t bytes = kBlock * element;
@@ -100,7 +101,7 @@ class Subject {
   std::size_t bytes() const { return gradient_reads() * 4 * numel_ + 2 * updated_.as<std::byte>().size(); }
 
  private:
-  /// What a step reads and writes back, but for the scales of 8-bit blocks.
+  /// A stream that a step reads and writes back; the scales of 8-bit blocks are left out.
   struct Piece {
     std::byte* data;
     std::size_t element;  ///< bytes
@@ -191,7 +192,7 @@ std::vector<OptimizerTiming> bench_optimizer(std::size_t numel, int rounds, Inst
       timings[i].step.ns.push_back(step);
     }
   }
-  // fp32 is fastest by a short way ahead, narrow moments by a long one.
+  // fp32 is fastest with a short prefetch distance, narrow moments with a long one.
   for (std::size_t i = 0; i < timings.size(); ++i) {
     if (asked_far[i].median_s() < timings[i].limit.median_s()) timings[i].limit = std::move(asked_far[i]);
   }

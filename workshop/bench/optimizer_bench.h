@@ -23,24 +23,25 @@ inline constexpr OptimizerCase kOptimizerCases[] = {{"fp32", DType::kF32, StateD
                                                     {"mixed", DType::kBF16, StateDType::kF32},
                                                     {"mixed_bf16_moments", DType::kBF16, StateDType::kBF16},
                                                     {"mixed_8bit_moments", DType::kBF16, StateDType::k8Bit}};
-/// On the CPU alone. fp32 but for its moments: beside "fp32" they show what narrow moments alone give and cost.
+/// Cases for the CPU alone, fp32 except for the moments: beside "fp32" they show what narrow moments alone gain and
+/// cost.
 inline constexpr OptimizerCase kMomentCases[] = {{"fp32_bf16_moments", DType::kF32, StateDType::kBF16},
                                                  {"fp32_8bit_moments", DType::kF32, StateDType::k8Bit}};
 
-/// One optimizer step over a flat run of `numel` parameters, on one thread, beside a loop that reads and writes the
-/// same bytes in place and computes nothing.
+/// One optimizer step over a flat run of `numel` parameters, on one thread, beside a loop that only reads and writes
+/// the same bytes in place.
 struct OptimizerTiming {
   /// "fp32": AdamW on fp32 parameters; "fp32_bf16_moments" and "fp32_8bit_moments" differ in their moments alone. The
   /// others take gradients' norm and finite flag first, then unscale, clip, update split masters and write bf16
   /// parameters: "mixed" with fp32 moments, "mixed_bf16_moments", "mixed_8bit_moments".
   std::string name;
   std::size_t numel = 0;
-  std::size_t bytes = 0;  ///< read and written
+  std::size_t bytes = 0;  ///< bytes read and written
   Samples step, limit;
 };
 
 /// Times all of them, interleaved, `rounds` times after one warm-up round. `numel` is rounded up to a multiple of 256.
-/// With the loops of `set`. REQUIRES: supports(set).
+/// `set`: the loops that are used. REQUIRES: supports(set).
 std::vector<OptimizerTiming> bench_optimizer(std::size_t numel, int rounds,
                                              InstructionSet set = best_instruction_set());
 

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kLongestErrorFile = 1 << 20;
 constexpr std::size_t kLongestMessage = 4000;
-constexpr std::size_t kMostLines = 32;  // of ranks in a report
+constexpr std::size_t kMostLines = 32;  // lines of ranks in a report
 
 std::string meaning_of(int code) {
   switch (static_cast<ExitCode>(code)) {
@@ -71,10 +71,10 @@ std::string state_of(const RankRecord& record) {
 
 bool lost_a_peer(const RankRecord& record) { return record.exit.code() == static_cast<int>(ExitCode::kPeerLost); }
 
-/// The failure began at another rank, as far as this one knows.
+/// Whether the failure began at another rank, as far as this one knows.
 bool follows_another(const RankRecord& record) { return lost_a_peer(record) || record.told_by_peer; }
 
-/// The rank that explains a "peer was lost" which no failure explains: the first that ended with success before.
+/// The rank that explains a "peer was lost" which no failure explains: the first that ended with success before it.
 const RankRecord* ended_early(const std::vector<RankRecord>& records, const RankRecord& cause) {
   const RankRecord* best = nullptr;
   if (!lost_a_peer(cause)) return best;
@@ -172,7 +172,7 @@ std::optional<std::int64_t> memory_limit_bytes() {
     const std::string folder = (version2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory") + path;
     std::ifstream file(folder + (version2 ? "/memory.max" : "/memory.limit_in_bytes"));
     std::int64_t limit = 0;
-    // "max", or version 1's largest number, mean none
+    // "max", or version 1's largest number, means that there is none.
     if (file >> limit && limit > 0 && limit < std::int64_t{1} << 60) return limit;
   }
   return std::nullopt;

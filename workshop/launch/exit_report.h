@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// All that is known of a rank at the end of the job.
+/// Everything that is known of a rank at the end of the job.
 struct RankRecord {
   int rank = 0;
   pid_t pid = 0;
@@ -19,27 +19,29 @@ struct RankRecord {
   bool ended_by_launcher = false;       ///< it was still running when its time was up
   bool was_stopped = false;             ///< ... because it was stopped
   std::deque<std::string> last_errors;  ///< last lines of its stderr
-  std::string message;                  ///< from its error file; empty: none
+  std::string message;                  ///< text of its error file; empty: none
   std::optional<std::chrono::system_clock::time_point> message_time;
   bool told_by_peer = false;  ///< its error file says so: it ended because another rank had failed
-  /// Its error file says that Tessera chose this exit code (tessera/exit_code.h). Another one is the program's own, and may mean anything.
+  /// Its error file says that Tessera chose this exit code (tessera/exit_code.h). Another one is the program's own, and
+  /// may mean anything.
   std::optional<int> code_of_tessera;
 
   bool failed() const { return exit.failed() && !ended_by_launcher; }
-  /// When it failed: an error file is written before a rank's slow way out, so it is nearer to the truth.
+  /// When it failed. The time in its error file is nearer to the truth, since a rank may take long to end after it was
+  /// written.
   std::chrono::system_clock::time_point failure_time() const;
 };
 
-/// The record that explains the others: the earliest failure, where "a peer was lost" (75), or a failure of which a peer
-/// told, counts only if there is no other. Ranks that the launcher ended explain nothing. nullptr: nobody failed.
+/// The record that explains the others: the earliest failure. "A peer was lost" (75), or a failure that a peer told of,
+/// counts only if there is no other. Ranks that the launcher ended explain nothing. nullptr: nobody failed.
 const RankRecord* first_cause(const std::vector<RankRecord>& records);
 
-/// "exit code 65 (corrupt data)" where Tessera chose the code and "exit code 65" where the program did; "signal 9 (SIGKILL): killed from
-/// outside, perhaps by the out-of-memory killer ...".
+/// "exit code 65 (corrupt data)" where Tessera chose the code and "exit code 65" where the program did; "signal 9
+/// (SIGKILL): killed from outside, perhaps by the out-of-memory killer ...".
 std::string explain(const RankExit& exit, std::optional<int> code_of_tessera);
 
 /// The block that is printed last: ranks in one line each (those that failed, where there are many), then the first
-/// cause with its last words. Where the cause is "a peer was lost" and a rank had ended with success before, it says so:
+/// cause with its last words. If the cause is "a peer was lost" and a rank had ended with success before, it says so:
 /// nothing failed, that rank did less than the others.
 std::string failure_report(const std::vector<RankRecord>& records, const RankRecord& cause);
 

@@ -20,7 +20,7 @@ constexpr pid_t kGoHome = 0;  // no group has this number
 /// What the guard does, from fork to _exit: system calls only, since the parent may have had threads.
 [[noreturn]] void keep_guard(int pipe, const char* directory, const std::vector<const char*>& files) {
   static constexpr std::size_t kMostGroups = 4096;
-  static std::array<pid_t, kMostGroups> groups;  // static: a guard is a process
+  static std::array<pid_t, kMostGroups> groups;  // static, since a guard is a process of its own
   std::size_t count = 0;
   pid_t message = 0;
   while (true) {
@@ -38,7 +38,7 @@ constexpr pid_t kGoHome = 0;  // no group has this number
   ::_exit(0);
 }
 
-/// Lets go of everything that is the launcher's: its terminal, its session, its inherited files.
+/// Lets go of everything that belongs to the launcher: its terminal, its session, its inherited files.
 void detach(int keep) {
   ::setsid();
   ::signal(SIGPIPE, SIG_IGN);

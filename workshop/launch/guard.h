@@ -10,10 +10,10 @@ namespace tessera {
 
 /// A small process that outlives the launcher for an instant: if the launcher dies in any way, it kills every process
 /// group it was told of and removes the error files. A rank itself would end by its parent-death signal; its own
-/// children (data loaders, shells) would not, and they are what holds ports and memory after a crash.
+/// children (data loaders, shells) would not, and they hold ports and memory after a crash.
 ///
-/// It waits for the end of a pipe whose only writer is the launcher, so it needs no time and no polling, and the kernel
-/// tells it even of a SIGKILL. It leads a session of its own: signals of the terminal do not reach it.
+/// It waits for the end of a pipe whose only writer is the launcher, so it takes no time and does not poll, and the
+/// kernel tells it even of a SIGKILL. It leads a session of its own: signals of the terminal do not reach it.
 class Guard {
  public:
   /// REQUIRES: no file of the launcher's ranks is open yet (the guard would keep it open).
@@ -21,10 +21,10 @@ class Guard {
 
   Guard(Guard&& other) noexcept;
   Guard& operator=(Guard&&) = delete;
-  /// Sends it home: nothing is killed.
+  /// Ends the guard: nothing is killed.
   ~Guard();
 
-  /// From now on `group` dies with the launcher; `forget` it once it is empty.
+  /// Makes `group` die with the launcher from now on; `forget` it once it is empty.
   void watch(pid_t group);
   void forget(pid_t group);
 

@@ -24,7 +24,7 @@
 namespace tessera {
 namespace {
 
-constexpr int kMostRanks = 1024;  // of one machine; more is a slip of the finger
+constexpr int kMostRanks = 1024;  // ranks on one machine; more is a slip of the finger
 
 absl::Status check(const LaunchOptions& options) {
   const auto refuse = [](const std::string& what) { return make_error(ExitCode::kUsage, "launch: " + what); };
@@ -50,12 +50,12 @@ absl::Status check(const LaunchOptions& options) {
   return absl::OkStatus();
 }
 
-/// Binds `port` (0: any free one) on the loopback interface and lets go of it again, for rank 0 to bind anew. Should
-/// another program take it in between, rank 0 finds it in use and says so (69).
+/// Binds `port` (0: any free one) on the loopback interface and lets go of it again, for rank 0 to bind anew. If
+/// another program takes it in between, rank 0 finds it in use and says so (69).
 absl::StatusOr<int> find_port(int port) {
   const OwnedFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!socket.is_open()) return make_error(ExitCode::kOsResource, "launch: no socket: " + reason_of(errno));
-  const int on = 1;  // as the store's server does: connections of an ended job do not count as a port in use
+  const int on = 1;  // the store's server sets it too: connections of an ended job do not count as a port in use
   ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -101,7 +101,7 @@ class ErrorDirectory {
   std::string path_;
 };
 
-/// The process-wide settings that a launcher changes, and changes back.
+/// The process-wide settings that a launcher changes; it restores them.
 class SignalScope {
  public:
   SignalScope() {
@@ -113,7 +113,7 @@ class SignalScope {
     struct sigaction ignore {};
     ignore.sa_handler = SIG_IGN;
     ::sigaction(SIGPIPE, &ignore, &old_pipe_);
-    struct sigaction standard {};  // children that nobody may reap but us
+    struct sigaction standard {};  // only the launcher may reap its children
     standard.sa_handler = SIG_DFL;
     ::sigaction(SIGCHLD, &standard, &old_child_);
     ::prctl(PR_GET_CHILD_SUBREAPER, &was_subreaper_);
@@ -152,10 +152,10 @@ std::vector<std::string> error_files(const JobSettings& job, int ranks) {
   return files;
 }
 
-/// One start of all ranks, to the end of all.
+/// One run of all ranks, from their start to the end of all.
 struct Attempt {
   int code = 0;
-  bool may_be_repeated = false;  ///< another one may end better
+  bool may_be_repeated = false;  ///< another attempt may end better
 };
 
 /// Whether the same program would fail with `code` again, whatever happens to the machine.
@@ -175,7 +175,7 @@ absl::StatusOr<Attempt> run_once(const LaunchOptions& options, const JobSettings
     const int code = cause->exit.code();
     return Attempt{code, supervisor.signals_taken() == 0 && !fails_again(code)};
   }
-  // Nobody failed by itself; a third signal may still have ended some.
+  // Nobody failed by itself, but a third signal may have ended some.
   for (const RankRecord& record : records)
     if (record.exit.failed()) return Attempt{record.exit.code()};
   if (const int error = supervisor.output_error(); error != 0)
@@ -203,7 +203,7 @@ absl::StatusOr<int> run(const LaunchOptions& options) {
     if (!attempt.may_be_repeated || job.restarts == options.max_restarts) return attempt.code;
     ++job.restarts;
     TESSERA_ASSIGN_OR_RETURN(job.port, find_port(options.port));
-    for (const std::string& file : files) ::unlink(file.c_str());  // the last words of ranks that are gone
+    for (const std::string& file : files) ::unlink(file.c_str());  // removes the last words of ranks that are gone
     write_all(options.stderr_fd, fmt::format("tessera launch: restart {} of {}: all {} ranks begin anew\n",
                                              job.restarts, options.max_restarts, options.ranks));
   }
@@ -212,7 +212,7 @@ absl::StatusOr<int> run(const LaunchOptions& options) {
 }  // namespace
 
 int launch(const LaunchOptions& options) {
-  take_process_limits();  // ranks inherit that of descriptors
+  take_process_limits();  // ranks inherit the limit of descriptors
   const auto code = run(options);
   if (code.ok()) return *code;
   write_all(options.stderr_fd, message_of(code.status()) + "\n");

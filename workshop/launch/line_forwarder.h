@@ -8,20 +8,20 @@
 namespace tessera {
 
 /// Takes one rank's output as it comes and writes it to `fd` in whole lines, each with a prefix and each in one write,
-/// so that ranks never tear one another's lines. Keeps the last lines for the report.
+/// so that ranks never tear one another's lines. It keeps the last lines for the report.
 ///
-/// A line longer than 64 KiB is written in parts of that length. A carriage return (a progress bar) ends no line.
-/// Where `fd` takes no more, lines are dropped: a broken log does not end the job. `error` tells of it.
+/// A line longer than 64 KiB is written in parts of that length. A carriage return (a progress bar) ends no line. Lines
+/// are dropped if `fd` takes no more: a broken log does not end the job. `error` tells of it.
 class LineForwarder {
  public:
   LineForwarder(int fd, std::string prefix) : fd_(fd), prefix_(std::move(prefix)) {}
 
   void add(std::string_view bytes);
-  /// Writes what is left without its end of line.
+  /// Writes the rest, which has no end of line.
   void finish();
 
   const std::deque<std::string>& last_lines() const { return last_lines_; }
-  /// Why lines were dropped, an errno; 0 where none were, or where nobody wanted them (a closed pipe).
+  /// Why lines were dropped, as an errno; 0 where none were, or where nobody wanted them (a closed pipe).
   int error() const { return error_; }
 
  private:
@@ -39,7 +39,7 @@ class LineForwarder {
   int error_ = 0;
 };
 
-/// Writes all of `text`, waiting where the reader is slow. 0, or the errno of what stopped it.
+/// Writes all of `text`, waiting where the reader is slow. Returns 0, or the errno of what stopped it.
 int write_all(int fd, std::string_view text);
 
 }  // namespace tessera

@@ -7,10 +7,10 @@ namespace tessera {
 
 struct LaunchOptions;
 
-/// What all ranks of one job share.
+/// Settings that all ranks of one job share.
 struct JobSettings {
   int port = 0;
-  int restarts = 0;  ///< of this job, until now
+  int restarts = 0;  ///< number of restarts of this job until now
   std::string run_id;
   int omp_threads = 1;          ///< OMP_NUM_THREADS, where the caller's environment does not set it
   std::string error_directory;  ///< rank r may write its last words to `error_file(r)`
@@ -19,8 +19,8 @@ struct JobSettings {
 };
 
 /// The environment of `rank` as "NAME=value" strings: `inherited` with torchrun's names on top, and
-/// TESSERA_LAUNCHER=tessera. Names of other launchers (SLURM_*, OMPI_*, ...) stay: runtime/comm/resolve_topology.h knows that
-/// they belong to whatever started the launcher.
+/// TESSERA_LAUNCHER=tessera. Names of other launchers (SLURM_*, OMPI_*, ...) stay: runtime/comm/resolve_topology.h
+/// knows that they belong to whatever started the launcher.
 std::vector<std::string> rank_environment(const LaunchOptions& options, const JobSettings& job, int rank,
                                           const std::vector<std::string>& inherited);
 

@@ -61,7 +61,7 @@ bool RankProcess::is_stopped() const {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
   std::string line;
   std::getline(file, line);
-  const auto name_end = line.rfind(')');  // the name may hold anything, ") T" too
+  const auto name_end = line.rfind(')');  // the name may hold anything, even ") T"
   if (name_end == std::string::npos || name_end + 2 >= line.size()) return false;
   return line[name_end + 2] == 'T' || line[name_end + 2] == 't';
 }
@@ -89,7 +89,7 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
   return result;
 }
 
-/// Everything the child needs, made before fork: it may only make system calls.
+/// Everything that the child needs, made before fork: the child may only make system calls.
 struct ChildPlan {
   char* const* argv;
   char* const* environment;
@@ -114,7 +114,8 @@ struct ChildPlan {
   ::_exit(127);
 }
 
-/// The hint for a program that could not become this process. A script says by "No such file" that its interpreter is missing.
+/// The hint for a program that could not become this process. "No such file" for a script means that its interpreter is
+/// missing.
 std::string hint_of_start(const std::string& program, int error) {
   std::error_code ignored;
   switch (error) {
@@ -151,7 +152,7 @@ absl::Status exec_error(const std::string& program, int error) {
                                       std::generic_category().message(error), hint_of_start(program, error)));
 }
 
-/// The child's errno, or 0 once it has become the program.
+/// Waits until the child has become the program, and returns 0, or the child's errno.
 int wait_for_exec(int failure) {
   int error = 0;
   ssize_t got;
@@ -178,7 +179,7 @@ absl::StatusOr<RankProcess> start_rank(const std::vector<std::string>& command,
   rank.pid = ::fork();
   if (rank.pid == 0) become_program(plan);
   if (rank.pid < 0) return os_error("no process", errno);
-  ::setpgid(rank.pid, rank.pid);  // whichever of the two is first
+  ::setpgid(rank.pid, rank.pid);  // both processes do it, since either may be first
   failure.write.reset();
   if (const int error = wait_for_exec(failure.read.get()); error != 0) {
     ::waitpid(rank.pid, nullptr, 0);

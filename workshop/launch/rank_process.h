@@ -30,18 +30,18 @@ class OwnedFd {
 
 /// How a rank ended.
 struct RankExit {
-  int wait_status = 0;  ///< of waitpid
+  int wait_status = 0;  ///< status of waitpid
   std::chrono::system_clock::time_point when;
   std::int64_t peak_resident_bytes = 0;
 
   bool failed() const { return wait_status != 0; }
-  /// As a shell counts: the exit code, or 128 + n for signal n.
+  /// The code that a shell reports: the exit code, or 128 + n for signal n.
   int code() const;
   std::optional<int> signal() const;
 };
 
-/// One started rank: the leader of its own process group, with pipes for its output. Dies with the thread that started
-/// it (PR_SET_PDEATHSIG).
+/// One started rank: the leader of its own process group, with pipes for its output. It dies with the thread that
+/// started it (PR_SET_PDEATHSIG).
 struct RankProcess {
   pid_t pid = -1;  ///< also the number of its process group
   OwnedFd exited;  ///< a pidfd: readable when the leader ends
@@ -52,8 +52,8 @@ struct RankProcess {
   std::optional<RankExit> reap() const;
   /// Sends `signal` to the whole group.
   void send(int signal) const;
-  /// Reaps what else of the group became the launcher's child; true when nothing of the group is left.
-  /// REQUIRES: the leader was reaped. A group that was empty once must not be asked again: numbers are used anew.
+  /// Reaps other processes of the group that became the launcher's children; true when nothing of the group is left.
+  /// REQUIRES: the leader was reaped. A group that was empty once must not be asked again: numbers are reused.
   bool is_group_empty() const;
   /// True if the leader is stopped (SIGSTOP, a debugger).
   bool is_stopped() const;

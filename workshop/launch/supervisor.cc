@@ -18,8 +18,8 @@ namespace tessera {
 
 namespace {
 
-constexpr int kCheckEveryMs = 50;  // while groups outlive their leaders, which no descriptor tells of
-constexpr int kLookEveryMs = 200;  // for ranks that are stopped, while the others have their time to report
+constexpr int kCheckEveryMs = 50;  // while groups outlive their leaders, since no descriptor tells of their end
+constexpr int kLookEveryMs = 200;  // looks for ranks that are stopped, while the others have their time to report
 
 std::chrono::steady_clock::duration seconds(double s) {
   return std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(s));
@@ -35,7 +35,7 @@ Supervisor::~Supervisor() {
   for (Rank& rank : ranks_) {
     if (!rank.group_empty) rank.process.send(SIGKILL);
     if (!rank.ended) ::waitpid(rank.process.pid, nullptr, 0);
-    if (!rank.group_empty) rank.process.is_group_empty();  // reaps what else became ours
+    if (!rank.group_empty) rank.process.is_group_empty();  // reaps others that became our children
   }
 }
 
@@ -95,7 +95,7 @@ void Supervisor::poll_once() {
   std::vector<pollfd> watched = {{signals_, POLLIN, 0}};
   for (const Rank& rank : ranks_) {
     for (const OwnedFd* fd : {&rank.process.out, &rank.process.err, &rank.process.exited})
-      watched.push_back({fd->get(), POLLIN, 0});  // poll leaves out negative ones
+      watched.push_back({fd->get(), POLLIN, 0});  // poll ignores negative descriptors
   }
   if (::poll(watched.data(), watched.size(), poll_timeout_ms()) <= 0) return;
   if (watched[0].revents) take_signal();
@@ -106,7 +106,7 @@ void Supervisor::poll_once() {
   }
 }
 
-/// At most a few buffers a call, so that a rank that never stops writing cannot keep the loop from the others.
+/// Reads a few buffers a call at most, so that a rank that never stops writing cannot keep the loop from the others.
 void Supervisor::forward_output(OwnedFd& from, LineForwarder& to) {
   std::array<char, 64 << 10> buffer;
   for (int round = 0; round < 4 && from.is_open(); ++round) {
@@ -155,7 +155,7 @@ void Supervisor::check_ends() {
   }
 }
 
-/// What a rank that is gone left behind in its group: nobody will wait for it.
+/// Ends what a rank that is gone left behind in its group: nobody will wait for it.
 void Supervisor::end_leftovers(Rank& rank) {
   rank.group_empty = rank.process.is_group_empty();
   if (!rank.group_empty) rank.process.send(SIGKILL);
@@ -163,7 +163,7 @@ void Supervisor::end_leftovers(Rank& rank) {
   if (!rank.group_empty) return;
   guard_.forget(rank.process.pid);
   for (auto [from, to] : {std::pair(&rank.process.out, &rank.out), std::pair(&rank.process.err, &rank.err)}) {
-    // Its pipes hold what it wrote last. A daemon that left the group may keep them open, but is not waited for.
+    // Its pipes hold what it wrote last. A daemon that left the group may keep them open, but nobody waits for it.
     for (int round = 0; round < 16; ++round) forward_output(*from, *to);
     to->finish();
     from->reset();

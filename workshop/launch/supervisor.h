@@ -18,7 +18,7 @@ namespace tessera {
 
 /// The ranks of one job from their start to their end: one thread, one poll loop.
 ///
-/// How hard the job is being ended, which only ever grows:
+/// Its urgency says how hard the job is being ended; it only ever grows:
 ///
 /// | urgency | entered                                             | leaves after                |
 /// |---------|-----------------------------------------------------|-----------------------------|
@@ -31,15 +31,15 @@ class Supervisor {
  public:
   /// `signals` is a signalfd for the signals to forward; `mask` the ranks' signal mask.
   Supervisor(const LaunchOptions& options, const JobSettings& job, Guard& guard, int signals, const sigset_t& mask);
-  /// Whatever is still running is killed and reaped.
+  /// Kills and reaps what is still running.
   ~Supervisor();
 
   absl::Status start_all();
   /// Returns when no process of any rank is left.
   std::vector<RankRecord> wait_all();
-  /// Why output of ranks was lost, an errno; 0 if none was.
+  /// Why output of ranks was lost, as an errno; 0 if none was.
   int output_error() const;
-  /// Signals that were forwarded.
+  /// Number of signals that were forwarded.
   int signals_taken() const { return signals_taken_; }
 
  private:
@@ -71,7 +71,7 @@ class Supervisor {
   sigset_t mask_;
   std::vector<Rank> ranks_;
   Urgency urgency_ = Urgency::kNone;
-  std::optional<Clock::time_point> deadline_;  ///< of the present urgency
+  std::optional<Clock::time_point> deadline_;  ///< end of the present urgency
   int signals_taken_ = 0;
 };
 

@@ -3,9 +3,10 @@
 namespace tessera::models {
 namespace {
 
-// Far beyond what is trained today, and small enough that a slip is an error at once rather than a full machine.
-constexpr std::int64_t kMostTokens = std::int64_t{1} << 27;     // of a vocabulary
-constexpr std::int64_t kMostPositions = std::int64_t{1} << 20;  // of an input
+// These are far beyond what is trained today, and small enough that a slip is an error at once rather than a full
+// machine.
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 27;     // tokens of a vocabulary
+constexpr std::int64_t kMostPositions = std::int64_t{1} << 20;  // positions of an input
 constexpr std::int64_t kMostLayers = 10'000;
 constexpr std::int64_t kMostWidth = std::int64_t{1} << 20;
 constexpr std::int64_t kMostHeads = std::int64_t{1} << 16;

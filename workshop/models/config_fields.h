@@ -8,21 +8,21 @@
 
 namespace tessera::models {
 
-/// What an integer of a model file may be: least <= value <= most.
+/// The values that an integer of a model file may have: least <= value <= most.
 struct IntegerRule {
   bool required = false;
   std::int64_t least = 0;
   std::int64_t most = 0;
 };
 
-/// What a number may be: least <= value < below, or least < value < below.
+/// The values that a number may have: least <= value < below, or least < value < below.
 struct NumberRule {
   double least = 0.0;
   double below = 1e30;
   bool least_excluded = false;
 };
 
-/// Looks at every key of a model file in turn. Reading a file, writing one and the reference page are each one visitor,
+/// Visits every key of a model file in turn. Reading a file, writing one and the reference page are each one visitor,
 /// so a key added to `visit_fields` is added everywhere. `doc` is one sentence for docs/models.md.
 class ConfigVisitor {
  public:
@@ -30,7 +30,7 @@ class ConfigVisitor {
   virtual void integer(const std::string& key, std::int64_t& value, const IntegerRule& rule, const char* doc) = 0;
   virtual void number(const std::string& key, double& value, const NumberRule& rule, const char* doc) = 0;
   virtual void boolean(const std::string& key, bool& value, const char* doc) = 0;
-  /// One of `allowed`.
+  /// A word that must be one of `allowed`.
   virtual void word(const std::string& key, std::string& value, const std::vector<std::string>& allowed,
                     const char* doc) = 0;
 };
@@ -38,7 +38,7 @@ class ConfigVisitor {
 void visit_fields(GPTConfig& config, ConfigVisitor& visitor);
 void visit_fields(LlamaConfig& config, ConfigVisitor& visitor);
 
-/// More parameters than this are a slip; less stay within 64 bits wherever bytes are counted.
+/// More parameters than this are a slip; fewer stay within 64 bits wherever bytes are counted.
 inline constexpr double kMostParameters = 1e14;
 
 }  // namespace tessera::models

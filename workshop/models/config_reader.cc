@@ -26,7 +26,7 @@ void ConfigReader::wrong(const std::string& key, const std::string& message) {
 void ConfigReader::integer(const std::string& key, std::int64_t& value, const IntegerRule& rule, const char*) {
   const JsonNode* node = find(key, rule.required);
   if (node == nullptr) return;
-  // Values above 2^63 - 1 are unsigned in nlohmann's tree, and not ours.
+  // Values above 2^63 - 1 are unsigned in nlohmann's tree, and are out of range here.
   const bool fits = node->value.is_number_integer() &&
                     (!node->value.is_number_unsigned() || node->value.get<std::uint64_t>() <= INT64_MAX);
   const std::int64_t given = fits ? node->value.get<std::int64_t>() : 0;

@@ -11,8 +11,8 @@
 
 namespace tessera::models {
 
-/// Reads the members of one flat JSON object into variables, one call a key, and collects what is wrong. After the last
-/// key, `finish` reports the keys that nobody asked for.
+/// Reads the members of one flat JSON object into variables, one call a key, and collects what is wrong. `finish`,
+/// after the last key, reports the keys that nobody asked for.
 ///
 ///     ConfigReader reader(root, diagnostics);
 ///     reader.needed_word("model", {"gpt", "llama"});
@@ -33,7 +33,7 @@ class ConfigReader final : public ConfigVisitor {
   /// A word that is needed; "" if the file gives none of `allowed`.
   std::string needed_word(const std::string& key, const std::vector<std::string>& allowed);
 
-  /// A rule between keys: reported at `key` unless one of `keys` is wrong already.
+  /// Checks a rule between keys: a violation is reported at `key` unless one of `keys` is wrong already.
   void require(bool holds, const std::string& key, const std::vector<std::string>& keys, const std::string& message);
   void finish();
   /// Keys that nobody asked for.

@@ -31,7 +31,7 @@ class EvaluationMode {
   bool was_training_;
 };
 
-// scores: [B, V] fp32 on the CPU. Returns [B, 1] int64.
+// Draws a token for each row. `scores`: [B, V] fp32 on the CPU. Returns [B, 1] int64.
 at::Tensor draw(at::Tensor scores, const GenerateOptions& options, const at::Generator& generator) {
   TORCH_CHECK_VALUE(
       scores.isfinite().all().item<bool>(),

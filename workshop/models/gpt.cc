@@ -17,7 +17,7 @@ namespace {
 
 constexpr double kStd = 0.02;
 
-// Each block adds twice to the residual stream; this keeps the stream's variance from growing with depth.
+// Each block adds twice to the residual stream; this deviation keeps the stream's variance from growing with depth.
 double residual_std(const GPTConfig& config) { return kStd / std::sqrt(2.0 * static_cast<double>(config.layers)); }
 
 torch::nn::LayerNorm layer_norm(const GPTConfig& config) {
@@ -36,8 +36,8 @@ AttentionImpl::AttentionImpl(const GPTConfig& config)
 
 at::Tensor AttentionImpl::forward(const at::Tensor& x) {
   const std::int64_t batch = x.size(0), time = x.size(1), heads = config_.heads;
-  // [B, T, 3 * width] -> three of [B, heads, T, width / heads]. Backward of a split puts the three gradients side by side in one
-  // copy, as the product before it wants them; that of unbind would take a second one.
+  // [B, T, 3 * width] -> three of [B, heads, T, width / heads]. The backward of a split puts the three gradients side
+  // by side in one copy, as the product before it wants them; that of unbind would take a second copy.
   std::vector<at::Tensor> qkv = linear(qkv_, x).split(config_.width, 2);
   for (at::Tensor& part : qkv) part = part.view({batch, time, heads, -1}).transpose(1, 2);
   const double dropout = is_training() ? config_.dropout : 0.0;

@@ -35,7 +35,8 @@ class MLPImpl : public torch::nn::Module {
 };
 TORCH_MODULE(MLP);
 
-/// x + attention(norm1(x)), then x + mlp(norm2(x)): the norms come first ("pre-LN"). The natural unit of sharding.
+/// x + attention(norm1(x)), then x + mlp(norm2(x)): the norms come first ("pre-LN"). It is the natural unit of
+/// sharding.
 class BlockImpl : public torch::nn::Module {
  public:
   explicit BlockImpl(const GPTConfig& config);

@@ -18,6 +18,14 @@
 namespace tessera::models {
 namespace {
 
+// Translates config.json of Hugging Face to a model's configuration, and back.
+//
+// HfReader reads one config.json. The fields of GPTConfig and LlamaConfig are read by their own visitor under other
+// names (RenamedFields), so bounds and messages are those of model files; keys that have another form there (windows,
+// rotary embeddings, switches that must have one value) have a function each. A key must be read, be harmless
+// (kHarmless), or end up in `unknown`. The way back chooses the model type that has all of what the configuration has
+// (`family_of`) and writes its keys (`hugging_face_json`).
+
 constexpr std::size_t kMostFileBytes = std::size_t{1} << 20;
 
 /// Keys of config.json that say nothing about what a model computes.
@@ -51,7 +59,7 @@ const char* const kHarmless[] = {"_name_or_path",
                                  "unk_token_id",
                                  "use_cache"};
 
-/// Without the members that are null: for `transformers` they are not there.
+/// Leaves out the members that are null: `transformers` treats them as missing.
 JsonNode without_nulls(const JsonNode& node) {
   JsonNode result = node;
   std::erase_if(result.children, [](const JsonNode& child) { return child.value.is_null(); });
@@ -63,8 +71,8 @@ const JsonNode* child_of(const JsonNode& node, const std::string& key) {
   return found == node.children.end() ? nullptr : &*found;
 }
 
-/// Gives the fields of a model's own visitor (bounds, types, messages) another name each: that of Hugging Face. Fields
-/// that the map leaves out are not read.
+/// Gives the fields of a model's own visitor (bounds, types, messages) the names that Hugging Face has. Fields that the
+/// map leaves out are not read.
 class RenamedFields final : public ConfigVisitor {
  public:
   using Names = std::vector<std::pair<std::string, std::string>>;  ///< ours, theirs
@@ -94,10 +102,10 @@ class RenamedFields final : public ConfigVisitor {
   const Names names_;
 };
 
-/// One config.json. Numbers that it leaves out are those of transformers' classes.
+/// Reads one config.json. Numbers that it leaves out are those of transformers' classes.
 class HfReader {
  public:
-  /// `root`: without its null members, whose keys are `nulls`.
+  /// `root` has no null members; `nulls` are the keys of those that were null.
   HfReader(const JsonNode& root, std::vector<std::string> nulls, Diagnostics& diagnostics)
       : root_(root), nulls_(std::move(nulls)), diagnostics_(diagnostics), reader_(root, diagnostics) {}
 
@@ -114,7 +122,7 @@ class HfReader {
 
  private:
   void refuse(const std::string& key, const std::string& message) { reader_.require(false, key, {key}, message); }
-  /// A switch that the models here have in one position only.
+  /// Checks a switch that the models here have in one position only.
   void must_be(const std::string& key, bool wanted, bool standard) {
     bool value = standard;
     reader_.boolean(key, value, "");
@@ -159,7 +167,7 @@ class HfReader {
     return config;
   }
 
-  /// What transformers' class takes for numbers that are not given.
+  /// The numbers that transformers' class takes where none are given.
   LlamaConfig standard_llama() const {
     LlamaConfig config{.vocab_size = 32000,
                        .hidden_size = 4096,
@@ -208,7 +216,7 @@ class HfReader {
     const bool is_qwen = type_ != "mistral";
     bool uses_window = !is_qwen;
     if (is_qwen) reader_.boolean("use_sliding_window", uses_window, "");
-    // In older files of Mistral null says "none", and a key that is left out says 4096.
+    // Older files of Mistral say "none" by null, while a key that is left out means 4096.
     std::int64_t window = 4096, first = 28;
     reader_.integer("sliding_window", window, {.least = 1, .most = std::int64_t{1} << 20}, "");
     if (has_null("sliding_window")) window = 0;
@@ -220,7 +228,7 @@ class HfReader {
 
   bool has_null(const std::string& key) const { return std::ranges::find(nulls_, key) != nulls_.end(); }
 
-  /// One word a layer: they must say what max_window_layers says.
+  /// Checks that the list, with one word for each layer, says what max_window_layers says.
   void check_layer_types(const JsonNode& types, const LlamaConfig& config) {
     for (std::size_t layer = 0; layer < types.children.size(); ++layer) {
       const JsonNode& each = types.children[layer];
@@ -233,7 +241,7 @@ class HfReader {
     }
   }
 
-  /// "rope_theta" and "rope_scaling" of files up to transformers 4, or all in "rope_parameters".
+  /// Reads "rope_theta" and "rope_scaling" of files up to transformers 4, or all of it in "rope_parameters".
   void read_rope(LlamaConfig& config) {
     const NumberRule above_zero{.least_excluded = true};
     reader_.number("rope_theta", config.rope_theta, above_zero, "");
@@ -298,7 +306,7 @@ struct Family {
   const char* architecture;
 };
 
-/// The model type that has all of what `c` has.
+/// The model type that has everything that `c` has.
 absl::StatusOr<Family> family_of(const LlamaConfig& c) {
   const auto none = [](const std::string& what) {
     return make_error(ExitCode::kConfig, "model: no model type of Hugging Face that is known here has " + what +
@@ -379,7 +387,7 @@ absl::StatusOr<HfConfig> parse_hf_config(const std::string& text, const std::str
     }
   }
   TESSERA_RETURN_IF_ERROR(diagnostics.to_status("[T0358] hint: docs/huggingface.md says which models are understood"));
-  // The same rules as for a model file, and the bound on all parameters together.
+  // The rules are those of a model file, with the bound on all parameters together.
   const auto checked = parse_model_config(to_json(result.config), name);
   if (!checked.ok()) return checked.status();
   return result;

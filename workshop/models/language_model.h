@@ -11,10 +11,10 @@
 
 namespace tessera::models {
 
-/// Runs `segment(input)` so that autograd keeps only `input`, and runs it once more in backward.
+/// A function that runs `segment(input)` so that autograd keeps only `input`, and runs it once more in backward.
 using CheckpointFn = std::function<at::Tensor(const std::function<at::Tensor(const at::Tensor&)>&, const at::Tensor&)>;
 
-/// What the command, the benchmarks and `generate` need of a language model; otherwise it is a module like any other.
+/// What the command, the benchmarks and `generate` need from a language model; otherwise it is a module like any other.
 class LanguageModel : public torch::nn::Module {
  public:
   /// tokens: [B, T] int64, 0 < T <= seq_len(). Returns [B, T, vocab_size()], in the parameters' dtype.
@@ -27,11 +27,12 @@ class LanguageModel : public torch::nn::Module {
   /// logits are cast first, since a softmax over a vocabulary in bf16 loses the loss's third digit.
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& targets);
 
-  /// Blocks run through it if the config says "recompute"; without it such a model refuses to run.
+  /// Sets the hook that blocks run through if the config says "recompute"; without it such a model refuses to run.
   void set_checkpoint(CheckpointFn checkpoint) { checkpoint_ = std::move(checkpoint); }
 
  protected:
-  /// One block of the model, plainly or through the hook. `block` must own what it uses: it is called again later.
+  /// Runs one block of the model, directly or through the hook. `block` must own what it uses: it is called again
+  /// later.
   at::Tensor run_block(bool recompute, const std::function<at::Tensor(const at::Tensor&)>& block,
                        const at::Tensor& input) const;
   void check_tokens(const at::Tensor& tokens) const;
@@ -40,7 +41,7 @@ class LanguageModel : public torch::nn::Module {
   CheckpointFn checkpoint_;
 };
 
-/// A model with fresh weights from LibTorch's default generator. An error (exit code 78) if the config says
+/// Makes a model with fresh weights from LibTorch's default generator. It is an error (exit code 78) if the config says
 /// "recompute" and there is no hook for it.
 absl::StatusOr<std::shared_ptr<LanguageModel>> make_language_model(const ModelConfig& config,
                                                                    CheckpointFn checkpoint = nullptr);

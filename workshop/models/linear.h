@@ -5,8 +5,9 @@
 
 namespace tessera::models {
 
-/// The layer on `x`, [..., in] to [..., out]. at::linear adds the bias where it makes the product; LibTorch's own
-/// torch::nn::Linear::forward does so in a second pass for inputs of three dimensions, which takes a GPU a tenth of a step.
+/// Applies the layer to `x`, [..., in] to [..., out]. at::linear adds the bias where it makes the product; LibTorch's
+/// own torch::nn::Linear::forward adds it in a second pass for inputs of three dimensions, which takes a GPU a tenth of
+/// a step.
 inline at::Tensor linear(const torch::nn::Linear& layer, const at::Tensor& x) {
   return at::linear(x, layer->weight, layer->bias);
 }

@@ -30,9 +30,9 @@ at::Tensor RMSNormImpl::forward(const at::Tensor& x) {
 
 namespace {
 
-/// What "llama3" makes of frequencies, as Llama 3.1 was trained (arXiv 2407.21783; the formula is that of its reference
-/// code): waves shorter than positions / high stay, those longer than positions / low are divided by the factor, and
-/// between the two it is a mix.
+/// Changes frequencies as "llama3" does, with which Llama 3.1 was trained (arXiv 2407.21783; the formula is that of its
+/// reference code): waves shorter than positions / high stay, those longer than positions / low are divided by the
+/// factor, and between the two it is a mix.
 at::Tensor scaled_as_llama3(const at::Tensor& frequencies, const LlamaConfig& config) {
   const auto positions = static_cast<double>(config.rope_original_positions);
   const double low = config.rope_low_freq_factor, high = config.rope_high_freq_factor;

@@ -48,7 +48,7 @@ class LlamaAttentionImpl : public torch::nn::Module {
 
   LlamaConfig config_;
   torch::nn::Linear q_proj_, k_proj_, v_proj_, o_proj_;
-  RMSNorm q_norm_{nullptr}, k_norm_{nullptr};  ///< over head_size, before the rotation; empty without qk_norm
+  RMSNorm q_norm_{nullptr}, k_norm_{nullptr};  ///< norms over head_size, before the rotation; empty without qk_norm
 };
 TORCH_MODULE(LlamaAttention);
 
@@ -63,7 +63,7 @@ class LlamaMLPImpl : public torch::nn::Module {
 };
 TORCH_MODULE(LlamaMLP);
 
-/// x + self_attn(input_layernorm(x)), then x + mlp(post_attention_layernorm(x)). The natural unit of sharding.
+/// x + self_attn(input_layernorm(x)), then x + mlp(post_attention_layernorm(x)). It is the natural unit of sharding.
 class LlamaBlockImpl : public torch::nn::Module {
  public:
   explicit LlamaBlockImpl(const LlamaConfig& config);
@@ -76,9 +76,9 @@ class LlamaBlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(LlamaBlock);
 
-/// Llama, and what differs from it in a few options: Mistral, Qwen2, Qwen3. Parameters have the names and shapes of
-/// Hugging Face's LlamaForCausalLM ("model.layers.0.mlp.up_proj.weight", ..., "lm_head.weight"), so its checkpoints
-/// fit.
+/// Llama, and the models that differ from it in a few options: Mistral, Qwen2, Qwen3. Parameters have the names and
+/// shapes of Hugging Face's LlamaForCausalLM ("model.layers.0.mlp.up_proj.weight", ..., "lm_head.weight"), so its
+/// checkpoints fit.
 class LlamaImpl final : public LanguageModel {
  public:
   explicit LlamaImpl(const LlamaConfig& config);
@@ -87,7 +87,7 @@ class LlamaImpl final : public LanguageModel {
   std::int64_t seq_len() const override { return config_.max_position_embeddings; }
 
  private:
-  /// Everything but the head: a level of its own only because of the names.
+  /// Everything but the head. It is a level of its own only because of the names.
   struct DecoderImpl : torch::nn::Module {
     explicit DecoderImpl(const LlamaConfig& config);
     torch::nn::Embedding embed_tokens;

@@ -44,7 +44,7 @@ void check(ConfigReader& reader, const LlamaConfig& config) {
                  fmt::format("must be below rope_high_freq_factor, which is {}", config.rope_high_freq_factor));
 }
 
-/// Counts in `Number`: in double to see whether 64 bits will do, in std::int64_t where that is known.
+/// Counts in `Number`: in double to see whether 64 bits suffice, in std::int64_t where that is known.
 template <class Number>
 Number linear(Number in, Number out, bool bias) {
   return in * out + (bias ? out : Number{0});
@@ -96,10 +96,10 @@ ModelConfig read_root(const JsonNode& root, Diagnostics& diagnostics) {
   const std::string model = reader.needed_word("model", {"gpt", "llama"});
   if (model == "gpt") return read_fields<GPTConfig>(reader, root, diagnostics);
   if (model == "llama") return read_fields<LlamaConfig>(reader, root, diagnostics);
-  return {};  // whose keys to expect is not known
+  return {};  // it is not known which keys to expect
 }
 
-/// One member a key, with the value the model is built with.
+/// Writes one member for each key, with the value that the model is built with.
 class ConfigWriter final : public ConfigVisitor {
  public:
   explicit ConfigWriter(const char* model) : json_{{"model", model}} {}

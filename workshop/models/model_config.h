@@ -17,8 +17,8 @@ struct GPTConfig {
   std::int64_t width = 0;  ///< a multiple of heads
   std::int64_t heads = 0;
   std::int64_t mlp_ratio = 4;  ///< the feed-forward layer's width, in widths
-  double dropout = 0.0;        ///< on embeddings, attention weights and both residual branches
-  bool bias = true;            ///< of the linear layers in blocks; layer norms always have one
+  double dropout = 0.0;        ///< applied to embeddings, attention weights and both residual branches
+  bool bias = true;            ///< biases in the linear layers of blocks; layer norms always have one
   double norm_eps = 1e-5;      ///< added to the variance in layer norms
   bool tie_head = false;       ///< the output layer uses the token embedding's weight
   bool recompute = false;      ///< blocks keep only their input, and run again in backward
@@ -39,43 +39,44 @@ struct LlamaConfig {
   double rms_norm_eps = 1e-6;
   double rope_theta = 10000.0;
   double initializer_range = 0.02;
-  bool attention_bias = false;  ///< of the attention's four linear layers
-  bool qkv_bias = false;        ///< of those of queries, keys and values only (Qwen2)
+  bool attention_bias = false;  ///< biases in the attention's four linear layers
+  bool qkv_bias = false;        ///< biases in those of queries, keys and values only (Qwen2)
   bool qk_norm = false;         ///< an RMS norm over each head of queries and keys (Qwen3)
   bool mlp_bias = false;
-  /// A position sees so many, itself among them (Mistral, arXiv 2310.06825); 0: all before it. In layers from
-  /// max_window_layers on.
+  /// A position sees so many positions, itself among them, in layers from max_window_layers on (Mistral, arXiv
+  /// 2310.06825); 0: it sees all before it.
   std::int64_t sliding_window = 0;
   std::int64_t max_window_layers = 0;
   /// How frequencies of rotary embeddings are changed for inputs longer than those of pretraining: "default" (not at
-  /// all), "linear" (all divided by rope_factor) or "llama3" (those of long waves; the other three say which).
+  /// all), "linear" (all divided by rope_factor) or "llama3" (those of long waves; the other three fields say which).
   std::string rope_type = "default";
   double rope_factor = 1.0;
   double rope_low_freq_factor = 1.0;
   double rope_high_freq_factor = 4.0;
   std::int64_t rope_original_positions = 8192;
   bool tie_word_embeddings = false;
-  bool recompute = false;  ///< as GPTConfig's; not a key of Hugging Face
+  bool recompute = false;  ///< see GPTConfig; not a key of Hugging Face
 
   std::int64_t key_value_heads() const { return num_key_value_heads > 0 ? num_key_value_heads : num_attention_heads; }
   std::int64_t head_size() const { return head_dim > 0 ? head_dim : hidden_size / num_attention_heads; }
 };
 
-/// A language model's file: {"model": "gpt" or "llama", and the fields of its struct above}.
+/// The content of a language model's file: {"model": "gpt" or "llama", and the fields of its struct above}.
 using ModelConfig = std::variant<GPTConfig, LlamaConfig>;
 
 /// Reads and checks a model file (docs/models.md), or, where `path` is a folder, the config.json of Hugging Face in it
-/// (hf_config.h). On failure the status lists *all* errors with exit code 78: unknown keys, wrong types, values out of
-/// range, sizes that do not divide, more than 1e14 parameters. A file that cannot be read: 66 missing, 77 no
+/// (hf_config.h). The status lists *all* errors if there are some, with exit code 78: unknown keys, wrong types, values
+/// out of range, sizes that do not divide, more than 1e14 parameters. A file that cannot be read: 66 missing, 77 no
 /// permission, 65 no regular file.
 absl::StatusOr<ModelConfig> read_model_config(const std::filesystem::path& path);
 /// The same for text; `name` stands for the file in messages.
 absl::StatusOr<ModelConfig> parse_model_config(const std::string& text, const std::string& name = "model");
 
-/// The file that says the same with every key in place: what was left out has the value that the model is built with.
+/// A file with the same meaning and every key in place: a key that was left out has the value that the model is built
+/// with.
 std::string to_json(const ModelConfig& config);
 
-/// Number of parameters of the model, a tied weight counted once, by formula: no tensor is made.
+/// Number of parameters of the model, a tied weight counted once. It is computed by formula: no tensor is made.
 std::int64_t parameter_count(const ModelConfig& config);
 
 }  // namespace tessera::models

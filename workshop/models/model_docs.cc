@@ -7,7 +7,7 @@
 namespace tessera::models {
 namespace {
 
-/// A table row a key.
+/// Writes a table row for each key.
 class PageVisitor final : public ConfigVisitor {
  public:
   void integer(const std::string& key, std::int64_t& value, const IntegerRule& rule, const char* doc) override {

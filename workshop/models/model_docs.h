@@ -4,11 +4,11 @@
 
 namespace tessera::models {
 
-/// The reference page of the model file, in Markdown, made from visit_fields. Committed as docs/models.md; a test
+/// The reference page of the model file, in Markdown, made from visit_fields. It is committed as docs/models.md; a test
 /// compares the two. `tessera_model_docs docs` writes it.
 std::string model_reference();
 
-/// The model files that the page shows, and that a test reads: one of each kind.
+/// The model files that the page shows and that a test reads: one of each kind.
 std::string gpt_example();
 std::string llama_example();
 

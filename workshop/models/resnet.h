@@ -13,9 +13,10 @@ namespace tessera::models {
 
 struct ResNetConfig {
   std::int64_t classes = 10;
-  std::int64_t channels = 3;                        ///< of the images
-  std::vector<std::int64_t> blocks = {2, 2, 2, 2};  ///< a stage; every stage after the first halves the image
-  std::int64_t width = 64;                          ///< channels of the first stage; each further stage doubles it
+  std::int64_t channels = 3;  ///< channels of the images
+  /// Blocks of each stage; every stage after the first halves the image.
+  std::vector<std::int64_t> blocks = {2, 2, 2, 2};
+  std::int64_t width = 64;  ///< channels of the first stage; each further stage doubles it
 };
 
 /// Two 3x3 convolutions with batch norm, and a shortcut around them: the identity, or a 1x1 convolution where the shape

@@ -10,14 +10,14 @@
 
 namespace tessera {
 
-/// Tokens that are found in text before it is cut into words, such as "[BOS]": the leftmost, and of those that begin at
-/// one place the longest.
+/// Tokens that are found in text before it is cut into words, such as "[BOS]": the leftmost one, and the longest of
+/// those that begin at one place.
 class AddedTokens {
  public:
   void add(std::string content, std::uint32_t id);
   bool empty() const { return tokens_.empty(); }
 
-  /// Calls `piece(part, token)` for all of `text` in order; without a token for what lies between them.
+  /// Calls `piece(part, token)` for all of `text` in order; `token` is empty for what lies between tokens.
   void split(std::string_view text,
              absl::FunctionRef<void(std::string_view, std::optional<std::uint32_t>)> piece) const;
 
@@ -28,7 +28,7 @@ class AddedTokens {
   };
   const Token* longest_at(std::string_view text) const;
 
-  std::vector<Token> tokens_;  ///< by content
+  std::vector<Token> tokens_;  ///< ordered by content
   bool begins_[256] = {};      ///< some content begins with this byte
 };
 

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kShort = 48;  ///< bytes up to which looking at all pairs is faster than a queue of them
+constexpr std::size_t kShort = 48;  ///< bytes up to which a look at all pairs is faster than a queue of them
 
 /// Bytes that no UTF-8 text has.
 bool is_never_in_utf8(int byte) { return byte == 0xC0 || byte == 0xC1 || byte >= 0xF5; }
@@ -45,7 +45,7 @@ absl::StatusOr<BytePairEncoding> BytePairEncoding::make(const Parts& parts) {
           fmt::format("merge {} joins {} and {}, and one of them or the two together are no token. [T0610] hint: fetch "
                       "vocabulary and merges from one source",
                       rank, quoted_text(left), quoted_text(right)));
-    result.merges_.insert_or_assign(key_of(a, b), Merge{rank, joined});  // given twice, the last one counts
+    result.merges_.insert_or_assign(key_of(a, b), Merge{rank, joined});  // if it is given twice, the last one counts
   }
   if (parts.ignore_merges)
     for (const auto& [token, id] : parts.tokens) result.words_.emplace(token, id);
@@ -65,7 +65,7 @@ void BytePairEncoding::encode(std::string_view word, std::vector<Id>& ids) const
 }
 
 void BytePairEncoding::encode_short(std::vector<Id>& symbols) const {
-  std::array<Merge, kShort> merges;  // of symbols i and i + 1
+  std::array<Merge, kShort> merges;  // merges of symbols i and i + 1
   std::size_t count = symbols.size();
   for (std::size_t i = 0; i + 1 < count; ++i) merges[i] = merge_of(symbols[i], symbols[i + 1]);
   while (count > 1) {
@@ -83,7 +83,7 @@ void BytePairEncoding::encode_short(std::vector<Id>& symbols) const {
   }
 }
 
-/// Symbols are a linked list, and pairs wait in a queue, those that are no more among them.
+/// Symbols are a linked list, and pairs wait in a queue, where pairs that no longer exist may be too.
 void BytePairEncoding::encode_long(std::vector<Id>& symbols) const {
   struct Link {
     std::size_t previous, next;

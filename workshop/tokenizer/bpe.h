@@ -15,19 +15,19 @@
 namespace tessera {
 
 /// Byte pair encoding (Sennrich et al., arXiv 1508.07909) over bytes: a word's bytes are tokens at first, and the pair
-/// that was learned earliest is joined, the leftmost first, until none is left. Immutable; `encode` is thread-safe.
+/// that was learned earliest is joined, the leftmost first, until there is none. Immutable; `encode` is thread-safe.
 class BytePairEncoding {
  public:
   using Id = std::uint32_t;
   struct Parts {
-    std::vector<std::pair<std::string, Id>> tokens;           ///< as bytes, each once
-    std::vector<std::pair<std::string, std::string>> merges;  ///< in the order learned; the joined bytes are a token
-    bool ignore_merges = false;                               ///< a word that is a token is that token
+    std::vector<std::pair<std::string, Id>> tokens;           ///< content as bytes, each once
+    std::vector<std::pair<std::string, std::string>> merges;  ///< ordered as learned; the joined bytes must be a token
+    bool ignore_merges = false;                               ///< a word that is a token becomes that token
   };
-  /// 65: a byte of UTF-8 that is no token, a merge of or to what is no token.
+  /// Errors: 65 a byte of UTF-8 that is no token, or a merge of what is no token, or to what is none.
   static absl::StatusOr<BytePairEncoding> make(const Parts& parts);
 
-  /// Appends the tokens of a word. Time n log n in its bytes.
+  /// Appends the tokens of a word. It takes time n log n in its bytes.
   void encode(std::string_view word, std::vector<Id>& ids) const;
 
  private:
@@ -46,7 +46,7 @@ class BytePairEncoding {
 
   std::array<Id, 256> bytes_{};
   absl::flat_hash_map<std::uint64_t, Merge> merges_;
-  absl::flat_hash_map<std::string, Id> words_;  ///< with ignore_merges
+  absl::flat_hash_map<std::string, Id> words_;  ///< used with ignore_merges
 };
 
 }  // namespace tessera

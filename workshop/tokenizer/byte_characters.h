@@ -6,8 +6,8 @@
 
 namespace tessera {
 
-/// GPT-2's way to write bytes as visible characters, which vocabularies in JSON use ("Ġthe" is " the"): bytes that are
-/// visible in Latin-1 are the character of that number, and the other 68 are U+0100 and following, in order.
+/// GPT-2's way to write bytes as visible characters, which vocabularies in JSON use ("Ġthe" is " the"): a byte that is
+/// visible in Latin-1 is the character of that number, and the other 68 are U+0100 and following, in order.
 
 /// The bytes that a token's characters stand for; nothing where one of them stands for no byte.
 std::optional<std::string> bytes_of_characters(std::string_view token);

@@ -16,9 +16,9 @@ namespace {
 
 constexpr std::size_t kMostExpressionBytes = std::size_t{1} << 14;
 constexpr std::size_t kFirstStack = std::size_t{32} << 10,
-                      kMostStack = std::size_t{16} << 20;  // of the compiled matcher
-constexpr std::uint32_t kMostHeapKib = 64 << 10;           // of the other one
-/// White_Space: PCRE2's own \s has U+180E too, which Unicode took out of it.
+                      kMostStack = std::size_t{16} << 20;  // sizes of the compiled matcher's stack
+constexpr std::uint32_t kMostHeapKib = 64 << 10;           // heap of the interpreting matcher
+/// Unicode's White_Space: PCRE2's own \s also has U+180E, which Unicode took out of it.
 constexpr std::string_view kSpace = R"(\p{Z}\t-\r\x{85})";
 
 constexpr const char kExpressionHint[] =
@@ -29,7 +29,7 @@ absl::Status refused(const std::string& expression, const std::string& what) {
                     "the expression " + quoted_text(expression, 200) + " " + what + kExpressionHint);
 }
 
-/// The expression for PCRE2.
+/// Translates the expression for PCRE2.
 absl::StatusOr<std::string> translated(const std::string& expression) {
   std::string result;
   bool in_class = false;
@@ -105,7 +105,7 @@ absl::StatusOr<SplitPattern> SplitPattern::compile(const std::string& expression
     return refused(expression, fmt::format("is not understood: {} (at byte {} of {})",
                                            reinterpret_cast<const char*>(text), place, quoted_text(ours, 200)));
   }
-  // Where there is no compiler for this processor, it is interpreted.
+  // Patterns are interpreted where there is no compiler for this processor.
   pcre2_jit_compile(compiled->code, PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);
   compiled->match = pcre2_match_data_create_from_pattern(compiled->code, nullptr);
   compiled->context = pcre2_match_context_create(nullptr);
@@ -128,8 +128,8 @@ std::size_t begin_of_character(std::string_view text, std::size_t place) {
 /// Looks for matches in one text, front to back, in work that is linear in the text.
 ///
 /// PCRE2 counts steps, but anew at each character where a match may begin, and not those of a repeat of one character
-/// ("\s+"). So a search sees a window of the text only, and few steps a character. Where they do not do (a long word),
-/// characters are tried one by one with more of either, and what is granted is taken from the text's budget.
+/// ("\s+"). So a search sees only a window of the text, and gets few steps a character. If these do not suffice (a long
+/// word), characters are tried one by one with more of both, and what is granted is taken from the text's budget.
 class SplitPattern::Search {
  public:
   Search(Compiled& compiled, std::string_view text, StepBudget& budget)
@@ -138,7 +138,7 @@ class SplitPattern::Search {
   struct Match {
     std::size_t begin = 0, end = 0;
   };
-  /// The first one at or behind `from` that is not empty; an empty one where there is none.
+  /// The first match at or behind `from` that is not empty; an empty one if there is none.
   absl::StatusOr<Match> next(std::size_t from) {
     grant_least();
     while (from < text_.size()) {
@@ -161,7 +161,7 @@ class SplitPattern::Search {
         return too_long(fmt::format("PCRE2's error {}", found));
       } else if (found >= 0 && match.end > match.begin) {
         return match;
-      } else {  // a match of nothing cuts nothing, and at the window's end it may be due to that
+      } else {  // a match of nothing cuts nothing, and the window's end may be the reason for it
         const std::size_t seen = found >= 0 ? match.begin : is_careful ? from : window_end;
         from = seen < window_end ? seen + utf8_length(text_.substr(seen)) : window_end;
         grant_least();
@@ -171,7 +171,8 @@ class SplitPattern::Search {
   }
 
  private:
-  static constexpr std::size_t kLeastSteps = 128, kLeastWindow = 1024;  // of a character where a match may begin
+  // Limits for a character where a match may begin.
+  static constexpr std::size_t kLeastSteps = 128, kLeastWindow = 1024;
   static constexpr std::size_t kMostSteps = 10'000'000, kGrowth = 4;
 
   const PCRE2_SIZE* ends() const { return pcre2_get_ovector_pointer(compiled_.match); }

@@ -11,12 +11,12 @@
 
 namespace tessera {
 
-/// What expressions may take of time to cut one text, beyond a few steps a byte: linear in the text, whatever they are. A part
-/// that does not depend on it lets short texts be cut by expressions that try each place to the end.
+/// The time that expressions may take to cut one text, beyond a few steps a byte: linear in the text, whatever they
+/// are. A part that does not depend on the text lets short texts be cut by expressions that try each place to the end.
 class StepBudget {
  public:
   explicit StepBudget(std::size_t text_bytes) : text_bytes_(text_bytes), left_(kFree + kPerByte * text_bytes) {}
-  /// False where that is more than is left.
+  /// Takes steps. False if that is more than is left.
   bool take(std::size_t steps) {
     if (steps > left_) return false;
     left_ -= steps;
@@ -29,19 +29,21 @@ class StepBudget {
   std::size_t text_bytes_, left_;
 };
 
-/// A regular expression that cuts text into words, in the syntax that tokenizer.json has (Oniguruma's) as far as PCRE2
-/// means the same by it: `\s` is Unicode's White_Space, `\p{L}` a general category, `^` and `$` are ends of lines. What
-/// would mean something else (`\w`, `\h`, `\b`, `&&` in a class) is refused. One thread at a time.
+/// A regular expression that cuts text into words, in the syntax of tokenizer.json (Oniguruma's) as far as PCRE2 means
+/// the same by it: `\s` is Unicode's White_Space, `\p{L}` a general category, `^` and `$` are ends of lines.
+/// Expressions that would mean something else (`\w`, `\h`, `\b`, `&&` in a class) are refused. One thread at a time may
+/// use it.
 class SplitPattern {
  public:
-  /// 65 where PCRE2 does not understand the expression, with the place.
+  /// Errors: 65 where PCRE2 does not understand the expression, with the place.
   static absl::StatusOr<SplitPattern> compile(const std::string& expression);
   SplitPattern(SplitPattern&&) noexcept;
   SplitPattern& operator=(SplitPattern&&) noexcept;
   ~SplitPattern();
 
   /// Calls `piece(part, is_match)` for the matches and for what lies between them, in order; none is empty. REQUIRES:
-  /// `text` is UTF-8. `budget`: of the whole text, of which this may be a piece. 65 where it does not do.
+  /// `text` is UTF-8. `budget`: that of the whole text, of which this may be a piece. Errors: 65 where it does not
+  /// suffice.
   absl::Status split(std::string_view text, StepBudget& budget,
                      absl::FunctionRef<void(std::string_view, bool)> piece) const;
 

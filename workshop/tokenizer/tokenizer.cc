@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t kMostCached = std::size_t{1} << 16;  ///< words
 constexpr std::size_t kLongestCached = 64;                 ///< bytes
-/// Normalised at once. It may be cut before a line feed, which joins with nothing.
+/// Bytes that are normalised at once. Text may be cut before a line feed, which joins with nothing.
 constexpr std::size_t kComposedBytes = std::size_t{1} << 20;
 
 /// Characters below U+0300 are in NFC, and do not join with each other.
@@ -23,8 +23,8 @@ bool may_change(std::string_view text) {
   return std::ranges::any_of(text, [](char c) { return static_cast<unsigned char>(c) >= 0xCC; });
 }
 
-/// Marks that follow each other in Unicode's order, which normalizing would bring them into, with a sort that takes the square of
-/// their number.
+/// Puts marks that follow each other into Unicode's order. Normalizing would do so too, but with a sort that takes the
+/// square of their number.
 std::string with_sorted_marks(std::string_view text) {
   struct Mark {
     int order;  ///< utf8proc's combining class; 0: no mark

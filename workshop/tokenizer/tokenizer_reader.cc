@@ -1,5 +1,10 @@
-// tokenizer.json -> Tokenizer. What the file says and a Tokenizer cannot do is refused, since other tokens without a
-// word would be worse.
+// Reads tokenizer.json into a Tokenizer. What the file says and a Tokenizer cannot do is refused, since other tokens
+// without a warning would be worse.
+//
+// TokenizerReader goes over the sections in turn: normalizer, pre-tokenizer (`read_cutters`), model (`read_vocabulary`,
+// `read_merges`), added tokens, post-processor. Each function checks the types of its section and takes over what it
+// understands; anything else is reported with its JSON pointer (`wrong`). All problems are collected, and `read`
+// returns them together.
 
 #include <fmt/format.h>
 
@@ -27,7 +32,7 @@ constexpr std::int64_t kMostId = std::int64_t{1} << 27;
 constexpr std::size_t kMostAddedTokens = 1 << 16;
 constexpr std::size_t kMostTokenBytes = 4096;
 constexpr std::size_t kMostCutters = 16;
-/// GPT-2's pattern (Radford et al., 2019), which ByteLevel has with use_regex.
+/// GPT-2's pattern (Radford et al., 2019), which ByteLevel uses with use_regex.
 constexpr char kGpt2Pattern[] = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
 const JsonNode* child_of(const JsonNode& node, std::string_view key) {
@@ -41,7 +46,7 @@ std::string text_of(const JsonNode* node) {
 
 std::string type_of(const JsonNode& node) { return text_of(child_of(node, "type")); }
 
-/// The text itself as an expression.
+/// An expression that matches the text itself.
 std::string literal(const std::string& text) {
   std::string expression;
   for (const char c : text) {
@@ -171,7 +176,7 @@ class TokenizerReader {
   }
 
   void add_token(const std::string& token, Tokenizer::Id id, bool is_special) {
-    // A token with characters that stand for no byte is text itself, as the decoder has it.
+    // A token with characters that stand for no byte is text itself; the decoder treats it so.
     const std::optional<std::string> bytes = bytes_of_characters(token);
     result_.tokens_[id] = {bytes ? *bytes : token, is_special};
     result_.ids_[token] = id;
@@ -217,7 +222,7 @@ class TokenizerReader {
     }
   }
 
-  /// "a b", or ["a", "b"] in files of newer versions.
+  /// Reads merges: "a b", or ["a", "b"] in files of newer versions.
   void read_merges(const JsonNode& model, BytePairEncoding::Parts& parts) {
     const JsonNode* merges = child_of(model, "merges");
     if (merges == nullptr || !merges->is_list()) return wrong(model, "/model/merges", "must be a list of pairs");
@@ -266,7 +271,7 @@ class TokenizerReader {
 
   void read_post(const JsonNode& node, const std::string& place) {
     const std::string type = type_of(node);
-    if (type == "ByteLevel") return;  // offsets in the text, which nobody asks for here
+    if (type == "ByteLevel") return;  // it sets offsets in the text, which nobody asks for here
     if (type == "Sequence") {
       const JsonNode* parts = child_of(node, "processors");
       if (parts == nullptr || !parts->is_list()) return wrong(node, place, "wants a list \"processors\"");

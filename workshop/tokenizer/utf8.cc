@@ -11,7 +11,7 @@ constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
 std::uint8_t byte_at(std::string_view text, std::size_t i) { return static_cast<std::uint8_t>(text[i]); }
 
-/// Of the character that begins at text[0]: how many bytes it would have, and how many of them are there and right
+/// The character that begins at text[0]: how many bytes it would have, and how many of them are there and right
 /// (Unicode 15, table 3-7).
 struct Begun {
   std::size_t wanted = 0;
@@ -23,7 +23,7 @@ Begun look_at(std::string_view text) {
   if (lead < 0x80) return {1, 1};
   if (lead < 0xC2 || lead > 0xF4) return {0, 1};
   Begun begun{lead < 0xE0 ? 2u : lead < 0xF0 ? 3u : 4u, 1};
-  std::uint8_t least = 0x80, most = 0xBF;  // of the second byte
+  std::uint8_t least = 0x80, most = 0xBF;  // bounds of the second byte
   if (lead == 0xE0) least = 0xA0;
   if (lead == 0xED) most = 0x9F;
   if (lead == 0xF0) least = 0x90;
@@ -37,7 +37,7 @@ Begun look_at(std::string_view text) {
   return begun;
 }
 
-/// Length of the part at the begin that is UTF-8.
+/// Length of the part at the begin of the text that is UTF-8.
 std::size_t valid_prefix(std::string_view text) {
   std::size_t i = 0;
   while (i < text.size()) {

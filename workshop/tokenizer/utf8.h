@@ -10,8 +10,9 @@ namespace tessera {
 /// and code points above U+10FFFF are no characters.
 std::size_t utf8_length(std::string_view text);
 
-/// `text` itself where it is UTF-8; else a copy in `buffer` in which every longest part that begins no character became
-/// U+FFFD, as Python's `bytes.decode("utf-8", "replace")` and Rust's `from_utf8_lossy` have it. `replaced`: how many.
+/// `text` itself where it is UTF-8; else a copy in `buffer` in which U+FFFD replaces every longest part that begins no
+/// character, as in Python's `bytes.decode("utf-8", "replace")` and Rust's `from_utf8_lossy`. `replaced`: number of
+/// replacements.
 std::string_view valid_utf8(std::string_view text, std::string& buffer, std::size_t& replaced);
 
 /// Appends a code point.

@@ -38,6 +38,12 @@ using Align = TextTable::Align;
 
 std::string microseconds(double seconds) { return number_text(seconds * 1e6, "%.2f"); }
 
+// The sections of `tessera bench` that are neither `buckets` nor a program of their own.
+//
+// Each `run_bench_...` checks its output files, starts ranks where it needs several and is alone (bench_ranks.h),
+// measures, writes the samples as JSON, and prints a table. `run_table` does that for sections whose result is a
+// BenchTable; for the others there is a `table_of` for each kind of report.
+
 void write_json(const nlohmann::json& json, const BenchCommand& command) {
   write_text(json.dump() + "\n", command.json, command);
 }
@@ -121,11 +127,11 @@ CollectivesBenchOptions options_of(const BenchCommand& command) {
   return options;
 }
 
-/// A section that is a table of what Engines on several ranks did.
+/// Runs a section that is a table of what Engines on several ranks did.
 int run_table(const std::string& section, const BenchCommand& command,
               const std::function<BenchTable(const Mesh&)>& study) {
   if (starts_ranks(command)) return launch_ranks(section, command);
-  set_log_quiet();  // there is an Engine for every row, each with its plan
+  set_log_quiet();  // there is an Engine for every row, each of which would print its plan
   return run([&] {
     const Mesh mesh = join_ranks(command);
     if (mesh.world_size() < 2) {
@@ -160,7 +166,7 @@ std::string table_of(const AlgorithmsReport& report) {
   return table.to_string();
 }
 
-/// The costs, and how good the choices by them are.
+/// The fitted costs, and how good the choices are that follow from them.
 std::string text_of(const AlgorithmsReport& report) {
   std::vector<double> ratios = report.chosen_of_fastest();
   std::sort(ratios.begin(), ratios.end());
@@ -230,7 +236,8 @@ int run_bench_collectives(const BenchCommand& command) {
 int run_bench_optimizer(const BenchCommand& command) {
   return run([&] {
     check_outputs(command);
-    // No power of two: pieces of 128 MiB side by side would show how processors take that distance (see state_piece).
+    // The number is no power of two: pieces of 128 MiB side by side would show how slow processors are at that distance
+    // (see state_piece).
     const std::int64_t usual = command.quick ? 1'000'000 : command.gpu ? std::int64_t{1} << 30 : 32'000'000;
     const auto numel = static_cast<std::size_t>(command.parameters > 0 ? command.parameters : usual);
     const int rounds = command.quick ? 3 : 9;

@@ -1,4 +1,4 @@
-// tessera-bench: reads the command lines of what measures this machine, and nothing else.
+// tessera-bench: reads the command lines of the commands that measure this machine, and does nothing else.
 
 #include <CLI/CLI.hpp>
 #include <cstdint>

@@ -36,7 +36,7 @@ std::string table_of(const LinkSpeed& speed) {
   return table.to_string();
 }
 
-/// What each form of "compression" saves of the wire's time for a GB of fp32, and what it costs beside that.
+/// A table of what each codec of "compression" saves of the wire's time for a GB of fp32, and what it costs.
 std::string table_of_forms(const LinkSpeed& speed) {
   using Align = TextTable::Align;
   TextTable table({{"compression"},

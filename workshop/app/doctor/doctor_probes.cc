@@ -36,7 +36,7 @@ std::string read_text(const std::string& path) {
 
 std::string error_text() { return std::strerror(errno); }
 
-/// Of the first processor, surrounded by blanks.
+/// The flags of the first processor, surrounded by blanks.
 std::string cpu_flags() {
   std::istringstream text(read_text("/proc/cpuinfo"));
   for (std::string line; std::getline(text, line);)
@@ -44,7 +44,7 @@ std::string cpu_flags() {
   return " ";
 }
 
-/// Exit code of `body` run in a child process.
+/// Runs `body` in a child process and returns its exit code; -1 if it did not exit.
 template <class Body>
 int in_child(const Body& body) {
   const pid_t child = fork();

@@ -11,7 +11,7 @@ enum class Health {
   kMissing,  ///< Tessera's own CPU training does not work without it
 };
 
-/// What was found of one thing, and how to mend it where it is not kOk.
+/// What was found about one thing, and how to mend it if it is not kOk.
 struct Finding {
   std::string name;
   Health health = Health::kOk;
@@ -19,13 +19,13 @@ struct Finding {
   std::string fix;
 };
 
-/// Each looks at the machine as it is now; none changes anything, and all but probe_disk take no time.
+/// Each looks at the machine as it is now; none changes anything, and all except probe_disk take no time.
 Finding probe_cores();
 Finding probe_instruction_set();
 Finding probe_transparent_huge_pages();
 Finding probe_locked_memory();
 Finding probe_shared_memory_size();
-Finding probe_shared_segment();  ///< memfd, opened by another process: what the `host` transport stands on
+Finding probe_shared_segment();  ///< memfd, opened by another process: the `host` transport is built on it
 Finding probe_pidfd();
 Finding probe_loopback();
 Finding probe_io_uring();

@@ -23,7 +23,7 @@ bool gathers_by_unit(ShardingStrategy strategy) {
   return strategy == ShardingStrategy::kFullShard || strategy == ShardingStrategy::kHybridShard;
 }
 
-/// What may stand in each place beside what `like` has there.
+/// The values that each key may have beside the one in `like`.
 struct Choices {
   std::vector<std::int64_t> prefetch, accumulations;
   std::vector<CompressionConfig> compression;
@@ -42,7 +42,7 @@ Choices choices_of(const Strategy& like, const Topology& topology, std::span<con
   return choices;
 }
 
-/// What was given stays where the strategy can have it; else parameters are packed where gradients are.
+/// Keeps the given codec where the strategy allows it; else parameters are packed where gradients are.
 void choose_gathers(Strategy& candidate, bool packs) {
   WireForm& gathers = candidate.compression.gathers;
   if (candidate.strategy == ShardingStrategy::kNoShard || (is_lossy(gathers) && !gathers_by_unit(candidate.strategy))) {
@@ -111,7 +111,7 @@ std::vector<TriedStrategy> try_strategies(const models::ModelConfig& config, con
       plan = model.plan(Strategy::from_json(candidate.to_json(), "auto"), topology);
     } catch (const Error& error) {
       if (error.exit_code() != ExitCode::kConfig) throw;
-      refusal = error;  // it does not go with the other keys
+      refusal = error;  // it does not fit the other keys
       continue;
     }
     TriedStrategy& each = tried.emplace_back();

@@ -14,27 +14,27 @@
 
 namespace tessera::app {
 
-/// A strategy, the memory of a rank that it needs, and the step that is predicted for it.
+/// A strategy, the memory that a rank needs with it, and the step that is predicted for it.
 struct TriedStrategy {
   Strategy strategy;
-  std::int64_t bytes = 0;  ///< of MemoryPlan
-  bool fits = true;        ///< into Strategy::memory.limit_bytes
+  std::int64_t bytes = 0;  ///< total of MemoryPlan
+  bool fits = true;        ///< bytes are within Strategy::memory.limit_bytes
   PredictedStep step;
 
-  /// By which strategies are compared: a step of more microbatches trains on more data.
+  /// The measure by which strategies are compared: a step of more microbatches trains on more data.
   double seconds_a_microbatch() const { return step.seconds / static_cast<double>(strategy.gradient_accumulation); }
 };
 
-/// All strategies that `like` could have, but for what changes nothing but time, memory and bits on the wire: each
-/// ShardingStrategy that goes with its other keys, with several numbers of units gathered ahead, with gradients in fewer bits
-/// where ranks are on several hosts, and with each of `accumulations` microbatches a step (empty: as `like`). Those that fit come
-/// first, the fastest of them first. Throws tessera::Error: of files of `timing`; 65 where they are of another model; 78 where
-/// `like` goes with no strategy.
+/// All strategies that `like` could have if only time, memory and bits on the wire may change: each ShardingStrategy
+/// that its other keys allow, with several numbers of units gathered ahead, with gradients in fewer bits where ranks
+/// are on several hosts, and with each of `accumulations` microbatches a step (empty: that of `like`). Those that fit
+/// come first, the fastest of them first. Throws tessera::Error: those of the files of `timing`; 65 where they are of
+/// another model; 78 where `like` allows no strategy.
 std::vector<TriedStrategy> try_strategies(const models::ModelConfig& config, const Strategy& like,
                                           const Topology& topology, const TimingOptions& timing,
                                           std::span<const std::int64_t> accumulations);
 
-/// For people: the fastest ones, and why the first is. REQUIRES: at least one.
+/// Text for people: the fastest ones, and why the first one is the fastest. REQUIRES: at least one.
 std::string to_text(std::span<const TriedStrategy> tried);
 nlohmann::ordered_json to_json(std::span<const TriedStrategy> tried);
 

@@ -25,6 +25,13 @@
 namespace tessera::app {
 namespace {
 
+// `tessera plan`: the plan of a world as tables or JSON.
+//
+// `run_plan` makes the plan of the model without memory (plan_of_world.h), and prints categories, units, the traffic of
+// a step (step_traffic.h), and, where measurements are given, its predicted time (plan_time.h). `measure_disks` adds
+// the time of the disks' traffic. If the strategy is "auto", `choose_strategy` compares all strategies instead
+// (choose_strategy.h).
+
 std::int64_t padding_of(const UnitShape& unit) {
   std::int64_t padding = 0;
   for (const GroupShape& group : unit.groups) padding += group.layout.padding();
@@ -47,16 +54,16 @@ std::string units_table(const MemoryPlan& plan) {
   return table.to_string();
 }
 
-/// What one rank sends, and receives, of a collective where it goes over a wire: of a buffer that n ranks share, a part
-/// of (n - 1)/n for an all-gather or a reduce-scatter, and twice that for an all-reduce, which is both.
-/// What is not in each step has its share of one.
+/// Bytes that one rank sends, and as many that it receives, in a collective over a wire: the part (n - 1)/n of a buffer
+/// that n ranks share for an all-gather or a reduce-scatter, and twice that for an all-reduce, which is both. A
+/// collective that is not in each step counts its share of one step.
 std::int64_t wire_bytes(const StepCollective& each, const MeshPosition& mesh) {
   const std::int64_t ranks = each.axis == "shard" ? mesh.shard_size : mesh.replicate_size;
   const std::int64_t once = each.bytes / ranks * (ranks - 1) + each.bytes % ranks * (ranks - 1) / ranks;
   return (each.operation == "all_reduce" ? 2 * once : once) / each.every;
 }
 
-/// Of all ranks: where replicas train by themselves, the plan is of one.
+/// The mesh of all ranks: where replicas train by themselves, the plan is that of one.
 MeshPosition whole_mesh(const MemoryPlan& plan) {
   MeshPosition mesh = plan.input().mesh;
   mesh.replicate_size *= plan.input().replicas;
@@ -86,14 +93,14 @@ std::string traffic_table(const MemoryPlan& plan) {
          " a step, and receives as much; ranks that share memory read instead\n";
 }
 
-/// What the traffic of a step takes on the disks of a host, which its ranks share.
+/// The time that the traffic of a step takes on the disks of a host, which its ranks share.
 struct DiskTime {
-  double bytes_per_s = 0;  ///< of all paths together, read and written back
-  double seconds = 0;      ///< of a step, if nothing else is done meanwhile
+  double bytes_per_s = 0;  ///< rate of all paths together, read and written back
+  double seconds = 0;      ///< time of a step, if nothing else is done meanwhile
 };
 
 absl::StatusOr<DiskTime> measure_disks(const MemoryPlan& plan, const Strategy& strategy, const Topology& topology) {
-  // Gradients' records are whole units, which a disk is not slower with.
+  // Records of gradients are not looked at: they are whole units, and a disk is not slower with these.
   const std::int64_t largest = std::max(plan.parameter_records().record_bytes, plan.state_records().record_bytes);
   const std::int64_t record_bytes = largest > 0 ? largest : strategy.offload.record_bytes;
   const auto in_flight = static_cast<int>(2 * plan.queue_depth());

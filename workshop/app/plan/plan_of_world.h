@@ -12,7 +12,7 @@
 
 namespace tessera::app {
 
-/// The plan of a model for a world that is not there.
+/// The plan of a model for a world that need not exist.
 struct PlannedWorld {
   Strategy strategy;
   models::ModelConfig config;
@@ -20,7 +20,7 @@ struct PlannedWorld {
   MemoryPlan plan;
 };
 
-/// A model without memory, of which plans are made. Throws tessera::Error.
+/// A model without memory, from which plans are made. Throws tessera::Error.
 class ModelShapes {
  public:
   explicit ModelShapes(const models::ModelConfig& config);

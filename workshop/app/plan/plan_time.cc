@@ -50,7 +50,7 @@ TimingFiles read_timing(const TimingOptions& options) {
   return files;
 }
 
-// Ranks of a shard group are neighbours, those of a replica group a shard group apart.
+// Ranks of a shard group are neighbours; those of a replica group lie a shard group apart.
 MeshLinks TimingFiles::links_of(const PlanInput& input, int ranks_per_host) const {
   const int shard = input.mesh.shard_size, world = input.mesh.world_size() * input.replicas;
   const int of_shard_on_host = std::min(shard, ranks_per_host);

@@ -15,7 +15,7 @@
 namespace tessera::app {
 namespace {
 
-/// Of "7=1.5".
+/// Reads "7=1.5": rank and factor.
 std::pair<int, double> straggler_of(const std::string& text) {
   int rank = 0, read = 0;
   double factor = 0;

@@ -42,7 +42,7 @@ class StepTraffic {
       gathers.calls += times;
       gathers.bytes += times * input_.units[i].gathered_bytes();
     }
-    // Ranks that share slots read their parts into them, and only meet: before the slot is filled, and after.
+    // Ranks that share slots read their parts into them, and only have barriers: before the slot is filled, and after.
     if (input_.placement.shared) gathers = {"barrier", "shard", "slots of units", 2 * gathers.calls, 0};
     add(std::move(gathers));
   }
@@ -88,7 +88,7 @@ class StepTraffic {
     if (placement.shared) add({"barrier", "shard", "updated parameters", 1, 0});
   }
 
-  /// Outer steps.
+  /// Adds the collectives of outer steps.
   void meet_replicas() {
     const SyncConfig& outer = input_.outer;
     if (!outer.makes_outer_steps() || input_.replicas == 1) return;

@@ -13,14 +13,14 @@ struct StepCollective {
   std::string operation;   ///< "all_gather", "reduce_scatter", "all_reduce", "barrier"
   std::string axis;        ///< "shard" or "replicate"
   std::string what;        ///< "parameters before use", ...
-  std::int64_t calls = 0;  ///< units, however many flat groups they have
-  std::int64_t bytes = 0;  ///< of the whole buffers, summed over calls: a rank sends less, by its transport
-  std::int64_t every = 1;  ///< steps from one to the next
+  std::int64_t calls = 0;  ///< number of units, however many flat groups they have
+  std::int64_t bytes = 0;  ///< sum over calls of the whole buffers: a rank sends less, depending on its transport
+  std::int64_t every = 1;  ///< number of steps from one to the next
 };
 
 /// The collectives of one step of a rank that uses its units in the order of their definition, forward and then
-/// backward, as the engine runs them from its second step on. Besides them a step agrees on loss and norm, with one
-/// all-gather of a few bytes a unit.
+/// backward, as the engine runs them from its second step on. A step also agrees on loss and norm, with one all-gather
+/// of a few bytes a unit, which is not among them.
 std::vector<StepCollective> collectives_of_step(const MemoryPlan& plan);
 
 }  // namespace tessera::app

@@ -21,7 +21,7 @@
 namespace tessera::app {
 namespace {
 
-/// What cannot be looked at is none; who opens it says why.
+/// Whether the path is a folder. If that cannot be found out it is none, and whoever opens it says why.
 bool is_folder(const std::string& path) {
   std::error_code error;
   return std::filesystem::is_directory(path, error);

@@ -33,7 +33,7 @@ std::size_t length_at(const std::string& text, std::size_t i) {
   return length;
 }
 
-/// A model of bytes knows nothing of characters: what is none becomes '?'.
+/// Replaces every byte that is no character by '?': a model of bytes knows nothing of characters.
 std::string printable(std::string text) {
   for (std::size_t i = 0; i < text.size();) {
     const std::size_t length = length_at(text, i);
@@ -69,7 +69,7 @@ std::string continue_text(models::LanguageModel& model, const TextSampling& samp
   const at::Tensor all = [&] {
     try {
       return models::generate(model, tokens.to(device), options).cpu();
-    } catch (const c10::ValueError& error) {  // of the weights
+    } catch (const c10::ValueError& error) {  // the weights are wrong
       throw Error(ExitCode::kCorruptData, error.what_without_backtrace());
     }
   }();

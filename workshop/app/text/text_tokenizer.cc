@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 constexpr char kTokenizerFile[] = "tokenizer.json";
 constexpr std::int64_t kMostTokenizerBytes = std::int64_t{256} << 20;
 
-/// Text as tokens in memory, file after file.
+/// A dataset of text as tokens in memory, file after file.
 class TokenizedText final : public TokenDataset {
  public:
   TokenizedText(std::string name, std::int64_t vocab_size) : name_(std::move(name)), vocab_size_(vocab_size) {}
@@ -61,10 +61,10 @@ class TokenizedText final : public TokenDataset {
   std::int64_t vocab_size_, bytes_ = 0;
   std::vector<Tokenizer::Id> tokens_;
   std::vector<fs::path> files_;
-  std::vector<std::int64_t> ends_;  ///< [file], in tokens
+  std::vector<std::int64_t> ends_;  ///< [file]: its end, in tokens
 };
 
-/// A copy of a small file beside the model; nothing where it is not there.
+/// Copies a small file to the model's folder; does nothing where it is not there.
 absl::Status copy_file(const fs::path& from, const fs::path& to, Existing existing) {
   std::error_code error;
   if (fs::symlink_status(from, error).type() == fs::file_type::not_found) return absl::OkStatus();

@@ -15,24 +15,24 @@
 
 namespace tessera::app {
 
-/// What makes tokens of text.
+/// The tokenizer that text is read with.
 struct ChosenTokenizer {
   std::shared_ptr<const Tokenizer> tokenizer;  ///< null: text is read as bytes
   std::filesystem::path file;                  ///< its tokenizer.json
-  std::string hash;                            ///< of that file; empty without one
+  std::string hash;                            ///< hash of that file; empty without one
 
   const Tokenizer* get() const { return tokenizer.get(); }
 };
 
-/// `option`: a tokenizer.json, a folder that holds one, or "bytes"; if it is empty, that of the first of `folders` that
-/// holds one, else bytes. Errors: Tokenizer::read's.
+/// Chooses by `option`: a tokenizer.json, a folder that holds one, or "bytes"; if it is empty, the one in the first of
+/// `folders` that holds one, else bytes. Errors: those of Tokenizer::read.
 absl::StatusOr<ChosenTokenizer> choose_tokenizer(const std::string& option, const std::vector<std::string>& folders);
 
-/// 78 unless all tokens are below a model's `vocab_size`.
+/// Error 78 unless all tokens are below a model's `vocab_size`.
 absl::Status check_vocabulary(const Tokenizer& tokenizer, std::int64_t vocab_size);
 
-/// open_dataset; but text is read with `tokenizer`, if there is one, into memory: 4 bytes a token. Each file gets the
-/// special tokens that the tokenizer puts around a text. 65 for text of more than kMostTextBytes.
+/// Does what open_dataset does, but reads text with `tokenizer`, if there is one, into memory: 4 bytes a token. Each
+/// file gets the special tokens that the tokenizer puts around a text. Error 65 for text of more than kMostTextBytes.
 absl::StatusOr<std::shared_ptr<const TokenDataset>> open_tokens(const std::filesystem::path& path,
                                                                 const DatasetOptions& options,
                                                                 const std::shared_ptr<const Tokenizer>& tokenizer);

@@ -1,4 +1,4 @@
-// tessera tokenize: text -> tokens on disk.
+// tessera tokenize: turns text into tokens on disk.
 
 #include <cstdio>
 #include <string>

@@ -21,7 +21,7 @@ std::string name_of_rank(int rank, int world_size) {
   return "rank " + std::to_string(rank) + "/" + std::to_string(world_size);
 }
 
-/// What a rank answers: whether it failed or differs, and how. As text on the way: {"failed": "..."}.
+/// What a rank answers: whether it failed or differs, and how. It travels as text: {"failed": "..."}.
 nlohmann::json answer_of(const absl::StatusOr<nlohmann::json>& prepared, const nlohmann::json& reference) {
   if (!prepared.ok()) return {{"failed", message_of(prepared.status())}};
   if (reference.is_null()) return nlohmann::json::object();  // rank 0 failed: nothing to compare with
@@ -30,7 +30,7 @@ nlohmann::json answer_of(const absl::StatusOr<nlohmann::json>& prepared, const n
   return {{"differs", joined(differ, "; ")}};
 }
 
-/// One exchange, seen from one rank.
+/// One exchange, as one rank takes part in it.
 class Exchange {
  public:
   Exchange(const AgreementOptions& options, KeyValueStore& store) : options_(options), store_(store) {}
@@ -68,8 +68,8 @@ class Exchange {
     return store_.set(kVerdict, text_of_json(verdict));
   }
 
-  /// Before ranks go their ways: rank 0 may be where the store lives, so it leaves last. A rank that is gone already
-  /// keeps it for kFarewell only.
+  /// Called before ranks go on: rank 0 may be where the store lives, so it leaves last. It waits for a rank that is
+  /// gone already no longer than kFarewell.
   absl::Status part() {
     if (options_.rank != 0) return store_.set(read_key(options_.rank), "1");
     for (int rank = 1; rank < options_.world_size; ++rank) store_.get(read_key(rank), kFarewell).status().IgnoreError();

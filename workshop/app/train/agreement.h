@@ -9,7 +9,7 @@
 
 namespace tessera::app {
 
-/// Who talks to whom, and for how long.
+/// Which ranks talk to each other, and for how long they wait.
 struct AgreementOptions {
   int rank = 0;
   int world_size = 1;
@@ -18,10 +18,10 @@ struct AgreementOptions {
 
 /// Makes sure, before any model code runs, that all ranks are about to do the same. Collective over the job's store.
 ///
-/// `prepared` is all that decides a run (strategy, model, options, ...), or why this rank cannot take part. Each rank
-/// compares its own with rank 0's. If one differs, or failed, every rank gets an error that names it: 78 with the keys
-/// that differ, its own error on the rank that failed, and 75 on the others, so that nobody waits for it.
-/// Traffic: one copy of rank 0's text a rank, and one line back.
+/// `prepared` is everything that decides a run (strategy, model, options, ...), or the reason why this rank cannot take
+/// part. Each rank compares its own with rank 0's. If one differs, or failed, every rank gets an error that names it:
+/// 78 with the keys that differ, its own error on the rank that failed, and 75 on the others, so that nobody waits for
+/// it. Traffic: one copy of rank 0's text a rank, and one line back.
 absl::Status agree(const absl::StatusOr<nlohmann::json>& prepared, const AgreementOptions& options,
                    KeyValueStore& store);
 

@@ -11,16 +11,17 @@
 
 namespace tessera::app {
 
-/// Whether a run with this "durable" was begun before, which --resume lets this one go on: from its last commit, or from the start where
-/// it ended before its first.
+/// Whether a run with this "durable" was begun before and --resume lets this run go on: from its last commit, or from
+/// the start where it ended before its first one.
 bool goes_on_durably(const Strategy& strategy, const CheckpointOptions& options, int rank);
 
-/// Goes on from the last commit, if there is one and --resume is auto, and lets `batches` go on behind it. Collective. Throws
-/// tessera::Error: 64 where --resume is something else, and there is a commit.
+/// Goes on from the last commit, if there is one and --resume is auto, and lets `batches` go on behind it. Collective.
+/// Throws tessera::Error: 64 where there is a commit, and --resume is something else.
 std::optional<LoadedCheckpoint> resume_durable_steps(const CheckpointOptions& options, Engine& engine,
                                                      TokenBatches& batches, bool speaks);
 
-/// After each step. `items.data`: behind the step's last microbatch. `is_last`: this run makes no more. Collective. Throws tessera::Error.
+/// Called after each step. `items.data`: the cursor behind the step's last microbatch. `is_last`: this run makes no
+/// more. Collective. Throws tessera::Error.
 void commit_durable_step(Engine& engine, const CheckpointItems& items, bool is_last);
 
 }  // namespace tessera::app

@@ -18,11 +18,11 @@ absl::StatusOr<TokenBatches> batches_of(const std::shared_ptr<const TokenDataset
   sampling.rank = options.rank;
   sampling.world_size = options.world_size;
   sampling.shuffle = false;
-  sampling.tail = Tail::kPad;  // so that each sample counts once on any number of ranks
+  sampling.tail = Tail::kPad;  // each sample then counts once on any number of ranks
   return TokenStream::batches_of(dataset, options.seq_len, options.vocab_size, sampling);
 }
 
-/// Dropout off; on again at the end, an exception's too.
+/// Switches dropout off; on again at the end, an exception's too.
 class EvaluationMode {
  public:
   explicit EvaluationMode(torch::nn::Module& module) : module_(module) { module_.eval(); }

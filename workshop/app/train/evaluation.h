@@ -15,35 +15,35 @@
 
 namespace tessera::app {
 
-/// What `--eval-data` names, and how it is cut.
+/// The data that `--eval-data` names, and how it is cut.
 struct EvaluationOptions {
   std::string data, data_format = "auto";
   std::vector<std::string> extensions;
-  std::shared_ptr<const Tokenizer> tokenizer;  ///< of text; null: bytes
-  std::int64_t batch = 1;                      ///< samples of a rank at once
-  std::int64_t most_batches = 0;               ///< of a rank; 0: all that every rank can have
+  std::shared_ptr<const Tokenizer> tokenizer;  ///< tokenizer of text; null: bytes
+  std::int64_t batch = 1;                      ///< samples that a rank takes at once
+  std::int64_t most_batches = 0;               ///< the most batches of a rank; 0: all that every rank can have
   std::int64_t seq_len = 0, vocab_size = 0;
   int rank = 0, world_size = 1;
 };
 
 struct EvaluationResult {
   double loss = 0.0;        ///< mean over all tokens of all ranks: the same on every rank
-  std::int64_t tokens = 0;  ///< of all ranks
+  std::int64_t tokens = 0;  ///< sum over all ranks
   double seconds = 0.0;
 };
 
-/// The loss on data that is held out: always the same samples in the same order, each once, so that it is the same number for any number of
-/// ranks (with `most_batches`: of the first ones). Ranks have the same number of batches.
+/// The loss on held-out data: always the same samples in the same order, each once, so that it is the same number for
+/// any number of ranks (with `most_batches`: the first samples only). All ranks have the same number of batches.
 class Evaluation {
  public:
-  /// 65 if the data have no sample; otherwise the errors of open_dataset.
+  /// Error 65 if the data have no sample; otherwise those of open_dataset.
   static absl::StatusOr<Evaluation> open(const EvaluationOptions& options);
 
   /// Collective, between two steps: every rank calls it after the same step. Dropout is off meanwhile; neither the
   /// parameters nor the generator change.
   EvaluationResult run(models::LanguageModel& model, Engine& engine) const;
 
-  std::int64_t batches() const { return batches_; }  ///< of a rank
+  std::int64_t batches() const { return batches_; }  ///< number of batches of a rank
   const TokenDataset& dataset() const { return *dataset_; }
 
  private:

@@ -37,7 +37,7 @@ RunOutputs outputs_of(const TrainCommand& command, int restart_count, bool resum
   if (command.overwrite || outputs.is_restart) outputs.existing = Existing::kReplaced;
   outputs.run_id = new_run_id();
   const std::filesystem::path folder = command.out;
-  // An absolute path stays what it is when it is put behind a folder.
+  // An absolute path stays the same when it is put behind a folder.
   const auto place = [&](const std::string& path, const char* standard) {
     if (!path.empty()) return folder / path;
     return folder.empty() || !standard ? std::filesystem::path() : folder / standard;
@@ -64,7 +64,7 @@ absl::Status check_outputs(const TrainCommand& command, const RunOutputs& output
   for (const auto& [name, data] : {std::pair("--data", command.data), std::pair("--eval-data", command.eval_data)}) {
     if (data.empty()) continue;
     inputs.push_back({name, data, command.extensions});
-    // Megatron's data are two files, of which either, or the prefix of both, is named.
+    // Megatron's data are two files; either of them is named, or the prefix of both.
     for (const char* extension : {".idx", ".bin"}) {
       inputs.push_back({name, data + extension});
       inputs.push_back({name, std::filesystem::path(data).replace_extension(extension)});

@@ -13,7 +13,7 @@
 
 namespace tessera::app {
 
-/// What `tessera train` writes, and where. Rank 0 alone writes.
+/// The files that `tessera train` writes, and where they are. Rank 0 alone writes.
 ///
 /// `--out DIR` is a run directory: DIR/config.json (what was run), DIR/metrics.jsonl, DIR/weights.pt. The options of
 /// single files go beside it; with --out, a relative one lies in DIR.
@@ -22,23 +22,23 @@ struct RunOutputs {
   std::filesystem::path profile, operators;               ///< likewise
   std::filesystem::path hf;                               ///< folder for a model of Hugging Face; likewise
   Existing existing = Existing::kKept;
-  bool is_restart = false;            ///< the job goes on, and so do the metrics, where they stopped
+  bool is_restart = false;            ///< the job goes on, and so do the metrics, from where they stopped
   std::string run_id;                 ///< "20261122-082250-9f3c": no two runs have the same
   std::filesystem::path events = {};  ///< event file of TensorBoard; empty: not written
 };
 
-/// `--overwrite` replaces what is there, and so does a job that torchrun or Slurm starts again (`restart_count`) or
-/// that goes on from a checkpoint (`resumes`).
+/// The outputs of a command. `--overwrite` replaces existing files, and so does a job that torchrun or Slurm starts
+/// again (`restart_count`) or that goes on from a checkpoint (`resumes`).
 RunOutputs outputs_of(const TrainCommand& command, int restart_count, bool resumes = false);
 
-/// Before the first step: nothing is written yet (check_outputs).
+/// Checks the outputs before the first step: nothing is written yet (check_outputs).
 absl::Status check_outputs(const TrainCommand& command, const RunOutputs& outputs);
 
-/// config.json: run id, version, start, ranks, command line, and strategy and model with every key in place.
+/// Writes config.json: run id, version, start, ranks, command line, and strategy and model with every key in place.
 absl::Status write_config(const RunOutputs& outputs, const TrainCommand& command, const Strategy& strategy,
                           const models::ModelConfig& model, const Topology& topology);
 
-/// "2026-11-22T08:22:50Z".
+/// The time now: "2026-11-22T08:22:50Z".
 std::string utc_now();
 
 }  // namespace tessera::app

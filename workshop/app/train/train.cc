@@ -42,18 +42,27 @@ namespace tessera::app {
 namespace {
 
 constexpr std::int64_t kTracedSteps = 3;
+// `tessera train`, on one rank.
+//
+// `run_train` reads the strategy and joins the ranks. `train_on` prepares everything that may fail by itself
+// (`prepare`: numbers, data, model without memory, outputs, the checkpoint to begin with), lets all ranks agree on it
+// (agreement.h), and only then makes the Engine, which gives parameters memory. `train` is the loop: `train_step` runs
+// microbatches until the step is due; a report, an evaluation, a checkpoint and a commit follow where they are due; at
+// the end weights, exports, traces and a sample are written. The result of a GPU's step is known one step
+// late (`unknown`).
+
 constexpr std::int64_t kMostTokensToCount = std::int64_t{1} << 30;
 
-/// All that a run is made of, before any parameter has memory.
+/// Everything that a run consists of, before any parameter has memory.
 struct Prepared {
   models::ModelConfig config;
   std::shared_ptr<models::LanguageModel> model;  ///< deferred
   std::optional<TokenBatches> batches;
   std::optional<Evaluation> evaluation;
-  ChosenTokenizer tokenizer;  ///< of text
+  ChosenTokenizer tokenizer;  ///< set for text
   RunOutputs outputs;
-  std::string resumes;  ///< a checkpoint; empty: none
-  FolderLock lock;      ///< rank 0's, of the folder for checkpoints
+  std::string resumes;  ///< path of a checkpoint; empty: none
+  FolderLock lock;      ///< rank 0's lock on the folder for checkpoints
   std::int64_t seq_len = 0;
 };
 
@@ -84,8 +93,8 @@ absl::Status check_numbers(const TrainCommand& command) {
   return absl::OkStatus();
 }
 
-/// The ranks of a host hold at least this share of all parameters between them, whatever the strategy. A model that is
-/// too large for that is refused before anything is built.
+/// Refuses a model that is too large before anything is built: the ranks of a host hold at least this share of all
+/// parameters between them, whatever the strategy.
 absl::Status check_size(const models::ModelConfig& config, const Strategy& strategy, const Topology& topology) {
   const bool on_gpus =
       strategy.comm.transport == TransportChoice::kNccl || strategy.comm.transport == TransportChoice::kCudaHost;
@@ -110,7 +119,7 @@ absl::StatusOr<std::shared_ptr<models::LanguageModel>> make_deferred(const model
   return deferred_init([&] { return models::make_language_model(config, recompute); });
 }
 
-/// With --global-batch: as many microbatches a step as it takes on so many ranks.
+/// Sets the number of microbatches of a step that --global-batch needs on so many ranks.
 Strategy with_global_batch(Strategy strategy, const TrainCommand& command, int ranks) {
   if (command.global_batch == 0) return strategy;
   const std::int64_t at_once = command.batch * ranks;
@@ -132,7 +141,7 @@ Strategy with_global_batch(Strategy strategy, const TrainCommand& command, int r
   return strategy;
 }
 
-/// With the flags of checkpoints, which win.
+/// Puts the options for checkpoints in, which win over the strategy file.
 Strategy with_checkpoints(Strategy strategy, const CheckpointOptions& options) {
   CheckpointConfig& checkpoint = strategy.checkpoint;
   checkpoint.dir = options.folder.value_or(checkpoint.dir);
@@ -171,7 +180,7 @@ absl::StatusOr<Evaluation> open_evaluation(const TrainCommand& command, const Me
   return Evaluation::open(options);
 }
 
-/// What the model is read from.
+/// The path that the model is read from.
 const std::string& model_of(const TrainCommand& command) {
   return command.model.empty() ? command.init_from : command.model;
 }
@@ -256,7 +265,7 @@ void print_start(const TrainCommand& command, const Prepared& run, const Engine&
   std::fflush(stdout);
 }
 
-/// Reads the whole data once, on rank 0 alone; left out where that would keep the others waiting.
+/// Reads the whole data once, on rank 0 alone. It is left out where that would keep the others waiting.
 std::optional<double> entropy_of(const TokenDataset& dataset) {
   if (dataset.num_tokens() > kMostTokensToCount) return std::nullopt;
   const double entropy = value_or_throw(unigram_entropy(dataset));
@@ -271,14 +280,14 @@ at::Tensor forward(models::LanguageModel& model, const TokenBatch& batch) {
   return model.forward(batch.input, batch.target);
 }
 
-/// A step, and how things stood after it.
+/// A step's result, with epoch and traffic as they were after it.
 struct FinishedStep {
   StepResult result;
   std::int64_t epoch = 0;
   TrafficCounts traffic;
 };
 
-/// `count` batches on the Engine's device, each on its way there while the one before it trains.
+/// Brings `count` batches to the Engine's device, each while the one before it trains.
 class BatchesAhead {
  public:
   BatchesAhead(TokenBatches& batches, Engine& engine, std::int64_t count)
@@ -293,9 +302,9 @@ class BatchesAhead {
     cursor_ = now.cursor;
     return {now.upload.tensors()[0], now.upload.tensors()[1], now.weight};
   }
-  /// Of the latest `next`.
+  /// The epoch of the latest `next`.
   std::int64_t epoch() const { return epoch_; }
-  /// Behind it.
+  /// The cursor behind the latest `next`.
   const SamplerCursor& cursor() const { return cursor_; }
 
  private:
@@ -334,14 +343,14 @@ void print_sample(models::LanguageModel& model, const Prepared& run, const TextS
   if (print) std::printf("--- sample\n%s\n---\n", text.c_str());
 }
 
-/// 0: nothing to predict it from.
+/// The seconds that a step is predicted to take; 0: there is nothing to predict it from.
 double predicted_seconds(const TrainCommand& command, const Prepared& run, const Engine& engine, const Mesh& mesh) {
   if (command.predicted_by.links.empty()) return 0;
   const MemoryPlan plan = ModelShapes(run.config).plan(engine.strategy(), mesh.topology());
   return predicted_step(plan, read_timing(command.predicted_by), mesh.topology().local_world_size).seconds;
 }
 
-/// The metrics file's header, beside run id and time.
+/// The metrics file's header, besides run id and time.
 std::vector<Metric> about(const TrainCommand& command, const Prepared& run, const Engine& engine, const Mesh& mesh,
                           double predicted_s) {
   std::vector<Metric> metrics = {{"tessera", TESSERA_VERSION},
@@ -357,13 +366,13 @@ std::vector<Metric> about(const TrainCommand& command, const Prepared& run, cons
   return metrics;
 }
 
-/// After every --eval-every steps and after the last.
+/// An evaluation is due after every --eval-every steps and after the last.
 bool evaluation_is_due(const TrainCommand& command, const Prepared& run, std::int64_t steps_done) {
   const bool regular = command.eval_every > 0 && steps_done % command.eval_every == 0;
   return run.evaluation && (regular || steps_done == command.steps);
 }
 
-/// A trace that cannot be written is worth a warning, since the training it shows is done.
+/// Writes a trace. If that cannot be written there is only a warning, since the training it shows is done.
 void try_to_write_trace(const std::string& path, const Mesh& mesh) {
   try {
     write_trace(path, mesh);
@@ -399,7 +408,7 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
   };
   BatchesAhead batches(*run.batches, engine,
                        std::max<std::int64_t>(0, command.steps - done) * engine.strategy().gradient_accumulation);
-  std::optional<FinishedStep> unknown;  // a GPU's is looked at when the next is under way
+  std::optional<FinishedStep> unknown;  // a GPU's step, whose result is read when the next is under way
   const std::string trace = run.outputs.trace;
   OperatorTrace operators;
   const bool traces_operators = speaks && !run.outputs.operators.empty();
@@ -423,11 +432,11 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
     }
     const bool ends = checkpoints.after_step(step + 1, command.steps, batches.cursor(), held_out);
     commit_durable_step(engine, checkpoints.items(batches.cursor()), ends || step + 1 == command.steps);
-    // A signal: what is made at the end of training is made by the run that goes on.
+    // A signal came: what is made at the end of training is left to the run that goes on.
     if (ends) return command.checkpoints.signal_exit_code;
   }
   if (unknown) report_step(*unknown);
-  // What took longest to make is made safe first.
+  // The result that took longest to make is saved first.
   if (!run.outputs.weights.empty()) save_weights(engine, run.outputs.weights, run.outputs.existing);
   if (!run.outputs.hf.empty()) {
     export_hf(engine, mesh, run.outputs.hf, run.config, run.outputs.existing);
@@ -449,7 +458,7 @@ int train_on(const TrainCommand& command, const Strategy& strategy, const Mesh& 
   throw_if_error(agree(mine, {mesh.rank(), mesh.world_size(), strategy.comm.init_timeout_s}, groups_of(mesh).store()));
   const int threads = set_threads_of_rank(mesh.topology().local_world_size);
   Engine engine(run->model, strategy, mesh);
-  // Weights are alike everywhere; what is drawn while training (dropout) is not.
+  // Weights are the same on all ranks; what is drawn while training (dropout) is not.
   at::manual_seed(seed_for_rank(command.seed, mesh.rank()));
   return train(command, mesh, *run, engine, threads);
 }

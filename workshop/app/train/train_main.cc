@@ -1,4 +1,9 @@
-// tessera-train: reads the command lines of what trains, plans and looks at checkpoints, and nothing else.
+// tessera-train: reads the command lines of the commands that train, plan and look at checkpoints, and does nothing
+// else.
+//
+// There is an `add_...` for each command, which declares its options with their bounds and binds them to a struct of
+// commands.h; groups of options that commands share have an `add_...` of their own. `run_command_line` then calls the
+// command that was given.
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
@@ -16,7 +21,7 @@ namespace {
 constexpr std::int64_t kMostSteps = 1'000'000'000'000;
 constexpr std::int64_t kMostBatch = 1 << 20;
 constexpr std::int64_t kMostTokens = 1 << 27;
-constexpr std::int64_t kMostRanks = 1 << 24;  // of a plan: as many as a launcher may say there are
+constexpr std::int64_t kMostRanks = 1 << 24;  // the most ranks of a plan: as many as a launcher may name
 constexpr std::int64_t kMostShards = 65536;
 
 void add_sampling(CLI::App& command, TextSampling& sampling, const std::string& tokens_option) {
@@ -31,7 +36,7 @@ void add_sampling(CLI::App& command, TextSampling& sampling, const std::string& 
       ->capture_default_str();
 }
 
-/// A file of weights, and two options that say how to read it.
+/// Adds a file of weights, and two options that say how to read it.
 void add_weights(CLI::App& command, WeightsFile& weights, const std::string& option, const std::string& help) {
   CLI::Option* const path = command.add_option(option, weights.path, help)->check(not_empty());
   command
@@ -224,7 +229,7 @@ void add_world(CLI::App& command, WorldCommand& world, const char* strategy_is =
       ->capture_default_str();
 }
 
-/// Returns --links and --profile.
+/// Adds the measurements. Returns --links and --profile.
 std::pair<CLI::Option*, CLI::Option*> add_timing(CLI::App& command, TimingOptions& timing) {
   CLI::Option* const links =
       command.add_option("--links", timing.links, "file of tessera doctor --links, between hosts")->check(not_empty());

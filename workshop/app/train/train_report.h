@@ -16,24 +16,25 @@
 
 namespace tessera::app {
 
-/// What rank 0 says of a run: a line every `log_every` steps on stdout, an object every step in the metrics file.
+/// What rank 0 reports of a run: a line every `log_every` steps on stdout, an object every step in the metrics file.
 ///
 ///     step   20/300  loss 3.1042  epoch 0.13  norm 1.21  lr 5.00e-04  1830 tok/s  step p50 1.120 s, p95 1.200 s
 ///       left 5 min 14 s  44.10 MiB = plan                                              (one line)
 ///
-/// Behind p95 stands ", predicted 1.100 s" where a step was predicted. The loss of a line is the mean of the steps since the line before; all else is the line's own step.
+/// ", predicted 1.100 s" follows p95 where a step was predicted. The loss of a line is the mean of the steps since the
+/// line before; everything else is the line's own step.
 ///
-/// The metrics file holds a header, then an object a step, and one an evaluation. All carry the run's id:
+/// The metrics file holds a header, then an object for each step and for each evaluation. All carry the run's id:
 ///
 ///     {"run":"20261122-082250-9f3c","event":"start","started":"2026-11-22T08:22:50Z","steps":300,...}
 ///     {"run":"20261122-082250-9f3c","step":1,"epoch":0,"loss":5.54,...}
 ///     {"run":"20261122-082250-9f3c","event":"evaluation","after_step":100,"eval_loss":3.02,...}
 ///
-/// A table (--metrics NAME.csv) has a row a step and one an evaluation, with what either of them has as columns. An event
-/// file (--tensorboard) has the same numbers by name. Neither has the header.
+/// A table (--metrics NAME.csv) has a row for each step and for each evaluation, with the values of both as columns. An
+/// event file (--tensorboard) has the same numbers by name. Neither has the header.
 ///
-/// A metrics file that can no longer be written is worth a warning, not the training: it is warned about once, with the
-/// cause, and left alone from then on. `finish` has the cause again, for the exit code.
+/// If a metrics file can no longer be written, training goes on: there is one warning, with the cause, and the file is
+/// left alone from then on. `finish` returns the cause again, for the exit code.
 class TrainReport {
  public:
   struct Options {
@@ -42,19 +43,19 @@ class TrainReport {
     std::int64_t steps_per_epoch = 1;
     RunOutputs outputs;
     bool evaluates = false;  ///< there will be evaluations
-    double predicted_s = 0;  ///< of a step; 0: nothing was predicted
+    double predicted_s = 0;  ///< seconds of a step; 0: nothing was predicted
   };
 
   explicit TrainReport(const Options& options) : options_(options) {}
 
-  /// Creates the metrics files; a header of run id, start and `about`. 73, 74, 77.
+  /// Creates the metrics files, with a header of run id, start and `about`. Errors: 73, 74, 77.
   absl::Status open(const std::vector<Metric>& about);
   /// `epoch`: the one the step's last microbatch came from. `traffic`: the engine's counts after the step.
   void add(const StepResult& result, std::int64_t epoch, const TrafficCounts& traffic);
   /// `traffic`: the engine's counts after the evaluation, whose gathers belong to no step.
   void add(const EvaluationResult& result, std::int64_t after_step, const TrafficCounts& traffic);
-  /// "final loss 1.9 (mean of the last 10 steps); ..."; closes the file and says what is where. 74 where a metrics file
-  /// lacks something.
+  /// Prints "final loss 1.9 (mean of the last 10 steps); ...", closes the files and says what is where. Error 74 where
+  /// a metrics file lacks something.
   absl::Status finish(std::optional<double> unigram_entropy);
 
  private:
@@ -68,14 +69,14 @@ class TrainReport {
   absl::Status open_file(const std::filesystem::path& path, MetricsFormat format);
   std::vector<std::string> columns() const;
   std::vector<Metric> metrics_of(const StepResult& result, std::int64_t epoch, const TrafficCounts& traffic) const;
-  /// Lines of JSON get `line`, tables and event files `row`.
+  /// Writes `line` to files of JSON lines, and `row` to tables and event files.
   void write(const std::vector<Metric>& line, const std::vector<Metric>& row);
 
   Options options_;
   std::vector<File> files_;
   absl::Status lost_;  ///< why a metrics file was given up
   StepTimes times_;
-  TrafficCounts before_;      ///< of the step before
+  TrafficCounts before_;      ///< counts after the step before
   double recent_loss_ = 0.0;  ///< sum since the last line, and its count
   std::int64_t recent_steps_ = 0;
   double last_mean_loss_ = 0.0;

@@ -31,12 +31,12 @@ std::atomic<int> received_signal{0};
 
 void note_signal(int signal) { received_signal.store(signal, std::memory_order_relaxed); }
 
-/// By its name.
+/// The step of a checkpoint, by its manifest.
 std::int64_t step_of_checkpoint(const std::string& path) {
   return value_or_throw(SavedCheckpoint::open(path, "--resume"))->manifest().step;
 }
 
-/// What a rank tells the others after a step.
+/// One byte that a rank sends the others after a step: two flags, and the number of a signal.
 constexpr unsigned char kMinutesAreOver = 0x80, kSaveHasEnded = 0x40, kSignal = 0x3f;  // its number
 
 }  // namespace
@@ -67,7 +67,7 @@ StopSignals::StopSignals() {
   received_signal = 0;
   struct sigaction action {};
   action.sa_handler = note_signal;
-  action.sa_flags = SA_RESTART | static_cast<int>(SA_RESETHAND);  // the next one does what it does by itself
+  action.sa_flags = SA_RESTART | static_cast<int>(SA_RESETHAND);  // the next signal has its usual effect
   for (const int signal : kStopping) ::sigaction(signal, &action, nullptr);
 }
 
@@ -88,7 +88,7 @@ TrainingCheckpoints::TrainingCheckpoints(Engine& engine, const CheckpointOptions
   if (config_.dir.empty()) return;
   signals_.emplace();
   ranks_ = value_or_throw(groups_of(mesh).world("training_checkpoints"));
-  EngineCheckpoints(engine_).finish_by_hand();  // a step's result is not to be lost with a save
+  EngineCheckpoints(engine_).finish_by_hand();  // a step's result must not be lost with a save
 }
 
 TrainingCheckpoints::~TrainingCheckpoints() = default;
@@ -115,7 +115,7 @@ std::int64_t TrainingCheckpoints::resume(const std::string& path, const std::opt
   return loaded.step;
 }
 
-/// A checkpoint of a program that measured nothing has no such item.
+/// Takes over the least loss. A checkpoint of a program that measured nothing has no such item.
 void TrainingCheckpoints::take_best(const CheckpointItems& items) {
   const auto item = items.json.find(kLeastLoss);
   if (item == items.json.end()) return;
@@ -135,10 +135,10 @@ bool TrainingCheckpoints::after_step(std::int64_t step, std::int64_t steps, cons
   report_progress();
   const bool is_regular = config_.every_steps > 0 && step % config_.every_steps == 0;
   const bool is_last = agreed.signal != 0 || step == steps;
-  // A loss that is NaN is no less than any other.
+  // A loss that is NaN is not less than any other.
   const bool is_less = held_out && (!least_loss_ || *held_out < *least_loss_) && *held_out == *held_out;
   const bool is_best = is_less && keeps_best_;
-  if (is_best) end_save(Failure::kIsWarned);  // where it fails and was the best so far, the least loss is another one
+  if (is_best) end_save(Failure::kIsWarned);  // if it fails, and was the best so far, the least loss is another one
   if (is_less) least_before_ = std::exchange(least_loss_, held_out);
   if (is_regular || agreed.minutes_are_over || is_last || is_best) {
     const bool saved = save(step, data, is_best, is_last ? Failure::kEndsTraining : Failure::kIsWarned);

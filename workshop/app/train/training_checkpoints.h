@@ -22,7 +22,8 @@ class Collectives;
 
 namespace tessera::app {
 
-/// The checkpoint with which a run begins, by its folder (--checkpoint-dir, or checkpoint.dir) and --resume; empty: none.
+/// The path of the checkpoint that a run begins with, by its folder (--checkpoint-dir, or checkpoint.dir) and --resume;
+/// empty: none.
 ///
 /// | --resume | begins with                                                                |
 /// |----------|----------------------------------------------------------------------------|
@@ -31,11 +32,11 @@ namespace tessera::app {
 /// | none     | the start                                                                  |
 /// | PATH     | that checkpoint, or the latest one of that folder                           |
 ///
-/// Errors: 66 and 65 where PATH is none, and where the folder has checkpoints but `latest` is damaged; 64 for options that need a
-/// folder. `config`: with what the options say.
+/// Errors: 66 and 65 where PATH is no checkpoint, and where the folder has checkpoints but `latest` is damaged; 64 for
+/// options that need a folder. `config`: the strategy's, with the options put in.
 absl::StatusOr<std::string> checkpoint_to_resume(const CheckpointOptions& options, const CheckpointConfig& config);
 
-/// While it lives, SIGTERM and SIGUSR1 ask for an end after the step under way. A second one ends the process at once.
+/// SIGTERM and SIGUSR1 ask for an end after the current step while one lives. A second signal ends the process at once.
 class StopSignals {
  public:
   StopSignals();
@@ -46,70 +47,74 @@ class StopSignals {
   static int received();
 };
 
-/// The checkpoints of a training run: when they are made, that all ranks agree when, and what becomes of those that fail.
+/// The checkpoints of a training run: when they are made, how all ranks agree on that, and what happens to those that
+/// fail.
 ///
-/// A checkpoint is made every checkpoint.every_steps steps, every checkpoint.every_minutes minutes by rank 0's clock, when a signal asks
-/// for the end, and after the last step; with --keep-best also when held-out data had their least loss so far. So many as
-/// checkpoint.failures may fail in a row, with a warning each; the last one of a run must succeed. Ranks agree with an all-gather of
-/// one byte a step. Without a folder nothing happens, and signals do what they do without this.
+/// A checkpoint is made every checkpoint.every_steps steps, every checkpoint.every_minutes minutes by rank 0's clock,
+/// when a signal asks for the end, and after the last step; with --keep-best also when held-out data had their least
+/// loss so far. Up to checkpoint.failures may fail in a row, with a warning each; the last one of a run must
+/// succeed. Ranks agree with an all-gather of one byte a step. If there is no folder nothing happens, and signals keep
+/// their usual effect.
 class TrainingCheckpoints {
  public:
-  /// Of a training run with `engine`, whose strategy says when. Collective, if there is a folder. Throws tessera::Error.
+  /// Makes the checkpoints of a training run with `engine`, whose strategy says when. Collective, if there is a folder.
+  /// Throws tessera::Error.
   TrainingCheckpoints(Engine& engine, const CheckpointOptions& options, const models::ModelConfig& model,
                       const Mesh& mesh);
   ~TrainingCheckpoints();
 
-  /// Loads `path`, unless it is empty or no later than what `committed` has gone on from, and lets `batches` go on behind it. Returns
-  /// the steps that are done. Collective.
+  /// Loads `path`, unless it is empty or no later than the commit that `committed` came from, and lets `batches` go on
+  /// behind it. Returns the steps that are done. Collective.
   std::int64_t resume(const std::string& path, const std::optional<LoadedCheckpoint>& committed, TokenBatches& batches);
 
-  /// What a checkpoint or a commit holds beside training state. `data`: behind the last microbatch.
+  /// What a checkpoint or a commit holds beside training state. `data`: the cursor behind the last microbatch.
   CheckpointItems items(const SamplerCursor& data) const;
 
-  /// After step number `step` of `steps`: saves if it is time. `data`: behind the step's last microbatch. `held_out`: the loss on
-  /// held-out data after this step, the same on every rank, if it was measured. True: training ends here, since a signal came.
-  /// Collective; throws tessera::Error where a checkpoint cannot be written, and training is to end for it.
+  /// Called after step number `step` of `steps`: saves if it is time. `data`: the cursor behind the step's last
+  /// microbatch. `held_out`: the loss on held-out data after this step, the same on every rank, if it was measured.
+  /// True: training ends here, since a signal came. Collective; throws tessera::Error where a checkpoint cannot be
+  /// written, and training must end for it.
   bool after_step(std::int64_t step, std::int64_t steps, const SamplerCursor& data, std::optional<double> held_out);
 
  private:
   enum class Failure : std::uint8_t { kIsWarned, kEndsTraining };
-  /// False: it failed, and training goes on.
+  /// Saves. False: it failed, and training goes on.
   bool save(std::int64_t step, const SamplerCursor& data, bool is_best, Failure failure);
-  /// Runs what saves the checkpoint of `step`, or ends its save. False: it failed, and training goes on.
+  /// Runs `body`, which saves the checkpoint of `step` or ends its save. False: it failed, and training goes on.
   template <class Body>
   bool attempt(std::int64_t step, Failure failure, const Body& body);
   void take_best(const CheckpointItems& items);
   struct Agreed {
     int signal = 0;
     bool minutes_are_over = false;
-    bool save_has_ended = false;  ///< on all ranks
+    bool save_has_ended = false;  ///< it has ended on all ranks
   };
   Agreed agree() const;
   /// A save that goes on beside training (checkpoint.async).
   struct UnderWay {
     std::int64_t step = 0;
     std::string path;
-    double waited_s = 0;       ///< that training waited for
-    double next_report_s = 0;  ///< after that
+    double waited_s = 0;       ///< seconds that training waited for it
+    double next_report_s = 0;  ///< when, after that, progress is reported next
     bool is_best = false;
   };
   /// Rank 0 prints how far it is, once a second.
   void report_progress();
-  /// Waits for its end, if there is one.
+  /// Waits for the save that is under way, if there is one.
   void end_save(Failure failure);
 
   Engine& engine_;
   const CheckpointConfig& config_;
   const bool keeps_best_;
-  const std::string model_;  ///< JSON
+  const std::string model_;  ///< JSON text
   const int rank_;
   std::optional<StopSignals> signals_;
   std::shared_ptr<Collectives> ranks_;
   std::chrono::steady_clock::time_point last_save_;
   std::optional<UnderWay> under_way_;
-  std::optional<double> least_loss_;    ///< on held-out data, of this run and those that it goes on from
-  std::optional<double> least_before_;  ///< before the last checkpoint that was the best
-  std::int64_t failed_ = 0;             ///< saves in a row
+  std::optional<double> least_loss_;    ///< the least on held-out data, in this run and those that it goes on from
+  std::optional<double> least_before_;  ///< its value before the last checkpoint that was the best
+  std::int64_t failed_ = 0;             ///< number of failed saves in a row
 };
 
 }  // namespace tessera::app

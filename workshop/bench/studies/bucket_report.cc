@@ -51,14 +51,14 @@ std::string judged(double gain) {
   return times(gain) + " (goal " + times(kBucketGoal) + (gain >= kBucketGoal ? ": reached)" : ": not reached)");
 }
 
-/// Which bucket wins and by how much.
+/// Says which bucket wins and by how much.
 std::string verdict_of(const BucketModelReport& model) {
   const BucketTiming& best = model.best();
   return "the best bucket is " + label_of(best) + ": over one parameter a bucket, a step is " +
          judged(model.step_gain(best)) + ", its communication alone " + judged(model.communication_gain(best)) + "\n";
 }
 
-/// Why: what starts and bytes cost, by the fit, beside what is measured.
+/// Says why: what starts and bytes cost by the fit, beside what is measured.
 std::string reason_of(const BucketModelReport& model) {
   const BucketTiming &tensors = model.per_tensor, &best = model.best();
   const AlphaBeta& fit = model.fit;

@@ -7,19 +7,19 @@
 
 namespace tessera::app {
 
-/// The best bucket over one parameter a bucket should be so much faster (issue "Sharding for free", 5).
+/// How many times as fast the best bucket should be as one parameter a bucket (issue "Sharding for free", 5).
 inline constexpr double kBucketGoal = 1.2;
 
-/// For people: a table of the buckets, which one wins, by how much and why, single reductions beside their fit,
+/// Text for people: a table of the buckets, which one wins, by how much and why, single reductions beside their fit,
 /// inference.
 std::string to_text(const BucketReport& report);
 
-/// A line a model and bucket: model, bucket_mib (0: one parameter a bucket), collectives, samples, the step's p50_s,
-/// p95_s, p99_s, communication_p50_s, fit_communication_s, and step_gain, communication_gain over one parameter a
-/// bucket.
+/// A line for each model and bucket: model, bucket_mib (0: one parameter a bucket), collectives, samples, the step's
+/// p50_s, p95_s, p99_s, communication_p50_s, fit_communication_s, and step_gain, communication_gain over one parameter
+/// a bucket.
 std::string to_csv(const BucketReport& report);
 
-/// The form that benchmarks/tessera_bench.py describes.
+/// JSON in the form that benchmarks/tessera_bench.py describes.
 nlohmann::json to_json(const BucketReport& report);
 
 }  // namespace tessera::app

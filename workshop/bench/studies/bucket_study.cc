@@ -40,7 +40,7 @@ class Values {
     for (at::Tensor& buffer : module.buffers()) buffer.copy_(value++->second);
   }
 
-  /// The first that has other bits; empty: none.
+  /// The name of the first tensor that has other bits; empty: none has.
   std::string difference(const Values& other) const {
     for (std::size_t i = 0; i < named_.size(); ++i) {
       const at::Tensor &a = named_[i].second, &b = other.named_[i].second;
@@ -74,7 +74,7 @@ class ModelStudy {
     check_bits();
     const Clock::time_point begin = Clock::now();
     for (int round = 0; round < options_.rounds && fits_another(round, nanoseconds_since(begin)); ++round) {
-      // Each round begins elsewhere, so that no bucket always follows the same one.
+      // Each round begins with another bucket, so that no bucket always follows the same one.
       for (std::size_t i = 0; i < timings_.size(); ++i) time_steps(*timings_[(i + round) % timings_.size()]);
       for (ReductionTiming& reduction : report_.reductions) time_reductions(reduction);
     }
@@ -84,7 +84,7 @@ class ModelStudy {
   }
 
  private:
-  /// Whether another round ends within the budget, if it takes as long as those `done` in `ns` did: as rank 0 sees it.
+  /// Whether another round ends within the budget, if it takes as long as those `done` in `ns` did; rank 0 decides.
   bool fits_another(int done, std::int64_t ns) {
     const double seconds = static_cast<double>(ns) * 1e-9;
     std::uint8_t fits = done == 0 || seconds + seconds / done <= options_.budget_s;
@@ -150,7 +150,7 @@ class ModelStudy {
     }
     const std::int64_t fit = options_.reduction_round_bytes / reduction.bytes;
     const auto calls = std::clamp<std::int64_t>(fit, 1, options_.most_reductions);
-    for (std::int64_t call = -3; call < calls; ++call) {  // the first ones warm
+    for (std::int64_t call = -3; call < calls; ++call) {  // the first calls warm up
       auto* const values = reinterpret_cast<float*>(memory_->data() + next_part(reduction.bytes));
       throw_if_error(group_.barrier("start").wait());
       const Clock::time_point begin = Clock::now();
@@ -161,7 +161,7 @@ class ModelStudy {
     }
   }
 
-  /// Where the next reduction of `bytes` works: the memory is gone through in strides of 1 MiB at least.
+  /// Where the next reduction of `bytes` works: the memory is gone through in strides of at least 1 MiB.
   std::int64_t next_part(std::int64_t bytes) {
     if (part_ + bytes > largest_) part_ = 0;
     const std::int64_t part = part_;
@@ -185,7 +185,7 @@ class ModelStudy {
     work_.module->train();
   }
 
-  /// What was measured on this rank becomes what all report.
+  /// Makes one report of all ranks' measurements.
   void finish() {
     for (BucketTiming* timing : timings_) {
       agree_on_samples(group_, timing->step, larger);
@@ -212,7 +212,7 @@ class ModelStudy {
   BucketModelReport report_;
   std::vector<BucketTiming*> timings_;  ///< one parameter a bucket, then the sweep
   std::vector<double> losses_;
-  std::unique_ptr<CommBuffer> memory_;  ///< of the single reductions
+  std::unique_ptr<CommBuffer> memory_;  ///< memory of the single reductions
   std::int64_t largest_ = 0, part_ = 0;
 };
 

@@ -13,9 +13,9 @@ namespace tessera::app {
 
 struct BucketStudyOptions {
   std::vector<double> caps_mb = {0.5, 1, 2, 4, 8, 16, 25, 32, 64};  ///< MiB, beside one parameter a bucket
-  int rounds = 12;        ///< all buckets are gone through so many times, each with an Engine of its own,
-  double budget_s = 105;  ///< fewer times, but once at least, where a model would take longer:
-  int warm_up_steps = 1;  ///< not counted, then
+  int rounds = 12;        ///< how often all buckets are gone through, each time with a new Engine,
+  double budget_s = 105;  ///< less often, once at least, where a model would take longer:
+  int warm_up_steps = 1;  ///< steps that come first and are not counted
   int timed_steps = 4;
   std::vector<std::int64_t> reduction_bytes;  ///< single reductions, for the fit
   std::int64_t reduction_round_bytes = 32
@@ -31,7 +31,8 @@ struct BucketTiming {
   double cap_mb = 0;             ///< 0: one parameter a bucket
   std::int64_t collectives = 0;  ///< reductions a step
   Samples step;                  ///< forward, backward and update; the slowest rank's
-  /// In reductions, a step; that of the rank that waited least for the others, so that what came late is left out.
+  /// Time in reductions, for each step; that of the rank that waited least for the others, so that waiting for late
+  /// ranks is left out.
   Samples communication;
 };
 
@@ -51,17 +52,17 @@ struct InferenceTiming {
 struct BucketModelReport {
   std::string name, data;
   std::int64_t parameters = 0, tensors = 0;
-  double first_loss = 0, last_loss = 0;  ///< of training: the first step's; the mean of the last ten
+  double first_loss = 0, last_loss = 0;  ///< training losses: of the first step; mean of the last ten
   BucketTiming per_tensor;
   std::vector<BucketTiming> sweep;
   std::vector<ReductionTiming> reductions;
-  AlphaBeta fit;  ///< of the reductions' medians
+  AlphaBeta fit;  ///< fitted to the reductions' medians
   InferenceTiming inference;
 
-  int steps_a_round = 1;  ///< timed, of each bucket
+  int steps_a_round = 1;  ///< timed steps of each bucket in a round
 
   std::int64_t gradient_bytes() const { return 4 * parameters; }
-  /// How many times as fast as one parameter a bucket: the median over rounds, each of which measures both.
+  /// How many times as fast as one parameter a bucket it is: the median over rounds, each of which measures both.
   double step_gain(const BucketTiming& timing) const;
   double communication_gain(const BucketTiming& timing) const;
   /// The sweep's bucket with the largest step_gain.
@@ -75,7 +76,7 @@ struct BucketReport {
 };
 
 /// Checks that a step gives the same bits under every bucket, then trains each model under all of them by turns, and
-/// times. Collective; every rank returns the same report. Throws tessera::Error (70) where bits differ.
+/// times that. Collective; every rank returns the same report. Throws tessera::Error (70) where bits differ.
 BucketReport study_buckets(const Mesh& mesh, const BucketStudyOptions& options);
 
 }  // namespace tessera::app

@@ -21,7 +21,7 @@ namespace {
 constexpr std::int64_t kImagesARank = 4;
 constexpr std::int64_t kTrainingImages = 4000, kHeldOutImages = 1000;
 constexpr std::int64_t kChainTokens = 64;
-constexpr std::uint64_t kHeldOut = std::uint64_t{1} << 40;  // samples from here on are held out
+constexpr std::uint64_t kHeldOut = std::uint64_t{1} << 40;  // samples from this number on are held out
 
 std::shared_ptr<const ImageDataset> images_of(const ImageSource& source, bool held_out) {
   if (!source.cifar10.empty()) {

@@ -14,7 +14,7 @@
 
 namespace tessera::app {
 
-/// What is classified, and into what: images [B, 3, 32, 32] and labels [B], or tokens [B, T] and those that follow.
+/// What is classified, and the classes: images [B, 3, 32, 32] and labels [B], or tokens [B, T] and those that follow.
 struct LabelledBatch {
   at::Tensor input, target;
 };
@@ -26,25 +26,25 @@ struct BucketWorkload {
   std::shared_ptr<torch::nn::Module> module;
   OptimizerConfig optimizer;
   std::function<at::Tensor(const at::Tensor& input)> logits;  ///< [..., classes]
-  std::function<LabelledBatch()> next;                        ///< of this rank
-  std::function<LabelledBatch()> next_held_out;               ///< the same of data that training never sees
+  std::function<LabelledBatch()> next;                        ///< this rank's next batch
+  std::function<LabelledBatch()> next_held_out;               ///< the same from data that training never sees
 
   /// Mean cross entropy, a scalar.
   at::Tensor loss(const LabelledBatch& batch) const;
 };
 
-/// Where images come from.
+/// The source of images.
 struct ImageSource {
   std::string cifar10;  ///< folder of CIFAR-10's binary files; empty: images are generated
   std::uint64_t seed = 1;
 };
 
-/// ResNet-18 for 32 x 32 images, 4 images a rank; `small`: an eighth of its width. Throws tessera::Error for files that
-/// cannot be used.
+/// A ResNet-18 for 32 x 32 images, 4 images a rank; `small`: an eighth of its width. Throws tessera::Error for files
+/// that cannot be used.
 BucketWorkload resnet_workload(const Mesh& mesh, const ImageSource& source, bool small);
 
-/// A GPT of 10.6 million parameters on 64 tokens a rank, of a chain that can be learnt: each of 64 tokens has one
-/// successor seven times in eight, and any of the 64 else. `small`: 0.2 million.
+/// A GPT of 10.6 million parameters on 64 tokens a rank, from a chain that can be learnt: each of 64 tokens has one
+/// successor seven times in eight, and any of the 64 otherwise. `small`: 0.2 million.
 BucketWorkload gpt_workload(const Mesh& mesh, std::uint64_t seed, bool small);
 
 }  // namespace tessera::app

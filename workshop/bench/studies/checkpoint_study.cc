@@ -82,7 +82,7 @@ void write_file(const std::filesystem::path& path, const std::vector<std::byte>&
   expect(::close(file) == 0);
 }
 
-/// Writes over a file past the page cache, as a commit does, and syncs it. Its first round makes it.
+/// Writes over a file past the page cache, as a commit does, and syncs it. The first round creates it.
 class OverwrittenFile {
  public:
   OverwrittenFile(const std::filesystem::path& path, std::size_t bytes)
@@ -143,7 +143,7 @@ class CheckpointStudy {
     time(counts, kCopy, [&] { std::memcpy(to_.data(), from_.data(), from_.size()); });
     time(counts, kWrite, [&] { write_file(folder_ / ("plain-" + std::to_string(mesh_.rank())), from_); });
     time(counts, kSave, [&] { save_checkpoint(*waiting_.engine, folder_, {}, {.keep = 1}); });
-    // A save leaves nothing in the page cache, where its file system lets it go past that.
+    // A save leaves nothing in the page cache, where its file system can bypass that.
     for (const Number number : {kLoadFirst, kLoad}) {
       time(counts, number, [&] { load_checkpoint(*waiting_.engine, folder_); });
     }
@@ -153,7 +153,7 @@ class CheckpointStudy {
     note(counts, kCommit, begin);
     time(counts, kOverwrite, [&] { overwritten_->write(); });
     durable_.step();
-    // A commit goes on beside training; here nothing else is done meanwhile.
+    // A commit goes on beside training; nothing else is done meanwhile here.
     time(counts, kDurable, [&] {
       commit_durable(*durable_.engine);
       finish_commit(*durable_.engine);
@@ -180,7 +180,7 @@ class CheckpointStudy {
     Samples samples = {};
   };
 
-  /// From when all ranks are ready to when all have done it.
+  /// Adds the time from when all ranks are ready to when all have done it.
   void time(bool counts, Number number, const std::function<void()>& body) {
     barrier(mesh_);
     const Clock::time_point begin = Clock::now();

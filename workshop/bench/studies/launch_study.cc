@@ -38,7 +38,7 @@ at::Tensor loss_of(models::GPT& model, const at::Tensor& tokens) {
   return model->forward(tokens.narrow(1, 0, length), tokens.narrow(1, 1, length));
 }
 
-/// The module by itself, as users keep bf16 by hand.
+/// The module by itself, with bf16 as users keep it by hand.
 Step plain(const models::GPTConfig& config, const at::Device& device) {
   struct State {
     models::GPT model{nullptr};
@@ -93,7 +93,7 @@ Step under(ShardingStrategy kind, const models::GPTConfig& config, bool on_gpu) 
     const at::Tensor loss = loss_of(s.model, tokens);
     s.engine.backward(loss);
     StepResult result = s.engine.step();
-    if (s.last) s.last->wait();  // what a training loop prints is a step old, so that the host runs ahead
+    if (s.last) s.last->wait();  // a training loop prints a result that is a step old, so that the host runs ahead
     s.last = std::move(result);
     return loss.detach();
   };
@@ -103,7 +103,7 @@ Step under(ShardingStrategy kind, const models::GPTConfig& config, bool on_gpu) 
 
 BenchTable study_launches(const LaunchStudyOptions& options) {
   const int threads = at::get_num_threads();
-  at::set_num_threads(1);  // so that no others are beside the two that feed the GPU
+  at::set_num_threads(1);  // there are then no others beside the two that feed the GPU
   const models::GPTConfig config = narrow(options.blocks);
   const at::Device device = options.on_gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
   struct Contender {

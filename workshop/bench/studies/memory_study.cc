@@ -30,7 +30,7 @@ std::int64_t charged_bytes() {
   return total;
 }
 
-/// Bytes of a parameter's 16 (4 each for itself and its gradient, 8 for the moments) that are sharded.
+/// How many bytes of a parameter's 16 (4 each for itself and its gradient, 8 for the moments) are sharded.
 double sharded_bytes(ShardingStrategy kind) {
   switch (kind) {
     case ShardingStrategy::kNoShard:

@@ -50,7 +50,7 @@ Strategy strategy_of(std::int64_t prefetch, bool host_sharing) {
   return strategy;
 }
 
-/// All spans of that name since Trace::start.
+/// Nanoseconds of all spans of that name since Trace::start.
 std::int64_t traced_ns(const std::string& name) {
   double microseconds = 0;
   for (const auto& event : nlohmann::json::parse("[" + Trace::events_as_json(0) + "]")) {
@@ -81,7 +81,8 @@ class OverheadStudy {
     rows_.push_back({name, std::move(each), 0});
   }
 
-  /// Times whole steps of a module of so many units: its sum. `plain_row`: the row to compare with, itself if it is one.
+  /// Times whole steps of a module of so many units: a step sums them. `plain_row`: the row to compare with; its own if
+  /// it is the plain one.
   void time_steps(const std::string& name, int units, const std::optional<Strategy>& strategy, int rounds,
                   std::size_t plain_row) {
     const auto module = std::make_shared<Leaves>(units);
@@ -106,7 +107,7 @@ class OverheadStudy {
     rows_.push_back({name, std::move(each), plain_row});
   }
 
-  /// Times steps of a small GPT, and in them the checks of what the program did around the step (the trace's spans
+  /// Times steps of a small GPT, and the checks in them of what the program did around the step (the trace's spans
   /// "checks"). Two rows: the step, and the checks beside it.
   void time_checks(const models::GPTConfig& config, int rounds) {
     at::manual_seed(3);
@@ -132,8 +133,8 @@ class OverheadStudy {
     rows_.push_back({name + ": checks of the program in a step", std::move(checks), rows_.size()});
   }
 
-  /// Times the updates in steps of a small GPT, but for waiting until all ranks have theirs: all parameters in one group, and each in one
-  /// of its own, by turns. Two rows.
+  /// Times the updates in steps of a small GPT, without the wait until all ranks have theirs: all parameters in one
+  /// group, and each in one of its own, by turns. Two rows.
   void time_groups(const models::GPTConfig& config, int rounds) {
     struct Session {
       Session(const models::GPTConfig& config, const Mesh& mesh, bool has_groups)
@@ -183,7 +184,7 @@ class OverheadStudy {
   struct Row {
     std::string name;
     Samples samples;
-    std::size_t plain_row;  ///< what it costs without an Engine
+    std::size_t plain_row;  ///< row of the cost without an Engine
   };
 
   const Mesh& mesh_;
@@ -211,7 +212,7 @@ BenchTable study_overhead(const Mesh& mesh, int rounds, int operators) {
   const models::GPTConfig small{.vocab_size = 256, .seq_len = 32, .layers = 24, .width = 64, .heads = 4};
   study.time_checks(small, operators < 1000 ? 2 : 30);
   study.time_groups(small, operators < 1000 ? 2 : 30);
-  // How the cost of a step grows with what is gathered ahead.
+  // These show how the cost of a step grows with what is gathered ahead.
   const int units = operators < 1000 ? kManyUnits / 20 : kManyUnits, steps = rounds < 10 ? 2 : 11;
   const std::string many = " of " + std::to_string(units) + " units";
   const std::size_t plain = study.rows();

@@ -23,7 +23,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// The compute of a unit: its input, a while later; in backward twice as long.
+/// The compute of a unit: returns its input after a while; in backward it takes twice as long.
 struct Sleep : torch::autograd::Function<Sleep> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, double seconds) {
     context->saved_data["seconds"] = seconds;
@@ -37,7 +37,7 @@ struct Sleep : torch::autograd::Function<Sleep> {
   }
 };
 
-/// Its gradient comes when its compute in backward is over.
+/// A unit whose gradient comes when its compute in backward is over.
 struct Timed : torch::nn::Module {
   explicit Timed(std::int64_t numel) { weight = register_parameter("weight", at::zeros({numel})); }
   at::Tensor forward(const at::Tensor& x, double seconds) { return Sleep::apply(x + weight.sum(), seconds); }
@@ -76,7 +76,7 @@ Strategy strategy_of(const Case& studied) {
   strategy.strategy = studied.strategy;
   strategy.reductions_ahead = studied.reductions_ahead;
   strategy.units.classes = {"Timed"};
-  strategy.optimizer.type = OptimizerType::kSgd;  // so that the update takes little time, alone as well
+  strategy.optimizer.type = OptimizerType::kSgd;  // the update then takes little time, alone as well
   strategy.optimizer.momentum = 0;
   strategy.optimizer.lr = 1e-3;
   return strategy;

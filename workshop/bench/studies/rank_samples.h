@@ -19,7 +19,7 @@ inline std::int64_t nanoseconds_since(SampleClock::time_point begin) {
   return nanoseconds_between(begin, SampleClock::now());
 }
 
-/// Every sample becomes `choose` of all ranks' samples of that number. Collective; all ranks have equally many.
+/// Replaces every sample by `choose` of all ranks' samples of that number. Collective; all ranks have equally many.
 template <class Choose>
 void agree_on_samples(Collectives& group, Samples& samples, Choose choose) {
   const std::size_t count = samples.ns.size();
@@ -27,9 +27,9 @@ void agree_on_samples(Collectives& group, Samples& samples, Choose choose) {
   throw_if_error(group.all_gather("samples", samples.ns.data(), all.data(), count * sizeof(std::int64_t)).wait());
   for (std::size_t i = 0; i < all.size(); ++i) samples.ns[i % count] = choose(samples.ns[i % count], all[i]);
 }
-/// The slowest rank's.
+/// Chooses the slowest rank's sample.
 inline const std::int64_t& larger(const std::int64_t& a, const std::int64_t& b) { return a < b ? b : a; }
-/// That of the rank that waited least for the others.
+/// Chooses the sample of the rank that waited least for the others.
 inline const std::int64_t& smaller(const std::int64_t& a, const std::int64_t& b) { return b < a ? b : a; }
 
 }  // namespace tessera::app

@@ -11,11 +11,11 @@
 
 namespace tessera::app {
 
-/// The model that `bench step`, `bench memory` and `bench buckets` train, with one sequence a rank: a GPT of 10.6 million
-/// parameters, or of 0.2 million if `small`.
+/// The model that `bench step`, `bench memory` and `bench buckets` train, with one sequence a rank: a GPT of 10.6
+/// million parameters, or of 0.2 million if `small`.
 models::GPTConfig studied_gpt(bool small);
 
-/// A contender's name, and the strategy that it trains under. With `alone` each rank trains by itself, all ranks at the
+/// A contender's name, and the strategy that it trains under. `alone`: each rank trains by itself, all ranks at the
 /// same time.
 struct Contender {
   std::string name;
@@ -41,12 +41,12 @@ struct StepTiming {
 };
 
 /// Trains under every contender by turns. Collective; `step` is the same on every rank. All strategies must give the
-/// same losses, bit for bit: throws tessera::Error (70) else.
+/// same losses, bit for bit; otherwise it throws tessera::Error (70).
 std::vector<StepTiming> study_steps(const Mesh& mesh, const StepStudyOptions& options);
 
-/// Median, p10 and p90 of the step and its parts; exposed communication (the step less that without communication), its
-/// fraction of the step, and Gustafson's scaled efficiency (step without communication over the step: every rank brings
-/// its own batch, so N ranks do N times the work).
+/// The median, p10 and p90 of the step and its parts; exposed communication (the step less that without communication),
+/// its fraction of the step, and Gustafson's scaled efficiency (step without communication over the step: every rank
+/// brings its own batch, so N ranks do N times the work).
 BenchTable to_table(const std::vector<StepTiming>& timings);
 
 }  // namespace tessera::app

@@ -15,8 +15,7 @@
 
 namespace tessera {
 
-/// What a checkpoint holds, and how to tell that it is whole. The names here are the keys
-/// of `manifest.json`.
+/// What a checkpoint holds, and how to tell that it is whole. The names here are the keys of `manifest.json`.
 
 /// A number that the optimizer keeps for each element of a parameter that trains, or what it keeps for the whole
 /// (state_shapes).
@@ -27,6 +26,7 @@ struct SavedState {
   friend bool operator==(const SavedState&, const SavedState&) = default;
 };
 
+/// A parameter of the module, and which pieces the checkpoint has of it.
 struct SavedParameter {
   std::string name;                  ///< first name that the module has it under
   std::vector<std::string> aliases;  ///< further names, if the parameter is tied
@@ -64,6 +64,7 @@ struct SavedTensor {
   std::int64_t numel = 0;
 };
 
+/// The loss scaler's state (LossScalerState).
 struct SavedLossScale {
   double scale = 1;
   std::int64_t finite_steps = 0, overflow_steps = 0;

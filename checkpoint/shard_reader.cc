@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::int64_t kBlock = std::int64_t{1} << 18;  ///< so many bytes stay in a core's cache between read and hash
+constexpr std::int64_t kBlock = std::int64_t{1} << 18;  ///< bytes that stay in a core's cache between read and hash
 
 }  // namespace
 

@@ -22,6 +22,7 @@ struct StripePath {
   double weight = 1.0;  ///< its share of the records, in proportion: the disk's bandwidth in any unit
 };
 
+/// How a FileTier is made; `check_options` in its source refuses (70) what makes no sense.
 struct FileTierOptions {
   std::int64_t records = 0;  ///< number of records, 1 or more
   /// 1 or more; a record takes whole blocks of 4096 bytes on disk. 2 to 6 MiB are fastest
@@ -222,7 +223,7 @@ class FileTier final : public RecordTier, public DurableTier {
   std::uint64_t copies_begun_ = 0;
   int held_ = 0, fetched_ = 0, writing_ = 0;
   std::uint64_t order_ = 0;  ///< the last number given
-  TierCounters counters_;    ///< complete but for wait_seconds
+  TierCounters counters_;    ///< complete except for wait_seconds
   absl::Status failure_;
   absl::Status sync_failure_;  ///< failure of a sync on any thread; the next end_writes returns it
 };

@@ -9,6 +9,7 @@
 
 namespace tessera {
 
+/// How a HostTier is made.
 struct HostTierOptions {
   std::int64_t records = 0;      ///< number of records, 1 or more
   std::size_t record_bytes = 0;  ///< 1 or more

@@ -18,6 +18,7 @@
 
 namespace tessera {
 
+/// How a Spill is made.
 struct SpillOptions {
   std::string who = {};  ///< text in front of errors: "rank 0 activations"
   /// One or more, each on a disk of its own: pieces are written to them by turns.
@@ -122,7 +123,7 @@ class Spill {
   Id next_ = 0;
   std::size_t turn_ = 0;     ///< directory of the next piece
   std::uint64_t begun_ = 0;  ///< number of transfers begun
-  TierCounters counters_;    ///< complete but for wait_seconds
+  TierCounters counters_;    ///< complete except for wait_seconds
   absl::Status failure_;
   std::unique_ptr<IoRing> ring_;  ///< behind the memory and files it uses, so that it ends first
 };

@@ -18,6 +18,7 @@ struct AdafactorNumbers {
   double rate, min_rms, clip_threshold;
   float weight, kept;
 };
+/// Computes them, on the host.
 AdafactorNumbers adafactor_numbers(const AdafactorConfig& config, const AdafactorStep& numbers);
 
 /// How many doubles of each kind a GPU keeps between its kernels.

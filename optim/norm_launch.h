@@ -12,7 +12,7 @@ namespace tessera {
 // How a GPU adds up the norm's nodes of all buffers in two launches. The nodes do not change from step to step, so
 // tables say for each where its elements are and where its sum goes. It is plain data that host and kernels share.
 
-/// A thread block adds up a tile: neighbouring nodes that have at most so many blocks together.
+/// A thread block adds up a tile: neighbouring nodes that have at most kNormTile blocks together.
 constexpr std::uint32_t kNormTile = 256;
 constexpr std::uint32_t kNormTileLevel = 8;
 

@@ -155,7 +155,7 @@ constexpr std::uint64_t kParameterAlign = 32;
 /// One run of a flat group; see OptimizerSlice.
 struct DeviceRun {
   StepRule rule = StepRule::kAdam;
-  /// Complete but for what the device knows: gradient_scale, noise, first_element, average.start.
+  /// Complete except for what the device knows: gradient_scale, noise, first_element, average.start.
   StepArguments arguments;
   std::uint64_t stream = 0;  ///< number of the group, for stochastic rounding
   /// Index of the run's first element in the group: a multiple of 32, of 256 with 8-bit states.

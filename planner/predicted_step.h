@@ -26,7 +26,7 @@ struct PredictedWire {
 
 /// The time of a training step and where it goes, from the second step on.
 ///
-/// `seconds` is the sum of the parts, but for rounding. Exposed seconds are those in which the rank neither computes
+/// `seconds` is the sum of the parts, except for rounding. Exposed seconds are those in which the rank neither computes
 /// nor updates.
 struct PredictedStep {
   double seconds = 0;

@@ -13,6 +13,7 @@
 
 namespace tessera {
 
+/// The two axes of the mesh.
 enum class Axis : std::uint8_t { kShard, kReplicate };
 
 /// Where calls follow each other: a channel makes one at a time, in their order. Groups of ranks have channels of their

@@ -18,6 +18,13 @@ namespace {
 
 using torch::nn::Module;
 
+// How a module is cut into units.
+//
+// A Partitioner walks over the module tree once and gives each parameter to a Claim, which is a unit in the making
+// (`visit`, `claim`); a module begins a unit by its class, its path, or its size (`choose_by_size` is done before the
+// walk). If units are buckets, the one claim is cut by size instead (`cut_into_buckets`). Then each claim becomes a
+// Unit with flat groups and their layouts (`make_groups`).
+
 /// "tessera::models::BlockImpl" -> "Block".
 std::string class_of(const Module& module) {
   std::string name = module.name();

@@ -188,6 +188,7 @@ class Unit {
   UnitKeeper* keeper_ = nullptr;
 };
 
+/// Pointers to the units, in their order.
 std::vector<Unit*> pointers_to(const std::vector<std::unique_ptr<Unit>>& units);
 
 /// Calls `visit(group)` for every trainable group, in unit and group order.

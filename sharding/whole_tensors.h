@@ -9,6 +9,7 @@
 
 namespace tessera {
 
+/// Tensors by name, in order.
 using NamedTensors = torch::OrderedDict<std::string, at::Tensor>;
 
 /// The parameters that UnitsConfig::ignored leaves to the program, by first name, each once. A tied one is left out of

@@ -35,7 +35,7 @@ class AlignedMemory {
 
   /// `who` stands in front of an error: 71 if there is not so much memory. `bytes` may be 0.
   static absl::StatusOr<AlignedMemory> make(std::size_t bytes, const std::string& who);
-  /// Returns memory of so many bytes, zeroed, at a multiple of 4 KiB.
+  /// Returns `bytes` bytes of memory, zeroed, at a multiple of 4 KiB.
   using Give = std::function<std::shared_ptr<std::byte>(std::size_t bytes)>;
   /// The same, from `give` unless that is null. What `give` throws goes on to the caller.
   static absl::StatusOr<AlignedMemory> make(std::size_t bytes, const std::string& who, const Give& give);

@@ -40,6 +40,7 @@ enum class FaultSite {
 };
 inline constexpr int kNumFaultSites = 10;
 
+/// What happens to an operation that a rule applies to.
 enum class FaultAction {
   kNone,     ///< only counts
   kErrno,    ///< fails with errno `number`; nothing was done. kSubmit: the queue is full this time
@@ -54,6 +55,7 @@ enum class FaultAction {
 /// Whether an action means something at a site. Rules with other pairs are refused.
 bool fits_together(FaultSite site, FaultAction action);
 
+/// One fault: at which site and file, at which of its operations, and what happens.
 struct FaultRule {
   FaultSite site = FaultSite::kWrite;
   std::string path = "";   ///< only operations on files whose name contains it; empty: all

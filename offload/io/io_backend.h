@@ -12,6 +12,7 @@ namespace tessera {
 
 class BlockFile;
 
+/// The direction of a transfer: from the file to memory, or from memory to the file.
 enum class IoKind { kRead, kWrite };
 
 /// One call that moves bytes: what `pread` or `pwrite` would do.

@@ -26,7 +26,7 @@ namespace {
 // for it. `prepare` and `undo_fault` are where a FaultPlan comes in; results that it invents lie in `injected_`.
 
 constexpr int kMostFruitless = 100;
-constexpr int kPatientFruitless = 10;  // retries pause after so many
+constexpr int kPatientFruitless = 10;  // retries pause after this many
 constexpr auto kRetryPause = std::chrono::milliseconds(1);
 // One call of the kernel moves 2^31 bytes less a page at most.
 constexpr std::size_t kMostTransferBytes = std::size_t{1} << 30;

@@ -32,12 +32,14 @@ struct IoRequest {
   std::uint64_t tag = 0;      ///< number that `wait` asks for; several requests may have the same
 };
 
+/// Which implementation moves the bytes of an IoRing.
 enum class IoEngine {
   kBest,     ///< io_uring, or threads where that is forbidden
   kUring,    ///< io_uring or an error
   kThreads,  ///< pread and pwrite on threads
 };
 
+/// How an IoRing is made.
 struct IoRingOptions {
   IoEngine engine = IoEngine::kBest;
   int in_flight = 64;      ///< requests at once, 1 to 64. More would make the kernel wait for tags of the device

@@ -24,6 +24,7 @@ namespace {
 //   encode(i, count, noise)    for all elements of the block once more, at the latest before the next block's close;
 //                              noise: kNoiseBits random bits an element
 
+/// fp32: values are loaded and stored as they are.
 template <class V>
 struct F32State {
   static constexpr bool kIsNarrow = false, kKeepsRoot = false;
@@ -134,6 +135,7 @@ struct BlockState : BlockValues<V> {
   }
 };
 
+/// The stream for states of dtype kDType with the code kCode.
 template <class V, StateDType kDType, StateCode kCode>
 struct StateStreamOf {
   using Type = F32State<V>;

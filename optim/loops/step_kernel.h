@@ -105,6 +105,7 @@ class States : public States<V, Rule, kDType, k + 1> {
   const bool is_kept_;
 };
 
+/// The end of a rule's states: there are none.
 template <class V, class Rule, StateDType kDType, int k>
 class States<V, Rule, kDType, k, true> {
  public:
@@ -221,6 +222,7 @@ void update_loop(const typename Rule::Constants& constants, const StepArguments&
   }
 }
 
+/// Writes the masters to `masters` [numel].
 template <class V, class Weights>
 void read_loop(const StepArguments& arguments, float* masters) {
   const StepArguments a = arguments;
@@ -230,6 +232,7 @@ void read_loop(const StepArguments& arguments, float* masters) {
   });
 }
 
+/// Takes the masters from the gradient's place, and moves averages along.
 template <class V, class Weights>
 void assign_loop(const StepArguments& arguments) {
   const StepArguments a = arguments;
@@ -241,6 +244,7 @@ void assign_loop(const StepArguments& arguments) {
   });
 }
 
+/// Moves the averages of weights that a step leaves alone.
 template <class V, class Weights>
 void average_loop(const StepArguments& arguments) {
   const StepArguments a = arguments;
@@ -251,6 +255,7 @@ void average_loop(const StepArguments& arguments) {
   });
 }
 
+/// Exchanges weights and their averages.
 template <class V, class Weights>
 void swap_loop(const StepArguments& arguments) {
   const StepArguments a = arguments;

@@ -15,6 +15,7 @@ namespace {
 //   load(i, count)             the fp32 masters of elements i to i + count
 //   store(i, count, masters)   writes them back, in every form that is kept of them
 
+/// fp32 masters, which are the parameters.
 template <class V>
 struct F32Weights {
   static constexpr bool kIsNarrow = false;
@@ -29,6 +30,7 @@ struct F32Weights {
   }
 };
 
+/// fp32 masters, with a copy in fp32.
 template <class V>
 struct F32CopiedWeights : F32Weights<V> {
   float* copy;
@@ -59,6 +61,7 @@ struct HalfCopiedWeights : F32Weights<V> {
   }
 };
 
+/// bf16 parameters, with the low halves of their masters.
 template <class V>
 struct SplitWeights {
   static constexpr bool kIsNarrow = true;

@@ -10,6 +10,7 @@
 
 namespace tessera {
 
+/// The rules that update elements, each with a file in this folder.
 enum class StepRule {
   kAdam,
   kSgd,

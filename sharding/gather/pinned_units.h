@@ -10,6 +10,7 @@
 
 namespace tessera {
 
+/// Units among the inputs of one operator or function; four need no heap.
 using Units = c10::SmallVector<Unit*, 4>;
 
 /// The units that a running operator or function reads; they are pinned while this lives. Every operator that reads a

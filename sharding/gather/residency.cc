@@ -22,6 +22,14 @@ void expect_values_of(const Unit& unit) {
 }
 
 }  // namespace
+// How units come and go.
+//
+// `use` and `hold` gather a released unit (`gather`): they choose a slot for it (`find_slot`; `add_overflow_slot` if
+// none is free), let a ShardSource bring this rank's part if there is one (`bring_part`), and start the all-gathers of
+// its groups (`start_all_gather`). `wait` ends them and attaches the parameters. `release` takes the memory away again,
+// which happens when another unit takes the slot, after a step (`release_all`), or where an exact unit must be rounded
+// again. `prefetch` gathers what the schedule says comes next, if a slot can be had without evicting a unit that is
+// needed earlier.
 
 Residency::Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectives& group, Arena slots,
                      ComputeDevice device, GatherLog& log, OnFailure on_failure, ShardSource* source)

@@ -54,6 +54,7 @@ struct MethodMemory {
   std::int64_t kept = 0;  ///< memory of the group's own that lasts from step to step
   std::int64_t work = 0;  ///< scratch while the reduction is under way; groups take turns in it
 };
+/// What each of the two compressors needs for a group. `ranks`: those of the shard axis.
 MethodMemory power_sgd_memory(const GroupShape& group, std::int64_t rank);
 MethodMemory top_k_memory(const GroupShape& group, double share, int ranks);
 

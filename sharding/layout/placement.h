@@ -26,6 +26,7 @@ struct Placement {
   bool shared = false;
 };
 
+/// The rule of a strategy. `optimizer_over_world`: HYBRID_SHARD cuts gradients and optimizer state over both axes.
 Placement placement_of(ShardingStrategy strategy, bool optimizer_over_world);
 
 /// `placement` on a shard axis whose ranks can share memory (Collectives::shares_memory). Where the optimizer is cut

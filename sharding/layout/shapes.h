@@ -9,6 +9,7 @@
 
 namespace tessera {
 
+/// A tensor as a matrix: rows x columns elements, row by row in memory.
 struct MatrixShape {
   std::int64_t rows = 0, columns = 0;
   friend bool operator==(const MatrixShape&, const MatrixShape&) = default;
@@ -41,6 +42,7 @@ struct GroupShape {
   std::int64_t gathered_bytes() const { return layout.numel() * static_cast<std::int64_t>(size_of(dtype)); }
 };
 
+/// A unit as plans see it: its name, and its flat groups. Integers only.
 struct UnitShape {
   std::string name;
   std::vector<GroupShape> groups;

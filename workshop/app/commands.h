@@ -10,6 +10,7 @@ namespace tessera::app {
 /// The commands of `tessera`, each with the values of its command line. They print, and return the program's exit code
 /// (runtime/base/status.h); only the main files know how a command line is read.
 
+/// How a text is continued, after training and by `tessera sample`.
 struct TextSampling {
   std::string prompt;
   std::int64_t tokens = 0;  ///< 0: no sample
@@ -18,6 +19,7 @@ struct TextSampling {
   std::uint64_t seed = 0;
 };
 
+/// The options of `tessera train` about checkpoints.
 struct CheckpointOptions {
   // An option that is given wins over the strategy file's "checkpoint".
   std::optional<std::string> folder;
@@ -43,6 +45,7 @@ struct WeightsFile {
   std::vector<std::string> without;
 };
 
+/// The options of `tessera train`.
 struct TrainCommand {
   std::string model;  ///< model file, or a folder of Hugging Face; empty: that of init_from
   /// Safetensors that training starts from: a folder of Hugging Face or a file; empty: fresh weights.
@@ -83,6 +86,7 @@ struct TrainCommand {
 /// Trains. Each rank is a process.
 int run_train(const TrainCommand& command);
 
+/// The options of `tessera sample`.
 struct SampleCommand {
   std::string model;  ///< model file, or a folder of Hugging Face
   /// File that PyTorch or `tessera train` wrote, or safetensors; no path: those of the folder `model`
@@ -93,6 +97,7 @@ struct SampleCommand {
 /// Continues a text with saved weights, in one process.
 int run_sample(const SampleCommand& command);
 
+/// The options of `tessera tokenize`.
 struct TokenizeCommand {
   std::string tokenizer;  ///< tokenizer.json or its folder
   std::string data;       ///< file or folder of text
@@ -112,6 +117,7 @@ struct WorldCommand {
   int hosts = 1;
 };
 
+/// The options of `tessera plan`.
 struct PlanCommand {
   WorldCommand world;
   TimingOptions timing;
@@ -128,6 +134,7 @@ struct PlanCommand {
 /// step would take. It runs nothing.
 int run_plan(const PlanCommand& command);
 
+/// The options of `tessera simulate`.
 struct SimulateCommand {
   WorldCommand world;
   TimingOptions timing;
@@ -142,6 +149,7 @@ struct SimulateCommand {
 /// Plays steps of ranks that are not alike.
 int run_simulate(const SimulateCommand& command);
 
+/// The options of `tessera bench`; in parentheses or in front the sections that read them.
 struct BenchCommand {
   std::string json;        ///< file for all samples; empty: none
   std::string csv;         ///< file for the table (buckets); empty: none
@@ -185,6 +193,7 @@ int run_bench_optimizer(const BenchCommand& command);
 /// Times passes over a directory's disk by io_uring and by threads, and optimizer steps whose states lie there.
 int run_bench_offload(const BenchCommand& command);
 
+/// The options of `tessera checkpoint`; in front the commands that read them.
 struct CheckpointCommand {
   std::string path;            ///< a checkpoint, or a folder of checkpoints
   std::string other;           ///< diff: the second one
@@ -209,6 +218,7 @@ int run_checkpoint_reshard(const CheckpointCommand& command);
 /// Writes the weights of one that `tessera train` made as a model of Hugging Face.
 int run_checkpoint_export(const CheckpointCommand& command);
 
+/// The options of `tessera doctor`.
 struct DoctorCommand {
   std::vector<std::string> disks;  ///< directories
   std::string links;               ///< file for measurements between ranks; empty: nothing is measured

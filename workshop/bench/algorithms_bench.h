@@ -14,6 +14,7 @@
 
 namespace tessera {
 
+/// What bench_algorithms measures.
 struct AlgorithmsBenchOptions {
   std::vector<std::size_t>
       bytes;       ///< that each rank gives: its shard of all_gather, its input of a reduction; powers of two
@@ -30,6 +31,7 @@ struct TimedAlgorithm {
   double by_fit_s = 0;
 };
 
+/// All calls that were timed, and the fit of their costs.
 struct AlgorithmsReport {
   std::string transport;
   int ranks = 0;

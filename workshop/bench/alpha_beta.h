@@ -5,6 +5,7 @@
 
 namespace tessera {
 
+/// A message's size, and the time it took.
 struct TimedBytes {
   std::int64_t bytes = 0;
   double seconds = 0;

@@ -9,6 +9,7 @@
 
 namespace tessera {
 
+/// The part of the data set.
 enum class Cifar10Split {
   kTrain,  ///< data_batch_1.bin to data_batch_5.bin
   kTest,   ///< test_batch.bin

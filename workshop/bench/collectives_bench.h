@@ -19,8 +19,10 @@ enum class BenchMemory {
   kGroup,    ///< Collectives::allocate
   kCommon,   ///< Collectives::allocate_common: an all-gather in place
 };
+/// "private", "group" or "common".
 std::string_view name_of(BenchMemory memory);
 
+/// What bench_collectives measures.
 struct CollectivesBenchOptions {
   /// S, the bytes of the full buffer: `size() * bytes_per_rank` of an all_gather or all_to_all, the input of a
   /// reduce_scatter or all_reduce, `data` of a broadcast. Cases of less than one element a rank are left out.
@@ -52,6 +54,7 @@ struct CollectiveTiming {
   double of_limit() const;
 };
 
+/// The times of all cases.
 struct CollectivesReport {
   std::string transport;
   int ranks = 0;

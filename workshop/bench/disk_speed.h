@@ -11,6 +11,7 @@
 
 namespace tessera {
 
+/// How measure_disk measures.
 struct DiskSpeedOptions {
   std::string directory;
   std::int64_t bytes = std::int64_t{1} << 30;  ///< size of the scratch file; rounded up to whole records
@@ -26,6 +27,7 @@ struct DiskPasses {
   Samples cpu;  ///< CPU time of all threads of the process, in the kernel and outside
 };
 
+/// The times of all passes.
 struct DiskSpeed {
   std::int64_t bytes = 0;  ///< bytes that a pass moves one way
   std::string file_mode;   ///< BlockFile::mode

@@ -12,6 +12,7 @@
 
 namespace tessera {
 
+/// How measure_links measures.
 struct LinkSpeedOptions {
   int hosts = 1;                                     ///< number of hosts that the groups' ranks are on
   std::int64_t most_bytes = std::int64_t{32} << 20;  ///< size of the largest buffer
@@ -26,6 +27,7 @@ struct MeasuredOperation {
   OperationFit fit;
 };
 
+/// What was measured, and the fit that `tessera doctor --links` writes.
 struct LinkSpeed {
   Links links;
   std::vector<MeasuredOperation> operations;

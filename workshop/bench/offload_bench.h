@@ -28,11 +28,13 @@ struct OffloadedStepTiming {
   double of_limit() const;
 };
 
+/// What bench_offload measured.
 struct OffloadReport {
   std::vector<DiskSpeed> disks;            ///< measured with io_uring, and with threads
   std::vector<OffloadedStepTiming> steps;  ///< steps without a cache, and with one, if there is one
 };
 
+/// What bench_offload measures.
 struct OffloadBenchOptions {
   std::string directory;
   std::int64_t bytes = std::int64_t{8} << 30;  ///< bytes that a pass over the disk moves one way
@@ -47,6 +49,7 @@ struct OffloadBenchOptions {
 /// Errors: those of measure_disk.
 absl::StatusOr<OffloadReport> bench_offload(const OffloadBenchOptions& options);
 
+/// JSON with all samples, as `tessera bench offload --json` writes it.
 nlohmann::json to_json(const OffloadReport& report);
 
 }  // namespace tessera

@@ -35,6 +35,7 @@ class ConfigVisitor {
                     const char* doc) = 0;
 };
 
+/// Shows each field of a model's configuration to `visitor`, in the order of the reference page.
 void visit_fields(GPTConfig& config, ConfigVisitor& visitor);
 void visit_fields(LlamaConfig& config, ConfigVisitor& visitor);
 

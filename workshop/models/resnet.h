@@ -11,6 +11,7 @@
 
 namespace tessera::models {
 
+/// The shape of a ResNet.
 struct ResNetConfig {
   std::int64_t classes = 10;
   std::int64_t channels = 3;  ///< channels of the images

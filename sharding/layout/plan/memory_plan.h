@@ -87,6 +87,7 @@ struct StatePiece {
   std::int64_t data_bytes = 0, scale_bytes = 0;
   std::int64_t bytes() const { return data_bytes + scale_bytes; }
 };
+/// The piece for `numel` elements in the format `dtype`.
 StatePiece state_piece(StateDType dtype, std::int64_t numel);
 
 /// fp32 elements that error feedback keeps for a group on each axis: as many as this rank rounds, up to a whole cache
@@ -100,7 +101,7 @@ struct RecordPool {
   std::int64_t records = 0;       ///< 0 where all is in memory
   std::int64_t record_bytes = 0;  ///< size of the largest record
   std::int64_t cached = 0;        ///< records that stay in memory: as many as the cache has room for
-  std::int64_t cached_first = 0;  ///< the first so many records are cached before the others
+  std::int64_t cached_first = 0;  ///< this many of the first records are cached before the others
   /// Pieces of memory for the records that are not cached: for those in use, for as many as are read ahead, and for as
   /// many as are written behind. After a step they hold the records that were used last, and the next step begins with
   /// those.

@@ -56,6 +56,7 @@ class RecordSlots {
   std::vector<std::size_t> kept_;  ///< records in the slots, the one used last at the end
 };
 
+/// Bytes that move between files and slots.
 struct RecordMoves {
   std::int64_t read = 0, written = 0;  ///< bytes
 };

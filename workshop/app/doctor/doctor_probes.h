@@ -5,6 +5,7 @@
 
 namespace tessera::app {
 
+/// How well a thing is that was looked at.
 enum class Health {
   kOk,
   kWarn,     ///< works, but slower or not everywhere

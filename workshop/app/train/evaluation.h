@@ -26,6 +26,7 @@ struct EvaluationOptions {
   int rank = 0, world_size = 1;
 };
 
+/// The outcome of one evaluation.
 struct EvaluationResult {
   double loss = 0.0;        ///< mean over all tokens of all ranks: the same on every rank
   std::int64_t tokens = 0;  ///< sum over all ranks

@@ -119,7 +119,7 @@ absl::StatusOr<std::shared_ptr<models::LanguageModel>> make_deferred(const model
   return deferred_init([&] { return models::make_language_model(config, recompute); });
 }
 
-/// Sets the number of microbatches of a step that --global-batch needs on so many ranks.
+/// Sets the number of microbatches of a step that --global-batch needs on `ranks` ranks.
 Strategy with_global_batch(Strategy strategy, const TrainCommand& command, int ranks) {
   if (command.global_batch == 0) return strategy;
   const std::int64_t at_once = command.batch * ranks;

@@ -11,6 +11,7 @@
 
 namespace tessera::app {
 
+/// What study_buckets measures.
 struct BucketStudyOptions {
   std::vector<double> caps_mb = {0.5, 1, 2, 4, 8, 16, 25, 32, 64};  ///< MiB, beside one parameter a bucket
   int rounds = 12;        ///< how often all buckets are gone through, each time with a new Engine,
@@ -49,6 +50,7 @@ struct InferenceTiming {
   Samples batch;                  ///< forward of one rank's batch; the slowest rank's
 };
 
+/// What was measured with one model.
 struct BucketModelReport {
   std::string name, data;
   std::int64_t parameters = 0, tensors = 0;
@@ -69,6 +71,7 @@ struct BucketModelReport {
   const BucketTiming& best() const;
 };
 
+/// What study_buckets measured.
 struct BucketReport {
   std::string transport;
   int ranks = 0;

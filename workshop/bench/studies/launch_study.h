@@ -6,6 +6,7 @@
 
 namespace tessera::app {
 
+/// What study_launches measures.
 struct LaunchStudyOptions {
   bool on_gpu = true;        ///< false: on the CPU, where the figures mean nothing
   std::int64_t blocks = 48;  ///< number of units, besides the root

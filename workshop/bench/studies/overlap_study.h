@@ -7,6 +7,7 @@
 
 namespace tessera::app {
 
+/// What study_overlap measures.
 struct OverlapStudyOptions {
   int units = 8;
   std::int64_t unit_numel = 3 << 20;  ///< fp32 parameters of a unit

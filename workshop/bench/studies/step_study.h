@@ -25,6 +25,7 @@ struct Contender {
 /// "no communication", every strategy of a mesh of one dimension, and FULL_SHARD without shared memory.
 std::vector<Contender> contenders();
 
+/// What study_steps measures.
 struct StepStudyOptions {
   models::GPTConfig model;
   int rounds = 5;   ///< each round runs all contenders in turn, each with a model and an Engine of its own

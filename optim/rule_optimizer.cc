@@ -65,7 +65,7 @@ StepRule rule_of(OptimizerType type) {
     case OptimizerType::kRmsprop:
       return StepRule::kRmsprop;
     case OptimizerType::kAdafactor:
-    // engine/step/rules/own_optimizer.h
+    // See engine/step/rules/own_optimizer.h.
     case OptimizerType::kOwn:
       break;
   }

@@ -55,7 +55,7 @@ void GatherScript::gather(int index, ScriptWriter& writer) {
   if (plan_.input().placement.shared)
     writer.call(Channel::kGather, links.cost(links.small, writer.ranks(Axis::kShard), 0), Spending::kGather, "barrier",
                 index);
-  // What lies below memory is brought first, and sent on when it is wanted.
+  // What is offloaded is brought first, and sent on when it is wanted.
   if (!plan_.parameters_below()) post(index, writer);
 }
 

@@ -54,8 +54,8 @@ struct TensorState {
 ///   tensor_state [tensor_state_part]  fp32    states of whole tensors, of shapes of their own
 ///   gradient [gradient_part]      fp32    sums over ranks and microbatches
 ///
-/// A part of shard, master and state may lie below memory (`parameter_chunks`, `records`); the pointers are then to the
-/// first elements, which are in memory. The whole tensor_state lies below memory, or nothing of it.
+/// A part of shard, master and state may be offloaded (`parameter_chunks`, `records`); the pointers are then to the
+/// first elements, which are in memory. The whole tensor_state is offloaded, or nothing of it.
 /// `engine/memory/state_views.h` reaches both.
 ///
 /// All parts are extents of the same layout. Memory belongs to the engine's arenas.
@@ -82,7 +82,7 @@ struct FlatGroup {
     float* scales = nullptr;  ///< null unless the state has 8 bits
   };
   std::array<State, kMostStates> state{};  ///< one for each of Optimizer::states
-  RecordLayout records;                    ///< how masters and states that lie below memory are cut
+  RecordLayout records;                    ///< how masters and states that are offloaded are cut
   std::int64_t first_record = 0;           ///< number of its first record, counted over all groups
   std::shared_ptr<StateRecords> below;     ///< holds the records; null where all is in memory
   Chunks parameter_chunks;                 ///< how `shard` is cut
@@ -92,7 +92,7 @@ struct FlatGroup {
   TensorStates tensor_states;                    ///< GroupShape::tensor_states
   std::vector<TensorState> tensor_state_shapes;  ///< shape of each state in their layout
   Extent tensor_state_part;                      ///< extent of their buffer
-  float* tensor_state = nullptr;                 ///< null while it lies below memory
+  float* tensor_state = nullptr;                 ///< null while it is offloaded
   std::int64_t tensor_state_record = -1;         ///< the record with all of this rank's part; -1: it is in memory
   std::shared_ptr<StateRecords> tensor_states_below;
 

@@ -39,7 +39,7 @@ struct ResidencyCounts {
 /// (prefetch). A slot is taken from the unit whose next use is farthest away (which is optimal for a known order:
 /// Belady, 1966); a unit that a running operator reads is pinned and never loses its slot.
 ///
-/// Where parameters lie below memory, a gather first brings this rank's part from a ShardSource to its place in the
+/// Where parameters are offloaded, a gather first brings this rank's part from a ShardSource to its place in the
 /// slot. A prefetch begins only that, and the all-gather follows when the unit is used. Ranks that share memory share
 /// the slots too (Placement::shared): each brings its part to the one slot, and the all-gather is only a barrier. They
 /// choose the same slots, since they use units in the same order.

@@ -6,8 +6,8 @@
 
 namespace tessera {
 
-/// A run of elements, cut into chunks of equal numbers of elements, the last one perhaps smaller. The last chunks lie
-/// below memory, each in a record (I/O block) of its own.
+/// A run of elements, cut into chunks of equal numbers of elements, the last one perhaps smaller. The last chunks are
+/// offloaded, each in a record (I/O block) of its own.
 class Chunks {
  public:
   /// The unit in which a disk reads and writes without copies by the kernel.
@@ -30,7 +30,7 @@ class Chunks {
   /// Elements in front of the first chunk that has a record.
   std::int64_t before_records() const { return numel_before(first_record_); }
 
-  /// The first chunk that lies below memory if the share `share` of them does, 0 to 1, rounded up.
+  /// The first chunk that is offloaded if the share `share` of them is, 0 to 1, rounded up.
   std::int64_t first_below(double share) const;
   void put_below(std::int64_t first_record) { first_record_ = first_record; }
 
@@ -44,7 +44,7 @@ class Chunks {
 };
 
 /// Cuts a rank's part of a group's parameters into chunks, where units are gathered from records. The part has `numel`
-/// elements of `element_bytes`, and `share` of it lies below memory. It is whole pages (partition), so its records are
+/// elements of `element_bytes`, and `share` of it is offloaded. It is whole pages (partition), so its records are
 /// too, and they are read straight to where the unit is gathered.
 Chunks parameter_chunks(std::int64_t numel, std::int64_t element_bytes, std::int64_t record_bytes, double share);
 

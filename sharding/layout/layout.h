@@ -14,7 +14,7 @@ struct Extent {
   friend bool operator==(const Extent&, const Extent&) = default;
 };
 
-Extent intersect(Extent a, Extent b);  ///< numel 0 where they do not meet
+Extent intersect(Extent a, Extent b);  ///< numel is 0 where they do not overlap
 
 /// Whether tensors of less than a block may lie in one block together.
 enum class SmallTensors {

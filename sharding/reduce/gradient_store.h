@@ -5,7 +5,7 @@
 namespace tessera {
 
 /// Memory for the sums of a unit's gradients from its reduction to its update, where they have none of their own
-/// (gradients below memory). Throws tessera::Error (74) where they cannot be read, or could not be written.
+/// (offloaded gradients). Throws tessera::Error (74) where they cannot be read, or could not be written.
 class GradientStore {
  public:
   virtual ~GradientStore() = default;

@@ -237,7 +237,7 @@ void Reducer::expect_not_updated(const Entry& entry, const FlatGroup& group, std
 
 void Reducer::open(Entry& entry) {
   entry.phase = Phase::kFilling;
-  if (accumulates()) return;  // arrivals last until reset
+  if (accumulates()) return;  // what has arrived counts until reset
   entry.gradients.begin();
   if (plan_.bucket_mode() == BucketMode::kShared) {
     take_place(entry.bucket, buckets_, *entry.unit, entry.bucket_bytes);

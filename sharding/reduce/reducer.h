@@ -55,7 +55,7 @@ struct ReducerCounts {
 /// Where the plan has the buckets for it (MemoryPlan::reduction_lag), a unit that is complete only starts its
 /// reduction. This rank does its share of it some units later, and waits for its end some units after that; both happen
 /// at places that are the same on all ranks (Collectives::reduce_scatter).
-/// Where sums lie below memory, a unit's sum has memory from the start of its reduction to its end.
+/// Where sums are offloaded, a unit's sum has memory from the start of its reduction to its end.
 ///
 /// Where units are updated in backward (PlanInput::updates_in_backward), a unit whose sum is there is handed to whoever
 /// updates it, and the sum's place goes to the next unit. A unit is closed (Unit::close) when its reduction starts,

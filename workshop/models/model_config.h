@@ -43,7 +43,7 @@ struct LlamaConfig {
   bool qkv_bias = false;        ///< biases in those of queries, keys and values only (Qwen2)
   bool qk_norm = false;         ///< an RMS norm over each head of queries and keys (Qwen3)
   bool mlp_bias = false;
-  /// A position sees so many positions, itself among them, in layers from max_window_layers on (Mistral, arXiv
+  /// A position sees this many positions, itself among them, in layers from max_window_layers on (Mistral, arXiv
   /// 2310.06825); 0: it sees all before it.
   std::int64_t sliding_window = 0;
   std::int64_t max_window_layers = 0;

@@ -40,7 +40,7 @@ std::int64_t UnitShape::trainable_parameters() const {
 // Plans the memory of a rank. The constructor goes category by category, and each `plan_...` adds its bytes to `use_`
 // and keeps what the engine needs in order to allocate them: parameters and slots, gradients with buckets and scratch
 // (`plan_gradients`, whose lag `plan_lag` chooses), optimizer state, matrices, then what is kept beside training (a
-// checkpoint's copy, error feedback, activations, outer steps). What lies below memory is planned in
+// checkpoint's copy, error feedback, activations, outer steps). What is offloaded is planned in
 // memory_plan_records.cc, and so is the image of a commit, which is made of the other categories.
 MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
   // The root unit's gradients are in memory in any case.

@@ -201,7 +201,7 @@ class MemoryPlan {
     return reads_masters ? matrices_.own_numel() : 0;
   }
   /// What an update goes through twice in groups of matrices; the first time comes before it is known what the matrices
-  /// become. Muon makes directions from momenta in it. Rules of whole tensors read masters in it: masters below memory
+  /// become. Muon makes directions from momenta in it. Rules of whole tensors read masters in it: offloaded masters
   /// lie in records of parameters, or of masters and states.
   struct FirstPass {
     bool parameters = false, states = false;
@@ -269,12 +269,12 @@ class MemoryPlan {
     return has_whole_records() && (!parameters_below() || parameters_on_host()) && !input_.updates_in_backward &&
            !passes_twice();
   }
-  /// Whether masters of a group, or some of them, lie below memory, as masters or as parameters.
+  /// Whether masters of a group, or some of them, are offloaded, as masters or as parameters.
   bool weights_below(const GroupShape& group) const;
   bool has_masters_in_records(const GroupShape& group) const;
   bool has_masters_in_parameter_records(const GroupShape& group) const;
-  /// Bytes for an fp32 copy of the weights of the largest group that has some below memory: a GPU needs it under rules
-  /// that use norms of weights. Else 0.
+  /// Bytes for an fp32 copy of the weights of the largest group that has some of them offloaded: a GPU needs it under
+  /// rules that use norms of weights. Else 0.
   std::int64_t weight_copy_bytes() const { return weight_copy_bytes_; }
   /// Records of sums of gradients, one for each unit, and the bytes of one, in whole pages; 0 where a unit has nothing
   /// to train. The root unit's sums stay in memory, since they would need a slot of their own there anyway.

@@ -1,8 +1,8 @@
-// Plans what lies below memory: records, their slots, and the bytes that move. It is the part of MemoryPlan that knows
+// Plans what is offloaded: records, their slots, and the bytes that move. It is the part of MemoryPlan that knows
 // tiers.
 //
 // Each kind of state (parameters, masters and states, tensor states, sums of gradients) becomes a list of records, one
-// for each chunk below memory. A pool then says how many of them are cached, how many slots the others take turns in,
+// for each offloaded chunk. A pool then says how many of them are cached, how many slots the others take turns in,
 // and what of that is memory of a GPU or of its host. The programs of a step (step_programs) are played on the list
 // (record_traffic.h) to count what is read and written. The image of a commit comes last, since it is made of what the
 // others keep in memory.

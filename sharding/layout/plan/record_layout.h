@@ -8,22 +8,22 @@
 
 namespace tessera {
 
-/// What a rank keeps for each element of its optimizer part, and which share of it lies on a tier below memory.
+/// What a rank keeps for each element of its optimizer part, and which share of it is offloaded.
 struct TieredState {
   std::int64_t master_bytes = 0;  ///< bytes of an element's master beside the parameter: 0, 2 (low halves) or 4
   StateFormats states = {};       ///< formats of the numbers that the optimizer keeps
-  double masters_below = 0, states_below = 0;  ///< share of each that lies below, 0 to 1
+  double masters_below = 0, states_below = 0;  ///< share of each that is offloaded, 0 to 1
   std::int64_t record_bytes = 2 << 20;         ///< a record's upper limit in bytes; at least a page
 };
 
 /// How the masters and optimizer states of one group's optimizer part are cut into records, so that a step reads and
 /// writes each with one operation. Integers only.
 ///
-/// The first chunks of each kind of state are in memory, and the rest lie below. A chunk that lies below has the record
+/// The first chunks of each kind of state are in memory, and the rest are offloaded. An offloaded chunk has the record
 ///
 ///   [masters | numbers of state 0 | scales of state 0 | numbers of state 1 | ...]
 ///
-/// which holds only what lies below, each piece beginning on a cache line, the whole filled up to pages.
+/// which holds only what is offloaded, each piece beginning on a cache line, the whole filled up to pages.
 class RecordLayout : public Chunks {
  public:
   RecordLayout() = default;
@@ -53,7 +53,7 @@ class RecordLayout : public Chunks {
 
  private:
   TieredState state_;
-  std::int64_t first_master_ = 0, first_state_ = 0;  ///< the first chunks that lie below
+  std::int64_t first_master_ = 0, first_state_ = 0;  ///< the first chunks that are offloaded
 };
 
 }  // namespace tessera

@@ -50,9 +50,8 @@ double ratio_at(const LrScheduleConfig& config, double step) {
       return linear(1.0, config.min_ratio, share_of(step, std::max(decay_begin, warmup), total));
     }
     case LrScheduleType::kManual:
-    // They have returned above
     case LrScheduleType::kOneCycle:
-      break;
+      break;  // they have returned above
   }
   return 1.0;
 }

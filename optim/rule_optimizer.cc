@@ -65,9 +65,8 @@ StepRule rule_of(OptimizerType type) {
     case OptimizerType::kRmsprop:
       return StepRule::kRmsprop;
     case OptimizerType::kAdafactor:
-    // See engine/step/rules/own_optimizer.h.
     case OptimizerType::kOwn:
-      break;
+      break;  // see engine/step/rules/own_optimizer.h
   }
   throw std::invalid_argument("make_optimizer: unknown optimizer type");
 }

@@ -121,9 +121,8 @@ class WholeStep {
       case StepOpKind::kAnnounce:
       case StepOpKind::kDecide:
       case StepOpKind::kExchange:
-      // what_is_left_out.
       case StepOpKind::kEndPass:
-        return;
+        return;  // what_is_left_out tells of these
     }
   }
 

@@ -109,9 +109,8 @@ class WholeStep {
       case StepOpKind::kAgree:
       case StepOpKind::kAgreeOnNorms:
         return pen.update.agree();
-      // The visit is not of the last pass.
       case StepOpKind::kVisit:
-        if (op.end != std::ssize(program_.visits)) return;
+        if (op.end != std::ssize(program_.visits)) return;  // the visit is not of the last pass
         for (const Visit& visit : updates_) pen.update.update(visit);
         return;
       case StepOpKind::kPublished:

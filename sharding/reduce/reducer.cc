@@ -487,7 +487,7 @@ void Reducer::write_notes(const UnitReduction& reduction) {
   const Unrecorded unrecorded;
   const auto numel = static_cast<std::int64_t>(notes.size());
   const at::Tensor there = flat_view(reduction.notes.data(), DType::kF32, numel, device_.device);
-  // LibTorch copies `notes` first, so it may go
+  // LibTorch copies `notes` first, so it may go.
   there.copy_(flat_view(notes.data(), DType::kF32, numel, at::kCPU), /*non_blocking=*/true);
 }
 

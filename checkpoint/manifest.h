@@ -47,10 +47,13 @@ struct SavedParameter {
   /// A frozen parameter also has its "master" (F32), which was rounded to the "value".
   bool keeps_master = false;
 
+  /// Whether it has the state of this name.
   bool has_state(const std::string& state) const;
   /// Whether it trains, or is frozen and will go on with its states when it trains again.
   bool keeps_states() const { return trains || (states && !states->empty()); }
   bool has_master() const { return trains || keeps_master; }
+  /// Shape of the whole state, or of the parameter if the state is kept for each element; and the number of its
+  /// elements.
   const std::vector<std::int64_t>& shape_of(const std::string& state) const;
   std::int64_t numel_of(const std::string& state) const;
 };

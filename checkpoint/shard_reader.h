@@ -31,10 +31,12 @@ class ShardReader {
   /// `file` must outlive this.
   ShardReader(std::string folder, const SavedFile& file, std::string who);
 
+  /// Reads the head and checks it.
   absl::StatusOr<ShardHeader> read_header();
   /// Reads a chunk of the data into `bytes` [chunk_bytes(chunk)], and checks it; the bytes of a damaged chunk are
   /// written there too. `describe` is called if it is damaged. Reading is fastest in the order of the file.
   absl::Status read_chunk(std::int64_t chunk, std::span<std::byte> bytes, const Describe& describe);
+  /// Bytes of a chunk; the last one may be shorter than SavedFile::kChunkBytes.
   std::size_t chunk_bytes(std::int64_t chunk) const;
   /// Checks a chunk without returning its bytes.
   absl::Status verify_chunk(std::int64_t chunk, const Describe& describe);

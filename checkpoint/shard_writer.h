@@ -37,6 +37,7 @@ class ShardWriter {
   ShardWriter(const ShardWriter&) = delete;
   ShardWriter& operator=(const ShardWriter&) = delete;
 
+  /// Writes the next bytes of the data. They may be reused when it returns.
   absl::Status append(std::span<const std::byte> data);
   /// Bytes of data given so far.
   std::int64_t written() const { return appended_; }

@@ -33,6 +33,7 @@ namespace tessera {
 /// none; those of RegularFile.
 class TensorFiles {
  public:
+  /// Opens a file, a folder or an index, and reads all headers.
   static absl::StatusOr<TensorFiles> open(const std::string& path, const std::string& who);
 
   /// A tensor and the file that it lies in.

@@ -37,6 +37,7 @@ class TensorFilesWriter {
   static absl::StatusOr<TensorFilesWriter> create(const std::string& folder, const std::vector<FileTensor>& tensors,
                                                   std::int64_t most_bytes, Existing existing, const std::string& who);
 
+  /// Writes the next bytes of the data: those of the tensors, one behind the other.
   absl::Status append(std::span<const std::byte> bytes);
   /// Completes all files. Error 70: the data is not as long as the tensors say.
   absl::Status finish();

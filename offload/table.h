@@ -20,6 +20,7 @@ class Table {
  public:
   Table() = default;
 
+  /// Errors: 71 no memory; `who` stands in front.
   static absl::StatusOr<Table> make(std::size_t size, const std::string& who) {
     absl::StatusOr<AlignedMemory> memory = AlignedMemory::make(size * sizeof(T), who);
     if (!memory.ok()) return memory.status();

@@ -23,6 +23,7 @@ class TwoPlaces {
   static constexpr std::size_t kTextBytes = 9;  ///< bytes for a record
 
   TwoPlaces() = default;
+  /// Errors: 71 no memory.
   static absl::StatusOr<TwoPlaces> make(std::size_t records, const std::string& who);
   static constexpr std::size_t occupied_bytes(std::size_t records) { return Table<State>::occupied_bytes(records); }
 
@@ -36,6 +37,7 @@ class TwoPlaces {
   /// `text` comes from a commit, whose places are not written before the next one. It does not change what the latest
   /// values are.
   absl::Status protect(std::string_view text);
+  /// The text of the latest values. `written`, `checksums`: [record].
   std::string text(const Table<std::uint8_t>& written, const Table<std::uint64_t>& checksums) const;
   /// Makes the latest values those of the commit that `text` comes from.
   absl::Status return_to(std::string_view text, const Table<std::uint8_t>& written,

@@ -22,10 +22,12 @@ class LossScaler {
   explicit LossScaler(const LossScaleConfig& config);
 
   float scale() const { return state_.scale; }
+  /// Called once a step. `overflow`: the step was skipped because a gradient was not finite.
   void update(bool overflow) { next_loss_scale(rule_, state_, overflow); }
 
   const LossScaleRule& rule() const { return rule_; }
   const LossScalerState& state() const { return state_; }
+  /// Goes on from a checkpoint's state.
   void restore(const LossScalerState& state) { state_ = state; }
 
  private:

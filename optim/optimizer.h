@@ -66,6 +66,7 @@ class Optimizer {
   /// The states beside the master, at most kMostStates. All begin with zeros. The average comes last, where weights are
   /// averaged.
   virtual const std::vector<StateInfo>& states() const = 0;
+  /// The dtypes of `states`.
   StateFormats state_formats() const;
   /// Throws `std::invalid_argument` if the slice's parts do not fit each other or this optimizer.
   virtual void step(const StepScalars& scalars, const OptimizerSlice& slice) const = 0;

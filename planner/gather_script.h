@@ -19,6 +19,7 @@ class GatherScript {
 
   /// Uses unit `index`: waits for it, and gathers ahead what follows it.
   void use(int index, ScriptWriter& writer);
+  /// Called at the end of a round (forward and backward of one microbatch).
   void end_round();
   /// Begins the first gathers of the next step at the end of this one, where the transport carries gathers by itself.
   void gather_ahead(ScriptWriter& writer);

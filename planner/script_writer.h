@@ -14,11 +14,14 @@ class ScriptWriter {
       : plan_(plan), links_(links), script_(script) {}
 
   const Links& links(Axis axis) const { return axis == Axis::kShard ? links_.shard : links_.replicate; }
+  /// Number of ranks on the axis.
   int ranks(Axis axis) const;
 
+  /// The rank works for `seconds`. `what` and `unit` name the work in a trace.
   void work(Spending spending, double seconds, const char* what, int unit = kNoUnit);
   /// Returns the call's number.
   int post(Channel channel, const CallCost& cost, const char* what, int unit = kNoUnit);
+  /// The rank waits for the end of a call, by its number.
   void wait(int call, Spending spending);
   /// Makes a call that blocks.
   void call(Channel channel, const CallCost& cost, Spending spending, const char* what, int unit = kNoUnit) {

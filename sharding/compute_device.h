@@ -19,6 +19,7 @@ struct ComputeDevice {
 /// Times what a queue spends between two places, measured by the device's clock.
 class QueueClock {
  public:
+  /// Marks where a stretch of the queue begins, and where it ends.
   virtual void begin() = 0;
   virtual void end() = 0;
 

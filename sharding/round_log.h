@@ -43,10 +43,12 @@ class RoundLog {
     if (std::exchange(ending_, kGoesOn) == kEnd) told_ = nullptr;
   }
 
+  /// Announces the event and records it.
   void announce_and_add(int event) {
     announce(event);
     add(event);
   }
+  /// Records the event.
   void add(int event) {
     if (running_.size() == kMost) running_.erase(running_.begin(), running_.begin() + kMost / 2);
     running_.push_back(event);

@@ -147,6 +147,7 @@ class Unit {
   /// Changes the state; nothing else does. Throws if the table above does not have the step.
   void become(State next);
 
+  /// The unit as plans see it.
   UnitShape shape() const;
   std::int64_t gathered_bytes() const;
 
@@ -165,11 +166,13 @@ class Unit {
   /// Called when this rank has read the unit's trainable parameters for the last time before they are updated
   /// (optimizer.in_backward): who reads them until `reopen` gets a c10::Error that says so, wherever their values are.
   void close();
+  /// Ends `close`.
   void reopen();
   bool is_closed() const { return is_closed_; }
 
   /// How many running operators and Gathered guards use this unit.
   int pins() const { return pins_; }
+  /// Keeps the unit's values where they are until as many `unpin` have followed.
   void pin();
   void unpin();
   /// Whether a storage of this unit may give out a pointer to its values now.

@@ -22,6 +22,7 @@ class RunningHash {
   RunningHash& operator=(const RunningHash&) = delete;
   ~RunningHash();
 
+  /// Adds bytes behind those added before.
   void add(std::span<const std::byte> bytes);
   /// The hash of everything that was added.
   std::uint64_t value() const;

@@ -22,6 +22,7 @@ namespace tessera {
 /// undone; the link is removed when the folder is synced. Thread-safe.
 class UnsyncedFiles {
  public:
+  /// Each tells of a change that was made, or, before_rename, that is about to be made.
   void wrote(const std::string& path);
   void synced_file(const std::string& path);
   void synced_folder(const std::string& folder);

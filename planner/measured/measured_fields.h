@@ -30,12 +30,14 @@ class MeasuredFields {
 
   /// A number from 0 to kMost; JSON has no infinities.
   double number(std::string_view key);
+  /// An integer of [least, most].
   std::int64_t integer(std::string_view key, std::int64_t least, std::int64_t most);
   bool boolean(std::string_view key);
   /// A text that is not empty.
   std::string text(std::string_view key);
   /// One of `allowed`; "" where it is not.
   std::string word(std::string_view key, const std::vector<std::string>& allowed);
+  /// The fields of an object; nothing where it is none.
   std::optional<MeasuredFields> object(std::string_view key);
   /// The elements of a list; null where it is no list.
   const JsonNode* list(std::string_view key);

@@ -21,6 +21,7 @@ class GatherLog {
   /// at once (see `note_use`).
   explicit GatherLog(std::size_t recent) : most_recent_(recent) { recent_.reserve(recent); }
 
+  /// Called when a unit is gathered, and when a guard over it begins.
   void note_gather(int unit) { add(unit); }
   void note_guard(int unit) { add(guard_code(unit)); }
   /// Called when an operator reads a unit that every rank of this host has at hand. The use is noted if ranks on

@@ -24,6 +24,7 @@ class UnitKeeper {
   void use_or_poison(Unit& unit) noexcept;
   /// Waits for the values and pins them for code outside of operators. Throws tessera::Error. Pair with `unpin`.
   virtual void hold(Unit& unit) = 0;
+  /// Ends a `use` or a `hold`.
   void unpin(Unit& unit);
   /// Called when the values are about to change, or have changed. Afterwards none of them is on its way, and values
   /// that this rank has only gathered are released, unless the unit is pinned.

@@ -32,6 +32,7 @@ class Chunks {
 
   /// The first chunk that is offloaded if the share `share` of them is, 0 to 1, rounded up.
   std::int64_t first_below(double share) const;
+  /// Offloads the chunks from `first_record` on.
   void put_below(std::int64_t first_record) { first_record_ = first_record; }
 
  protected:

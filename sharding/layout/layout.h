@@ -61,6 +61,7 @@ class Layout {
   Extent shard(int part) const { return {part * shard_numel_, shard_numel_}; }
   /// Elements that belong to no tensor, in order.
   std::span<const Extent> gaps() const { return gaps_; }
+  /// Elements in gaps, in all.
   std::int64_t padding() const;
 
  private:

@@ -15,6 +15,7 @@ class Tournament {
 
   /// Lets `player` take part with `score`, or changes its score.
   void put(int player, std::size_t score);
+  /// Lets `player` take part no more.
   void remove(int player);
   bool contains(int player) const { return takes_part_[static_cast<std::size_t>(player)]; }
 

@@ -34,6 +34,7 @@ class GradientPacker {
 
   /// Called when the unit gets an empty bucket, in which no gradient has arrived.
   void begin();
+  /// Called at the end of a step: no parameter counts as used.
   void reset();
   /// Copies `gradient` to its place, or adds it to one that came before. Small ones wait among `copies` on a GPU.
   /// `is_usual`: the bucket is one of the few that this unit gets again and again.

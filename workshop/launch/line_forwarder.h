@@ -16,6 +16,7 @@ class LineForwarder {
  public:
   LineForwarder(int fd, std::string prefix) : fd_(fd), prefix_(std::move(prefix)) {}
 
+  /// Takes the next bytes, and writes the lines that they complete.
   void add(std::string_view bytes);
   /// Writes the rest, which has no end of line.
   void finish();

@@ -21,7 +21,9 @@ class OwnedFd {
 
   int get() const { return fd_; }
   bool is_open() const { return fd_ >= 0; }
+  /// Closes the descriptor.
   void reset();
+  /// Gives the descriptor away; the object has none then.
   int release();
 
  private:
@@ -37,6 +39,7 @@ struct RankExit {
   bool failed() const { return wait_status != 0; }
   /// The code that a shell reports: the exit code, or 128 + n for signal n.
   int code() const;
+  /// The signal that ended it, if one did.
   std::optional<int> signal() const;
 };
 

@@ -34,6 +34,7 @@ class Supervisor {
   /// Kills and reaps what is still running.
   ~Supervisor();
 
+  /// Starts all ranks. Errors: those of start_rank.
   absl::Status start_all();
   /// Returns when no process of any rank is left.
   std::vector<RankRecord> wait_all();

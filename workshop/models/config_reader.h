@@ -35,6 +35,7 @@ class ConfigReader final : public ConfigVisitor {
 
   /// Checks a rule between keys: a violation is reported at `key` unless one of `keys` is wrong already.
   void require(bool holds, const std::string& key, const std::vector<std::string>& keys, const std::string& message);
+  /// Reports the keys that nobody asked for.
   void finish();
   /// Keys that nobody asked for.
   std::vector<std::string> unknown() const;

@@ -29,6 +29,7 @@ TORCH_MODULE(RMSNorm);
 struct Rotary {
   at::Tensor cos, sin;
 
+  /// The tables for positions 0 to time - 1, in the dtype of `options`.
   static Rotary make(std::int64_t time, const LlamaConfig& config, const at::TensorOptions& options);
   /// x: [B, heads, T, head_size].
   at::Tensor rotate(const at::Tensor& x) const;

@@ -14,6 +14,7 @@ namespace tessera {
 /// those that begin at one place.
 class AddedTokens {
  public:
+  /// REQUIRES: content is not empty.
   void add(std::string content, std::uint32_t id);
   bool empty() const { return tokens_.empty(); }
 

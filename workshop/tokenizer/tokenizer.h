@@ -47,6 +47,7 @@ class Tokenizer {
 
   /// Highest token + 1: what a model's vocabulary must have at least.
   std::int64_t vocab_size() const { return vocab_size_; }
+  /// The id of a token, spelled as in the file; nothing if there is no such token.
   std::optional<Id> id_of(const std::string& token) const;
 
   /// Appends the tokens of a text. `add_special`: includes those that the file puts before and behind a text ("[BOS]").

@@ -168,6 +168,7 @@ class MemoryPlan {
   /// fp32 elements of scratch for one unit's reduction; every unit whose reduction may be under way has its own.
   std::int64_t scratch_numel() const { return scratch_numel_; }
   std::int64_t units_under_way() const { return end_lag_ + 1; }
+  /// Bytes of one unit's bucket, in full.
   std::int64_t bucket_bytes_of(const UnitShape& unit) const;
   /// Dtype of gradients in buckets that units share: the wire's dtype; fp32 where there is one rank, since nothing is
   /// sent.
@@ -191,6 +192,7 @@ class MemoryPlan {
   /// The matrices that are updated as such, and the bytes for their exchange: buffers for messages first, then room to
   /// work in.
   const MatrixDeal& matrices() const { return matrices_; }
+  /// Bytes for the exchange of matrices.
   std::int64_t matrix_bytes() const {
     return (2 * matrices_.exchange_numel() + matrices_.work_numel() + own_masters_numel()) * 4;
   }
@@ -216,6 +218,7 @@ class MemoryPlan {
   /// Records of tensor states. Those of one batch (MatrixBatch) are in use at once, while those of another are read
   /// ahead or written behind.
   const RecordPool& tensor_state_records() const { return tensor_state_records_; }
+  /// Bytes of a group's record, in whole pages.
   std::int64_t tensor_state_record_bytes_of(const GroupShape& group) const;
   /// The most such records that one batch has; then how many are read ahead, and how many are written behind.
   std::int64_t tensor_states_of_a_batch() const { return tensor_states_of_a_batch_; }

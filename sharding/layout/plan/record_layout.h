@@ -49,6 +49,7 @@ class RecordLayout : public Chunks {
     };
     std::array<State, kMostStates> states{};
   };
+  /// The record of a chunk. REQUIRES: chunk >= first_record().
   Record record(std::int64_t chunk) const;
 
  private:

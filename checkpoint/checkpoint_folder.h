@@ -15,8 +15,8 @@ namespace tessera {
 /// A folder of checkpoints:
 ///
 ///   latest                         one line: the name of the checkpoint that was committed last
-///   best                           likewise: of the best one, by whatever the program measures; not in every folder
-/// likewise: the best one, by whatever the program measures; not in every folder
+///   best                           the same for the best one, by whatever the program measures; not in every folder
+///   step-000000000100/             a committed checkpoint, which nobody writes any more
 ///     manifest.json
 ///     rank-00000.safetensors ...
 ///   step-000000000200.tmp-.../     a save under way, or what a killed one left: nobody reads it

@@ -24,7 +24,7 @@ inline constexpr char kValue[] = "value";    ///< a parameter that is frozen, in
 inline constexpr char kBuffer[] = "buffer";  ///< a buffer that the module has
 inline constexpr char kItem[] = "item";      ///< a tensor that the program added
 inline constexpr char kGenerator[] = "generator";  ///< U8: LibTorch's default CPU generator, named by the rank
-/// U8, named likewise: the generator of its GPU. It is there only if the rank trained on one.
+/// U8, named by the rank too: the generator of its GPU. It is there only if the rank trained on one.
 inline constexpr char kGpuGenerator[] = "gpu_generator";
 /// F32, for parameters that train: what PowerSGD begins the next step with.
 inline constexpr char kFactors[] = "factors";
@@ -117,7 +117,7 @@ class SavedCheckpoint {
   Manifest manifest_;
   std::uint64_t hash_ = 0;
   std::map<std::string, std::vector<Place>> tensors_;       ///< key: "what|name"
-  std::map<std::string, bool> checked_;                     ///< likewise, while the tensors are checked
+  std::map<std::string, bool> checked_;                     ///< the same keys, while the tensors are checked
   std::list<std::pair<std::size_t, ShardReader>> readers_;  ///< readers of the files used last, the latest first
   std::list<Chunk> chunks_;                                 ///< chunks read last, the latest first
   std::vector<std::byte> joined_;                           ///< what `view` returned, if it came from several chunks

@@ -41,6 +41,7 @@ class TensorFiles {
     std::size_t file = 0;
     FileTensor tensor;
   };
+  /// The tensors by their names.
   const std::map<std::string, Place>& tensors() const { return tensors_; }
 
   /// Reads bytes of a tensor from byte `first` on, as many as `bytes` has room for. REQUIRES: they are there.

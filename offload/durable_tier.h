@@ -39,7 +39,7 @@ class DurableTier {
   /// Keeps the commit's values from being overwritten. Errors: 65 `where` is of other records.
   virtual absl::Status protect(std::string_view where) = 0;
   /// Takes the records back to the commit's values. REQUIRES: no record is held, and no copy is under way. Errors: 65
-  /// likewise, and those of a read.
+  /// `where` is of other records; those of a read.
   virtual absl::Status return_to(std::string_view where) = 0;
   /// Records that are never on disk. Whoever makes the commit must save them and bring them back.
   virtual std::span<std::byte> in_memory() = 0;

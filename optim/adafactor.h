@@ -13,7 +13,7 @@ namespace tessera {
 struct AdafactorTensor {
   std::int64_t matrices = 1, rows = 1, columns = 0;
   std::span<float> parameter;  ///< [matrices * rows * columns]
-  std::span<float> gradient;   ///< likewise; overwritten
+  std::span<float> gradient;   ///< [matrices * rows * columns]; overwritten
   /// States, zeros before the first step: running means of the squares of each row and of each column ...
   std::span<float> row_var;  ///< [matrices * rows]
   std::span<float> col_var;  ///< [matrices * columns]

@@ -50,13 +50,13 @@ StepRule rule_of(OptimizerType type) {
     case OptimizerType::kAdamW:
     case OptimizerType::kAdam:
     case OptimizerType::kMuon:       // parameters that are no matrices
-    case OptimizerType::kOwnMatrix:  // likewise
+    case OptimizerType::kOwnMatrix:  // parameters that are no matrices
       return StepRule::kAdam;
     case OptimizerType::kSgd:
       return StepRule::kSgd;
     case OptimizerType::kLamb:  // layerwise_optimizer.h
       return StepRule::kLamb;
-    case OptimizerType::kLars:  // likewise
+    case OptimizerType::kLars:  // layerwise_optimizer.h
       return StepRule::kLars;
     case OptimizerType::kLion:
       return StepRule::kLion;

@@ -77,7 +77,7 @@ struct StepRequest {
 struct UnitRequest {
   std::int32_t unit = 0;
   std::uint32_t first_group = 0, groups = 0;          ///< its groups in StepTables
-  std::uint32_t first_parameter = 0, parameters = 0;  ///< its parameters, likewise
+  std::uint32_t first_parameter = 0, parameters = 0;  ///< its parameters in StepTables
   std::uint32_t sum_count = 0, digest_bits = 0;
   /// [sum_count]: the norm's sums over this rank's part of the unit's gradients. Device memory, as all here
   const double* sums = nullptr;

@@ -21,7 +21,7 @@ struct PredictedWire {
   std::int64_t calls = 0;       ///< all-gathers and reductions of flat groups, barriers
   std::int64_t sent_bytes = 0;  ///< bytes that one rank sends
   double latency_s = 0;         ///< sum over all calls, as if each were alone
-  double transfer_s = 0;        ///< likewise
+  double transfer_s = 0;        ///< sum over all calls, as if each were alone
 };
 
 /// The time of a training step and where it goes, from the second step on.

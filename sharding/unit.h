@@ -87,7 +87,7 @@ struct FlatGroup {
   std::shared_ptr<StateRecords> below;     ///< holds the records; null where all is in memory
   Chunks parameter_chunks;                 ///< how `shard` is cut
   std::int64_t first_parameter_record = 0;
-  std::shared_ptr<StateRecords> parameters_below;  ///< holds the parameters' records, likewise
+  std::shared_ptr<StateRecords> parameters_below;  ///< holds the parameters' records; null where all is in memory
   float* gradient = nullptr;
   TensorStates tensor_states;                    ///< GroupShape::tensor_states
   std::vector<TensorState> tensor_state_shapes;  ///< shape of each state in their layout

@@ -115,7 +115,7 @@ struct MeshLinks {
 /// Errors: 65 with everything that is wrong in the text, one a line: file, line, key, wanted, got. `name` stands for
 /// the file.
 absl::StatusOr<Links> parse_links(const std::string& text, const std::string& name);
-/// Reads the file at `path` likewise. Errors also: those of read_input_file.
+/// The same for the file at `path`. Errors also: those of read_input_file.
 absl::StatusOr<Links> read_links(const std::filesystem::path& path);
 /// A text that parse_links reads as equal links.
 std::string to_json(const Links& links);

@@ -6,7 +6,7 @@ namespace tessera {
 /// runs and pinned until it returns. That is what lets any module run sharded, unmodified: `forward` may be called from
 /// anywhere, weights may be tied, indexed, stacked or passed to functions; backward and recomputation are operators
 /// too.
-/// too.
+///
 /// It is an at::RecordFunction callback, called on the thread that runs the operator. It looks at tensors, lists and
 /// tuples among the inputs, and recognises a unit by the deleter of its storage's data pointer. An operator without
 /// units therefore costs a few comparisons, and threads that run other ranks or no rank at all share nothing.

@@ -39,8 +39,8 @@ enum class SmallTensors {
 ///  4. cut() is kBlock, but a smaller power of two where all tensors are so small: then none of them reaches over a
 ///     multiple of cut(), and shards need not be padded to whole blocks.
 ///  5. Offsets and cut() depend on the tensors alone, not on `parts`.
-/// padding() is less than kBlock for each tensor that begins a block, max(kAlign, its numel) for each other one, and
-/// cut() (or `multiple`, if that is more) for each part, added up.
+///  6. padding() is less than the sum of kBlock for each tensor that begins a block, max(kAlign, its numel) for each
+///     other one, and cut() (or `multiple`, if that is more) for each part.
 class Layout {
  public:
   static constexpr std::int64_t kAlign = 32;     ///< 128 bytes of fp32

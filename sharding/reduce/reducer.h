@@ -42,19 +42,20 @@ struct ReducerCounts {
 ///
 /// Parameters that no rank used in the last step (`expect`) are not waited for, so that their units keep no bucket from
 /// the others. When the set of used parameters changes, the step of the change may need buckets beyond the plan, and
-/// the order is agreed again.
-///
-/// Parameters that no rank used in the last step (`expect`) are not waited for, so that their units keep no bucket from
-/// the others. When the set of used parameters changes, the step of the change may need buckets beyond the plan, and
 /// the ranks agree on the order again.
 ///
-/// Where the plan has the buckets for it (MemoryPlan::reduction_lag), a unit that is complete only starts its
-/// reduction. Some units later this rank does its share of it, and some units after that waits for its end; both at
-/// places that are the same on all ranks (Collectives::reduce_scatter).
+/// The way of a gradient: `.grad` (parameter dtype) -> bucket (reduce dtype; one copy) -> sum over ranks (fp32) ->
+/// `FlatGroup::gradient`. Sums are plain: 1/N, loss scale and clip enter in the optimizer's pass. The last sum of the
+/// way adds onto earlier microbatches and shows the result to a GradientVisitor, all while it is in cache.
 ///
 /// Where the plan has the buckets for it (MemoryPlan::reduction_lag), a unit that is complete only starts its
 /// reduction. This rank does its share of it some units later, and waits for its end some units after that; both happen
 /// at places that are the same on all ranks (Collectives::reduce_scatter).
+///
+/// A parameter can get several gradients in one backward, when activation recomputation runs parts of the graph apart.
+/// They are added while the unit's bucket is open. A gradient that comes after that is reduced by itself and added to
+/// the sum.
+///
 /// Where sums are offloaded, a unit's sum has memory from the start of its reduction to its end.
 ///
 /// Where units are updated in backward (PlanInput::updates_in_backward), a unit whose sum is there is handed to whoever

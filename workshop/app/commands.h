@@ -66,7 +66,7 @@ struct TrainCommand {
   std::string out;              ///< run directory (run_outputs.h); empty: none
   std::string metrics;          ///< JSON lines, a step each, or a table (".csv"); empty: none
   std::string trace;            ///< Chrome trace of the last steps; empty: none
-  std::string trace_operators;  ///< likewise, with LibTorch's operators and a GPU's kernels
+  std::string trace_operators;  ///< the same, with LibTorch's operators and a GPU's kernels
   std::string profile;  ///< file for the seconds that a rank computes with each unit (plan --profile); empty: none
   /// --predict-links, --predict-profile: the step that they predict is shown beside the measured one.
   TimingOptions predicted_by;

@@ -19,7 +19,7 @@ namespace tessera::models {
 /// | llama      | LlamaConfig                                                                      |
 /// | mistral    | LlamaConfig with sliding_window                                                  |
 /// | qwen2      | LlamaConfig with qkv_bias, and sliding_window where use_sliding_window says so   |
-/// | qwen3      | LlamaConfig with qk_norm, likewise                                               |
+/// | qwen3      | LlamaConfig with qk_norm, and sliding_window where use_sliding_window says so    |
 ///
 /// A key that changes what a model computes is understood or refused. Keys that are not known are left out, and
 /// `unknown` names them.

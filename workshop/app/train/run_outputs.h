@@ -19,8 +19,8 @@ namespace tessera::app {
 /// single files go beside it; with --out, a relative one lies in DIR.
 struct RunOutputs {
   std::filesystem::path config, metrics, trace, weights;  ///< empty: not written
-  std::filesystem::path profile, operators;               ///< likewise
-  std::filesystem::path hf;                               ///< folder for a model of Hugging Face; likewise
+  std::filesystem::path profile, operators;               ///< empty: not written
+  std::filesystem::path hf;                               ///< folder for a model of Hugging Face; empty: not written
   Existing existing = Existing::kKept;
   bool is_restart = false;            ///< the job goes on, and so do the metrics, from where they stopped
   std::string run_id;                 ///< "20261122-082250-9f3c": no two runs have the same

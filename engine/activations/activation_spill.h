@@ -8,10 +8,12 @@
 
 namespace tessera {
 
-/// Scratch files for a rank's activations, in the directories of `offload`. Throws tessera::Error: those of Spill::create.
+/// Creates the scratch files for the activations of rank `rank` in the directories of `offload`. The tiers on disk
+/// (NvmeActivations, DeviceNvmeActivations) call it once, when they are made. Throws tessera::Error: those of
+/// Spill::create.
 std::unique_ptr<Spill> activation_spill(const OffloadConfig& offload, int rank);
 
-/// `counts`, with the spill's.
+/// Returns `counts` with the disk's counts filled in from `disk`, the counters of the spill.
 ActivationCounts with_disk(ActivationCounts counts, const TierCounters& disk);
 
 }  // namespace tessera

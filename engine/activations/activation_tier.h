@@ -9,20 +9,20 @@
 
 namespace tessera {
 
-/// Where bytes of a storage lie, in a storage.
+/// A place where bytes lie: a storage, and their distance from its beginning, in bytes.
 struct StoredBytes {
   c10::Storage storage;
   std::size_t begin = 0;
 };
 
-/// All counts are since the tier was made.
+/// What a tier has moved so far. All counts begin when the tier is made.
 struct ActivationCounts {
-  std::int64_t values = 0, bytes_put = 0;  ///< put
+  std::int64_t values = 0, bytes_put = 0;  ///< calls of `put`, and the bytes that they were given
   std::int64_t bytes_got = 0;
-  std::int64_t live_bytes = 0;  ///< of values that were not dropped, now
-  std::int64_t peak_bytes = 0;  ///< the most that `live_bytes` was
+  std::int64_t live_bytes = 0;  ///< bytes of the values that were not dropped, now
+  std::int64_t peak_bytes = 0;  ///< the largest value that `live_bytes` had
   std::int64_t disk_bytes_read = 0, disk_bytes_written = 0;
-  double disk_wait_seconds = 0;  ///< standing still for the disk
+  double disk_wait_seconds = 0;  ///< time in which the caller stood still for the disk
 
   void add_put(std::size_t bytes) {
     ++values;
@@ -33,34 +33,40 @@ struct ActivationCounts {
   void drop(std::size_t bytes) { live_bytes -= static_cast<std::int64_t>(bytes); }
 };
 
-/// Holds bytes of saved tensors somewhere else than in the memory of the device that computes. For one thread at a time. Errors
-/// are c10::Error or std::runtime_error, of transfers that were begun earlier too.
+/// Holds bytes of saved tensors outside the memory of the device that computes. SavedActivations owns a tier and calls
+/// it under its mutex: one thread at a time. Errors are c10::Error or std::runtime_error; a call may also throw the
+/// error of a transfer that an earlier call began.
 class ActivationTier {
  public:
   using Id = std::int64_t;
 
   virtual ~ActivationTier() = default;
-  /// Begins to take `bytes` of `storage` from `begin` on, as they are now for operators that are called from now on. The memory
-  /// goes when the caller has let go of it and the transfer needs it no more. Ids grow.
+  /// Begins to copy `bytes` bytes of `storage`, from byte `begin` on, to the tier. The values are those that an
+  /// operator called now would read. The storage is freed once the caller has let go of it and the transfer is over.
+  /// Every id is larger than those before.
   virtual Id put(const c10::Storage& storage, std::size_t begin, std::size_t bytes) = 0;
-  /// The bytes, for operators that are called from now on, at the same distance from a multiple of 64 as they were. Begins to
-  /// bring back those put before them. May be called several times for a value.
+  /// Returns the bytes for operators that are called from now on. Their address has the same distance from a multiple
+  /// of 64 as the original had. The call also begins to bring back the values that were put just before this one. It
+  /// may be called several times for a value.
   virtual StoredBytes get(Id id) = 0;
+  /// Forgets the value: nobody wants it any more.
   virtual void drop(Id id) = 0;
 
   virtual ActivationCounts counts() const = 0;
-  /// Memory that it took when it was made, as in the plan.
+  /// Bytes of host memory that the tier took when it was made, as the plan counts them.
   virtual std::int64_t memory_bytes() const = 0;
-  /// The Engine goes, and with it what moves bytes of a GPU. Values stay, and are got without it.
+  /// Called when the Engine is destroyed, and with it the kernels that move bytes of a GPU. The values stay; later
+  /// calls of `get` bring them back without those kernels.
   virtual void close() {}
 };
 
-/// Memory for a value's bytes, such that they may lie at any distance from a multiple of 64.
+/// Allocates `bytes` bytes on `device` for a value and the gap before it (`phase_of`).
 inline at::Tensor bytes_on(c10::Device device, std::size_t bytes) {
   return at::empty({static_cast<std::int64_t>(bytes)}, at::TensorOptions(at::kByte).device(device));
 }
 
-/// So far from a multiple of 64 does `data` lie. What is brought back lies the same, so that operators compute it alike.
+/// The distance of `data` from a multiple of 64, in bytes. A value that is brought back has the same distance, so that
+/// operators compute with it as they did before.
 inline std::size_t phase_of(const void* data) { return reinterpret_cast<std::uintptr_t>(data) % 64; }
 
 }  // namespace tessera

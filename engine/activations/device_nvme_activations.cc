@@ -18,7 +18,7 @@ DeviceNvmeActivations::DeviceNvmeActivations(ComputeDevice device, DeviceKernels
 
 DeviceNvmeActivations::~DeviceNvmeActivations() = default;
 
-/// Which the host may write.
+/// A block that the host may write now: its last copy is over.
 PinnedBlocks::Block DeviceNvmeActivations::idle_block(std::size_t bytes) {
   PinnedBlocks::Block block = idle_.take(bytes);
   if (block.last) std::exchange(block.last, nullptr)->wait();
@@ -40,7 +40,8 @@ ActivationTier::Id DeviceNvmeActivations::put(const c10::Storage& storage, std::
   return id;
 }
 
-/// When the copy has been, so nothing need come after it.
+/// Puts the oldest value on its way out into the spill. It waits for the copy to the host first, so nothing that is
+/// computed later has to be ordered after that copy.
 void DeviceNvmeActivations::spill_oldest() {
   Value& value = values_.at(leaving_.front());
   value.block.last->wait();
@@ -52,13 +53,13 @@ void DeviceNvmeActivations::spill_oldest() {
   idle_.give_back(std::move(block));
 }
 
-/// It is not where putting it there failed, which is an error already.
+/// Throws where the value is not in the spill: putting it there failed, and that error was reported then.
 void DeviceNvmeActivations::expect_spilled(const Value& value) {
   if (!value.spilled)
     throw Error(ExitCode::kIo, "an activation could not be put on disk. [T0087] hint: an earlier message says why");
 }
 
-/// Begins to.
+/// Begins to bring the value back: reads it from the spill and queues its copy to the device.
 void DeviceNvmeActivations::bring_back(Value& value) {
   expect_spilled(value);
   value.block = idle_block(value.bytes);
@@ -66,13 +67,13 @@ void DeviceNvmeActivations::bring_back(Value& value) {
   const at::Tensor memory = bytes_on(device_.device, value.phase + value.bytes);
   const DeviceKernels::UploadPiece piece[] = {
       {static_cast<std::byte*>(memory.mutable_data_ptr()) + value.phase, value.block.memory.get(), value.bytes}};
-  // Behind what still computes in memory that the allocator gives out.
+  // The copy comes after work that still uses the memory that the allocator has just given out.
   const std::unique_ptr<DeviceKernels::Mark> now = kernels_->mark();
   value.block.last = kernels_->upload(piece, now.get());
   value.coming = {memory.storage(), value.phase};
 }
 
-/// What is computed from now on comes after the copy back.
+/// Orders what is computed from now on after the copy back, and returns the value's place.
 StoredBytes DeviceNvmeActivations::take(Value& value) {
   value.block.last->join();
   idle_.give_back(std::exchange(value.block, {}));
@@ -106,7 +107,7 @@ void DeviceNvmeActivations::drop(Id id) {
   const auto found = values_.find(id);
   Value& value = found->second;
   std::erase(leaving_, id);
-  if (value.leaving.storage) {  // what is computed later in its memory comes after the copy
+  if (value.leaving.storage) {  // later work in its memory must come after the copy
     value.block.last->join();
     idle_.give_back(std::exchange(value.block, {}));
   }

@@ -15,13 +15,16 @@
 
 namespace tessera {
 
-/// Activations of a GPU in scratch files, by way of pinned memory of its host.
+/// Keeps activations of a GPU in scratch files; they go through pinned memory of its host (`"offload.activations"`:
+/// `"nvme"`, on a GPU).
 ///
-/// **Out.** A copy to the host begins at once, beside what is computed, and holds the tensor's storage. When `queue_depth` of them were begun
-/// after it, the host waits for it, gives the storage back, and puts the value into the spill, which writes it in the background.
-/// **Back.** `get` takes the value from the spill, which reads ahead, and queues its copy to the device; then it does so with the one put
-/// before, which comes while the device computes with this one.
-/// **Host memory**: the spill's slots, which the plan has; and pinned blocks, as HostActivations has them, for the values on their way.
+/// **Out.** A copy to the host begins at once, runs beside the computation, and holds the tensor's storage. Once
+/// `queue_depth` further copies have begun, the host waits for it, frees the storage, and puts the value into the
+/// spill, which writes it in the background.
+/// **Back.** `get` takes the value from the spill, which reads ahead, and queues its copy to the device. It then does
+/// the same with the value that was put before it; that one arrives while the device computes with this one.
+/// **Host memory**: the spill's slots, which the plan counts; and pinned blocks, like those of HostActivations, for the
+/// values on their way.
 class DeviceNvmeActivations final : public ActivationTier {
  public:
   /// `kernels` are used until `close`. Throws tessera::Error: those of Spill::create.
@@ -39,10 +42,10 @@ class DeviceNvmeActivations final : public ActivationTier {
  private:
   struct Value {
     std::size_t bytes = 0, phase = 0;
-    std::optional<Spill::Id> spilled;  ///< nothing: it is on its way out
-    PinnedBlocks::Block block;         ///< while a copy is under way
+    std::optional<Spill::Id> spilled;  ///< its id in the spill; nothing while it is on its way out
+    PinnedBlocks::Block block;         ///< the block of a copy that is under way
     StoredBytes leaving;               ///< read by a copy out that the host has not waited for
-    StoredBytes coming;                ///< written by a copy back that was not joined
+    StoredBytes coming;                ///< written by a copy back that was not joined yet
   };
 
   void spill_oldest();
@@ -52,14 +55,14 @@ class DeviceNvmeActivations final : public ActivationTier {
   PinnedBlocks::Block idle_block(std::size_t bytes);
 
   const ComputeDevice device_;
-  DeviceKernels* kernels_;  ///< null when closed
+  DeviceKernels* kernels_;  ///< null after `close`
   const std::size_t queue_depth_;
   std::unique_ptr<Spill> spill_;
   std::map<Id, Value> values_;
   std::deque<Id> leaving_;  ///< values on their way out, oldest first
   PinnedBlocks idle_;
   Id next_ = 0;
-  ActivationCounts counts_;  ///< without the disk's
+  ActivationCounts counts_;  ///< all counts but those of the disk, which the spill keeps
 };
 
 }  // namespace tessera

@@ -27,20 +27,21 @@ ActivationTier::Id HostActivations::put(const c10::Storage& storage, std::size_t
   return id;
 }
 
-/// Of device memory that a copy uses: what is computed from now on comes after the copy.
+/// Lets go of the device memory that a copy uses: what is computed from now on is ordered after that copy.
 void HostActivations::let_go(Value& value) {
   if (value.leaving.storage || value.coming.storage) value.block.last->join();
   value.leaving = {};
   value.coming = {};
 }
 
-/// Begins to. REQUIRES: no copy of it is under way.
+/// Begins to bring the value back to the device. REQUIRES: no copy of it is under way.
 void HostActivations::bring_back(Value& value) {
   const at::Tensor memory = bytes_on(device_.device, value.phase + value.bytes);
   value.coming = {memory.storage(), value.phase};
   const DeviceKernels::UploadPiece piece[] = {
       {static_cast<std::byte*>(memory.mutable_data_ptr()) + value.phase, value.block.memory.get(), value.bytes}};
-  // Behind what still computes in memory that the allocator gives out, and behind the copy out, which was joined.
+  // The copy comes after work that still uses the memory that the allocator has just given out, and after the copy
+  // out, which was joined.
   const std::unique_ptr<DeviceKernels::Mark> now = kernels_->mark();
   value.block.last = kernels_->upload(piece, now.get());
 }

@@ -11,14 +11,14 @@
 
 namespace tessera {
 
-/// Activations of a GPU in pinned memory of its host. Copies run on queues of their own beside what is computed, and no call
-/// waits for the device.
+/// Keeps activations of a GPU in pinned memory of its host (`"offload.activations"`: `"host"`). Copies run on streams
+/// of their own beside the computation. No call but `close` waits for the device.
 ///
-/// **Out.** The tensor's storage is held until the copy out has been joined: what is computed later, in memory that it gave
-/// back, then comes after the copy. At most `queue_depth` copies are on their way out so; the next `put` joins the oldest.
-/// **Back.** `get` joins the copy back, and begins those of the `queue_depth` values put before it. Each takes device memory
-/// when it begins.
-/// **Host memory** is taken as it is needed, and used again for values that are no larger, so a steady loop takes none.
+/// **Out.** The tensor's storage is held until the copy out has been joined. After that, later work in the freed memory
+/// is ordered after the copy. No more than `queue_depth` copies are on their way out; the next `put` joins the oldest.
+/// **Back.** `get` joins the copy back, and begins those of the `queue_depth` values that were put before it. Each copy
+/// takes device memory when it begins.
+/// **Host memory** is taken as it is needed and used again for values that are no larger, so a steady loop takes none.
 class HostActivations final : public ActivationTier {
  public:
   /// `kernels` are used until `close`.
@@ -37,20 +37,20 @@ class HostActivations final : public ActivationTier {
   struct Value {
     PinnedBlocks::Block block;
     std::size_t bytes = 0, phase = 0;
-    StoredBytes leaving;  ///< read by a copy out that was not joined
-    StoredBytes coming;   ///< written by a copy back that was not joined
+    StoredBytes leaving;  ///< read by a copy out that was not joined yet
+    StoredBytes coming;   ///< written by a copy back that was not joined yet
   };
 
   static void let_go(Value& value);
   void bring_back(Value& value);
 
   const ComputeDevice device_;
-  DeviceKernels* kernels_;  ///< null when closed
+  DeviceKernels* kernels_;  ///< null after `close`
   const std::size_t queue_depth_;
   std::map<Id, Value> values_;
-  std::deque<Id> leaving_;  ///< values whose copy out was not joined, oldest first
-  PinnedBlocks
-      idle_;  ///< copies of them were joined, so the next one, which comes after what is computed now, comes after them
+  std::deque<Id> leaving_;  ///< values whose copy out was not joined yet, oldest first
+  /// Free blocks. Their last copy was joined, so it comes before every copy that is queued from now on.
+  PinnedBlocks idle_;
   Id next_ = 0;
   ActivationCounts counts_;
 };

@@ -9,7 +9,8 @@
 
 namespace tessera {
 
-/// Activations of a CPU in scratch files. `put` copies into the spill's slots, so memory may go when it returns.
+/// Keeps activations of a CPU in scratch files (`"offload.activations"`: `"nvme"`, on the CPU). `put` copies the bytes
+/// into the spill's slots, so the caller may free its memory when `put` returns.
 class NvmeActivations final : public ActivationTier {
  public:
   /// Throws tessera::Error: those of Spill::create.
@@ -28,7 +29,7 @@ class NvmeActivations final : public ActivationTier {
 
   std::unique_ptr<Spill> spill_;
   std::map<Id, Value> values_;
-  ActivationCounts counts_;  ///< without the disk's
+  ActivationCounts counts_;  ///< all counts but those of the disk, which the spill keeps
 };
 
 }  // namespace tessera

@@ -9,8 +9,9 @@
 
 namespace tessera {
 
-/// Offloads what the calling thread's operators save from now on, as "offload.activations" says; null where that is memory.
-/// `whole`: these stay where they are. Throws tessera::Error: those of Spill::create.
+/// Offloads the tensors that operators of the calling thread save from now on, as `"offload.activations"` says. The
+/// Engine calls it when it is made, and holds what is returned: null where activations stay in memory. The tensors of
+/// `whole` are not offloaded. Throws tessera::Error: those of Spill::create.
 std::shared_ptr<SavedActivations> offload_activations(const OffloadConfig& offload, const NamedTensors& whole,
                                                       const Accelerator& accelerator, int rank);
 

@@ -11,11 +11,11 @@
 
 namespace tessera {
 
-/// Pinned memory of a host for values of any length, taken as it is needed and used again for values that are no larger; so a steady loop
-/// takes none.
+/// Pinned memory of a host for values of any length. A block is taken as it is needed and used again for values that
+/// are no larger, so a steady loop takes none. One thread at a time uses it.
 class PinnedBlocks {
  public:
-  /// And the last copy from or to it; null: there was none.
+  /// A block of pinned memory, and its last copy in either direction (null where there was none).
   struct Block {
     std::shared_ptr<std::byte> memory;
     std::size_t bytes = 0;
@@ -27,7 +27,8 @@ class PinnedBlocks {
                                "a higher offload.activations.min, fewer samples a microbatch, or recomputation needs "
                                "less of it; so does the tier \"nvme\"")) {}
 
-  /// The smallest that is large enough. Its last copy may still be under way. Throws tessera::Error (71). REQUIRES: the kernels live.
+  /// Takes the smallest free block that is large enough, or a new one of `bytes` bytes. Its last copy may still be
+  /// under way. Throws tessera::Error (71) where the host has not so much pinned memory. REQUIRES: the kernels live.
   Block take(std::size_t bytes) {
     auto best = idle_.end();
     for (auto block = idle_.begin(); block != idle_.end(); ++block) {
@@ -40,7 +41,7 @@ class PinnedBlocks {
     return block;
   }
   void give_back(Block block) { idle_.push_back(std::move(block)); }
-  /// Waits for the copies of those that are not in use, and gives their memory back.
+  /// Waits for the copies of the blocks that are not in use, and frees their memory.
   void clear() {
     for (const Block& block : idle_) {
       if (block.last) block.last->wait();

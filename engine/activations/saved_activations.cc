@@ -24,7 +24,7 @@ namespace {
 
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
-/// From the first to behind the last byte of what a tensor views, in its storage.
+/// The bytes of a storage that a tensor views: from the first one to behind the last one.
 struct ByteRange {
   std::size_t begin = 0, end = 0;
   std::size_t bytes() const { return end - begin; }
@@ -39,7 +39,7 @@ ByteRange range_of(const at::Tensor& tensor) {
   return {begin, begin + static_cast<std::size_t>(last + 1) * element};
 }
 
-/// The storage, if it still lives.
+/// The storage, or nothing where it was freed.
 std::optional<c10::Storage> living(const WeakStorage& weak) {
   if (auto storage = weak.lock()) return c10::Storage(std::move(storage));
   return std::nullopt;
@@ -50,17 +50,17 @@ std::optional<c10::Storage> living(const WeakStorage& weak) {
 /// What a SavedActivations shares with the graphs. Any thread may call it.
 class SavedActivations::Store : public std::enable_shared_from_this<SavedActivations::Store> {
  public:
-  /// Bytes on the tier, until the last tensor in them goes.
+  /// Bytes on the tier. They stay until the last saved tensor that lies in them is gone.
   struct Put {
     ~Put() { store->drop(*this); }
     std::shared_ptr<Store> store;
     ActivationTier::Id id = 0;
-    WeakStorage original;  ///< keeps the address of the StorageImpl from being given out again, and no memory
+    WeakStorage original;  ///< keeps the StorageImpl's address from being given out again, but holds no memory
     std::uint32_t version = 0;
-    ByteRange range;  ///< in `original`
+    ByteRange range;  ///< the bytes' place in `original`
     // The store's mutex guards these two.
-    std::optional<WeakStorage> brought_back;  ///< where they were got last
-    std::size_t begin = 0;                    ///< in that
+    std::optional<WeakStorage> brought_back;  ///< the storage that the last `get` returned
+    std::size_t begin = 0;                    ///< their first byte in `brought_back`
   };
 
   Store(std::unique_ptr<ActivationTier> tier, SavedActivationsOptions options)
@@ -69,9 +69,9 @@ class SavedActivations::Store : public std::enable_shared_from_this<SavedActivat
     options_.staying.clear();
   }
 
-  /// Puts what `tensor` views. Null if it is to be kept.
+  /// Puts the bytes that `tensor` views on the tier. Null where the tensor is to be kept in memory.
   std::shared_ptr<Put> put(const at::Tensor& tensor);
-  /// Where bytes of `put` are, brought back if need be, and how far they have moved.
+  /// Returns the place of the bytes of `put`, and brings them back first where that is needed.
   StoredBytes get(Put& put);
 
   ActivationCounts counts() const {
@@ -98,19 +98,20 @@ class SavedActivations::Store : public std::enable_shared_from_this<SavedActivat
   SavedActivationsOptions options_;
   std::vector<WeakStorage> staying_;
   std::unordered_multimap<const c10::StorageImpl*, std::weak_ptr<Put>> by_storage_ ABSL_GUARDED_BY(mutex_);
-  /// Brought back last, the latest first: who shares them comes next as a rule.
+  /// The values that were brought back last, the latest first. A tensor that shares their bytes usually comes next.
   struct Recent {
     const Put* put = nullptr;
     c10::Storage storage;
   };
   std::array<Recent, 2> recent_ ABSL_GUARDED_BY(mutex_);
-  /// Itself, in a forked process: the tier is the parent's, and must not be destroyed.
+  /// This store itself in a forked process, else null. The tier is the parent's there and must not be destroyed.
   std::shared_ptr<Store> forked_ ABSL_GUARDED_BY(mutex_);
 };
 
 namespace {
 
-/// Saves one tensor.
+/// Saves one tensor for one backward. LibTorch calls the pack hook when an operator saves it, and the unpack hook when
+/// backward wants it.
 class Hooks final : public torch::autograd::SavedVariableHooks {
  public:
   explicit Hooks(std::shared_ptr<SavedActivations::Store> store) : store_(std::move(store)) {}
@@ -120,7 +121,7 @@ class Hooks final : public torch::autograd::SavedVariableHooks {
     put_ = store_->put(tensor);
     store_.reset();
     if (!put_) {
-      // A tensor that its own graph holds would never go.
+      // A graph that held its own output would never be freed, so the kept tensor is one without a graph.
       kept_ = tensor.is_leaf() ? tensor : at::Tensor(tensor.tensor_data());
       return;
     }
@@ -139,24 +140,25 @@ class Hooks final : public torch::autograd::SavedVariableHooks {
     tensor.unsafeGetTensorImpl()->set_storage_keep_dtype(bytes.storage);
     tensor.unsafeGetTensorImpl()->set_sizes_and_strides(
         sizes_, strides_, static_cast<std::int64_t>((bytes.begin + begin_) / tensor.element_size()));
-    // Who writes it in place has written all that share its storage, as in LibTorch.
+    // The version counter is shared, as in LibTorch: a write in place counts for all tensors of the storage.
     torch::autograd::impl::set_version_counter(tensor, version_.counter());
     return tensor;
   }
 
  private:
-  std::shared_ptr<SavedActivations::Store> store_;  ///< until the tensor is saved
+  std::shared_ptr<SavedActivations::Store> store_;  ///< null once the tensor is saved
   SavedVersion version_;
-  at::Tensor kept_;  ///< if it was not put
+  at::Tensor kept_;  ///< the tensor itself where it was not put
   std::shared_ptr<SavedActivations::Store::Put> put_;
   at::TensorOptions options_;
   std::vector<std::int64_t> sizes_, strides_;
-  std::size_t begin_ = 0;  ///< in what was put
+  std::size_t begin_ = 0;  ///< the tensor's first byte within the range that was put
 };
 
 }  // namespace
 
-// ---- What is offloaded -----------------------------------------------------------------------------------------------
+// ---- What is offloaded
+// -----------------------------------------------------------------------------------------------
 
 bool SavedActivations::Store::is_offloaded(const at::Tensor& tensor) const {
   if (tensor.layout() != at::kStrided || at::isTensorSubclassLike(tensor) || !tensor.has_storage()) return false;
@@ -171,7 +173,7 @@ std::optional<ByteRange> SavedActivations::Store::range_to_put(const at::Tensor&
   if (!is_offloaded(tensor)) return std::nullopt;
   ByteRange range = range_of(tensor);
   const std::size_t storage_bytes = tensor.storage().nbytes();
-  if (tensor.nbytes() < range.bytes()) {  // with gaps
+  if (tensor.nbytes() < range.bytes()) {  // the view has gaps
     if (4 * tensor.nbytes() < storage_bytes) return std::nullopt;
     range = {0, storage_bytes};
   }
@@ -184,7 +186,7 @@ std::shared_ptr<SavedActivations::Store::Put> SavedActivations::Store::put(const
   if (!range) return nullptr;
   const c10::Storage& storage = tensor.storage();
   const auto version = static_cast<std::uint32_t>(tensor._version());
-  std::vector<std::shared_ptr<Put>> others;  // go when the lock has gone
+  std::vector<std::shared_ptr<Put>> others;  // destroyed after the lock: ~Put takes the mutex
   const MutexLock lock(mutex_);
   if (forked_) return nullptr;
   const auto [first, last] = by_storage_.equal_range(storage.unsafeGetStorageImpl());
@@ -207,7 +209,7 @@ std::shared_ptr<SavedActivations::Store::Put> SavedActivations::Store::put(const
 }
 
 StoredBytes SavedActivations::Store::get(Put& put) {
-  Recent goes;  // when the lock has gone
+  Recent goes;  // its storage is freed after the lock was released
   const MutexLock lock(mutex_);
   TORCH_CHECK(!forked_,
               "activations of the training process are wanted in a process that was forked from it. [T0088] hint: run "
@@ -226,7 +228,7 @@ StoredBytes SavedActivations::Store::get(Put& put) {
 
 /// Called by destructors, so it does not throw.
 void SavedActivations::Store::drop(const Put& put) {
-  Recent goes;  // when the lock has gone
+  Recent goes;  // its storage is freed after the lock was released
   try {
     const MutexLock lock(mutex_);
     for (Recent& recent : recent_) {
@@ -240,7 +242,8 @@ void SavedActivations::Store::drop(const Put& put) {
   }
 }
 
-// ---- The object itself -----------------------------------------------------------------------------------------------
+// ---- The object itself
+// -----------------------------------------------------------------------------------------------
 
 SavedActivations::SavedActivations(std::unique_ptr<ActivationTier> tier, SavedActivationsOptions options)
     : store_(std::make_shared<Store>(std::move(tier), std::move(options))) {}

@@ -10,7 +10,7 @@ namespace tessera {
 namespace {
 
 thread_local int inner_backwards = 0;
-thread_local std::vector<std::function<void()>> waiting;  // for the inner backwards to end
+thread_local std::vector<std::function<void()>> waiting;  // callbacks that wait for the inner backwards to end
 
 void queue(std::function<void()> callback) {
   torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
@@ -30,7 +30,7 @@ InnerBackward::InnerBackward() { ++inner_backwards; }
 
 InnerBackward::~InnerBackward() {
   if (--inner_backwards > 0) return;
-  // An exception ends the backward around, too.
+  // An exception ends the outer backward too, so its callbacks are dropped.
   for (auto& callback : std::exchange(waiting, {})) {
     if (std::uncaught_exceptions() == 0) queue(std::move(callback));
   }

@@ -4,12 +4,12 @@
 
 namespace tessera {
 
-/// Runs `callback` when the backward that is running on this thread ends, and with it all backwards around it: a program's operators
-/// may run one of their own. What it throws leaves that backward. REQUIRES: a backward is running; before it began,
-/// put_engine_in_place was called (engine/autograd/saved_tensor_hooks.h).
+/// Runs `callback` once, when the outermost backward that is running on this thread ends. (A program's operator may run
+/// a backward of its own inside another one.) An exception of `callback` leaves that backward. REQUIRES: a backward is
+/// running, and put_engine_in_place (engine/autograd/saved_tensor_hooks.h) was called before it began.
 void at_end_of_backward(std::function<void()> callback);
 
-/// Around a backward that runs inside another one.
+/// Lives while a backward runs inside another one on this thread; HookingEngine makes it. Callbacks wait meanwhile.
 class InnerBackward {
  public:
   InnerBackward();

@@ -10,18 +10,20 @@ namespace tessera {
 class SavedTensorHooks {
  public:
   virtual ~SavedTensorHooks() = default;
-  /// For the tensor that is saved next, whichever it is.
+  /// Returns the hooks of the tensor that is saved next, whichever it is. Called on the thread whose operator saves it.
   virtual std::unique_ptr<torch::autograd::SavedVariableHooks> make() = 0;
 };
 
-/// From now on, and while it lives, `hooks` makes those of every tensor that an operator on this thread saves for a backward.
-/// Of several, the one given last does; giving one again changes nothing. Nothing happens to what is saved inside a backward: recomputation, or a backward that
-/// is differentiated itself. Hooks of a Python program (torch.autograd.graph.saved_tensors_hooks) go before ours.
+/// Lets `hooks` make the hooks of every tensor that an operator on this thread saves for backward, from now on and
+/// while `hooks` lives. Where several were given, the last one does it; giving one again changes nothing. Tensors that
+/// are saved inside a backward are left alone: those of recomputation, and of a backward that is differentiated itself.
+/// Hooks of a Python program (torch.autograd.graph.saved_tensors_hooks) go before ours.
 ///
-/// LibTorch asks its autograd engine for such hooks: calls put_engine_in_place.
+/// LibTorch asks its autograd engine for such hooks, so this function calls put_engine_in_place.
 void hook_saved_tensors(const std::shared_ptr<SavedTensorHooks>& hooks);
 
-/// While it lives, `hooks` and no others make those of what an operator on this thread saves, inside a backward too. Scopes nest.
+/// While it lives, `hooks` and no others make the hooks of what operators on this thread save, inside a backward too.
+/// Scopes nest.
 class SavedTensorScope {
  public:
   explicit SavedTensorScope(SavedTensorHooks& hooks);
@@ -30,9 +32,10 @@ class SavedTensorScope {
   SavedTensorScope& operator=(const SavedTensorScope&) = delete;
 };
 
-/// Once a process: puts an autograd engine of ours in the place of the one that is there, LibTorch's own or that of the Python
-/// package torch, and passes on to it all but this: hooks for saved tensors come from here, and a backward that C++ runs
-/// inside another is an InnerBackward (engine/autograd/end_of_backward.h).
+/// Puts an autograd engine of ours in the place of the present one, which is LibTorch's own or that of the Python
+/// package torch. Only the first call in a process does anything; any thread may call it. Our engine passes all calls
+/// on, with two additions: hooks for saved tensors come from here, and a backward that C++ runs inside another one is
+/// an InnerBackward (engine/autograd/end_of_backward.h).
 void put_engine_in_place();
 
 }  // namespace tessera

@@ -8,15 +8,15 @@
 
 namespace tessera {
 
-/// The version at which a tensor was saved for backward. With hooks LibTorch compares none, so whoever gives the tensor back does.
-/// It outlives the tensor: the counter is shared with it and its views.
+/// The version at which a tensor was saved for backward. LibTorch compares no versions where there are hooks, so the
+/// hook that gives the tensor back does. The counter is shared with the tensor and its views, and outlives them.
 class SavedVersion {
  public:
   SavedVersion() = default;
   explicit SavedVersion(const at::Tensor& tensor)
       : counter_(torch::autograd::impl::version_counter(tensor)), saved_(counter_.current_version()) {}
 
-  /// LibTorch's own error where the tensor was written in place since.
+  /// Throws LibTorch's own error (c10::Error) where the tensor was written in place since.
   void expect_unchanged() const {
     TORCH_CHECK(
         counter_.current_version() == saved_,

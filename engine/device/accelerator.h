@@ -11,31 +11,33 @@
 
 namespace tessera {
 
-/// What LibTorch's allocator has given out on a device.
+/// Bytes that LibTorch's allocator has given out on a device.
 struct AllocatedBytes {
-  std::int64_t now = 0, peak = 0;  ///< peak: since it was last asked to forget it
+  std::int64_t now = 0, peak = 0;  ///< peak: the most since Accelerator::forget_peak was last called
 };
 
-/// Where an Engine trains, and what a step runs there: the CPU, whose steps need no kernels, or a GPU. The rest is null on
-/// the CPU.
+/// The device on which an Engine trains, and what a step runs there. The Engine makes one and owns it. Steps of the CPU
+/// need no kernels: every member but `device` is null there.
 struct Accelerator {
   ComputeDevice device;
   std::unique_ptr<DeviceKernels> kernels;
-  std::unique_ptr<ExposedCommunication> exposed;  ///< device.waits
+  std::unique_ptr<ExposedCommunication> exposed;  ///< what device.waits points to
   std::function<AllocatedBytes()> allocated;
   std::function<void()> forget_peak;
 };
 
-/// A device whose operators are queued, with these kernels.
+/// An accelerator for a device whose operators are queued, with these kernels.
 Accelerator queued_accelerator(c10::Device device, std::unique_ptr<DeviceKernels> kernels);
 
 /// The device whose memory `group` moves. Throws tessera::Error (69) where this build has no kernels for it.
 Accelerator accelerator_of(const Collectives& group);
 
-/// For tests: from now on host memory counts as that of the accelerator that `make` returns. Null: as the CPU's again.
+/// Only tests call this: from now on host memory counts as that of the accelerator that `make` returns, or as the CPU's
+/// again where `make` is null.
 void set_accelerator_of_host(std::function<Accelerator()> make);
 
-/// A GPU, with the kernels in optim/cuda (accelerator_cuda.cc, or accelerator_missing.cc).
+/// GPU `gpu`, with the kernels in optim/cuda. A build without CUDA's compiler throws tessera::Error (69)
+/// (accelerator_missing.cc).
 Accelerator cuda_accelerator(int gpu);
 
 }  // namespace tessera

@@ -19,7 +19,7 @@ class ExposedCommunication final : public QueueClock {
 
   void begin() override { intervals_.push_back(kernels_.begin_interval()); }
   void end() override { intervals_.back()->end(); }
-  /// The stretches since the last call.
+  /// Returns the stretches since the last call.
   Intervals take() { return std::exchange(intervals_, {}); }
 
  private:

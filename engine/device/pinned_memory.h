@@ -7,8 +7,9 @@
 
 namespace tessera {
 
-/// Memory of the host that a GPU copies from and to, for `what`. What is returned throws tessera::Error (71) where the host has not so much
-/// of it, with the hint what needs less. `kernels` outlive it.
+/// Returns a function that allocates memory of the host that a GPU can copy from and to (pinned memory). The function
+/// throws tessera::Error (71) where the host has not so much of it; the message names `rank` and `what`, and ends with
+/// `hint`. `kernels` must outlive the function.
 AlignedMemory::Give pinned_memory_of(DeviceKernels& kernels, int rank, const std::string& what,
                                      const std::string& hint);
 

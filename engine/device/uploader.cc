@@ -14,7 +14,7 @@ namespace tessera {
 
 struct Upload::State {
   std::vector<at::Tensor> tensors;
-  std::shared_ptr<DeviceKernels::Mark> copied;  ///< null once what is computed comes after it
+  std::shared_ptr<DeviceKernels::Mark> copied;  ///< null once later computation was ordered after it
 };
 
 Upload::Upload(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -24,7 +24,7 @@ Upload& Upload::operator=(Upload&& other) noexcept {
   return *this;
 }
 
-/// The memory goes back to LibTorch's allocator, which knows the stream that computes and no other stream.
+/// Joins the copy first: LibTorch's allocator, which gets the memory back, knows no stream but the one that computes.
 Upload::~Upload() {
   try {
     if (state_) tensors();
@@ -48,7 +48,7 @@ std::size_t staged_bytes(const at::Tensor& tensor) {
 
 }  // namespace
 
-/// A staging buffer that no copy reads any more, the smallest that is large enough.
+/// Returns a staging buffer that no copy reads any more: the smallest that is large enough, or a new one.
 Uploader::Source& Uploader::idle_source(std::size_t bytes) {
   Source* best = nullptr;
   for (Source& source : sources_) {

@@ -9,21 +9,24 @@
 
 namespace tessera {
 
-/// Makes Uploads. A copy reads pinned memory: that of the tensor if it is pinned, else a staging buffer. A staging buffer
-/// is used again once its copy is over, so a steady loop allocates nothing on the host.
+/// Makes Uploads: copies of a batch to the GPU that run beside the computation. The Engine owns it; one thread at a
+/// time calls it. A copy reads pinned memory: the tensor's own where that is pinned, else a staging buffer. A staging
+/// buffer is used again once its copy is over, so a steady loop allocates nothing on the host.
 class Uploader {
  public:
-  /// `kernels`: null on the CPU.
+  /// `kernels` is null on the CPU; else it must outlive this object.
   Uploader(ComputeDevice device, DeviceKernels* kernels) : device_(device), kernels_(kernels) {}
 
+  /// Begins to copy the tensors of `host` to the device; on the CPU it returns them as they are. Throws tessera::Error
+  /// (64) for a tensor that is not on the CPU.
   Upload start(const std::vector<at::Tensor>& host);
 
  private:
-  /// What a copy reads, until it is over.
+  /// The memory that a copy reads until it is over.
   struct Source {
     std::shared_ptr<std::byte> staging;
     std::size_t bytes = 0;
-    std::vector<at::Tensor> tensors;  ///< pinned ones
+    std::vector<at::Tensor> tensors;  ///< the pinned ones, which the copy reads in place
     std::shared_ptr<DeviceKernels::Mark> copied;
   };
   Source& idle_source(std::size_t bytes);

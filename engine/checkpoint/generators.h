@@ -5,10 +5,12 @@
 
 namespace tessera {
 
-/// The state of LibTorch's default generator of a device: kByte [bytes], in host memory.
+/// Returns the state of LibTorch's default random generator of a device: kByte [bytes], in host memory. Checkpoints and
+/// commits hold it. The generator's mutex is held meanwhile.
 at::Tensor state_of_generator(c10::Device device);
 
-/// `state`: what state_of_generator gave. Throws c10::Error if it is of another kind of generator.
+/// Sets that generator to `state`, which state_of_generator returned. Throws c10::Error where `state` belongs to
+/// another kind of generator.
 void set_generator(c10::Device device, const at::Tensor& state);
 
 }  // namespace tessera

@@ -34,7 +34,7 @@ std::string quoted(const std::string& name) { return quoted_text(name, 120); }
 
 std::string sizes_text(const std::vector<std::int64_t>& sizes) { return c10::str(at::IntArrayRef(sizes)); }
 
-/// Compares both sides, and collects what does not fit.
+/// Compares the Engine's parameters, buffers and states with the checkpoint's, and collects what does not fit.
 class Matcher {
  public:
   Matcher(const StoredStates& states, const Manifest& manifest)
@@ -81,7 +81,7 @@ class Matcher {
     }
   }
 
-  /// After match_parameters.
+  /// REQUIRES: match_parameters ran before; it collects `needed_` and `kept_`.
   void match_states() {
     const std::vector<SavedState>& states = states_.all();
     const auto saved = by_name(manifest_.states);
@@ -89,7 +89,7 @@ class Matcher {
     for (const SavedState& state : states) {
       const auto found = saved.find(state.name);
       if (found == saved.end() && !needed_.contains(state.name)) {
-        matched_.states.push_back(nullptr);  // only of what was frozen, and begins anew
+        matched_.states.push_back(nullptr);  // only parameters that were frozen have it; it begins anew
         continue;
       }
       if (found == saved.end()) {
@@ -174,7 +174,7 @@ class Matcher {
     matched_.parameters.push_back({&group, i, &saved});
   }
 
-  /// What a frozen parameter keeps of states that none that trains has.
+  /// Notes the states of the checkpoint that a frozen parameter keeps, though no parameter that trains may have them.
   void note_kept(const SavedParameter& saved) {
     if (!saved.keeps_states()) return;
     for (const SavedState& state : manifest_.states) {
@@ -182,14 +182,14 @@ class Matcher {
     }
   }
 
-  /// `saved` has states, and the parameter trains.
+  /// Checks the states of a parameter that trains. REQUIRES: `saved` has states.
   void check_states(const FlatGroup& group, std::size_t i, const std::string& who, const SavedParameter& saved) {
     bool fits = true;
     const auto check = [&](const std::string& name, const std::vector<std::int64_t>& sizes) {
       if (!fits) return;
       needed_.insert(name);
       const bool is_known = std::ranges::find(manifest_.states, name, &SavedState::name) != manifest_.states.end();
-      if (!is_known) return;  // what the whole checkpoint lacks is told once
+      if (!is_known) return;  // match_states reports once what the whole checkpoint lacks
       const bool is_missing = !saved.has_state(name);
       fits = !is_missing && saved.shape_of(name) == sizes;
       if (is_missing) {

@@ -14,28 +14,29 @@
 
 namespace tessera {
 
-/// A parameter of the Engine, and what the checkpoint has of it.
+/// A parameter of the Engine, and the checkpoint's entry for it.
 struct MatchedParameter {
   FlatGroup* group = nullptr;
-  std::size_t index = 0;  ///< in the group
+  std::size_t index = 0;  ///< its index in group->parameters
   const SavedParameter* saved = nullptr;
 };
 
-/// What of a checkpoint goes where.
+/// Says which part of a checkpoint goes where in an Engine.
 struct MatchedCheckpoint {
-  std::vector<MatchedParameter> parameters;  ///< in unit, group and layout order
-  std::vector<const SavedState*> states;     ///< of each of StoredStates::all()
-  std::vector<std::string> inexact;          ///< LoadedCheckpoint::inexact, as far as values are concerned
+  std::vector<MatchedParameter> parameters;  ///< all parameters, in unit, group and layout order
+  std::vector<const SavedState*> states;     ///< one for each of StoredStates::all(); null: it begins anew
+  std::vector<std::string> inexact;          ///< the lines of LoadedCheckpoint::inexact that are about values
 };
 
-/// Finds everything's counterpart by name. `states`: the Engine's. Errors (65), with all names at once: a
-/// parameter or buffer that only one side has, other shapes, strides or aliases, states that the checkpoint lacks or has in a format
-/// that cannot be converted. Refers to `manifest`.
+/// Finds the counterpart of every parameter, buffer and state by name. Loading a checkpoint calls it on every rank,
+/// before anything is changed. `whole`: the module's buffers; `states`: the Engine's. The result refers to `manifest`
+/// and the units. Errors (65), which name all faults at once: a parameter or buffer that only one side has; other
+/// shapes, types, strides or aliases; states that the checkpoint lacks or has in a format that cannot be converted.
 absl::StatusOr<MatchedCheckpoint> match_checkpoint(const std::vector<std::unique_ptr<Unit>>& units,
                                                    const NamedTensors& whole, const StoredStates& states,
                                                    const Manifest& manifest);
 
-/// As SavedParameter has it: empty where elements lie as in a contiguous tensor.
+/// The parameter's strides as SavedParameter has them: empty where its elements lie as in a contiguous tensor.
 std::vector<std::int64_t> saved_strides(const FlatParameter& parameter);
 
 }  // namespace tessera

@@ -34,7 +34,7 @@ std::optional<StateDType> dtype_named(const std::string& format) {
   return std::nullopt;
 }
 
-/// Fills `share.own` with what the checkpoint has under `what` of the elements that are this rank's.
+/// Fills `share.own` with the elements `own` of the state `saved`, converted to the format of `share`.
 absl::Status read_share(SavedCheckpoint& checkpoint, const SavedState& saved, const std::string& parameter, Extent own,
                         FrozenState& share) {
   JoinedState values;
@@ -81,7 +81,7 @@ json table_row(const FrozenState& state) {
   return row;
 }
 
-/// The state that a row of the table describes, with its bytes among the parts.
+/// The state that a row of the table describes; its bytes are the part `name`. Nothing where the format is unknown.
 std::optional<FrozenState> state_of_row(const json& row, CommitParts& parts, const std::string& name) {
   FrozenState state;
   state.name = row.at("name").get<std::string>();
@@ -141,7 +141,7 @@ absl::StatusOr<FrozenParameter> read_frozen(SavedCheckpoint& checkpoint, const S
   const auto own = [&](std::int64_t numel) { return FrozenStates::share_of(numel, rank, ranks); };
   for (const SavedState& state : checkpoint.manifest().states) {
     const std::optional<StateDType> dtype = kept_format(state, saved, stored);
-    if (saved.updates == 0 || !saved.has_state(state.name) || !dtype) continue;  // without updates it is of zeros
+    if (saved.updates == 0 || !saved.has_state(state.name) || !dtype) continue;  // a state without updates holds zeros
     FrozenState share{state.name, *dtype, saved.numel_of(state.name), std::nullopt, nullptr};
     const auto shape = saved.state_shapes.find(state.name);
     if (shape != saved.state_shapes.end()) share.sizes = shape->second;

@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// What LoadedCheckpoint::inexact says of a run that was saved by a program whose noise had `saved_version` (kNoiseVersion).
-/// Nothing where it is this program's, or where the strategy draws none.
+/// The line of LoadedCheckpoint::inexact for a run that was saved by a program whose noise had the version
+/// `saved_version` (kNoiseVersion). Nothing where it is this program's version, or where the strategy draws no noise.
 std::optional<std::string> other_noise(const Strategy& strategy, std::int64_t saved_version);
 
 }  // namespace tessera

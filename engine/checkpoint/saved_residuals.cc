@@ -14,10 +14,10 @@ namespace {
 
 using Residual = KeptGradients::Residual;
 
-/// What of a residual is one parameter's.
+/// The part of a residual that belongs to one parameter.
 struct Part {
-  std::string word, name;  ///< its piece's: of this rank's residual, and of the parameter
-  Extent elements;         ///< of the parameter
+  std::string word, name;  ///< `what` and `name` of its piece: the word of this rank's residual, and the parameter
+  Extent elements;         ///< which elements of the parameter
   std::span<float> values;
 };
 
@@ -77,7 +77,7 @@ bool ResidualReader::has_own() const {
   return there == wanted && !has_more();
 }
 
-/// Whether the checkpoint has something of this rank that is of another method.
+/// Whether the checkpoint has something for this rank that another compression method kept.
 bool ResidualReader::has_more() const {
   using What = KeptGradients::What;
   for (const What what : {What::kSums, What::kMomentum}) {
@@ -110,8 +110,9 @@ absl::Status ResidualReader::read_own(const Residual& residual) {
   return absl::OkStatus();
 }
 
-/// A gradient is a mean over microbatches. To it are added the residuals of all who hold one of the element, or the shares of momentum of all
-/// ranks; a residual of momentum counts as 1 / (1 - momentum) of a gradient.
+/// Gives this rank its share of the mean of all saved residuals. A gradient is a mean over ranks and microbatches. The
+/// residuals of all ranks that hold one of the element are added to it, or the shares of momentum of all ranks. A
+/// residual of momentum counts as 1 / (1 - momentum) of a gradient.
 absl::Status ResidualReader::read_mean(const Residual& residual) {
   const Manifest& manifest = checkpoint_.manifest();
   const double before = static_cast<double>(manifest.ranks * manifest.residuals->microbatches);
@@ -131,7 +132,7 @@ absl::Status ResidualReader::read_mean(const Residual& residual) {
   return absl::OkStatus();
 }
 
-/// Adds what the checkpoint has of `elements` to their sums.
+/// Adds the checkpoint's values `what` of the parameter `name` to `sums`, which are the sums of `elements`.
 absl::Status ResidualReader::add(const std::string& what, const std::string& name, Extent elements, float* sums) {
   constexpr std::int64_t kPortion = std::int64_t{1} << 16;
   for (const SavedCheckpoint::Place& place : checkpoint_.pieces(what, name)) {

@@ -11,26 +11,32 @@
 
 namespace tessera {
 
-/// What reductions keep of gradients, in checkpoints (Manifest::residuals).
+/// Writes to checkpoints, and reads from them, what compressed reductions keep of gradients from step to step
+/// (Manifest::residuals).
 ///
-/// Residuals belong to ranks. The same ranks with the same units and kind of compression get back what they had. Others get the mean: of each
-/// element, all residuals are added, and what is added to all contributions of a later step together moves the mean gradient as much as
-/// it would have moved it in the run that was saved.
+/// Residuals belong to ranks. If the job has the same ranks, units and kind of compression as the one that saved, every
+/// rank gets back what it had. Otherwise each rank gets a share of the mean: all residuals of an element are added, and
+/// the sum is divided so that it moves the mean gradient of a later step as much as it would have in the run that was
+/// saved.
 
-/// Adds all of `kept` to what `rank` writes; factors are written by rank 0.
+/// Adds all of `kept` to what `writer` writes for `rank`. Only rank 0 writes factors, which are the same on all ranks.
 void add_residuals(const KeptGradients& kept, int rank, StateWriter& writer);
 
-/// Brings residuals from a checkpoint.
+/// Reads residuals from a checkpoint into the memory that `kept` names.
 class ResidualReader {
  public:
-  /// `wanted`: how this run's residuals are to be read, on each of `ranks`.
+  /// `wanted`: the description of this run's residuals, the same on each of the `ranks` ranks. The references must
+  /// outlive this object.
   ResidualReader(SavedCheckpoint& checkpoint, const KeptGradients& kept, int rank, int ranks,
                  const SavedResiduals& wanted)
       : checkpoint_(checkpoint), kept_(kept), rank_(rank), ranks_(ranks), wanted_(wanted) {}
 
-  /// Whether the checkpoint is of as many ranks, of as many microbatches and of the same momentum, and has all that this rank keeps. Only where that is so on all ranks may they be read as their own.
+  /// Whether the checkpoint has as many ranks, as many microbatches and the same momentum, and holds exactly what this
+  /// rank keeps. Ranks may read residuals as their own only where this is true on all of them.
   bool has_own() const;
-  /// REQUIRES: Manifest::residuals, and `kept` is of zeros. `own`: has_own on every rank.
+  /// Reads the residuals: this rank's own where `own`, else its share of the mean. REQUIRES: Manifest::residuals is
+  /// set, and `kept` holds zeros; `own` only where has_own() was true on every rank. Errors: those of
+  /// SavedCheckpoint::read.
   absl::Status read(bool own);
 
  private:

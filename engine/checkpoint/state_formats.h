@@ -7,13 +7,14 @@
 
 namespace tessera {
 
-/// Formats of optimizer states (SavedState::format), from one to another: for a checkpoint of a run with another
-/// /optimizer/state_dtype. Between "fp32" and "bf16".
+/// Whether states of the format `from` (SavedState::format) can be loaded as states of the format `to`: equal formats,
+/// and "fp32" and "bf16" in both directions. A checkpoint of a run with another /optimizer/state_dtype needs it.
 bool can_convert(const std::string& from, const std::string& to);
-/// Whether each number is kept.
+/// Whether that conversion keeps each number exactly.
 bool is_exact(const std::string& from, const std::string& to);
 
-/// `from` and `to` hold as many numbers. To bf16 rounds to nearest. REQUIRES: can_convert.
+/// Converts the numbers of `from` to the format of `to`; bf16 is rounded to nearest. REQUIRES: can_convert, and both
+/// spans hold as many numbers.
 void convert_state(const std::string& from_format, std::span<const std::byte> from, const std::string& to_format,
                    std::span<std::byte> to);
 

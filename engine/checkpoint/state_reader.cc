@@ -19,11 +19,12 @@
 namespace tessera {
 namespace {
 
-constexpr std::int64_t kConverted = std::int64_t{1} << 16;  ///< elements of a portion that becomes another format
-constexpr std::int64_t kInPlace = std::int64_t{1}
-                                  << 22;  ///< of one that is read to where it lies; a device gets it from a copy
+/// Elements of a portion that is converted to another format.
+constexpr std::int64_t kConverted = std::int64_t{1} << 16;
+/// Elements of a portion that is read into its place in memory; a device gets it by way of a copy on the host.
+constexpr std::int64_t kInPlace = std::int64_t{1} << 22;
 
-/// Calls `visit(portion)` for the portions of `run`; each but the last has `most` elements, counted from `run`'s begin.
+/// Calls `visit(portion)` for the portions of `run`. Each but the last has `most` elements.
 template <class Visit>
 absl::Status for_each_portion(Extent run, std::int64_t most, const Visit& visit) {
   static_assert(kConverted % kStateBlock == 0 && kInPlace % kStateBlock == 0);
@@ -51,7 +52,7 @@ absl::StatusOr<FrozenStates> StateReader::read() {
   return frozen;
 }
 
-/// The states of a parameter that trains.
+/// Reads the states of a parameter that trains, or clears them where the checkpoint has none.
 absl::Status StateReader::read_states(const MatchedParameter& parameter) {
   if (!parameter.saved->keeps_states()) {
     clear_states(parameter);
@@ -62,7 +63,8 @@ absl::Status StateReader::read_states(const MatchedParameter& parameter) {
   return read_tensor_states(parameter);
 }
 
-/// Masters, and parameters rounded from them; of frozen ones their values. What a rank holds of a parameter holds its masters.
+/// Reads a parameter's masters, and rounds the parameter from them; a frozen parameter's values are read as they are.
+/// This rank's part of the masters lies within its part of the parameter.
 absl::Status StateReader::read_value(const MatchedParameter& parameter) {
   FlatGroup& group = *parameter.group;
   const SavedParameter& saved = *parameter.saved;
@@ -175,7 +177,7 @@ absl::Status StateReader::read_scales(const MatchedParameter& parameter, std::si
   });
 }
 
-/// As a new Engine has them.
+/// Sets the states to zeros, as in a new Engine.
 void StateReader::clear_states(const MatchedParameter& parameter) const {
   FlatGroup& group = *parameter.group;
   const Extent run = intersect(group.layout.extent(parameter.index), group.optimizer_part);

@@ -15,24 +15,26 @@
 
 namespace tessera {
 
-/// Brings this rank's parts of parameters, masters and states from a checkpoint to where they lie, a portion after the other.
+/// Reads this rank's parts of parameters, masters and states from a checkpoint to where they lie, one portion after the
+/// other. load_checkpoint makes one on each rank and calls `read` once.
 class StateReader {
  public:
-  /// `states`: the Engine's. `rank`, `ranks`: among those that load.
+  /// `states`: the Engine's. `rank`, `ranks`: this rank and the number of ranks that load. The references must outlive
+  /// it.
   StateReader(SavedCheckpoint& checkpoint, const MatchedCheckpoint& matched, const StoredStates& states, int rank,
               int ranks)
       : checkpoint_(checkpoint), matched_(matched), states_(states), rank_(rank), ranks_(ranks) {}
 
-  /// Values and states of all parameters; what it returns are the states of those that are frozen. After an error some are the
-  /// checkpoint's, others are not.
+  /// Reads the values and states of all parameters, and returns the states of those that are frozen. Errors: those of
+  /// SavedCheckpoint::read. After an error some values are the checkpoint's and others are not.
   absl::StatusOr<FrozenStates> read();
 
  private:
   absl::Status read_states(const MatchedParameter& parameter);
   absl::Status read_value(const MatchedParameter& parameter);
-  /// For parameters that are the masters: in place.
+  /// Reads parameters that are the masters themselves (fp32), in place.
   absl::Status read_f32_value(const MatchedParameter& parameter);
-  /// `state`: of the group's.
+  /// `state`: the state's index among those of the parameter's group (StoredStates::of).
   absl::Status read_state(const MatchedParameter& parameter, std::size_t state);
   absl::Status read_tensor_states(const MatchedParameter& parameter);
   absl::Status read_scales(const MatchedParameter& parameter, std::size_t state, Extent run);

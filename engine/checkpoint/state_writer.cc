@@ -22,9 +22,10 @@ namespace tessera {
 namespace {
 
 constexpr std::int64_t kJoinedAtOnce = 16384;
-constexpr std::int64_t kFetchedBytes = 1 << 19;  ///< of a device's memory, at a time
+constexpr std::int64_t kFetchedBytes = 1 << 19;  ///< bytes that are handed on, or fetched from a device, at a time
 
-/// `portions(append)` calls `append` with one portion after the other; the first failure ends the writing.
+/// Lets `portions(append)` call `append` with one portion after the other, and hands each to `sink`. Nothing more is
+/// handed on after the first failure.
 template <class Sink, class Portions>
 absl::Status append_portions(const Sink& sink, const Portions& portions) {
   absl::Status status;
@@ -34,7 +35,7 @@ absl::Status append_portions(const Sink& sink, const Portions& portions) {
   return status;
 }
 
-/// Memory, in portions.
+/// Hands `bytes` to `sink` in portions.
 template <class Sink>
 absl::Status append_bytes(std::span<const std::byte> bytes, const Sink& sink) {
   for (std::size_t begin = 0; begin < bytes.size(); begin += kFetchedBytes)
@@ -42,7 +43,7 @@ absl::Status append_bytes(std::span<const std::byte> bytes, const Sink& sink) {
   return absl::OkStatus();
 }
 
-/// The masters of a split run, joined.
+/// Joins split masters, bf16 parameters and the low halves, to fp32 numbers.
 template <class Append>
 void append_joined(std::span<const std::uint16_t> high, std::span<const std::int16_t> low, const Append& append) {
   std::array<float, kJoinedAtOnce> joined;
@@ -126,7 +127,7 @@ StateWriter::StateWriter(const std::vector<std::unique_ptr<Unit>>& units, const 
   });
 }
 
-/// `written`: of their buffer.
+/// `written`: the part of the group's buffer of tensor states that this rank writes.
 void StateWriter::add_tensor_states(const FlatGroup& group, std::size_t parameter, Extent written) {
   for_each_tensor_state(group, parameter, [&](const TensorState& state, Extent place) {
     const Extent run = intersect(place, written);

@@ -19,34 +19,40 @@
 
 namespace tessera {
 
-/// What one rank writes of a checkpoint. Of the flat buffers each element is written by one rank: a rank that alone holds a part
-/// writes it, and ranks that hold the same part divide it among them, between blocks.
+/// Collects what one rank writes of a checkpoint, and writes it. Saving makes one on each rank. Each element of the
+/// flat buffers is written by exactly one rank: a rank that alone holds a part writes it, and ranks that hold the same
+/// part divide it among them, at block boundaries.
 class StateWriter {
  public:
-  /// Parameters, masters and states. Refers to the units. `mesh`: that of all ranks that write, which is larger than the plan's where
-  /// replicas train by themselves.
+  /// Adds this rank's parts of parameters, masters and states. They refer to the units, which must live until `hold` or
+  /// `write` returns. `mesh` holds all ranks that write; it is larger than the plan's where replicas train by
+  /// themselves.
   StateWriter(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshPosition& mesh,
               const StoredStates& states);
 
-  /// And the whole of a tensor that host_copy made.
+  /// Adds the whole of a tensor that host_copy made. `what` and `name` are those of its Piece, here and below.
   void add(const std::string& what, const std::string& name, const at::Tensor& host);
 
-  /// And elements from `first` on, in memory that is read until `hold` or `write`.
+  /// Adds the elements of `name` from `first` on. The memory of `values` is read by `hold` or `write`, so it must live
+  /// until then.
   void add(const std::string& what, const std::string& name, std::int64_t first, std::span<const float> values);
 
-  /// And elements from `first` on in memory that does not change. `dtype`: safetensors' word.
+  /// Adds the elements of `name` from `first` on, in memory that does not change and is shared. `dtype`: safetensors'
+  /// word.
   void add(const std::string& what, const std::string& name, const std::string& dtype, std::int64_t first,
            std::shared_ptr<const std::vector<std::byte>> bytes);
 
-  /// Copies parameters, masters and states to `room`. From then on the units are not read any more. 70 if there is not enough room
-  /// (MemoryCategory::kCheckpoint).
+  /// Copies to `room` all that others may change: parameters, masters, states and kept gradients. The units are not
+  /// read any more after that, so an asynchronous save may write while the Engine trains. Error 70 where `room`
+  /// (MemoryCategory::kCheckpoint) is too small.
   absl::Status hold(std::span<std::byte> room);
 
-  /// Writes all of it to `folder`/`name`. State on disk is read once for each of its kinds. `wrote` is told of every portion; an error
-  /// that it returns ends the writing.
+  /// Writes everything to the file `folder`/`name`. State on disk is read once for each of its kinds. `wrote` is called
+  /// before every portion with its bytes, on the calling thread; an error that it returns ends the writing. `who`
+  /// begins messages. Errors: those of ShardWriter.
   absl::StatusOr<SavedFile> write(const std::string& folder, const std::string& name, const std::string& who,
                                   const std::function<absl::Status(std::size_t bytes)>& wrote);
-  /// Of all data.
+  /// Bytes of all data that was added, without the file's header.
   std::int64_t bytes() const;
 
  private:
@@ -54,7 +60,7 @@ class StateWriter {
   struct Source {
     Piece piece;
     std::function<absl::Status(const Sink&)> read;  ///< gives the data in portions
-    bool is_held = false;                           ///< in memory that nobody else writes
+    bool is_held = false;                           ///< its memory is written by nobody else
   };
   void add_run(const FlatGroup& group, std::size_t parameter, Extent run, const StoredStates& states);
   void add_tensor_states(const FlatGroup& group, std::size_t parameter, Extent written);

@@ -14,24 +14,25 @@
 
 namespace tessera {
 
-/// The states that an Engine keeps of what trains: of each element, and of whole tensors (FlatGroup::tensor_states).
+/// Lists the optimizer states that an Engine keeps of what trains: of each element, and of whole tensors
+/// (FlatGroup::tensor_states). Checkpoints name states by it.
 class StoredStates {
  public:
   StoredStates(const Strategy& strategy, const OwnRules& own_rules, const std::vector<std::unique_ptr<Unit>>& units);
 
-  /// Of all groups, each name once.
+  /// The states of all groups; each name is there once.
   const std::vector<SavedState>& all() const { return all_; }
-  /// Those of each element of one group: StateView::state[i] is all()[of(group)[i]].
+  /// Indices into all() of the states that one group keeps of each element: StateView::state[i] is all()[of(group)[i]].
   std::span<const std::size_t> of(const FlatGroup& group) const {
     return group.matrices.empty() ? of_elements_ : of_matrices_;
   }
-  /// The name of state number `state` of those.
+  /// The name of state number `state` of those of `group`.
   const std::string& name_in(const FlatGroup& group, std::size_t state) const { return all_[of(group)[state]].name; }
-  /// Whether there may be states of whole tensors, of what is frozen now, too.
+  /// Whether the optimizer may keep states of whole tensors; parameters that are frozen now count too.
   bool has_tensor_states() const { return has_tensor_states_; }
-  /// Of a tensor state; its place in all().
+  /// The index of a tensor state in all().
   std::size_t place_of(const TensorState& state) const;
-  /// Names of all that a parameter has, for SavedParameter::states: nothing where it has all there are.
+  /// The names of a parameter's states, for SavedParameter::states. Nothing where it has all of all().
   std::optional<std::vector<std::string>> names_of(const FlatGroup& group, std::size_t parameter) const;
 
  private:
@@ -43,7 +44,7 @@ class StoredStates {
   bool has_tensor_states_ = false;
 };
 
-/// Bytes that state `index` of a run of elements needs.
+/// The bytes that state `index` of a run of `numel` elements of `group` needs.
 StateBytes bytes_of_state(const FlatGroup& group, std::size_t index, std::int64_t numel);
 
 }  // namespace tessera

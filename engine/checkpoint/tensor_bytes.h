@@ -11,13 +11,14 @@
 
 namespace tessera {
 
-/// safetensors' word for an element type: "F32". Throws tessera::Error (64) naming `who` for types that it does not have.
+/// safetensors' word for an element type, such as "F32". Throws tessera::Error (64), which names `who`, for types that
+/// checkpoints do not have.
 std::string safetensors_word(c10::ScalarType type, const std::string& who);
 std::string safetensors_word(DType dtype);
-/// The reverse; nothing for other words.
+/// The element type of such a word; nothing for other words.
 std::optional<c10::ScalarType> type_of_word(const std::string& word);
 
-/// A copy in host memory, its elements one behind the other.
+/// Copies a tensor to host memory; the copy is contiguous.
 at::Tensor host_copy(const at::Tensor& tensor);
 /// The memory of such a copy.
 std::span<std::byte> bytes_of(const at::Tensor& host);

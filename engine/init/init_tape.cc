@@ -22,7 +22,13 @@ namespace {
 
 using torch::jit::Stack;
 
-/// What the data pointer of a deferred storage carries instead of data.
+// How it goes about it. While a DeferredInitScope lives, the dispatcher hands every operator of its thread to `record`.
+// `describe` copies the arguments and takes deferred tensors out of them (patches). `run_for_shapes` runs the operator
+// on the device "meta", so the module sees tensors with shapes and no memory; their storages carry this tape and a
+// number. `draw` moves the generator on as if the operator had run. `replay` goes backwards through the tape for the
+// nodes that are needed (`needed_for`), splits them into independent parts, and plays each part on real memory.
+
+/// The context of a deferred storage's data pointer, which has no data.
 struct DeferredContext {
   std::shared_ptr<InitTape> tape;
   InitTape::StorageId storage;
@@ -55,7 +61,7 @@ bool gives_tensors(const c10::FunctionSchema& schema) {
   });
 }
 
-/// In-place operators that fill all of `self` without looking at what was in it.
+/// Whether the operator works in place and fills all of `self` without reading it.
 bool fills(const c10::OperatorHandle& op) {
   static const std::array<std::string, 8> kFills = {"aten::normal_", "aten::uniform_",     "aten::zero_",
                                                     "aten::fill_",   "aten::exponential_", "aten::random_",
@@ -167,7 +173,8 @@ InitTape::Node InitTape::describe(const c10::OperatorHandle& op, const Stack& st
   Node node{
       op, copy_with_own_lists({stack.end() - static_cast<std::ptrdiff_t>(count), stack.end()}), {}, {}, {}, false, {},
       {}};
-  // Deferred tensors say that they lie on the device "meta". Who asks for a tensor there means: where they will be.
+  // Deferred tensors say that they lie on the device "meta". A program that asks for a tensor there wants it where the
+  // real tensors will be.
   if (const auto i = index_of_argument(schema, "device"); i >= 0) {
     c10::IValue& device = node.arguments[static_cast<std::size_t>(i)];
     if (device.isDevice() && device.toDevice().is_meta()) device = at::Device(at::kCPU);
@@ -191,7 +198,8 @@ InitTape::Node InitTape::describe(const c10::OperatorHandle& op, const Stack& st
   return node;
 }
 
-/// False if the operator has no kernel for shapes alone.
+/// Runs the operator on the device "meta" and replaces its arguments on `stack` by its outputs. Returns false where the
+/// operator has no kernel for shapes alone; `stack` is unchanged then.
 bool InitTape::run_for_shapes(const Node& node, Stack* stack) const {
   const std::size_t count = node.arguments.size();
   std::vector<c10::IValue> given(stack->end() - static_cast<std::ptrdiff_t>(count), stack->end());
@@ -250,7 +258,7 @@ void InitTape::note_outputs(Node& node, const Stack& stack) {
   });
 }
 
-/// Moves the generator on as the operator would have, and keeps its state from before.
+/// Moves the generator on as the operator would have, and keeps in `node` the state that it had before.
 void InitTape::draw(Node& node) const {
   const c10::IValue* const given = node.argument("generator");
   const bool is_given = given && !given->isNone();
@@ -301,7 +309,7 @@ InitTape::Needs InitTape::needed_for(std::unordered_set<StorageId> wanted) const
     }
   };
   for (const StorageId id : wanted) look_at(id, nodes_.size());
-  std::unordered_set<StorageId> overwritten;  // by a later node: what came before only has to make the storage
+  std::unordered_set<StorageId> overwritten;  // a later node overwrites them: earlier nodes only make the memory
   for (std::size_t i = nodes_.size(); !ahead.empty();) {
     if (ahead.top() == i) {
       ahead.pop();
@@ -322,7 +330,7 @@ InitTape::Needs InitTape::needed_for(std::unordered_set<StorageId> wanted) const
     if (*need != Need::kYes) continue;
     for (const Patch& patch : node.patches) {
       if (wanted.insert(patch.place.storage).second) look_at(patch.place.storage, i);
-      // It is read here, so what it was given before counts, though a later node gives it other values.
+      // The storage is read here, so its earlier values count, although a later node overwrites them.
       if (!node.overwrites) overwritten.erase(patch.place.storage);
     }
     if (node.overwrites) overwritten.insert(node.writes[0]);
@@ -330,13 +338,14 @@ InitTape::Needs InitTape::needed_for(std::unordered_set<StorageId> wanted) const
   return needs;
 }
 
-/// Whether nodes that share a generator replay on that one, since they take none as an argument (randn, dropout). All
-/// others replay on a generator of their own.
+/// Whether the node replays on the generator that it drew from, because it takes none as an argument (randn, dropout).
+/// All other nodes replay on a clone of their own.
 bool InitTape::shares_generator(const Node& node) {
   return node.generator.defined() && index_of_argument(node.op.schema(), "generator") < 0;
 }
 
-/// Needed nodes in parts that have nothing to do with each other, each in order; the one that makes most bytes first.
+/// Splits the needed nodes into parts that are independent of each other, each in the order of the tape. The part that
+/// makes most bytes comes first.
 std::vector<InitTape::Part> InitTape::parts_of(const Needs& needs) const {
   static constexpr StorageId kSharedGenerators = 0;  // no storage has this number
   std::unordered_map<StorageId, StorageId> parent;
@@ -369,7 +378,8 @@ std::vector<InitTape::Part> InitTape::parts_of(const Needs& needs) const {
   return parts;
 }
 
-/// Factories and fills give the same bits on any thread; how others add may depend on the number of threads they have.
+/// Factories and fills give the same bits on any thread. The order in which other operators add may depend on the
+/// number of threads that they have, so their parts run alone.
 bool InitTape::may_run_beside_others(const Part& part, const Needs& needs) const {
   return std::all_of(part.nodes.begin(), part.nodes.end(), [&](std::size_t i) {
     const Node& node = nodes_[i];

@@ -15,19 +15,20 @@
 
 namespace tessera {
 
-/// The operators that gave deferred tensors their values, in order.
+/// The list of the operators that gave deferred tensors their values, in order. A DeferredInitScope makes it and
+/// records on its own thread; `materialize` and PieceMaker read it later.
 ///
 /// A value is a *storage*, known by a number; a tensor is a place in a storage. So views need no entry, and replay
 /// rebuilds every argument as a view of a real storage.
 ///
-/// Lifetime: the context of each deferred storage's (null) data pointer holds the tape; the tape holds numbers only. It
-/// goes with the last deferred tensor.
+/// Lifetime: the context of each deferred storage's (null) data pointer holds the tape; the tape holds numbers only.
+/// The tape is freed with the last deferred tensor.
 class InitTape : public std::enable_shared_from_this<InitTape> {
  public:
   using StorageId = std::uint64_t;
   using Storages = std::unordered_map<StorageId, c10::Storage>;
 
-  /// Where a tensor lies.
+  /// The place of a tensor in a storage. `strides` and `offset` count elements.
   struct Place {
     StorageId storage = 0;
     std::size_t storage_bytes = 0;
@@ -35,8 +36,8 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
     std::vector<std::int64_t> sizes, strides;
     std::int64_t offset = 0;
     bool whole() const;       ///< the tensor is all of its storage
-    bool contiguous() const;  ///< ... and its elements are in order
-    /// Of the storage, as elements of `dtype`.
+    bool contiguous() const;  ///< the tensor is all of its storage, and its elements are in order
+    /// How many elements of `dtype` the storage holds.
     std::int64_t storage_numel() const { return static_cast<std::int64_t>(storage_bytes / c10::elementSize(dtype)); }
   };
 
@@ -46,44 +47,48 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
     std::ptrdiff_t element = -1;
     Place place;
   };
-  /// One operator.
+  /// One operator, with its arguments.
   struct Node {
     c10::OperatorHandle op;
-    std::vector<c10::IValue> arguments;  ///< as given (original device), undefined where a patch goes
+    std::vector<c10::IValue> arguments;  ///< the given ones (original device); undefined where a patch goes
     std::vector<Patch> patches;
     std::vector<std::pair<std::size_t, Place>> creates;  ///< output index -> new storage
-    std::vector<StorageId> writes;                       ///< existing storages it changes
-    bool overwrites = false;     ///< gives the one storage it writes entirely new values, reading none of it
-    at::Generator generator;     ///< undefined for operators that draw nothing
-    at::Tensor generator_state;  ///< before the operator ran
+    std::vector<StorageId> writes;                       ///< existing storages that it changes
+    bool overwrites = false;                             ///< it writes all of one storage without reading any of it
+    at::Generator generator;                             ///< undefined for operators that draw nothing
+    at::Tensor generator_state;                          ///< the generator's state before the operator ran
     /// The argument with this name, or null.
     const c10::IValue* argument(const char* name) const;
   };
+  /// What is needed of a node: memory for its storage alone, or its values.
   enum class Need : char { kStorageOnly, kYes };
-  /// What storages depend on: nodes by their number, in order.
+  /// The nodes that storages depend on, by their number, in order.
   using Needs = std::map<std::size_t, Need>;
 
   enum class Content {
     kValues,      ///< generators move, and everything can be replayed
-    kShapesOnly,  ///< generators stay, nothing is written down, and nothing can be replayed
+    kShapesOnly,  ///< generators stay, nothing is recorded, and nothing can be replayed
   };
   explicit InitTape(Content content) : content_(content) {}
 
-  /// Runs `op` on the arguments at the end of `stack` for its shapes only, writes it down, and leaves its outputs on
-  /// the stack. Called by the dispatcher's fallback, with DeferredInit excluded.
+  /// Runs `op` on the arguments at the end of `stack` for its shapes only, records it, and leaves its outputs on the
+  /// stack. The dispatcher's fallback calls it, with DeferredInit excluded. Throws c10::Error where a tensor belongs to
+  /// another tape, or the operator writes a deferred tensor's values into a real one.
   void record(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
-  /// Real storages for `wanted`, by replaying what they depend on and nothing else; fills on several threads. Throws
-  /// c10::Error on a tape of shapes only, as do the others below.
+  /// Makes real storages for `wanted`: replays the nodes that they depend on and nothing else, and fills on several
+  /// threads. Throws c10::Error on a tape of shapes only, as does needed_for.
   Storages replay(const std::unordered_set<StorageId>& wanted) const;
 
+  /// Finds the nodes that `wanted` depend on. It goes back from the last node and looks at no node that it does not
+  /// need.
   Needs needed_for(std::unordered_set<StorageId> wanted) const;
   const Node& node(std::size_t number) const { return nodes_[number]; }
 
  private:
   struct Part {
     std::vector<std::size_t> nodes;
-    std::size_t bytes = 0;  ///< that they make
+    std::size_t bytes = 0;  ///< how many bytes they make
   };
 
   Node describe(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const;
@@ -106,18 +111,20 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
   StorageId next_storage_ = 1;
 };
 
-/// The tape that made `tensor`, or null; and its place on that tape.
+/// The tape that made `tensor`, or null where it is not deferred.
 std::shared_ptr<InitTape> tape_of(const at::Tensor& tensor);
+/// The place of `tensor` on its tape. REQUIRES: it is deferred.
 InitTape::Place place_of(const at::Tensor& tensor);
 
-/// `visit(argument index, element or -1, tensor)` for every defined tensor in `arguments`.
+/// Calls `visit(argument index, element or -1, tensor)` for every defined tensor in `arguments`.
 void for_each_tensor(c10::ArrayRef<c10::IValue> arguments,
                      const std::function<void(std::size_t, std::ptrdiff_t, const at::Tensor&)>& visit);
-/// Puts `tensor` at the given place of `arguments`. Lists must be this call's own copies.
+/// Puts `tensor` at the given place of `arguments`. REQUIRES: the caller owns the lists (copy_with_own_lists).
 void put(std::vector<c10::IValue>& arguments, std::size_t argument, std::ptrdiff_t element, at::Tensor tensor);
+/// Copies `arguments`, and the lists of tensors in them too, which IValues share otherwise.
 std::vector<c10::IValue> copy_with_own_lists(const std::vector<c10::IValue>& arguments);
 
-/// A real tensor at `place` of `storage`.
+/// A real tensor at `place` of the real storage `storage`.
 at::Tensor view_on(const c10::Storage& storage, const InitTape::Place& place);
 
 }  // namespace tessera

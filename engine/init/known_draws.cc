@@ -15,7 +15,7 @@ namespace {
 
 static_assert(at::MERSENNE_STATE_N == mt19937::kWords && at::MERSENNE_STATE_M == mt19937::kMiddle);
 
-/// What the node fills, if it is one contiguous fp32 tensor.
+/// The place that the node fills where that is one contiguous fp32 tensor, else null.
 const InitTape::Place* filled_by(const InitTape::Node& node) {
   const InitTape::Place* place = nullptr;
   if (node.overwrites) {
@@ -72,8 +72,8 @@ void skip_words(at::Generator& generator, std::uint64_t words) {
   auto* const cpu = generator.get<at::CPUGeneratorImpl>();
   at::mt19937 engine = cpu->engine();
   at::mt19937_data_pod data = engine.data();
-  // `left_` is one more than what may still be drawn of `state_`, from `next_` on. A block is made when its first word
-  // is drawn.
+  // `left_` is one more than the number of words of `state_` that may still be drawn, from `next_` on. A block is made
+  // when its first word is drawn.
   const std::uint64_t drawn = mt19937::kWords - static_cast<std::uint64_t>(data.left_ - 1) + words;
   const std::uint64_t blocks = (drawn - 1) / mt19937::kWords;
   if (blocks >= mt19937::kWorthJump) {
@@ -120,7 +120,8 @@ void DrawPieces::fill(at::Tensor piece, std::int64_t begin) {
     word_ = kUnknown;
     return;
   }
-  // What is drawn again at the end of a normal fill: the last group's worth, from the words behind all others.
+  // A normal fill draws its last kGroup elements again, from the words behind all others, where they do not end a
+  // group.
   const std::int64_t rest = draw_.kind == KnownDraw::Kind::kNormal ? draw_.numel % KnownDraw::kGroup : 0;
   const std::int64_t body_end = std::min(end, draw_.numel - rest);
   if (body_end > begin) {

@@ -13,7 +13,7 @@ namespace tessera::mt19937 {
 namespace {
 
 constexpr std::uint32_t kMatrix = 0x9908b0df;
-constexpr std::uint64_t kDegree = 19937;  // of the characteristic polynomial: the bits of the state
+constexpr std::uint64_t kDegree = 19937;  // degree of the characteristic polynomial: the bits of the state
 constexpr std::size_t kLimbs = (kDegree + 63) / 64;
 
 inline std::uint32_t twist(std::uint32_t from, std::uint32_t to) {
@@ -21,8 +21,8 @@ inline std::uint32_t twist(std::uint32_t from, std::uint32_t to) {
   return (mixed >> 1) ^ (-(to & 1u) & kMatrix);
 }
 
-// Polynomials over the field of two elements: sparse ones as their exponents in descending order, others as bits, the
-// coefficient of x^k in bit k % 64 of limb k / 64.
+// Polynomials over the field of two elements. A sparse one is the list of its exponents in descending order; any other
+// is an array of bits, with the coefficient of x^k in bit k % 64 of limb k / 64.
 using Exponents = std::vector<std::uint64_t>;
 using Limbs = std::array<std::uint64_t, kLimbs>;
 
@@ -57,7 +57,7 @@ Exponents characteristic_polynomial() {
   return sum(all, term);
 }
 
-/// The terms of the characteristic polynomial below its first.
+/// The terms of the characteristic polynomial but for its first.
 const Exponents& lower_terms() {
   static const Exponents kTerms = [] {
     Exponents all = characteristic_polynomial();
@@ -121,7 +121,7 @@ Limbs power_of_x(std::uint64_t exponent) {
 
 /// `sums[m]` = the exclusive or of `words[i + m]` over the terms x^i of `polynomial`.
 void combine(const Limbs& polynomial, const std::uint32_t* words, Block& sums) {
-  constexpr int kTile = 48;  // what stays in registers
+  constexpr int kTile = 48;  // words whose sums stay in registers
   static_assert(kWords % kTile == 0);
   for (int tile = 0; tile < kWords; tile += kTile) {
     std::array<std::uint32_t, kTile> sum{};
@@ -146,7 +146,7 @@ void next_block(Block& block) {
 
 void jump(Block& block, std::uint64_t blocks) {
   // Every bit of the words behind word 0 follows the recurrence that the characteristic polynomial stands for: where
-  // x^e is the sum of c_i x^i, word 1 + m + e is the sum of c_i times word 1 + m + i. (Of word 0 only the highest bit
+  // x^e is the sum of c_i x^i, word 1 + m + e is the sum of c_i times word 1 + m + i. (Only the highest bit of word 0
   // belongs to the state.) Word `blocks * kWords` is word 1 + e.
   const Limbs power = power_of_x(blocks * kWords - (seeded_fault(SeededFault::kJumpOneWordFar) ? 0 : 1));
   constexpr std::size_t kNeeded = kLimbs * 64 + kWords + 1;

@@ -22,21 +22,25 @@ namespace {
 using Node = InitTape::Node;
 using Place = InitTape::Place;
 
-/// Below so many elements a tensor is made whole and cut: no draw needs to be known.
+// How it goes about it. `of` asks the tape for the nodes that the tensor needs and turns each into a Step, or gives up
+// where one of them does not treat each element by itself. `make` widens the piece to whole groups of KnownDraw::kGroup
+// elements, runs every step on buffers of that length alone, and cuts the piece out of the last buffer.
+
+/// A tensor of fewer elements is made whole and cut.
 constexpr std::int64_t kWorthCutting = 4096;
 
 bool is_one_of(const std::string& name, std::initializer_list<std::string_view> names) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// Makes one value for all elements, or none.
+/// Whether the operator makes a tensor whose elements all have one value, or no value.
 bool is_constant_factory(const Node& node) {
   return node.patches.empty() && node.creates.size() == 1 &&
          is_one_of(node.op.schema().name(), {"aten::empty", "aten::zeros", "aten::ones", "aten::full"});
 }
 
-/// Gives an element the same bits in whichever vector, or rest of a vector, it stands: conversions, and arithmetic that
-/// is rounded once.
+/// Whether the operator gives an element the same bits wherever it stands, in a SIMD vector or in the rest behind the
+/// last one: conversions, and arithmetic that is rounded once.
 bool is_element_wise(const Node& node) {
   const bool is_known = is_one_of(
       node.op.schema().name(),
@@ -49,7 +53,7 @@ bool is_element_wise(const Node& node) {
   return is_known && !(alpha && alpha->isScalar() && alpha->toScalar().toDouble() != 1.0) && !(mode && !mode->isNone());
 }
 
-/// All tensors among the arguments have `numel` elements in order, or are single numbers.
+/// Whether every tensor among the arguments has `numel` elements in order, or is a single number.
 bool is_for_all_alike(const Node& node, std::int64_t numel) {
   const auto fits = [&](const Place& place) { return place.contiguous() && place.storage_numel() == numel; };
   bool numbers = true;
@@ -65,7 +69,8 @@ bool is_for_all_alike(const Node& node, std::int64_t numel) {
          std::all_of(node.creates.begin(), node.creates.end(), [&](const auto& made) { return fits(made.second); });
 }
 
-/// Whether LibTorch's fills can be cut as DrawPieces does. Tried once: how it makes numbers is its own business.
+/// Whether LibTorch's fills can be cut as DrawPieces does. This is tried once, since LibTorch may make numbers
+/// otherwise.
 bool draws_can_be_cut() {
   static const bool kCan = [] {
     constexpr std::int64_t kGroup = KnownDraw::kGroup, kNumel = 9 * kGroup + 5, kCut = 4 * kGroup;
@@ -84,7 +89,7 @@ bool draws_can_be_cut() {
   return kCan;
 }
 
-/// Writes arguments for recipe_of.
+/// Writes nodes and their arguments as text, for recipe_of.
 class RecipeText {
  public:
   RecipeText() { text_.precision(std::numeric_limits<double>::max_digits10); }
@@ -236,7 +241,7 @@ void PieceMaker::run(Step& step, std::int64_t begin, std::int64_t count) {
   if (!step.node->creates.empty()) made_[step.made.storage] = stack.back().toTensor();
 }
 
-/// Memory of the last call, if it was as large.
+/// The buffer of `count` elements for the storage at `place`; that of the last call where it has the same size.
 at::Tensor& PieceMaker::buffer(const Place& place, std::int64_t count) {
   at::Tensor& tensor = made_[place.storage];
   if (!tensor.defined() || tensor.numel() != count) tensor = at::empty({count}, place.dtype);

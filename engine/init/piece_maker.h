@@ -14,51 +14,53 @@
 
 namespace tessera {
 
-/// How a deferred tensor gets its values, as text: one line an operator that it needs, with its arguments; storages are
-/// numbered in the order in which they appear, so that the same text stands for the same values up to the generators'
-/// states and the values of real tensors. The first line is the tensor itself. For comparing ranks, and for messages.
+/// Describes as text how a deferred tensor gets its values: one line for each operator that it needs, with its
+/// arguments. The first line is the tensor itself. Storages are numbered in the order in which they appear, so that the
+/// same text means the same values, but for the generators' states and the values of real tensors. Ranks compare it,
+/// and messages show it. REQUIRES: the tensor is deferred.
 std::string recipe_of(const at::Tensor& tensor);
 
-/// The same on two ranks whose LibTorch draws the same numbers from the same state, which the kind of processor decides
-/// too.
+/// A hash of numbers that LibTorch draws and computes here. It is the same on two ranks whose LibTorch draws the same
+/// numbers from the same state, which depends on the kind of processor too.
 std::uint64_t digest_of_arithmetic();
 
-/// Makes any piece of a deferred tensor without the rest of it: what a rank needs that keeps only its part.
+/// Makes any piece of a deferred tensor without the rest of it. A rank that keeps only its part of a parameter uses it
+/// (engine/parameters/first_values.h).
 ///
 /// That is possible where every operator on the tensor's way treats each element by itself: it is created (`empty`,
 /// `zeros`, `full`, ...), filled (constants; `uniform_` and `normal_`, whose words are known), and goes through
 /// element-wise operators with numbers or tensors of the same size (`mul_`, `add`, `clamp_`, `to`, ...), each of which
 /// gives the same bits for an element wherever it stands. Values equal those of `materialize` bit for bit.
 ///
-/// One thread at a time; `another` is for the next thread.
+/// One thread at a time uses it; `another` makes one for another thread.
 class PieceMaker {
  public:
-  /// Empty where the tensor needs other operators, or is not deferred.
+  /// Nothing where the tensor needs other operators, or is not deferred.
   static std::optional<PieceMaker> of(const at::Tensor& tensor);
 
-  /// The same, with generators and buffers of its own.
+  /// A copy that makes the same values, with generators and buffers of its own.
   PieceMaker another() const;
 
   std::int64_t numel() const { return numel_; }
 
-  /// Elements [begin, begin + count), in the order of memory (that of the tensor's strides): [count], of the tensor's
-  /// dtype. Valid until the next call. Calls that go on where the last one ended are the cheapest, if they begin at a
-  /// multiple of 16.
+  /// Makes elements [begin, begin + count), in the order of memory (that of the tensor's strides). Returns [count] of
+  /// the tensor's dtype, valid until the next call. Calls that continue where the last one ended, at a multiple of 16,
+  /// are the cheapest.
   at::Tensor make(std::int64_t begin, std::int64_t count);
 
-  /// What the generators' states were before each draw, one after another, as bytes. Ranks that hold the same recipe and
-  /// the same states make the same values.
+  /// The generators' states before each draw, one after another, as bytes. Ranks that have the same recipe and the same
+  /// states make the same values.
   std::vector<std::byte> states() const;
-  /// Takes another rank's. REQUIRES: as many bytes as `states` returns.
+  /// Takes another rank's states instead of its own. REQUIRES: as many bytes as `states` returns.
   void set_states(const std::vector<std::byte>& states);
 
  private:
-  /// One operator. `node` null: only makes the storage.
+  /// One operator. A step whose `node` is null only makes the memory of a storage.
   struct Step {
     const InitTape::Node* node = nullptr;
-    InitTape::Place made;  ///< the one that it creates or writes
+    InitTape::Place made;  ///< the storage that it creates or writes
     std::optional<KnownDraw> draw;
-    at::Tensor state;  ///< of the generator before the draw
+    at::Tensor state;  ///< the generator's state before the draw
     std::optional<DrawPieces> pieces;
   };
 
@@ -71,7 +73,7 @@ class PieceMaker {
   InitTape::StorageId storage_ = 0;
   std::int64_t numel_ = 0;
   std::vector<Step> steps_;
-  std::unordered_map<InitTape::StorageId, at::Tensor> made_;  ///< [count] each, in the call that runs
+  std::unordered_map<InitTape::StorageId, at::Tensor> made_;  ///< [count] each, of the call that runs
 };
 
 }  // namespace tessera

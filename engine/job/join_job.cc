@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-/// Now, with a name, rather than by libgomp's exit in the first operator.
+/// Tries the threads now, so that the error names this rank; else libgomp would end the process in the first operator.
 void expect_threads(const Topology& topology) {
   const int threads = at::get_num_threads();
   if (const int error = try_threads(threads); error != 0)
@@ -35,7 +35,7 @@ Mesh join_job(const std::function<absl::StatusOr<Mesh>(const Topology&)>& make, 
   if (RunScope* scope = RunScope::current) {
     scope->mesh = mesh;
     groups_of(mesh).expect_report();
-    // Made while all ranks are here: run's last act is to meet in it.
+    // The group is made while all ranks are here: at its end, run waits in it for all of them.
     value_or_throw(groups_of(mesh).user_group());
   }
   return mesh;

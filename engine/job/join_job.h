@@ -10,13 +10,14 @@
 
 namespace tessera {
 
-/// What every init does: finds this process's place among the ranks, has `make` join them, and within tessera::run sees to it that this
-/// rank's end is reported. Raises this process's limit of descriptors (process_limits.h). Throws tessera::Error: 71 where
-/// the system has too few threads.
+/// Does what every tessera::init does: finds this process's place among the ranks, calls `make` to join them, and
+/// within tessera::run sees to it that this rank's end is reported. It also raises this process's limit of file
+/// descriptors (process_limits.h). Throws tessera::Error: the error of `make`, and 71 where the system has too few
+/// threads.
 Mesh join_job(const std::function<absl::StatusOr<Mesh>(const Topology&)>& make,
               const Environment& environment = process_environment);
 
-/// tessera::init where more than the environment says who this process is: Python has torch.distributed.
+/// tessera::init for callers whose process is described by more than the environment: Python has torch.distributed.
 Mesh init_in(const Strategy& strategy, const Environment& environment);
 
 }  // namespace tessera

@@ -17,7 +17,8 @@ std::string shapes_that_fit(int world_size) {
   return text;
 }
 
-/// Of the group of `count` ranks from `first` on, `stride` apart: composed_group_factory's rule.
+/// What Collectives::compressed_part would be in the group of `count` ranks from `first` on, `stride` apart. This is
+/// composed_group_factory's rule.
 int compressed_part(int first, int count, int stride, const Topology& topology, TransportChoice transport) {
   if (count == 1) return 0;
   if (transport == TransportChoice::kGloo) return 1;

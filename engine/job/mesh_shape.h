@@ -6,33 +6,39 @@
 
 namespace tessera {
 
+/// The shape of a mesh of ranks: how many replicas, and how many ranks share one copy.
 struct MeshShape {
   int replicate = 1;
   int shard = 1;
-  /// Where `rank` is in a mesh of this shape.
+  /// The position of `rank` in a mesh of this shape.
   MeshPosition position_of(int rank) const { return MeshPosition{replicate, shard}.of(rank); }
 };
 
-/// The strategy's mesh for this world. Left out: HYBRID_SHARD replicates across hosts, all others shard over the world.
-/// Throws tessera::Error (exit code 78) with the numbers, where each came from, and the shapes that fit.
+/// The strategy's mesh for this world. Where the strategy leaves it out, HYBRID_SHARD replicates across hosts and all
+/// others shard over the world. Throws tessera::Error (78) with the numbers, where each came from, and the shapes that
+/// fit.
 MeshShape mesh_shape(const Strategy& strategy, const Topology& topology);
 
-/// Where a rank is in the mesh that it is planned on: its replica alone, where replicas train by themselves (SyncConfig).
+/// The position of a rank in the mesh for which memory is planned. Where replicas train by themselves (SyncConfig),
+/// that mesh is its replica alone.
 MeshPosition planned_position(const SyncConfig& sync, const MeshPosition& mesh);
 
-/// Into how many parts the strategy cuts a flat buffer on that mesh.
+/// The number of parts into which the strategy cuts a flat buffer on that mesh.
 int parts_for(const Strategy& strategy, const MeshPosition& mesh);
 
-/// Will the ranks of a shard group share memory? For plans of jobs that are not running; an Engine asks its transport.
+/// Whether the ranks of a shard group will share memory. Plans of jobs that are not running ask here; an Engine asks
+/// its transport.
 bool would_share_memory(const MeshShape& shape, const Topology& topology, TransportChoice transport);
 
-/// Likewise: will gradients be summed over a network on some axis (Collectives::reduces_in_background)?
+/// Whether gradients will be summed over a network on some axis (Collectives::reduces_in_background). Plans ask it,
+/// too.
 bool would_reduce_in_background(const Topology& topology, TransportChoice transport);
 
-/// Likewise: what the groups that sum gradients would answer to Collectives::compressed_part.
+/// What Collectives::compressed_part will be in the groups that sum gradients, by axis.
 struct CompressedParts {
   int shard = 0, replicate = 0;
 };
+/// Predicts them for the rank of `topology`; plans ask it, too.
 CompressedParts would_compress(const MeshShape& shape, const Topology& topology, TransportChoice transport);
 
 }  // namespace tessera

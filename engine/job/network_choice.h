@@ -11,16 +11,18 @@
 
 namespace tessera {
 
-/// How the calls over gloo of a job go whose comm.network_fit is a file of costs: by what rank 0 reads of it.
+/// Chooses the algorithms of a job's collectives over gloo where comm.network_fit names a file of costs. Rank 0 reads
+/// the file, so that all ranks choose alike. tessera::init makes one, calls `choose`, then `agree`.
 class NetworkChoice {
  public:
   explicit NetworkChoice(const CommConfig& comm);
 
-  /// For make_process_mesh; null where no file is named. Known when agree() has returned, which is before groups are made.
+  /// The function that make_process_mesh takes; null where no file is named. It answers "direct" until agree() has
+  /// returned, which is before a collective of several ranks asks it.
   ChooseAlgorithm choose() const;
 
-  /// Collective over all ranks of the job. 78 where this rank's comm.network_fit is not rank 0's. What is wrong with the file (those of
-  /// read_link_fit) is an error on all ranks.
+  /// Lets all ranks of the job take the costs that rank 0 reads. Collective over `store`. Errors: 78 where this rank's
+  /// comm.network_fit is not rank 0's; the errors of read_link_fit, which all ranks get.
   absl::Status agree(const Topology& topology, KeyValueStore& store);
 
  private:

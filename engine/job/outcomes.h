@@ -12,16 +12,18 @@
 
 namespace tessera {
 
-/// Runs `body` on every rank of `control`. What every rank got, in rank order; or, the same on every rank, the failure of the first
-/// rank that failed: an error that was returned or thrown. So a rank that cannot go on neither leaves the others waiting nor ends the
-/// group. Collective; throws tessera::Error where the group itself fails.
+/// Runs `body` on every rank of `control`, and returns what every rank got, in rank order. Where `body` returned or
+/// threw an error on some ranks, all ranks get the error of the first of them. So a rank that cannot go on neither
+/// leaves the others waiting nor ends the group. Collective. Throws tessera::Error where the group itself fails.
+/// `label` names the call in messages.
 absl::StatusOr<std::vector<std::string>> share_outcomes(Collectives& control, std::string_view label,
                                                         const std::function<absl::StatusOr<std::string>()>& body);
 
-/// The same of work that was done already and left no more than `own`: ok on every rank, or the first failure.
+/// The same for work that is done already and whose only result is the status `own`: ok on every rank, or the first
+/// failure.
 absl::Status share_status(Collectives& control, std::string_view label, const absl::Status& own);
 
-/// What `body` returns, or throws (status_of).
+/// What `body` returns, or the status of what it throws (status_of).
 absl::Status status_from(const std::function<absl::Status()>& body);
 
 }  // namespace tessera

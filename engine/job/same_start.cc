@@ -20,11 +20,12 @@ constexpr const char* kLabel = "strategies";
 
 nlohmann::json start_of(const Strategy& strategy) {
   nlohmann::json start = {{"strategy", nlohmann::json::parse(strategy.to_json())}, {"build", this_build()}};
-  // Which directories is each host's business; whether there are some decides where tier auto of a GPU is.
+  // Each host may have directories of its own. Whether there are some matters: it decides which tier a GPU's "auto"
+  // takes.
   start["strategy"]["offload"]["paths"] = strategy.offload.paths.empty() ? "none" : "some";
   start["strategy"]["checkpoint"].erase("dir");
   start["strategy"]["durable"].erase("dir");
-  // Given or left out: it is the same, until a checkpoint of a run with other defaults is loaded.
+  // A key that is left out means the same as its default, until a checkpoint of a run with other defaults is loaded.
   for (const ChangedDefault& each : changed_defaults(strategy.optimizer))
     start["strategy"]["optimizer"]["left_out"].push_back(each.key);
   return start;

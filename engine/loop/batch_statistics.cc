@@ -21,7 +21,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Of what is summed: fp64 stays, all else is fp32.
+/// The type in which values are summed: fp64 for fp64, fp32 for all others.
 at::ScalarType wide_type_of(const at::Tensor& input) {
   return input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
@@ -33,7 +33,7 @@ std::vector<std::int64_t> summed_dimensions(const at::Tensor& input) {
   return dimensions;
 }
 
-/// [C] as [1, C, 1, ...], to go with `input`.
+/// Views [C] as [1, C, 1, ...], so that it broadcasts over `input`.
 at::Tensor beside(const at::Tensor& of_channels, const at::Tensor& input) {
   std::vector<std::int64_t> sizes(static_cast<std::size_t>(input.dim()), 1);
   sizes[1] = -1;
@@ -47,10 +47,10 @@ at::Tensor rows_of_ranks(const at::Tensor& row, Collectives& group) {
   return rows;
 }
 
-/// Of the batches of all ranks.
+/// The statistics of the batches of all ranks together.
 struct BatchStatistics {
   at::Tensor mean, variance;  ///< [C], fp64; the variance is biased
-  double count = 0;           ///< values a channel
+  double count = 0;           ///< values in each channel
 };
 
 BatchStatistics statistics_of(const at::Tensor& input, Collectives& group) {
@@ -150,7 +150,7 @@ struct BatchNormOverRanks : torch::autograd::Function<BatchNormOverRanks> {
 at::Tensor batch_norm_over_ranks(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
                                  const RunningStatistics& running, double eps,
                                  const std::shared_ptr<Collectives>& group) {
-  // Autograd takes no undefined tensors.
+  // Autograd functions take no undefined tensors, so those become std::nullopt.
   const auto optional = [](const at::Tensor& tensor) {
     return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
   };

@@ -8,20 +8,22 @@
 
 namespace tessera {
 
-/// What a batch norm counts while it trains. Undefined tensors are not counted.
+/// The running statistics that a batch norm updates while it trains. Undefined tensors are not updated.
 struct RunningStatistics {
   at::Tensor mean, variance;  ///< [C]
   double momentum = 0.1;      ///< the weight of the new batch
 };
 
-/// Normalises `input` [B, C, ...] by the mean and the biased variance of the batches of all ranks of `group`, then scales by
-/// `weight` and shifts by `bias` ([C] each, or undefined). Differentiable once; forward and backward are collective. Adds to
-/// `running` unless forward is being computed again (Recomputing).
+/// Normalises `input` [B, C, ...] by the mean and the biased variance of the batches of all ranks of `group`, then
+/// scales by `weight` and shifts by `bias` ([C] each, or undefined). SyncBatchNorm calls it while it trains. It can be
+/// differentiated once; forward and backward are collective. It updates `running` unless forward is being computed
+/// again (Recomputing).
 ///
-/// Each rank sends count, mean and sum of squared deviations a channel, which are joined by Chan's formula (Chan, Golub and
-/// LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979), in fp64. Backward sends
-/// the sums of dy and of dy * normalised x (Ioffe and Szegedy, arXiv 1502.03167, section 3).
-/// Throws tessera::Error (64) on all ranks if the batches hold one value a channel together.
+/// Each rank sends the count, and each channel's mean and sum of squared deviations. They are joined by Chan's formula
+/// (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979), in
+/// fp64. Backward sends the sums of dy and of dy * normalised x (Ioffe and Szegedy, arXiv 1502.03167, section 3).
+/// Throws tessera::Error (64) on all ranks where the batches of all ranks together hold one value or none in each
+/// channel.
 at::Tensor batch_norm_over_ranks(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
                                  const RunningStatistics& running, double eps,
                                  const std::shared_ptr<Collectives>& group);

@@ -30,12 +30,17 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-/// What a rank has of a gradient.
+// How it goes about it. A post-accumulate hook on each parameter notes that a backward makes gradients; when the
+// outermost backward ends, `average` runs once. Ranks first tell each other their weights and which gradients they have
+// (`agree_on_gradients`). Then each bucket is packed into one flat tensor, summed over ranks, divided by the sum of the
+// weights, and copied back into the gradients.
+
+/// Whether a rank has a gradient, and in which layout.
 enum class Has : char { kNone, kDense, kSparse };
 
 /// Parameters whose gradients are sent together.
 struct GradientBucket {
-  at::ScalarType type = at::kFloat;  ///< of the sums: fp32, or fp64
+  at::ScalarType type = at::kFloat;  ///< the type of the sums: fp32, or fp64
   std::vector<std::size_t> parameters;
   std::int64_t numel = 0;
 };
@@ -50,12 +55,12 @@ std::string named_tensors(const char* kind, const torch::OrderedDict<std::string
   return text.str();
 }
 
-/// One line a parameter and buffer.
+/// The module as text: one line for each parameter and buffer.
 std::string outline_of(const torch::nn::Module& module) {
   return named_tensors("parameter", module.named_parameters()) + named_tensors("buffer", module.named_buffers());
 }
 
-/// The first line in which an outline differs from rank 0's; empty if none does.
+/// The error text for the first line in which an outline differs from rank 0's; empty where none does.
 std::string difference_of(const std::string& own, const std::string& of_rank_0) {
   std::istringstream mine(own), theirs(of_rank_0);
   std::string a, b;
@@ -73,7 +78,7 @@ std::string difference_of(const std::string& own, const std::string& of_rank_0) 
 struct DataParallel::State {
   State(std::shared_ptr<torch::nn::Module> module_given, const Mesh& mesh, const DataParallelOptions& options)
       : module(std::move(module_given)), group(value_or_throw(groups_of(mesh).world("data_parallel"))) {
-    put_engine_in_place();  // which knows when a backward runs inside another
+    put_engine_in_place();  // our autograd engine knows when a backward runs inside another
     expect_same_modules(options);
     list_parameters();
     plan_buckets(options.bucket_mb);
@@ -99,8 +104,8 @@ struct DataParallel::State {
   void on_gradient();
   void average();
   struct Agreed {
-    std::vector<Has> on_any_rank;  ///< [parameter]
-    double weight = 0;             ///< of all ranks
+    std::vector<Has> on_any_rank;  ///< [parameter]: kDense where some rank has the gradient
+    double weight = 0;             ///< the sum of all ranks' weights
   };
   Agreed agree_on_gradients();
   void average(const GradientBucket& bucket, const Agreed& agreed);
@@ -113,11 +118,11 @@ struct DataParallel::State {
   std::vector<std::string> names;      ///< [parameter]
   std::vector<at::Tensor> hooked;
   std::vector<GradientBucket> buckets;
-  at::Tensor memory;  ///< fp32, of the largest bucket; in the group's memory
+  at::Tensor memory;  ///< [numel of the largest bucket], fp32, in the group's memory
   std::unique_ptr<CommBuffer> buffer;
   int open_no_syncs = 0;
-  double weight = 1;  ///< of the next averaging
-  /// When the running backward ends.
+  double weight = 1;  ///< this rank's weight in the next averaging
+  /// Whether gradients will be averaged when the running backward ends.
   std::shared_ptr<bool> will_average = std::make_shared<bool>(false);
 };
 
@@ -127,7 +132,7 @@ struct DataParallel::State::AfterAccumulation : autograd::PostAccumulateGradHook
   State& state;
 };
 
-/// Why this rank cannot take part.
+/// The reason why this rank cannot take part; empty where it can.
 std::string DataParallel::State::problem(const DataParallelOptions& options) const {
   if (!(options.bucket_mb > 0))
     return c10::str("DataParallel wants a bucket_mb above 0, got ", options.bucket_mb,
@@ -206,7 +211,7 @@ void DataParallel::State::broadcast_buffers() {
 void DataParallel::State::on_gradient() {
   if (*will_average || open_no_syncs > 0) return;
   *will_average = true;
-  // A backward that throws drops its callbacks; then the next one must not think that it has one.
+  // A backward that throws drops its callbacks. The flag is cleared then too, so that the next backward queues its own.
   const std::shared_ptr<void> at_its_end(nullptr, [flag = will_average](void*) { *flag = false; });
   at_end_of_backward([this, at_its_end] { average(); });
 }
@@ -223,7 +228,7 @@ void DataParallel::State::average() {
   weight = 1;
 }
 
-/// A rank's message: its weight, and what it has of each gradient.
+/// Collective. Each rank sends its weight, and one byte (Has) for each gradient.
 DataParallel::State::Agreed DataParallel::State::agree_on_gradients() {
   const std::size_t count = parameters.size(), bytes = sizeof weight + count;
   std::vector<std::byte> own(bytes), all(bytes * static_cast<std::size_t>(group->size()));
@@ -275,7 +280,7 @@ void DataParallel::State::average(const GradientBucket& bucket, const Agreed& ag
     parameter.grad().defined() && weight > 0 ? part.copy_(parameter.grad()) : part.zero_();
   });
   if (weight != 1 && weight > 0) flat.mul_(weight);
-  // Groups of a GPU, whose calls are made through its memory here, make no sums for the host.
+  // Groups of a GPU sum no memory of the host; reduce_over_ranks sends such tensors through GPU memory.
   const bool sums = group->kind() != TransportKind::kNccl && group->kind() != TransportKind::kCudaHost;
   if (in_memory && sums) {
     float* const data = flat.mutable_data_ptr<float>();

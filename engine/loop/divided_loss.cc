@@ -12,20 +12,21 @@ namespace {
 
 namespace generated = torch::autograd::generated;
 
-/// The value of a number that is saved as a tensor without dimensions on the CPU, as one in C++ or Python may be.
+/// The value of a number that autograd saved as a tensor without dimensions on the CPU; numbers of C++ and Python may
+/// become such tensors.
 std::optional<double> number_in(const torch::autograd::SavedVariable& saved) {
   const at::Tensor value = saved.unpack();
   if (!value.defined() || value.dim() != 0 || !value.is_cpu() || value.requires_grad()) return std::nullopt;
   return value.item<double>();
 }
 
-/// The value of a number in C++ that goes to an operator as such.
+/// The value of a number that went to an operator as a Scalar.
 std::optional<double> number_in(const at::Scalar& saved) {
   return saved.isComplex() ? std::nullopt : std::optional<double>(saved.to<double>());
 }
 
 bool is_near(std::optional<double> number, double wanted) {
-  return number && std::abs(*number - wanted) <= 1e-6 * wanted;  // in the loss's dtype it may be rounded
+  return number && std::abs(*number - wanted) <= 1e-6 * wanted;  // it may have been rounded to the loss's dtype
 }
 
 }  // namespace

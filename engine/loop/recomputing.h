@@ -2,8 +2,9 @@
 
 namespace tessera {
 
-/// While one lives on a thread, what runs there runs for the second time: checkpoint() computes again what backward needs.
-/// What a forward counts (running statistics of a batch norm) is counted already.
+/// Lives on a thread while checkpoint() computes a forward there for the second time, because backward needs its
+/// tensors. Modules that count something in forward (running statistics of a batch norm) ask `now` and do not count it
+/// again.
 class Recomputing {
  public:
   Recomputing() { ++depth_; }

@@ -61,7 +61,7 @@ bool ReduceLROnPlateau::reduce() {
     changed = true;
     return lower;
   };
-  // Setting everybody's rate gives all groups their shares of it again.
+  // set_lr(rate) gives every group its ratio of that rate again, so groups with a rate of their own are set after it.
   const double everybodys = engine_.lr();
   std::vector<std::pair<std::string, double>> own;
   for (const ParameterGroup& group : engine_.strategy().optimizer.groups) {

@@ -7,12 +7,14 @@
 
 namespace tessera {
 
-/// [ranks, numel of `part`]: the values of each rank's `part`, which is contiguous and on the CPU.
+/// Gathers `part` of every rank: [ranks, numel of `part`] on the CPU. Collective. REQUIRES: `part` is contiguous and on
+/// the CPU, and has one size and dtype on all ranks. Throws tessera::Error: the group's.
 at::Tensor gather_over_ranks(Collectives& group, const at::Tensor& part);
 
-/// `flat` [numel] of all ranks as one, in the dtype it has, on the CPU; the same bits on every rank. Sums are made by a tree
-/// over neighbours, those of bf16 and fp16 in fp32. Large tensors are cut into a part a rank, so that each adds up its own;
-/// that takes two more tensors of this size. REQUIRES: equal sizes and dtypes on all ranks (expect_same_call).
+/// Reduces `flat` [numel] over all ranks, in its dtype, on the CPU. The result has the same bits on every rank.
+/// Collective. Sums are made by a tree over neighbours, those of bf16 and fp16 in fp32. Large tensors are cut into one
+/// part for each rank, which reduces that part; this takes two more tensors of the size. REQUIRES: equal sizes and
+/// dtypes on all ranks (expect_same_call). Throws tessera::Error: the group's.
 at::Tensor reduce_over_ranks(Collectives& group, const at::Tensor& flat, Reduce operation);
 
 }  // namespace tessera

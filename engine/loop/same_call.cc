@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-/// Zeros at the end.
+/// What a rank sends: the words of its call, or its problem, with zeros behind them.
 struct Announcement {
   char has_problem = 0;
   std::array<char, 255> text{};
@@ -28,7 +28,7 @@ Announcement announcement_of(const std::string& call, const std::string& problem
   return own;
 }
 
-/// "rank 0: all_reduce ...; rank 1-3: barrier".
+/// Lists each text with its ranks: "rank 0: all_reduce ...; ranks 1-3: barrier".
 std::string by_rank(const std::vector<Announcement>& all, bool problems_only) {
   std::map<std::string, std::vector<int>> ranks_of;
   for (std::size_t rank = 0; rank < all.size(); ++rank) {

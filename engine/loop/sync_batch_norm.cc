@@ -28,11 +28,12 @@ NormGroup norm_group_of(const Mesh& mesh) { return value_or_throw(groups_of(mesh
 /// A BatchNorm that was converted.
 struct Converted {
   std::weak_ptr<torch::nn::Module> module;
-  at::Tensor batches;  ///< its num_batches_tracked, if any
+  at::Tensor batches;  ///< its num_batches_tracked, or undefined
   NormGroup group;
 };
 
-/// Converted modules by the tensors that they give to aten::batch_norm. Ranks that are threads share it.
+/// The converted modules, found by a tensor that they give to aten::batch_norm: their running mean, else their weight.
+/// One list serves the process; ranks that are threads share it.
 class ConvertedModules {
  public:
   static ConvertedModules& all() {
@@ -48,7 +49,7 @@ class ConvertedModules {
         key, Entry{c10::weak_intrusive_ptr<at::TensorImpl>(known_by.getIntrusivePtr()), std::move(converted)});
   }
 
-  /// Nothing where the operator is not a converted module's.
+  /// The converted module whose tensors these are, or nothing.
   std::optional<Converted> find(const std::optional<at::Tensor>& running_mean,
                                 const std::optional<at::Tensor>& weight) {
     const at::Tensor* const known_by = running_mean && running_mean->defined() ? &*running_mean
@@ -62,7 +63,7 @@ class ConvertedModules {
   }
 
  private:
-  /// `alive` keeps the address from being used again, not the tensor.
+  /// `alive` keeps the tensor's address from being used again, but does not keep the tensor alive.
   struct Entry {
     c10::weak_intrusive_ptr<at::TensorImpl> alive;
     Converted converted;
@@ -73,7 +74,7 @@ class ConvertedModules {
 
 at::Tensor value_or_undefined(const std::optional<at::Tensor>& tensor) { return tensor.value_or(at::Tensor()); }
 
-/// aten::batch_norm for all that autograd sees: LibTorch's own, but for converted modules.
+/// Replaces aten::batch_norm under autograd: calls LibTorch's own, except for converted modules that train.
 at::Tensor batch_norm_of_ranks(const at::Tensor& input, const std::optional<at::Tensor>& weight,
                                const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& running_mean,
                                const std::optional<at::Tensor>& running_var, bool training, double momentum, double eps,
@@ -85,18 +86,20 @@ at::Tensor batch_norm_of_ranks(const at::Tensor& input, const std::optional<at::
     return at::native::batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps,
                                   cudnn_enabled);
   }
-  // The module has counted this batch a second time.
+  // The module has just counted this batch for the second time, so one count is taken back.
   if (Recomputing::now() && converted->batches.defined()) converted->batches.sub_(1);
   const RunningStatistics running{value_or_undefined(running_mean), value_or_undefined(running_var), momentum};
   return batch_norm_over_ranks(input, value_or_undefined(weight), value_or_undefined(bias), running, eps,
                                converted->group);
 }
 
-// For each device by itself: LibTorch's kernel, which is a composite, would come before one for DispatchKey::Autograd.
+// Each device is registered by itself: LibTorch's kernel is a composite, which would come before one for
+// DispatchKey::Autograd.
 TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) { library.impl("batch_norm", &batch_norm_of_ranks); }
 TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) { library.impl("batch_norm", &batch_norm_of_ranks); }
 
-/// Whether `module` is a `Norm`; then it is converted.
+/// Converts `module` where it is a `Norm`, and returns whether it is one. Throws tessera::Error (64) for a norm without
+/// tensors.
 template <class Norm>
 bool convert(const std::string& name, const std::shared_ptr<torch::nn::Module>& module, const NormGroup& group) {
   const auto* const norm = module->as<Norm>();

@@ -17,7 +17,7 @@
 namespace tessera {
 namespace {
 
-/// Buffers that travel as one tensor have so many bytes at most, or are one.
+/// The most bytes of buffers that are sent as one tensor; a larger buffer is sent alone.
 constexpr std::size_t kBytesTogether = std::size_t{4} << 20;
 
 std::vector<at::Tensor> defined_buffers(const torch::nn::Module& module) {
@@ -31,13 +31,13 @@ std::vector<at::Tensor> defined_buffers(const torch::nn::Module& module) {
 void expect_same_buffers(const std::vector<at::Tensor>& buffers, const Mesh& mesh) {
   std::string words;
   for (const at::Tensor& buffer : buffers) words += c10::str(" ", buffer.scalar_type(), buffer.sizes());
-  // What is compared is cut after some buffers; the digest is of all.
+  // expect_same_call cuts long words after some buffers; the digest covers all of them.
   expect_same_call(
       *value_or_throw(groups_of(mesh).user_group()),
       c10::str("sync_buffers of ", buffers.size(), " buffers, digest ", std::hash<std::string>{}(words), ":", words));
 }
 
-/// Neighbours of one dtype and device, as many as travel together.
+/// Cuts the list into runs of neighbours of one dtype and device that are sent as one tensor.
 std::vector<std::vector<at::Tensor>> cut_into_loads(const std::vector<at::Tensor>& buffers) {
   std::vector<std::vector<at::Tensor>> loads;
   std::size_t bytes = 0;
@@ -71,7 +71,7 @@ void sync_buffers(torch::nn::Module& module, const Mesh& mesh, BufferSync how) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> buffers = defined_buffers(module);
   expect_same_buffers(buffers, mesh);
-  // Counters stand between statistics, and would part them.
+  // Sorting by dtype puts the counters, which lie between statistics, behind them, so that statistics form long runs.
   std::stable_sort(buffers.begin(), buffers.end(),
                    [](const at::Tensor& a, const at::Tensor& b) { return a.scalar_type() < b.scalar_type(); });
   for (const std::vector<at::Tensor>& together : cut_into_loads(buffers)) {

@@ -12,15 +12,19 @@
 
 namespace tessera {
 
-/// The inside of TokenBatches: a dataset and the sampler that deals it out.
+/// The implementation of TokenBatches: a dataset, and the sampler that says which windows this rank takes. One thread
+/// at a time uses it.
 class TokenStream {
  public:
-  /// TokenBatches over a dataset that is open already. `sampling.num_samples` is filled in here. 65 if the data does not
-  /// fill one step.
+  /// Makes TokenBatches over a dataset that is open already. `sampling.num_samples` is filled in here. Error 65 where
+  /// the data does not fill one step.
   static absl::StatusOr<TokenBatches> batches_of(std::shared_ptr<const TokenDataset> dataset, std::int64_t seq_len,
                                                  std::int64_t vocab_size, SamplerOptions sampling);
   static const TokenStream& of(const TokenBatches& batches) { return *batches.stream_; }
 
+  /// The next batch: inputs and targets [rows, seq_len] of int64 on `device`, and the weight of this rank's mean. It
+  /// begins the next epoch where one is over. Throws tessera::Error where the data cannot be read or holds a token
+  /// outside the vocabulary.
   TokenBatch next(at::Device device);
   const TokenDataset& dataset() const { return *dataset_; }
   const DistributedSampler& sampler() const { return sampler_; }

@@ -49,7 +49,7 @@ bool can_travel(at::ScalarType type) {
   }
 }
 
-/// Why `tensor` cannot be given to `function`, or nothing.
+/// The reason why `tensor` cannot be given to `function`, or an empty text.
 std::string problem_of(const char* function, const at::Tensor& tensor) {
   if (!tensor.defined())
     return c10::str(function, " was given an undefined tensor. [T0205] hint: give it a value on every rank");
@@ -106,7 +106,7 @@ std::vector<at::Tensor> all_gather(const Mesh& mesh, const at::Tensor& tensor) {
   throw_if_error(group.status());
   std::vector<at::Tensor> tensors;
   for (const at::Tensor& row : all.unbind(0)) {
-    // Each in memory of its own, so that one can be kept without the others.
+    // Each tensor gets memory of its own, so that a program can keep one without the others.
     tensors.push_back(row.view(tensor.sizes()).to(tensor.device(), /*non_blocking=*/false, /*copy=*/true));
   }
   return tensors;
@@ -127,7 +127,7 @@ void broadcast(const Mesh& mesh, const at::Tensor& tensor, int root) {
 }
 
 void barrier(const Mesh& mesh) {
-  expect_same_call(group_of(mesh), "barrier");  // which all ranks have left only when all have come
+  expect_same_call(group_of(mesh), "barrier");  // its all-gather returns only when all ranks have come
 }
 
 std::vector<std::string> all_gather(const Mesh& mesh, const std::string& own) {
@@ -172,7 +172,7 @@ std::vector<double> mean_over_ranks(const Mesh& mesh, const std::vector<double>&
   const at::Tensor sums = reduce_over_ranks(group, row, Reduce::kSum);
   throw_if_error(group.status());
   const double* const sum = sums.const_data_ptr<double>();
-  // Every rank sees the same sum, so all throw.
+  // Every rank has the same sum, so all ranks throw.
   if (sum[0] == 0)
     throw Error(ExitCode::kUsage,
                 "mean_over_ranks was given a count of 0 by every rank. [T0211] hint: is the loader empty? A rank "

@@ -28,17 +28,23 @@
 namespace tessera {
 namespace {
 
-constexpr std::int64_t kPiece = 1 << 16;  ///< elements that are made, or sent, at a time: they stay in a core's cache
-constexpr std::int64_t kSent = 1 << 22;
-constexpr std::int64_t kTask = 1 << 22;  ///< elements that one thread makes before it looks for more
+// How it goes about it. The constructor lists for each parameter how this rank would make it (Source), and ranks
+// compare digests of these lists (Summary); only where digests differ do they compare parameter by parameter
+// (`compare_recipes`). `load` then fills one unit: each rank makes its parts of what has a PieceMaker, on several
+// threads (`make_parts`), and rank 0 sends the others in chunks (`send`). FirstValues::load at last points the module's
+// tensors at the flat buffers.
+
+constexpr std::int64_t kPiece = 1 << 16;  ///< elements that are made at a time: they stay in a core's cache
+constexpr std::int64_t kSent = 1 << 22;   ///< elements that are sent at a time
+constexpr std::int64_t kTask = 1 << 22;   ///< elements that one thread makes before it takes the next task
 
 std::uint64_t digest(const std::string& text) { return XXH3_64bits(text.data(), text.size()); }
 
-/// How one rank would make a parameter.
+/// How this rank would make a parameter.
 struct Source {
   FlatParameter* parameter = nullptr;
   std::optional<PieceMaker> maker;
-  std::uint64_t recipe = 0;  ///< digest of how; 0: the parameter is real here
+  std::uint64_t recipe = 0;  ///< a digest of its operators; 0: the parameter is real here
 };
 
 std::string describe(const FlatParameter& parameter) {
@@ -52,7 +58,7 @@ std::vector<Source> sources_of(const std::vector<std::unique_ptr<Unit>>& units) 
     Source& source = sources.emplace_back(Source{&parameter, std::nullopt, 0});
     if (!is_deferred(parameter.tensor)) return;
     source.recipe = digest(describe(parameter)) | 1;
-    // Parts are cut in the order of memory, which must be the order in the flat buffer.
+    // Parts are cut in the order of memory, so that must be the order in the flat buffer.
     if (parameter.tensor.strides() == at::IntArrayRef(parameter.strides)) {
       source.maker = PieceMaker::of(parameter.tensor);
     }
@@ -60,12 +66,12 @@ std::vector<Source> sources_of(const std::vector<std::unique_ptr<Unit>>& units) 
   return sources;
 }
 
-/// What ranks tell each other first. All members equal is the usual case, and ends the comparison.
+/// What ranks tell each other first. Usually all members are equal on all ranks, which ends the comparison.
 struct Summary {
-  std::uint64_t count = 0;       ///< parameters
-  std::uint64_t recipes = 0;     ///< how they are made
-  std::uint64_t states = 0;      ///< from which generators' states
-  std::uint64_t arithmetic = 0;  ///< what LibTorch draws from a known state
+  std::uint64_t count = 0;       ///< number of parameters
+  std::uint64_t recipes = 0;     ///< digest of how they are made
+  std::uint64_t states = 0;      ///< digest of the generators' states that they are made from
+  std::uint64_t arithmetic = 0;  ///< digest of what LibTorch draws from a known state
 };
 
 Summary summary_of(const std::vector<Source>& sources) {
@@ -84,7 +90,7 @@ Summary summary_of(const std::vector<Source>& sources) {
 
 }  // namespace
 
-/// Agrees on where each parameter gets its values from, and gives it them.
+/// Lets ranks agree on where each parameter gets its values from, and fills parameters with them.
 class FirstValues::Sources {
  public:
   Sources(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control) : control_(control), kept_(control) {
@@ -124,7 +130,7 @@ class FirstValues::Sources {
 
   Collectives& control_;
   KeptValues kept_;
-  std::unordered_map<const FlatParameter*, PieceMaker> makers_;  ///< of what every rank makes for itself
+  std::unordered_map<const FlatParameter*, PieceMaker> makers_;  ///< makers of what every rank makes itself
   bool sends_states_ = false;
 };
 
@@ -143,14 +149,16 @@ void FirstValues::Sources::agree(std::vector<Source>& sources) {
   sends_states_ = !all_have(&Summary::states);
 }
 
-/// What is real on some rank is sent; of the rest every recipe must be rank 0's.
+/// Marks what is real on some rank as sent. Every other parameter must have rank 0's recipe on all ranks, else all
+/// throw.
 void FirstValues::Sources::compare_recipes(std::vector<Source>& sources) {
   const std::size_t count = sources.size();
   std::vector<std::uint64_t> recipes;
   for (const Source& source : sources) recipes.push_back(source.recipe);
   const std::vector<std::uint64_t> own = recipes;
   throw_if_error(control_.broadcast("first values", recipes.data(), count * sizeof(std::uint64_t), 0).wait());
-  std::vector<float> ranks(2 * count, 0.0F);  // on how many a parameter is real; on how many it is made otherwise
+  // How many ranks have parameter i real ([i]), and how many make it otherwise than rank 0 ([count + i]).
+  std::vector<float> ranks(2 * count, 0.0F);
   for (std::size_t i = 0; i < count; ++i) {
     ranks[i] = own[i] == 0 ? 1.0F : 0.0F;
     ranks[count + i] = own[i] != recipes[i] ? 1.0F : 0.0F;
@@ -227,11 +235,11 @@ void FirstValues::Sources::take_states(FlatGroup& group) {
   }
 }
 
-/// This rank's parts of what it makes itself, on several threads.
+/// Makes this rank's parts of the parameters that have a maker, on several threads.
 void FirstValues::Sources::make_parts(FlatGroup& group) {
   struct Task {
     std::size_t parameter;
-    Extent range;  ///< of the parameter's elements
+    Extent range;  ///< which of the parameter's elements
   };
   std::vector<Task> tasks;
   std::int64_t numel = 0;
@@ -246,10 +254,10 @@ void FirstValues::Sources::make_parts(FlatGroup& group) {
     }
     numel += own.numel;
   }
-  // Records are written in order, each once.
+  // Records must be written in order, each once, so one thread makes what lies in records.
   const bool in_records = group.parameters_below || group.below;
   const bool several = !in_records && numel >= kTask;
-  // Each thread has a current stream of its own, but memory was cleared on this one's.
+  // Each thread has a current stream of its own, but this thread's stream cleared the memory, so all use that one.
   std::optional<c10::Stream> stream;
   if (!group.device.is_cpu()) stream = c10::impl::VirtualGuardImpl(group.device.type()).getStream(group.device);
   on_threads(tasks.size(), several ? static_cast<std::size_t>(at::get_num_threads()) : 1, [&](std::size_t t) {
@@ -271,7 +279,8 @@ void FirstValues::Sources::make_part(FlatGroup& group, std::size_t i, Extent ran
   }
 }
 
-/// The parameter's values in the order of memory that the flat buffer has. Collective where an earlier Engine kept them.
+/// The parameter's values [numel] in the order of the flat buffer, on the CPU. Collective where an earlier Engine kept
+/// them.
 at::Tensor FirstValues::Sources::in_flat_order(const FlatParameter& parameter) {
   at::Tensor values = materialize({kept_.value_of(parameter.tensor.detach())})[0].cpu();
   if (values.strides() != at::IntArrayRef(parameter.strides)) {
@@ -280,13 +289,13 @@ at::Tensor FirstValues::Sources::in_flat_order(const FlatParameter& parameter) {
   return values.as_strided({parameter.numel}, {1}, values.storage_offset());
 }
 
-/// Rank 0's values of parameters [begin, end), which lie one behind the other in the flat buffer.
+/// Sends rank 0's values of parameters [begin, end), which lie one behind the other in the flat buffer, to all ranks.
 void FirstValues::Sources::send(FlatGroup& group, std::size_t begin, std::size_t end) {
   const Extent first = group.layout.extent(begin), last = group.layout.extent(end - 1);
   const at::ScalarType dtype = flat_type_of(group);
   const bool is_root = control_.rank() == 0;
   const auto has_part = [&](std::size_t i) { return is_root || kept_of(group.parameters[i].tensor) != nullptr; };
-  std::size_t next = begin;  // the first parameter that may not have been sent to its end
+  std::size_t next = begin;  // the first parameter that was perhaps not sent to its end
   at::Tensor values;         // its values, where this rank has a part in making them
   for (std::int64_t at = first.offset; at < last.end(); at += kSent) {
     const Extent chunk{at, std::min(kSent, last.end() - at)};
@@ -305,7 +314,8 @@ void FirstValues::Sources::send(FlatGroup& group, std::size_t begin, std::size_t
   }
 }
 
-/// A record of padding alone is written like the others, so that a gather reads as many bytes on every rank, as the plan says.
+/// Writes the padding behind the last parameter. A record of padding alone is written like the others, so that a gather
+/// reads as many bytes on every rank as the plan says.
 void FirstValues::Sources::write_padding(FlatGroup& group) {
   const std::int64_t numel = group.layout.numel();
   const std::int64_t end = group.layout.extent(group.parameters.size() - 1).end();

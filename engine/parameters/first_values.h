@@ -9,7 +9,8 @@
 namespace tessera {
 
 /// Gives parameters their first values and their places: writes this rank's parts of parameters and masters, and makes
-/// the user's tensors views of the flat buffers. Values are rank 0's on every rank.
+/// the user's tensors views of the flat buffers. Values are rank 0's on every rank. The Engine makes one when it is
+/// made, calls `load` for every unit, and destroys it.
 ///
 /// | a parameter that is                        | gets its values                                              |
 /// |--------------------------------------------|--------------------------------------------------------------|
@@ -18,22 +19,23 @@ namespace tessera {
 /// | real, or deferred on some ranks only       | rank 0 sends its own                                         |
 /// | left by an earlier Engine                  | its masters, joined from all ranks                           |
 ///
-/// When it is made, ranks compare how they make values. Where only generators' states differ (another seed), rank 0's are sent;
-/// where ranks' LibTorch draws different numbers from one state (another kind of processor), rank 0 sends all values.
-/// Where a deferred parameter comes from other operators than on rank 0, or ranks have different parameters, every rank
-/// throws (exit code 64) and names the first difference.
+/// When it is made, ranks compare how they make values:
+/// - If only generators' states differ (another seed), rank 0 sends its states.
+/// - If ranks' LibTorch draws different numbers from one state (another kind of processor), rank 0 sends all values.
+/// - If a deferred parameter comes from other operators than on rank 0, or ranks have different parameters, every rank
+///   throws tessera::Error (64), which names the first difference.
 ///
-/// Needs some MiB of host memory beyond the plan, and a whole parameter where that is made whole. Collective over
-/// `control` (MeshAxes), which must outlive it.
+/// It needs some MiB of host memory beyond the plan, and memory for a whole parameter where that is made whole.
+/// Collective over `control` (MeshAxes), which must outlive it.
 class FirstValues {
  public:
-  /// Two small exchanges. `units` need no memory yet.
+  /// Compares how ranks make values, in two small exchanges. `units` need no memory yet.
   FirstValues(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control);
   ~FirstValues();
   FirstValues(const FirstValues&) = delete;
   FirstValues& operator=(const FirstValues&) = delete;
 
-  /// Every unit once, in the same order on all ranks. REQUIRES: the unit's memory is in place.
+  /// Fills one unit. Ranks call it once for every unit, in the same order. REQUIRES: the unit's memory is in place.
   void load(Unit& unit);
 
  private:

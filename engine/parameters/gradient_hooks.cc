@@ -22,11 +22,11 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-/// Engines whose backward is running now, in this process. A gradient that reaches a parameter of another Engine then
-/// belongs to a program that trains one module through another, as a GAN does.
+/// The number of Engines in this process whose backward is running now. A gradient that reaches a parameter of another
+/// Engine meanwhile belongs to a program that trains one module through another, as a GAN does.
 std::atomic<int> backwards_of_engines = 0;
 
-/// A tensor like the parameter, whose memory does not exist: reading it throws `text`.
+/// A tensor of the parameter's shape without memory: a read of it throws `text`.
 at::Tensor make_stand_in(const FlatParameter& flat, const FlatGroup& group, const std::string& text) {
   const Unrecorded unrecorded;
   auto storage = c10::make_intrusive<c10::StorageImpl>(
@@ -57,7 +57,8 @@ std::string text_of_dropped(const std::string& name) {
 
 }  // namespace
 
-/// Of the node that accumulates, not of the tensor: hooks of the tensor are the program's, and Python's replace all others.
+/// A hook of the node that accumulates the gradient. Hooks of the tensor itself belong to the program, and Python's
+/// replace all others.
 struct GradientHooks::BeforeAccumulation : autograd::FunctionPreHook {
   BeforeAccumulation(GradientHooks& hooks, Watched& watched) : hooks(hooks), watched(watched) {}
   autograd::variable_list operator()(const autograd::variable_list& gradients) override {
@@ -79,7 +80,7 @@ struct GradientHooks::AfterAccumulation : autograd::PostAccumulateGradHook {
 
   GradientHooks& hooks;
   Watched& watched;
-  std::unique_ptr<PostAccumulateGradHook> programs;  ///< there before; a tensor has one
+  std::unique_ptr<PostAccumulateGradHook> programs;  ///< the program's hook, which was there before: a tensor has one
 };
 
 GradientHooks::GradientHooks(const std::vector<std::unique_ptr<Unit>>& units, Reducer& reducer) : reducer_(reducer) {
@@ -164,7 +165,7 @@ void GradientHooks::receive(Watched& watched) {
     return;
   }
   gradient.reset();
-  if (watched.counts) {  // in mid-step: what counts goes on to count
+  if (watched.counts) {  // a gradient of the Engine's backward goes on to count until its step
     gradient = watched.taken;
   } else {
     if (!watched.dropped.defined()) {
@@ -196,7 +197,7 @@ void GradientHooks::follow() {
   for (Watched& watched : watched_) {
     const at::Tensor& tensor = watched.flat().tensor;
     if (autograd::impl::post_acc_grad_hooks(tensor).get() != watched.after) throw_replaced_hook(watched);
-    // A tensor that was given data of another dtype accumulates through another node.
+    // A tensor whose data was replaced by data of another dtype accumulates through another node.
     NodePtr accumulator = autograd::impl::try_get_grad_accumulator(tensor);
     if (!accumulator || accumulator == watched.accumulator) continue;
     unhook_before(watched);

@@ -17,16 +17,18 @@ struct PostAccumulateGradHook;
 
 namespace tessera {
 
-/// While it lives, the gradients of trainable parameters are the Engine's: what the Engine's own backward makes goes to the
-/// reducer as soon as it is complete (autograd's post-accumulate hook), and what any other backward makes is dropped.
+/// Takes the gradients of trainable parameters for the Engine, which owns one, while it lives. A gradient that the
+/// Engine's own backward makes goes to the reducer as soon as it is complete (autograd's post-accumulate hook). A
+/// gradient that any other backward makes is dropped. Hooks run on autograd's threads; all other calls are the
+/// Engine's.
 ///
-/// Either way `.grad` then holds a *stand-in*: a tensor of the gradient's shape without memory. Code that only asks
-/// whether there is a gradient sees what it would see in plain LibTorch; code that reads or writes it (a torch::optim
+/// `.grad` then holds a *stand-in*: a tensor of the gradient's shape without memory. Code that only asks
+/// whether there is a gradient sees what it would see in plain LibTorch. Code that reads or writes it (a torch::optim
 /// step, clip_grad_norm_) gets a c10::Error that says what to do instead. A hook before accumulation takes the stand-in
 /// away, so that a further backward does not add to it.
 ///
-/// Hooks of the program keep their meaning: those of a tensor change its gradient before it is accumulated; a
-/// post-accumulate hook, of which a tensor has one, runs before the Engine's and sees this rank's own gradient.
+/// Hooks of the program keep their meaning. A tensor's hooks change its gradient before it is accumulated. A tensor has
+/// one post-accumulate hook; the program's runs before the Engine's and sees this rank's own gradient.
 class GradientHooks {
  public:
   GradientHooks(const std::vector<std::unique_ptr<Unit>>& units, Reducer& reducer);
@@ -34,8 +36,9 @@ class GradientHooks {
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;
 
-  /// While one lives, gradients are these hooks' Engine's. `factor`, if defined: what each is multiplied by first. `counts`: false: zeros
-  /// take the place of each, and no parameter is used by it.
+  /// Lives while the Engine's backward runs: gradients go to the reducer meanwhile. `factor`, where it is defined,
+  /// multiplies each gradient first. Where `counts` is false, zeros take the place of each gradient, and no parameter
+  /// counts as used.
   class Taking {
    public:
     Taking(GradientHooks& hooks, at::Tensor factor, bool counts);
@@ -47,15 +50,15 @@ class GradientHooks {
     GradientHooks& hooks_;
   };
 
-  /// Throws tessera::Error (64), naming the first parameter whose gradient counts but whose `.grad` the program has since
-  /// cleared or replaced: plain LibTorch would train with what the program left there.
+  /// Throws tessera::Error (64) where the program has cleared or replaced the `.grad` of a parameter whose gradient
+  /// counts: plain LibTorch would train with what the program left there. The error names the first such parameter.
   void expect_untouched() const;
 
-  /// Before a backward: follows parameters to the nodes that accumulate their gradients now. Throws tessera::Error (64), naming
-  /// the first parameter whose post-accumulate hook the program has replaced.
+  /// Called before a backward: moves hooks to the nodes that accumulate the parameters' gradients now. Throws
+  /// tessera::Error (64), which names the first parameter whose post-accumulate hook the program has replaced.
   void follow();
 
-  /// The step is over, or its microbatches are dropped: no gradient counts any more.
+  /// Called when a step is over or its microbatches are dropped: no gradient counts any more.
   void begin_step();
 
  private:
@@ -64,7 +67,7 @@ class GradientHooks {
   struct Watched {
     FlatGroup* group = nullptr;
     std::size_t parameter = 0;
-    NodePtr accumulator;  ///< held, since a tensor holds it weakly
+    NodePtr accumulator;  ///< held here, because a tensor holds it weakly
     const torch::autograd::FunctionPreHook* before = nullptr;
     const torch::autograd::PostAccumulateGradHook* after = nullptr;
     bool counts = false;        ///< the Engine's backward has made a gradient since the last step
@@ -86,10 +89,10 @@ class GradientHooks {
   void warn_of_foreign_backward(const Watched& watched);
 
   Reducer& reducer_;
-  std::vector<Watched> watched_;  ///< [trainable parameter]; stays where it is
+  std::vector<Watched> watched_;  ///< [trainable parameter]; never reallocated, since hooks refer to its elements
   bool taking_ = false;
   at::Tensor factor_;
-  bool counts_ = true;  ///< what is taken
+  bool counts_ = true;  ///< `counts` of the Taking that lives
   bool warned_ = false;
 };
 

@@ -45,7 +45,7 @@ std::uint32_t version_of(const FlatParameter& parameter) {
                   parameter.name + "\", " + say(phrases::kTrue) + ") on all ranks in place of requires_grad_()");
 }
 
-/// A tensor's place in memory.
+/// A tensor's place in memory, with its name.
 struct MemoryOf {
   const std::byte* begin = nullptr;
   const std::byte* end = nullptr;  ///< behind its last element
@@ -56,7 +56,7 @@ struct MemoryOf {
 
 void add_memory(const at::Tensor& tensor, const std::string& name, std::vector<MemoryOf>& all) {
   if (!tensor.defined() || !tensor.has_storage() || tensor.numel() == 0 || tensor.is_meta() || unit_of(tensor)) return;
-  // What an Engine that is gone has left may not be read.
+  // A tensor that a destroyed Engine left behind may not be read, so its memory is asked for without a check.
   const void* const memory = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
   if (!memory) return;
   std::int64_t last = 0;

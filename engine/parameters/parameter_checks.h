@@ -8,31 +8,32 @@
 
 namespace tessera {
 
-/// Each parameter has its own memory, or one that no other parameter and none of `whole` trains: an Engine gives each parameter new memory.
-/// Tensors whose elements lie between each other's are not compared. Throws tessera::Error (64) with both names.
+/// Throws tessera::Error (64), with both names, where two tensors among the parameters and `whole` share memory and one
+/// of them trains: an Engine gives each parameter new memory, so the other would no longer change with it. The Engine
+/// calls it before it gives them memory. Tensors whose elements lie between each other's are not compared.
 void expect_own_memory(const std::vector<std::unique_ptr<Unit>>& units, const NamedTensors& whole);
 
-/// Notices what a program does to an Engine's parameters where the Engine cannot follow, under every strategy alike:
+/// Notices changes of an Engine's parameters that the Engine cannot follow. All strategies have the same checks:
 ///
-/// 1. a parameter left its flat buffer (torch::load, Module::to, set_data, share_memory): operators would read one memory, the Engine
-///    update another;
-/// 2. it was written in place outside Gathered(kWrite): every rank of a host would write the one copy, and a sharded
-///    copy would be lost. Told by the tensor's version, which `.data()` shares while an Engine has the parameter
-///    (share_version_with_data), and which writes through a raw pointer do not change;
-/// 3. it was frozen when the Engine was made, and is to train now: there is no memory for its gradient.
+/// 1. A parameter left its flat buffer (torch::load, Module::to, set_data, share_memory): operators would read one
+///    memory, and the Engine would update another.
+/// 2. It was written in place outside Gathered(kWrite): every rank of a host would write the one copy, and a write to a
+///    sharded copy would be lost. The tensor's version tells it. `.data()` shares that version while an Engine has the
+///    parameter (share_version_with_data); writes through a raw pointer do not change it.
+/// 3. It was frozen when the Engine was made, and requires gradients now: there is no memory for its gradient.
+/// 4. This rank's part of it was written in any way. Only `"check.values"` checks this.
 ///
-/// 4. with "check.values": this rank's part of it was written in any way.
-///
-/// A few loads a parameter; called at each backward and step.
+/// The Engine calls it at each backward and step. A check costs a few loads for each parameter; a check of values reads
+/// this rank's part of all of them.
 class ParameterChecks {
  public:
   ParameterChecks(const std::vector<std::unique_ptr<Unit>>& units, bool checks_values);
 
-  /// Parameters are as they should be: what they are now is compared with from here on.
+  /// Takes the parameters as they are now: later checks compare with this.
   void accept();
   void accept(Unit& unit);
-  /// Throws tessera::Error (64) naming the first parameter of which one of the above is true.
-  /// But the third, where `may_unfreeze`: a call comes that makes memory for it.
+  /// Throws tessera::Error (64), which names the first parameter for which one of the above is true. Where
+  /// `may_unfreeze`, the third is allowed: the call that follows makes memory for it.
   void expect_accepted(bool may_unfreeze) const;
 
  private:

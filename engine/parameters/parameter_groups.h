@@ -13,15 +13,17 @@ namespace tessera {
 /// Whether `pattern` (`*` and `?` as in file names) fits one of the parameter's names.
 bool is_named(const FlatParameter& parameter, const std::string& pattern);
 
-/// Writes FlatParameter::group. Throws tessera::Error: 78 where a pattern fits no parameter, with the nearest name, or a
-/// parameter would be in two groups. Looks at frozen parameters too, so that freezing changes no group.
+/// Sets FlatParameter::group of every parameter that a group names. Frozen parameters get groups too, so that freezing
+/// changes no group. Throws tessera::Error (78) where a pattern fits no parameter (with the nearest name) or a
+/// parameter would be in two groups.
 void assign_groups(const std::vector<std::unique_ptr<Unit>>& units, const OptimizerConfig& optimizer);
 
-/// Which parameters are updated as matrices, or in whole: `is_matrix` of `partition`.
+/// Returns a function that says which parameters are updated as matrices or as whole tensors (`is_matrix` of
+/// `partition`); null where the optimizer updates none so.
 std::function<bool(const FlatParameter&)> matrices_of(const OptimizerConfig& optimizer);
 
-/// For people: a row a group with its parameters and numbers, what is in no group last. Empty where there are neither groups nor
-/// matrices that are updated as such.
+/// A table for people: one row for each group with its parameters and numbers, and a last row for what is in no group.
+/// Empty where there are neither groups nor tensors that are updated in whole.
 std::string table_of_groups(const std::vector<std::unique_ptr<Unit>>& units, const OptimizerConfig& optimizer);
 
 }  // namespace tessera

@@ -19,12 +19,12 @@
 namespace tessera {
 namespace {
 
-/// What is compared of a parameter: its values, and what the optimizer has of it.
+/// Two things of a parameter are compared: its values, and what the optimizer has of it.
 constexpr std::size_t kKinds = 2;
 using Hashes = std::array<std::uint64_t, kKinds>;
 constexpr const char* kNames[kKinds] = {"values", "master or optimizer state"};
 
-/// Of one portion of memory after the other; ranks that hold the same part go through it in the same portions.
+/// A hash over one portion of memory after the other. Ranks that hold the same part go through it in the same portions.
 class Hash {
  public:
   void add(MemoryPlace place, const void* memory, std::int64_t bytes) {
@@ -72,12 +72,12 @@ std::uint64_t hash_of_state_of(const FlatGroup& group, std::size_t i) {
   return hash.value();
 }
 
-/// Ranks that hold the same part have the same number.
+/// The number of the part that a rank holds; ranks that hold the same part have the same number.
 int part_of_rank(AxisPlacement axes, const MeshPosition& mesh) {
   return (axes.replicate ? mesh.replicate_index : 0) * mesh.shard_size + (axes.shard ? mesh.shard_index : 0);
 }
 
-/// Hashes of every rank, of each of its parameters or of all together.
+/// The hashes of every rank: one for each parameter, or one for all together.
 class Comparison {
  public:
   Comparison(const MemoryPlan& plan, Collectives& control, std::span<const Hashes> own)
@@ -85,7 +85,8 @@ class Comparison {
     throw_if_error(control.all_gather("compare replicas", own.data(), all_.data(), own.size_bytes()).wait());
   }
 
-  /// The ranks that hold another hash number `i` than most of those that hold the same part; all of them, where none has a majority.
+  /// The ranks whose hash number `i` differs from that of most ranks that hold the same part; all of those ranks, where
+  /// no hash has a majority.
   std::vector<int> odd_ranks(std::size_t i, std::size_t kind) const {
     std::map<int, std::map<std::uint64_t, std::vector<int>>> parts;
     const Placement& placement = plan_.input().placement;
@@ -128,7 +129,7 @@ void expect_equal_replicas(const std::vector<std::unique_ptr<Unit>>& units, cons
     names.push_back(group.parameters[i].name);
   });
   if (own.empty()) return;
-  // First of all parameters together; which one it is, is asked only where something differs.
+  // Ranks first compare one hash of all parameters together; they look for the parameter only where something differs.
   Hashes together{};
   for (std::size_t kind = 0; kind < kKinds; ++kind) {
     for (const Hashes& each : own)

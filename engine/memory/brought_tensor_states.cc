@@ -14,8 +14,8 @@ namespace {
 std::unique_ptr<StateStream> stream_of(const MemoryPlan& plan, const TrainingMemory& memory, DeviceKernels* kernels) {
   if (!kernels) return nullptr;
   const RecordPool& pool = plan.tensor_state_records();
-  const std::int64_t ahead =
-      pool.device_slots - plan.tensor_states_of_a_batch();  // the others are a batch's that is there
+  // The slots of the batch that is on the GPU are not free for records ahead.
+  const std::int64_t ahead = pool.device_slots - plan.tensor_states_of_a_batch();
   return make_state_stream(plan, memory.tensor_state_records, pool, memory.tensor_state_slots.data(), ahead, *kernels);
 }
 
@@ -24,7 +24,7 @@ std::unique_ptr<StateStream> stream_of(const MemoryPlan& plan, const TrainingMem
 BroughtTensorStates::BroughtTensorStates(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan,
                                          const TrainingMemory& memory, DeviceKernels* kernels)
     : units_(units), records_(memory.tensor_state_records), stream_(stream_of(plan, memory, kernels)) {
-  for (std::int64_t record = 0; record < records_->records(); ++record) order_.push_back(record);  // as units are
+  for (std::int64_t record = 0; record < records_->records(); ++record) order_.push_back(record);  // units' order
 }
 
 void BroughtTensorStates::begin() { stream_ ? stream_->begin_pass(order_) : records_->begin_pass(order_); }
@@ -59,7 +59,7 @@ void BroughtTensorStates::pass_through(c10::function_ref<void()> body) {
 
 void BroughtTensorStates::hold(c10::function_ref<void()> body) {
   std::size_t held = 0;
-  const auto let_go = [&] {  // in order, as the plan of what moves has it
+  const auto let_go = [&] {  // keeps the order that the plan of transfers assumes
     for (const FlatGroup* group : std::span(groups_).first(std::exchange(held, 0)))
       records_->let_go(group->tensor_state_record, /*changed=*/true);
   };
@@ -72,7 +72,7 @@ void BroughtTensorStates::hold(c10::function_ref<void()> body) {
   } catch (...) {
     try {
       let_go();
-    } catch (const std::exception& error) {  // behind the one that is told
+    } catch (const std::exception& error) {  // the first exception is the one that is thrown
       log_error(std::string("states of matrices: ") + error.what());
     }
     throw;

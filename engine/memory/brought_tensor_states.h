@@ -14,18 +14,24 @@
 
 namespace tessera {
 
-/// States of whole tensors that lie below memory, brought to where the exchange of a batch finds them: meanwhile FlatGroup::tensor_state is
-/// there. On the CPU that is the records' own memory. On a GPU it is a slot of its memory, and what is done there is queued.
+/// Brings the states of whole tensors that are offloaded to memory while the step exchanges a batch of matrices, and
+/// takes them back. FlatGroup::tensor_state points at them meanwhile. The CPU's lie in the records' own memory.
+/// A GPU's they lie in slots of its memory, and work on them is queued. The step owns one; only the thread of the step
+/// calls it.
 class BroughtTensorStates {
  public:
-  /// `kernels`: of the GPU that trains; null on the CPU. All outlive this. REQUIRES: memory.tensor_state_records.
+  /// `kernels`: those of the GPU that trains; null on the CPU. All arguments must outlive this object. REQUIRES:
+  /// memory.tensor_state_records is not null.
   BroughtTensorStates(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan,
                       const TrainingMemory& memory, DeviceKernels* kernels);
 
-  /// All batches of a step will come, in order: the first records are read ahead. Twice is as once, until one has come.
+  /// Announces that all batches of a step will come, in order, so that the first records are read ahead. A second call
+  /// before the first batch changes nothing.
   void begin();
-  /// Calls `body` with the batch's states there, and takes back what it made of them. Throws as StateRecords::visit, and what `body` throws.
+  /// Calls `body` while the batch's states are in memory, and takes back what it made of them. Throws what
+  /// StateRecords::visit throws, and what `body` throws.
   void with(const MatrixBatch& batch, c10::function_ref<void()> body);
+  /// Ends the pass over the batches of a step.
   void end();
 
   std::int64_t streamed_bytes() const { return stream_ ? stream_->streamed_bytes() : 0; }
@@ -38,8 +44,8 @@ class BroughtTensorStates {
   const std::vector<std::unique_ptr<Unit>>& units_;
   const std::shared_ptr<StateRecords> records_;
   std::unique_ptr<StateStream> stream_;  ///< null on the CPU
-  std::vector<std::int64_t> order_;      ///< of a step
-  std::vector<FlatGroup*> groups_;       ///< of a batch
+  std::vector<std::int64_t> order_;      ///< the records of a step, in the order in which batches use them
+  std::vector<FlatGroup*> groups_;       ///< the groups of the present batch whose states are in records
 };
 
 }  // namespace tessera

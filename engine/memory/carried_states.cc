@@ -24,13 +24,13 @@ std::unordered_map<const c10::TensorImpl*, ParameterPlace> places_in(const std::
   return places;
 }
 
-/// Whether some step updated it.
+/// Whether some step updated the parameter.
 bool has_moved(const at::Tensor& parameter, const CarriedStates::Updates& updates) {
   const auto found = updates.find(parameter.unsafeGetTensorImpl());
   return found != updates.end() && found->second > 0;
 }
 
-/// The state of each element that has this name.
+/// The number of the group's state of each element that has this name, or nothing.
 std::optional<std::size_t> state_named(const FlatGroup& group, const std::string& name, NameOfState name_of) {
   for (std::size_t state = 0; state < group.records.state().states.size(); ++state) {
     if (name_of(group, state) == name) return state;
@@ -38,7 +38,7 @@ std::optional<std::size_t> state_named(const FlatGroup& group, const std::string
   return std::nullopt;
 }
 
-/// How many states a parameter has.
+/// The number of states that a parameter has.
 std::size_t count_of_states(const FlatGroup& group, std::size_t parameter) {
   std::size_t count = group.records.state().states.size();
   for_each_tensor_state(group, parameter, [&](const TensorState&, Extent) { ++count; });
@@ -52,7 +52,7 @@ CarriedStates::CarriedStates(const std::vector<std::unique_ptr<Unit>>& units, co
     : transport_(axes.reduce), memory_(memory.optimizer), placement_(plan.input().placement.optimizer), mesh_(mesh) {
   for_each_trainable(units, [&](const FlatGroup& group) {
     FlatGroup& carried = groups_.emplace_back(group.without_module());
-    carried.parameters = group.parameters;  // which shows where each goes
+    carried.parameters = group.parameters;  // their tensors show where each state goes
   });
 }
 
@@ -71,7 +71,7 @@ void CarriedStates::write_to(const std::vector<std::unique_ptr<Unit>>& units, Co
         const at::Tensor& parameter = group.parameters[i].tensor;
         const auto place = places.find(parameter.unsafeGetTensorImpl());
         const Extent from = group.layout.extent(i);
-        if (place == places.end()) {  // it trains no longer
+        if (place == places.end()) {  // the parameter trains no longer
           if (has_moved(parameter, updates))
             frozen.keep(parameter, name, formats[state], joined, from.offset, from.numel, control);
           continue;

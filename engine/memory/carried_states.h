@@ -17,34 +17,38 @@
 
 namespace tessera {
 
-/// Optimizer states on their way from one layout of the same module to another, on the same ranks: what an Engine has when
-/// it plans anew (Engine::set_trainable).
+/// Moves optimizer states from one layout of a module to another, on the same ranks. An Engine makes one when it plans
+/// anew (Engine::set_trainable): from the old units, before their memory goes; then it writes the states to the new
+/// units.
 class CarriedStates {
  public:
-  /// StepProgress::updates.
+  /// The steps in which each parameter took part: StepProgress::updates.
   using Updates = std::map<const c10::TensorImpl*, std::int64_t>;
 
-  /// Of the trainable parameters of `units`, on a rank that is at `mesh` among all. Shares the memory that holds them.
+  /// Takes the states of the trainable parameters of `units`. `mesh`: this rank's position among all ranks. It shares
+  /// the memory that holds the states, so that this memory stays.
   CarriedStates(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshPosition& mesh,
                 const TrainingMemory& memory, const MeshAxes& axes);
 
-  /// Writes this rank's parts of them into `units`, by their names. What trains there and had no such state begins anew, with zeros and
-  /// without `updates`. What trains no longer goes to `frozen`, if `updates` says that some step updated it. Each state is joined from all
-  /// ranks' parts, one group at a time. `name_of`: of groups before and now. REQUIRES: the same formats of states, and the same mesh.
-  /// Collective over `control`.
+  /// Writes this rank's parts of the states into `units`, which it finds by their names. Each state is joined from all
+  /// ranks' parts first, one group at a time.
+  /// - A parameter that trains in `units` and had no such state begins anew: with zeros, and its `updates` are erased.
+  /// - A parameter that trains no longer goes to `frozen`, if `updates` says that some step updated it.
+  /// `name_of` answers for groups of before and of now. REQUIRES: the same formats of states, and the same mesh.
+  /// Collective over `control`. Throws tessera::Error: the group's, and those of reading records.
   void write_to(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control, NameOfState name_of,
                 FrozenStates& frozen, Updates& updates) const;
 
  private:
-  /// `count(parameter)`: it has got a state.
+  /// Calls `count(parameter)` whenever it gives a parameter one of its states.
   void write_tensor_states(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control, FrozenStates& frozen,
                            const Updates& updates, c10::function_ref<void(const c10::TensorImpl*)> count) const;
-  /// A state of a whole group.
+  /// Joins one state of a whole group from all ranks' parts.
   JoinedState join(const FlatGroup& group, std::size_t state, Collectives& control) const;
 
-  std::shared_ptr<Collectives> transport_;  ///< the memory came from it, and goes before it
+  std::shared_ptr<Collectives> transport_;  ///< allocated the memory, and must be destroyed after it
   Arena memory_;
-  std::vector<FlatGroup> groups_;  ///< their parts and memory; without unit and storage
+  std::vector<FlatGroup> groups_;  ///< the groups' parts and memory, without unit and storage
   AxisPlacement placement_;
   MeshPosition mesh_;
 };

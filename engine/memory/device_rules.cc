@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char kOnTheCpu[] = "train on the CPU (comm.transport \"host\" or \"gloo\")";
 
-/// What is of the CPU's is in the host's memory.
+/// Refuses tiers that the device does not have: the CPU's state is in the host's memory already.
 void expect_tiers_of_device(const OffloadConfig& offload, bool is_gpu) {
   const auto refuse = [](const char* key, const std::string& text) {
     throw Error(ExitCode::kConfig, std::string("/offload/") + key + "/tier: " + text);

@@ -4,8 +4,8 @@
 
 namespace tessera {
 
-/// Throws tessera::Error (78), which names the key and what to do, where the strategy wants what is not built for the device that trains:
-/// a GPU, or the CPU, whose memory is the host's.
+/// Throws tessera::Error (78) where the strategy wants something that is not built for the device that trains: a GPU,
+/// or the CPU, whose memory is the host's. The error names the key and says what to do. make_plan calls it first.
 void expect_built_for_device(const Strategy& strategy, bool is_gpu);
 
 }  // namespace tessera

@@ -22,18 +22,26 @@
 namespace tessera {
 namespace {
 
+// How it goes about it. `take_memory` lists the pieces of training state that lie in memory and makes one file for
+// them, the image, which is cut into records. `begin` ends the writes of records that lie in files themselves, notes
+// where they lie, and starts a thread (`write`), which copies the image record by record, syncs all files, writes what
+// is kept, and at last the log's entry. `end` waits for it; `committed` or `take_back` follows, as all ranks have
+// agreed. Starting up, `look`, `choose` and `forget_later` find the last commit that all ranks have, and `bring_back`
+// reads it.
+
 constexpr const char* kImage = "memory";
 constexpr const char* kWeights = "weights";
 constexpr const char* kAbout = "about";
 constexpr const char* kKept = "kept";
 
-/// What people tell runs apart by.
+/// A text by which people tell runs apart.
 std::string about_run(const PlanInput& input) {
   return c10::str(input.mesh.world_size(), input.mesh.world_size() == 1 ? " rank" : " ranks", ", mesh ",
                   input.mesh.replicate_size, " x ", input.mesh.shard_size, ", ", input.units.size(), " units");
 }
 
-/// The same text however it was written: names of files are made from it.
+/// The canonical text of a folder's path. Names of files are made from it, so it must not depend on how the path is
+/// written.
 std::string folder_of(const std::string& dir) {
   std::error_code error;
   std::filesystem::path path = std::filesystem::weakly_canonical(std::filesystem::absolute(dir), error);
@@ -41,7 +49,7 @@ std::string folder_of(const std::string& dir) {
   return (path.has_filename() ? path : path.parent_path()).string();
 }
 
-/// One commit as ranks tell each other of it.
+/// What ranks tell each other about one commit.
 nlohmann::json brief(const Commit& commit) { return {commit.generation, commit.run, commit.step, commit.layout}; }
 
 bool is_held(const nlohmann::json& commits, const nlohmann::json& commit) {
@@ -99,8 +107,8 @@ void DurableFiles::choose(const std::vector<std::string>& held) {
   for (const std::string& text : held) ranks.push_back(nlohmann::json::parse(text));
   run_ = ranks[0].at("run").get<std::uint64_t>();
   const nlohmann::json* common = nullptr;
-  bool is_first =
-      true;  // at most the first commit of a folder was under way: it is made twice, so it is not alone for long
+  // Whether at most the first commit of a folder was under way. Then there is nothing to lose: the run begins anew.
+  bool is_first = true;
   for (const nlohmann::json& rank : ranks) {
     is_first = is_first && !rank.at("begun").get<bool>();
     for (const nlohmann::json& commit : rank.at("commits")) is_first = is_first && commit.at(0) == 1;
@@ -108,7 +116,7 @@ void DurableFiles::choose(const std::vector<std::string>& held) {
   for (const nlohmann::json& commit : ranks[0].at("commits")) {
     const bool on_all =
         std::ranges::all_of(ranks, [&](const nlohmann::json& rank) { return is_held(rank.at("commits"), commit); });
-    if (on_all) common = &commit;  // the newest is the last
+    if (on_all) common = &commit;  // the newest comes last
   }
   for (std::size_t rank = 0; common && rank < ranks.size(); ++rank) {
     const auto& commits = ranks[rank].at("commits");
@@ -160,7 +168,8 @@ void DurableFiles::add_piece(std::byte* memory, std::int64_t bytes, MemoryPlace 
   if (bytes > 0) pieces_.push_back({{memory, static_cast<std::size_t>(bytes)}, place});
 }
 
-/// Those in files are durable themselves, but for what of them stays in memory.
+/// Adds records to what commits hold. Records in files are durable themselves, except for those that stay in memory
+/// (cached); these, and records in pinned memory, belong to the image.
 void DurableFiles::add_records(const std::shared_ptr<StateRecords>& records, const RecordPool& pool, const char* kind) {
   if (!records) return;
   const MemoryPlace on_host(c10::Device(c10::kCPU), /*in_record=*/true);
@@ -185,7 +194,7 @@ void DurableFiles::take_memory(const TrainingMemory& memory, const MemoryPlan& p
       add_piece(group->shard, group->parameter_chunks.before_records() * group->element_bytes(), device);
   }
   for (const Arena* arena : {&memory.masters, &memory.optimizer}) add_piece(arena->data(), arena->taken(), device);
-  const std::int64_t kept = kept_gradient_bytes(plan);  // behind what reductions use by turns
+  const std::int64_t kept = kept_gradient_bytes(plan);  // they lie behind the scratch that reductions share
   if (kept > 0) add_piece(memory.feedback.data() + memory.feedback.bytes() - kept, kept, device);
   add_records(memory.parameter_records, plan.parameter_records(), "parameters");
   add_records(memory.state_records, plan.state_records(), "states");
@@ -194,7 +203,7 @@ void DurableFiles::take_memory(const TrainingMemory& memory, const MemoryPlan& p
   for (const Piece& piece : pieces_) bytes += static_cast<std::int64_t>(piece.bytes.size());
   TORCH_INTERNAL_ASSERT(bytes == plan.image_bytes(), "what a commit writes departs from the plan");
   const RecordPool& pool = plan.image_records();
-  if (pool.records == 0) return;  // all lies below memory
+  if (pool.records == 0) return;  // all training state is in records
   FileTierOptions options;
   options.who = who_ + " durable.dir";
   options.records = pool.records;
@@ -205,7 +214,7 @@ void DurableFiles::take_memory(const TrainingMemory& memory, const MemoryPlan& p
   options.durable = std::filesystem::path(log_->stem()).filename().string() + "." + kImage;
   options.read_ahead = options.write_behind = static_cast<int>(plan.image_queue_depth());
   options.durable_is_there = last_.has_value();
-  options.io.any_thread = true;  // as all records
+  options.io.any_thread = true;  // like all records
   if (kernels)
     options.memory =
         pinned_memory_of(*kernels, rank_, "commits",
@@ -215,7 +224,8 @@ void DurableFiles::take_memory(const TrainingMemory& memory, const MemoryPlan& p
   if (last_) throw_if_error(image_->protect(last_->parts[kImage]));
 }
 
-/// Calls `copy(in the record, in a piece, bytes, where the piece is)` for all of the image from `offset` on that a record has.
+/// Calls `copy(address in the record, address in a piece, bytes, place of the piece)` for the part of the image that a
+/// record has, which begins at byte `offset` of the image.
 template <class Copy>
 void DurableFiles::copy_piecewise(std::int64_t offset, std::span<std::byte> record, const Copy& copy) const {
   auto skip = static_cast<std::size_t>(offset);
@@ -233,7 +243,7 @@ void DurableFiles::copy_piecewise(std::int64_t offset, std::span<std::byte> reco
   }
 }
 
-/// Of the image's record `index`. What a GPU's driver throws is an error.
+/// Fills the image's record `index` from memory. An exception of a GPU's driver becomes an error.
 absl::Status DurableFiles::copy_to(std::span<std::byte> record, std::int64_t index) const {
   try {
     copy_piecewise(index * image_record_bytes_, record,
@@ -276,7 +286,8 @@ void DurableFiles::keep(std::string bytes) { to_keep_ = std::move(bytes); }
 
 absl::StatusOr<std::string> DurableFiles::kept() const { return kept_.empty() ? std::string() : log_->kept(kept_); }
 
-/// On the thread of its own. Files of commits before stay, since this one may not come to count.
+/// Writes what commits keep beside training state; runs on the writing thread. Files of earlier commits stay, because
+/// this commit may be taken back.
 absl::Status DurableFiles::write_kept() {
   if (!to_keep_) return absl::OkStatus();
   if (to_keep_->empty()) {
@@ -301,14 +312,14 @@ void DurableFiles::begin(std::int64_t step, std::map<std::string, std::string> p
       });
     }
     writer_ = std::async(std::launch::async, [this] { return write(*next_); });
-  } catch (...) {  // is told where the other ranks tell of theirs
+  } catch (...) {  // `end` reports it, where the other ranks report theirs
     std::promise<absl::Status> failed;
     failed.set_exception(std::current_exception());
     writer_ = failed.get_future();
   }
 }
 
-/// On the thread of its own.
+/// Writes the whole commit; runs on the writing thread.
 absl::Status DurableFiles::write(Commit& commit) {
   const Span span("write commit");
   TESSERA_RETURN_IF_ERROR(write_image());
@@ -337,7 +348,7 @@ void DurableFiles::committed() {
   for (const Kind& kind : kinds_) kind.records->durable().committed();
   last_ = std::move(next_);
   next_.reset();
-  // The tables are on the disk, and are needed from there alone.
+  // The tables are on the disk now, and are read from there when they are needed.
   last_->parts.clear();
   is_resumed_ = true;
 }

@@ -28,74 +28,82 @@ namespace tessera {
 class DeviceKernels;
 struct TrainingMemory;
 
-/// Of what reductions keep of gradients from step to step (MemoryCategory::kFeedback), which backward changes.
+/// Bytes of what reductions keep of gradients from step to step (MemoryCategory::kFeedback). Backward changes them.
 std::int64_t kept_gradient_bytes(const MemoryPlan& plan);
 
-/// What says which bytes of a rank's memory and records are whose: of runs where it is the same, one can go on with the other's commits.
+/// A JSON text that describes which bytes of a rank's memory and records belong to what. Two runs whose texts are equal
+/// can each go on from the other's commits.
 std::string durable_layout(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
                            const torch::nn::Module& module, const Strategy& strategy);
 
-/// The files of this rank's commits (DurableConfig). Of training state that lies in memory a commit writes all, to its place in
-/// `rank-00000.memory`; of records below memory it says where they are. Either has two places, of which the last commit has one.
+/// Writes and reads the files of this rank's durable commits (DurableConfig). The Engine owns one; only its thread
+/// calls it. A commit writes all training state that lies in memory, to its place in `rank-00000.memory`; for offloaded
+/// records it notes where they are. Each has two places, and the last commit uses one of them, so the other may be
+/// written.
 ///
-/// A commit counts when the log of every rank has it: `begin` and `end` on all ranks, a meeting, then `committed` on all of them. Until
-/// then the one before it is untouched. Between `begin` and `end` a thread writes, and reads training state in memory: nobody may change
-/// that, nor put a record, before the commit counts or is taken back.
+/// A commit counts when the log of every rank has it: all ranks call `begin` and `end`, agree that all succeeded, and
+/// call `committed`. Until then the commit before it is untouched. Between `begin` and `end` a thread writes and reads
+/// training state in memory. Nobody may change that state, nor put a record, before the commit counts or is taken back.
 class DurableFiles {
  public:
-  /// Opens nothing yet: see open_durable (engine/open_durable.h).
+  /// Opens nothing yet; open_durable (engine/open_durable.h) does. `layout`: durable_layout's text.
   DurableFiles(const DurableConfig& config, const MemoryPlan& plan, const std::string& layout, int rank);
 
-  // How the last commit is found, which all ranks do alike:
-  /// First: the commits of this rank, as text. Changes no file. Errors: those of CommitLog.
+  // Three calls find the last commit; all ranks make them in this order:
+  /// First: returns this rank's commits as text. It changes no file. Errors: those of CommitLog.
   absl::StatusOr<std::string> look();
-  /// With what every rank said: takes the last commit that all have. Throws tessera::Error, the same on every rank: 65 it is of another
-  /// model, strategy or number of ranks; 66 a rank has lost its own.
+  /// Second: takes the last commit that all ranks have. `held`: the text of every rank, in rank order. Throws
+  /// tessera::Error, the same on every rank: 65 where the commit belongs to another model, strategy or number of ranks;
+  /// 66 where a rank has lost its commits.
   void choose(const std::vector<std::string>& held);
-  /// Last: removes later commits, which some ranks lack, and what killed processes left.
+  /// Third: removes later commits, which some ranks lack, and what killed processes left.
   absl::Status forget_later();
 
-  /// Of this run or, before its first, of the one before; null where there is none.
+  /// The last commit of this run or, before it has one, of the run before; null where there is none.
   const Commit* last() const { return last_ ? &*last_ : nullptr; }
   const std::string& folder() const { return folder_; }
-  /// In a process that was forked from a rank: files and lock are the rank's. Nothing else may be called any more.
+  /// Called in a process that was forked from a rank, which owns files and lock. Nothing else may be called after it.
   void enter_forked_process();
-  /// The run has gone on from the last commit, or there was none.
+  /// Whether the run has gone on from the last commit, or there was none.
   bool is_resumed() const { return is_resumed_; }
 
-  /// The name, in each directory of offload.paths, of the files of records of a kind.
+  /// The name of the files that hold records of a kind, in each directory of offload.paths.
   std::string name_of(const std::string& kind) const { return scratch_stem_ + "." + kind; }
-  /// Of those directories, as they were for the last commit; nothing where there is none.
+  /// The weights of those directories (their disks' shares of the records) at the last commit; nothing where there is
+  /// none.
   std::optional<std::vector<double>> weights() const;
+  /// Sets the weights that the next commits note.
   void use_weights(const std::vector<double>& weights);
-  /// Keeps what the last commit says of records of a kind; before anything is put there.
+  /// Protects the records of a kind that the last commit refers to. Called before any record is put.
   void protect(StateRecords& records, const std::string& kind) const;
 
-  /// Makes the file for what lies in memory, once all of that has its place. `kernels`: of the GPU that trains, or null.
+  /// Makes the file for the training state in memory. Called once, when all of it has its place. `kernels`: those of
+  /// the GPU that trains, or null. Throws tessera::Error: those of FileTier::create.
   void take_memory(const TrainingMemory& memory, const MemoryPlan& plan,
                    const std::vector<std::unique_ptr<Unit>>& units, c10::Device device, DeviceKernels* kernels);
   std::int64_t memory_bytes() const { return image_ ? static_cast<std::int64_t>(image_->record_memory_bytes()) : 0; }
 
-  /// What commits hold from the next one on beside training state and parts, until this is called again; empty: nothing. It is written
-  /// once, and not with each of them.
+  /// Sets the bytes that commits hold beside training state and parts, from the next commit on and until the next call;
+  /// empty bytes mean nothing. They are written once, not with each commit.
   void keep(std::string bytes);
-  /// What the commit before the first one of this run holds so. Errors: those of CommitLog::kept.
+  /// Returns those bytes as the last commit of the run before holds them. Errors: those of CommitLog::kept.
   absl::StatusOr<std::string> kept() const;
 
-  /// Begins to write a commit of `step`; `parts`: what it holds beside training state. Errors are `end`'s. REQUIRES: of a GPU that all steps
-  /// have ended, and that what follows does not change training state before `end`.
+  /// Begins to write a commit of `step` in the background. `parts`: what it holds beside training state. `end` returns
+  /// its errors. REQUIRES on a GPU: all steps have ended, and later work does not change training state before `end`.
   void begin(std::int64_t step, std::map<std::string, std::string> parts);
-  /// Whether `begin` was called, and what came of it was not asked yet.
+  /// Whether `begin` was called, and `end` was not called after it.
   bool is_under_way() const { return writer_.valid(); }
-  std::int64_t next_step() const { return next_ ? next_->step : 0; }  ///< of the latest `begin`
-  /// Waits until it is written. Errors, thrown or returned: 74 and those of CommitLog::write. REQUIRES: is_under_way.
+  std::int64_t next_step() const { return next_ ? next_->step : 0; }  ///< the step of the latest `begin`
+  /// Waits until the commit is written. Errors, thrown or returned: 74, and those of CommitLog::write. REQUIRES:
+  /// is_under_way().
   absl::Status end();
-  /// After `end` failed on some rank: the commit is gone from this rank's disk.
+  /// Removes the commit from this rank's disk. Called on all ranks after `end` failed on one of them.
   absl::Status take_back();
-  /// After it succeeded on all.
+  /// Makes the commit the last one. Called on all ranks after `end` succeeded on all of them.
   void committed();
 
-  /// Training state is the last commit's. Errors: 65 a record came back with other bytes; 74.
+  /// Sets training state to the last commit's. Errors: 65 where a record came back with other bytes; 74.
   absl::Status bring_back();
 
  private:
@@ -103,7 +111,7 @@ class DurableFiles {
     std::string name;
     std::shared_ptr<StateRecords> records;
   };
-  /// Training state in memory.
+  /// A piece of training state in memory.
   struct Piece {
     std::span<std::byte> bytes;
     MemoryPlace place;
@@ -129,15 +137,15 @@ class DurableFiles {
   std::vector<double> weights_;
   bool is_resumed_ = false;
   std::string scratch_stem_, about_;
-  std::optional<std::string> to_keep_;  ///< what is not written yet
-  std::string kept_;                    ///< the hash of what is (CommitLog::keep); empty: nothing
-  std::vector<Piece> pieces_;           ///< of the image, one behind the other
+  std::optional<std::string> to_keep_;  ///< bytes of `keep` that are not written yet
+  std::string kept_;                    ///< the hash of the bytes that are written (CommitLog::keep); empty: none
+  std::vector<Piece> pieces_;           ///< the image's pieces, one behind the other
   DeviceKernels* kernels_ = nullptr;
   std::unique_ptr<FileTier> image_;
   std::int64_t image_record_bytes_ = 0;
   std::vector<Kind> kinds_;
   std::vector<std::shared_ptr<StateRecords>> pinned_;  ///< records of the image in pinned memory of a GPU's host
-  std::future<absl::Status> writer_;                   ///< of the thread, which its destructor waits for: so it is last
+  std::future<absl::Status> writer_;  ///< its destructor waits for the thread, so it is the last member
 };
 
 }  // namespace tessera

@@ -21,58 +21,65 @@
 
 namespace tessera {
 
-/// The name of state number `state` of each element of a group: that of Optimizer::states.
+/// Returns the name of a group's state number `state` of each element, as Optimizer::states has it.
 using NameOfState = c10::function_ref<const std::string&(const FlatGroup& group, std::size_t state)>;
 
-/// A state of a frozen parameter, or its fp32 masters, and this rank's share of it: the elements of FrozenStates::share_of.
+/// A state of a frozen parameter, or its fp32 masters, with this rank's share of it: the elements of
+/// FrozenStates::share_of.
 struct FrozenState {
-  std::string name;  ///< as an optimizer has it; of masters none
+  std::string name;  ///< the optimizer's name for it; empty for masters
   StateDType dtype = StateDType::kF32;
-  std::int64_t numel = 0;  ///< of the whole state
-  std::optional<std::vector<std::int64_t>>
-      sizes;                               ///< of a state of the whole tensor; nothing: a number for each element
-  std::shared_ptr<const JoinedState> own;  ///< does not change, so that a save may read it beside training
+  std::int64_t numel = 0;  ///< elements of the whole state
+  /// The sizes of a state of the whole tensor; nothing where there is a number for each element.
+  std::optional<std::vector<std::int64_t>> sizes;
+  std::shared_ptr<const JoinedState> own;  ///< never changes, so that a save may read it beside training
 };
 
+/// Everything that is kept of one frozen parameter.
 struct FrozenParameter {
   std::vector<FrozenState> states;
-  std::optional<FrozenState> master;  ///< where parameters are narrower than fp32
-  std::int64_t updates = 0;           ///< steps in which it took part
+  std::optional<FrozenState> master;  ///< its masters, where parameters are narrower than fp32
+  std::int64_t updates = 0;           ///< steps in which the parameter took part
 };
 
-/// Optimizer states and masters of parameters that are frozen and trained before, until they train again: as with an optimizer of
-/// PyTorch, which keeps what it knows of a parameter that gets no gradients. They come from Engine::set_trainable or from a checkpoint.
-/// Each rank has an equal share of each state in memory of its host, beside the plan; so neither the layout nor the placement that they
-/// came from matters.
+/// Keeps optimizer states and masters of parameters that trained and are frozen now, until they train again. (An
+/// optimizer of PyTorch, too, keeps what it knows of a parameter that gets no gradients.) They come from
+/// Engine::set_trainable or from a checkpoint. The Engine owns the object, and only its thread changes it. Each rank
+/// has an equal share of each state in memory of its host, beside the plan, so the layout and placement that they came
+/// from do not matter.
 class FrozenStates {
  public:
   bool empty() const { return kept_.empty(); }
-  /// "the optimizer states of 3 frozen parameters ...", for a log. REQUIRES: not empty.
+  /// A line for the log: "the optimizer states of 3 frozen parameters ...". REQUIRES: not empty().
   std::string describe() const;
-  /// What is kept of a parameter; null where nothing is.
+  /// What is kept of a parameter, or null.
   const FrozenParameter* find(const at::Tensor& parameter) const;
+  /// Keeps `kept` for a parameter; it replaces what was kept of it.
   void put(const at::Tensor& parameter, FrozenParameter kept);
-  /// The elements of a state of `numel` that a rank keeps: whole blocks of 8-bit states, which have one scale.
+  /// The elements that a rank keeps of a state of `numel` elements. Borders lie between blocks of 8-bit states, which
+  /// have one scale each.
   static Extent share_of(std::int64_t numel, int rank, int ranks);
 
-  /// Takes this rank's shares of the fp32 masters of parameters that train in `units`, in a narrower dtype, and do not require gradients
-  /// any more. `placement`, `mesh`: the optimizer's, of this rank. Collective over `control`.
+  /// Takes this rank's shares of the fp32 masters of parameters that train in `units` in a narrower dtype and do not
+  /// require gradients any more. `placement`: the optimizer's; `mesh`: this rank's position. Collective over `control`.
   void keep_masters(const std::vector<std::unique_ptr<Unit>>& units, AxisPlacement placement, const MeshPosition& mesh,
                     Collectives& control);
 
-  /// Takes this rank's share of a state of `parameter`, which has `numel` elements and begins at element `begin` of `joined`.
+  /// Takes this rank's share of a state of `parameter`. The state has `numel` elements and begins at element `begin` of
+  /// `joined`.
   void keep(const at::Tensor& parameter, const std::string& name, StateDType dtype, const JoinedState& joined,
             std::int64_t begin, std::int64_t numel, const Collectives& control);
-  /// Likewise of a state of the whole tensor, whose values are `values`.
+  /// Takes this rank's share of a state of the whole tensor, whose values are `values`.
   void keep_tensor_state(const at::Tensor& parameter, const TensorState& state, std::span<const float> values,
                          const Collectives& control);
 
-  /// Writes this rank's parts of the states of trainable parameters of `units` that are kept here, and of their masters where the
-  /// parameter is what rounding makes of these: else it was written meanwhile. Puts the steps in which they took part into `updates`, and
-  /// forgets them. A parameter that lacks a state begins anew, with zeros. Collective over `control`.
+  /// Gives the trainable parameters of `units` what is kept of them, and forgets it: writes this rank's parts of the
+  /// states, and of the masters where the parameter is what rounding makes of them (else somebody wrote it meanwhile).
+  /// The steps in which they took part go to `updates`. A parameter that lacks a state begins anew, with zeros.
+  /// Collective over `control`.
   void give_back(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control, NameOfState name_of,
                  std::map<const c10::TensorImpl*, std::int64_t>& updates);
-  /// In how many steps kept parameters took part, by `updates`.
+  /// Notes from `updates` in how many steps the kept parameters took part.
   void note_updates(const std::map<const c10::TensorImpl*, std::int64_t>& updates);
 
  private:

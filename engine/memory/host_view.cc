@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-std::function<bool(const void*)> is_the_hosts;  ///< null, but in tests
+std::function<bool(const void*)> is_the_hosts;  ///< null except in tests
 
 }  // namespace
 

@@ -10,34 +10,37 @@
 
 namespace tessera {
 
-/// Where memory of training state is.
+/// Says where memory of training state is: on the device that trains, or in a record in host memory.
 struct MemoryPlace {
   MemoryPlace(c10::Device device_given, bool in_record_given = false)  // NOLINT: a device is a place
       : device(device_given), in_record(in_record_given) {}
-  c10::Device device;      ///< that trains
-  bool in_record = false;  ///< host memory, whatever trains (FlatGroup::below)
+  c10::Device device;      ///< the device that trains
+  bool in_record = false;  ///< it is host memory, whatever trains (FlatGroup::below)
 };
 
-/// Memory of training state as host code sees it: the memory itself if it is the host's, else a copy. Making a copy waits
-/// for the device, so it is for set-up and rare events.
+/// Gives host code access to memory of training state: the memory itself where it is the host's, else a copy. A copy
+/// waits for the device, so views serve set-up and rare events (checkpoints, comparisons), not steps. Throws c10::Error
+/// where the copy fails.
 class HostView {
  public:
   enum Content { kFetch, kUndefined };
 
+  /// kFetch: data() has the memory's content; kUndefined: a copy is not filled.
   HostView(void* memory, std::int64_t bytes, MemoryPlace place, Content content);
 
   std::byte* data() const { return data_; }
-  /// Puts what host code wrote into the memory itself. On the CPU it is there already.
+  /// Copies what host code wrote to the memory itself. Host memory has it already.
   void write_back() const;
 
  private:
   void* const memory_;
   const c10::Device device_;
-  at::Tensor copy_;  ///< of device memory
+  at::Tensor copy_;  ///< the copy of device memory, or undefined
   std::byte* data_;
 };
 
-/// Visits memory as host code sees it, one portion after the other, so that a copy of a device's takes little.
+/// Calls `visit(data, bytes)` for one portion of the memory after the other, so that a copy of device memory stays
+/// small.
 template <class Visit>
 void view_in_portions(const void* memory, std::int64_t bytes, MemoryPlace place, const Visit& visit) {
   constexpr std::int64_t kPortion = 1 << 19;
@@ -49,12 +52,13 @@ void view_in_portions(const void* memory, std::int64_t bytes, MemoryPlace place,
   }
 }
 
-/// Copies training state to host memory, and the reverse. Both wait for the device, as HostView.
+/// Copy training state to host memory (`fetch_state`), and host memory to training state (`write_state`). Both wait for
+/// the device, like HostView.
 void fetch_state(void* to, void* memory, std::int64_t bytes, MemoryPlace place);
 void write_state(void* memory, const void* from, std::int64_t bytes, MemoryPlace place);
 
-/// For tests, where the host's memory stands for a device's: from now on views of it are copies, as a device's are. `is_hosts` says
-/// which memory stands for the host's, and views that take one for the other are errors. Null: as before.
+/// Only tests call this: host memory stands for a device's memory from now on, so views of it are copies. `is_hosts`
+/// says which memory stands for the host's; a view that takes one for the other is an error. Null ends it.
 void let_host_memory_be_a_devices(std::function<bool(const void*)> is_hosts);
 
 }  // namespace tessera

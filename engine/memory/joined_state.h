@@ -8,15 +8,18 @@
 
 namespace tessera {
 
-/// One state of some parameters, or of one, whole in memory of the host: its numbers, and its scales where they have some.
+/// One whole state of one parameter or of several, in memory of the host: its numbers, and its scales where it has
+/// some.
 struct JoinedState {
   std::vector<std::byte> data, scales;
 };
 
-/// Copies this rank's part of a state of parameter `i` of `target` from `joined`, where the parameter begins at element `begin`.
+/// Copies this rank's part of state number `state` of parameter `i` of `target` from `joined`, in which the parameter
+/// begins at element `begin`.
 void hand_out(const JoinedState& joined, std::int64_t begin, FlatGroup& target, std::size_t i, std::size_t state);
 
-/// Likewise of the `state`th state of its whole tensor (FlatGroup::tensor_states), which begins at `values`.
+/// Copies this rank's part of that parameter's state number `state` of the whole tensor (FlatGroup::tensor_states) from
+/// `values`, which has all of it.
 void hand_out_tensor_state(const float* values, FlatGroup& target, std::size_t i, std::size_t state);
 
 }  // namespace tessera

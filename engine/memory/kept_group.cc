@@ -18,10 +18,10 @@ namespace {
 
 using KeptPointer = std::shared_ptr<const KeptGroup>;
 
-/// Its address tells a storage that holds a KeptGroup.
+/// The deleter of a storage that holds a KeptGroup. Such a storage is recognized by this function's address.
 void drop(void* kept) { delete static_cast<KeptPointer*>(kept); }
 
-/// The group's values on every rank: each part is sent by the first rank that holds it.
+/// Joins the group's values on every rank: the first rank that holds a part sends it.
 at::Tensor join_parts(const KeptGroup& kept, Collectives& control) {
   const FlatGroup& group = kept.group;
   if (kept.mesh.world_size() != control.size()) {
@@ -42,13 +42,14 @@ at::Tensor join_parts(const KeptGroup& kept, Collectives& control) {
   return flat;
 }
 
-/// What stays of an Engine's parameters. The memory goes before the transport that made it.
+/// The memory that stays of an Engine's parameters. It is freed before the transport that made it.
 struct KeptMemory {
   std::shared_ptr<Collectives> transport;
   Arena parameters, masters, copy;
 };
 
-/// Empty where there is no memory for it: an Engine's end must not fail, and the next one needs no copy.
+/// Copies the gathered parameters. The result is empty where there is no memory for it: an Engine's end must not fail,
+/// and the next Engine needs no copy.
 Arena copy_for_reading(const FlatGroup& group) {
   try {
     Arena copy = Arena::plain("parameters", group.gathered_bytes());
@@ -71,9 +72,9 @@ void keep(FlatGroup& group, const MemoryPlan& plan, const MeshPosition& mesh, co
   kept->placement = plan.input().placement;
   kept->mesh = mesh;
   kept->group = group.without_module();
-  is_readable = is_readable && group.full != nullptr;  // values of other ranks may not have come
+  is_readable = is_readable && group.full != nullptr;  // other ranks' values may be missing
   std::byte* values = is_readable ? group.full : nullptr;
-  // What other ranks read, or what masters were split from, is not the program's to write.
+  // The program may not write memory that other ranks read or that holds the halves of split masters: it gets a copy.
   const bool is_split = group.master_kind == MasterKind::kSplitBF16 && group.device.is_cpu();
   if (is_readable && (kept->placement.shared || is_split)) {
     owner->copy = copy_for_reading(group);
@@ -94,7 +95,7 @@ void keep(FlatGroup& group, const MemoryPlan& plan, const MeshPosition& mesh, co
                              say(phrases::kGuard));
   }
   storage.set_data_ptr_noswap(at::DataPtr(values, new KeptPointer(std::move(kept)), &drop, group.device));
-  storage.set_nbytes(group.gathered_bytes());  // views are in bounds, so that it is the access which throws
+  storage.set_nbytes(group.gathered_bytes());  // views are within bounds, so only an access throws
   refuse_access(storage, !is_readable);
 }
 

@@ -15,9 +15,9 @@
 
 namespace tessera {
 
-/// What an Engine that is gone leaves of a flat group: this rank's parts of parameters and masters. It lives in the
-/// storage of the group's parameters, until the next Engine takes the values from there or the module dies. Nothing is
-/// sent when an Engine ends; the next one's set-up is collective anyway.
+/// This rank's parts of the parameters and masters of a flat group, which a destroyed Engine leaves behind. They live
+/// in the storage of the group's parameters until the next Engine takes the values or the module is destroyed. Nothing
+/// is sent when an Engine ends; the next one's set-up is collective anyway.
 struct KeptGroup {
   std::string unit_name;
   FlatGroup group;  ///< without_module()
@@ -26,31 +26,33 @@ struct KeptGroup {
   std::shared_ptr<const void> memory;  ///< owns what `group` points at
 };
 
-/// An Engine ends, and `group`'s storage keeps its part of the values. If `is_readable`, parameters stay readable, with
-/// their memory, or with a copy of their own where that memory was not for this program alone and there is memory for a
-/// copy. Else whoever reads one gets a c10::Error. `mesh`: where this rank is among all. `transport`: what made `memory`.
+/// Lets `group`'s storage keep this rank's part of the values; the Engine calls it when it is destroyed. If
+/// `is_readable`, parameters stay readable: in their memory, or in a copy where that memory does not belong to this
+/// program alone and a copy can be allocated. Otherwise a read of one throws c10::Error. `mesh`: this rank's position
+/// among all. `transport`: allocated `memory`.
 void keep(FlatGroup& group, const MemoryPlan& plan, const MeshPosition& mesh, const TrainingMemory& memory,
           const std::shared_ptr<Collectives>& transport, bool is_readable);
 
-/// What an Engine that is gone left of `tensor`'s group, or null.
+/// What a destroyed Engine left of the group of `tensor`, or null.
 std::shared_ptr<const KeptGroup> kept_of(const at::Tensor& tensor);
 
-/// The values with which an Engine begins, for parameters that an earlier Engine left behind: fp32 masters, joined from
-/// all ranks' parts, one group at a time.
+/// Finds the values with which an Engine begins, for parameters that an earlier Engine left behind: fp32 masters,
+/// joined from all ranks' parts, one group at a time. FirstValues owns one while it fills an Engine.
 class KeptValues {
  public:
   explicit KeptValues(Collectives& control) : control_(control) {}
 
-  /// `parameter`'s full value on every rank: the master where the parameter is a rounding of it, else what it holds now.
-  /// A tensor that no Engine left is returned as it is. Collective where `kept_of(parameter)` is not null.
+  /// Returns the full value of `parameter` on every rank, on the CPU: the master where the parameter is a rounding of
+  /// it, else what the parameter holds now. A tensor that no Engine left is returned as it is. Collective where
+  /// `kept_of(parameter)` is not null. Throws tessera::Error (64) where the earlier Engine had another number of ranks.
   at::Tensor value_of(const at::Tensor& parameter);
 
  private:
   const at::Tensor& joined(const at::Tensor& parameter, const KeptGroup& kept);
 
   Collectives& control_;
-  const c10::StorageImpl* storage_ = nullptr;  ///< of the group that was joined last
-  at::Tensor flat_;                            ///< and its values
+  const c10::StorageImpl* storage_ = nullptr;  ///< the storage of the group that was joined last
+  at::Tensor flat_;                            ///< that group's values
 };
 
 }  // namespace tessera

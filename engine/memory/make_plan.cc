@@ -18,13 +18,14 @@
 namespace tessera {
 namespace {
 
-/// The placement of a strategy on these ranks.
+/// The placement of the strategy `kind` on these ranks.
 Placement placement_on(ShardingStrategy kind, const Strategy& strategy, const MeshPosition& mesh, bool shares_memory) {
   const Placement placement = placement_of(kind, strategy.optimizer.shard_over_world);
   return strategy.host_sharing && shares_memory && mesh.shard_size > 1 ? share_parameters(placement) : placement;
 }
 
-/// The CPU updates what lies in the host's memory, and nothing else.
+/// Throws where the CPU is to update a GPU's state (`"offload.step"`: `"cpu"`) and cannot: it updates what lies in the
+/// host's memory, and nothing else.
 void expect_step_on_host(const MemoryPlan& plan) {
   if (plan.can_step_on_host()) return;
   if (plan.passes_twice()) {
@@ -44,12 +45,12 @@ void expect_step_on_host(const MemoryPlan& plan) {
               "tier \"host\" and one fraction, or take \"gpu\"");
 }
 
-/// A GradientMethod makes the sums.
+/// Whether a GradientMethod (a compressor) makes the sums of gradients.
 bool has_method(const CompressionConfig& compression) {
   return method_kind(compression) != MethodKind::kNone || compression.hook;
 }
 
-/// PlanInput::prefetch.
+/// The number of units that are gathered ahead: PlanInput::prefetch.
 std::int64_t units_ahead(const Strategy& strategy, std::span<const UnitShape> units) {
   if (strategy.prefetch_bytes == 0) return strategy.prefetch;
   std::int64_t largest = 1;
@@ -100,7 +101,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   input.offload = strategy.offload;
   input.offload.paths.clear();
   if (scene.offloaded_step) input.offload.step = *scene.offloaded_step;
-  // A program's rule is called where the model is, unless the strategy says something else.
+  // A program's own rule is called on the device of the model, unless the strategy says something else.
   const bool stays_on_gpu = scene.is_queued && type == OptimizerType::kOwn;
   if (stays_on_gpu && input.offload.step == OffloadedStep::kAuto) input.offload.step = OffloadedStep::kGpu;
   input.updates_in_backward = strategy.optimizer.in_backward;
@@ -127,7 +128,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
     expect_step_on_host(plan);
   const bool is_open = plan.input().offload.step == OffloadedStep::kAuto && plan.state_records().pinned_bytes > 0;
   if (!is_open || limit <= 0 || plan.use().limited() <= limit || !plan.can_step_on_host()) return plan;
-  input.offload.step = OffloadedStep::kCpu;  // which needs less memory of the GPU
+  input.offload.step = OffloadedStep::kCpu;  // this needs less memory of the GPU
   MemoryPlan smaller(with_tiers_chosen(std::move(input), limit, below));
   return smaller.use().limited() <= limit ? smaller : plan;
 }
@@ -147,7 +148,7 @@ std::string next_cheaper(const MemoryPlan& plan, const Strategy& strategy, bool 
 
 namespace {
 
-/// What a unit needs at once while it is computed: its gathered values and its bucket.
+/// The bytes that a unit needs at once while it is computed: its gathered values and its bucket.
 std::int64_t peak_of(const UnitShape& unit, const MemoryPlan& plan) {
   return unit.gathered_bytes() + plan.bucket_bytes_of(unit);
 }

@@ -13,32 +13,38 @@
 
 namespace tessera {
 
-/// What decides a plan beside units and strategy.
+/// Everything that decides a plan beside units and strategy: the ranks, their transport, and the device.
 struct PlanScene {
   MeshPosition mesh;
-  bool shares_memory = false;          ///< do the ranks of a shard group?
+  bool shares_memory = false;          ///< whether the ranks of a shard group share memory
   bool is_queued = false;              ///< PlanInput::is_queued
   bool reduces_in_background = false;  ///< PlanInput::reduces_in_background
-  /// Of each axis's group: Collectives::compressed_part.
+  /// Collectives::compressed_part of each axis's group.
   int shard_compressed_part = 0, replicate_compressed_part = 0;
-  SyncConfig sync = {};                              ///< in effect; then `mesh` is that of a replica
+  SyncConfig sync = {};                              ///< outer steps that are in effect; then `mesh` is a replica's
   int replicas = 1;                                  ///< PlanInput::replicas, where there are outer steps
-  std::optional<OffloadedStep> offloaded_step = {};  ///< what OffloadConfig::step "auto" was measured to be
+  std::optional<OffloadedStep> offloaded_step = {};  ///< what measuring chose for OffloadConfig::step "auto"
 };
-/// Whether gradients go over a network in another form than they have.
+
+/// Whether gradients go over a network in another form than they have (by a codec or a compressor).
 bool compresses(const CompressionConfig& compression);
 
+/// Makes the memory plan of one rank, exact to the byte. It allocates nothing; an Engine calls it before it allocates,
+/// and `tessera plan` calls it for jobs that do not run. Tiers "auto" are chosen here, so that the plan keeps
+/// memory.limit where that is possible. Throws tessera::Error (78) where strategy, mesh and device do not go together.
 MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const PlanScene& scene,
                      const Optimizer& optimizer);
 
-/// Throws (exit code 78) with the table and the next cheaper strategy that fits, if the plan exceeds memory.limit.
+/// Throws tessera::Error (78) where the plan exceeds memory.limit. The error has the plan's table, and names the next
+/// cheaper strategy that fits.
 void check_memory_limit(const MemoryPlan& plan, const Strategy& strategy, bool shares_memory);
 
-/// "SHARD_GRADIENTS with 12.00 MiB": the least sharded strategy whose plan needs at most `limit` bytes; empty if none does.
+/// Names the least sharded strategy whose plan needs at most `limit` bytes, as in "SHARD_GRADIENTS with 12.00 MiB";
+/// empty where there is none.
 std::string next_cheaper(const MemoryPlan& plan, const Strategy& strategy, bool shares_memory, std::int64_t limit);
 
-/// A message for a device that is out of memory: `what`, then the plan, its largest unit, the activations of the first
-/// step if they are known, and what would need less memory.
+/// Makes the message for a device that is out of memory: `what`, then the plan, its largest unit, the activations of
+/// the first step where they are known, and what would need less memory.
 std::string explain_out_of_memory(const std::string& what, const MemoryPlan& plan, const Strategy& strategy,
                                   bool shares_memory, std::optional<std::int64_t> activation_bytes);
 

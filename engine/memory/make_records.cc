@@ -18,7 +18,12 @@
 namespace tessera {
 namespace {
 
-/// What people call a piece of a group: the first parameter that it has a part of.
+// How it goes about it. One function for each kind of state (parameters, masters and states, tensor states, gradients)
+// numbers the records of all groups (NewRecords), makes the tier that holds them (`make_state_tier`: files, or pinned
+// memory of a GPU's host), and gives groups their records. All files lie in the same directories, which get records in
+// proportion to the bandwidth of their disks (`stripe_paths`).
+
+/// The name of a piece of a group, for messages: the first parameter of which it has a part.
 std::string name_of_piece(const FlatGroup& group, Extent piece) {
   for (std::size_t i = 0; i < group.parameters.size(); ++i) {
     if (intersect(group.layout.extent(i), piece).numel > 0) return "parameter " + group.parameters[i].name;
@@ -26,13 +31,14 @@ std::string name_of_piece(const FlatGroup& group, Extent piece) {
   return "padding of unit " + group.unit->name;
 }
 
-/// Records on their way into files, or into memory of a GPU's host.
+/// The sizes and names of records that are to be made, in files or in memory of a GPU's host.
 struct NewRecords {
   const RecordPool& pool;
   std::vector<std::size_t> sizes = {};
   std::vector<std::string> names = {};
 
-  /// Numbers the records of a part, behind those that are there. `bytes_of(chunk)`. Returns the first one's number.
+  /// Adds the records of a part behind those that are there. `bytes_of(chunk)` says how large each is. Returns the
+  /// number of the first one.
   template <class BytesOf>
   std::int64_t add(const FlatGroup& group, Extent part, const Chunks& chunks, const BytesOf& bytes_of) {
     const auto first = static_cast<std::int64_t>(names.size());
@@ -45,10 +51,11 @@ struct NewRecords {
   }
 };
 
-/// With so little on disk, measuring would take longer than it saves.
+/// Disks are measured only where a rank has this much on disk; for less, measuring takes longer than it saves.
 constexpr std::int64_t kLeastMeasuredBytes = std::int64_t{256} << 20;
 
-/// The directories, with their disks' shares of the records: by measured bandwidth, and equal where there is little on disk.
+/// The directories with their disks' shares of the records: by measured bandwidth, or equal ones where little is on
+/// disk.
 std::vector<StripePath> measured_paths(const MemoryPlan& plan, const std::vector<std::string>& directories, int rank) {
   std::vector<StripePath> paths;
   for (const std::string& directory : directories) paths.push_back({directory});
@@ -65,7 +72,7 @@ std::vector<StripePath> measured_paths(const MemoryPlan& plan, const std::vector
   return paths;
 }
 
-/// The same; but where a commit says where records are, with the shares that they had then.
+/// The same, except that shares are those of the last commit where there is one: it says where records are.
 std::vector<StripePath> stripe_paths(const RecordSources& from) {
   DurableFiles* const durable = from.durable;
   const std::optional<std::vector<double>> then = durable ? durable->weights() : std::nullopt;
@@ -81,7 +88,7 @@ std::vector<StripePath> stripe_paths(const RecordSources& from) {
   return paths;
 }
 
-/// What all files of records have in common.
+/// The options that all files of records have in common.
 FileTierOptions tier_options(const RecordSources& from, const std::vector<StripePath>& paths, NewRecords records) {
   const RecordPool& pool = records.pool;
   FileTierOptions options;
@@ -103,8 +110,9 @@ std::shared_ptr<StateRecords> logged(std::shared_ptr<StateRecords> records, int 
   return records;
 }
 
-/// Makes the files that hold `records`, and what reads and writes them. `kind`: of records, as DurableFiles calls them. `give`: memory
-/// that a GPU copies from and to. `ahead`: so many are read ahead, and as many written behind.
+/// Makes the files that hold `records`, and the tier that reads and writes them. `kind`: DurableFiles' word for this
+/// kind of records. `give` allocates memory that a GPU copies from and to. `ahead`: how many records are read ahead,
+/// and how many are written behind.
 std::shared_ptr<StateRecords> make_tier(const RecordSources& from, const std::vector<StripePath>& paths,
                                         NewRecords records, const std::string& kind, const AlignedMemory::Give& give,
                                         std::int64_t ahead) {
@@ -134,7 +142,7 @@ std::unique_ptr<RecordTier> host_tier(NewRecords records, int rank, const Aligne
   return value_or_throw(HostTier::create(options));
 }
 
-// What needs less pinned memory.
+// Hints for errors of too little pinned memory.
 constexpr const char kLessBelow[] =
     "[T0234] hint: a smaller \"fraction\" in \"offload\", or the tier \"nvme\", needs less of it; where the tier is "
     "auto, a higher memory.limit, or \"paths\" on disks";
@@ -143,7 +151,7 @@ constexpr const char kLessGradients[] =
 constexpr const char kLessCopies[] =
     "[T0236] hint: offload.step \"gpu\" needs none of it, and parameters and gradients on the tier \"host\" need less";
 
-/// Where their pool says.
+/// Makes the tier of `records` where their pool says: in pinned memory or in files.
 std::shared_ptr<StateRecords> make_state_tier(const RecordSources& from, const std::vector<StripePath>& paths,
                                               NewRecords records, const std::string& kind, std::int64_t ahead) {
   const int rank = from.rank();
@@ -167,7 +175,7 @@ std::shared_ptr<StateRecords> make_state_records(const RecordSources& from, cons
   return records;
 }
 
-/// As place_tensor_states numbered them.
+/// Makes the records of tensor states, in the order in which place_tensor_states numbered them.
 std::shared_ptr<StateRecords> make_tensor_state_records(const RecordSources& from,
                                                         const std::vector<StripePath>& paths) {
   NewRecords added{from.plan.tensor_state_records()};
@@ -184,7 +192,7 @@ std::shared_ptr<StateRecords> make_tensor_state_records(const RecordSources& fro
   return records;
 }
 
-/// In the order of MemoryPlan::parameter_records.
+/// Makes the records of parameters, in the order of MemoryPlan::parameter_records: what trains, then what is frozen.
 std::shared_ptr<StateRecords> make_parameter_records(const RecordSources& from, const std::vector<StripePath>& paths) {
   NewRecords added{from.plan.parameter_records()};
   if (added.pool.records == 0) return nullptr;
@@ -209,7 +217,7 @@ std::shared_ptr<StateRecords> make_parameter_records(const RecordSources& from, 
   return records;
 }
 
-/// Scratch on every path: no commit needs gradients.
+/// Makes the records of gradients. Their files are scratch files on every path, because no commit needs gradients.
 void make_gradient_records(TrainingMemory& memory, const RecordSources& from, const std::vector<StripePath>& paths) {
   const RecordPool& pool = from.plan.gradient_records();
   if (pool.records == 0) return;

@@ -13,21 +13,22 @@ namespace tessera {
 
 class DeviceKernels;
 
-/// What records are made from.
+/// Everything from which records are made.
 struct RecordSources {
   const MemoryPlan& plan;
   const std::vector<std::unique_ptr<Unit>>& units;
   const MeshAxes& axes;
-  const std::vector<std::string>& directories;  ///< of files
-  DeviceKernels* kernels;                       ///< of the GPU that trains, whose host has the memory; null on the CPU
-  DurableFiles* durable;                        ///< knows the files; may be null
+  const std::vector<std::string>& directories;  ///< the directories for files
+  DeviceKernels* kernels;                       ///< kernels of the GPU that trains; null on the CPU
+  DurableFiles* durable;                        ///< makes the files durable; may be null
 
   int rank() const { return axes.world->rank(); }
 };
 
-/// Makes what of `memory` lies below memory, as the plan says: files, or pinned memory of a GPU's host. Groups are told of their records.
-/// REQUIRES: groups have their parts, and the numbers of their tensor states. Collective where gradients of a GPU lie below it. Throws
-/// tessera::Error: 73, 74, 77 if a directory cannot be used.
+/// Makes the records of all offloaded state, as the plan says: in files, or in pinned memory of a GPU's host. It sets
+/// the records of `memory`, and those of each group. TrainingMemory::allocate calls it once. REQUIRES: groups have
+/// their parts and the numbers of their tensor states. Collective where gradients of a GPU are offloaded. Throws
+/// tessera::Error: 73, 74, 77 where a directory cannot be used; 71 where the host has too little pinned memory.
 void make_records(TrainingMemory& memory, const RecordSources& from);
 
 }  // namespace tessera

@@ -17,7 +17,7 @@ namespace {
 
 std::uint32_t bits_of(float value) { return splittable<std::uint32_t>(value); }
 
-/// The high halves of `values`, as the view's run of parameters.
+/// Writes the high halves of `values` as the view's run of parameters.
 void write_high(const StateView& view, const float* values) {
   const HostView parameters(view.parameter, view.run.numel * 2, view.parameter_place, HostView::kUndefined);
   auto* const high = reinterpret_cast<std::uint16_t*>(parameters.data());
@@ -27,7 +27,7 @@ void write_high(const StateView& view, const float* values) {
   parameters.write_back();
 }
 
-/// `values` [run], rounded to the group's dtype.
+/// Writes `values` [run], rounded to the group's dtype, as the view's run of parameters.
 void write_rounded(const FlatGroup& group, const StateView& view, const at::Tensor& values) {
   const HostView parameters(view.parameter, view.run.numel * group.element_bytes(), view.parameter_place,
                             HostView::kUndefined);
@@ -35,7 +35,7 @@ void write_rounded(const FlatGroup& group, const StateView& view, const at::Tens
   parameters.write_back();
 }
 
-/// What masters have beside the parameters, of the view's run: low halves, or all bits.
+/// Writes what masters have beside the parameters, for the view's run: low halves, or all bits.
 void write_masters(const FlatGroup& group, const StateView& view, const float* values) {
   const bool is_split = group.master_kind == MasterKind::kSplitBF16;
   void* const memory = is_split ? static_cast<void*>(view.low) : view.master;
@@ -50,7 +50,8 @@ void write_masters(const FlatGroup& group, const StateView& view, const float* v
   masters.write_back();
 }
 
-/// A value that equals the high half is the master's; the low half is what it lacks. `values`: of the view's run.
+/// Replaces each of `values` (the view's run) that equals a high half by the exact master: nobody changed it, and it
+/// lacks the low half alone.
 void keep_split(const StateView& view, float* values) {
   const std::int64_t numel = view.run.numel;
   const HostView parameters(view.parameter, numel * 2, view.parameter_place, HostView::kFetch);

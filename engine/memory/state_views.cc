@@ -14,7 +14,7 @@ FlatGroup::State advanced(FlatGroup::State state, StateDType dtype, std::int64_t
   return state;
 }
 
-/// fp32 parameters that train are the masters.
+/// Points the view at parameters. Parameters of fp32 that train are the masters too.
 void point_at_parameter(StateView& view, const FlatGroup& group, std::byte* parameter, MemoryPlace place) {
   view.parameter = parameter;
   view.parameter_place = place;
@@ -23,7 +23,7 @@ void point_at_parameter(StateView& view, const FlatGroup& group, std::byte* para
   view.masters_place = place;
 }
 
-/// `run` as the group's own pointers have it.
+/// The view of `run` by the group's own pointers, without records.
 StateView view_of_memory(const FlatGroup& group, Extent run) {
   const std::int64_t in_part = run.offset - group.optimizer_part.offset;
   StateView view;
@@ -40,7 +40,7 @@ StateView view_of_memory(const FlatGroup& group, Extent run) {
   return view;
 }
 
-/// Replaces what lies in the chunk's record, which begins at `bytes`, by pointers there.
+/// Points the view at what lies in the chunk's record, which begins at `bytes`.
 void point_into_record(StateView& view, const FlatGroup& group, std::int64_t chunk, std::byte* bytes,
                        MemoryPlace place) {
   const RecordLayout::Record record = group.records.record(chunk);
@@ -83,10 +83,10 @@ Tiered states_of(const FlatGroup& group) {
 
 constexpr std::int64_t kInMemory = -1;
 
-/// Where an element lies.
+/// The place in which an element lies.
 struct Place {
-  Extent run;                      ///< of the flat buffer: what lies there with it
-  std::int64_t chunk = kInMemory;  ///< of the part
+  Extent run;                      ///< the elements of the flat buffer that lie in the same place
+  std::int64_t chunk = kInMemory;  ///< the part's chunk, or kInMemory
 };
 
 Place place_of(const Tiered& tiered, std::int64_t element) {
@@ -102,8 +102,8 @@ std::int64_t record_of(const Tiered& tiered, std::int64_t chunk) {
   return tiered.first_record + chunk - tiered.chunks.first_record();
 }
 
-/// Calls `visit(piece)` for the pieces of `run` each of which lies in one place, for which `place_at(element)` gives the
-/// extent around it.
+/// Cuts `run` into pieces that each lie in one place, and calls `visit(piece)` for them. `place_at(element)` returns
+/// the extent of the place around an element.
 template <class PlaceAt, class Visit>
 void for_each_piece(Extent run, Direction direction, const PlaceAt& place_at, const Visit& visit) {
   Extent rest = run;
@@ -172,7 +172,7 @@ OptimizerSlice optimizer_slice(const FlatGroup& group, const StateView& view) {
   const StateFormats& formats = group.records.state().states;
   const auto numel = static_cast<std::size_t>(view.run.numel);
   OptimizerSlice slice;
-  // With updates in backward there is a gradient only while its unit is updated.
+  // If updates run in backward, a group has a gradient only while its unit is updated.
   const float* const gradient =
       group.gradient ? group.gradient + (view.run.offset - group.gradient_part.offset) : nullptr;
   slice.gradient = {gradient, numel};

@@ -14,9 +14,9 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kAlignment = 64;  // c10::gAlignment: cache lines, AVX-512
-constexpr std::uint8_t kPriority = 1;   // above LibTorch's own
+constexpr std::uint8_t kPriority = 1;   // higher than LibTorch's own
 
-/// What malloc returned is kept in the word before the data.
+/// Frees a block. The word before the data holds the address that malloc returned.
 void give_back(void* data) {
   if (data) std::free(static_cast<void**>(data)[-1]);
 }
@@ -38,7 +38,7 @@ class TensorHeap final : public c10::Allocator {
   void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
 };
 
-/// glibc's alone: others have no such rule.
+/// Lets glibc keep freed memory. Other C libraries have no such setting.
 void keep_freed_memory() {
 #ifdef __GLIBC__
   for (const char* name : {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_"}) {
@@ -46,7 +46,7 @@ void keep_freed_memory() {
   }
   const char* const tunables = std::getenv("GLIBC_TUNABLES");
   if (tunables && std::string_view(tunables).find("glibc.malloc.") != std::string_view::npos) return;
-  constexpr int kNever = -1, kLargestMmapThreshold = 32 << 20;  // as far as malloc itself would go, block by block
+  constexpr int kNever = -1, kLargestMmapThreshold = 32 << 20;  // malloc itself would raise it so far, step by step
   mallopt(M_MMAP_THRESHOLD, kLargestMmapThreshold);
   mallopt(M_TRIM_THRESHOLD, kNever);
 #endif

@@ -36,7 +36,7 @@ void place_parameters(FlatGroup& group, const MemoryPlan& plan, Arena& arena) {
   const std::int64_t numel = in_place ? group.layout.numel() : group.parameter_part.numel;
   std::byte* memory = arena.take(numel * group.element_bytes());
   group.shard = in_place ? memory + group.parameter_part.offset * group.element_bytes() : memory;
-  if (whole) group.full = memory;  // gathered for good
+  if (whole) group.full = memory;  // it is always gathered
 }
 
 void place_masters(FlatGroup& group, MasterKind wanted, Arena& arena) {
@@ -65,7 +65,7 @@ void place_training_state(FlatGroup& group, TrainingMemory& memory, const PlanIn
   }
 }
 
-/// Of whole tensors, which groups have in memory or, the last ones, in records.
+/// Places the states of whole tensors: the first groups' in memory, and the last ones' in records.
 void place_tensor_states(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units, Arena& arena) {
   std::int64_t index = 0;
   for_each_trainable(units, [&](FlatGroup& group) {
@@ -80,7 +80,7 @@ void place_tensor_states(const MemoryPlan& plan, const std::vector<std::unique_p
   });
 }
 
-/// All of a group's values in one flat tensor: fp32 where they can train, so that masters lose nothing.
+/// Copies all of a group's values to one flat tensor: fp32 where they can train, so that masters lose nothing.
 at::Tensor flatten(const FlatGroup& group, const std::vector<at::Tensor>& values) {
   const DType dtype = is_trainable(group.dtype) ? DType::kF32 : group.dtype;
   const at::Tensor flat = at::zeros({group.layout.numel()}, at::TensorOptions(scalar_type_of(dtype)));
@@ -91,8 +91,9 @@ at::Tensor flatten(const FlatGroup& group, const std::vector<at::Tensor>& values
   return flat;
 }
 
-/// torch::load gives a tensor the file's bytes and leaves its dtype, so a file of fp32 is read as noise of bf16. A storage
-/// that holds just this many elements of a wider type says so.
+/// Throws where a parameter was given bytes of a wider dtype. torch::load gives a tensor the file's bytes and leaves
+/// its dtype, so a file of fp32 would be read as noise of bf16. A storage of exactly 2 or 4 times the tensor's size
+/// shows it.
 void expect_no_wider_bytes(const FlatParameter& parameter, const at::Tensor& value) {
   const std::size_t narrow = value.nbytes(), bytes = value.storage().nbytes();
   if (narrow == 0 || value.storage_offset() != 0 || (bytes != 2 * narrow && bytes != 4 * narrow)) return;
@@ -107,7 +108,7 @@ bool is_on_own_storage(const FlatGroup& group, const at::Tensor& value) {
   return value.has_storage() && value.storage().unsafeGetStorageImpl() == group.storage.get();
 }
 
-/// What a program left in a parameter under Gathered(kWrite), wherever that is now.
+/// The value that a program left in a parameter under Gathered(kWrite), wherever it lies now.
 at::Tensor value_to_store(const FlatGroup& group, std::size_t i) {
   const FlatParameter& parameter = group.parameters[i];
   const at::Tensor value = parameter.tensor.detach();
@@ -120,12 +121,12 @@ at::Tensor value_to_store(const FlatGroup& group, std::size_t i) {
                        ". [T0238] hint: give a value of the parameter's sizes; a file of another model has others"));
 }
 
-/// A parameter that was given other memory becomes a view of its buffer again, with the value that it was given.
+/// Makes a parameter that was given other memory a view of its buffer again, with the value that it was given.
 void put_back(FlatGroup& group, std::size_t i) {
   if (is_in_place(group, i)) return;
   FlatParameter& parameter = group.parameters[i];
   at::Tensor value = parameter.tensor.detach();
-  if (is_on_own_storage(group, value)) {  // but with other memory, as share_memory gives it to the whole group
+  if (is_on_own_storage(group, value)) {  // share_memory gave the whole group's storage other memory
     value = value.clone();
     group.attach(group.full);
   }
@@ -154,8 +155,8 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
   const std::int64_t parameters = use[MemoryCategory::kParameters], slots = use[MemoryCategory::kSlots];
   memory.parameters = memory.owners_of_parameters > 1 ? Arena::common("parameters", parameters * sharers, *axes.gather)
                                                       : Arena::shared("parameters", parameters, *axes.gather);
-  // The transport of a GPU fills slots by itself, and is fastest in memory that it has registered. Parts that are brought
-  // to slots are sent from there.
+  // The transport of a GPU fills slots by itself and is fastest in memory that it has registered. If shards are brought
+  // to slots, they are sent from there, so slots are the transport's memory then too.
   const bool is_sent_from = below || axes.gather->gpu() != Collectives::kHostMemory;
   memory.slots = memory.owners_of_slots > 1 ? Arena::common("slots", slots * sharers, *axes.gather)
                  : is_sent_from             ? Arena::shared("slots", slots, *axes.gather)
@@ -163,7 +164,7 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
   memory.gradients = Arena::shared("gradients", use[MemoryCategory::kGradients], *axes.reduce);
   memory.buckets = Arena::shared("buckets", use[MemoryCategory::kBuckets], *axes.reduce);
   memory.masters = Arena::plain("masters", use[MemoryCategory::kMasters], device);
-  // OuterSteps has its own.
+  // OuterSteps allocates its own memory, so it is subtracted here.
   const MemoryPlan::OuterNumel& outer = plan.outer_numel();
   const std::int64_t outer_states = input.outer.has_outer_optimizer() ? 2 * 4 * outer.part : 0;
   const std::int64_t scratch =
@@ -177,7 +178,7 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
   memory.tensor_state_slots =
       Arena::plain("states of matrices on the device", plan.tensor_state_records().device_bytes(), device);
   memory.checkpoint = Arena::plain("checkpoint", use[MemoryCategory::kCheckpoint]);
-  // Now, and not while training waits for the copy, the kernel finds its pages.
+  // Writing makes the kernel find the pages now, and not while training waits for the copy.
   std::fill_n(memory.checkpoint.data(), memory.checkpoint.bytes(), std::byte{1});
   for (const auto& unit : units) {
     for (const auto& group : unit->groups) {
@@ -254,7 +255,7 @@ void load_whole_tensors(const NamedTensors& tensors, Collectives& control, c10::
     if (buffer.device() != device) {
       buffer.set_data(dense.to(device));
     } else if (!buffer.is_non_overlapping_and_dense()) {
-      buffer.set_data(dense);  // of an expanded one, elements share memory, which nothing can be copied into
+      buffer.set_data(dense);  // an expanded buffer's elements share memory, so nothing can be copied into it
     } else if (!dense.is_same(buffer)) {
       buffer.copy_(dense);
     }

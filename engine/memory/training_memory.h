@@ -19,46 +19,50 @@ class GradientRecords;
 class GradientStore;
 struct Accelerator;
 
-/// All memory of training state: one arena a category, each as large as the plan says, and each piece given to the
-/// group it is for.
+/// All memory of training state: one arena for each category, as large as the plan says, with each piece given to the
+/// group it is for. The Engine allocates one when it is made, and owns it.
 struct TrainingMemory {
   Arena parameters, slots, gradients, buckets, masters, optimizer, scratch;
-  Arena matrices;                          ///< where they are exchanged (MemoryPlan::matrices)
+  Arena matrices;                          ///< buffers in which matrices are exchanged (MemoryPlan::matrices)
   Arena weight_copy;                       ///< MemoryPlan::weight_copy_bytes
   Arena feedback;                          ///< MemoryCategory::kFeedback
-  Arena checkpoint;                        ///< of the host: what an asynchronous save writes
-  Arena record_slots, tensor_state_slots;  ///< of a GPU: through which its host's records go (RecordPool::device_slots)
-  /// Of its host, pinned: MemoryPlan::host_copies_bytes; null where nothing is updated there.
+  Arena checkpoint;                        ///< host memory for the copy that an asynchronous save writes
+  Arena record_slots, tensor_state_slots;  ///< a GPU's slots for records of its host (RecordPool::device_slots)
+  /// Pinned memory of a GPU's host (MemoryPlan::host_copies_bytes); null where the host updates nothing.
   std::shared_ptr<std::byte> host_copies;
   std::int64_t host_copies_bytes = 0;
-  bool records_are_pinned = false;                     ///< they are memory of the host for its GPU
-  std::shared_ptr<StateRecords> parameter_records;     ///< null where no parameters lie below memory
-  std::shared_ptr<StateRecords> state_records;         ///< and no masters and states
-  std::shared_ptr<StateRecords> tensor_state_records;  ///< and no states of whole tensors
-  std::shared_ptr<GradientRecords> gradient_records;   ///< and no gradients of the CPU
-  Arena gradient_slots;  ///< of a GPU, for the sums of units that have theirs below (RecordPool::device_slots)
-  std::shared_ptr<DeviceGradients> device_gradients;  ///< null where no gradients of a GPU lie below its memory
-  int owners_of_parameters = 1;                       ///< ranks that hold `parameters` together
-  int owners_of_slots = 1;                            ///< likewise
+  bool records_are_pinned = false;                     ///< whether a GPU trains, so that records' memory is pinned
+  std::shared_ptr<StateRecords> parameter_records;     ///< null where no parameters are offloaded
+  std::shared_ptr<StateRecords> state_records;         ///< null where no masters and states are offloaded
+  std::shared_ptr<StateRecords> tensor_state_records;  ///< null where no states of whole tensors are offloaded
+  std::shared_ptr<GradientRecords> gradient_records;   ///< null where no gradients of the CPU are offloaded
+  Arena gradient_slots;                                ///< a GPU's slots for offloaded sums (RecordPool::device_slots)
+  std::shared_ptr<DeviceGradients> device_gradients;   ///< null where no gradients of a GPU are offloaded
+  int owners_of_parameters = 1;                        ///< how many ranks hold `parameters` together
+  int owners_of_slots = 1;                             ///< how many ranks hold `slots` together
 
-  /// Allocates the plan and points every group at its parts. Slots, buckets and scratch, and gradients where units are
-  /// updated in backward, are left for the residency and the reducer to take; gradients in records are pointed at later. Records lie in `directories`, in files that `durable` knows
-  /// unless that is null. A GPU gives memory of its host for records. Collective.
-  /// Throws tessera::Error: 73, 74, 77 if such a directory cannot be used.
+  /// Allocates what the plan says and points every group at its parts. The residency and the reducer later take their
+  /// memory from slots, buckets and scratch, and from gradients where units are updated in backward. Groups whose
+  /// gradients lie in records are pointed at them later. Records lie in files in `directories`, durable ones where
+  /// `durable` is not null, or in pinned memory of a GPU's host. Collective.
+  /// Throws tessera::Error: 71 where there is too little memory; 73, 74, 77 where a directory cannot be used.
   static TrainingMemory allocate(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
                                  const MeshAxes& axes, const Accelerator& accelerator,
                                  const std::vector<std::string>& directories, DurableFiles* durable = nullptr);
+  /// The bytes that were allocated, by category.
   MemoryUse allocated() const;
-  /// Of either; null where gradients lie in memory.
+  /// The store of offloaded gradients, of the GPU or the CPU; null where gradients are in memory.
   GradientStore* gradient_store() const;
 };
 
-/// Makes rank 0's values, gathered now (after Gathered::kWrite), everybody's: writes masters and shards. A parameter that
-/// was given other memory gives its values and is put back. Throws tessera::Error (64) where those have other sizes. Needs
-/// one unit of fp32 in host memory beyond the plan while it runs. Collective over `control` (MeshAxes).
+/// Stores the values of a gathered unit after Gathered(kWrite): rank 0's values become those of all ranks, in masters
+/// and shards. A parameter that was given other memory gives its values and is put back. Throws tessera::Error (64)
+/// where those have other sizes. It needs one unit of fp32 in host memory beyond the plan while it runs. Collective
+/// over `control` (MeshAxes).
 void store_parameters(Unit& unit, Collectives& control);
 
-/// Materialises what every rank has whole, moves it to `device` and gives every rank rank 0's. Collective over `control`.
+/// Materialises the tensors that every rank has whole (buffers), moves them to `device`, and gives every rank rank 0's
+/// values. Collective over `control`.
 void load_whole_tensors(const NamedTensors& tensors, Collectives& control, c10::Device device);
 
 }  // namespace tessera

@@ -29,7 +29,7 @@ DeviceGradients::DeviceGradients(std::unique_ptr<RecordTier> tier, FileTier* fil
     own.record = records++;
     if (files_) continue;
     own.place = value_or_throw(tier_->get(own.record)).data();
-    throw_if_error(tier_->put(own.record));  // where it lies it stays
+    throw_if_error(tier_->put(own.record));  // a record in memory never moves
   }
   for (int slot = 0; slot < slots_.count; ++slot) free_.push_back(slot);
 }
@@ -46,7 +46,7 @@ DeviceGradients::~DeviceGradients() {
   }
 }
 
-/// What is computed from now on may use it.
+/// Gives the unit a slot that later work on the stream may use: that work waits for the copy out of the slot.
 void DeviceGradients::take_slot(Entry& entry) {
   if (free_.empty()) give_up_brought();
   entry.slot = free_.front();
@@ -54,7 +54,7 @@ void DeviceGradients::take_slot(Entry& entry) {
   if (const auto emptied = std::exchange(emptied_[static_cast<std::size_t>(entry.slot)], nullptr)) emptied->join();
 }
 
-/// Of a unit that was expected, and not opened yet.
+/// Takes a slot back from a unit that was expected and is not open yet.
 void DeviceGradients::give_up_brought() {
   const auto brought =
       std::ranges::find_if(entries_, [](const Entry& each) { return each.slot >= 0 && each.opened == 0; });
@@ -72,7 +72,7 @@ float* DeviceGradients::sums_on_host(const Unit& unit) const {
 std::byte* DeviceGradients::hold(const Entry& entry, bool overwrites) {
   if (!files_) return entry.place;
   const std::int64_t record = entry.record;
-  // What leaves may be this one.
+  // The wanted record may itself still be on its way out.
   const auto leaves = [&] {
     return std::ranges::any_of(leaving_, [&](const Leaving& each) { return each.record == record; });
   };
@@ -114,7 +114,7 @@ void DeviceGradients::open(Unit& unit, bool has_sum) {
   Entry& entry = this->entry(unit.index);
   if (entry.record < 0 || entry.opened++ > 0) return;
   if (entry.slot < 0) has_sum ? bring(entry) : take_slot(entry);
-  // Behind it the record may be let go, or written again.
+  // Later copies are ordered after this one, so they may write the record again, and the record may be let go.
   if (entry.came) entry.came->join();
   place_gradients(unit, slots_.memory + entry.slot * slots_.bytes);
   if (order_.empty() || order_.back() != unit.index) return;

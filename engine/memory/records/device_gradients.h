@@ -16,25 +16,28 @@
 
 namespace tessera {
 
-/// Sums of a GPU's gradients in pinned memory of its host or in files, a record a unit but for the root (MemoryPlan::gradient_records).
-/// Reductions make them in slots on the GPU, and updates find them in slots.
+/// Offloads the sums of a GPU's gradients to pinned memory of its host or to files: one record for each unit but the
+/// root (MemoryPlan::gradient_records). Reductions make sums in slots on the GPU, and updates find them in slots.
+/// TrainingMemory owns it; the thread of the step calls it.
 ///
-/// 1. A slot is a unit's from `open` to `close`. Its sum is then copied to the host on a queue of its own; what is computed in the slot later
-///    waits for that copy, and the host for nothing.
-/// 2. A sum that is wanted again is copied back to a slot, one unit ahead where the order is known. That copy waits for what is on the current
-///    stream when it is queued, which has waited for the copies out of the record and of what the slot held before.
-/// 3. Records in files are held while they are copied, as many as RecordPool::held says. The host waits until one is read, and puts it
-///    when its copy out has passed: when its place is wanted, or at the end.
+/// 1. A slot belongs to a unit from `open` to `close`. Its sum is then copied to the host on a stream of its own. Later
+///    work in the slot waits for that copy; the host waits for nothing.
+/// 2. A sum that is wanted again is copied back to a slot, one unit ahead where the order is known. That copy waits for
+///    what is on the current stream when it is queued; the stream has waited for the copies out of the record and of
+///    what the slot held before.
+/// 3. Records in files are held while they are copied, as many as RecordPool::held says. The host waits until a record
+///    is read. It puts a record once its copy out has passed: when its place is wanted, or at the end.
 class DeviceGradients final : public GradientStore {
  public:
-  /// Pieces of the GPU's memory, of `bytes` each, one behind the other.
+  /// `count` pieces of the GPU's memory, of `bytes` bytes each, one behind the other.
   struct Slots {
     std::byte* memory = nullptr;
     std::int64_t bytes = 0, count = 0;
   };
 
-  /// `tier`: a record for each unit that trains, in the order of units, without the root, whose sums stay on the GPU. `files`: the same one,
-  /// where records lie in files; then `held` may be used at once. `kernels` and the slots' memory outlive this.
+  /// `tier`: one record for each unit that trains, in the order of units, without the root, whose sums stay on the GPU.
+  /// `files`: the same tier where records lie in files, else null; then `held` records may be used at once. `kernels`
+  /// and the slots' memory must outlive this object.
   DeviceGradients(std::unique_ptr<RecordTier> tier, FileTier* files, std::int64_t held,
                   const std::vector<std::unique_ptr<Unit>>& units, DeviceKernels& kernels, const Slots& slots);
   /// Waits for the copies under way; a failure is logged.
@@ -44,38 +47,39 @@ class DeviceGradients final : public GradientStore {
   void open(Unit& unit, bool has_sum) override;
   void close(Unit& unit, bool changed) override;
 
-  /// An update begins, and opens the sums of these units in this order.
+  /// Announces an update, which opens the sums of these units in this order.
   void begin_update(std::vector<int> units);
 
   const Slots& slots() const { return slots_; }
-  /// Of a unit that is open; -1 where its sums stay on the GPU.
+  /// The slot of a unit that is open; -1 where its sums stay on the GPU.
   int slot_of(const Unit& unit) const { return entries_[static_cast<std::size_t>(unit.index)].slot; }
 
-  /// Where a unit's sums lie in the host's memory, those of its groups that train one behind the other; null where they lie in files, and of
-  /// the root. They are what `close` took last when `copied_out` has passed, and the host may write them until the next `open`.
+  /// A unit's sums in the host's memory, those of its groups that train one behind the other; null where they lie in
+  /// files, and for the root. Once `copied_out` has passed, they are what `close` took last, and the host may write
+  /// them until the next `open`.
   float* sums_on_host(const Unit& unit) const;
   const std::shared_ptr<DeviceKernels::Mark>& copied_out(const Unit& unit) const {
     return entries_[static_cast<std::size_t>(unit.index)].left;
   }
 
   TierCounters counters() const { return tier_->counters(); }
-  /// Copied so far.
+  /// Bytes that were copied so far, in each direction.
   const HostStepBytes& copied() const { return copied_; }
   std::int64_t memory_bytes() const { return static_cast<std::int64_t>(tier_->record_memory_bytes()); }
   std::string describe() const { return tier_->describe(); }
 
  private:
   using Mark = DeviceKernels::Mark;
-  /// Of a unit.
+  /// What is known of one unit.
   struct Entry {
-    std::int64_t record = -1;    ///< -1: it trains nothing, or is the root
-    std::int64_t bytes = 0;      ///< of its sums
-    int opened = 0;              ///< as often as it has yet to be closed
-    int slot = -1;               ///< that is its own
-    bool changed = false;        ///< since it was opened
-    std::byte* place = nullptr;  ///< of the record, where it stays
-    std::byte* held = nullptr;   ///< the record's memory, while it is copied to the slot; of files alone
-    std::shared_ptr<Mark> came;  ///< the copy to the slot, which was not joined
+    std::int64_t record = -1;    ///< its record; -1: it trains nothing, or is the root
+    std::int64_t bytes = 0;      ///< bytes of its sums
+    int opened = 0;              ///< how often it must still be closed
+    int slot = -1;               ///< its slot, or -1
+    bool changed = false;        ///< whether its sums changed since it was opened
+    std::byte* place = nullptr;  ///< the record's memory, where records lie in memory
+    std::byte* held = nullptr;   ///< the memory of a record in files, while it is copied to the slot
+    std::shared_ptr<Mark> came;  ///< the copy to the slot, which was not joined yet
     std::shared_ptr<Mark> left;  ///< the record's last copy out
   };
   /// A record in files whose copy is under way.
@@ -100,11 +104,11 @@ class DeviceGradients final : public GradientStore {
   const Slots slots_;
   std::vector<Entry> entries_;                  ///< [unit]
   std::deque<int> free_;                        ///< slots, the one that was given back first in front
-  std::vector<std::shared_ptr<Mark>> emptied_;  ///< [slot]: the copy of what it held; null: it was joined
+  std::vector<std::shared_ptr<Mark>> emptied_;  ///< [slot]: the copy out of what it held; null: it was joined
   std::size_t used_ = 0;                        ///< records in files that are held
-  std::deque<Leaving> leaving_;  ///< of those, the ones that are let go when a mark has passed, oldest first
-  std::shared_ptr<Mark> last_;   ///< the latest copy out
-  std::vector<int> order_;       ///< of the update, as far as it is still to come; the last one first
+  std::deque<Leaving> leaving_;                 ///< held records that are let go when a copy has passed, oldest first
+  std::shared_ptr<Mark> last_;                  ///< the latest copy out
+  std::vector<int> order_;                      ///< units that the update has still to open; the last one first
   HostStepBytes copied_;
 };
 

@@ -27,12 +27,12 @@ DeviceShards::DeviceShards(const MemoryPlan& plan, const std::vector<std::unique
     pieces_.push_back({take_memory_(piece_bytes_), nullptr});
     pinned_bytes_ += plan.upload_piece_bytes();
   }
-  if (are_in_files_) return;  // copies do not read records, but pieces
+  if (are_in_files_) return;  // copies read pieces then, not records
   records_->before_visits(this, [this] { settle(); });
   for (const std::span<std::byte> place : places_of(*records_)) places_.push_back(place.data());
 }
 
-/// Copies pass in the order in which they were queued.
+/// Waits for all copies. They pass in the order in which they were queued, so the last one is enough.
 void DeviceShards::settle() {
   for (const Coming& unit : coming_) {
     for (const auto& copy : unit.copies) copy->wait();
@@ -96,7 +96,8 @@ void DeviceShards::read(const FlatGroup& group, std::byte* memory) {
   }
 }
 
-/// One that nothing reads any more. Units beyond the plan's slots have pieces beyond the plan, too.
+/// Takes a piece that nothing reads any more, or a new one. Units beyond the plan's slots need pieces beyond the plan,
+/// too.
 std::size_t DeviceShards::take_piece() {
   auto idle = std::ranges::find_if(pieces_, [](const Piece& piece) { return !piece.is_taken; });
   if (idle == pieces_.end()) {

@@ -14,16 +14,17 @@
 
 namespace tessera {
 
-/// Brings shards to a GPU from their records (FlatGroup::parameters_below) in its host's memory or in files, and what of them is in its own
-/// memory from there.
+/// Brings shards to a GPU: from their records (FlatGroup::parameters_below) in its host's memory or in files, and the
+/// parts that are in the GPU's own memory from there. The residency calls it when it gathers a unit.
 ///
-/// Records in the host's memory are copied by a queue of their own as soon as a gather begins: no call waits for the device. Those in files
-/// are read into pinned memory first, a piece for each unit that may be on its way; `finish` waits for the disk, and queues the copy.
-/// Either way the copy waits for what is on the current stream when the gather begins, which may read what the slot held, or change the
-/// records; and what is queued behind `finish` waits for the copy.
+/// Records in the host's memory are copied on a stream of their own as soon as a gather begins; no call waits for the
+/// device. Records in files are read into pinned memory first, one piece for each unit that may be on its way; `finish`
+/// waits for the disk and queues the copy. Either copy waits for what is on the current stream when the
+/// gather begins, because that may read what the slot held, or change the records. Work that is queued after `finish`
+/// waits for the copy.
 class DeviceShards final : public ShardSource {
  public:
-  /// `kernels` outlive this. `rank`: for errors.
+  /// `kernels` must outlive this object. `rank` is named in errors.
   DeviceShards(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
                std::shared_ptr<StateRecords> records, DeviceKernels& kernels, int rank);
   /// Waits for the copies under way; a failure is logged.
@@ -39,15 +40,15 @@ class DeviceShards final : public ShardSource {
   /// Pinned memory for the parts of one unit that lie in files.
   struct Piece {
     std::shared_ptr<std::byte> memory;
-    std::shared_ptr<Mark> copied;  ///< of what it last held; null: nothing reads it
+    std::shared_ptr<Mark> copied;  ///< the copy of what it last held; null: nothing reads it
     bool is_taken = false;
   };
-  /// A unit's parts on their way.
+  /// The parts of a unit that are on their way.
   struct Coming {
-    std::vector<std::unique_ptr<Mark>> copies;        ///< of what lies in the host's memory
-    std::shared_ptr<Mark> begun;                      ///< the slot is free
-    std::vector<DeviceKernels::UploadPiece> uploads;  ///< of what comes from files
-    std::size_t piece = 0, used = 0;                  ///< of `pieces_`, where there are uploads; bytes of it
+    std::vector<std::unique_ptr<Mark>> copies;        ///< copies of records in the host's memory
+    std::shared_ptr<Mark> begun;                      ///< passes when the slot is free
+    std::vector<DeviceKernels::UploadPiece> uploads;  ///< copies to queue for what comes from files
+    std::size_t piece = 0, used = 0;  ///< index into `pieces_` for `uploads`, and bytes of it that are used
   };
 
   Coming& coming(const Unit& unit) { return coming_[static_cast<std::size_t>(unit.index)]; }
@@ -60,9 +61,9 @@ class DeviceShards final : public ShardSource {
   const AlignedMemory::Give take_memory_;
   const bool are_in_files_;
   const std::size_t piece_bytes_;
-  std::vector<Coming> coming_;  ///< by unit
+  std::vector<Coming> coming_;  ///< [unit]
   std::vector<Piece> pieces_;
-  std::vector<std::byte*> places_;  ///< of each record, where they stay
+  std::vector<std::byte*> places_;  ///< [record]: its memory; empty for files
   std::shared_ptr<Mark> last_;      ///< the latest copy
   std::int64_t uploaded_bytes_ = 0, pinned_bytes_ = 0;
 };

@@ -11,18 +11,20 @@
 
 namespace tessera {
 
-/// Sums of gradients on disk, a record a unit but for the root (MemoryPlan::gradient_records). Reductions make them in the records' own memory, and
-/// updates find them there, read ahead.
+/// Offloads the CPU's sums of gradients to disk: one record for each unit but the root (MemoryPlan::gradient_records).
+/// Reductions make sums in the records' own memory, and updates find them there, read ahead. TrainingMemory owns it;
+/// the reducer and the step call it, one thread at a time. Throws tessera::Error (74, 65) where a record cannot be read
+/// or written.
 class GradientRecords final : public GradientStore {
  public:
-  /// `files`: a record for each unit that trains, in the order of units, without the root, whose sums stay in memory.
+  /// `files`: one record for each unit that trains, in the order of units, without the root, whose sums stay in memory.
   GradientRecords(std::unique_ptr<FileTier> files, const std::vector<std::unique_ptr<Unit>>& units);
 
   void expect(const Unit& unit) override;
   void open(Unit& unit, bool has_sum) override;
   void close(Unit& unit, bool changed) override;
 
-  /// An update begins, and opens the sums of these units in this order.
+  /// Announces an update, which opens the sums of these units in this order.
   void begin_update(std::vector<int> units);
 
   /// Bytes moved since the records were made, and how long this rank stood still for them.
@@ -31,18 +33,18 @@ class GradientRecords final : public GradientStore {
   std::string describe() const { return files_->describe(); }
 
  private:
-  /// Of a unit.
+  /// What is known of one unit.
   struct Entry {
-    std::int64_t record = -1;  ///< -1: it trains nothing, or is the root
-    int opened = 0;            ///< as often as it has yet to be closed
-    bool changed = false;
+    std::int64_t record = -1;  ///< its record; -1: it trains nothing, or is the root
+    int opened = 0;            ///< how often it must still be closed
+    bool changed = false;      ///< whether its sums changed since it was opened
   };
   Entry& entry(const Unit& unit) { return entries_[static_cast<std::size_t>(unit.index)]; }
   void fetch_next();
 
   const std::unique_ptr<FileTier> files_;
   std::vector<Entry> entries_;  ///< [unit]
-  std::vector<int> order_;      ///< of the update, as far as it is still to come; the last one first
+  std::vector<int> order_;      ///< units that the update has still to open; the last one first
 };
 
 }  // namespace tessera

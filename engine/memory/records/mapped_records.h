@@ -12,28 +12,31 @@
 
 namespace tessera {
 
-/// Records in pinned memory of a host, as a pass of its GPU's kernels changes or reads them: there, over the bus. Of parameters, which
-/// a pass mostly writes and seldom reads.
+/// Lets a GPU's kernels change or read records in pinned memory of its host in place, over the bus. A step's pass uses
+/// it for parameters, which it mostly writes and seldom reads. The thread of the step calls it.
 ///
-/// Those in files are held from when the pass comes to them until the kernels are through, `held` at once, and are written to the disk
-/// after that. Others stay where they lie. Before anybody visits a record, the host waits for the kernels (StateRecords::before_visits).
+/// Records in files are held from when the pass comes to them until the kernels are done with them, `held` at once;
+/// then they are written to the disk. Other records never move. The host waits for the kernels before anybody visits a
+/// record (StateRecords::before_visits).
 class MappedRecords {
  public:
-  /// `kernels` outlive this. `held`: RecordPool::held.
+  /// `kernels` must outlive this object. `held`: RecordPool::held.
   MappedRecords(std::shared_ptr<StateRecords> records, DeviceKernels& kernels, std::int64_t held, bool are_in_files);
   /// Waits for the kernels; a failure is logged.
   ~MappedRecords();
   MappedRecords(const MappedRecords&) = delete;
   MappedRecords& operator=(const MappedRecords&) = delete;
 
-  /// The records that the next pass uses, in this order; those in files are read ahead. As StateRecords::begin_pass.
+  /// Announces the records that the next pass uses, in this order (StateRecords::begin_pass). Those in files are read
+  /// ahead.
   void begin_pass(std::span<const std::int64_t> order);
-  /// The record's bytes. What is queued on the current stream until the next call finds them, and what it leaves there counts if it
-  /// `changes` them. Throws as StateRecords::visit, and what DeviceKernels throws.
+  /// Returns the record's bytes, for work that is queued on the current stream until the next call. What that work
+  /// writes there is kept if `changes`. Throws what StateRecords::visit and DeviceKernels throw.
   std::byte* use(std::int64_t record, bool changes);
+  /// Ends the pass; its work may still run.
   void end_pass();
 
-  /// Waits until no kernel changes a record. Throws likewise.
+  /// Waits until no kernel changes a record. Throws what `use` throws.
   void settle();
 
   bool are_in_files() const { return are_in_files_; }
@@ -51,11 +54,11 @@ class MappedRecords {
   DeviceKernels& kernels_;
   const std::size_t held_;
   const bool are_in_files_;
-  std::vector<std::byte*> places_;               ///< of each record, where they stay
+  std::vector<std::byte*> places_;               ///< [record]: its memory; empty for files
   std::deque<Used> used_;                        ///< records in files that are not let go yet, oldest first
-  std::byte* current_ = nullptr;                 ///< of the last one in `used_`
-  bool is_used_ = false;                         ///< a record that stays where it lies, since `passed_`
-  std::unique_ptr<DeviceKernels::Mark> passed_;  ///< behind the last pass; null: nobody need wait for it
+  std::byte* current_ = nullptr;                 ///< the memory of the last one in `used_`
+  bool is_used_ = false;                         ///< whether a record in memory was used since `passed_`
+  std::unique_ptr<DeviceKernels::Mark> passed_;  ///< an event behind the last pass; null: nobody need wait for it
 };
 
 }  // namespace tessera

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// Where each record lies, for good. REQUIRES: they lie in memory, not in files.
+/// Returns the memory of each record, which never moves. REQUIRES: records lie in memory, not in files.
 inline std::vector<std::span<std::byte>> places_of(StateRecords& records) {
   std::vector<std::span<std::byte>> places;
   for (std::int64_t record = 0; record < records.records(); ++record) {

@@ -8,7 +8,9 @@
 
 namespace tessera {
 
-/// Brings shards from their records (FlatGroup::parameters_below), and what of them is in memory from there.
+/// Brings shards of the CPU from their records on disk (FlatGroup::parameters_below), and the parts that are in memory
+/// from there. The residency calls it when it gathers a unit. Throws tessera::Error (74, 65) where a record cannot be
+/// read.
 class ShardRecords final : public ShardSource {
  public:
   explicit ShardRecords(std::shared_ptr<StateRecords> records) : records_(std::move(records)) {}

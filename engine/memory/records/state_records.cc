@@ -100,7 +100,8 @@ void StateRecords::close() {
   throw_if_error(std::exchange(changed_, false) ? tier_->put(record) : tier_->release(record));
 }
 
-/// A record that was fetched keeps its place among those that are read ahead until somebody gets it. REQUIRES: none is open.
+/// Passes over the records of the pass before `end`. A record that was fetched is got and released, because it keeps
+/// its place among those that are read ahead until somebody gets it. REQUIRES: no record is open.
 void StateRecords::pass_over(std::size_t end) {
   for (; visited_ < std::min(end, fetched_); move_on()) {
     if (tier_->stays_in_memory(order_[visited_])) continue;
@@ -116,7 +117,7 @@ void StateRecords::move_on() {
   fetched_ = std::max(fetched_, visited_);
 }
 
-/// Those that stay in memory take no room.
+/// Reads ahead until the tier has no room. Records that stay in memory take none.
 void StateRecords::fetch_ahead() {
   while (fetched_ < order_.size() && tier_->fetch(order_[fetched_])) ++fetched_;
 }

@@ -14,7 +14,8 @@ namespace tessera {
 std::unique_ptr<StateStream> make_state_stream(const MemoryPlan& plan, std::shared_ptr<StateRecords> records,
                                                const RecordPool& pool, std::byte* slots, std::int64_t ahead,
                                                DeviceKernels& kernels) {
-  // Copies to the GPU pass in one order: units that come from the host must not wait for records which wait for slots.
+  // Copies to the GPU run in one order. Units that come from the host must not wait for records that wait for slots, so
+  // few records are brought ahead.
   if (plan.parameters_below()) ahead = std::min<std::int64_t>(2, ahead);
   return std::make_unique<StateStream>(std::move(records), kernels,
                                        StateStream::Slots{slots, pool.record_bytes, pool.device_slots, ahead},
@@ -55,7 +56,8 @@ void StateStream::begin_pass(std::span<const std::int64_t> order) {
   bring_ahead();
 }
 
-/// What a slot holds has gone through when its next record is brought.
+/// Brings the next records of the pass ahead, as many as there may be. The copy to a slot waits for what the slot held
+/// before (last_before).
 void StateStream::bring_ahead() {
   for (std::size_t next = passed_ + ahead_.size();
        next < order_.size() && static_cast<std::int64_t>(ahead_.size()) < slots_.ahead; ++next) {
@@ -64,7 +66,8 @@ void StateStream::bring_ahead() {
   }
 }
 
-/// Copies to slots pass in the order in which they were queued, so the next ones to these slots come after them.
+/// Forgets the records that were brought ahead. Copies to slots run in the order in which they were queued, so the next
+/// copies to these slots come after them.
 void StateStream::give_up_ahead() { ahead_.clear(); }
 
 StateStream::Coming StateStream::bring(std::int64_t record, std::int64_t use, std::span<const std::byte> bytes) const {
@@ -102,7 +105,8 @@ void StateStream::pass_through(std::span<const std::int64_t> records, bool chang
   if (passed_ > before) bring_ahead();
 }
 
-/// Records that are there stay as they lay on the host, after a failure that is told already.
+/// Called after a failure that is being thrown: the records on the GPU are let go without their changes, so the host
+/// keeps them as they were.
 void StateStream::turn_back(std::span<const std::int64_t> records) {
   give_up_ahead();
   std::vector<std::int64_t> turned;
@@ -118,11 +122,11 @@ void StateStream::turn_back(std::span<const std::int64_t> records) {
       log_error(std::string("records on their way to the GPU: ") + error.what());
     }
   };
-  attempt([&] { kernels_.mark()->wait(); });  // what reads them there
+  attempt([&] { kernels_.mark()->wait(); });  // work on the GPU may still read them
   for (const std::int64_t record : turned) attempt([&] { records_->let_go(record, /*changed=*/false); });
 }
 
-/// The record's bytes on the host. What is queued from now on finds them in the slot of `use`.
+/// Returns the record's bytes on the host. Work that is queued from now on finds them in the slot of `use`.
 std::span<std::byte> StateStream::arrive(std::int64_t record, std::int64_t use, bool changes) {
   const std::span<std::byte> bytes = are_in_files_ ? hold(record, changes) : places_[static_cast<std::size_t>(record)];
   if (!ahead_.empty() && ahead_.front().record != record) give_up_ahead();
@@ -132,7 +136,7 @@ std::span<std::byte> StateStream::arrive(std::int64_t record, std::int64_t use, 
   return bytes;
 }
 
-/// In files.
+/// Holds a record that lies in files: waits until it is read, and keeps it until its copy back has passed.
 std::span<std::byte> StateStream::hold(std::int64_t record, bool changes) {
   if (static_cast<std::int64_t>(leaving_.size()) == slots_.count) let_go_oldest();
   const std::span<std::byte> bytes = records_->hold(record);
@@ -140,7 +144,8 @@ std::span<std::byte> StateStream::hold(std::int64_t record, bool changes) {
   return bytes;
 }
 
-/// Copies back pass in the order in which they were queued, so the last of those that a copy waits for is enough.
+/// The event for which the copy of `record` to the slot of `use` must wait: the copies back of what the slot held, and
+/// of the record's last use. Copies back run in the order in which they were queued, so the later of the two is enough.
 const DeviceKernels::Mark& StateStream::last_before(std::int64_t use, std::int64_t record) const {
   const std::int64_t last = std::max(use - slots_.count, last_use_[static_cast<std::size_t>(record)]);
   return last < 0 ? *made_ : *back_[slot_of(last)];
@@ -157,7 +162,7 @@ void StateStream::let_go_oldest() {
   const auto [record, changed] = leaving_.front();
   const std::int64_t use = last_use_[static_cast<std::size_t>(record)];
   leaving_.pop_front();
-  if (use >= 0) {  // else it did not come so far
+  if (use >= 0) {  // otherwise it was never on the GPU
     back_[slot_of(use)]->wait();
     settled_ = use + 1;
   }
@@ -166,7 +171,7 @@ void StateStream::let_go_oldest() {
 
 void StateStream::settle() {
   while (!leaving_.empty()) let_go_oldest();
-  for (const Coming& coming : ahead_) coming.mark->wait();  // whoever wants to settle may change records
+  for (const Coming& coming : ahead_) coming.mark->wait();  // the caller may change records after this
   give_up_ahead();
   if (settled_ == uses_) return;
   back_[slot_of(uses_ - 1)]->wait();

@@ -15,10 +15,11 @@
 
 namespace tessera {
 
-/// A save that holds a copy of all that it writes, on a thread of its own. Every rank has one; the threads talk over a group that
-/// nobody else uses meanwhile.
+/// Writes a checkpoint on a thread of its own, from a copy of all that it writes (CheckpointSave::hold). Every rank has
+/// one, and the Engine owns it; the ranks' threads talk over a group that nobody else uses meanwhile.
 class BackgroundSave final : public SaveUnderWay {
  public:
+  /// Starts the thread. REQUIRES: `save` holds its copy.
   BackgroundSave(std::unique_ptr<CheckpointSave> save, std::shared_ptr<Collectives> control);
   /// Waits for the thread. A failure that `wait` has not returned is logged, and ends tessera::run with its exit code.
   ~BackgroundSave() override;
@@ -35,9 +36,9 @@ class BackgroundSave final : public SaveUnderWay {
 
   const std::unique_ptr<CheckpointSave> save_;
   const std::shared_ptr<Collectives> control_;
-  absl::StatusOr<std::string> result_;  ///< the thread's, until it has ended
+  absl::StatusOr<std::string> result_;  ///< belongs to the thread until it has ended
   std::atomic<bool> has_ended_ = false;
-  bool is_told_ = false;
+  bool is_told_ = false;  ///< whether `wait` has returned the result
   std::thread thread_;
 };
 

@@ -22,6 +22,11 @@
 namespace tessera {
 namespace {
 
+// How it goes about it. `begin` fills the manifest (`describe_engine`), copies buffers and items to host memory, makes
+// the folder on rank 0, and tells all ranks its path and every rank's hashes of buffers, so that a buffer which differs
+// is written by each rank that has it. StateWriter collects what this rank writes. `hold` copies it; `end` writes one
+// file on each rank, and rank 0 commits the manifest that names them all.
+
 using Buffers = CheckpointSave::Buffers;
 
 Buffers buffers_of(const torch::nn::Module& module, const UnitsConfig& units) {
@@ -31,17 +36,17 @@ Buffers buffers_of(const torch::nn::Module& module, const UnitsConfig& units) {
   return buffers;
 }
 
-/// A hash for each buffer, one behind the other.
+/// The hashes of all buffers, one behind the other.
 std::string hashes_of(const Buffers& buffers) {
   std::string text;
   for (const auto& [name, buffer] : buffers) text += hash_text(checkpoint_hash(bytes_of(buffer)));
   return text;
 }
 
-/// What one rank knows of a save before anything is written.
+/// What one rank knows about a save before anything is written.
 struct Start {
-  std::string unfinished, path;  ///< rank 0's: of the new checkpoint's folder, before it is committed and after
-  std::string hashes;            ///< of the buffers
+  std::string unfinished, path;  ///< rank 0 only: the new folder's path, before and after it is committed
+  std::string hashes;            ///< hashes of the buffers
 };
 
 std::string encode(const Start& start) { return nlohmann::json{start.unfinished, start.path, start.hashes}.dump(); }
@@ -55,8 +60,8 @@ SavedTensor describe_tensor(const std::string& name, const at::Tensor& tensor) {
   return {name, safetensors_word(tensor.scalar_type(), name), tensor.sizes().vec(), {}, tensor.numel()};
 }
 
-/// In order of registration, which does not depend on units.
-/// `all`: of the optimizer's states, to which those are added that only frozen parameters have.
+/// Describes all parameters in the order of registration, which does not depend on units. It adds to `all`, the
+/// optimizer's states, those that only frozen parameters have.
 std::vector<SavedParameter> describe_parameters(const EngineCheckpoints::State& s, const StoredStates& states,
                                                 const StepProgress& progress, std::vector<SavedState>& all) {
   std::vector<std::pair<std::int64_t, SavedParameter>> numbered;
@@ -88,7 +93,7 @@ std::vector<SavedParameter> describe_parameters(const EngineCheckpoints::State& 
   return parameters;
 }
 
-/// Without buffers, items and files.
+/// Makes the manifest, without buffers, items and files.
 Manifest describe_engine(const EngineCheckpoints::State& s, const StoredStates& states) {
   const MeshPosition& mesh = s.position;
   const StepProgress progress = s.step->progress();
@@ -183,7 +188,7 @@ absl::Status CheckpointSave::copy_items() {
   return absl::OkStatus();
 }
 
-/// Ranks whose buffer `i` is not rank 0's.
+/// The ranks whose buffer `i` differs from rank 0's.
 std::vector<std::int64_t> CheckpointSave::ranks_with_own(std::size_t i) const {
   constexpr std::size_t kDigits = 16;
   std::vector<std::int64_t> ranks;
@@ -194,7 +199,8 @@ std::vector<std::int64_t> CheckpointSave::ranks_with_own(std::size_t i) const {
   return ranks;
 }
 
-/// Buffers, items and generators, which are copies, to the manifest and to what this rank writes.
+/// Adds buffers, items and generators, which are copies, to the manifest and to what this rank writes; and the momentum
+/// of outer steps and kept gradients, which are not.
 void CheckpointSave::add_tensors() {
   for (std::size_t i = 0; i < buffers_.size(); ++i) {
     const auto& [name, buffer] = buffers_[i];
@@ -217,7 +223,7 @@ void CheckpointSave::add_tensors() {
   if (device.is_queued) writer_->add(kGpuGenerator, std::to_string(rank_), state_of_generator(device.device));
 }
 
-/// Of this rank's part of masters, what it writes of those.
+/// Adds the momentum of outer steps, for the elements whose masters this rank writes.
 void CheckpointSave::add_outer_momentum() {
   if (!s_->outer) return;
   const AxisPlacement axes = s_->plan.input().placement.optimizer;
@@ -229,7 +235,7 @@ void CheckpointSave::add_outer_momentum() {
     }
     return absl::OkStatus();
   };
-  s_->outer->for_each_momentum(add).IgnoreError();  // `add` has none
+  s_->outer->for_each_momentum(add).IgnoreError();  // `add` never fails
 }
 
 absl::Status CheckpointSave::hold(std::span<std::byte> room) {
@@ -247,7 +253,7 @@ absl::StatusOr<std::string> CheckpointSave::end(Collectives& control) {
   return paths[0];
 }
 
-/// The file of this rank, as a manifest of one file.
+/// Writes this rank's file, and returns its description as a manifest of one file.
 absl::StatusOr<std::string> CheckpointSave::write() {
   const std::string number = std::to_string(rank_), zeros(5 - std::min<std::size_t>(5, number.size()), '0');
   const auto count = [&](std::size_t bytes) {

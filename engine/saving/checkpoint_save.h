@@ -24,36 +24,42 @@
 
 namespace tessera {
 
-/// Removes what CheckpointSave::take_pruned has given. A failure is a warning: old checkpoints that stay are no reason to lose a new one.
+/// Removes the old checkpoints that CheckpointSave::take_pruned returned. A failure is logged as a warning: old
+/// checkpoints that stay are no reason to lose a new one.
 void remove_old_checkpoints(const std::vector<std::string>& pruned);
 
-/// One checkpoint in the making. Every rank makes one, and all do the same steps: `begin`; `hold`, if training is to go on meanwhile;
-/// `end`. An error of one of these is the same on every rank, and the last thing to be asked for. Until `end` has returned ok nothing
-/// can be loaded; the destructor removes what was written.
+/// Writes one checkpoint. EngineCheckpoints::save makes one on every rank, and all ranks call the same functions:
+/// `begin`; then `hold`, if training is to go on meanwhile; then `end`. An error of one of these is the same on every
+/// rank, and nothing may be called after it. Nothing can be loaded until `end` has returned ok; the destructor removes
+/// what was written before.
 class CheckpointSave {
  public:
-  using Buffers = std::vector<std::pair<std::string, at::Tensor>>;  ///< by name, in host memory
+  using Buffers = std::vector<std::pair<std::string, at::Tensor>>;  ///< names and copies in host memory
 
   CheckpointSave(EngineCheckpoints::State& s, std::string folder, CheckpointItems items, const SaveOptions& options);
 
-  /// Notes all that the checkpoint says beside its flat buffers, and makes its folder. Collective over the Engine's ranks.
+  /// Notes everything that the checkpoint holds beside flat buffers, and makes its folder. Collective over the Engine's
+  /// ranks. Errors: 64 for an item that cannot be written; those of making the folder.
   absl::Status begin();
-  /// Copies what this rank writes of flat buffers to `room`. From then on nothing of the Engine is read. Collective, as `begin`.
+  /// Copies what this rank writes of flat buffers to `room`. Nothing of the Engine is read after it. Collective, as
+  /// `begin`.
   absl::Status hold(std::span<std::byte> room);
-  /// Writes this rank's file; when all ranks have, the checkpoint is committed. Its path. Collective over `control`, which has the same
-  /// ranks. After `hold` on any thread. Throws tessera::Error where the ranks cannot be reached.
+  /// Writes this rank's file; once all ranks have, rank 0 commits the checkpoint. Returns its path. Collective over
+  /// `control`, which has the same ranks. Any thread may call it after `hold`. Throws tessera::Error where the ranks
+  /// cannot be reached.
   absl::StatusOr<std::string> end(Collectives& control);
 
-  /// After `end`: old checkpoints that SaveOptions::keep has set aside, for remove_pruned. Rank 0's; empty on others.
+  /// The old checkpoints that SaveOptions::keep has set aside, for remove_old_checkpoints. Called after `end`; empty on
+  /// ranks other than 0.
   std::vector<std::string> take_pruned() { return std::move(pruned_); }
 
   std::int64_t step() const { return manifest_.step; }
-  /// The checkpoint's path, once it is committed.
+  /// The path that the checkpoint has once it is committed.
   const std::string& path() const { return path_; }
-  /// Bytes of this rank's file, without its head, and how many of them were given to the system. Of any thread.
+  /// Bytes of this rank's file without its header, and how many of them were given to the system. Any thread may ask.
   std::int64_t bytes() const { return writer_->bytes(); }
   std::int64_t written() const { return written_; }
-  /// Lets `end`, on another thread, fail soon. Of any thread.
+  /// Lets `end`, which runs on another thread, fail soon. Any thread may call it.
   void cancel() { is_cancelled_ = true; }
 
  private:
@@ -65,7 +71,7 @@ class CheckpointSave {
   absl::StatusOr<std::string> write();
   absl::StatusOr<std::string> commit(const std::vector<std::string>& files);
 
-  EngineCheckpoints::State* s_;  ///< null once nothing of it may be read
+  EngineCheckpoints::State* s_;  ///< null after `hold`, when nothing of it may be read
   const std::string folder_;
   const CheckpointItems items_;
   const SaveOptions options_;
@@ -73,10 +79,10 @@ class CheckpointSave {
   const std::string who_;
   const StoredStates states_;
   Buffers buffers_, host_items_;
-  std::unique_ptr<UnfinishedCheckpoint> unfinished_;  ///< rank 0's
-  std::vector<std::string> hashes_;                   ///< of the buffers, by rank
+  std::unique_ptr<UnfinishedCheckpoint> unfinished_;  ///< null on ranks other than 0
+  std::vector<std::string> hashes_;                   ///< [rank]: hashes of its buffers
   std::string unfinished_path_, path_;
-  Manifest manifest_;  ///< without its files
+  Manifest manifest_;  ///< complete but for its files, which `commit` adds
   std::vector<std::string> pruned_;
   std::optional<StateWriter> writer_;
   std::atomic<std::int64_t> written_ = 0;

@@ -33,6 +33,12 @@ namespace tessera {
 namespace {
 
 using nlohmann::json;
+
+// How it goes about it. `begin_commit` turns what commits hold beside training state into bytes: the Engine's progress,
+// buffers and generators (`parts_of`), and the program's items (`text_of_items`); DurableFiles writes them in the
+// background. `end_commit` makes all ranks count the commit, or all take it back. `Resume` does the reverse: `apply`
+// reads everything that may fail, and `finish` sets what cannot.
+
 // Names of a commit's parts, beside those of records, and of the parts of what the program gave.
 constexpr const char* kEngine = "engine";
 constexpr const char* kOwnGenerator = "generator";
@@ -46,7 +52,7 @@ std::string text_of(const at::Tensor& host) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-/// Fills the tensor, which is in host memory. False if `text` has another number of bytes.
+/// Fills the tensor, which is in host memory, from `text`. False where `text` has another number of bytes.
 bool fill(const at::Tensor& host, std::string_view text) {
   const std::span<std::byte> bytes = bytes_of(host);
   if (bytes.size() != text.size()) return false;
@@ -57,7 +63,7 @@ bool fill(const at::Tensor& host, std::string_view text) {
 std::string item_part(const std::string& name) { return "item:" + name; }
 std::string buffer_part(const std::string& name) { return "buffer:" + name; }
 
-/// The number of updates of each parameter that trains, by its number.
+/// The number of updates of each parameter that some step updated, by the parameter's number.
 json updates_of(const std::vector<std::unique_ptr<Unit>>& units, const StepProgress& progress) {
   json updates = json::object();
   for_each_parameter(units, [&](const FlatGroup& group, std::size_t i) {
@@ -77,7 +83,7 @@ SamplerCursor read_cursor(const json& text) {
           text.at(3).get<std::uint64_t>(), text.at(4).get<bool>()};
 }
 
-/// What the program gave. Throws tessera::Error (64) for what cannot be written down.
+/// The program's items as bytes. Throws tessera::Error (64) for an item that cannot be written.
 std::string text_of_items(const CheckpointItems& items) {
   CommitParts parts;
   json tensors = json::array();
@@ -97,7 +103,7 @@ std::string text_of_items(const CheckpointItems& items) {
   return write_parts(parts);
 }
 
-/// All that a commit holds beside training state and items.
+/// Everything that a commit holds beside training state and items.
 CommitParts parts_of(const EngineCheckpoints::State& s) {
   const StepProgress progress = s.step->progress();
   json engine = {{"applied", progress.applied},
@@ -119,7 +125,7 @@ CommitParts parts_of(const EngineCheckpoints::State& s) {
   return parts;
 }
 
-/// Gives the Engine what a commit holds.
+/// Brings the Engine to the state that a commit holds. Every rank makes one.
 class Resume {
  public:
   Resume(EngineCheckpoints::State& s, const Commit& commit) : s_(s), step_(commit.step), parts_(commit.parts) {}
@@ -147,9 +153,9 @@ class Resume {
     return read_items();
   }
 
-  /// What cannot fail any more.
+  /// Sets what cannot fail any more.
   LoadedCheckpoint finish() {
-    // Commits without the key are of 0.1.
+    // Version 0.1 wrote commits without the key.
     s_.use_defaults(std::min(engine_.value("defaults", std::int64_t{1}), OptimizerConfig::kDefaultsVersion));
     StepProgress progress = s_.step->progress();
     progress.applied = engine_.at("applied").get<std::int64_t>();
@@ -173,7 +179,7 @@ class Resume {
     s_.frozen_states = std::move(frozen_);
     for (auto& unit : s_.units) unit->gathered_hash = 0;
     s_.accept_new_values();
-    // Commits without the key are from before noise had versions.
+    // Commits without the key were written before noise had versions.
     if (const auto noise = other_noise(s_.strategy, engine_.value("noise", std::int64_t{1})))
       loaded_.inexact.push_back(*noise);
     loaded_.path = s_.durable->folder();
@@ -189,7 +195,8 @@ class Resume {
     set_generator(device, state);
   }
 
-  /// Those set by hand. Else the strategy says what they are, which may be another one by now.
+  /// Reads learning rates that were set by hand. Where a schedule sets them, the strategy decides, which may have
+  /// changed.
   void read_rates(StepProgress& progress) {
     if (s_.strategy.lr_schedule.type != LrScheduleType::kManual) return;
     const json& rates = engine_.at("rates");
@@ -253,12 +260,12 @@ absl::Status with_step(const absl::Status& failure, std::int64_t step) {
                     c10::str("the commit of step ", step, " was not made: ", message_of(failure)));
 }
 
-/// Waits for this rank's thread.
+/// Waits for this rank's writing thread.
 absl::Status end_own(DurableFiles& files) {
   return status_from([&] { return files.end(); });
 }
 
-/// The commit under way is on every rank's disk then, or on none.
+/// Ends the commit under way: it is on every rank's disk after that, or on none.
 absl::Status end_commit(EngineCheckpoints::State& s) {
   Collectives& control = *s.whole.control;
   const absl::Status written = share_status(control, "commit written", end_own(*s.durable));
@@ -266,7 +273,8 @@ absl::Status end_commit(EngineCheckpoints::State& s) {
     s.durable->committed();
     return written;
   }
-  // No rank may write where the last commit has no place before this one is gone from all disks.
+  // A later commit writes to the places that the last one does not use, which are this one's. So this one must be gone
+  // from all disks first.
   const absl::Status gone =
       share_status(control, "commit taken back", status_from([&] { return s.durable->take_back(); }));
   if (gone.ok()) return written;
@@ -279,7 +287,7 @@ absl::Status begin_commit(EngineCheckpoints::State& s, const CheckpointItems& it
   Collectives& control = *s.whole.control;
   CommitParts parts;
   std::string text;
-  // What cannot be written down is told before anything is written.
+  // An item that cannot be written is reported before anything is written.
   const auto describe = [&] {
     text = text_of_items(items);
     parts = parts_of(s);
@@ -290,8 +298,8 @@ absl::Status begin_commit(EngineCheckpoints::State& s, const CheckpointItems& it
   const bool is_first = !s.durable->last();
   s.durable->begin(s.attempts, parts);
   if (!is_first) return absl::OkStatus();
-  // A first commit that is alone looks like one that was under way when its run was killed, which the next run forgets. So there are
-  // two of it before training goes on.
+  // A first commit that is alone looks like one that was under way when its run was killed; the next run forgets such a
+  // one. So the first commit is made twice before training goes on.
   TESSERA_RETURN_IF_ERROR(end_commit(s));
   s.durable->begin(s.attempts, parts);
   return end_commit(s);
@@ -342,7 +350,7 @@ bool EngineCheckpoints::commit(const CheckpointItems& items) {
   expect(!s_.half_loaded,
          "commit_durable after a load failed half-way: the values are of no one step. [T0108] hint: load a checkpoint "
          "that is whole, or make the Engine anew");
-  finish_commit();  // of the commit before
+  finish_commit();  // ends the commit before this one
   if (s_.attempts == 0 || s_.attempts % s_.strategy.durable.every != 0) return false;
   const Span span("commit");
   throw_if_error(with_step(s_.or_abort("commit_durable",
@@ -366,7 +374,7 @@ std::optional<LoadedCheckpoint> EngineCheckpoints::resume_durable() {
     for (auto& unit : s_.units) {
       if (unit->keeper()) unit->keeper()->drop(*unit);
     }
-    // No rank may be reading parts that others write.
+    // A barrier: no rank may still read parts that others write from here on.
     TESSERA_RETURN_IF_ERROR(share_status(*s_.whole.control, "commit found", absl::OkStatus()));
     s_.half_loaded = true;
     TESSERA_RETURN_IF_ERROR(

@@ -16,45 +16,52 @@
 
 namespace tessera {
 
-/// Files that an Engine takes weights from: which they are, and how their names and the model's go together.
+/// Files from which an Engine takes weights, with the rules by which their names and the model's go together.
 struct ImportedFiles {
-  const char* call;  ///< whose they are: "load_weights"
+  const char* call;  ///< the program's call, for messages: "load_weights"
   std::string path;
   MatchRules rules;
-  /// Rank 0 alone calls it, with what the Engine wants.
+  /// Opens the files. Rank 0 alone calls it, with what the Engine wants.
   std::function<absl::StatusOr<std::unique_ptr<TensorSource>>(const std::vector<WantedTensor>& wanted)> open;
 };
 
-/// Weights into and out of an Engine, with its inside at hand: import_safetensors, export_safetensors, load_weights and
-/// save_weights.
+/// Moves weights into and out of an Engine, whose internals it reaches: the implementation of import_safetensors,
+/// export_safetensors, load_weights and save_weights. All calls are collective over the Engine's ranks, and only the
+/// Engine's thread makes them. Throws tessera::Error, the same on every rank: 64 for a call out of turn, 65 where files
+/// do not fit, and those of reading and writing.
 class EngineSafetensors {
  public:
   using State = Engine::State;
   explicit EngineSafetensors(Engine& engine) : engine_(engine), s_(*engine.state_) {}
 
+  /// Reads `files` on rank 0 and gives their values to all ranks.
   void import_from(const ImportedFiles& files);
+  /// Writes all parameters and buffers as safetensors files in `folder`, from rank 0.
   void export_to(const std::string& folder, const ExportOptions& options);
+  /// Writes all parameters and buffers to one file in a format of PyTorch, from rank 0.
   void save(const std::filesystem::path& path, WeightsForm form, Existing existing);
 
  private:
-  /// Throws tessera::Error (64) for a call out of turn. `what`: the call.
+  /// Throws tessera::Error (64) for a call between backward and step, or under a guard. `what`: the call.
   void expect_between_steps(const char* what) const;
 
   Engine& engine_;
   State& s_;
 };
 
-/// Parameters and buffers of a module as they are wanted from files, each tensor once: `tensors[i]` wants `wanted[i]`.
+/// The parameters and buffers of a module that want values from files, each tensor once: `tensors[i]` wants
+/// `wanted[i]`.
 struct ModuleTensors {
   std::vector<at::Tensor> tensors;
   std::vector<WantedTensor> wanted;
 };
+/// Makes that list; further names of one tensor become its aliases.
 ModuleTensors wanted_by(const std::vector<std::pair<std::string, at::Tensor>>& named);
 
-/// Parameters and defined buffers, a tied one under each of its names.
+/// The parameters and defined buffers of a module, a tied one under each of its names.
 std::vector<std::pair<std::string, at::Tensor>> named_tensors(const torch::nn::Module& module);
 
-/// Says what was loaded, where the files hold more than that.
+/// Logs how many tensors were loaded, and what of the files was not used.
 void log_import(const std::string& path, std::size_t tensors, const std::string& unused);
 
 }  // namespace tessera

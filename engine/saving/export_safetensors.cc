@@ -20,12 +20,12 @@
 namespace tessera {
 namespace {
 
-/// A parameter or buffer, as the file has it.
+/// A parameter or buffer, and how the file has it.
 struct Exported {
   at::Tensor tensor;
   bool transposed = false;
   c10::ScalarType type = c10::kFloat;
-  Unit* unit = nullptr;  ///< of a parameter
+  Unit* unit = nullptr;  ///< the unit of a parameter; null for a buffer
   FileTensor in_file;
 };
 
@@ -46,7 +46,8 @@ Exported exported(const std::string& name, const at::Tensor& tensor, const std::
   return result;
 }
 
-/// Wide elements first, so that each tensor lies at a multiple of its element's size; else in the order of units.
+/// Lists all tensors in the order in which they are written. Wide elements come first, so that each tensor lies at a
+/// multiple of its element's size; tensors of one width keep the order of units.
 std::vector<Exported> tensors_of(EngineSafetensors::State& s, const ExportOptions& options) {
   std::vector<Exported> tensors;
   for_each_parameter(s.units, [&](FlatGroup& group, std::size_t i) {

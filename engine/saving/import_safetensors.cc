@@ -31,7 +31,7 @@ absl::Status named(const std::string& path, const absl::Status& status) {
   return make_error(exit_code_of(status), path + ": " + message_of(status));
 }
 
-/// Brings one file's values into an Engine. Every rank makes one, and all do the same steps; rank 0 alone reads.
+/// Brings the values of files into an Engine. Every rank makes one, and all do the same steps; rank 0 alone reads.
 class ImportToEngine {
  public:
   ImportToEngine(EngineSafetensors::State& s, const ImportedFiles& files)
@@ -43,13 +43,13 @@ class ImportToEngine {
   }
 
   absl::Status run() {
-    // Gathered values are stale soon, and no rank may be reading parts that others write: the outcome is a meeting.
+    // Gathered values will be stale, and no rank may still read parts that others write: `share` below is a barrier.
     for (auto& unit : s_.units)
       if (unit->keeper()) unit->keeper()->drop(*unit);
     TESSERA_RETURN_IF_ERROR(share("weights looked at", is_reader_ ? look() : absl::OkStatus()));
     const bool was_whole = !s_.half_loaded;
     s_.half_loaded = true;
-    // A read that fails is known to all ranks (`send`). What fails on one rank alone is an exception, and ends the group.
+    // All ranks learn of a read that fails (`send`). A failure of one rank alone is an exception, which ends the group.
     const absl::Status sent = share("weights loaded", load());
     if (!sent.ok())
       return make_error(exit_code_of(sent),
@@ -111,7 +111,7 @@ class ImportToEngine {
     return absl::OkStatus();
   }
 
-  /// Elements of parameter `i`, in the order that they have in the flat buffer.
+  /// Reads elements of parameter `i`, in the order that they have in the flat buffer. Only rank 0 calls it.
   absl::StatusOr<at::Tensor> read_portion(std::size_t i, Extent portion) {
     const FlatParameter& parameter = parameters_[i].get();
     const auto in_rows = c10::contiguous_strides(parameter.sizes);
@@ -136,8 +136,8 @@ class ImportToEngine {
     return absl::OkStatus();
   }
 
-  /// Rank 0 fills `values`, and all ranks have them then. Where rank 0 fails, none waits for the rest: it says so in
-  /// place of values.
+  /// Lets rank 0 fill `values`, and sends them to all ranks. Where rank 0 fails, it sends that instead, so that no rank
+  /// waits for values.
   template <class Fill>
   absl::Status send(const std::string& name, const at::Tensor& values, const Fill& fill) {
     absl::Status own = is_reader_ ? status_from(fill) : absl::OkStatus();
@@ -153,7 +153,7 @@ class ImportToEngine {
   }
 
   void finish() {
-    // Graphs made before must not be run backward on the new values.
+    // Graphs that were made before must not run backward on the new values, so versions change.
     for (const Parameter& parameter : parameters_)
       if (parameter.group->trainable) parameter.get().tensor.unsafeGetTensorImpl()->bump_version();
     for (auto& unit : s_.units) unit->gathered_hash = 0;
@@ -167,10 +167,10 @@ class ImportToEngine {
   const bool is_reader_;
   std::vector<Parameter> parameters_;
   std::vector<std::pair<std::string, at::Tensor>> buffers_;
-  std::unique_ptr<TensorSource> source_;  ///< rank 0's
-  std::vector<MatchedTensor> matched_;    ///< rank 0's: parameters, then buffers
-  std::string unused_;                    ///< rank 0's: MatchedTensors::unused
-  at::Tensor whole_;                      ///< rank 0's: a parameter that the file has in another order
+  std::unique_ptr<TensorSource> source_;  ///< rank 0 only
+  std::vector<MatchedTensor> matched_;    ///< rank 0 only: parameters, then buffers
+  std::string unused_;                    ///< rank 0 only: MatchedTensors::unused
+  at::Tensor whole_;                      ///< rank 0 only: a parameter that the file has in another order
 };
 
 }  // namespace

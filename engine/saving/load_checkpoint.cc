@@ -31,12 +31,19 @@
 namespace tessera {
 namespace {
 
+// How it goes about it. Loading has two phases. `examine` changes nothing: rank 0 finds the folder; every rank opens
+// the checkpoint, matches it with the Engine, and verifies its share of the chunks; then ranks compare hashes. `run`
+// changes the Engine: `apply` reads masters, states, residuals, buffers, items and generators, which may still fail
+// (the Engine is then half loaded, and says so); `finish` sets what cannot fail. A spike that goes back in time uses
+// the same two phases.
+
+/// What is loaded.
 enum class LoadKind : std::uint8_t {
   kAll,
   kBackInTime,  ///< steps, generators and rates set by hand stay: the run goes on, with older values
 };
 
-/// What a rank says behind the checkpoint's hash.
+/// A rank appends this to the checkpoint's hash where it has its own residuals.
 constexpr std::string_view kHasOwnResiduals = " own residuals";
 
 /// Loads one checkpoint. Every rank makes one, and all do the same steps.
@@ -51,11 +58,12 @@ class Load {
         states_(s.strategy, s.own_rules, s.units),
         kept_(s.reducer->kept()) {}
 
-  /// Finds the checkpoint, and looks at all of it: nothing is changed. Its step.
+  /// Finds the checkpoint and checks all of it, but changes nothing. Returns its step. Collective.
   absl::StatusOr<std::int64_t> examine() {
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> paths, share("checkpoint found", [&] { return find(); }));
     path_ = paths[0];
-    // Gathered values are stale soon, and no rank may be reading parts that others write: `looked at` is a meeting.
+    // Gathered values will be stale, and no rank may still read parts that others write: the exchange below is a
+    // barrier.
     for (auto& unit : s_.units) {
       if (unit->keeper()) unit->keeper()->drop(*unit);
     }
@@ -66,7 +74,7 @@ class Load {
   }
   const std::string& path() const { return path_; }
 
-  /// Takes what was examined.
+  /// Loads what was examined. Collective.
   absl::StatusOr<LoadedCheckpoint> run() {
     s_.half_loaded = true;
     keep_defaults();
@@ -93,7 +101,8 @@ class Load {
     return find_checkpoint(std::filesystem::absolute(path_).string(), who_);
   }
 
-  /// Nothing is changed before all of it was found to be right. Each rank looks at as many chunks, one behind the other.
+  /// Checks the checkpoint: nothing is changed before all of it was found to be right. Each rank verifies an equal
+  /// share of the chunks. Returns the manifest's hash, followed by kHasOwnResiduals where that is so.
   absl::StatusOr<std::string> look() {
     progress_ = s_.step->progress();
     TESSERA_ASSIGN_OR_RETURN(checkpoint_, SavedCheckpoint::open(path_, who_));
@@ -109,7 +118,7 @@ class Load {
     return hash_text(checkpoint_->hash()) + (residuals().has_own() ? std::string(kHasOwnResiduals) : "");
   }
 
-  /// The same on every rank.
+  /// Compares the ranks' answers; the result is the same on every rank.
   absl::Status expect_same(std::vector<std::string> hashes) {
     own_residuals_ =
         std::ranges::all_of(hashes, [](std::string_view text) { return text.ends_with(kHasOwnResiduals); });
@@ -125,7 +134,8 @@ class Load {
     return absl::OkStatus();
   }
 
-  /// What the strategy leaves out is as in the run that was saved. A run that goes back in time has it so already.
+  /// Gives keys that the strategy leaves out the defaults of the run that was saved. A run that goes back in time has
+  /// them already.
   void keep_defaults() {
     if (kind_ == LoadKind::kBackInTime) return;
     if (manifest().defaults_version > OptimizerConfig::kDefaultsVersion)
@@ -186,7 +196,7 @@ class Load {
     return residuals().read(own_residuals_);
   }
 
-  /// Masters are read already, the same in all replicas: outer weights are these.
+  /// Takes the masters, which were read and are the same in all replicas, as outer weights, and reads their momentum.
   absl::Status read_outer_momentum() {
     if (s_.outer) {
       s_.outer->adopt();
@@ -273,7 +283,7 @@ class Load {
     return absl::OkStatus();
   }
 
-  /// What cannot fail any more.
+  /// Sets what cannot fail any more.
   void finish() {
     StepProgress& progress = progress_;
     progress.applied = manifest().steps_applied;
@@ -288,7 +298,7 @@ class Load {
     if (manifest().losses) {
       progress.losses = {manifest().losses->window, manifest().losses->spikes_in_a_row};
     } else if (kind_ == LoadKind::kAll) {
-      progress.losses = {};  // those there are may be of another run
+      progress.losses = {};  // the present ones may belong to another run
     }
     if (kind_ == LoadKind::kAll) {
       read_rates(progress);
@@ -299,7 +309,7 @@ class Load {
     s_.step->resume(progress);
     s_.frozen_states = std::move(frozen_);
     if (s_.durable) s_.durable->keep(write_frozen(s_.frozen_states, s_.units));
-    // Graphs made before must not be run backward on the new values.
+    // Graphs that were made before must not run backward on the new values, so versions change.
     for_each_parameter(s_.units, [](FlatGroup& group, std::size_t i) {
       if (group.trainable) group.parameters[i].tensor.unsafeGetTensorImpl()->bump_version();
     });
@@ -336,8 +346,8 @@ class Load {
   const KeptGradients kept_;
   bool own_residuals_ = false;  ///< ResidualReader::has_own on all ranks
   MatchedCheckpoint matched_;
-  FrozenStates frozen_;    ///< the checkpoint's
-  StepProgress progress_;  ///< the Engine's, and then the checkpoint's
+  FrozenStates frozen_;    ///< what the checkpoint has of frozen parameters
+  StepProgress progress_;  ///< first the Engine's progress, then the checkpoint's
   LoadedCheckpoint loaded_;
 };
 
@@ -363,7 +373,8 @@ LoadedCheckpoint EngineCheckpoints::load(Engine& engine, const std::string& path
     EngineCheckpoints(engine).finish();
   }
   auto [load, step] = examined(path);
-  // Outer steps begin or end where the checkpoint has another number of steps; then it is another Engine that loads.
+  // Outer steps may begin or end with the checkpoint's number of steps. Then another Engine::State was made, and it
+  // must examine the checkpoint again.
   const std::string found = load->path();
   if (State::follow_sync(engine.state_, step)) load = examined(found).first;
   State& s = *engine.state_;
@@ -396,7 +407,7 @@ void EngineCheckpoints::go_back(std::int64_t step) {
                    }).status());
 }
 
-/// The times that a spike went back to a checkpoint count until there is another one.
+/// Notes the last checkpoint. The count of spikes that went back to it begins anew with another checkpoint.
 void EngineCheckpoints::note_last(const std::string& path) {
   if (path != s_.last_checkpoint.path) s_.last_checkpoint = {path};
 }

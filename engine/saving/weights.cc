@@ -24,7 +24,7 @@ namespace {
 
 using NamedTensor = std::pair<std::string, at::Tensor>;
 
-/// Rank 0's error is everybody's.
+/// Throws rank 0's error on all ranks.
 void throw_on_all_ranks(Collectives& control, const absl::Status& of_rank_0) {
   const absl::Status shared = share_status(control, "save_weights", of_rank_0);
   if (!shared.ok()) throw Error(exit_code_of(shared), "rank 0: " + message_of(shared));
@@ -81,7 +81,7 @@ void expect_memory(const ModuleTensors& into) {
   }
 }
 
-/// In memory of its own, with the file's dtype; else where the values lie anyway.
+/// Copies values into the tensor; where dtypes differ, the tensor gets new memory with the file's dtype.
 void give(at::Tensor& tensor, const at::Tensor& values) {
   if (tensor.scalar_type() == values.scalar_type())
     tensor.copy_(values);
@@ -139,7 +139,7 @@ void load_weights(const std::vector<NamedTensor>& tensors, const std::filesystem
   const auto source = value_or_throw(open_for(into.wanted, path, options));
   const auto matched = match_tensors(*source, into.wanted, rules_of(options));
   if (!matched.ok()) throw Error(exit_code_of(matched.status()), path.string() + ": " + message_of(matched.status()));
-  // All is read before anything is changed.
+  // Everything is read before anything is changed.
   std::vector<at::Tensor> values;
   for (const MatchedTensor& each : matched->tensors) values.push_back(value_or_throw(read_whole(*source, each)));
   for (std::size_t i = 0; i < values.size(); ++i) give(into.tensors[i], std::exchange(values[i], at::Tensor()));

@@ -17,11 +17,11 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kLongestName = 200, kMostUnused = 8;
-constexpr std::size_t kMostNearNames = 8;     ///< of missing tensors for which a near name is looked for,
-constexpr std::size_t kMostCandidates = 500;  ///< among so many
+constexpr std::size_t kMostNearNames = 8;     ///< near names are looked for where no more tensors are missing,
+constexpr std::size_t kMostCandidates = 500;  ///< provided that no more names of the file are left
 constexpr std::int64_t kComparedElements = std::int64_t{1} << 20;
 
-/// Why values of the file's type cannot be `type`'s; empty: they can.
+/// The reason why values of the file's type cannot become `type`; empty where they can.
 std::string mismatch(const StoredTensor& in_file, c10::ScalarType type) {
   const bool both_floating =
       in_file.scalar_type && c10::isFloatingType(*in_file.scalar_type) && c10::isFloatingType(type);
@@ -50,7 +50,7 @@ absl::StatusOr<bool> same_elements(TensorSource& source, const std::string& one,
   return true;
 }
 
-/// Finds the tensors of files, and keeps account of what is used.
+/// Finds the tensors of files, and notes which of them are used.
 class Matching {
  public:
   Matching(TensorSource& source, const MatchRules& rules) : source_(source), rules_(rules) {}
@@ -110,7 +110,7 @@ class Matching {
  private:
   struct Missing {
     std::string name;
-    std::vector<std::string> in_file;  ///< what the file would call it
+    std::vector<std::string> in_file;  ///< the names that it would have in the file
   };
 
   NameInFile name_of(const std::string& name) const { return rules_.names ? rules_.names(name) : NameInFile{{name}}; }
@@ -123,7 +123,7 @@ class Matching {
     problems_ += "\n  " + quoted_text(name, kLongestName) + ": " + what;
   }
 
-  /// Beside a name of the file that is nearly the same, and that nothing else has.
+  /// Reports the missing tensors, each with an unused name of the file that is nearly the same, where there is one.
   void name_missing(const std::vector<std::string>& superfluous) {
     const bool looks = missing_.size() <= kMostNearNames && superfluous.size() <= kMostCandidates;
     for (const Missing& each : missing_) {
@@ -135,7 +135,7 @@ class Matching {
     }
   }
 
-  /// The model has one tensor for both names.
+  /// Checks that a second name of the file has the same values, because the model has one tensor for both names.
   absl::Status compare(const std::string& name, const std::string& again) {
     if (again == name || !has(again)) return absl::OkStatus();
     const StoredTensor &one = use(name), &other = use(again);

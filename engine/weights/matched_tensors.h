@@ -21,35 +21,38 @@ struct WantedTensor {
   std::vector<std::string> aliases = {};  ///< further names of a tied parameter
 };
 
-/// How the names of a module and of its files go together.
+/// The rules by which the names of a module and of its files go together.
 struct MatchRules {
   TensorNames names = {};                 ///< ImportOptions::names
   std::vector<std::string> ignored = {};  ///< ImportOptions::ignored
-  /// A hint for names that do not fit, of what the files' names would be in the model's order, and of those that the
-  /// files have.
+  /// Makes the hint for names that do not fit. `wanted`: the names that the files should have, in the model's order;
+  /// `in_file`: those that they have.
   std::function<std::string(const std::vector<std::string>& wanted, const std::vector<std::string>& in_file)> hint = {};
 };
+/// The rules that a program's options ask for.
 MatchRules rules_of(const ImportOptions& options);
 
-/// Where its values are.
+/// The tensor of the files that has a wanted tensor's values.
 struct MatchedTensor {
-  std::string name;  ///< in the files
+  std::string name;  ///< its name in the files
   std::vector<std::int64_t> sizes = {};
-  bool transposed = false;
+  bool transposed = false;  ///< the file has it transposed
 };
 
+/// The result of match_tensors.
 struct MatchedTensors {
-  std::vector<MatchedTensor> tensors;  ///< one for each of those that are wanted
-  std::string unused;                  ///< `2 are not used: "a", "b"`; empty: all are
+  std::vector<MatchedTensor> tensors;  ///< one for each wanted tensor, in the same order
+  std::string unused;                  ///< `2 are not used: "a", "b"`; empty where all are used
 };
 
-/// 65 where the files do not fit, with every tensor that is missing, superfluous, or of another shape or type, or that
-/// the file has under two names with different values: nothing is passed over in silence. Floating types fit each
-/// other; other types fit themselves. Other errors: of reading, which it does where a tensor is there twice.
+/// Finds the file's tensor for each wanted one. Floating types fit each other; any other type fits itself alone. Error
+/// 65 where the files do not fit: it names every tensor that is missing, superfluous, of another shape or type, or
+/// there under two names with different values. Nothing is passed over in silence. Errors of reading, too: a tensor
+/// that is there twice is read and compared.
 absl::StatusOr<MatchedTensors> match_tensors(TensorSource& source, const std::vector<WantedTensor>& wanted,
                                              const MatchRules& rules);
 
-/// All of it, with the module's shape.
+/// Reads a whole tensor, with the module's shape and the file's dtype, on the CPU.
 absl::StatusOr<at::Tensor> read_whole(TensorSource& source, const MatchedTensor& matched);
 
 }  // namespace tessera

@@ -50,7 +50,7 @@ absl::StatusOr<std::string> beginning_of(const InputFile& file, const fs::path& 
   return bytes;
 }
 
-/// 8 bytes with the length of a JSON object, and the object.
+/// Whether a file begins as safetensors do: 8 bytes with the length of a JSON object, and the object.
 bool is_safetensors(std::string_view beginning) {
   if (beginning.size() <= TensorHeader::kLengthBytes || beginning[TensorHeader::kLengthBytes] != '{') return false;
   return little_endian(beginning.substr(0, TensorHeader::kLengthBytes)) <=
@@ -70,7 +70,7 @@ absl::StatusOr<OpenSource> open_file(const fs::path& path, const WeightsRequest&
   return weights_error(path, make_error(ExitCode::kCorruptData, c10::str(kind.what, ". ", kind.hint)));
 }
 
-/// A model in several files.
+/// The tensors of a model in several files.
 class SeveralSources : public TensorSource {
  public:
   absl::Status add(const std::string& file, OpenSource source) {
@@ -133,7 +133,7 @@ absl::StatusOr<OpenSource> open_index(const fs::path& path, const WeightsRequest
 }
 
 struct FolderKind {
-  const char* file;  ///< that tells it
+  const char* file;  ///< the file by which the kind is recognized
   FileKind kind;
 };
 

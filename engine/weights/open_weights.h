@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-/// The tensors of what a user names as weights. What it is is told by its content:
+/// Opens what a user names as weights, for load_weights. The content decides how it is read:
 ///
 /// | path                                                                    | is read as               |
 /// |-------------------------------------------------------------------------|--------------------------|
@@ -19,8 +19,8 @@ namespace tessera {
 /// | `*.index.json` of a model in several files, which are all of one kind   | those files              |
 /// | a folder with model.safetensors or pytorch_model.bin, or an index of it | that file or those files |
 ///
-/// Errors, with the path in front: 66 missing, 77 no permission, 71, 74; 65 another kind of file, which is named with
-/// its remedy, or damaged; choose_part's.
+/// Errors, with the path in front: 66 missing; 77 no permission; 71; 74; 65 damaged, or another kind of file, which is
+/// named with its remedy; and those of choose_part.
 absl::StatusOr<std::unique_ptr<TensorSource>> open_weights(const std::filesystem::path& path,
                                                            const WeightsRequest& request);
 

@@ -10,9 +10,9 @@
 
 namespace tessera {
 
-/// The tensors of safetensors files: of a file, a folder or an index, as TensorFiles reads them
-/// (checkpoint/tensor_files.h), which may be hostile. Such files have one set of tensors and no parts. Errors:
-/// TensorFiles', with `who` in front; choose_part's.
+/// Opens safetensors files as a TensorSource: a file, a folder or an index, as TensorFiles reads them
+/// (checkpoint/tensor_files.h). The files may be hostile. They have one set of tensors and no parts. Errors: those of
+/// TensorFiles, with `who` in front; those of choose_part.
 absl::StatusOr<std::unique_ptr<TensorSource>> open_safetensors(const std::string& path, const std::string& who,
                                                                const WeightsRequest& request = {});
 

@@ -15,14 +15,14 @@ namespace tessera {
 
 /// A tensor of a file, before its values are read.
 struct StoredTensor {
-  std::string type;                                 ///< as the file calls it: "BF16", "BFloat16Storage"
-  std::optional<c10::ScalarType> scalar_type = {};  ///< nothing: one that no module here has
+  std::string type;                                 ///< the file's word for it: "BF16", "BFloat16Storage"
+  std::optional<c10::ScalarType> scalar_type = {};  ///< nothing: a type that no module here has
   std::vector<std::int64_t> sizes = {};
 };
 
-/// The tensors of files of weights, whatever kind they are of: by name, and with values that are read in portions. What
-/// the files say has been compared with what they hold, so a tensor that is here can be read, unless the disk fails or
-/// somebody writes the file.
+/// Gives access to the tensors of weights files of any kind: by name, with values that are read in portions. What the
+/// files declare was compared with what they hold, so every tensor that is listed can be read, unless the disk fails or
+/// somebody writes the file. One thread at a time uses it.
 class TensorSource {
  public:
   virtual ~TensorSource() = default;
@@ -31,14 +31,14 @@ class TensorSource {
   TensorSource& operator=(const TensorSource&) = delete;
 
   virtual const std::map<std::string, StoredTensor>& tensors() const = 0;
-  /// What stands among the tensors and is none, and what it is: {"epoch", "a number"}.
+  /// The entries among the tensors that are none, with what they are: {"epoch", "a number"}.
   virtual const std::vector<std::pair<std::string, std::string>>& others() const = 0;
-  /// What the files hold beside the part that was chosen, by keys: "optimizer".
+  /// The keys of what the files hold beside the chosen part: "optimizer".
   virtual const std::vector<std::string>& unused() const = 0;
 
-  /// Elements [first, first + numel) of a tensor whose elements are counted in rows: [numel], on the CPU, in the file's
-  /// type. It may be a view of memory that other tensors have too, so it is for reading. REQUIRES: there is such a
-  /// tensor, with such elements.
+  /// Reads elements [first, first + numel) of a tensor, counted row by row: [numel], on the CPU, in the file's type.
+  /// The result may be a view of memory that other tensors have too, so it must not be written. Errors: 65, 71, 74.
+  /// REQUIRES: there is such a tensor, with such elements.
   virtual absl::StatusOr<at::Tensor> read(const std::string& name, std::int64_t first, std::int64_t numel) = 0;
 };
 

@@ -24,12 +24,18 @@
 namespace tessera {
 namespace {
 
+// How it goes about it. LibTorch's reader finds the records of the zip archive; it asks FileRanges for bytes of the
+// file, and its exceptions become errors (`without_exceptions`). ArchiveSource::open reads the pickle, chooses the
+// part, and compares every tensor with its storage's record before anything is read. `read` loads a storage when a
+// tensor of it is wanted, and keeps the last two. Where LibTorch finds no pickle, `other_archive` says what the file
+// is.
+
 constexpr std::size_t kMostPickleBytes = std::size_t{256} << 20;
 constexpr std::size_t kStoragesInMemory = 2;
 constexpr const char* kSaveHint =
     "[T0314] hint: write it with save_weights, or with torch.save(model.state_dict(), path)";
 
-/// The archive's reader asks for ranges of the file. A read that fails, or finds less, is an exception of it.
+/// Gives LibTorch's reader of archives ranges of the file. That reader throws where a read fails or finds fewer bytes.
 class FileRanges : public caffe2::serialize::ReadAdapterInterface {
  public:
   explicit FileRanges(InputFile file) : file_(std::move(file)) {}
@@ -64,7 +70,7 @@ std::optional<at::ScalarType> type_of(const std::string& name) {
       {"BoolStorage", at::kBool},
       {"ComplexFloatStorage", at::kComplexFloat},
       {"ComplexDoubleStorage", at::kComplexDouble},
-      // Without a storage class in Python; C++ calls them as if they had one.
+      // Python has no storage classes for the following types; C++ names them as if there were.
       {"float8_e4m3fn", at::kFloat8_e4m3fn},
       {"float8_e5m2", at::kFloat8_e5m2},
       {"uint16", at::kUInt16},
@@ -84,7 +90,7 @@ absl::Status bad_archive(const std::string& what) {
   return make_error(ExitCode::kCorruptData, has_hint(what) ? what : what + ". " + kSaveHint);
 }
 
-/// Elements of the storage that the tensor reaches; nothing where the numbers are none of a tensor.
+/// How many elements of its storage a tensor reaches; nothing where the numbers cannot belong to a tensor.
 std::optional<std::int64_t> reach_of(const PickledTensor& tensor) {
   std::int64_t last = tensor.offset;
   bool is_empty = false;
@@ -107,7 +113,7 @@ absl::Status no_memory() {
   return make_error(ExitCode::kOsResource, "cannot be read: out of memory. " + limit_hint(ENOMEM));
 }
 
-/// What LibTorch's reader throws, as an error.
+/// Calls `body`, and turns what LibTorch's reader throws into an error.
 template <class Result>
 absl::StatusOr<Result> without_exceptions(const std::function<absl::StatusOr<Result>()>& body) {
   std::string what;
@@ -121,7 +127,7 @@ absl::StatusOr<Result> without_exceptions(const std::function<absl::StatusOr<Res
     what = error.what();
   }
   if (limit_in(what) == ENOMEM) return no_memory();
-  // What LibTorch says behind that is of itself ("This is an internal miniz error").
+  // LibTorch speaks of itself behind that ("This is an internal miniz error").
   const std::string first = what.substr(0, std::min(what.find('\n'), what.find(". This is ")));
   return bad_archive("is a damaged archive: " + first + ". [T0315] hint: copy or write it again");
 }
@@ -141,7 +147,7 @@ class ArchiveSource : public TensorSource {
           "torch.save(torch.jit.load(path).state_dict(), "
           "new_path) writes its weights; a C++ program trains the script itself by ModuleView::of");
     TESSERA_ASSIGN_OR_RETURN(part_, choose_part(pickled_.root, request));
-    // All is compared before the first value is read.
+    // Every tensor is compared before the first value is read.
     for (const auto& [name, number] : part_.tensors) {
       const PickledTensor& tensor = pickled_.tensors[number];
       TESSERA_RETURN_IF_ERROR(compare(name, tensor));
@@ -204,7 +210,7 @@ class ArchiveSource : public TensorSource {
     if (got > bytes_)
       return bad_archive(c10::str(name, ": its storage ", tensor.record, " has ", got, " bytes, more than the file"));
     if (records_.insert(record).second) bytes_of_records_ += got;
-    // One element at many places has the file's memory once, and the module's as often.
+    // A tensor may repeat one element of the file (stride 0); the module still needs memory for all of them.
     std::int64_t elements = 1;
     for (const std::int64_t size : tensor.sizes) {
       if (__builtin_mul_overflow(elements, size, &elements))
@@ -214,14 +220,14 @@ class ArchiveSource : public TensorSource {
     return absl::OkStatus();
   }
 
-  /// Records that lie in one another would be read as often as there are names for them.
+  /// Checks that the records together are no larger than the file: records that overlap would be read several times.
   absl::Status compare_sum() const {
     if (bytes_of_records_ <= bytes_) return absl::OkStatus();
     return bad_archive(
         c10::str("has storages of ", bytes_of_records_, " bytes in all, more than the file, which has ", bytes_));
   }
 
-  /// All elements of a tensor, flat: of its storage where they lie there in rows, else a copy.
+  /// All elements of a tensor, flat: a view of its storage where they lie there row by row, else a copy.
   at::Tensor in_rows(const std::string& name) {
     if (copied_name_ == name) return copy_;
     const PickledTensor& pickled = *pickled_by_name_.at(name);
@@ -252,12 +258,12 @@ class ArchiveSource : public TensorSource {
   std::map<std::string, const PickledTensor*> pickled_by_name_;
   std::set<std::string> records_;
   std::size_t bytes_of_records_ = 0;
-  std::deque<std::pair<std::string, at::Storage>> storages_;  ///< by record; those that were read last
-  std::string copied_name_;                                   ///< of copy_
+  std::deque<std::pair<std::string, at::Storage>> storages_;  ///< records and storages that were read last
+  std::string copied_name_;                                   ///< the name of the tensor in copy_
   at::Tensor copy_;
 };
 
-/// What a zip archive is whose `data.pkl` LibTorch's reader does not find.
+/// Says what a zip archive is in which LibTorch's reader finds no `data.pkl`.
 absl::Status other_archive(const FileRanges& file, const absl::Status& of_reader) {
   const ReadBytes read = [&](std::uint64_t place, std::size_t bytes, char* to) {
     return file.read(place, to, bytes, "") == bytes;

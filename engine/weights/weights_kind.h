@@ -12,26 +12,27 @@
 
 namespace tessera {
 
-/// What somebody took for a file of weights: kinds that are no files of weights, each with its remedy.
+/// A kind of file that somebody may take for a weights file but that is none, with its remedy.
 struct FileKind {
   std::string_view what;  ///< "is an HDF5 file, as Keras writes it"
   std::string_view hint;  ///< "hint: ..."
 };
 
-/// As many bytes of a file's beginning as `kind_of_beginning` looks at.
+/// The number of bytes at a file's beginning that `kind_of_beginning` looks at.
 inline constexpr std::size_t kBytesOfBeginning = 1024;
 
-/// By how the file begins. It always has an answer: a file of no known kind is one that is not known.
+/// Says what a file is by how it begins. It always has an answer, for files of no known kind too. open_weights calls it
+/// for files that it cannot read.
 FileKind kind_of_beginning(std::string_view beginning);
 
-/// The same for a zip archive, by the names in it.
+/// Says what a zip archive is, by the names in it.
 FileKind kind_of_zip(const std::vector<std::string>& names);
 
-/// Fills `to` with bytes of a file from `place` on; false where it has no such bytes.
+/// Fills `to` with `bytes` bytes of a file from `place` on; false where the file has no such bytes.
 using ReadBytes = std::function<bool(std::uint64_t place, std::size_t bytes, char* to)>;
 
-/// The names in a zip archive's directory, at most kMostZipNames of them; nothing where it has none, as when the
-/// archive's end is cut off.
+/// The names in a zip archive's directory, at most kMostZipNames of them. Nothing where there is no directory, as when
+/// the archive's end is cut off. `bytes`: the file's size.
 inline constexpr std::size_t kMostZipNames = 10'000;
 std::optional<std::vector<std::string>> names_in_zip(const ReadBytes& read, std::uint64_t bytes);
 

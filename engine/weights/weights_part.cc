@@ -13,11 +13,17 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kMostListed = 8;
-constexpr std::size_t kLongestEntry = 200;  ///< of what messages repeat
-constexpr std::size_t kMostTried = 16;      ///< prefixes
+// How it goes about it. A file is a tree of dictionaries, lists and modules with tensors as leaves (WeightsNode).
+// choose_part looks for the node that is meant. A request that names it is followed key by key (`find_way`). Otherwise
+// Search counts for every node how many of the module's names it has, first exactly, then up to a prefix
+// (`way_by_names`); where none has any, the only set of weights is taken (`only_way`). Listing then names the part's
+// tensors, and what lies beside it. hint_of_pieces finds out which pieces of names a program should leave out.
 
-/// What wrappers of PyTorch put into the names of their modules: DataParallel and DDP, torch.compile, FSDP,
+constexpr std::size_t kMostListed = 8;
+constexpr std::size_t kLongestEntry = 200;  ///< characters of a name that messages repeat
+constexpr std::size_t kMostTried = 16;      ///< prefixes that are tried
+
+/// The pieces that wrappers of PyTorch put into the names of their modules: DataParallel and DDP, torch.compile, FSDP,
 /// checkpoint_wrapper.
 const std::vector<std::string> kWrappers = {"module.", "_orig_mod.", "_fsdp_wrapped_module.",
                                             "_checkpoint_wrapped_module."};
@@ -34,7 +40,7 @@ bool holds_tensor(const WeightsNode& node) {
   return node.kind == WeightsNode::Kind::kTensor || std::ranges::any_of(node.entries, holds_tensor);
 }
 
-/// A number or a text somewhere, and not only modules without weights.
+/// Whether the node holds a number or a text somewhere, and not only modules without weights.
 bool holds_other(const WeightsNode& node) {
   return node.kind == WeightsNode::Kind::kOther || std::ranges::any_of(node.entries, holds_other);
 }
@@ -50,7 +56,7 @@ std::string below(const std::string& path, const std::string& name, char separat
   return path.empty() ? name : path + separator + name;
 }
 
-/// The ends of a name: "a.b.c", "b.c", "c".
+/// Calls `visit` with the ends of a name ("a.b.c", "b.c", "c") until it returns true.
 template <class Visit>
 bool any_end_of(std::string_view name, const Visit& visit) {
   for (std::size_t begin = 0;; ++begin) {
@@ -63,14 +69,14 @@ bool any_end_of(std::string_view name, const Visit& visit) {
 /// A dictionary, list or module that a request could mean.
 struct Candidate {
   const WeightsNode* node = nullptr;
-  std::size_t above = 0;       ///< its place in the list; the root's is its own
-  std::size_t name_begin = 0;  ///< where names below it begin, in those below the root
-  std::size_t found = 0;       ///< of the names that are looked for
+  std::size_t above = 0;       ///< the index of the candidate above it; the root's is its own
+  std::size_t name_begin = 0;  ///< where its names begin within the root's names
+  std::size_t found = 0;       ///< how many of the wanted names it has
 };
 
 using IsWanted = std::function<bool(std::string_view name)>;
 
-/// All candidates, each behind the one above it, and how many names each has.
+/// Lists all candidates, each behind the one above it, and counts how many names each has.
 class Search {
  public:
   Search(const WeightsNode& root, const IsWanted& is_wanted) : is_wanted_(is_wanted) { visit(root, 0); }
@@ -78,7 +84,7 @@ class Search {
   std::optional<std::size_t> best() const {
     std::optional<std::size_t> best;
     for (std::size_t i = 0; i < all_.size(); ++i) {
-      // One with as many, and above, only has more of what is not wanted.
+      // A candidate above another one with as many names only has more that is not wanted, so the lower one is better.
       if (all_[i].found > 0 &&
           (!best || all_[i].found > all_[*best].found || (all_[i].found == all_[*best].found && is_above(*best, i))))
         best = i;
@@ -86,7 +92,7 @@ class Search {
     return best;
   }
 
-  /// Has one that is neither above nor below it any of the names?
+  /// Whether no candidate beside the chosen one (neither above nor below it) has any of the names.
   bool is_alone(std::size_t chosen) const {
     for (std::size_t i = 0; i < all_.size(); ++i) {
       if (all_[i].found > 0 && !is_above(i, chosen) && !is_above(chosen, i)) return false;
@@ -125,7 +131,7 @@ class Search {
       all_[i].found += is_wanted_(std::string_view(name_).substr(all_[i].name_begin)) ? 1 : 0;
   }
 
-  /// Or the same.
+  /// Whether `upper` lies above `lower`, or is the same.
   bool is_above(std::size_t upper, std::size_t lower) const {
     while (lower > upper) lower = all_[lower].above;
     return lower == upper;
@@ -133,11 +139,11 @@ class Search {
 
   const IsWanted& is_wanted_;
   std::vector<Candidate> all_;
-  std::vector<std::size_t> open_;  ///< from the root to the one that is looked at
+  std::vector<std::size_t> open_;  ///< the candidates from the root down to the present one
   std::string name_;
 };
 
-/// Down to where the file has its tensors, as long as there is one way only.
+/// The way from the root down to the tensors, as far as there is only one.
 std::vector<const WeightsNode*> only_way(const WeightsNode& root) {
   std::vector<const WeightsNode*> way = {&root};
   for (;;) {
@@ -152,7 +158,7 @@ std::vector<const WeightsNode*> only_way(const WeightsNode& root) {
   }
 }
 
-/// Is it itself what has weights, and not what holds several such?
+/// Whether the node itself is a set of weights, and not something that holds several sets.
 bool is_one_set(const WeightsNode& node) {
   return node.kind == WeightsNode::Kind::kModule || std::ranges::any_of(node.entries, [](const WeightsNode& entry) {
            return entry.kind == WeightsNode::Kind::kTensor;
@@ -173,7 +179,7 @@ std::string first_name(const WeightsNode& node) {
   return "";
 }
 
-/// "state_dict": 12 tensors, such as "fc.weight".
+/// Adds a line for each set of weights: "state_dict": 12 tensors, such as "fc.weight".
 void list_sets(const WeightsNode& node, const std::string& path, std::vector<std::string>& lines) {
   if (!holds_tensor(node)) return;
   if (is_one_set(node)) {
@@ -195,7 +201,7 @@ absl::Status list_and_refuse(const WeightsNode& root, const std::string& what) {
                     what + ":" + joined(lines, "") + "\n[T0342] hint: choose one of them by " + say(phrases::kPart));
 }
 
-/// By keys. A key may have a slash in it, so each way to read the path is tried.
+/// Finds the way that a path of keys names. A key may have a slash in it, so each way to read the path is tried.
 bool find_way(const WeightsNode& node, std::string_view path, std::vector<const WeightsNode*>& way) {
   way.push_back(&node);
   if (path.empty()) return true;
@@ -210,7 +216,7 @@ bool find_way(const WeightsNode& node, std::string_view path, std::vector<const 
   return false;
 }
 
-/// What a part has, and what lies beside the way to it.
+/// Lists what a part has, and what lies beside the way to it.
 class Listing {
  public:
   explicit Listing(const WeightsRequest& request) : request_(request) {}
@@ -258,12 +264,12 @@ class Listing {
   std::set<std::string> names_;
 };
 
-/// The way to the part that has the module's names, or to the only one that could be meant.
+/// Finds the way to the part that has the module's names, or to the only one that could be meant.
 absl::StatusOr<std::vector<const WeightsNode*>> way_by_names(const WeightsNode& root, const WeightsRequest& request) {
   const IsWanted has_it = [&](std::string_view name) {
     return request.wanted.contains(name_without(name, request.without));
   };
-  // With a prefix more, or less.
+  // A name resembles a wanted one where it has a prefix more, or less.
   std::set<std::string, std::less<>> ends;
   for (const std::string& name : request.wanted)
     any_end_of(name, [&](std::string_view end) { return ends.emplace(end), false; });
@@ -328,7 +334,7 @@ std::string hint_of_pieces(const std::set<std::string>& wanted, const std::vecto
     const auto has_it = [&](const std::string& name) { return name_without(name, {piece}) != name; };
     return std::ranges::none_of(in_file, has_it) && std::ranges::none_of(wanted, has_it);
   });
-  // What stands before a name of the model in the file, or before one of the file in the model.
+  // Prefixes are what stands before a name of the model in the file, or before a name of the file in the model.
   std::set<std::string> names, prefixes;
   for (const std::string& name : in_file) names.insert(name_without(name, pieces));
   const auto add_prefixes = [&](const std::string& longer, const std::set<std::string>& among) {

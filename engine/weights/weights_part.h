@@ -13,35 +13,35 @@
 
 namespace tessera {
 
-/// Which tensors of a file are wanted: what LoadOptions says, and what the module has.
+/// Says which tensors of a file are wanted: what LoadOptions says, and what the module has.
 struct WeightsRequest {
   std::string part = {};                  ///< LoadOptions::part
   std::vector<std::string> without = {};  ///< LoadOptions::without
   std::set<std::string> wanted = {};      ///< the module's names, without those pieces
 };
 
-/// A dictionary, list or module of a file. Names of what is in it are joined by dots, and are without the request's
-/// pieces.
+/// The part of a file that was chosen: a dictionary, list or module. Names in it are joined by dots, without the
+/// request's pieces.
 struct WeightsPart {
   std::string path = {};  ///< keys from the root on, with slashes: "checkpoint/state_dict"; empty: the whole file
   std::vector<std::pair<std::string, std::size_t>> tensors = {};  ///< names, and WeightsNode::tensor
-  /// What is neither a tensor nor holds one, and what it is: {"epoch", "a number"}.
+  /// Entries that are no tensor and hold none, with what they are: {"epoch", "a number"}.
   std::vector<std::pair<std::string, std::string>> others = {};
-  std::vector<std::string> unused = {};  ///< what lies beside the part, by keys: "optimizer"
+  std::vector<std::string> unused = {};  ///< the keys of what lies beside the part: "optimizer"
 };
 
-/// The part that the request names; or, where it names none, the one that has the module's names. That is the smallest
-/// one with the most of them, and no other part, beside it, may have any. A part without any of them is taken if it is
-/// the only one that could be meant, so that names can be compared. Errors (65): there is no such part, or several
-/// could be meant; they list what the file holds. A name twice.
+/// Chooses the part that the request names or, where it names none, the part that has the module's names: the smallest
+/// one with the most of them. No part beside it may have any of these names. A part without any of them is taken where
+/// it is the only one that could be meant, so that names can be compared. Errors (65): there is no such part, or
+/// several could be meant (the error lists what the file holds); or a name is there twice.
 absl::StatusOr<WeightsPart> choose_part(const WeightsNode& root, const WeightsRequest& request);
 
-/// `name` without `pieces` ("module." or "module"), wherever one begins it or stands behind a dot, any number of times.
-/// The last word stays.
+/// Returns `name` without `pieces` ("module." or "module"): each is left out where it begins the name or stands behind
+/// a dot, any number of times. The last word stays.
 std::string name_without(std::string_view name, const std::vector<std::string>& pieces);
 
-/// How a name that is wanted and those of the file differ, as a hint; empty: by nothing that a piece or a prefix would
-/// explain. `wanted`: the module's names.
+/// A hint that says which pieces or prefix the module's names (`wanted`) and those of the file differ by; empty where
+/// no piece or prefix explains the difference.
 std::string hint_of_pieces(const std::set<std::string>& wanted, const std::vector<std::string>& in_file);
 
 }  // namespace tessera

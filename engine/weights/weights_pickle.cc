@@ -18,8 +18,14 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kLongestKey = 200;  ///< of what messages repeat
-constexpr int kDeepestTuple = 20;         ///< tuples in tuples
+// How it goes about it. Reader is a machine for the pickle's instructions (Python's pickletools lists them): `step`
+// runs one. It knows the few that PyTorch writes and refuses all others, and it never calls what the pickle names:
+// `called` knows the functions that rebuild tensors, and makes every other object a Value of kind kOther. Containers
+// belong to the Reader, so one may hold itself. When the pickle stops, Tree walks from its value and writes out the
+// WeightsNodes, within bounds on their number and depth.
+
+constexpr std::size_t kLongestKey = 200;  ///< characters of a name that messages repeat
+constexpr int kDeepestTuple = 20;         ///< how deep tuples may lie in tuples
 constexpr std::size_t kMostDimensions = 64;
 
 struct Storage {
@@ -34,22 +40,22 @@ struct Tuple {
 };
 struct Container;
 
-/// What the pickle's stack holds.
+/// A value on the pickle's stack.
 struct Value {
   enum Kind { kOther, kNone, kNumber, kText, kTuple, kContainer, kName, kStorage, kTensor } kind = kOther;
   std::int64_t number = 0;
-  std::string text = {};  ///< of kText; of kName "torch._utils _rebuild_tensor_v2"; of kOther what it is
+  std::string text = {};  ///< kText: it; kName: "torch._utils _rebuild_tensor_v2"; kOther: what it is
   std::shared_ptr<const Tuple> tuple = {};
   std::shared_ptr<const Storage> storage = {};
   std::shared_ptr<const PickledTensor> tensor = {};
   Container* container = nullptr;
 };
 
-/// A dictionary, a list or a module. One may be in another, and in itself; all belong to the reader.
+/// A dictionary, a list or a module. One may be in another, and in itself. The Reader owns all of them.
 struct Container {
   WeightsNode::Kind kind = WeightsNode::Kind::kDictionary;
-  std::vector<std::pair<std::string, Value>> entries = {};  ///< those of a list have no names
-  const Container* state = nullptr;                         ///< of a module: the dictionary of its attributes
+  std::vector<std::pair<std::string, Value>> entries = {};  ///< names and values; a list has no names
+  const Container* state = nullptr;                         ///< a module's dictionary of attributes
 
   const std::vector<std::pair<std::string, Value>>& items() const { return state ? state->entries : entries; }
 };
@@ -103,13 +109,14 @@ std::optional<std::vector<std::int64_t>> numbers_of(const Value& value) {
   return numbers;
 }
 
-/// _rebuild_tensor (storage, offset, sizes, strides), _v2 with more behind them, _v3 with the dtype after two of those.
+/// The tensor that torch._utils._rebuild_tensor would make. Its arguments are storage, offset, sizes and strides; _v2
+/// has more behind them, and _v3 has the dtype behind two of those. Nothing for other arguments.
 std::optional<Value> rebuilt_tensor(const std::string& function, const std::vector<Value>& arguments) {
   const bool names_type = function.ends_with("_v3");
   if (arguments.size() < (names_type ? 7 : 4) || arguments[0].kind != Value::kStorage ||
       arguments[1].kind != Value::kNumber)
     return std::nullopt;
-  // Hooks and attributes. With attributes, such as "conj", the values are others than those in the storage.
+  // These are hooks and attributes. Attributes such as "conj" change the values, so such tensors are refused.
   for (std::size_t i = 4; i < arguments.size(); ++i) {
     if (arguments[i].kind == Value::kContainer && !arguments[i].container->items().empty()) return std::nullopt;
   }
@@ -125,7 +132,7 @@ std::optional<Value> rebuilt_tensor(const std::string& function, const std::vect
   return Value{.kind = Value::kTensor, .tensor = std::make_shared<const PickledTensor>(std::move(tensor))};
 }
 
-/// What calling the function gives. Functions that are not known give an object that is nothing here.
+/// The value that a call of the function would give. A function that is not known gives a value of kind kOther.
 absl::StatusOr<Value> called(const Value& function, const Value& arguments, int depth = 0) {
   if (function.kind != Value::kName || arguments.kind != Value::kTuple) return other("another object");
   const std::string& name = function.text;
@@ -144,7 +151,8 @@ absl::StatusOr<Value> called(const Value& function, const Value& arguments, int 
   return other("an object of the class " + name.substr(name.find(' ') + 1));
 }
 
-/// Walks from the root once. What stands at several places is written out at each, within the bounds of WeightsNode.
+/// Makes the tree of WeightsNodes: walks from the root once. A value at several places is written out at each of them,
+/// within the bounds of WeightsNode.
 class Tree {
  public:
   absl::StatusOr<PickledWeights> of(const Value& root) {
@@ -184,7 +192,7 @@ class Tree {
     node.kind = value.container->kind;
     const bool is_list = node.kind == WeightsNode::Kind::kList;
     for (const auto& [name, entry] : value.container->items()) {
-      // The flag of each module that was scripted or traced.
+      // Each module that was scripted or traced has this flag.
       if (node.kind == WeightsNode::Kind::kModule && name == "training") weights_.is_program = true;
       node.entries.push_back({.name = is_list ? std::to_string(node.entries.size()) : name});
       TESSERA_RETURN_IF_ERROR(add(entry, node.entries.back(), depth + 1));
@@ -218,7 +226,7 @@ class Reader {
     return taken;
   }
 
-  /// Little endian.
+  /// Reads a number whose lowest byte comes first.
   absl::StatusOr<std::uint64_t> unsigned_of(std::size_t bytes) {
     TESSERA_ASSIGN_OR_RETURN(const std::string_view taken, take(bytes));
     return little_endian(taken);
@@ -307,7 +315,7 @@ class Reader {
     return push(number(static_cast<std::int32_t>(static_cast<std::uint32_t>(value))));
   }
 
-  /// A number of any length, in two's complement. What has more than 64 bits is none of a tensor.
+  /// Pushes a number of any length, in two's complement. A number of more than 64 bits cannot describe a tensor.
   absl::Status push_long() {
     TESSERA_ASSIGN_OR_RETURN(const std::string_view bytes, counted(1));
     if (bytes.size() > 8) return push(other("a number of more than 64 bits"));
@@ -335,7 +343,7 @@ class Reader {
     TESSERA_ASSIGN_OR_RETURN(const Value* value, top());
     if (items.size() % 2 != 0) return damaged("its pickle has a key without a value");
     if (value->kind != Value::kContainer || value->container->kind != WeightsNode::Kind::kDictionary)
-      return absl::OkStatus();  // of an object that is nothing here
+      return absl::OkStatus();  // the items belong to an object of kind kOther
     for (std::size_t i = 0; i < items.size(); i += 2)
       value->container->entries.emplace_back(name_of_key(items[i]), std::move(items[i + 1]));
     return absl::OkStatus();
@@ -354,8 +362,8 @@ class Reader {
     return append(std::move(items));
   }
 
-  /// Attributes of the object below them: of a module its tensors and modules, of a dictionary such as a state_dict its
-  /// _metadata.
+  /// Sets attributes of the object below them on the stack: a module's are its tensors and modules; a dictionary's,
+  /// such as the _metadata of a state_dict, are dropped.
   absl::Status build() {
     TESSERA_ASSIGN_OR_RETURN(const Value state, pop());
     TESSERA_ASSIGN_OR_RETURN(const Value* value, top());
@@ -376,7 +384,7 @@ class Reader {
     return push({.kind = Value::kName, .text = module.text + " " + name.text});
   }
 
-  /// ("storage", class, record, device, elements): a storage whose values are in a record.
+  /// Pushes a storage whose values are in a record: ("storage", class, record, device, elements).
   absl::Status push_storage() {
     TESSERA_ASSIGN_OR_RETURN(const Value id, pop());
     if (id.kind != Value::kTuple || id.tuple->items.size() < 5)
@@ -390,8 +398,8 @@ class Reader {
     return push({.kind = Value::kStorage, .storage = std::make_shared<const Storage>(std::move(storage))});
   }
 
-  /// torch::save calls each module's class "__torch__.Module" or "__torch__.___torch_mangle_1.Module"; other classes
-  /// were scripted.
+  /// Pushes a module. torch::save calls each module's class "__torch__.Module" or "__torch__.___torch_mangle_1.Module";
+  /// other classes were scripted.
   absl::Status push_module(const std::string& name) {
     if (!name.ends_with(" Module")) tree_.mark_as_program();
     return push_container(WeightsNode::Kind::kModule);

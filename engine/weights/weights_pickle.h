@@ -11,29 +11,30 @@
 
 namespace tessera {
 
-/// A tensor as a pickle of PyTorch describes it: a view of a storage, whose values are a record of the archive. What it
-/// says has not been compared with the record yet.
+/// A tensor as a pickle of PyTorch describes it: a view of a storage, whose values are a record of the archive. The
+/// description was not compared with the record yet.
 struct PickledTensor {
-  std::string record;              ///< "data/0" is the record "0" here
-  std::string type;                ///< "FloatStorage", or of types without a storage class "float8_e4m3fn"
+  std::string record;              ///< the record's name; "0" means "data/0"
+  std::string type;                ///< "FloatStorage"; or "float8_e4m3fn", a type without a storage class
   std::int64_t storage_numel = 0;  ///< elements; bytes if is_untyped
   bool is_untyped = false;
-  std::int64_t offset = 0;  ///< in elements
+  std::int64_t offset = 0;  ///< elements before the first one
   std::vector<std::int64_t> sizes, strides;
 };
 
-/// What `data.pkl` of an archive holds.
+/// The content of an archive's `data.pkl`.
 struct PickledWeights {
   WeightsNode root;  ///< a dictionary, a list or a module
-  std::vector<PickledTensor>
-      tensors;              ///< WeightsNode::tensor counts these; one that stands at two places is there once
-  bool is_program = false;  ///< TorchScript: modules with code, as torch.jit.save writes them
+  /// WeightsNode::tensor is an index into these. A tensor that stands at two places is here once.
+  std::vector<PickledTensor> tensors;
+  bool is_program = false;  ///< it is TorchScript: modules with code, as torch.jit.save writes them
 };
 
-/// Reads `data.pkl` of an archive: of torch.save in Python (dictionaries and lists, such as `model.state_dict()`), of
-/// torch::save in C++ (a module, or tensors) or of torch::pickle_save. It makes tensors, numbers, texts and containers,
-/// runs nothing, and takes memory and time in proportion to the text. It is free of LibTorch. Errors (65): cut short,
-/// an instruction that PyTorch does not write, something else than a container, more nodes than WeightsNode has.
+/// Reads an archive's `data.pkl`, written by torch.save in Python (dictionaries and lists, such as
+/// `model.state_dict()`), by torch::save in C++ (a module, or tensors) or by torch::pickle_save. It makes tensors,
+/// numbers, texts and containers, runs nothing, and takes memory and time in proportion to the pickle's length. It does
+/// not use LibTorch. Errors (65): cut short; an instruction that PyTorch does not write; something other than a
+/// container; more nodes than WeightsNode allows.
 absl::StatusOr<PickledWeights> read_weights_pickle(std::string_view pickle);
 
 }  // namespace tessera

@@ -7,19 +7,19 @@
 
 namespace tessera {
 
-/// What a file of weights holds: dictionaries, lists and modules, one in another, with tensors as leaves. Who makes a
-/// tree keeps to the bounds below, so it may be walked by recursion.
+/// A node of the tree that a weights file holds: dictionaries, lists and modules, one in another, with tensors as
+/// leaves. Code that makes a tree keeps to the bounds below, so that others may walk it by recursion.
 struct WeightsNode {
-  static constexpr int kDeepest = 32;                         ///< dictionaries in dictionaries
-  static constexpr std::size_t kMost = std::size_t{1} << 20;  ///< nodes of a file
+  static constexpr int kDeepest = 32;                         ///< how deep containers may lie in containers
+  static constexpr std::size_t kMost = std::size_t{1} << 20;  ///< how many nodes a file may have
 
   enum class Kind : std::uint8_t { kOther, kTensor, kDictionary, kList, kModule };
 
-  std::string name = {};  ///< under which the node above has it; empty: the whole file
+  std::string name = {};  ///< the key under which the node above has it; empty: the whole file
   Kind kind = Kind::kOther;
-  std::size_t tensor = 0;                 ///< of kTensor: which one of the file's
-  std::string what = {};                  ///< of kOther: "a number"
-  std::vector<WeightsNode> entries = {};  ///< of dictionaries, lists and modules, in their order
+  std::size_t tensor = 0;                 ///< kTensor: its index among the file's tensors
+  std::string what = {};                  ///< kOther: what it is, such as "a number"
+  std::vector<WeightsNode> entries = {};  ///< entries of a dictionary, list or module, in their order
 };
 
 }  // namespace tessera

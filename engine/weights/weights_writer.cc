@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-/// A module's tree as TorchScript: torch::save makes the same of it, and torch::load looks for no more.
+/// Makes a module's tree as TorchScript. torch::save makes the same tree, and torch::load needs no more.
 torch::jit::Module script_of(const torch::nn::Module& module, const std::shared_ptr<torch::jit::CompilationUnit>& unit,
                              const std::function<at::Tensor(const at::Tensor&)>& placeholder_for) {
   torch::jit::Module script("__torch__.Module", unit, /*shouldMangle=*/true);
@@ -30,7 +30,7 @@ torch::jit::Module script_of(const torch::nn::Module& module, const std::shared_
   return script;
 }
 
-/// Where the classes of a qualifier such as "__torch__" are looked for.
+/// The record in which the classes of a qualifier such as "__torch__" are looked for.
 std::string record_of_code(std::string qualifier) {
   std::ranges::replace(qualifier, '.', '/');
   return "code/" + qualifier + ".py";
@@ -47,12 +47,12 @@ WeightsWriter::WeightsWriter(OutputFile file, const torch::nn::Module& module, W
   const c10::IValue root = form == WeightsForm::kDictionary ? dictionary_of(module) : archive_of(module);
   std::string pickled;
   const auto append = [&](const char* bytes, std::size_t size) { pickled.append(bytes, size); };
-  // Without tags of types, which torch.load takes from files it trusts only.
+  // The pickler writes no tags of types, because torch.load takes those only from files that it trusts.
   torch::jit::Pickler pickler(append, nullptr, nullptr, nullptr, nullptr, /*tag_aggregates=*/false);
   pickler.protocol();
   pickler.pushIValue(root);
   pickler.stop();
-  // Records are numbered as the pickler met the tensors.
+  // Records are numbered in the order in which the pickler met the tensors.
   for (const at::Tensor& met : pickler.tensorData()) {
     const auto is_it = [&](const auto& pair) { return pair.second.is_same(met); };
     tensors_.push_back(std::ranges::find_if(placeholders_, is_it)->first);
@@ -65,7 +65,7 @@ WeightsWriter::~WeightsWriter() = default;
 at::Tensor WeightsWriter::placeholder_for(const at::Tensor& tensor) {
   const auto known = std::ranges::find_if(placeholders_, [&](const auto& pair) { return pair.first.is_same(tensor); });
   if (known != placeholders_.end()) return known->second;
-  // The pickler looks at sizes, and not at values.
+  // The pickler reads sizes and no values.
   const at::Tensor placeholder =
       at::from_blob(nullptr, tensor.sizes(), at::TensorOptions(at::kCPU).dtype(tensor.scalar_type()));
   return placeholders_.emplace_back(tensor, placeholder).second;

@@ -18,12 +18,12 @@ class PyTorchStreamWriter;
 
 namespace tessera {
 
-/// Writes a module's weights in a format of PyTorch, one tensor at a time, so that no two need be in memory together. A
-/// file of either form is a zip archive: a pickle, which names a record for each tensor's values, and the records, in
-/// any order. kArchive has code beside the pickle, the classes of a TorchScript program without a method, and that is
-/// how C++ reads modules.
+/// Writes a module's weights in a format of PyTorch, one tensor at a time, so that no two need be in memory together.
+/// save_weights uses one, on rank 0. A file of either form is a zip archive: a pickle, which names a record for each
+/// tensor's values, and the records, in any order. kArchive has code beside the pickle: the classes of a TorchScript
+/// program without methods, from which C++ reads modules.
 ///
-/// The first error of the file stays (`finish` returns it); what is added after it is dropped.
+/// `finish` returns the first error of the file; what is added after an error is dropped.
 class WeightsWriter {
  public:
   /// Only names, shapes and dtypes of `module` are read. The same tensor under two names has one record.
@@ -32,13 +32,14 @@ class WeightsWriter {
   WeightsWriter(const WeightsWriter&) = delete;
   WeightsWriter& operator=(const WeightsWriter&) = delete;
 
-  /// The values of `tensor`, a parameter or buffer of the module. Once each.
+  /// Writes the values of `tensor`, a parameter or buffer of the module. Called once for each.
   void add(const at::Tensor& tensor);
-  /// REQUIRES: all values were added.
+  /// Ends the file and puts it in place. Errors: the first of `add`'s, and those of OutputFile::finish. REQUIRES: all
+  /// values were added.
   absl::Status finish(Existing existing);
 
  private:
-  /// In place of `tensor` in what is pickled: as it in shape and dtype, contiguous, and without memory.
+  /// The tensor that is pickled in place of `tensor`: of its shape and dtype, contiguous, and without memory.
   at::Tensor placeholder_for(const at::Tensor& tensor);
   c10::IValue dictionary_of(const torch::nn::Module& module);
   c10::IValue archive_of(const torch::nn::Module& module);
@@ -47,8 +48,8 @@ class WeightsWriter {
   OutputFile file_;
   absl::Status status_;
   std::unique_ptr<caffe2::serialize::PyTorchStreamWriter> archive_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> placeholders_;  ///< tensors of the module, and what stands for each
-  std::vector<at::Tensor> tensors_;                              ///< [record]
+  std::vector<std::pair<at::Tensor, at::Tensor>> placeholders_;  ///< tensors of the module, with their placeholders
+  std::vector<at::Tensor> tensors_;                              ///< [record]: the module's tensor
 };
 
 }  // namespace tessera

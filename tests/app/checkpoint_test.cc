@@ -1,5 +1,5 @@
-// Training that is interrupted: by the end of its steps, by a signal, by kill -9. The run that goes on ends with the same bits. And
-// what `tessera checkpoint` says of the files.
+// Training is interrupted by the end of its steps, by a signal, or by kill -9. The run that goes on ends with the same
+// bits. `tessera checkpoint` is tested here, too.
 
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -27,7 +27,7 @@ using ::testing::Not;
 
 class Checkpoints : public Workplace {
  protected:
-  /// A run of `steps` steps on `ranks` ranks that saves to path(`folder`).
+  /// The command of a run of `steps` steps on `ranks` ranks that saves to path(`folder`).
   Words run_of(int ranks, const std::string& steps, const std::string& folder, const std::string& metrics,
                const Words& more = {}) const {
     const std::string file = strategy("FULL_SHARD", R"(, "lr_schedule": {"type": "cosine", "total_steps": 200},
@@ -47,7 +47,7 @@ class Checkpoints : public Workplace {
     if (!name.empty()) name.pop_back();
     return path(folder) + "/" + name;
   }
-  /// Until a save to path("parts") is under way.
+  /// Waits until a save to path("parts") is under way.
   void wait_for_a_save(Program& job) const {
     Deadline limit(std::chrono::seconds(60));
     for (bool saves = false; !saves; std::this_thread::sleep_for(std::chrono::milliseconds(5))) {
@@ -56,7 +56,8 @@ class Checkpoints : public Workplace {
       ASSERT_FALSE(limit.passed()) << job.out() << job.err();
     }
   }
-  /// Kills one rank, or with -1 all processes. True: the job ended by it, and left whole checkpoints; false: it had come to its end.
+  /// Kills one rank, or all processes for -1. Returns true where the job ended by it and left whole checkpoints, false
+  /// where the job had ended before.
   bool kill_some(Program& job, int rank) const {
     const std::vector<pid_t> processes = job.descendants();
     const pid_t one = rank < 0 ? -1 : job.rank_pid(rank);
@@ -72,8 +73,9 @@ class Checkpoints : public Workplace {
     if (std::filesystem::exists(path("parts/latest"))) look({"verify", path("parts")});
     return true;
   }
-  /// A run that goes on from a copy of path("before") to `steps` steps, in which each rank dies at its n-th operation of a kind on the
-  /// files of checkpoints. What is there afterwards is whole. False: there were no n operations, and the run came to its end.
+  /// Continues a copy of path("before") to `steps` steps; each rank dies at its n-th operation of a kind on the files
+  /// of checkpoints. Checks that the checkpoints are whole afterwards. Returns false where there were fewer operations,
+  /// so that the run came to its end.
   bool dies_in_a_save(const std::string& site, int n, const std::string& steps, const Words& more = {}) const {
     std::filesystem::remove_all(path("parts"));
     std::filesystem::copy(path("before"), path("parts"), std::filesystem::copy_options::recursive);
@@ -86,8 +88,9 @@ class Checkpoints : public Workplace {
     look({"verify", path("parts")});
     return died;
   }
-  /// A run in fp32 of steps of 12 samples, whatever the number of ranks. At ten times this rate the losses of 400 steps on 1, 2 and 3 ranks,
-  /// whose sums are made in other orders, are 20% apart; at this rate 5e-7.
+  /// The command of a run in fp32 whose steps have 12 samples on any number of ranks. The rate is low, because sums on
+  /// 1, 2 and 3 ranks are made in other orders: at ten times this rate the losses of 400 steps are 20 % apart; at this
+  /// rate 5e-7.
   Words elastic_run(int ranks, int steps, const std::string& folder, const std::string& metrics,
                     const Words& more = {}) const {
     const std::string file = path("elastic.json");
@@ -98,7 +101,7 @@ class Checkpoints : public Workplace {
                  Words{"--steps", std::to_string(steps), "--checkpoint-dir", path(folder), "--global-batch", "12"} +
                      more);
   }
-  /// The steps' losses of two runs, of which one may have taken some steps twice.
+  /// Compares the steps' losses of two runs; one of them may have taken some steps twice.
   void expect_same_losses(const std::string& metrics, const std::string& wanted, double tolerance) const {
     std::map<std::int64_t, double> got;
     for (const nlohmann::json& step : steps(metrics)) got[step.at("step")] = step.at("loss");
@@ -119,7 +122,8 @@ class Checkpoints : public Workplace {
   bool saves_beside_training_ = false;  ///< checkpoint.async of the next run_of
 };
 
-/// A group of processes (cgroup version 1) for limits of memory. Its end waits for the processes that leave it, and removes it.
+/// A group of processes (cgroup version 1) with a limit of memory. The destructor waits until processes have left it,
+/// and removes it.
 class MemoryGroup {
  public:
   explicit MemoryGroup(std::string folder) : folder_(std::move(folder)) {
@@ -138,14 +142,14 @@ class MemoryGroup {
 
   bool exists() const { return exists_; }
   std::string file(const std::string& name) const { return folder_ + "/" + name; }
-  /// In front of a command, which then runs in the group; the kernel kills processes of a larger score first.
+  /// Words to put before a command, which then runs in the group. The kernel kills processes with a larger score first.
   Words enter(int score) const {
     return {"/bin/sh", "-c",
             "echo $$ > " + file("cgroup.procs") + "; echo " + std::to_string(score) +
                 " > /proc/self/oom_score_adj; exec \"$@\"",
             "sh"};
   }
-  /// Sets the limit to what is used now and `bytes` more, and returns it; 0: the kernel does not take it.
+  /// Sets the limit to what is used now plus `bytes`, and returns it; 0 where the kernel does not take it.
   std::int64_t leave_room_of(std::int64_t bytes) const {
     for (Deadline deadline(std::chrono::seconds(5)); !deadline.passed();) {
       const std::int64_t limit = number("memory.usage_in_bytes") + bytes;
@@ -176,12 +180,12 @@ TEST_F(Checkpoints, MoreStepsGoOnWithTheSameBits) {
     const std::string listed = look({"ls", path("parts" + n)}).out;
     EXPECT_THAT(listed, AllOf(HasSubstr("step-000000000010"), HasSubstr("step-000000000012"), HasSubstr("latest"),
                               Not(HasSubstr("step-000000000008"))));
-    // Nothing is left to do, and nothing is done.
+    // The run has nothing left to do, and does nothing.
     EXPECT_THAT(run(run_of(ranks, "12", "parts" + n, "parts.jsonl" + n)).out, HasSubstr("all steps were done before"));
   }
 }
 
-// Into the next epoch too: the text has few samples.
+// The text has few samples, so some runs go on in the next epoch.
 TEST_F(Checkpoints, ARunKilledAtAnyMomentGoesOnWithTheSameBits) {
   const std::string steps = "400";  // so many that none of the runs below comes to its end before it is killed
   run(run_of(2, steps, "whole", "whole.jsonl"));
@@ -207,8 +211,8 @@ TEST_F(Checkpoints, ARunKilledAtAnyMomentGoesOnWithTheSameBits) {
     EXPECT_EQ(entry.path().string().find(".tmp-"), std::string::npos) << entry.path();
 }
 
-// F10: ranks are killed at random moments, one or all, and the run goes on each time. Its end has the bits of a run that nothing
-// happened to. TESSERA_SOAK_SEED repeats one.
+// F10: one rank or all ranks are killed at random moments, and the run goes on each time. Its end has the bits of a run
+// that was not disturbed. TESSERA_SOAK_SEED repeats a test.
 TEST_F(Checkpoints, RandomKillsChangeNoBits) {
   const char* const given = std::getenv("TESSERA_SOAK_SEED");
   const auto seed = given ? static_cast<unsigned>(std::stoul(given)) : std::random_device()();
@@ -220,7 +224,7 @@ TEST_F(Checkpoints, RandomKillsChangeNoBits) {
   run(run_of(2, steps, "whole", "whole.jsonl"), 600);
   for (int killed = 0; killed < kills;) {
     saves_beside_training_ = up_to(1) == 1;
-    // What a run left that came to no checkpoint, the next one would not replace.
+    // A run that made no checkpoint may have left metrics, which the next run would not replace.
     if (!std::filesystem::exists(path("parts/latest"))) std::filesystem::remove(path("parts.jsonl"));
     Program job(
         run_of(2, steps, "parts", "parts.jsonl", {"--every-steps", std::to_string(1 + up_to(9)), "--keep", "2"}),
@@ -228,7 +232,7 @@ TEST_F(Checkpoints, RandomKillsChangeNoBits) {
     std::this_thread::sleep_for(std::chrono::milliseconds(200 + up_to(3000)));
     if (kill_some(job, up_to(2) > 0 ? up_to(1) : -1)) {
       ++killed;
-    } else {  // it had come to its end
+    } else {  // the run had ended before
       look({"diff", path("whole"), path("parts")});
       std::filesystem::remove_all(path("parts"));
     }
@@ -249,7 +253,7 @@ TEST_F(Checkpoints, SignalsEndTheStepSaveAndExitWithZero) {
     const int code = signal == SIGTERM ? 0 : 75;
     Program job(run_of(2, steps, folder, metrics, {"--signal-exit-code", std::to_string(code)}), path("job"));
     wait_for(job, path(metrics), "\"step\":9,");
-    // One rank alone is told, or the launcher tells all.
+    // SIGTERM goes to one rank alone; SIGUSR1 goes to the launcher, which tells all ranks.
     const pid_t whom = signal == SIGTERM ? job.rank_pid(1) : job.pid();
     ASSERT_GT(whom, 0);
     ASSERT_EQ(kill(whom, signal), 0);
@@ -263,7 +267,8 @@ TEST_F(Checkpoints, SignalsEndTheStepSaveAndExitWithZero) {
   }
 }
 
-// F7: the second signal ends a rank at once, here in the save that the first one asked for, which never ends by itself.
+// F7: the second signal ends a rank at once. Here it comes in the save that the first one asked for, which would never
+// end.
 TEST_F(Checkpoints, TheSecondSignalEndsARankAtOnce) {
   run(run_of(2, "4", "parts", "parts.jsonl"));
   Program job(run_of(2, "1000000", "parts", "more.jsonl"), path("job"),
@@ -280,7 +285,7 @@ TEST_F(Checkpoints, TheSecondSignalEndsARankAtOnce) {
   EXPECT_THAT(look({"verify", path("parts")}).out, HasSubstr("step-000000000004"));
 }
 
-// F20, F28: what a save would need is tried before training: that this run may write there, and that no other run does.
+// F20, F28: the folder is tried before training: this run must be able to write there, and no other run may do so.
 TEST_F(Checkpoints, TheFolderIsTriedBeforeTraining) {
   write_file(path("file"), "x");
   const Ended no_folder = run_program(run_of(2, "3", "file/parts", "none.jsonl"), path("run"));
@@ -319,9 +324,9 @@ TEST_F(Checkpoints, AFullFileSystemKeepsTheCheckpointBefore) {
   EXPECT_THAT(ended.out, AllOf(HasSubstr("step-000000000003 is whole"), Not(HasSubstr(".tmp-"))));
 }
 
-// F27: while a save goes on beside training, the memory of the ranks' group runs out, and the kernel kills one. The launcher is in the group
-// around it, which has a limit of its own: when memory is short the kernel takes further processes of a group before the first one's
-// memory is free, the launcher too if it could, and then nobody would tell of it.
+// F27: while a save goes on beside training, the memory of the ranks' group runs out, and the kernel kills one rank.
+// The launcher is in the group around it, which has a limit of its own. When memory is short, the kernel kills further
+// processes of a group before the first one's memory is free; it could kill the launcher too, and nobody would report.
 TEST_F(Checkpoints, ARankThatTheKernelKillsForItsMemoryIsExplained) {
   run(run_of(2, "4", "parts", "parts.jsonl"));
   const MemoryGroup of_job("/sys/fs/cgroup/memory/tessera-test-" + std::to_string(::getpid()));
@@ -347,8 +352,8 @@ TEST_F(Checkpoints, ARankThatTheKernelKillsForItsMemoryIsExplained) {
   EXPECT_THAT(look({"verify", path("parts")}).out, HasSubstr("step-000000000004"));
 }
 
-// F2: a rank dies at any operation of a save. The others end too, the old checkpoint or the new one is whole, and what the next
-// run goes on to has the bits of a run that nothing happened to.
+// F2: a rank dies at any operation of a save. The others end too, the old checkpoint or the new one is whole, and the
+// next run ends with the bits of a run that was not disturbed.
 TEST_F(Checkpoints, ARankThatDiesInASaveLeavesAWholeCheckpoint) {
   run(run_of(2, "2", "before", "before.jsonl"));
   run(run_of(2, "3", "whole", "whole.jsonl"));
@@ -364,7 +369,7 @@ TEST_F(Checkpoints, ARankThatDiesInASaveLeavesAWholeCheckpoint) {
   }
 }
 
-// F3: the same of saves that go on beside training. Two follow each other, of which the first is beside a step.
+// F3: the same for asynchronous saves. Two follow each other, and the first one goes on beside a step.
 TEST_F(Checkpoints, ARankThatDiesInASaveBesideTrainingLeavesAWholeCheckpoint) {
   run(run_of(2, "2", "before", "before.jsonl"));
   run(run_of(2, "4", "whole", "whole.jsonl"));
@@ -377,7 +382,8 @@ TEST_F(Checkpoints, ARankThatDiesInASaveBesideTrainingLeavesAWholeCheckpoint) {
   }
 }
 
-// F3: rank 1 dies at any operation of a load. Rank 0 ends too, the checkpoint stays as it is, and the next run loads it.
+// F3: rank 1 dies at any operation of a load. Rank 0 ends too, the checkpoint stays as it is, and the next run loads
+// it.
 TEST_F(Checkpoints, ARankThatDiesInALoadLeavesTheCheckpointAsItIs) {
   run(run_of(2, "2", "parts", "parts.jsonl"));
   const auto contents = [&] {
@@ -409,7 +415,8 @@ TEST_F(Checkpoints, ARankThatDiesInALoadLeavesTheCheckpointAsItIs) {
   look({"diff", path("whole"), path("parts")});
 }
 
-// F1, F2: a rank dies in a save, twice. The launcher starts all again, and they go on from the last whole checkpoint.
+// F1, F2: a rank dies in a save, twice. The launcher starts all ranks again, and they go on from the last whole
+// checkpoint.
 TEST_F(Checkpoints, RestartsGoOnByThemselves) {
   run(run_of(2, "9", "whole", "whole.jsonl"));
   const Words dying = {"/bin/sh", "-c",
@@ -424,7 +431,7 @@ TEST_F(Checkpoints, RestartsGoOnByThemselves) {
   look({"diff", path("whole"), path("parts")});
 }
 
-// The same data in the same order, on more ranks and under another strategy.
+// A run goes on with the same data in the same order, on more ranks and under another strategy.
 TEST_F(Checkpoints, OtherRanksGoOn) {
   run(run_of(2, "4", "parts", "parts.jsonl"));
   const std::string file = strategy("SHARD_GRADIENTS");
@@ -507,7 +514,7 @@ TEST_F(Checkpoints, TheBestOneStays) {
               Words{"--steps", steps, "--checkpoint-dir", path("parts")} + evaluate));
   };
   run_to("0.01", "3");
-  run_to("1.0", "6");  // which makes it worse
+  run_to("1.0", "6");  // this rate makes it worse
   EXPECT_EQ(read_file(path("parts/best")), "step-000000000003\n");
   EXPECT_EQ(read_file(path("parts/latest")), "step-000000000006\n");
   EXPECT_THAT(look({"ls", path("parts")}).out, AllOf(HasSubstr("  best\n"), HasSubstr("  latest\n")));
@@ -533,7 +540,7 @@ TEST_F(Checkpoints, WhatCannotBeResumedIsAnError) {
   const Ended no_folder = run_program(train(strategy("FULL_SHARD"), "m", {"--every-steps", "3"}), path("run"));
   EXPECT_EQ(no_folder.code, 64);
   EXPECT_THAT(no_folder.err, HasSubstr("--checkpoint-dir"));
-  // A damaged one is not passed over in silence.
+  // A damaged checkpoint is not passed over in silence.
   const std::string shard = latest("parts") + "/rank-00000.safetensors";
   std::string bytes = read_file(shard);
   bytes[bytes.size() / 2] ^= 1;
@@ -544,7 +551,7 @@ TEST_F(Checkpoints, WhatCannotBeResumedIsAnError) {
   const Ended verified = look({"verify", path("parts")}, 65);
   EXPECT_THAT(verified.err, AllOf(HasSubstr("They hold"), HasSubstr("1 of ")));
   EXPECT_EQ(run_program(run_of(1, "5", "parts", "new.jsonl", {"--resume", "none"}), path("run")).code, 0);
-  // Nor one that is gone.
+  // A checkpoint that is gone is not passed over either.
   for (const auto& entry : std::filesystem::directory_iterator(path("parts"))) {
     if (entry.is_directory()) std::filesystem::remove_all(entry.path());
   }

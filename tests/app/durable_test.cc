@@ -1,5 +1,5 @@
-// "durable" in the strategy of `tessera train`: processes die at any moment of a commit or between two, and the run that goes on ends with
-// the bits of one that nothing happened to.
+// Tests "durable" in the strategy of `tessera train`: processes die at any moment of a commit or between two commits,
+// and the run that goes on ends with the bits of a run that was not disturbed.
 
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -26,7 +26,8 @@ class DurableSteps : public Workplace {
  protected:
   DurableSteps() { fs::create_directory(path("disk")); }
 
-  /// A run on two ranks with some of its state on disk, that commits every `every` steps; 0: a plain one.
+  /// The command of a run on two ranks with some state on disk, which commits every `every` steps; 0: it makes no
+  /// commits.
   Words run_of(const std::string& steps, int every, const std::string& metrics, const Words& more = {}) const {
     const std::string offload =
         R"(, "offload": {"masters": {"tier": "nvme", "fraction": 0.5}, "moments": {"tier": "nvme",
@@ -37,11 +38,11 @@ class DurableSteps : public Workplace {
     return launch(2) + train(strategy("FULL_SHARD", every > 0 ? offload + durable : offload), metrics,
                              Words{"--steps", steps} + more);
   }
-  /// A plain run of so many steps, with what it leaves in `whole`.
+  /// Makes a run of so many steps without commits, which leaves its checkpoint in `whole`.
   void run_whole(const std::string& steps) const {
     run(run_of(steps, 0, "whole.jsonl", {"--checkpoint-dir", path("whole")}), 600);
   }
-  /// Goes on to the end, which must be that of run_whole.
+  /// Lets the run go on to its end, and checks that this is the end of run_whole.
   void expect_the_same_end(const std::string& steps, const std::string& what) const {
     const Ended last = run(run_of(steps, 3, "parts.jsonl", {"--checkpoint-dir", path("parts")}));
     const Ended same = run_program({TESSERA_PROGRAM, "checkpoint", "diff", path("whole"), path("parts")}, path("look"));
@@ -60,7 +61,7 @@ class DurableSteps : public Workplace {
 
 TEST_F(DurableSteps, ARunThatIsKilledGoesOnFromItsLastCommit) {
   run_whole("60");
-  // So slow that no run comes to its end before it is killed.
+  // Commits are so slow that no run ends before it is killed.
   const std::string slow = "rename path=durable every=1 delay=" + std::to_string(patient(60ms).count());
   for (const int at : {5, 21}) {
     Program job(run_of("60", 3, "parts.jsonl"), path("job"), {{"TESSERA_TEST_FAULTS", slow}});
@@ -90,8 +91,8 @@ TEST_F(DurableSteps, ARunThatIsKilledBeforeItsFirstCommitStartsAgain) {
 
 class DurableStepsDying : public DurableSteps, public ::testing::WithParamInterface<const char*> {};
 
-// Both ranks, or one of them, die at the n-th operation of a kind on the files of commits, of the first commits of a run or of later
-// ones; the next run goes on, and so does one that dies while it goes on.
+// Both ranks, or one of them, die at the n-th operation of a kind on the files of commits: in the first commits of a
+// run or in later ones. The next run goes on, and so does a run after one that died while it went on.
 TEST_P(DurableStepsDying, AtAnyOperationLosesNoCommit) {
   const std::string site = GetParam();
   if (!tests_are_long() && site != "write" && site != "rename") GTEST_SKIP() << "with TESSERA_LONG_TESTS";
@@ -118,11 +119,11 @@ TEST_P(DurableStepsDying, AtAnyOperationLosesNoCommit) {
   RecordProperty("operations", died);
 }
 
-// A commit removes nothing.
+// "unlink" is not among the operations, since a commit removes nothing.
 INSTANTIATE_TEST_SUITE_P(Each, DurableStepsDying, ::testing::Values("open", "write", "fsync", "rename", "read"),
                          [](const auto& info) { return std::string(info.param); });
 
-// TESSERA_SOAK_SEED repeats one.
+// TESSERA_SOAK_SEED repeats a test.
 TEST_F(DurableSteps, RandomKillsChangeNoBits) {
   const char* const given = std::getenv("TESSERA_SOAK_SEED");
   const auto seed = given ? static_cast<unsigned>(std::stoul(given)) : std::random_device()();
@@ -144,7 +145,7 @@ TEST_F(DurableSteps, RandomKillsChangeNoBits) {
     }
     const Ended ended = job.wait(30);
     EXPECT_TRUE(ended.code == 0 || ended.code == 137) << ended.err;
-    if (ended.code == 0) break;  // it had come to its end
+    if (ended.code == 0) break;  // the run had ended before
   }
   expect_the_same_end(all_steps, "");
 }
@@ -157,7 +158,7 @@ TEST_F(DurableSteps, TheLastCommitIsWaitedForAndItsFailureTold) {
               AllOf(HasSubstr("the commit of step 2 was not made"), HasSubstr("rank 1"), HasSubstr("errno 28")));
 }
 
-// As after the end of a run, or a signal.
+// A run saves such a checkpoint at its end, or after a signal.
 TEST_F(DurableSteps, ALaterCheckpointIsWhatARunGoesOnFrom) {
   run_whole("7");
   run(run_of("5", 3, "parts.jsonl", {"--checkpoint-dir", path("parts")}));
@@ -167,7 +168,8 @@ TEST_F(DurableSteps, ALaterCheckpointIsWhatARunGoesOnFrom) {
   EXPECT_EQ(same.code, 0) << same.out << same.err;
 }
 
-// What the best checkpoint is compared with is in the commit: a run that goes on from there, and only gets worse, makes none.
+// The commit holds the least loss, with which the best checkpoint is compared. So a run that goes on from a commit, and
+// only gets worse, saves no best checkpoint.
 TEST_F(DurableSteps, TheLeastLossGoesOn) {
   write_file(path("held_out"), read_file(path("text")).substr(0, 2000));
   const auto run_to = [&](const char* rate, const char* steps) {

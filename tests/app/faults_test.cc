@@ -1,4 +1,5 @@
-// What goes wrong: each ends with its exit code, one message that says who and why, and nothing left behind.
+// Runs fail in many ways. Each ends with its exit code and one message that says who failed and why, and leaves nothing
+// behind.
 
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -29,10 +30,10 @@ class Faults : public Workplace {
   }
 };
 
-/// No rank waited for a time-out, of which the shortest is 300 s.
+/// Whether no rank waited for a time-out; the shortest one is 300 s.
 bool is_soon(const Ended& ended) { return in_time(ended.seconds, 40); }
 
-// F45. On a machine with GPUs they are hidden from the run.
+// F45. The machine's GPUs are hidden from the run.
 TEST_F(Faults, TrainingOnAGpuThatIsNotThereSaysSoAtOnce) {
   for (const char* transport : {"nccl", "cuda_host"}) {
     const std::string on_gpu =
@@ -92,7 +93,7 @@ TEST_F(Faults, TokenOutsideOfTheVocabulary) {
   EXPECT_TRUE(is_soon(ended)) << ended.seconds;
 }
 
-// F47. What the run says goes through a pipe, since the limit is that of its files too.
+// F47. The run's output goes through a pipe, since the limit would hold for a file of output too.
 TEST_F(Faults, ALimitOfFileSizesEndsARunByNameAndLeavesNothingHalf) {
   for (const char* option : {"--save-weights", "--checkpoint-dir"}) {
     const Words command = train(strategy("FULL_SHARD"), "metrics", {option, path("limited"), "--overwrite"});

@@ -1,5 +1,5 @@
-// Training over a network: hosts that are network namespaces of this machine, joined by links of a chosen speed
-// (scripts/net_lab). Where namespaces cannot be made, these tests are skipped, with the reason.
+// Training over a network. Hosts are network namespaces of this machine, joined by links of a chosen speed
+// (scripts/net_lab). These tests are skipped, with the reason, where namespaces cannot be made.
 
 #include <gmock/gmock.h>
 
@@ -26,7 +26,8 @@ class Net : public Workplace {
   }
 
   static Words lab(int hosts, int ranks_per_host, const std::string& rate) {
-    // As many threads a rank as beside other ranks of one host: with more, LibTorch's products have other bits.
+    // Each rank gets as many threads as it has beside other ranks of one host: more threads change the bits of
+    // LibTorch's products.
     return {"env",
             "OMP_NUM_THREADS=1",
             TESSERA_NET_LAB,
@@ -66,7 +67,7 @@ TEST_F(Net, LossesAreThoseOfOneHost) {
   }
 }
 
-/// Hosts that stay for a test.
+/// Hosts that live as long as this object.
 class Hosts {
  public:
   explicit Hosts(const std::string& folder) : folder_(folder), name_("tessera-test" + std::to_string(::getpid())) {

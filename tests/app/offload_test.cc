@@ -1,4 +1,4 @@
-// Training state on disk, as a user of the command meets it.
+// Tests offloading to disk by the command `tessera train`.
 
 #include <gmock/gmock.h>
 
@@ -65,7 +65,7 @@ TEST_F(OffloadCommand, TrainsWithTheSameBitsAndMovesWhatWasPlanned) {
   }
 }
 
-// The number that is told is one of which nothing more is told.
+// A run with the queue depth that the message names gets no message.
 TEST_F(OffloadCommand, UpdatesInBackwardSayWhichQueueDepthHidesThem) {
   const auto said = [&](const std::string& depth, const std::string& in_backward) {
     write_file(path("said.json"), R"({"units": {"classes": ["Block"]}, "optimizer": {"in_backward": )" + in_backward +
@@ -87,7 +87,7 @@ TEST_F(OffloadCommand, UpdatesInBackwardSayWhichQueueDepthHidesThem) {
 
 TEST_F(OffloadCommand, ADiskThatFailsEndsAllRanksAndNamesTheParameter) {
   for (const std::string& variant : {offload(), offload(kParametersToo), offload(kParametersToo) + kNotShared}) {
-    for (const char* nth : {"20", "40", "61", "150"}) {  // in set-up, in forward, in backward, in a step
+    for (const char* nth : {"20", "40", "61", "150"}) {  // set-up, forward, backward, a step
       const Ended ended = run_program(
           launch(2) + train(strategy("FULL_SHARD", variant), "failed", {"--steps", "6", "--overwrite"}), path("run"),
           /*at_rest_s=*/60, {{"TESSERA_TEST_FAULTS", std::string("cqe nth=") + nth + " errno=EIO"}});
@@ -97,7 +97,7 @@ TEST_F(OffloadCommand, ADiskThatFailsEndsAllRanksAndNamesTheParameter) {
   }
 }
 
-// The other stripe's disk is well.
+// Only one of two disks fails.
 TEST_F(OffloadCommand, OneDiskOfTwoThatFailsIsNamed) {
   for (const char* more : {"", kGradientsToo}) {
     for (const char* nth : {"5", "31", "70"}) {
@@ -114,7 +114,7 @@ TEST_F(OffloadCommand, OneDiskOfTwoThatFailsIsNamed) {
 TEST_F(OffloadCommand, GradientsThatCannotBeKeptEndAllRanksAndNameTheUnit) {
   const std::string only =
       R"(, "offload": {"gradients": {"tier": "nvme"}, "paths": [")" + path("disk0") + R"("]}, "reductions_ahead": 0)";
-  // Of so many units that some are read: three have slots.
+  // The model has so many units that some must be read: three have slots.
   write_file(path("model.json"),
              R"({"model": "gpt", "vocab_size": 256, "seq_len": 16, "layers": 6, "width": 32, "heads": 2})");
   for (const char* rule : {"write path=disk nth=6", "read path=disk nth=3"}) {
@@ -126,12 +126,13 @@ TEST_F(OffloadCommand, GradientsThatCannotBeKeptEndAllRanksAndNameTheUnit) {
   }
 }
 
-// F1: the same moments, at which rank 1 dies instead. Rank 0 ends too, nothing is left, and the next run goes on with the same bits.
+// F1: rank 1 dies at the same moments. Rank 0 ends too, nothing is left behind, and the next run goes on with the same
+// bits.
 TEST_F(OffloadCommand, ARankThatDiesInAnyPartOfAStepEndsAllAndTheNextRunGoesOn) {
   const std::string file = strategy("FULL_SHARD", offload(kParametersToo));
   const Words saves = {"--checkpoint-dir", path("parts"), "--every-steps", "1"};
   run(launch(2) + train(file, "whole", {"--steps", "6"}));
-  constexpr const char* kMoments[] = {"40", "61", "150", "20"};  // in forward, in backward, in a step, in set-up
+  constexpr const char* kMoments[] = {"40", "61", "150", "20"};  // forward, backward, a step, set-up
   for (const char* nth : sampled(kMoments, 3)) {
     for (const char* left : {"parts", "died"}) std::filesystem::remove_all(path(left));
     const auto shared_before = shared_memory_names();
@@ -147,7 +148,7 @@ TEST_F(OffloadCommand, ARankThatDiesInAnyPartOfAStepEndsAllAndTheNextRunGoesOn) 
     EXPECT_THAT(shared_memory_left(shared_before), ::testing::IsEmpty());
     EXPECT_TRUE(std::filesystem::is_empty(path("disk0"))) << nth;
     run(launch(2) + train(file, "died", Words{"--steps", "6", "--overwrite"} + saves));
-    std::map<std::string, std::string> last;  // of each step; a run that goes on takes some steps again
+    std::map<std::string, std::string> last;  // each step's last line: a run that goes on takes some steps again
     for (const std::string& line : losses("died")) last[line.substr(0, line.find(' '))] = line;
     std::vector<std::string> lines;
     for (const auto& [step, line] : last) lines.push_back(line);
@@ -155,7 +156,8 @@ TEST_F(OffloadCommand, ARankThatDiesInAnyPartOfAStepEndsAllAndTheNextRunGoesOn) 
   }
 }
 
-// F46: each transfer takes 10 ms more, and of rank 1 50 ms. The run takes longer than comm.timeout_s, though no call does.
+// F46: each transfer takes 10 ms more, and 50 ms more on rank 1. The run takes longer than comm.timeout_s; no call
+// does.
 TEST_F(OffloadCommand, ASlowDiskMakesStepsLongerAndEndsNothing) {
   run(launch(2) + train(strategy("FULL_SHARD", offload(kParametersToo)), "fast", {"--steps", "3"}));
   const std::string file = strategy("FULL_SHARD", offload(kParametersToo) + R"(, "comm": {"timeout_s": 3})");
@@ -199,7 +201,7 @@ TEST_F(OffloadCommand, BenchTimesDisksAndSteps) {
     for (const char* way : {"write", "read", "mixed"}) EXPECT_FALSE(disk.at(way).at("samples_s").empty()) << way;
   }
   ASSERT_EQ(report.at("steps").size(), 4u);
-  // Each format moves fewer bytes than the one before, but for the low halves that masters of bf16 parameters have beside.
+  // Each format moves fewer bytes than the one before, except for the low halves of the masters of bf16 parameters.
   const auto moved = [&](std::size_t i) { return report.at("steps")[i].at("bytes_moved").get<std::int64_t>(); };
   EXPECT_GT(moved(1), moved(0));
   EXPECT_LT(moved(2), moved(1));

@@ -1,5 +1,5 @@
-// `tessera train --profile`, `tessera doctor --links`, and what `plan` and `simulate` say from them. Times are no test: numbers are, that must
-// follow from each other.
+// Tests `tessera train --profile`, `tessera doctor --links`, and what `plan` and `simulate` predict from them. Measured
+// times are not compared; numbers are compared that must follow from each other.
 
 #include <gmock/gmock.h>
 
@@ -21,12 +21,12 @@ class Prediction : public Workplace {
  protected:
   Ended fail(const Words& command) const { return run_program(command, path("run")); }
   json file(const std::string& name) const { return json::parse(read_file(path(name))); }
-  /// Measures what `world` needs.
+  /// Measures what the commands of `world` need.
   void measure() const {
     run(train(strategy("FULL_SHARD"), "alone.jsonl", {"--profile", path("profile.json"), "--steps", "4"}));
     const Ended links =
         run(launch(2) + Words{TESSERA_PROGRAM, "doctor", "--links", path("links.json"), "--transport", "gloo"});
-    // Beside each form, what it takes of fp32's bytes.
+    // Each form stands beside its share of fp32's bytes.
     EXPECT_THAT(links.out,
                 AllOf(ContainsRegex("lossless +0.85"), ContainsRegex("int8 +0.254"), ContainsRegex("int4 +0.129")));
   }
@@ -75,7 +75,7 @@ TEST_F(Prediction, FollowsFromWhatWasMeasured) {
   const Ended table = run(world("plan", strategy("FULL_SHARD"), "2"));
   EXPECT_THAT(table.out, AllOf(HasSubstr("forward and backward"), HasSubstr("what bounds it: ")));
 
-  // And a run of two shows it beside what it measures.
+  // A run on two ranks shows the prediction beside what it measures.
   const Ended beside = run(launch(2) + train(strategy("FULL_SHARD"), "two.jsonl",
                                              {"--predict-links", path("links.json"), "--predict-profile",
                                               path("profile.json"), "--steps", "2"}));
@@ -103,7 +103,7 @@ TEST_F(Prediction, StrategiesAreComparedByTime) {
     EXPECT_EQ(each.at("fits"), true);
     EXPECT_GE(each.at("seconds_a_microbatch").get<double>(), last) << "the fastest come first";
     last = each.at("seconds_a_microbatch").get<double>();
-    // What is said of one is what a plan of it says; of one of each kind.
+    // A strategy's numbers are those of its own plan; one strategy of each kind is compared.
     if (strategies.size() == before) continue;
     write_file(path("one.json"), each.at("strategy").dump());
     const json plan = json::parse(run(world("plan", path("one.json"), "2", {"--json"})).out);
@@ -113,7 +113,7 @@ TEST_F(Prediction, StrategiesAreComparedByTime) {
   EXPECT_EQ(strategies,
             (std::set<std::string>{"NO_SHARD", "SHARD_OPTIMIZER", "SHARD_GRADIENTS", "SHARD_GRAD_OP", "FULL_SHARD"}));
 
-  // In as little memory as one of them needs.
+  // The limit is as little memory as one of them needs.
   const auto needs = [](const json& each) { return each.at("total_bytes").get<std::int64_t>(); };
   std::int64_t least = needs(tried[0]);
   for (const json& each : tried) least = std::min(least, needs(each));

@@ -32,7 +32,7 @@ class Train : public Workplace {
     return bytes;
   }
 
-  /// Memory and traffic of the run's last step are those of `tessera plan`.
+  /// Checks that memory and traffic of the run's last step are those of `tessera plan`.
   void expect_as_planned(const std::string& metrics, const json& plan) const {
     const auto lines = steps(metrics);
     ASSERT_FALSE(lines.empty());
@@ -118,7 +118,7 @@ TEST_F(Train, ATraceOfOperatorsShowsThoseOfTheLastSteps) {
     embeddings += event.value("name", "") == "aten::embedding";
   }
   EXPECT_EQ(attentions, 3 * 2 * 3);  // steps, microbatches, blocks
-  EXPECT_EQ(embeddings, 3 * 2 * 2);  // of tokens and of positions
+  EXPECT_EQ(embeddings, 3 * 2 * 2);  // one of tokens and one of positions
 }
 
 TEST_F(Train, PretendedHostsDoNotShareMemory) {
@@ -210,7 +210,7 @@ TEST_F(Train, WeightsThatAreLoadedAreThoseThatTrainingStartsFrom) {
 
 TEST_F(Train, ARunDirectoryHoldsAllThatBelongsToARun) {
   const Words all = train(strategy("FULL_SHARD"), "plain", {"--out", path("runs/a"), "--trace", "trace.json"});
-  Words command;  // without --metrics, which --out has its own of
+  Words command;  // no --metrics: --out has a file of metrics of its own
   for (std::size_t i = 0; i < all.size(); ++i) all[i] == "--metrics" ? void(++i) : command.push_back(all[i]);
   const Ended ended = run(launch(2, {"--no-prefix"}) + command);
   const json config = json::parse(read_file(path("runs/a/config.json")));
@@ -227,7 +227,7 @@ TEST_F(Train, ARunDirectoryHoldsAllThatBelongsToARun) {
   EXPECT_TRUE(std::filesystem::exists(path("runs/a/weights.pt")));
   EXPECT_THAT(ended.out, HasSubstr("weights are in " + path("runs/a/weights.pt")));
 
-  // What is there is kept, unless it is said otherwise; and two runs are told apart.
+  // A folder that is there is kept unless --overwrite is given; and two runs have different names.
   EXPECT_EQ(run_program(command, path("run")).code, 73);
   EXPECT_EQ(read_lines(path("runs/a/metrics.jsonl")), lines);
   run(command + Words{"--overwrite"});
@@ -235,7 +235,7 @@ TEST_F(Train, ARunDirectoryHoldsAllThatBelongsToARun) {
 }
 
 TEST_F(Train, AFailingMetricsFileCostsAWarningAndTheExitCodeAndNotTheTraining) {
-  // No file may grow beyond 8 KiB, which the objects of 20 steps fill.
+  // No file may grow beyond 8 KiB; the lines of 20 steps fill that.
   const Words command = train(strategy("FULL_SHARD"), "limited", {"--steps", "40", "--log-every", "20"});
   const Ended ended = run_program(Words{"/bin/bash", "-c", "ulimit -f 8; exec \"$@\"", "bash"} + command, path("run"));
   EXPECT_EQ(ended.code, 74) << ended.err;
@@ -296,7 +296,7 @@ TEST_F(Train, TablesAndEventFilesHaveWhatLinesOfJsonHave) {
   EXPECT_THAT(ended.out, HasSubstr("metrics are in " + path("table.csv")));
   EXPECT_THAT(ended.out, HasSubstr("metrics are in " + path("board/a/events.out.tfevents.")));
 
-  // A row a step, and behind the second and the third one of the evaluation.
+  // There is a row for each step, and one for the evaluation behind the second and the third.
   const std::vector<Words> table = table_of(path("table.csv"));
   EXPECT_EQ(column_of(table, "step"), (Words{"1", "2", "2", "3", "3"}));
   for (const Words& row : table) EXPECT_EQ(row.size(), table[0].size());
@@ -323,7 +323,7 @@ TEST_F(Train, TablesAndEventFilesHaveWhatLinesOfJsonHave) {
   }
   EXPECT_EQ(scalars["loss"], wanted["loss"]);
   EXPECT_EQ(scalars["eval_loss"], wanted["eval_loss"]);
-  // All numbers and flags, and no words.
+  // Event files have all numbers and flags, and no words.
   for (const std::string& name : table[0])
     EXPECT_EQ(scalars.count(name), name == "run" || name == "step" ? 0u : 1u) << name;
 }
@@ -342,7 +342,7 @@ TEST_F(Train, ARestartedJobGoesOnInItsTableAndAnEventFileBesideItsOwn) {
                                    {"TORCHELASTIC_RESTART_COUNT", "1"}});
   EXPECT_EQ(ended.code, 0) << ended.err;
   EXPECT_EQ(column_of(table_of(path("again.csv")), "step"), (Words{"1", "2", "3", "1", "2", "3"}));
-  // The second file begins with what has TensorBoard forget the first one's steps from 1 on.
+  // The second file begins with an event that makes TensorBoard forget the first one's steps from 1 on.
   std::vector<std::pair<int, bool>> steps;
   for (const json& event : events_of(path("board"), 2, path("read"))) {
     const bool starts = event.contains("session");
@@ -424,8 +424,8 @@ TEST_F(Train, TheProgramForAGptLearns) {
   EXPECT_GT(loss_at(1), 5.0);
   double last_ten = 0;
   for (int step = 91; step <= 100; ++step) last_ten += loss_at(step) / 10;
-  // The entropy of the text's bytes is 2.61. Without a seed, about one start in four still sits on that plateau after
-  // 100 steps (plain PyTorch alike), so the example sets one.
+  // The entropy of the text's bytes is 2.61. About one start in four is still on that plateau after 100 steps (in plain
+  // PyTorch too), so the example sets a seed.
   EXPECT_LT(last_ten, 2.2) << ended.out;
 }
 

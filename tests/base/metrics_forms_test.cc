@@ -102,8 +102,8 @@ TEST_F(MetricsForms, AnEventFileIsANewOneAndSaysSo) {
   EXPECT_NE(event_file_name(), event_file_name());
 }
 
-// A file that may grow to a bound only: what is cut short goes, and the file is whole. The limit is the process's, so a child
-// runs into it.
+// A file may grow to a bound only: a row that is cut short is removed, and the file is whole. The limit belongs to the
+// process, so a child process reaches it.
 TEST_F(MetricsForms, WhatIsCutShortIsCutOff) {
   for (const MetricsFormat format : {MetricsFormat::kCsv, MetricsFormat::kEvents}) {
     std::filesystem::remove(path_);

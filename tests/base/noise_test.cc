@@ -33,7 +33,7 @@ TEST(Noise, EveryByteIsUniform) {
   }
 }
 
-// Of n pairs of independent numbers, the correlation has standard deviation 1 / sqrt(n).
+// The correlation of n pairs of independent numbers has the standard deviation 1 / sqrt(n).
 double correlation(const std::function<double(std::uint32_t)>& a, const std::function<double(std::uint32_t)>& b) {
   double sum = 0.0;
   for (std::uint32_t i = 0; i < kNumel; ++i) sum += a(i) * b(i);
@@ -101,7 +101,8 @@ TEST(Noise, TwoNumbersOfAnElementTakeItsTwoEnds) {
   EXPECT_EQ((own_noise<false, 14>(0x9234d678u)), 0x9234d678u >> 18);
 }
 
-// A run that goes on from a checkpoint, or on another processor, must draw the same numbers: a change is another kNoiseVersion.
+// A run that goes on from a checkpoint, or on another processor, must draw the same numbers. A change of them needs a
+// new kNoiseVersion.
 TEST(Noise, IsTheSameInOneVersion) {
   EXPECT_EQ(kNoiseVersion, 3);
   EXPECT_EQ(noise(0, 1, 0), 0x7535934eu);

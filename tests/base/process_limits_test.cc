@@ -19,7 +19,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// The limits are the process's, so a child runs into them. Its wait status.
+/// Runs `is_right` in a child process, because limits belong to a process. Returns the child's wait status.
 int in_child(const std::function<bool()>& is_right) {
   const pid_t child = ::fork();
   if (child == 0) ::_exit(is_right() ? 0 : 1);
@@ -91,7 +91,7 @@ TEST(ProcessLimits, ThreadsThatTheSystemRefusesAreAnErrno) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "a sanitizer needs addresses itself";
 #endif
-  // Each thread's stack takes addresses, of which there are none left; a few stacks of threads that have ended are used again.
+  // Each thread's stack needs addresses, and none are left; a few stacks of ended threads are used again.
   EXPECT_EQ(in_child([] { return set(RLIMIT_AS, 1 << 20, RLIM_INFINITY) && try_threads(64) == EAGAIN; }), 0);
 }
 

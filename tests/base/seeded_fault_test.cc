@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-/// In a process of its own, since the variable is read once: ends with 1 where `which` is switched on, with 0 where not.
+/// Ends a process of its own, since the variable is read once: with 1 where `which` is switched on, else with 0.
 [[noreturn]] void end_with(const char* variable, SeededFault which) {
   setenv("TESSERA_SEEDED_FAULT", variable, /*replace=*/1);
   const bool first = seeded_fault(which);

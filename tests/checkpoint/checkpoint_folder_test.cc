@@ -27,7 +27,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
 
-/// A whole save by one rank. Its content tells `step`.
+/// Makes a whole save by one rank, whose content depends on `step`. Returns its path.
 absl::StatusOr<std::string> save(const std::string& folder, std::int64_t step, std::int64_t keep = 100,
                                  bool is_best = false) {
   TESSERA_ASSIGN_OR_RETURN(const auto unfinished, UnfinishedCheckpoint::begin(folder, step, "rank 0"));
@@ -47,7 +47,7 @@ absl::StatusOr<std::string> save(const std::string& folder, std::int64_t step, s
   return path;
 }
 
-/// The step of the checkpoint at `path`, all of which is read; -1 if it is not whole.
+/// Reads all of the checkpoint at `path` and returns its step; -1 where it is not whole.
 std::int64_t step_at(const std::string& path) {
   auto checkpoint = SavedCheckpoint::open(path, "rank 0");
   if (!checkpoint.ok()) return -1;
@@ -221,7 +221,7 @@ TEST(CheckpointFolder, BadFoldersAreNamed) {
   EXPECT_EQ(exit_code_of(find_checkpoint(folder.path(), "x").status()), ExitCode::kCorruptData);
 }
 
-// What stands where a save writes is named, with what to do about it.
+// Something stands where a save writes: the error names it and says what to do.
 TEST(CheckpointFolder, WhatStandsInTheWayOfASaveIsNamed) {
   const ScratchFolder folder, other;
   std::filesystem::create_symlink(other.file("lock"), folder.file("lock"));
@@ -243,7 +243,8 @@ TEST(CheckpointFolder, WhatStandsInTheWayOfASaveIsNamed) {
 constexpr FaultSite kSites[] = {FaultSite::kOpen,   FaultSite::kRead,   FaultSite::kWrite, FaultSite::kFsync,
                                 FaultSite::kRename, FaultSite::kUnlink, FaultSite::kMkdir};
 
-// F22, F23: whichever operation of a save fails, the error says which, a whole checkpoint is the latest, and the next save works.
+// F22, F23: whichever operation of a save fails, the error says which, a whole checkpoint is the latest, and the next
+// save works.
 TEST(CheckpointFolder, EveryFailedOperationLeavesTheOldCheckpointOrTheNewOne) {
   for (const FaultSite site : kSites) {
     for (const int error : {EIO, ENOSPC}) {
@@ -323,7 +324,7 @@ TEST(CheckpointFolder, AnyCrashLeavesTheOldCheckpointOrTheNewOne) {
   }
 }
 
-// So the test above can fail: without the sync of the shards a power loss takes the checkpoint.
+// The test above can fail: if shards are not synced, a power loss destroys the checkpoint.
 TEST(CheckpointFolder, WithoutSyncAPowerLossWouldShow) {
   const ScratchFolder folder;
   const ChildEnd end = in_child([&] {

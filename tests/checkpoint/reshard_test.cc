@@ -39,7 +39,7 @@ std::vector<std::byte> all_of(SavedCheckpoint& checkpoint, const std::string& wh
   return bytes;
 }
 
-/// Of a tensor that need not be whole: first element and bytes of each piece.
+/// The pieces of a tensor that need not be whole: first element and bytes of each.
 std::vector<std::pair<std::int64_t, std::vector<std::byte>>> parts_of(SavedCheckpoint& checkpoint,
                                                                       const std::string& what,
                                                                       const std::string& name) {
@@ -52,7 +52,7 @@ std::vector<std::pair<std::int64_t, std::vector<std::byte>>> parts_of(SavedCheck
   return parts;
 }
 
-/// `open` has seen that no tensor is missing, so those of the first are all that there are.
+/// Compares all tensors. `open` has checked that no tensor is missing, so the tensors of `a` are all that there are.
 void expect_same_tensors(SavedCheckpoint& a, SavedCheckpoint& b) {
   const Manifest& manifest = a.manifest();
   const auto same = [&](const std::string& what, const std::string& name) {
@@ -100,7 +100,7 @@ TEST(Reshard, HoldsTheSameInAnyNumberOfFiles) {
     EXPECT_EQ(static_cast<std::int64_t>(to->manifest().files.size()), files);
     expect_same_tensors(*from, *to);
     for (std::int64_t chunk = 0; chunk < to->chunks(); ++chunk) EXPECT_TRUE(to->verify(chunk).ok());
-    // Nearly all elements are of one parameter, which has 7.0 bytes an element. The last file takes what is left.
+    // Nearly all elements belong to one parameter, which has 7.0 bytes for each. The last file takes the rest.
     for (std::size_t file = 0; files < 10 && file + 1 < to->manifest().files.size(); ++file) {
       const double share = static_cast<double>(to->manifest().files[file].data_bytes()) * static_cast<double>(files);
       EXPECT_NEAR(share / (7.0 * 700 * 512), 1, 0.15) << file << " of " << files;
@@ -108,7 +108,7 @@ TEST(Reshard, HoldsTheSameInAnyNumberOfFiles) {
   }
 }
 
-// A matrix, in the second of many files, and a parameter without elements, whose states have some.
+// There is a matrix, in the second of many files, and a parameter without elements whose states have some.
 TEST(Reshard, StatesOfShapesOfTheirOwnStayWhole) {
   const ScratchFolder made;
   Manifest manifest;

@@ -1,4 +1,4 @@
-// A checkpoint on disk, whole, damaged and hostile: what is read is right, or an error that says where.
+// Checkpoints on disk that are whole, damaged or hostile: what is read is right, or there is an error that says where.
 
 #include "checkpoint/saved_checkpoint.h"
 
@@ -26,7 +26,7 @@ using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-/// Opens, and reads all of it.
+/// Opens a checkpoint and reads all of it.
 absl::Status read_all(const std::string& folder) {
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<SavedCheckpoint> checkpoint, SavedCheckpoint::open(folder, "rank 1"));
   for (std::int64_t chunk = 0; chunk < checkpoint->chunks(); ++chunk)
@@ -80,7 +80,7 @@ void expect_refused(const std::string& folder, const std::string& what, const ::
   EXPECT_THAT(message_of(status), AllOf(HasSubstr("rank 1: "), HasSubstr(folder), text)) << what;
 }
 
-// F30: every byte of the headers, and bytes of every chunk.
+// F30: the test flips bits in every byte of the headers, and in bytes of every chunk.
 TEST(SavedCheckpoint, EveryFlippedBitIsNoticed) {
   const ScratchFolder folder;
   write_made_up_checkpoint(folder.path());
@@ -167,7 +167,7 @@ TEST(SavedCheckpoint, LinksPipesAndFoldersAreNotOpened) {
   ASSERT_TRUE(read_all(folder.path()).ok());
 }
 
-// The folder of checkpoints is the user's, who may have a link for it; what lies in it is not.
+// The folder of checkpoints itself may be a link, since the user chose it; what lies in it may not.
 TEST(SavedCheckpoint, NoPartBelowTheFolderOfCheckpointsIsALink) {
   const ScratchFolder folder, other;
   const std::string name = "step-000000000004", step = folder.file(name);
@@ -184,7 +184,7 @@ TEST(SavedCheckpoint, NoPartBelowTheFolderOfCheckpointsIsALink) {
   EXPECT_TRUE(read_all(other.file("named-by-its-user")).ok());
 }
 
-// Pieces that a hostile writer hashed rightly.
+// A hostile writer may give bad pieces the right hashes.
 TEST(SavedCheckpoint, TensorsAreThereOnceAndWhole) {
   const auto with = [](std::vector<Piece> first, std::vector<Piece> second, const std::string& what, const char* text) {
     const ScratchFolder folder;
@@ -215,7 +215,7 @@ TEST(SavedCheckpoint, TensorsAreThereOnceAndWhole) {
   with({w0, m0, s0, f, {"buffer.rank1", "x", "F32", 0, 1}}, {w1, m1, s1}, "one too many", "the manifest knows nothing");
 }
 
-// What a rank kept of gradients need not be all of a parameter, but must be a part of one that trains.
+// Residuals of a rank need not cover a parameter, but must be a part of one that trains.
 TEST(SavedCheckpoint, ResidualsArePartsOfParametersThatTrain) {
   const auto with = [](const std::vector<Piece>& pieces, bool has_residuals, const char* text) {
     const ScratchFolder folder;
@@ -276,7 +276,7 @@ TEST(SavedCheckpoint, EveryFailedReadIsAnError) {
   }
 }
 
-// F22, F23: of the files that a rank writes.
+// F22, F23: writes of the files of a rank fail.
 TEST(SavedCheckpoint, EveryFailedWriteIsAnError) {
   for (const FaultSite site : {FaultSite::kOpen, FaultSite::kWrite, FaultSite::kFsync}) {
     for (const int error : {EIO, ENOSPC}) {
@@ -302,7 +302,8 @@ TEST(SavedCheckpoint, EveryFailedWriteIsAnError) {
   }
 }
 
-// Around the edges of chunks and of the blocks that are written past the page cache, and on a file system that has no such writes.
+// Portions end around the edges of chunks and of the blocks that are written past the page cache; one file system has
+// no such writes.
 TEST(SavedCheckpoint, AFileHoldsWhatWasAppendedInAnyPortions) {
   constexpr std::int64_t kMiB = std::int64_t{1} << 20;
   std::mt19937 random(5);

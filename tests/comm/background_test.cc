@@ -18,7 +18,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-/// A rank alone whose reductions take until they are let go, and which notes its calls.
+/// A group of one rank that notes its calls, and whose reductions take until they are let go.
 class Slow : public LocalCollectives {
  public:
   Work barrier(std::string_view label) override {
@@ -92,7 +92,7 @@ TEST_F(Background, OtherCallsComeBehindWhatIsUnderWay) {
   EXPECT_EQ(slow->thread_of_reductions(), std::this_thread::get_id());
   EXPECT_THAT(slow->calls(), ElementsAre("a", "b", "meet", "at once"));
   EXPECT_TRUE(b.wait().ok());
-  EXPECT_TRUE(a.wait().ok());  // in any order
+  EXPECT_TRUE(a.wait().ok());  // they may be waited for in any order
 }
 
 TEST_F(Background, AVisitorSeesTheSumsOnTheCallersThread) {
@@ -127,7 +127,8 @@ TEST_F(Background, AWorkThatIsDroppedWaitsForItsMemory) {
   EXPECT_THAT(slow->calls(), ElementsAre("a"));
 }
 
-// Reductions and gathers of one thread keep their order, and what is not for the thread comes behind them.
+// Reductions and gathers that the thread makes keep their order, and calls that are not for the thread come behind
+// them.
 TEST_F(Background, GathersAreMadeByTheThreadWhereTheTransportHasNoneOfItsOwn) {
   EXPECT_FALSE(group->gathers_in_background());
   const auto both = working_in_background(slow);

@@ -1,4 +1,4 @@
-// What proves that ranks do not make the same calls in the same order, and what does not.
+// Tests which reports prove that ranks do not make the same calls in the same order, and which do not.
 
 #include "runtime/comm/call_order.h"
 
@@ -12,7 +12,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// An Engine's groups of `ranks` ranks in rank order, a group of the program's own, and how far a rank has come in each.
+/// The report of one rank: how far it has come in each group of an Engine, and in a group of the program's own.
 WaitReport at(int rank, std::uint64_t gathers, std::uint64_t reductions, std::uint64_t barriers = 0, int ranks = 2) {
   WaitReport report;
   report.rank = rank;
@@ -68,12 +68,12 @@ TEST(CallOrder, ARankThatIsNoMemberOfAGroupIsNotWaitedForThere) {
   EXPECT_EQ(disagreement_of({waiting(a, "gather"), waiting(b, "reduce")}), "");
 }
 
-// Each thread trains a model of its own: which of them comes to a call first is chance.
+// Each thread trains a model of its own, so the order of their calls is chance.
 TEST(CallOrder, CallsOfThreadsThatShareNoGroupHaveNoOrder) {
   WaitReport a = at(0, 5, 0, 2), b = at(1, 4, 0, 3);
   for (WaitReport* report : {&a, &b}) report->groups["user"].threads = {2};
   EXPECT_EQ(disagreement_of({waiting(a, "gather", 1), waiting(b, "user", 2)}), "");
-  // A thread that has called both is where both would be called.
+  // A thread that has called both groups would have called both in its order.
   for (WaitReport* report : {&a, &b}) report->groups["user"].threads = report->groups["gather"].threads = {1, 2};
   EXPECT_NE(disagreement_of({waiting(a, "gather", 1), waiting(b, "user", 2)}), "");
 }
@@ -100,7 +100,7 @@ TEST(CallOrder, ARankThatMakesAGroupAloneIsNamed) {
   EXPECT_THAT(disagreement_of({waiting(a, "other"), waiting(b, "gather")}), HasSubstr("rank 0 waits in other (#0)"));
 }
 
-// The calls of another library are looked at from outside, and a rank where nobody has looked may have begun any of them.
+// Calls of another library are observed from outside. A rank where nobody has observed them may have begun any of them.
 TEST(CallOrder, ARankThatSaysNothingOfAnOutsideGroupLacksNoCallOfIt) {
   WaitReport a = at(0, 5, 2), b = at(1, 5, 3);
   const auto begun = [](std::uint64_t calls) {

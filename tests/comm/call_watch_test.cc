@@ -1,4 +1,4 @@
-// Ranks that wait in different groups, on threads. Each scene takes some seconds, so they go on side by side.
+// Ranks on threads wait in different groups. Each scene takes some seconds, so scenes run side by side.
 
 #include "runtime/comm/call_watch.h"
 
@@ -23,7 +23,8 @@ namespace {
 using namespace std::chrono_literals;
 using ::testing::HasSubstr;
 
-/// What two ranks (or `ranks`) do with an Engine's groups, and how each must end: with an error that has all of `wanted`, or well.
+/// What two ranks (or `ranks`) do with an Engine's groups, and how each must end: with an error that has all of
+/// `wanted`, or without one where that is empty.
 struct Scene {
   const char* name;
   std::function<absl::Status(const Mesh& mesh, const MeshAxes& axes)> body;
@@ -42,8 +43,8 @@ absl::Status reduce_later(Collectives& group, const char* label) {
   return work.wait();
 }
 
-/// What somebody who looks at another library tells of it as long as this lives: `begun` calls of a group of both ranks, and where `waits`
-/// that the thread which made this waits in the latest.
+/// Reports, while it lives, what an observer of another library would: `begun` calls of a group of both ranks and, if
+/// `waits`, that the thread which made this object waits in the latest of them.
 class Told {
  public:
   Told(const Mesh& mesh, std::uint64_t begun, bool waits)
@@ -71,8 +72,8 @@ class Told {
   std::jthread teller_;
 };
 
-/// A call of that library, which ends after `most`, or when the ranks have a verdict: else the process would end then. What it returns is
-/// what the mesh has by then.
+/// Stands for a call of that library. It ends after `most`, or when the ranks have a verdict, since the process would
+/// end otherwise. Returns the mesh's status at that time.
 absl::Status outside_barrier(const Mesh& mesh, std::chrono::milliseconds most) {
   const auto is_told = [&] { return groups_of(mesh).store().get("waits/verdict", 0ms).ok(); };
   {
@@ -146,7 +147,7 @@ const Scene kScenes[] = {
      [](const Mesh& mesh, const MeshAxes& axes) {
        if (mesh.rank() == 2) std::this_thread::sleep_for(6500ms);
        int data = 0;
-       // The root has given what it has, and waits in the barrier.
+       // The root has sent its values, and waits in the barrier.
        TESSERA_RETURN_IF_ERROR(gather(*axes.reduce, "values"));
        TESSERA_RETURN_IF_ERROR(axes.gather->broadcast("values", &data, sizeof data, 0).wait());
        return axes.world->barrier("step").wait();

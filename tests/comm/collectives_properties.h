@@ -11,8 +11,8 @@
 
 namespace tessera {
 
-// What must hold on every transport: each function is called by all ranks of a group and checks its own
-// rank's result against inputs that every rank can compute. They throw, so that they serve threads and forked
+// Properties that every transport must have. All ranks of a group call each function, which checks its own rank's
+// result against inputs that every rank can compute. The functions throw, so that they serve threads and forked
 // processes alike.
 
 struct PropertyFailed : std::runtime_error {
@@ -26,12 +26,12 @@ inline void require_ok(const absl::Status& status) {
   if (!status.ok()) throw PropertyFailed(message_of(status));
 }
 
-/// Where a test puts its buffers: memory of the group (`symmetric`), or any other.
+/// Gives a test its buffers: in memory of the group (`symmetric`), or in any other.
 class TestMemory {
  public:
   TestMemory(Collectives& group, bool symmetric) : group_(group), symmetric_(symmetric) {}
 
-  /// Aligned as the sums demand.
+  /// A buffer that is aligned as sums require.
   std::byte* of(std::size_t bytes) {
     if (!symmetric_) return plain_.emplace_back(bytes + 1).data();
     auto buffer = group_.allocate(bytes);
@@ -104,7 +104,7 @@ inline void check_all_reduce(Collectives& group, DType dtype, std::size_t numel,
   require(same_bits(result, reference_sum(inputs, dtype, 0, numel)), at("all_reduce", dtype, numel, group.rank()));
 }
 
-/// Checks the rules of SumVisitor and keeps what it saw.
+/// Checks the rules of SumVisitor, and keeps what it saw.
 class RecordingVisitor : public SumVisitor {
  public:
   explicit RecordingVisitor(std::size_t expected) : expected_(expected) {}
@@ -120,10 +120,10 @@ class RecordingVisitor : public SumVisitor {
   std::vector<float> seen_;
 };
 
-/// Sums in a GPU's memory are nothing that a visitor could see.
+/// Whether a visitor sees sums: it cannot see those in a GPU's memory.
 inline bool sums_are_seen(const Collectives& group) { return group.transport() != "cuda_host"; }
 
-/// A visitor sees the output, neither more nor less, and changes nothing.
+/// Checks that a visitor sees the output, neither more nor less, and changes nothing.
 inline void check_visited_sums(Collectives& group, DType dtype, std::size_t numel, bool symmetric, bool in_place) {
   if (!sums_are_seen(group)) return;
   in_place = in_place && dtype == DType::kF32;
@@ -147,8 +147,9 @@ inline void check_visited_sums(Collectives& group, DType dtype, std::size_t nume
   require(same_bits(reduced.seen(), {output, output + numel}), "all_reduce has another output");
 }
 
-/// Reductions of both kinds under way at a time, advanced late or never, with a call that blocks between them: each has
-/// its own sum, seen once by its visitor. Where `symmetric` is set, every third buffer is elsewhere all the same.
+/// Starts reductions of both kinds that are under way together, advances them late or never, and makes a blocking call
+/// between them. Checks that each has its own sum, which its visitor sees once. If `symmetric`, every third buffer is
+/// nevertheless outside the group's memory.
 inline void check_started_reductions(Collectives& group, std::size_t numel, bool symmetric) {
   struct Started {
     std::vector<Bytes> inputs;
@@ -200,8 +201,8 @@ inline void check_started_reductions(Collectives& group, std::size_t numel, bool
   while (ended < started.size()) end(started[ended++]);
 }
 
-/// What a rank writes into common memory its peers find there; collectives take it for input and output, and none
-/// writes another rank's part. REQUIRES: group.shares_memory().
+/// Checks that peers find what a rank writes into common memory, and that collectives take it for input and output
+/// without writing another rank's part. REQUIRES: group.shares_memory().
 inline void check_common_memory(Collectives& group, std::size_t numel) {
   const std::size_t ranks = group.size(), rank = group.rank(), bytes = numel * sizeof(float);
   auto buffer = group.allocate_common(2 * ranks * bytes);
@@ -218,7 +219,7 @@ inline void check_common_memory(Collectives& group, std::size_t numel) {
   };
   for (std::size_t i = 0; i < 2 * ranks * numel; ++i) require(full[i] == 0, "common memory is zero at first");
   require_ok(group.barrier("seen zero").wait());
-  // In place: a rank goes on writing as soon as it may, so whoever wrote a peer's part too late would be found out.
+  // These gathers are in place. A rank writes again as soon as it may, so a late write to a peer's part would show.
   for (int round = 1; round <= 20; ++round) {
     write_own(static_cast<float>(round));
     require_ok(group.all_gather("in place", mine, full, bytes).wait());
@@ -244,7 +245,7 @@ inline void check_common_memory(Collectives& group, std::size_t numel) {
     for (std::size_t i = 0; i < numel; ++i) require(sums[i] == static_cast<float>(root + 5), "broadcast");
     require_ok(group.barrier("read").wait());
   }
-  // It is there until the last rank lets go.
+  // The memory stays until the last rank lets go of it.
   if (rank == 0) buffer->reset();
   require_ok(group.barrier("rank 0 let go").wait());
   if (rank != 0) expect_rounds(100, "after another rank let go");
@@ -271,7 +272,7 @@ inline void check_all_to_all(Collectives& group, std::size_t bytes, bool symmetr
             at("all_to_all", DType::kU8, bytes, group.rank()));
 }
 
-/// Every operation, dtype, a spread of odd sizes (`largest` elements at most), in and out of place.
+/// Checks every operation with every dtype and odd sizes (`largest` elements at most), in place and out of place.
 inline void check_all_operations(Collectives& group, bool symmetric, std::size_t largest = 70001) {
   for (std::size_t numel :
        {std::size_t{0}, std::size_t{1}, std::size_t{15}, std::size_t{1037}, std::size_t{8200}, largest}) {

@@ -72,7 +72,7 @@ TEST(ThreadCollectives, MeshAxesJoinTheRightRanks) {
   });
 }
 
-/// Messages of what the ranks' bodies threw or returned.
+/// The statuses that the ranks' bodies returned.
 std::vector<absl::Status> statuses(int ranks, const std::function<absl::Status(const Mesh&)>& body,
                                    double timeout_s = 60) {
   std::vector<absl::Status> results(ranks);
@@ -120,7 +120,7 @@ TEST(ThreadFailures, AFailureIsSticky) {
   });
 }
 
-// A rank that was told of a failure may call again while another still looks at the call before.
+// A rank that learned of a failure may call again while another rank still looks at the call before.
 TEST(ThreadFailures, TheReasonReachesRanksThatAreLateThoughOthersGoOnCalling) {
   for (int trial = 0; trial < 300; ++trial) {
     const auto results = statuses(3, [&](const Mesh& mesh) {
@@ -178,14 +178,14 @@ TEST(ThreadFailures, ARankWhoseProgramEndsIsNotWaitedForWhileItsGroupsLive) {
     TESSERA_RETURN_IF_ERROR(axes.world->barrier("first").wait());
     if (mesh.rank() != 1) return axes.world->barrier("second").wait();
     groups_of(mesh).leave();
-    return user->barrier("the end").wait();  // for which the others do not come
+    return user->barrier("the end").wait();  // the others do not come to it
   });
   for (int rank : {0, 2}) EXPECT_EQ(exit_code_of(results[rank]), ExitCode::kPeerLost);
   EXPECT_THAT(message_of(results[0]) + message_of(results[2]), HasSubstr("rank 1 has left, last in barrier 'first'"));
   EXPECT_FALSE(results[1].ok());
 }
 
-/// Rank 1 comes to the barrier when rank 0 has given up waiting for it.
+/// Makes a barrier to which rank 1 comes when rank 0 has given up waiting for it.
 absl::Status meet_late(const MeshAxes& axes, std::atomic<bool>& has_given_up) {
   if (axes.world->rank() == 1) has_given_up.wait(false);
   const absl::Status status = axes.world->barrier("late").wait();
@@ -214,7 +214,7 @@ TEST(ThreadFailures, TimeoutNamesTheMissingRankAndItsLastCall) {
   EXPECT_THAT(message_of(results[1]), HasSubstr("rank 0 gave up"));
 }
 
-// F5: what each rank was in can be compared afterwards.
+// F5: the calls in which ranks were can be compared afterwards.
 TEST(ThreadFailures, FlightRecordsHaveTheLastCallsOfAllGroups) {
   const std::string folder = ::testing::TempDir() + "flight-" + std::to_string(::getpid());
   ::setenv("TESSERA_FLIGHT_RECORDS", folder.c_str(), 1);
@@ -263,7 +263,7 @@ TEST(ThreadFailures, AbortEndsCallsUnderWayInEveryGroupWithItsReason) {
       return axes.reduce->barrier("own").wait();
     }
     const absl::Status told = (mesh.rank() == 0 ? axes.gather : axes.world)->barrier("step").wait();
-    groups_of(mesh).abort(make_error(exit_code_of(told), message_of(told)));  // as a program does that threw it
+    groups_of(mesh).abort(make_error(exit_code_of(told), message_of(told)));  // a program that threw it would do this
     EXPECT_TRUE(groups_of(mesh).told_by_peer());
     return told;
   });

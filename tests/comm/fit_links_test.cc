@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-/// Calls of all algorithms that take what `fit` says, but for an error of `off`, now above and now below.
+/// Calls of all algorithms with the times that `fit` predicts, with an error of `off` that changes its sign.
 std::vector<TimedWork> calls_by(const LinkFit& fit, int ranks, double off = 0) {
   std::vector<TimedWork> calls;
   for (const std::size_t bytes : {std::size_t{64}, std::size_t{4096}, std::size_t{65536}, std::size_t{1} << 20}) {
@@ -41,7 +41,7 @@ TEST(FitLinks, IsNearWhereTimesAreOff) {
   EXPECT_NEAR(fit.byte_s, costs.byte_s, 0.2 * costs.byte_s);
 }
 
-// With two ranks each round is a message: only their sum is known.
+// Each round of two ranks is one message, so only the sum of both costs is known.
 TEST(FitLinks, LeavesOutWhatIsNotToldApart) {
   const LinkFit costs{.round_s = 30e-6, .message_s = 10e-6, .byte_s = 1e-9, .add_s = 0};
   const LinkFit fit = fit_links(calls_by(costs, 2));
@@ -49,7 +49,7 @@ TEST(FitLinks, LeavesOutWhatIsNotToldApart) {
   EXPECT_NEAR(fit.byte_s, costs.byte_s, 1e-13);
 }
 
-// The best line through these has a beta below 0.
+// The best line through these calls has a slope below 0.
 TEST(FitLinks, HasNoNumberBelowZero) {
   const LinkFit fit = fit_links(std::vector<TimedWork>{{{1, 1, 10, 0}, 2e-3}, {{1, 1, 1000, 0}, 1e-3}});
   EXPECT_GT(fit.round_s + fit.message_s, 0);

@@ -39,8 +39,8 @@ TEST_P(HostCollectives, EveryOperationIsExactOnGroupMemoryAndOnAnyOther) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, HostCollectives, ::testing::Values(2, 3, 4, 8, 9));
 
-// On two ranks each check's first call is one in which a MailboxWay tries both ways: it has more than seven rounds, in bf16 too,
-// and is the first of eight.
+// Each check's first call on two ranks is one in which a MailboxWay tries both ways: it has more than seven rounds, in
+// bf16 too, and is the first of eight.
 TEST(HostCollectivesTest, BuffersLargerThanMailboxesNeedNotBeShared) {
   for (const int ranks : {2, 3}) {
     expect_all_ok(fork_ranks(ranks, [ranks](int rank, KeyValueStore& store) -> absl::Status {
@@ -63,7 +63,7 @@ TEST(HostCollectivesTest, BuffersLargerThanMailboxesNeedNotBeShared) {
       tries(1, [&] { check_all_reduce(*group, DType::kBF16, large_of_halves, false, false); });
       tries(ranks, [&] { check_broadcast(*group, 4 * large, false); });
       tries(1, [&] { check_all_to_all(*group, 4 * large, false); });
-      // Of the last window most ranks have nothing.
+      // Most ranks have nothing in the last window.
       check_all_reduce(*group, DType::kF32, (512 << 10) / 4 + 1, false, true);
       return absl::OkStatus();
     }));
@@ -131,7 +131,7 @@ TEST(HostCollectivesTest, MoreRanksThanCoresIsNotSlow) {
   EXPECT_FALSE(limit.passed());
 }
 
-/// Ranks that make barriers until they fail.
+/// Makes barriers until one fails.
 absl::Status work_until_failure(int rank, int ranks, KeyValueStore& store, double timeout_s) {
   TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(world_of(rank, ranks, timeout_s), store));
   TESSERA_ASSIGN_OR_RETURN(auto buffer, group->allocate(1 << 20));

@@ -31,7 +31,8 @@ void expect_choices(const LinkFit& fit, const std::vector<Choice>& choices) {
   }
 }
 
-// Rounds cost little, messages much, as where one core sends them all: the fewest messages win, but bytes count where there are many.
+// Rounds cost little and messages much, as where one core sends them all. The fewest messages win, unless there are
+// many bytes.
 TEST(LinkFit, ChoosesFewMessagesWhereTheyAreWhatCosts) {
   const LinkFit fit{.round_s = 1e-6, .message_s = 20e-6, .byte_s = 1e-9, .add_s = 1e-10};
   expect_choices(fit, {
@@ -51,7 +52,8 @@ TEST(LinkFit, ChoosesFewMessagesWhereTheyAreWhatCosts) {
                       });
 }
 
-// Rounds are what costs, as over a long way: the direct way has fewest of them, but for all-reduces, where it sends everything to all.
+// Rounds cost most, as over a long way. The direct way has the fewest of them; in all-reduces it sends everything to
+// all.
 TEST(LinkFit, ChoosesFewRoundsWhereTheWayIsLong) {
   const LinkFit fit{.round_s = 1e-3, .message_s = 0, .byte_s = 1e-8, .add_s = 0};
   expect_choices(fit, {
@@ -63,7 +65,8 @@ TEST(LinkFit, ChoosesFewRoundsWhereTheWayIsLong) {
                       });
 }
 
-// Partial sums are fp32: of bf16 halving sends up to twice the bytes, so the direct way wins earlier than of fp32.
+// Partial sums are fp32, so halving sends up to twice the bytes for bf16. The direct way wins earlier there than for
+// fp32.
 TEST(LinkFit, KnowsTheBytesOfPartialSums) {
   const LinkFit fit{.round_s = 0, .message_s = 10e-6, .byte_s = 1e-9, .add_s = 0};
   expect_choices(fit, {
@@ -80,7 +83,7 @@ TEST(LinkFit, OfNothingChangesNothing) {
                      });
 }
 
-// Numbers that are easily counted: 4 ranks of 1024 fp32.
+// These numbers are easily counted: 4 ranks of 1024 fp32.
 TEST(CallWork, IsThatOfTheBusiestRank) {
   const auto expect = [](Operation operation, Algorithm algorithm, int ranks, const CallWork& expected) {
     const CallWork work = work_of(operation, algorithm, ranks, DType::kF32, 4096);
@@ -98,7 +101,8 @@ TEST(CallWork, IsThatOfTheBusiestRank) {
   expect(Operation::kAllReduce, Algorithm::kDirect, 4, {1, 3, 3 * 4096, 3 * 1024});
   expect(Operation::kAllReduce, Algorithm::kDoubling, 4, {2, 3, 3 * 4096, 3 * 1024});
   expect(Operation::kAllReduce, Algorithm::kHalving, 4, {4, 4, 6 * 1024, 3 * 256});
-  // Rank 2 is a block of its own. It sends two halves and receives two; ranks 0 and 1 also exchange halves, add twice, and exchange sums.
+  // Rank 2 is a block of its own. It sends two halves and receives two; ranks 0 and 1 also exchange halves, add twice,
+  // and exchange sums.
   expect(Operation::kAllReduce, Algorithm::kHalving, 3, {4, 4, 4 * 2048, 2 * 512});
 }
 

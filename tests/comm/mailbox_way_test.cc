@@ -9,11 +9,11 @@ namespace {
 
 constexpr std::size_t kRounds = 12;
 
-/// A rank whose mailboxes cost as said, by how the round that is used and the one that is loaded are written.
+/// A rank whose rounds cost what a test says, depending on how they are written.
 class Rank {
  public:
-  /// How the rounds of a call were written. `disturbed`: the round that takes ten times as long, if any. `short_end`: the last one
-  /// costs nothing.
+  /// Makes a call and returns how its rounds were written. `disturbed`: a round that takes ten times as long.
+  /// `short_end`: the last round costs nothing.
   std::vector<bool> call(int kept, int streamed, std::size_t rounds = kRounds, std::size_t disturbed = kRounds,
                          bool short_end = false) {
     const auto cost = [&](std::size_t round) {
@@ -29,7 +29,7 @@ class Rank {
     }
     return streams;
   }
-  /// How a call's last round is written after all those of a try.
+  /// How the last round of a call is written after all calls of a try.
   bool streams_after(int kept, int streamed) {
     for (int call = 0; call < 7; ++call) this->call(kept, streamed);
     return this->call(kept, streamed).back();

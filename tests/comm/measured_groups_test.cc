@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-/// What `choose` says of calls of 4 ranks.
+/// The choices of `choose` for calls of 4 ranks.
 std::vector<Algorithm> choices(const ChooseAlgorithm& choose) {
   std::vector<Algorithm> chosen;
   for (std::size_t bytes = 16; bytes <= 1 << 24; bytes *= 4)
@@ -22,7 +22,7 @@ std::vector<Algorithm> choices(const ChooseAlgorithm& choose) {
   return chosen;
 }
 
-// Threads ask nobody how their calls go, so the test asks.
+// A transport of threads asks for no algorithm, so the test asks.
 TEST(MeasuredGroups, ChooseAlikeOnAllRanksAndAreMeasuredOnce) {
   constexpr int kRanks = 4;
   std::mutex mutex;
@@ -68,7 +68,7 @@ TEST(MeasuredGroups, TellWhatTheirFirstGroupMet) {
 }
 
 TEST(TimedCalls, AreAllAlgorithmsOfAllCollectives) {
-  // Of few bytes 3 + 2 (2 + 3) calls; of many, where no all_reduce goes by doubling, 3 + 2 (2 + 2).
+  // There are 3 + 2 (2 + 3) calls for few bytes, and 3 + 2 (2 + 2) for many, where no all_reduce goes by doubling.
   EXPECT_EQ(calls_to_time(4, 64).size(), 13u);
   const std::vector<TimedCall> calls = calls_to_time(3, 1 << 20);
   EXPECT_EQ(calls.size(), 11u);

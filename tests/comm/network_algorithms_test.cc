@@ -1,4 +1,5 @@
-// Collectives by ring, doubling and halving: the bits of the direct way over Gloo, what they send, and ranks that end in their middle.
+// Collectives by ring, doubling and halving have the bits of the direct way over Gloo. The tests also count what they
+// send, and let ranks end in the middle of them.
 
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -45,7 +46,7 @@ Topology topology_of(int rank, int ranks, int port) {
   return topology;
 }
 
-/// A group over Gloo whose calls go as `now` says.
+/// Joins a group over Gloo whose calls use the algorithm `now`.
 absl::StatusOr<std::shared_ptr<Collectives>> join_gloo(int rank, int ranks, int port, std::shared_ptr<Algorithm> now,
                                                        double timeout_s = kNeverPassed) {
   TESSERA_ASSIGN_OR_RETURN(auto store, tcp_store(topology_of(rank, ranks, port), kNeverPassed));
@@ -53,7 +54,7 @@ absl::StatusOr<std::shared_ptr<Collectives>> join_gloo(int rank, int ranks, int 
                           [now](Operation, int, DType, std::size_t) { return *now; });
 }
 
-/// What one rank has of a reduction, and what its visitor saw.
+/// What one rank gets of a reduction, and what its visitor saw.
 std::vector<float> reduced(Collectives& group, Operation operation, Bytes input, DType dtype, std::size_t numel,
                            bool in_place, Waits waits) {
   std::vector<float> apart(in_place ? 0 : numel);
@@ -112,7 +113,7 @@ TEST_P(NetworkAlgorithms, HaveTheBitsOfTheDirectWay) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, NetworkAlgorithms, ::testing::Range(2, 10));
 
-/// Gathers under way together, one of which nobody waits for, with a sum between them.
+/// Starts gathers that are under way together, with a sum between them; nobody waits for one of the gathers.
 void check_gathers_under_way(Collectives& group, Algorithm& now) {
   constexpr std::size_t kBytes = 30'000;
   const auto ranks = static_cast<std::size_t>(group.size());
@@ -139,7 +140,8 @@ void check_gathers_under_way(Collectives& group, Algorithm& now) {
       require(all[call][i] == byte_of(call, i / kBytes), "gather " + std::to_string(call));
 }
 
-// Over Gloo calls do ask: while a group is measured, for all there is, and after it by what all ranks have found.
+// Calls over Gloo do ask for an algorithm: all there are while a group is measured, and after that what ranks have
+// found.
 TEST(MeasuredNetwork, IsAskedForEachCallAndHasTheSameSums) {
   const int port = free_port();
   expect_all_ok(fork_ranks(3, [&](int rank, KeyValueStore&) -> absl::Status {
@@ -185,7 +187,7 @@ struct Sent {
 };
 void PrintTo(const Sent& sent, std::ostream* out) { *out << sent.messages << " messages, " << sent.bytes << " bytes"; }
 
-/// `numel`: elements of a rank's part, or of all_reduce.
+/// Makes one call. `numel`: elements of a rank's part, or of the whole for all_reduce.
 absl::Status call_once(Collectives& group, Operation operation, void* input, DType dtype, float* output,
                        std::size_t numel) {
   switch (operation) {
@@ -230,7 +232,7 @@ Sent sent_by_all(int ranks, Algorithm algorithm, Operation operation, DType dtyp
   return sent;
 }
 
-/// Of the addition by halving: messages of all ranks (halving_rounds.h).
+/// The messages of all ranks in the addition by halving (halving_rounds.h).
 std::size_t messages_of_addition(std::size_t ranks) {
   std::size_t messages = 0, before = 0;
   for (std::size_t left = ranks; left > 0; left -= before) {
@@ -272,15 +274,15 @@ TEST(SentByNetworkAlgorithms, AreTheFormulasMessagesAndBytes) {
   }
 }
 
-// What a call does not have goes directly.
+// A call for which there is no such algorithm goes directly.
 TEST(SentByNetworkAlgorithms, AreTheDirectOnesWhereACallHasNoSuchAlgorithm) {
   EXPECT_EQ(sent_by_all(4, Algorithm::kRing, Operation::kAllReduce, DType::kF32, 10), (Sent{12, 12 * 40}));
   EXPECT_EQ(sent_by_all(4, Algorithm::kHalving, Operation::kAllGather, DType::kF32, 10), (Sent{12, 12 * 40}));
   EXPECT_EQ(sent_by_all(4, Algorithm::kDoubling, Operation::kReduceScatter, DType::kF32, 10), (Sent{12, 12 * 40}));
 }
 
-/// Of a lossless all_reduce and reduce_scatter of `input` by each rank, which must have the bits of plain ones: bytes on the wire, of those
-/// that plain ones send.
+/// Makes a lossless all_reduce and reduce_scatter of `input` on each rank, checks that they have the bits of plain
+/// ones, and returns their bytes on the wire as shares of what plain ones send.
 std::pair<double, double> packed_shares(int ranks, DType dtype, const std::vector<float>& input) {
   const auto mailboxes = std::make_shared<testing::Mailboxes>();
   const auto store = memory_store();
@@ -328,7 +330,7 @@ std::pair<double, double> packed_shares(int ranks, DType dtype, const std::vecto
   return {share(0), share(1)};
 }
 
-// Several pieces, the last of which is padded.
+// The input has several pieces, and the last one is padded.
 TEST(SentByNetworkAlgorithms, IsLessWhereItIsPackedAndHasTheSameBits) {
   std::mt19937 random(5);
   std::normal_distribution<float> draw;
@@ -341,7 +343,7 @@ TEST(SentByNetworkAlgorithms, IsLessWhereItIsPackedAndHasTheSameBits) {
     const auto [of_floats, scattered_floats] = packed_shares(ranks, DType::kF32, input);
     EXPECT_NEAR(of_floats, 0.853, 0.004);
     EXPECT_NEAR(scattered_floats, 0.853, 0.004);
-    // Of bf16 the contributions, and sums in fp32: of two and of more numbers of 8 bits.
+    // Contributions are bf16, and sums of two or more numbers of 8 bits are fp32.
     const auto [of_halves, scattered_halves] = packed_shares(ranks, DType::kBF16, input);
     EXPECT_LT(of_halves, 0.86);
     EXPECT_NEAR(scattered_halves, 0.705, 0.008);
@@ -350,7 +352,7 @@ TEST(SentByNetworkAlgorithms, IsLessWhereItIsPackedAndHasTheSameBits) {
   }
 }
 
-/// Bytes that the ranks of a gather of `numel` elements each send to each other.
+/// The bytes that ranks send to each other in a gather of `numel` elements from each.
 std::size_t gathered_bytes(int ranks, DType dtype, WireForm form, std::size_t numel) {
   const auto mailboxes = std::make_shared<testing::Mailboxes>();
   const auto store = memory_store();
@@ -398,8 +400,8 @@ TEST(SentByNetworkAlgorithms, IsWhatItWasWhereItIsNotPacked) {
   EXPECT_EQ(packed_shares(2, DType::kF32, std::vector<float>(30'000)), (std::pair{1.0, 1.0}));
 }
 
-// The cost of a call is that of its messages. Where all ranks send alike, it is what each of them sends; where some send less, none sends
-// more.
+// A call costs what its messages cost. Where all ranks send alike, each sends exactly that much; where some send less,
+// none sends more.
 TEST(SentByNetworkAlgorithms, IsTheWorkThatChoicesGoBy) {
   const auto check = [](int ranks, Algorithm algorithm, Operation operation, std::size_t numel, bool is_alike) {
     const std::size_t input = numel * 2 * (operation == Operation::kReduceScatter ? ranks : 1);
@@ -442,7 +444,7 @@ struct Failing {
 
 class FailuresInRounds : public ::testing::TestWithParam<Failing> {
  protected:
-  /// Ranks that call until they fail. Rank 0, which serves the store, stays until the last one has ended.
+  /// The body of ranks that call until they fail. Rank 0, which serves the store, stays until the last rank has ended.
   static ForkedRanks::Body call_until_failure(double timeout_s) {
     const int port = free_port();
     return [=, what = GetParam()](int rank, KeyValueStore& outside) -> absl::Status {
@@ -461,7 +463,7 @@ class FailuresInRounds : public ::testing::TestWithParam<Failing> {
     };
   }
 
-  /// Signals rank 1 while all work; every other rank names it.
+  /// Sends rank 1 a signal while all ranks work, and checks that every other rank names it.
   static void expect_named(double timeout_s, int signal) {
     const Failing what = GetParam();
     ForkedRanks ranks(what.ranks, call_until_failure(timeout_s));
@@ -486,7 +488,7 @@ TEST_P(FailuresInRounds, OthersNameAKilledRank) { expect_named(kNeverPassed, SIG
 
 TEST_P(FailuresInRounds, OthersNameAStoppedRankAtTheTimeLimit) { expect_named(patient_s(1), SIGSTOP); }
 
-// The gather's thread is told, and it is the caller that learns why.
+// The thread that gathers gets the reason, and the caller must learn it.
 TEST(AbortInRounds, TellsThePeersWhy) {
   const int port = free_port();
   const auto ends = fork_ranks(3, [&](int rank, KeyValueStore& outside) -> absl::Status {

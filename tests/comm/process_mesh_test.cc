@@ -89,7 +89,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, ProcessMesh,
                                          World{4, 2, TransportChoice::kAuto, "hierarchical(host, gloo)"},
                                          World{4, 2, TransportChoice::kGloo, "gloo"}));
 
-// Between hosts too, where a group is one inside hosts and another across.
+// This holds between hosts too, where a group consists of one inside each host and one across hosts.
 TEST(ProcessMeshTest, CallsOverGlooAskHowToGo) {
   for (const World& world :
        {World{3, 1, TransportChoice::kGloo, "gloo"}, World{4, 2, TransportChoice::kAuto, "hierarchical(host, gloo)"}}) {
@@ -116,7 +116,7 @@ TEST(ProcessMeshTest, CallsOverGlooAskHowToGo) {
   }
 }
 
-/// What `all` becomes where it is encoded in one go, and decoded into `to`.
+/// What `all` becomes when it is encoded at once and decoded into `to`.
 Bytes rounded(WireForm form, const Bytes& all, DType dtype, DType to = DType::kF32) {
   const std::size_t numel = all.size() / size_of(dtype);
   if (!is_lossy(form)) return all;
@@ -142,7 +142,7 @@ Bytes bytes_of(const std::vector<float>& values) {
   return bytes;
 }
 
-/// Three at a time, each in its own form: in place the second one, the others not.
+/// Makes three gathers at a time, each in its own form; the second one is in place.
 void check_gathers_in_forms(Collectives& group, DType dtype, std::size_t numel, bool is_in_background) {
   const auto ranks = static_cast<std::size_t>(group.size()), mine = static_cast<std::size_t>(group.rank());
   const std::size_t bytes = numel * size_of(dtype);
@@ -201,7 +201,7 @@ TEST(GathersInForms, BringTheSameToAllRanks) {
   }
 }
 
-// Over shared memory nothing is rounded.
+// Shared memory rounds nothing.
 TEST(GathersInForms, HaveNoEffectOnOneHost) {
   const int port = free_port();
   expect_all_ok(fork_ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
@@ -222,8 +222,8 @@ struct Forms {
   WireForm contributions, sums;
 };
 
-/// Sums of compressed contributions to parts of `share` elements. Runs of the codec begin where they do when the whole input is
-/// encoded, under both operations; so bits do not depend on the strategy.
+/// Checks sums of compressed contributions to parts of `share` elements. Runs of the codec begin where they would if
+/// the whole input were encoded, under both operations, so bits do not depend on the strategy.
 void check_compressed_sums(Collectives& group, Forms forms, Waits waits, DType dtype, std::size_t share) {
   ReduceOptions options(waits);
   options.contributions = forms.contributions;
@@ -263,7 +263,7 @@ TEST(CompressedSums, AreThoseOfWhatWasSent) {
       TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, groups_of(mesh).axes(1, ranks));
       require(axes.reduce->compressed_part() == 1, "all is compressed");
       using enum WireForm;
-      // First, while the group's own memory is no larger than these need.
+      // These come first, while the group's own memory is no larger than they need.
       for (const DType dtype : {DType::kBF16, DType::kF32}) {
         check_reduce_scatter(*axes.reduce, dtype, 1'800'064, false, false);
         check_compressed_sums(*axes.reduce, {kPlain, kPlain}, Waits::kAtOnce, dtype, 1'800'064);
@@ -283,7 +283,8 @@ TEST(CompressedSums, AreThoseOfWhatWasSent) {
   }
 }
 
-// Two hosts of two ranks: those of a host are summed exactly, and what goes to the other host is rounded once.
+// There are two hosts of two ranks. Ranks of a host are summed exactly, and what goes to the other host is rounded
+// once.
 TEST(CompressedSums, RanksOfAHostAreSummedFirst) {
   const int port = free_port();
   expect_all_ok(fork_ranks(4, [&](int rank, KeyValueStore&) -> absl::Status {
@@ -361,7 +362,7 @@ TEST(TcpStore, ARankThatNobodyServesSaysWhere) {
   EXPECT_THAT(message_of(store.status()), HasSubstr("rank 1/2: no store at 127.0.0.1:"));
 }
 
-/// A socket that listens on the loopback interface, and says nothing to whoever connects.
+/// A socket that listens on the loopback interface and sends nothing to those who connect.
 class SilentListener {
  public:
   SilentListener() : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
@@ -382,7 +383,7 @@ class SilentListener {
 
 TEST(TcpStore, AListenerThatKeepsSilentIsNamedInTime) {
   const SilentListener listener;
-  // In a process of its own: a rank that has said so ends, and its thread with it.
+  // The rank is a process of its own, which ends with its error, and its thread with it.
   ForkedRanks ranks(
       1, [&](int, KeyValueStore&) { return tcp_store(topology_of(1, 2, 1, listener.port()), 1.0).status(); });
   const RankEnd end = ranks.wait(0);
@@ -421,7 +422,7 @@ TEST(TcpStore, AHostThatNobodyKnowsTakesNoLongerThanItMay) {
 
 TEST(TcpStore, AnIPv6LoopbackServes) {
   const int port = free_port();
-  const double init_timeout_s = patient_s(5);  // over where this machine has no IPv6
+  const double init_timeout_s = patient_s(5);  // it passes where this machine has no IPv6
   const auto ends = fork_ranks(2, [&](int rank, KeyValueStore& outside) -> absl::Status {
     Topology topology = topology_of(rank, 2, 1, port);
     topology.master_addr = "::1";
@@ -463,7 +464,7 @@ TEST(TcpStore, AnotherJobsStoreIsRefused) {
   EXPECT_THAT(ends[1].message, AllOf(HasSubstr("belongs to run 'test'"), HasSubstr("this is run 'another'")));
 }
 
-/// Local address of a listening IPv4 socket as /proc/net/tcp has it, such as "0100007F:7468".
+/// Whether a socket listens on an IPv4 address as /proc/net/tcp writes it, such as "0100007F:7468".
 bool listens_on(const std::string& address_and_port) {
   std::ifstream table("/proc/net/tcp");
   for (std::string line; std::getline(table, line);)
@@ -526,7 +527,7 @@ TEST(TcpStore, TorchrunsAgentServesSeveralLivesOfAJob) {
   }));
 }
 
-/// Ranks that sum until they fail. A rank that serves the store does so until the last one ended.
+/// The body of ranks that sum until they fail. The rank that serves the store does so until the last one has ended.
 ForkedRanks::Body sum_until_failure(int ranks, int port, double timeout_s) {
   return [=](int rank, KeyValueStore& outside) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(
@@ -539,7 +540,7 @@ ForkedRanks::Body sum_until_failure(int ranks, int port, double timeout_s) {
       status = axes.world->all_reduce("blocks.3", data.data(), DType::kF32, data.data(), data.size()).wait();
       if (i == 5) TESSERA_RETURN_IF_ERROR(outside.set("working/" + std::to_string(rank), "yes"));
     }
-    groups_of(mesh).abort(status);  // as tessera::run does
+    groups_of(mesh).abort(status);  // tessera::run does this
     if (rank == 0) told(outside, "end/" + std::to_string(ranks - 1)).status().IgnoreError();
     return status;
   };
@@ -579,7 +580,7 @@ TEST(GlooFailures, OthersNameAKilledRankZeroWhichServesTheStore) {
   EXPECT_FALSE(soon.passed());
 }
 
-// F4: between roll call and the first collective, ranks talk through the store alone.
+// F4: ranks talk through the store alone between the roll call and the first collective.
 TEST(TcpStore, ThatGoesAwayIsALostPeer) {
   const int port = free_port();
   ForkedRanks ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
@@ -593,7 +594,8 @@ TEST(TcpStore, ThatGoesAwayIsALostPeer) {
   EXPECT_THAT(end.message, HasSubstr("rank 0 is gone, which serves the store"));
 }
 
-// F1: rank 1 has said that it is there, and dies before the ranks have met in a transport. Gloo itself does not tell which rank it is.
+// F1: rank 1 has announced itself and dies before the ranks have met in a transport. Gloo does not say which rank it
+// is.
 TEST(ProcessMeshTest, ARankThatDiesBeforeTheFirstCallIsMissed) {
   for (const TransportChoice transport : {TransportChoice::kGloo, TransportChoice::kAuto}) {
     const int port = free_port();
@@ -639,7 +641,7 @@ std::vector<int> own_ports() {
   return ports;
 }
 
-/// Connections to `port` that say nothing.
+/// Makes connections to `port` that send nothing.
 void connect_in_silence(int port, int count, std::vector<int>& sockets) {
   for (int i = 0; i < count; ++i) {
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
@@ -654,8 +656,8 @@ void connect_in_silence(int port, int count, std::vector<int>& sockets) {
   }
 }
 
-// F21: strangers who hold more connections than a rank may have descriptors, before the ranks have met and after.
-// The limits are Debian's soft one, which a job raises, and a hard one that this many strangers do not fill.
+// F21: strangers hold more connections than a rank may have descriptors, before the ranks have met and after. The
+// limits are Debian's soft limit, which a job raises, and a hard limit that this many strangers do not fill.
 TEST(ProcessMeshTest, MoreStrangersThanTheSoftLimitOfDescriptorsEndNoRank) {
   constexpr int kDescriptors = 1024, kHardLimit = 8192, kStrangers = 1100;
   const int port = free_port();
@@ -675,7 +677,7 @@ TEST(ProcessMeshTest, MoreStrangersThanTheSoftLimitOfDescriptorsEndNoRank) {
     std::vector<float> data(5000, 1);
     TESSERA_RETURN_IF_ERROR(axes.world->all_reduce("sum", data.data(), DType::kF32, data.data(), data.size()).wait());
     require(data[0] == 2 && data.back() == 2, "sums");
-    std::vector<int> opened;  // as a save does
+    std::vector<int> opened;  // a save opens files like this
     for (int i = 0; i < kDescriptors / 2; ++i) opened.push_back(::open("/dev/null", O_RDONLY));
     require(opened.back() >= 0, "descriptors are left");
     TESSERA_ASSIGN_OR_RETURN(const MeshAxes again, groups_of(mesh).axes(2, 1));  // needs the store
@@ -774,7 +776,8 @@ TEST(GlooFailures, OthersNameAStoppedRankEvenIfItServesTheStore) {
   }
 }
 
-/// Rank 0 gathers, and the others reduce: in groups of their own, so that no transport can notice it.
+/// The body of ranks that make different calls: rank 0 gathers, and the others reduce. These are different groups, so
+/// no transport can notice it.
 ForkedRanks::Body in_different_groups(const World& world, int port) {
   return [=](int rank, KeyValueStore& outside) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const Mesh mesh,
@@ -845,7 +848,7 @@ TEST(GlooFailures, RanksThatDisagreeAreBothNamed) {
   });
   EXPECT_EQ(ends[0].exit_code, ExitCode::kInternal) << ends[0].message;
   EXPECT_EQ(ends[1].exit_code, ExitCode::kInternal) << ends[1].message;
-  // On a slow machine the time limit is beyond what CallWatch waits for, and its text is the first.
+  // If the machine is slow, the time limit is longer than CallWatch waits, and CallWatch's text comes first.
   EXPECT_THAT(ends[0].message, ContainsRegex("rank 1 (was in|calls) all_gather 'b' of 200 bytes"));
   EXPECT_THAT(ends[1].message, ContainsRegex("rank 0 (was in|calls) barrier 'a'"));
 }

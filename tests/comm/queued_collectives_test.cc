@@ -1,4 +1,4 @@
-// Collectives that a backend queues, over a backend that is as late as NCCL may be.
+// Tests collectives that a backend queues, over a backend that is as late as NCCL may be.
 
 #include "runtime/comm/device/queued_collectives.h"
 
@@ -36,11 +36,11 @@ struct Queued {
   c10::intrusive_ptr<LateBackend> backend;
   std::shared_ptr<QueuedGroups> groups = std::make_shared<QueuedGroups>();
   std::shared_ptr<Collectives> group;
-  std::atomic<bool> is_reached = true;  ///< has the device come to the calls?
+  std::atomic<bool> is_reached = true;  ///< whether the device has come to the calls
   std::atomic<int> records = 0, releases = 0;
 };
 
-/// Ranks of one process, each with the world as a queued group.
+/// Runs `body` on ranks of one process, each with the world as a queued group.
 void on_queued(int ranks, double timeout_s, const std::function<void(Queued&)>& body) {
   const std::shared_ptr<KeyValueStore> store = memory_store();
   run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
@@ -68,7 +68,8 @@ void on_queued(int ranks, double timeout_s, const std::function<void(Queued&)>& 
 
 std::string text_of(const absl::Status& status) { return message_of(status); }
 
-/// Seconds that a call may take where it is to take too long; the watch must not find a call that was only not scheduled.
+/// The seconds that a call may take in tests where it takes too long. They are patient, so that the watch does not find
+/// a call that was merely not scheduled.
 double little_s() { return patient_s(0.3); }
 
 absl::Status status_in_time(const Collectives& group) {
@@ -244,7 +245,7 @@ TEST(QueuedCollectives, ACallThatFailsOnTheDeviceEndsTheGroup) {
     require_ok(queued.group->barrier("all").wait());
     if (queued.group->rank() == 0) queued.backend->fault = Fault::kFailsOnTheDevice;
     int data = 0;
-    if (queued.group->rank() == 1) queued.backend->fault = Fault::kStandsStill;       // as its peer never comes
+    if (queued.group->rank() == 1) queued.backend->fault = Fault::kStandsStill;       // its peer never comes
     queued.group->broadcast("blocks.3", &data, sizeof data, 0).wait().IgnoreError();  // perhaps known already
     const std::string text = text_of(status_in_time(*queued.group));
     EXPECT_THAT(text, HasSubstr(queued.group->rank() == 0 ? "late: remote process exited" : "another rank has failed"));

@@ -1,4 +1,4 @@
-// The rounds of collectives over a network, played without one: what each rank holds is written out as text, so that an order of
+// Plays the rounds of collectives without a network. What each rank holds is written out as text, so that the order of
 // addition shows.
 
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ std::string tree(int first, int count) {
 struct Play {
   explicit Play(int ranks, std::size_t slices) : held(ranks, std::vector<std::string>(slices)), rounds(ranks) {}
 
-  std::vector<std::vector<std::string>> held;  ///< of each rank, its slices
+  std::vector<std::vector<std::string>> held;  ///< [rank]: its slices
   std::vector<Rounds> rounds;
   std::size_t messages = 0, contributions = 0, sums = 0;  ///< sent: messages; slices of each kind
 
@@ -38,7 +38,7 @@ struct Play {
     std::vector<std::string> slices;
   };
 
-  /// Each rank as far as it comes, until none comes further: empty, or what went wrong.
+  /// Lets each rank go as far as it can, until none can go further. Returns an empty text, or what went wrong.
   std::string run() {
     const auto ranks = static_cast<int>(held.size());
     std::map<std::pair<int, int>, std::deque<Sent>> wires;  // from, to

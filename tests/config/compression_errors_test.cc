@@ -1,4 +1,4 @@
-// What methods of "compression" do not go with.
+// Tests what the methods of "compression" cannot be combined with.
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-/// Of a strategy with `compression`, under NO_SHARD, and `more` behind it.
+/// The error of a strategy with `compression` under NO_SHARD, with `more` behind it; empty where there is none.
 std::string problem_of(const std::string& compression, const std::string& more = "") {
   const auto strategy =
       parse_strategy(R"({"strategy": "NO_SHARD", "compression": )" + compression + more + "}", "s.json");
@@ -47,7 +47,7 @@ TEST(CompressionErrors, MethodsGoWithFp32OfOneReplica) {
   }
 }
 
-// The whole messages.
+// These are whole messages.
 TEST(CompressionErrors, SayWhatToDo) {
   EXPECT_EQ(problem_of(R"({"hook": true, "top_k": 0.1})"),
             "s.json:1:65: /compression/top_k: of power_sgd_rank, top_k, random_k, sign, one_bit, qsgd_levels, terngrad "

@@ -64,7 +64,7 @@ TEST(Sampler, Windows) {
   EXPECT_EQ(num_windows(9, 4), 2);
 }
 
-/// Each sample once, for every size, number of ranks, batch, accumulation, tail and epoch.
+/// Each sample comes once, for every size, number of ranks, batch, accumulation, tail and epoch.
 TEST(Sampler, EachSampleOnce) {
   for (const std::int64_t samples : {1, 2, 7, 8, 31, 64, 100}) {
     for (int world = 1; world <= 8; ++world) {
@@ -156,7 +156,7 @@ TEST(Sampler, EpochsDiffer) {
   EXPECT_EQ(flat(microbatches(options, 1)), in_order);
 }
 
-/// Over many epochs, dropping is fair: each sample is left out about as often as any other.
+/// Dropping is fair over many epochs: each sample is left out about as often as any other.
 TEST(Sampler, DroppingIsFair) {
   SamplerOptions options;
   options.num_samples = 10;
@@ -168,7 +168,8 @@ TEST(Sampler, DroppingIsFair) {
   for (const auto& [sample, times] : seen) EXPECT_NEAR(times, 4000, 120) << sample;  // sigma is 28
 }
 
-/// Stop after any step, go on with other ranks: the samples are those of the run that did not stop.
+/// A run stops after any step and goes on with another number of ranks: its samples are those of a run that did not
+/// stop.
 TEST(Sampler, ResumesWithAnotherNumberOfRanks) {
   SamplerOptions options;
   options.num_samples = 100;

@@ -1,5 +1,5 @@
-// What a steady step takes from the heap, beyond what the module itself does: nothing. Every operator new of the
-// process is counted, by the thread that called it, which is one rank. (Tensors' data does not come from operator new.)
+// A steady step takes nothing from the heap beyond what the module itself takes. Every operator new of the process is
+// counted for the thread that called it, which is one rank. (Tensors' data does not come from operator new.)
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -57,7 +57,7 @@ void watch_for_spikes(Strategy& strategy) {
 void update_whole_tensors(Strategy& strategy) { strategy.optimizer.type = OptimizerType::kAdafactor; }
 constexpr void (*kUpdates[])(Strategy&) = {update_after_backward, update_in_backward, watch_for_spikes};
 
-/// Of one step's forward and backward without an Engine, as a torch::optim program has them.
+/// Counts the allocations of one step's forward and backward without an Engine, as a torch::optim program makes them.
 std::int64_t plain_allocations(const Mesh& mesh, const Batch& batch) {
   Tiny model = make_tiny({}, /*deferred=*/false);
   const at::Tensor tokens = rows_of(batch.tokens, mesh), targets = rows_of(batch.targets, mesh);
@@ -82,10 +82,10 @@ TEST(Allocations, ASteadyStepTakesNothingFromTheHeap) {
   on_placements(kInMemory, 2, body, update_whole_tensors);
 }
 
-// Gathers, releases, prefetches and reductions among them.
+// Gathers, releases, prefetches and reductions are counted with them.
 TEST(Allocations, ForwardAndBackwardTakeWhatThePlainModuleTakes) {
-  // The scaled seed of backward and reading the loss: once each, whatever the size of the model. And autograd makes a list
-  // for each parameter with a hook before accumulation (engine/parameters/gradient_hooks.h).
+  // The scaled seed of backward and reading the loss allocate once each, whatever the size of the model. Autograd also
+  // makes a list for each parameter with a hook before accumulation (engine/parameters/gradient_hooks.h).
   constexpr std::int64_t kOfOneBackward = 10;
   const auto body = [](const Mesh& mesh, const Strategy& strategy) {
     Session session(mesh, strategy);

@@ -1,5 +1,5 @@
-// The n-th allocation of some size fails, for every n of a run of two ranks: set-up, steps, a checkpoint. Each time both ranks end with an
-// error that says so, and nothing is left behind that the next run would notice.
+// Lets the n-th allocation above some size fail, for every n in a run of two ranks: set-up, steps, a checkpoint. Both
+// ranks end with an error that says so each time, and nothing is left behind that the next run would notice.
 
 #include <c10/core/CPUAllocator.h>
 #include <gmock/gmock.h>
@@ -23,10 +23,11 @@
 namespace tessera::testing {
 namespace {
 
-/// Bytes. Texts are smaller: streams and logs go on without one that there is no memory for.
+/// The smallest allocation that may fail, in bytes. Texts are smaller: streams and logs go on without text for which
+/// there is no memory.
 constexpr std::size_t kSmallest = 8192;
 
-/// Allocations until one fails; 0: none will.
+/// How many allocations remain until one fails; 0: none will.
 std::atomic<std::int64_t> left{0};
 std::atomic<std::int64_t> failed{0};
 
@@ -37,7 +38,7 @@ bool fails(std::size_t bytes) {
   return true;
 }
 
-/// LibTorch's memory for tensors.
+/// LibTorch's allocator for tensors, which may fail.
 class FailingHeap final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
@@ -52,7 +53,7 @@ class FailingHeap final : public c10::Allocator {
 }  // namespace
 }  // namespace tessera::testing
 
-// Those of vectors and the like, and those of training state.
+// These operators serve vectors and the like, and training state.
 void* operator new(std::size_t bytes) {
   void* const memory = tessera::testing::fails(bytes) ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
   if (!memory) throw std::bad_alloc();
@@ -72,7 +73,7 @@ extern "C" void* mmap(void* address, std::size_t bytes, int protection, int flag
 namespace tessera::testing {
 namespace {
 
-/// What a run of two ranks says when its `nth` allocation fails; empty where it has fewer.
+/// The error of a run of two ranks whose `nth` allocation fails; empty where it has fewer.
 std::string failure_of(const Placed& placed, std::int64_t nth, Values* values = nullptr) {
   const TestFolder folder;
   failed = 0;

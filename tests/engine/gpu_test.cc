@@ -1,5 +1,6 @@
-// The Engine on a real GPU: alone, and as several ranks that share one. Ranks are forked, since they need a CUDA context
-// each; so nothing here may touch CUDA before the fork.
+// Tests the Engine on a real GPU: one rank, and several ranks that share the GPU. Ranks are forked, because each needs
+// a
+// CUDA context; so nothing here may touch CUDA before the fork.
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
@@ -45,7 +46,7 @@ const Placed kStrategies[] = {ShardingStrategy::kNoShard, ShardingStrategy::kSha
                               ShardingStrategy::kShardGradients, ShardingStrategy::kShardGradOp,
                               ShardingStrategy::kFullShard};
 
-/// Whichever of the host's this machine was given.
+/// Whether this machine was given any of the host's GPUs.
 bool has_gpu() {
   for (int i = 0; i < 64; ++i) {
     if (access(("/dev/nvidia" + std::to_string(i)).c_str(), F_OK) == 0) return true;
@@ -150,7 +151,8 @@ TEST_F(Gpu, OneRankTrainsAsTheCpuDoesAndEveryStrategyAlike) {
   }
 }
 
-/// In pinned memory of the host, and in files: records of a size that several of are under way, and small ones.
+/// Records lie in pinned memory of the host, and in files. Some are so large that several are under way, others are
+/// small.
 TEST_F(Gpu, MastersAndStatesBelowItsMemoryChangeNoBit) {
   for (const int ranks : {1, 2}) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
@@ -159,7 +161,7 @@ TEST_F(Gpu, MastersAndStatesBelowItsMemoryChangeNoBit) {
         std::ostringstream wrong;
         for (const Placed& placed : kStrategies) {
           Strategy strategy = strategy_of(placed, dtype, TransportChoice::kCudaHost);
-          strategy.mixed_precision.loss_scale.initial = 16777216.0;  // of fp16: the first steps are skipped
+          strategy.mixed_precision.loss_scale.initial = 16777216.0;  // fp16 then skips the first steps
           const Trained in_memory = train_on(mesh, strategy, options_of());
           using enum OffloadedStep;
           for (const auto& [tier, step] : {std::pair(Tier::kHost, kGpu), std::pair(Tier::kHost, kCpu),
@@ -190,7 +192,7 @@ TEST_F(Gpu, MastersAndStatesBelowItsMemoryChangeNoBit) {
   }
 }
 
-/// And activations in files.
+/// Activations lie in files, too.
 TEST_F(Gpu, ParametersAndGradientsBelowItsMemoryChangeNoBit) {
   struct Lying {
     Tier parameters, gradients, states;
@@ -237,7 +239,7 @@ TEST_F(Gpu, ParametersAndGradientsBelowItsMemoryChangeNoBit) {
   }
 }
 
-/// Its backward wants more memory than any GPU has.
+/// A function whose backward wants more memory than any GPU has.
 struct WantsTooMuch : torch::autograd::Function<WantsTooMuch> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& loss) { return loss.clone(); }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
@@ -246,7 +248,7 @@ struct WantsTooMuch : torch::autograd::Function<WantsTooMuch> {
   }
 };
 
-/// LibTorch's own allocator says so, and the Engine what is there and what needs less.
+/// LibTorch's own allocator fails, and the Engine says what memory holds and what would need less.
 TEST_F(Gpu, WhatDoesNotFitIsExplained) {
   on_ranks(1, [](int, int port) -> std::string {
     const Mesh mesh = mesh_of(0, 1, port, TransportChoice::kNccl);
@@ -267,7 +269,7 @@ TEST_F(Gpu, WhatDoesNotFitIsExplained) {
   });
 }
 
-/// Wherever states lie: what is computed beside a unit's update must not disturb it, nor copies of the next records.
+/// States lie in every tier. Neither computation beside a unit's update nor copies of the next records may disturb it.
 TEST_F(Gpu, UpdatesInBackwardChangeNoBit) {
   struct Lying {
     Tier parameters, states;
@@ -312,7 +314,7 @@ TEST_F(Gpu, UpdatesInBackwardChangeNoBit) {
   }
 }
 
-/// With all of it in the GPU's memory, and with all of it below.
+/// State lies in the GPU's memory, or all of it is offloaded.
 TEST_F(Gpu, ARunGoesOnFromItsLastCommit) {
   for (const Tier tier : {Tier::kMemory, Tier::kHost, Tier::kNvme}) {
     const TestFolder folder;
@@ -362,7 +364,8 @@ TEST_F(Gpu, RanksThatShareAGpuGiveTheSameBitsUnderEveryStrategy) {
   }
 }
 
-/// Two ranks add a gradient each; one rank adds its two microbatches: one addition, so the same bits.
+/// Two ranks add one gradient each, and one rank adds its two microbatches. Both make one addition, so bits are the
+/// same.
 TEST_F(Gpu, TwoRanksGiveTheBitsOfOneThatAccumulates) {
   const int port = free_port();
   const std::vector<RankEnd> ends = fork_ranks(2, [&](int rank, KeyValueStore& store) -> absl::Status {
@@ -380,7 +383,7 @@ TEST_F(Gpu, TwoRanksGiveTheBitsOfOneThatAccumulates) {
   for (const RankEnd& end : ends) EXPECT_TRUE(end.exit_code == ExitCode::kOk && end.signal == 0) << end.message;
 }
 
-/// One GPU is one rank to NCCL; so much of it can be seen here: communicators, memory of each kind, calls, the end.
+/// NCCL needs one GPU for each rank, so one rank is tested here: communicators, memory of each kind, calls, the end.
 TEST_F(Gpu, NcclDoesEveryCallOfOneRankFromEachKindOfMemory) {
   for (const NcclBuffers kind : {NcclBuffers::kPlain, NcclBuffers::kRegistered}) {
     on_ranks(1, [&](int, int port) -> std::string {
@@ -467,7 +470,8 @@ TEST_F(Gpu, AProgramsOwnRuleOfMatricesTrainsAsOnTheCpuAndEveryStrategyAlike) {
   expect_own_rule_as_on_the_cpu(OptimizerType::kOwnMatrix, OwnRules::of(std::make_shared<OwnMuon>()));
 }
 
-/// Muon, LAMB, LARS and Adafactor. Products of whole matrices are cuBLAS's, the same on whichever rank: so strategies give the same bits, near the CPU's.
+/// These are Muon, LAMB, LARS and Adafactor. cuBLAS makes products of whole matrices, the same on every rank. So
+/// strategies give the same bits, close to the CPU's.
 TEST_F(Gpu, RulesOfSeveralPassesTrainAsOnTheCpuAndEveryStrategyAlike) {
   const std::pair<const char*, OptimizerConfig> rules[] = {
       {"muon", {.type = OptimizerType::kMuon, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1}},
@@ -505,7 +509,7 @@ TEST_F(Gpu, RulesOfSeveralPassesTrainAsOnTheCpuAndEveryStrategyAlike) {
   }
 }
 
-/// Rules that go over state twice, those of whole tensors, and a program's own, in backward too.
+/// Tests rules that go over state twice, rules of whole tensors, and a program's own, in backward too.
 TEST_F(Gpu, StateOfEveryRuleBelowItsMemoryChangesNoBit) {
   struct Lying {
     Tier parameters, states;
@@ -567,7 +571,7 @@ TEST_F(Gpu, StateOfEveryRuleBelowItsMemoryChangesNoBit) {
   }
 }
 
-/// CUDA cuts small pieces from larger ones.
+/// CUDA cuts small pieces of pinned memory from larger ones.
 TEST_F(Gpu, PinnedMemoryBeginsAtAPageWhateverItsSize) {
   on_ranks(1, [](int, int) -> std::string {
     const Accelerator gpu = cuda_accelerator(0);
@@ -604,7 +608,8 @@ TEST_F(Gpu, UploadsBesideWhatIsComputed) {
   });
 }
 
-/// Trains Tiny in steps [begin, end) with a block that nobody uses. `around(engine, i)` is called before step i, and at the end.
+/// Trains Tiny in steps [begin, end) with a block that nobody uses. `around(engine, i)` is called before step i, and at
+/// the end.
 std::vector<std::pair<std::string, at::Tensor>> trained_around(const Mesh& mesh, const Strategy& strategy, int begin,
                                                                int end,
                                                                const std::function<void(Engine&, int)>& around) {

@@ -1,5 +1,5 @@
-// A model whose training state is many times what the process may allocate trains, with masters and moments on disk and
-// updates in backward; and one whose parameters alone are twice that, with these on disk too.
+// A model trains whose training state is many times what the process may allocate, with masters and moments on disk and
+// updates in backward; and so does one whose parameters alone are twice that, with these on disk too.
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -63,8 +63,8 @@ std::int64_t allocated_now() {
   return -1;
 }
 
-/// Trains in a process that may allocate `bytes` beside what it has now; ends the process with 0, or with the error's exit
-/// code and its text on standard error.
+/// Trains in a process that may allocate `bytes` beside what it has now; ends the process with 0, or with the error's
+/// exit code and its text on standard error.
 [[noreturn]] void train_in(std::int64_t bytes, OnDisk on_disk) {
   torch::set_num_threads(1);
   at::ones({64, 64}).matmul(at::ones({64, 64}));  // what LibTorch takes once
@@ -105,10 +105,10 @@ TEST(LittleMemory, TrainsAModelWhoseStateIsFourTimesIt) {
 
 TEST(LittleMemory, TrainsAModelWhoseParametersAreTwiceIt) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_EXIT(train_in(kParameters, OnDisk::kAll), ::testing::ExitedWithCode(0), "");  // they are of 2 bytes
+  EXPECT_EXIT(train_in(kParameters, OnDisk::kAll), ::testing::ExitedWithCode(0), "");  // parameters have 2 bytes each
 }
 
-// So that the limits are some.
+// This shows that the limits above do limit.
 TEST(LittleMemory, WhichFailsByNameWithMoreInMemory) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto fails = ::testing::ExitedWithCode(static_cast<int>(ExitCode::kOsResource));

@@ -32,8 +32,9 @@ inline void require(bool holds, const std::string& what) {
   if (!holds) throw Error(ExitCode::kInternal, what);
 }
 
-/// Runs `body` on `ranks` processes, on `hosts` hosts: gloo joins hosts, shared memory the ranks of one. What computes with LibTorch before
-/// does so on one thread: OpenMP's others do not live in a forked process, which would wait for them for ever.
+/// Runs `body` in `ranks` processes on `hosts` hosts: gloo joins hosts, and shared memory joins the ranks of one host.
+/// Code that computes with LibTorch before must use one thread: OpenMP's other threads do not live in a forked process,
+/// which would wait for them forever.
 inline void on_hosts(int ranks, int hosts, const std::function<void(const Mesh&)>& body) {
   const int port = free_port();
   const auto ends = fork_ranks(ranks, [&](int rank, KeyValueStore&) -> absl::Status {
@@ -48,7 +49,7 @@ inline void on_hosts(int ranks, int hosts, const std::function<void(const Mesh&)
   }
 }
 
-/// How far values are from others, beside how far those are from 0.
+/// The distance of values from others, relative to the distance of those from 0.
 inline double distance(const Values& values, const Values& others) {
   double difference = 0, size = 0;
   for (std::size_t i = 0; i < values.size(); ++i) {

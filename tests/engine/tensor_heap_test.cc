@@ -30,7 +30,7 @@ TEST(TensorHeap, IsTheEnginesUnlessTheStrategySaysNo) {
   EXPECT_EQ(c10::GetCPUAllocator(), libtorchs);
   train_once(true);
   EXPECT_NE(c10::GetCPUAllocator(), libtorchs);
-  EXPECT_EQ(before[99].item<int>(), 99);  // and goes back to where it came from
+  EXPECT_EQ(before[99].item<int>(), 99);  // its own allocator frees it later
 }
 
 TEST(TensorHeap, TensorsAreAligned) {
@@ -62,7 +62,8 @@ long faults() {
   return usage.ru_minflt;
 }
 
-// Without it malloc gives the heap's end back, and the second step's tensors fault as many pages as the first one's.
+// A malloc without this setting gives the heap's end back, so the second step's tensors fault as many pages as the
+// first's.
 TEST(TensorHeap, KeepsWhatAStepGaveBack) {
 #ifdef __SANITIZE_ADDRESS__
   GTEST_SKIP() << "a sanitizer has a malloc of its own";

@@ -1,4 +1,4 @@
-// manifest.json of a checkpoint: what is read can be written, and is read again as the same.
+// Fuzzes manifest.json of a checkpoint: what is read can be written, and is read again as the same.
 
 #include "checkpoint/manifest.h"
 
@@ -11,7 +11,7 @@ using namespace tessera;
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string_view text = fuzz::text_of(data, size);
   static_cast<void>(read_manifest("fuzz", text));
-  // With the hash of what follows, which no mutation guesses.
+  // The text gets the hash of what follows, which no mutation would guess.
   const auto manifest =
       read_manifest("fuzz", manifest_line(Manifest::kVersion, checkpoint_hash(text)) + std::string(text));
   if (!manifest.ok()) return 0;

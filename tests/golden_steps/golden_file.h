@@ -9,19 +9,19 @@
 
 namespace tessera::testing {
 
-/// What a test stored once, to which it must come again: a text file with a section for each configuration.
+/// The results that a test stored once and must reach again: a text file with a section for each configuration.
 ///
 ///     # Comments say what is stored.
 ///     [01 FULL_SHARD adamw, 2 in memory]
 ///     what: number 1, other number 2
 ///
-/// Where the environment variable TESSERA_WRITE_GOLDEN is set, nothing is compared: what comes is stored in place of
-/// what was there. A run of some configurations alone (--gtest_filter) leaves the other sections as they are.
+/// If the environment variable TESSERA_WRITE_GOLDEN is set, nothing is compared: results are stored in place of what
+/// was there. A run of some configurations alone (--gtest_filter) leaves the other sections as they are.
 class GoldenFile {
  public:
   using Lines = std::vector<std::string>;
 
-  /// `names` are those of all sections, in the order in which they stand in the file.
+  /// `names`: the names of all sections, in the order of the file.
   GoldenFile(std::filesystem::path path, std::vector<std::string> comments, std::vector<std::string> names);
 
   static bool is_written_anew();
@@ -32,15 +32,15 @@ class GoldenFile {
   void expect(const std::string& name, const Lines& lines);
   /// Fails the test where the file has sections of other names, or in another order.
   void expect_no_other_sections() const;
-  /// Writes the file, where it is written anew.
+  /// Writes the file where TESSERA_WRITE_GOLDEN is set.
   void write() const;
 
  private:
   const std::filesystem::path path_;
   const std::vector<std::string> comments_, names_;
   bool is_there_ = false;
-  std::vector<std::string> found_;         ///< names of sections, in the order of the file
-  std::map<std::string, Lines> sections_;  ///< by name
+  std::vector<std::string> found_;         ///< names of sections in the order of the file
+  std::map<std::string, Lines> sections_;  ///< [name]: lines
 };
 
 /// A line of numbers: "what: name 1, other name 2". Numbers that are 0 are left out, so that a number that is new
@@ -49,9 +49,9 @@ class Line {
  public:
   explicit Line(std::string what) : text_(std::move(what)) {}
   Line& add(const char* name, std::int64_t number);
-  /// In nanoseconds, to the picosecond. More digits would be those of how sums are rounded.
+  /// Adds nanoseconds, to the picosecond. More digits would show how sums are rounded.
   Line& add_seconds(const char* name, double seconds);
-  /// Appends the line, if it has any number.
+  /// Appends the line to `lines` where it has any number.
   void to(GoldenFile::Lines& lines) const;
 
  private:

@@ -1,11 +1,11 @@
-// What all configurations train is, to the bit, what was stored: losses, norms, rates, parameters, averages, and all
-// states that a checkpoint holds. So is what they move: gathers, reductions, and bytes to and from disks, hosts and
+// All configurations train to the bits that were stored: losses, norms, rates, parameters, averages, and all states
+// that a checkpoint holds. They also move what was stored: gathers, reductions, and bytes to and from disks, hosts and
 // GPUs.
 //
-// traffic.txt has what is moved, which is the same everywhere. Bits are those of LibTorch's kernels too. So they are
-// stored by the version of LibTorch, of the C library, whose exp and log they use, and by the kernels' instruction set,
-// which is set to the least one here: every processor of that kind has the same bits then. Where there is no file for
-// this one, only traffic is compared, and the test counts as skipped.
+// traffic.txt has what is moved, which is the same everywhere. Bits depend on LibTorch's kernels. So they are stored by
+// the version of LibTorch, the version of the C library, whose exp and log they use, and the kernels' instruction set.
+// That is set to the least one here, so that all processors of a kind have the same bits. If there is no file for this
+// processor, only traffic is compared, and the test counts as skipped.
 //
 // docs/testing.md says when the files may be written anew.
 
@@ -49,14 +49,14 @@
 namespace tessera::testing {
 namespace {
 
-/// LibTorch and MKL choose kernels once in a process, so this comes before either computes.
+/// Chooses the least kernels. LibTorch and MKL choose once in a process, so this comes before either computes.
 void take_least_kernels() {
   setenv("ATEN_CPU_CAPABILITY", "default", 1);
   setenv("MKL_CBWR", "COMPATIBLE", 1);
   at::globalContext().setUserEnabledMkldnn(false);
 }
 
-/// What bits depend on, but for this project.
+/// Everything outside this project on which bits depend.
 std::string key_of_bits() {
   utsname machine{};
   uname(&machine);
@@ -86,10 +86,10 @@ GoldenFile& golden_bits() {
 }
 
 constexpr std::int64_t kSteps = 6;
-/// The step whose loss is far above the others', where the strategy looks for such steps.
+/// The step with a loss far above the others', for strategies that look for spikes.
 constexpr std::int64_t kSpike = 4;
 
-/// Parameters are multiples of 2^-10, the same everywhere: LibTorch's generator is not asked.
+/// Fills parameters with multiples of 2^-10, which are the same everywhere, since LibTorch's generator is not used.
 void fill_with_integers(torch::nn::Module& module) {
   const at::NoGradGuard no_gradients;
   std::uint64_t state = 88172645463325252ull;
@@ -105,7 +105,7 @@ void fill_with_integers(torch::nn::Module& module) {
   }
 }
 
-/// NaNs have no one form.
+/// The exact text of a number. NaN has many forms, and one text.
 std::string text_of(double number) {
   if (std::isnan(number)) return "nan";
   char text[40];
@@ -128,8 +128,8 @@ std::string hash_of(const torch::nn::Module& module) {
   return hash_text(hash.value());
 }
 
-/// Everything of a checkpoint but LibTorch's generators, a hash for each kind of pieces. How they are cut does not
-/// count.
+/// Writes everything that a checkpoint holds but LibTorch's generators, as one hash for each kind of pieces. Their cut
+/// does not matter.
 void write_states(const std::string& path, GoldenFile::Lines& lines) {
   const auto saved = value_or_throw(SavedCheckpoint::open(path, "rank 0"));
   const Manifest& manifest = saved->manifest();
@@ -154,7 +154,7 @@ void write_states(const std::string& path, GoldenFile::Lines& lines) {
     }
     if (bytes > 0) lines.push_back(c10::str(kind, ": ", bytes, " bytes, ", hash_text(hash.value())));
   }
-  std::map<std::int64_t, std::int64_t> parameters;  // by updates
+  std::map<std::int64_t, std::int64_t> parameters;  // [updates]: how many parameters
   for (const SavedParameter& parameter : manifest.parameters) ++parameters[parameter.updates];
   std::string updates = "updates:";
   for (const auto& [times, count] : parameters) updates += c10::str(" ", times, " of ", count);
@@ -188,10 +188,10 @@ void write_traffic(const Engine& engine, GoldenFile::Lines& lines) {
       .to(lines);
 }
 
-/// What a rank tells of its training.
+/// What a rank reports of its training.
 struct Told {
   GoldenFile::Lines traffic, bits;
-  GoldenFile::Lines states;  ///< of all ranks together; only rank 0 tells them
+  GoldenFile::Lines states;  ///< the states of all ranks together; only rank 0 reports them
 };
 
 class Training {
@@ -247,7 +247,7 @@ class Training {
     return hash_of(*model_);
   }
 
-  /// The plan that golden_plans_test compares is the one that was carried out.
+  /// Checks that the plan which golden_plans_test compares is the one that was carried out.
   void expect_planned() const {
     const PlannedMemory plan = engine_->plan();
     const Strategy strategy = configuration_.planned();
@@ -277,7 +277,7 @@ class Training {
   const std::vector<Batch> batches_ = make_batches(2 * kSteps, 24, 5, 32);
 };
 
-/// What each rank has told. Those that have told what rank 0 did are left out.
+/// What each rank has reported. Ranks that reported the same as rank 0 are left out.
 GoldenFile::Lines of_all_ranks(const std::vector<Told>& told, GoldenFile::Lines Told::*kind) {
   GoldenFile::Lines lines = told[0].*kind;
   for (std::size_t rank = 1; rank < told.size(); ++rank) {
@@ -313,7 +313,7 @@ class GoldenRuns : public ::testing::TestWithParam<Configuration> {
   static void TearDownTestSuite() {
     golden_traffic().write();
     golden_bits().write();
-    // CTest takes this line for a skip, whatever else was found: so it comes only where nothing was.
+    // CTest takes this line for a skip, whatever else was found, so it is printed only where nothing failed.
     if (GoldenFile::is_written_anew() || golden_bits().is_there() || ::testing::UnitTest::GetInstance()->Failed())
       return;
     std::cout << "no golden for this processor: losses not compared, and there is no " << golden_bits().path().string()
@@ -342,7 +342,7 @@ TEST(GoldenRunsFiles, HaveASectionForEachConfigurationAndNoOther) {
   if (golden_bits().is_there()) golden_bits().expect_no_other_sections();
 }
 
-/// Gloo's connections end with a rank, and so do the waits of others for it.
+/// Gloo's connections end with a rank, which ends the waits of other ranks for it.
 TEST(RanksOverGloo, EndAtOnceWhereOneOfThemFails) {
   const auto begin = std::chrono::steady_clock::now();
   const auto body = [](const Mesh& mesh) {

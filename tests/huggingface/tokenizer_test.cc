@@ -1,4 +1,4 @@
-// Tokens are those of the package `tokenizers`, of text in many scripts and of what is no text; and files that are
+// Tokens are those of the package `tokenizers`, for text in many scripts and for bytes that are no text. Files that are
 // damaged, hostile or of another kind are refused.
 
 #include "workshop/tokenizer/tokenizer.h"
@@ -106,7 +106,7 @@ TEST_F(TokenizersPackage, GivesTheSameTokensAndTheSameText) {
   }
 }
 
-/// A tokenizer.json of all bytes and a few merges, with `more` members and another model, where given.
+/// A tokenizer.json with all bytes and a few merges, and with `more` members and another model where these are given.
 std::string tokenizer_json(const std::string& more = "", const std::string& model_members = "",
                            const std::string& merges = R"(["a b","ab c"])") {
   std::string vocabulary;
@@ -200,8 +200,8 @@ absl::StatusOr<Tokenizer> with_pattern(const std::string& expression) {
       R"("},"behavior":"Isolated"},{"type":"ByteLevel","add_prefix_space":false,"use_regex":false}]},)"));
 }
 
-// A pattern that doubles its steps with each letter ends with an error, not in a day. Neither does one whose steps are few
-// for each place of a text and many for all of it.
+// A pattern that doubles its steps with each letter ends with an error, instead of running for a day. So does one whose
+// steps are few for each place of a text but many for all of it.
 TEST(TokenizerFile, APatternWithoutEndIsAnError) {
   std::string lines;
   for (int line = 0; line < 60; ++line) lines += std::string(32, 'a') + "b\n";
@@ -221,8 +221,8 @@ TEST(TokenizerFile, APatternWithoutEndIsAnError) {
   }
 }
 
-// A search sees a part of the text at a time, and nothing of that shows: words may be longer than any part, and end where
-// one ends, and what a pattern looks ahead to may be in the next.
+// A search sees a part of the text at a time, which must not show: words may be longer than a part and end where one
+// ends, and a pattern may look ahead into the next part.
 TEST(TokenizerFile, APatternCutsLongTextsAsShortOnes) {
   const auto tokenizer = with_pattern("(?:c\\\\S)+|\\\\s+(?!\\\\S)|^ab|ab$");
   ASSERT_TRUE(tokenizer.ok()) << message_of(tokenizer.status());
@@ -247,7 +247,7 @@ TEST(TokenizerFile, APatternCutsLongTextsAsShortOnes) {
   }
 }
 
-// Sorting the marks of one letter takes the square of their number in utf8proc: a day for these.
+// utf8proc sorts the marks of one letter in time that grows with the square of their number: a day for these.
 TEST(TokenizerFile, ManyMarksOfOneLetterAreNormalizedInTime) {
   const auto tokenizer = Tokenizer::parse(tokenizer_json(std::string(kByteLevel) + R"("normalizer":{"type":"NFC"},)"));
   ASSERT_TRUE(tokenizer.ok()) << message_of(tokenizer.status());

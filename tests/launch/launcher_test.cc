@@ -33,7 +33,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using namespace std::chrono_literals;
 
-/// `launch` in a process of its own, whose output is read here. Ends it, and with it the ranks, when it leaves scope.
+/// Runs `launch` in a process of its own and reads its output. The destructor ends it, and the ranks with it.
 class Launcher {
  public:
   explicit Launcher(LaunchOptions options, std::optional<rlimit> descriptors = std::nullopt) {
@@ -61,7 +61,7 @@ class Launcher {
   pid_t pid() const { return pid_; }
   void send(int signal) { ::kill(pid_, signal); }
 
-  /// Reads until both ends are closed, then reaps. The exit code as a shell counts.
+  /// Reads until both pipes are closed, then waits for the process. Returns the exit code as a shell counts it.
   int wait() {
     while (read_some(-1)) {
     }
@@ -99,7 +99,7 @@ class Launcher {
   std::array<bool, 2> open_ = {true, true};
 };
 
-/// No test waits these times out: where they are to pass, it sets shorter ones.
+/// Options to run `script` on each rank. No test waits these times out: a test in which they pass sets shorter ones.
 LaunchOptions shell(int ranks, const std::string& script) {
   LaunchOptions options;
   options.ranks = ranks;
@@ -127,7 +127,7 @@ class Folder {
   std::string path_;
 };
 
-/// Alive, and neither a zombie nor gone.
+/// Whether a process lives: it is neither a zombie nor gone.
 bool is_running(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string line;
@@ -200,8 +200,8 @@ TEST(Launch, AllOfALongOutputArrives) {
 }
 
 TEST(Launch, TheFirstFailureIsTheExitCodeAndComesLast) {
-  // Rank 2 fails first; the others then fail as peers do, one of them more loudly. They wait until rank 2 is known to be
-  // gone: kill -0 finds it until the launcher has looked at its end.
+  // Rank 2 fails first; the others then fail as peers do, one of them more loudly. They wait until rank 2 is known to
+  // be gone: kill -0 finds it until the launcher has looked at its end.
   const Folder folder;
   const std::string pid = folder / "pid";
   Launcher launcher(
@@ -285,7 +285,7 @@ TEST(Launch, AnInterruptEndsTheRestartsToo) {
   EXPECT_THAT(launcher.out, Not(HasSubstr("ready 1")));
 }
 
-// What a rank of the start before had said is not taken for the next one's words.
+// The error report of a rank of the start before is not taken for that of the next start.
 TEST(Launch, LastWordsAreThoseOfTheLastStart) {
   auto options = shell(1,
                        "[ $TORCHELASTIC_RESTART_COUNT = 0 ] && echo '{\"message\":\"the first start\"}' > "

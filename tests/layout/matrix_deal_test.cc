@@ -13,7 +13,7 @@ namespace {
 
 using enum ShardingStrategy;
 
-/// Units of a transformer of width `d`: a root without matrices, and blocks.
+/// The units of a transformer of width `d`: a root without matrices, and blocks.
 std::vector<UnitShape> blocks_of(std::int64_t count, std::int64_t d, int parts) {
   const std::vector<MatrixShape> matrices = {{3 * d, d}, {d, d}, {4 * d, d}, {d, 4 * d}};
   std::vector<std::int64_t> numels;
@@ -112,7 +112,7 @@ TEST(MatrixDeal, MessagesOfABatchFit) {
   });
 }
 
-/// Each matrix has a number for each row and for each column.
+/// Gives each matrix a state with a number for each row, and one with a number for each column.
 void add_states(std::vector<UnitShape>& units, int parts) {
   for (UnitShape& unit : units) {
     for (GroupShape& group : unit.groups) {
@@ -174,7 +174,7 @@ TEST(MatrixDeal, StatesOfWholeTensorsGoWithThem) {
   }
 }
 
-// An owner has its own copy where state is replicated, and so collects nothing.
+// An owner has a copy of its own where state is replicated, so it collects nothing.
 TEST(MatrixDeal, WhatAnOwnerHoldsDoesNotTravel) {
   const MatrixDeal replicated(blocks_of(3, 100, 1), placement_of(ShardingStrategy::kNoShard, false).optimizer, {1, 4});
   for (const MatrixBatch& batch : replicated.batches()) {
@@ -185,7 +185,7 @@ TEST(MatrixDeal, WhatAnOwnerHoldsDoesNotTravel) {
   EXPECT_EQ(alone.exchange_numel(), 0);
 }
 
-/// What the rank that computes longest takes, over the mean.
+/// The time of the rank that computes longest, divided by the mean.
 double unevenness(const MatrixDeal& deal, int ranks) {
   double longest = 0, all = 0;
   for (const MatrixBatch& batch : deal.batches()) {
@@ -229,7 +229,8 @@ TEST(MatrixDeal, IsInThePlanAsAreItsStates) {
   EXPECT_EQ(plan.use()[MemoryCategory::kOptimizer] - without.use()[MemoryCategory::kOptimizer], 4 * numel / 2 * 4);
 }
 
-// So many ranks share no few units evenly, and all are one batch. No more are read ahead than disks take.
+// Such a number of ranks cannot share few units evenly, so all units are one batch. No more are read ahead than disks
+// take.
 TEST(MatrixDeal, ALargeBatchOfStatesIsReadAheadInPart) {
   PlanInput input;
   input.units = blocks_of(80, 64, 256);
@@ -238,7 +239,7 @@ TEST(MatrixDeal, ALargeBatchOfStatesIsReadAheadInPart) {
   input.mesh = {1, 256};
   input.matrix_work = {.is_muon = false, .multiplies = false};
   input.offload.moments = {Tier::kNvme, 0.9};
-  input.states = {};  // of elements
+  input.states = {};  // no states of elements
   const MemoryPlan plan(input);
   ASSERT_EQ(plan.matrices().batches().size(), 1U);
   EXPECT_EQ(plan.tensor_states_in_memory(), 8);

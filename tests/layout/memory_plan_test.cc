@@ -31,7 +31,7 @@ TEST(MemoryPlan, SmallUnitsAreReducedLaterAndLargeOnesAtOnce) {
   struct Case {
     std::int64_t bucket_bytes, lag;
   };
-  // Two buckets a unit of lag, 8 MiB in all, 3 units at most.
+  // Each unit of lag takes two buckets; there are at most 8 MiB and 3 units.
   for (const Case& c : {Case{kMiB / 4, 3}, Case{kMiB, 3}, Case{2 * kMiB, 2}, Case{4 * kMiB, 1}, Case{8 * kMiB, 0}}) {
     const MemoryPlan plan(input_of(c.bucket_bytes / 4, 12, {1, 2, 0, 0}));
     EXPECT_EQ(plan.reduction_lag(), c.lag) << c.bucket_bytes;
@@ -57,7 +57,7 @@ TEST(MemoryPlan, NothingIsReducedLaterOverTwoAxesOrAlone) {
   EXPECT_EQ(MemoryPlan(input_of(1024, 12, {1, 1, 0, 0})).reduction_lag(), 0);
 }
 
-// Of 64 KiB each, with two moments of 31 blocks of 256 elements; the last one has fewer.
+// Records have 64 KiB each, with two moments of 31 blocks of 256 elements; the last one has fewer.
 TEST(MemoryPlan, AQueueThatIsLeftOpenHoldsTheRecordsOfAUnit) {
   struct Case {
     std::int64_t block_records, depth;
@@ -107,7 +107,7 @@ TEST(MemoryPlan, OverANetworkTheNextUnitIsComputedWhileOneIsReduced) {
     EXPECT_EQ(plan.end_lag(), ahead);
     EXPECT_EQ(plan.shared_buckets(), 1 + ahead);
     EXPECT_EQ(adds.use()[MemoryCategory::kStaging], (1 + ahead) * adds.scratch_numel() * 4);
-    // Over two axes the second sum begins a unit after the first.
+    // The second sum, over the other axis, begins a unit after the first.
     const MemoryPlan two_axes = plan_of({2, 2, 0, 0}, ahead);
     EXPECT_EQ(two_axes.reduction_lag(), ahead > 0 ? 1 : 0);
     EXPECT_EQ(two_axes.end_lag(), ahead > 0 ? ahead + 1 : 0);
@@ -241,7 +241,7 @@ TEST(MemoryPlan, StepsReadWhatNeitherCacheNorSlotsHold) {
   EXPECT_LT(with.disk().read_in_two_steps, without.disk().read_in_two_steps);
 }
 
-// Those are read for gathers alone.
+// Frozen parameters are read for gathers alone.
 TEST(MemoryPlan, ParametersThatTrainAreCachedBeforeFrozenOnes) {
   PlanInput input = input_of(kMiB, 4, {1, 2, 0, 0});
   for (const std::size_t frozen : {1, 3}) input.units[frozen].groups[0].trainable = false;
@@ -294,7 +294,7 @@ TEST(MemoryPlan, AGpusMomentsOnItsHostAreAllInPinnedMemory) {
   EXPECT_EQ(plan.records_on_disk(), 0);
 }
 
-/// Instead of slots on the GPU it has gradients and parameters in pinned memory.
+/// Such a plan has gradients and parameters in pinned memory instead of slots on the GPU.
 TEST(MemoryPlan, WhatTheCpuUpdatesOnAGpusHostNeedsNoSlots) {
   PlanInput input = with_moments_on_disk(input_of(kMiB, 4, {1, 2, 0, 0}), 256 << 10, 0, 0.5);
   input.is_queued = true;
@@ -432,7 +432,7 @@ TEST(MemoryPlan, ActivationsOnDiskTakeSlotsAndNothingElse) {
   const MemoryPlan without(input);
   EXPECT_EQ(without.use()[MemoryCategory::kActivations], 0);
   input.offload.queue_depth = 3;
-  input.offload.record_bytes = 10000;  // of which a slot has whole pages
+  input.offload.record_bytes = 10000;  // a slot is rounded up to whole pages
   for (const Tier tier : {Tier::kHost, Tier::kNvme}) {
     input.offload.activations = tier;
     MemoryUse wanted = without.use();

@@ -16,7 +16,7 @@ std::int64_t pick(Random& random, std::int64_t least, std::int64_t most) {
 
 bool chance(Random& random) { return pick(random, 0, 1) == 1; }
 
-/// Slots, and records that go through them one by one: what RecordSlots counts without doing so.
+/// Slots through which records go one by one; RecordSlots counts the same without doing so.
 class SlowSlots {
  public:
   SlowSlots(const RecordList& records, std::int64_t slots)
@@ -40,7 +40,7 @@ class SlowSlots {
   std::vector<std::size_t> kept_;
 };
 
-/// A step, record by record.
+/// Makes a step record by record.
 class SlowStep {
  public:
   SlowStep(RecordKind kind, const RecordList& records, SlowSlots& slots)
@@ -123,7 +123,7 @@ StepInput random_input(Random& random) {
   return input;
 }
 
-/// Records of so many owners, each of which has `most` at most.
+/// Records of so many owners; each owner has at most `most`.
 RecordList random_records(Random& random, std::size_t owners, std::int64_t most) {
   RecordList records;
   for (std::size_t owner = 0; owner < owners; ++owner) {
@@ -167,7 +167,7 @@ TEST(RecordTraffic, WhatACacheHasIsInNoListAndOwnersKeepTheOthers) {
     for (int i = 0; i < 2 * owner; ++i) records.bytes.push_back(10 * owner + i);
     records.end_owner();
   }
-  records.bytes.push_back(99);  // of none
+  records.bytes.push_back(99);  // no owner has it
   const RecordList all = records.without(EvenSpread(7, 0, 0)), half = records.without(EvenSpread(7, 3, 6));
   EXPECT_EQ(all.bytes, (std::vector<std::int64_t>{10, 11, 20, 21, 22, 23}));
   EXPECT_EQ(all.first, records.first);
@@ -175,7 +175,7 @@ TEST(RecordTraffic, WhatACacheHasIsInNoListAndOwnersKeepTheOthers) {
   EXPECT_EQ(half.first, (std::vector<std::size_t>{0, 0, 1, 3}));
 }
 
-/// As many as a model of 70 B parameters has on one rank, for each of the plans that are made to choose tiers.
+/// A model of 70 B parameters has as many records on one rank, and each plan that is made to choose tiers counts them.
 TEST(RecordTraffic, OfManyRecordsOnlyTheFirstAndLastOfAPassAreLookedAt) {
   constexpr std::int64_t kRecords = 400'000, kGroups = 160;
   StepInput input;

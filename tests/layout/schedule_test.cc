@@ -27,7 +27,7 @@ TEST(Schedule, RecordsRunsOfUsesOnce) {
   EXPECT_THAT(schedule.record(), ElementsAre(0, 1, 2, 1, 0));
 }
 
-/// What `next_missing` says one after another, where each is held at once.
+/// The units that `next_missing` returns one after the other, where each is held at once.
 std::vector<int> missing(Schedule& schedule) {
   std::vector<int> units;
   for (int unit = schedule.next_missing(); unit >= 0; unit = schedule.next_missing()) {
@@ -51,7 +51,7 @@ TEST(Schedule, TellsWhatComesNext) {
   EXPECT_EQ(schedule.distance(2), Schedule::kNever);
 }
 
-// As the root unit of a transformer: its embedding comes first, its last norm before the head.
+// The root unit of a transformer is an example: its embedding comes first, its last norm before the head.
 TEST(Schedule, AUnitWithASlotOfItsOwnIsLookedAtBesideTheOthers) {
   Schedule schedule(kUnits, 1, /*uncounted=*/0);
   run(schedule, {0, 1, 2, 0, 3, 0, 2, 1, 0});
@@ -129,7 +129,7 @@ TEST(Schedule, ARecordThatEndsLikeEveryRoundDoesNotStayForGood) {
   EXPECT_THAT(schedule.record(), ElementsAre(0, 1, 2, 1, 0));
 }
 
-/// The same, as it is said: everything is looked for from one end to the other.
+/// A Schedule that does literally what the header says: it searches everything from one end to the other.
 struct SlowSchedule {
   std::vector<int> record, seen;
   std::set<int> held;
@@ -183,7 +183,7 @@ struct SlowSchedule {
   }
 };
 
-/// One sequence of random calls, and after each of them every question.
+/// Makes a sequence of random calls on both schedules, and compares every answer after each of them.
 void expect_equals_slow(unsigned seed) {
   std::mt19937 random(seed);
   const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };

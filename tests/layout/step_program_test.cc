@@ -56,14 +56,15 @@ const char* word_of(StepOpKind kind) {
   return "";
 }
 
-/// A group, with its direction: "3<" goes backward.
+/// The groups that are visited, each with its direction: "3<" goes backward.
 std::string words_of(std::span<const Visit> visits) {
   std::string text;
   for (const Visit& visit : visits) text += " " + std::to_string(visit.group) + (visit.backward ? "<" : ">");
   return text;
 }
 
-/// What visits do: their work and what becomes of records of parameters and of states. It is the same for all of an operation.
+/// The work of visits, and what becomes of records of parameters and of states. All visits of an operation have the
+/// same.
 std::string work_of(std::span<const Visit> visits) {
   constexpr char kLetters[] = {'-', 'r', 'w'};
   const Visit& first = visits.front();
@@ -77,7 +78,7 @@ std::string work_of(std::span<const Visit> visits) {
   return std::string(" ") + word_of(first.work) + " " + letter(first.parameters) + letter(first.states) + ":";
 }
 
-/// An operation a line; from the announcement of the first pass on.
+/// The program as text: one line for each operation, from the announcement of the first pass on.
 std::string words_of(const StepProgram& program) {
   std::string text = program.ends_when_skipped ? "" : "(skipped steps too)\n";
   for (const StepOp& op : program.ops) {
@@ -97,7 +98,7 @@ std::string words_of(const std::vector<StepProgram>& programs) {
   return text;
 }
 
-/// Three groups of as many units; the last one of matrices where a rule has some.
+/// An input with three groups of as many units; the last group has matrices where a rule updates some.
 StepInput input_of(VisitWork first_work = VisitWork::kUpdate) {
   StepInput input;
   input.groups = {{0}, {1}, {2}};
@@ -120,7 +121,7 @@ StepInput on_a_gpu(StepInput input) {
   return input;
 }
 
-/// Between the announcement of the first pass and its visits.
+/// The operations between the announcement of the first pass and its visits.
 constexpr char kTrain[] = "backward\nagree\ndecide\n";
 
 TEST(StepProgram, APassGoesOnWhereTheLastOneEnded) {
@@ -227,7 +228,7 @@ TEST(StepProgram, GradientsBelowAreOpenForWhatTheDeviceUpdates) {
   }
 }
 
-/// Every way in which an input can be made.
+/// Calls `test` for every way in which an input can be made.
 template <class Test>
 void for_inputs(const Test& test) {
   for (const VisitWork work : {VisitWork::kUpdate, VisitWork::kMeasure, VisitWork::kLayerUpdates,
@@ -274,7 +275,7 @@ TEST(StepProgram, EveryGroupIsUpdatedOnceAndInAnAnnouncedPass) {
   });
 }
 
-/// What the slots hold of a pass is found in the next one where that begins at its end.
+/// A pass that begins where the one before ended finds the records that slots still hold.
 TEST(StepProgram, WithFilesEachPassBeginsWhereTheOneBeforeEndedButForGradients) {
   for_inputs([](const StepInput& input, const std::vector<StepProgram>& programs) {
     if (!input.states.exist || !input.states.in_files || input.gradients_below || input.updates_in_backward) return;

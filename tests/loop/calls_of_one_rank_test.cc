@@ -1,5 +1,6 @@
-// Programs in which one rank alone does what all ranks must do, on ranks that are processes: right where ranks share memory, and else an
-// error that names the calls, on every rank and soon. They wait for each other most of the time, so all of them go on side by side.
+// Programs in which one rank alone does what all ranks must do. Ranks are processes. Such a program is right where
+// ranks share memory; otherwise every rank soon gets an error that names the calls. Programs wait most of the time, so
+// all of them run side by side.
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/randn.h>
@@ -32,7 +33,7 @@ namespace {
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-constexpr int kSteps = 4, kOdd = 2;  // at step kOdd one rank does something else
+constexpr int kSteps = 4, kOdd = 2;  // one rank does something else at step kOdd
 
 struct Training {
   torch::nn::Sequential model;
@@ -51,7 +52,7 @@ bool train(Training& training, int step) {
   return true;
 }
 
-/// Before step kOdd rank 0 does `alone` too.
+/// A step before which rank 0 alone also does `alone`, at step kOdd.
 Step rank_zero_alone(std::function<void(Training&)> alone) {
   return [alone = std::move(alone)](Training& training, int step) {
     if (training.rank == 0 && step == kOdd) alone(training);
@@ -77,7 +78,7 @@ struct Program {
   int steps_more_of_rank_zero = 0;
 };
 
-constexpr double kTimeLimit = 3600;  // s of a call: no program comes near
+constexpr double kTimeLimit = 3600;  // seconds of a call: no program comes near
 
 void evaluate(Training& training) {
   const at::NoGradGuard no_grad;
@@ -153,7 +154,7 @@ void run_program(const Program& program, Setting setting) {
     if (!program.step(training, step)) return;
 }
 
-/// Rank by rank: tessera::run of the program. The error that ended it is the status.
+/// Starts ranks that run the program in tessera::run. A rank's status is the error that ended it.
 std::unique_ptr<ForkedRanks> start(const Program& program, Setting setting) {
   const int port = free_port();
   return std::make_unique<ForkedRanks>(2, [&program, setting, port](int rank, KeyValueStore&) -> absl::Status {
@@ -194,7 +195,7 @@ TEST(CallsOfOneRank, AreRightOrAnErrorOnAllRanksThatNamesThem) {
       }
       EXPECT_NE(end.exit_code, ExitCode::kOk);
       if (end.message.empty()) continue;  // its program had ended: it hears of the other's error as ranks leave
-      // Over Gloo a rank may hear of it as of a lost peer (75), with the peer's own message, or before one has come.
+      // A rank over Gloo may get the error of a lost peer (75), with the peer's own message or before that has come.
       EXPECT_THAT(end.exit_code, AnyOf(ExitCode::kInternal, ExitCode::kCorruptData, ExitCode::kPeerLost))
           << end.message;
       EXPECT_THAT(end.message, AnyOf(HasSubstr("ranks disagree: rank"), HasSubstr("has left"), HasSubstr("has ended"),

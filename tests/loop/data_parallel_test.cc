@@ -1,4 +1,5 @@
-// DataParallel beside one process of plain LibTorch with the whole batch, for several of LibTorch's own optimizers.
+// Compares DataParallel with one process of plain LibTorch with the whole batch, for several of LibTorch's own
+// optimizers.
 
 #include "tessera/data_parallel.h"
 
@@ -37,7 +38,7 @@ const std::vector<std::pair<std::string, MakeOptimizer>> kOptimizers = {
        return std::make_unique<torch::optim::LBFGS>(std::move(parameters), torch::optim::LBFGSOptions(0.5).max_iter(4));
      }}};
 
-/// Each parameter once.
+/// The module's parameters, each once.
 std::vector<at::Tensor> parameters_of(const torch::nn::Module& module) {
   std::vector<at::Tensor> once;
   for (const at::Tensor& parameter : module.parameters()) {
@@ -47,7 +48,7 @@ std::vector<at::Tensor> parameters_of(const torch::nn::Module& module) {
   return once;
 }
 
-/// `mesh`: null for one process with the whole batch.
+/// Trains, and returns the values. `mesh`: null for one process with the whole batch.
 Values train(Tiny& model, const MakeOptimizer& make, const Mesh* mesh) {
   const auto optimizer = make(parameters_of(*model));
   for (const Batch& batch : make_batches(3, 12, 5, model->options.vocab)) {
@@ -64,7 +65,8 @@ Values train(Tiny& model, const MakeOptimizer& make, const Mesh* mesh) {
   return values_of(*model);
 }
 
-/// Ranks add gradients up in another order than one process. LBFGS divides by differences of gradients, where that weighs more.
+/// Checks that values are close. Ranks add gradients in another order than one process does. This matters more for
+/// LBFGS, which divides by differences of gradients.
 void expect_near(const Values& got, const Values& wanted, const std::string& name, int ranks) {
   ASSERT_EQ(got.size(), wanted.size());
   const double looser = name == "lbfgs" ? 10 : 1;
@@ -137,7 +139,7 @@ TEST(DataParallel, WithoutSyncGradientsAddUpAndAreAveragedOnce) {
   });
 }
 
-// Rank r has r + 1 of six rows, and of the second batch the last rank has none.
+// Rank r has r + 1 of six rows; the last rank has no rows of the second batch.
 TEST(DataParallel, WeighsRanksByWhatTheirLossesAreMeansOver) {
   const auto gradients_of = [](const Tiny& model) {
     std::vector<at::Tensor> gradients;
@@ -183,7 +185,7 @@ TEST(DataParallel, DtypesAreKept) {
     for (std::size_t i = 0; i < 3; ++i) {
       auto* layer = model->ptr(i)->as<torch::nn::Linear>();
       const at::ScalarType type = layer->bias.scalar_type();
-      // More digits than fp32 has, where they are fp64.
+      // Numbers of fp64 have more digits here than fp32 has.
       const double value = type == at::kDouble ? 1 + 1e-12 * (mesh.rank() + 1) : mesh.rank() + 1.0;
       (layer->forward(at::ones({1, 3}, type)) * value).sum().backward();
       EXPECT_EQ(layer->bias.grad().scalar_type(), type);
@@ -228,7 +230,7 @@ TEST(DataParallel, AfterItsEndGradientsAreThisRanks) {
   });
 }
 
-/// On all ranks.
+/// Checks that all ranks get an error with all of `texts`.
 void expect_data_parallel_refused(const std::function<void(const Mesh&)>& call, const std::vector<std::string>& texts) {
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     try {

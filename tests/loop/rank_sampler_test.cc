@@ -1,4 +1,5 @@
-// The properties of PyTorch's DistributedSampler, by itself and inside LibTorch's DataLoader; and seeds that differ.
+// Tests that RankSampler has the properties of PyTorch's DistributedSampler, by itself and inside LibTorch's
+// DataLoader; and that seeds differ.
 
 #include "tessera/rank_sampler.h"
 
@@ -24,7 +25,7 @@ namespace {
 
 using Samples = std::vector<std::size_t>;
 
-/// A mesh of each rank, on its thread in turn.
+/// Calls `body` with the mesh of each rank, on its thread.
 void on_each_rank(int ranks, const std::function<void(const Mesh&)>& body) { run_ranks({.ranks = ranks}, body); }
 
 Samples rest_of_epoch(RankSampler& sampler, std::size_t batch = 3) {
@@ -33,7 +34,7 @@ Samples rest_of_epoch(RankSampler& sampler, std::size_t batch = 3) {
   return all;
 }
 
-/// [rank]: what each gets in epochs 0, 1, ... one after the other.
+/// The samples that each rank gets in epochs 0, 1, ... one after the other: [rank][epoch].
 std::vector<std::vector<Samples>> dealt(int ranks, std::size_t samples, const RankSamplerOptions& options, int epochs) {
   std::vector<std::vector<Samples>> all(ranks);
   on_each_rank(ranks, [&](const Mesh& mesh) {
@@ -85,13 +86,13 @@ TEST(RankSampler, EpochsHaveOrdersOfTheirOwnWhichTheSeedDecides) {
   EXPECT_NE(all[0][0], all[0][1]);
   EXPECT_NE(all[0][1], all[0][2]);
   EXPECT_NE(all, dealt(3, 100, {.seed = 6}, 3));
-  // What the first epoch leaves out, others do not.
+  // Other epochs have the samples that the first one leaves out.
   const auto dropped = dealt(4, 7, {.seed = 5, .tail = Tail::kDrop}, 8);
   std::set<std::size_t> seen;
   for (std::size_t epoch = 0; epoch < 8; ++epoch)
     for (const auto& [sample, n] : times_of(dropped, epoch)) seen.insert(sample);
   EXPECT_EQ(seen.size(), 7u);
-  // A job that goes on.
+  // This is a job that goes on.
   const auto later = dealt(3, 100, {.seed = 5, .epoch = 2}, 1);
   for (std::size_t rank = 0; rank < 3; ++rank) EXPECT_EQ(later[rank][0], all[rank][2]);
 }
@@ -146,7 +147,7 @@ TEST(RankSampler, TooFewSamplesAreRefused) {
   });
 }
 
-/// Sample i is i.
+/// A dataset in which sample i is i.
 struct Numbers : torch::data::datasets::Dataset<Numbers, std::size_t> {
   explicit Numbers(std::size_t count_given) : count(count_given) {}
   std::size_t get(std::size_t index) override { return index; }
@@ -174,7 +175,7 @@ TEST(RankSampler, InsideADataLoader) {
   }
 }
 
-/// Batches of 2 that a loader gives after `sampler`, epoch by epoch.
+/// The samples that a loader with batches of 2 gives with `sampler`, epoch by epoch.
 std::vector<Samples> epochs_of(const RankSampler& sampler, std::size_t count, int epochs, std::size_t workers) {
   auto loader =
       torch::data::make_data_loader(Numbers(count), sampler, torch::data::DataLoaderOptions(2).workers(workers));
@@ -191,12 +192,12 @@ TEST(RankSampler, GoesOnInTheMiddleOfAnEpochInsideADataLoader) {
     on_each_rank(2, [&](const Mesh& mesh) {
       const RankSamplerOptions options{.seed = 4};
       const std::vector<Samples> whole = epochs_of(RankSampler(21, mesh, options), 21, 3, workers);
-      for (const std::size_t taken : {0, 4, 10, 11}) {  // of 11 an epoch
+      for (const std::size_t taken : {0, 4, 10, 11}) {  // an epoch has 11
         RankSampler place(21, mesh, options);
         place.reset();
         place.reset();
         place.next(taken);
-        // What is left of epoch 1, or epoch 2 where nothing is.
+        // The run goes on with the rest of epoch 1, or with epoch 2 where nothing is left.
         const Samples left(whole[1].begin() + static_cast<long>(taken), whole[1].end());
         const std::vector<Samples> wanted =
             left.empty() ? std::vector<Samples>{whole[2]} : std::vector<Samples>{left, whole[2]};
@@ -251,14 +252,14 @@ TEST(RankSampler, GoesOnOnAnotherNumberOfRanks) {
   for (std::size_t i = 10; i < 21; ++i) EXPECT_EQ(got[(i - 10) % 3][(i - 10) / 3], order[i]) << i;
 }
 
-/// Loaders with workers take samples ahead.
+/// Loaders with workers take samples ahead of the program.
 TEST(RankSampler, AnEvaluationCountsEachSampleOnceOnAnyNumberOfRanks) {
   constexpr std::size_t kSamples = 25;
   const Batch all = make_batches(1, kSamples, 5, TinyOptions().vocab)[0];
   Tiny plain = make_tiny({}, false);
   const double wanted = plain->forward(all.tokens, all.targets).item<double>();
   for (const int ranks : {1, 2, 3}) {
-    for (const std::size_t batch : {3, 4, 8}) {  // of the last, 24 fill whole batches on three ranks
+    for (const std::size_t batch : {3, 4, 8}) {  // 24 samples fill whole batches of 8 on three ranks
       on_each_rank(ranks, [&](const Mesh& mesh) {
         Session session(mesh, strategy_for(ShardingStrategy::kFullShard));
         auto loader = torch::data::make_data_loader(Numbers(kSamples), RankSampler(kSamples, mesh, {.seed = 4}),

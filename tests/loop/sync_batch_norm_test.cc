@@ -1,4 +1,4 @@
-// Batch norm over the samples of all ranks: beside one process of plain LibTorch with the concatenated batch.
+// Compares batch norm over the samples of all ranks with one process of plain LibTorch with the concatenated batch.
 
 #include "tessera/sync_batch_norm.h"
 
@@ -25,7 +25,7 @@ using torch::nn::BatchNormOptions;
 
 constexpr std::int64_t kChannels = 5;
 
-/// Sizes of an input of `rows` rows and `dim` dimensions.
+/// The sizes of an input of `rows` rows and `dim` dimensions.
 std::vector<std::int64_t> sizes_of(std::int64_t rows, std::int64_t dim) {
   std::vector<std::int64_t> sizes = {rows, kChannels, 4, 3, 2};
   sizes.resize(static_cast<std::size_t>(dim));
@@ -48,17 +48,17 @@ std::int64_t rows_before(const Problem& problem, int rank) {
 
 at::Tensor batch_of(const Problem& problem, int step) {
   const std::int64_t rows = rows_before(problem, static_cast<int>(problem.rows.size()));
-  const at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(7 + step);  // not that of other threads
+  const at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(7 + step);  // a generator of its own
   return (at::randn(sizes_of(rows, problem.dim), generator, at::kDouble) * 3 + 2).to(problem.type);
 }
 
-/// What three steps leave.
+/// The results of three steps.
 struct Left {
-  std::vector<at::Tensor> outputs, input_gradients;  ///< [step], of all rows
+  std::vector<at::Tensor> outputs, input_gradients;  ///< [step]: those of all rows
   at::Tensor weight_gradient, bias_gradient, mean, variance, batches;
 };
 
-/// A loss that adds up over rows, and in which all matter differently.
+/// A loss that is a sum over rows, in which each element counts differently.
 at::Tensor loss_of(const at::Tensor& output) { return (output * output * 0.5 + output.sin()).sum(); }
 
 template <class Norm>
@@ -205,7 +205,7 @@ TEST(ConvertSyncBatchNorm, FindsAllThatAreThereAndNoOthers) {
     torch::nn::Sequential inner(torch::nn::BatchNorm2d(3), torch::nn::Linear(2, 2));
     torch::nn::ModuleList model(torch::nn::BatchNorm1d(4), inner, torch::nn::BatchNorm3d(2));
     EXPECT_THAT(convert_sync_batchnorm(model, mesh), ElementsAre("0", "1.0", "2"));
-    // One that was not converted keeps to its own batch.
+    // A norm that was not converted uses its own batch alone.
     torch::nn::BatchNorm1d own(4);
     const at::Tensor input = at::full({3, 4}, mesh.rank() * 10.0) + at::arange(12, at::kFloat).view({3, 4});
     own->forward(input);
@@ -237,7 +237,7 @@ TEST(SyncBatchNorm, InEvalModeItIsBatchNormAndRanksDoNotMeet) {
   }
 }
 
-/// On all ranks.
+/// Checks that all ranks get an error with `text`.
 void expect_batch_norm_refused(int ranks, const std::function<void(const Mesh&)>& call, const std::string& text) {
   run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
     try {
@@ -291,7 +291,7 @@ TEST(SyncBatchNorm, WhatCannotBeIsRefused) {
   });
 }
 
-/// Two norms in a classifier of features.
+/// A classifier of features with two norms.
 struct NetImpl : torch::nn::Module {
   NetImpl() {
     first = register_module("first", torch::nn::Linear(6, 8));

@@ -1,5 +1,5 @@
-// What ranks tell each other: right on every number of ranks, apart from the Engine's own calls, and an error that names
-// the ranks where calls differ.
+// Tests the collectives that programs call: they are right on every number of ranks and independent of the Engine's own
+// calls; where ranks' calls differ, the error names the ranks.
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -25,7 +25,7 @@ void on_ranks(const std::function<void(const Mesh&)>& body) {
   run_ranks({.ranks = 4, .hosts = 2}, body);
 }
 
-/// Made of small integers, so that sums are exact in every dtype; another for each rank.
+/// A tensor of small integers, so that sums are exact in every dtype. Each rank has another one.
 at::Tensor numbers(int rank, at::IntArrayRef sizes, at::ScalarType type) {
   const std::int64_t numel = c10::multiply_integers(sizes);
   return ((at::arange(numel, at::kLong) * (rank + 1)) % 7).to(type).view(sizes);
@@ -52,7 +52,7 @@ TEST(UserCollectives, AllReduceEqualsOneProcessInEveryDtype) {
          {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf, at::kLong, at::kInt, at::kShort, at::kChar, at::kByte}) {
       for (const Reduce operation : {Reduce::kSum, Reduce::kMean, Reduce::kMin, Reduce::kMax}) {
         if (operation == Reduce::kMean && !at::isFloatingType(type)) continue;
-        // The last is large enough to be cut into parts, which do not fill it evenly.
+        // The last one is large enough to be cut into parts, which do not divide it evenly.
         for (const auto& sizes : std::vector<std::vector<std::int64_t>>{{}, {0}, {5}, {3, 4}, {70'001}}) {
           const at::Tensor tensor = numbers(mesh.rank(), sizes, type);
           all_reduce(mesh, tensor, operation);
@@ -140,7 +140,7 @@ TEST(UserCollectives, AMeanCountsSamplesAndNotRanks) {
   });
 }
 
-/// `call` throws Error (64) with all of `texts` on every rank, and the ranks can go on.
+/// Checks that `call` throws Error (64) with all of `texts` on every rank, and that ranks can go on.
 void expect_refused(int ranks, const std::function<void(const Mesh&)>& call, const std::vector<std::string>& texts) {
   run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
     try {

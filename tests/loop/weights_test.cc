@@ -1,5 +1,5 @@
-// Weights in a file: those of the module, under every strategy and in both forms, readable by LibTorch and by Python;
-// what LibTorch writes comes back; and files that cannot be written are everybody's error.
+// Tests weights in files: they are the module's under every strategy and in both forms; LibTorch and Python can read
+// them; what LibTorch writes can be loaded; and a file that cannot be written is an error on all ranks.
 
 #include "tessera/weights.h"
 
@@ -26,7 +26,7 @@ using ::testing::HasSubstr;
 
 class Weights : public ::testing::Test {
  protected:
-  /// As LibTorch reads the file.
+  /// Reads the file with LibTorch.
   static c10::Dict<c10::IValue, c10::IValue> dictionary_of(const fs::path& path) {
     const std::string bytes = TestFolder::content_of(path);
     return torch::jit::pickle_load({bytes.begin(), bytes.end()}).toGenericDict();
@@ -66,7 +66,7 @@ TEST_F(Weights, AreTheModulesUnderEveryStrategy) {
   }
 }
 
-/// As plain LibTorch reads the file: torch::load wants the dtype that is in it.
+/// Reads the file with plain LibTorch: torch::load wants the dtype that is in it.
 Tiny read_plainly(const fs::path& path, const TinyOptions& options, DType dtype) {
   Tiny plain = make_tiny(options, false);
   if (dtype == DType::kBF16) plain->to(at::kBFloat16);
@@ -109,7 +109,7 @@ TEST_F(Weights, WhatTorchSaveWroteComesBackUnderEveryStrategy) {
     const at::NoGradGuard no_grad;
     for (const at::Tensor& parameter : plain->parameters()) parameter.mul_(1.25).add_(0.01);
   }
-  // Numbers that bf16 has too, so that nothing is rounded.
+  // The numbers are exact in bf16 too, so nothing is rounded.
   plain->to(at::kBFloat16);
   plain->to(at::kFloat);
   torch::save(plain, path.string());
@@ -219,7 +219,7 @@ TEST_F(Weights, PythonReadsThem) {
   }
 }
 
-/// On all ranks, and the Engine goes on.
+/// Checks that all ranks get the error, and that the Engine goes on.
 void expect_failure(const fs::path& path, Existing existing, ExitCode code, const std::string& text) {
   for (const int ranks : {1, 3}) {
     run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
@@ -244,7 +244,7 @@ TEST_F(Weights, WhatRankZeroCannotWriteIsEverybodysError) {
   expect_failure(folder_ / "old.pt", Existing::kKept, ExitCode::kCannotCreate, "old.pt.partial");
   EXPECT_EQ(TestFolder::content_of(folder_ / "old.pt"), "old");
   EXPECT_EQ(dictionary_of(folder_ / "old.pt.partial").size(), 20u);  // nothing is lost
-  // A full disk, behind the partial file's name.
+  // The partial file's name is a link to a full disk.
   fs::create_symlink("/dev/full", folder_ / "full.pt.partial");
   expect_failure(folder_ / "full.pt", Existing::kReplaced, ExitCode::kCannotCreate, "full.pt.partial");
 }
@@ -265,7 +265,7 @@ TEST_F(Weights, FilesThatDoNotFitAreRefusedWithAllNames) {
     EXPECT_THAT(error.message(), HasSubstr("\"head\": the model wants the shape [19, 13], the file has [19, 12]"));
   }
   EXPECT_THROW(load_weights(other, folder_ / "none.pt"), Error);
-  // All or nothing.
+  // Either all values are loaded, or none.
   EXPECT_EQ(other->named_parameters()["head"].sizes(), (std::vector<std::int64_t>{19, 13}));
 }
 
@@ -296,7 +296,7 @@ TEST_F(Weights, ATiedParameterThatTheFileHasTwiceMustHaveOneValue) {
   });
 }
 
-// One storage of the file, and two parameters that the optimizer would update apart.
+// The file has one storage for two parameters, which the optimizer would update separately.
 TEST_F(Weights, TensorsThatShareAStorageInTheFileHaveMemoryOfTheirOwn) {
   const fs::path path = folder_ / "views.pt";
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {

@@ -12,7 +12,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-/// The config of a file with these members; the error, if it is refused.
+/// The config of a file with these members; the test fails with the error where it is refused.
 LlamaConfig llama(const std::string& members) {
   const auto read = parse_hf_config("{" + members + "}");
   EXPECT_TRUE(read.ok()) << message_of(read.status());
@@ -34,7 +34,7 @@ TEST(HfConfig, NumbersThatAreLeftOutAreThoseOfTransformers) {
   EXPECT_EQ(llama(R"("model_type":"qwen2","sliding_window":5)").sliding_window, 0);
   const auto gpt = parse_hf_config(R"({"model_type":"gpt2"})");
   ASSERT_TRUE(gpt.ok());
-  EXPECT_EQ(parameter_count(gpt->config), 124439808);  // as published for GPT-2
+  EXPECT_EQ(parameter_count(gpt->config), 124439808);  // the number that was published for GPT-2
 }
 
 TEST(HfConfig, RopeIsReadFromOldFilesAndNew) {

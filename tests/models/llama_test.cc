@@ -39,10 +39,10 @@ TEST(Llama, FormulaCountsItsParameters) {
                              .intermediate_size = 11008,
                              .num_hidden_layers = 32,
                              .num_attention_heads = 32};
-  EXPECT_EQ(parameter_count(llama_7b), 6738415616);  // as published for Llama 2 7B
+  EXPECT_EQ(parameter_count(llama_7b), 6738415616);  // the number that was published for Llama 2 7B
 }
 
-// Every shared key and value head, repeated, is multi-head attention with equal heads.
+// Grouped-query attention equals multi-head attention in which shared key and value heads are repeated.
 TEST(Llama, GroupedQueriesEqualRepeatedHeads) {
   at::manual_seed(3);
   LlamaConfig grouped_config = small_llama(), full_config = small_llama();
@@ -60,7 +60,7 @@ TEST(Llama, GroupedQueriesEqualRepeatedHeads) {
   EXPECT_TRUE(at::allclose(grouped->forward(tokens), full->forward(tokens), 1e-5, 1e-6));
 }
 
-// The property that rotary embeddings exist for: scores depend on the distance of two positions, not on where they are.
+// Rotary embeddings exist for this property: scores depend on the distance of two positions, not on where they are.
 TEST(Rotary, ScoresDependOnDistanceOnly) {
   at::manual_seed(4);
   const LlamaConfig config = small_llama();

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-// On threads, which have no choice: what is said to be used is used by nobody, and the report has it all the same.
+// Threads have no choice of algorithms: nobody uses the chosen one, but the report names it nevertheless.
 TEST(AlgorithmsBench, GoesThroughAllThereAreAndMarksOneChoiceAndOneFastest) {
   run_ranks({.ranks = 4}, [](const Mesh& mesh) {
     auto axes = groups_of(mesh).axes(1, 4);
@@ -23,7 +23,7 @@ TEST(AlgorithmsBench, GoesThroughAllThereAreAndMarksOneChoiceAndOneFastest) {
     ASSERT_TRUE(report.ok()) << report.status();
     EXPECT_EQ(used.size(), 4u);
     EXPECT_EQ(report->ranks, 4);
-    // Of few bytes 3 + 2 (2 + 3) calls; of many, where no all_reduce goes by doubling, 3 + 2 (2 + 2).
+    // There are 3 + 2 (2 + 3) calls for few bytes, and 3 + 2 (2 + 2) for many, where no all_reduce goes by doubling.
     EXPECT_EQ(report->timings.size(), 13u + 11u);
     int chosen = 0, fastest = 0;
     for (const TimedAlgorithm& timing : report->timings) {

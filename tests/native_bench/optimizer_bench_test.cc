@@ -18,7 +18,8 @@ TEST(OptimizerBench, TimesEveryFormatAndCountsItsBytes) {
   }
   EXPECT_THAT(names, ::testing::ElementsAre("fp32", "mixed", "mixed_bf16_moments", "mixed_8bit_moments",
                                             "fp32_bf16_moments", "fp32_8bit_moments"));
-  // Read: g p m v; written: p m v. With a norm, g twice. 8-bit states: a byte each, and 4 for every 256.
+  // A step reads g, p, m and v, and writes p, m and v. A norm reads g once more. 8-bit states have a byte each, and 4
+  // bytes for every 256.
   EXPECT_THAT(bytes_of_parameter, ::testing::ElementsAre(28, 32, 24, 20 + 16.0 / 256, 20, 16 + 16.0 / 256));
 }
 

@@ -72,7 +72,7 @@ TEST(BlockFile, NothingIsLeftBehind) {
   EXPECT_THAT(folder.names(), IsEmpty());
 }
 
-// Where the file system knows no files without names (NFS), there is one for a moment.
+// Some file systems (NFS) have no files without names; there the file has a name for a moment.
 TEST(BlockFile, WithoutUnnamedFilesTheNameIsTakenAway) {
   ScratchFolder folder;
   ScopedFaults faults({{.site = FaultSite::kOpen, .nth = 1, .action = FaultAction::kErrno, .number = EOPNOTSUPP}});
@@ -86,7 +86,8 @@ TEST(BlockFile, WithoutUnnamedFilesTheNameIsTakenAway) {
   EXPECT_EQ(info.st_mode & 07777, 0600u);
 }
 
-// Whatever fails while a file is made: an error that says so, or a file that works; and never a name left over.
+// Whatever fails while a file is made, there is an error that says so, or a file that works; and never a name left
+// over.
 TEST(BlockFile, EveryFaultWhileCreating) {
   ScratchFolder folder;
   for (const bool named : {false, true}) {
@@ -109,7 +110,7 @@ TEST(BlockFile, EveryFaultWhileCreating) {
   }
 }
 
-// F25, while zeros are written.
+// F25: the faults come while zeros are written.
 TEST(BlockFile, ShortAndInterruptedWritesOfZerosAreContinued) {
   ScratchFolder folder;
   for (const FaultRule& kind : {FaultRule{.action = FaultAction::kShort, .number = 1000},
@@ -129,7 +130,7 @@ TEST(BlockFile, ShortAndInterruptedWritesOfZerosAreContinued) {
   }
 }
 
-// F43: no O_DIRECT, told by the open or by the first write.
+// F43: O_DIRECT is missing, which the open or the first write shows.
 TEST(BlockFile, WithoutDirectTransfersThePageCacheIsUsed) {
   ScratchFolder folder;
   for (const FaultRule& rule :
@@ -159,7 +160,7 @@ TEST(BlockFile, BadDirectoriesAreRefused) {
   EXPECT_EQ(exit_code_of(create(folder.path(), 0)), ExitCode::kInternal);
 }
 
-// F44: between the check and the open the directory goes.
+// F44: the directory vanishes between the check and the open.
 TEST(BlockFile, AVanishedDirectoryIsAnError) {
   ScratchFolder folder;
   ScopedFaults faults({{.site = FaultSite::kOpen, .nth = 1, .action = FaultAction::kErrno, .number = ENOENT}});
@@ -211,7 +212,8 @@ TEST(BlockFile, AReadOnlyFileSystemIsAnError) {
   });
 }
 
-// F22: real, with the bytes wanted and free. And a directory in memory is told.
+// F22: the file system is really full; the error says how many bytes are wanted and free. A directory in memory is
+// named as such.
 TEST(BlockFile, AFullFileSystemIsAnErrorAtOnce) {
   ScratchFolder folder;
   expect_in_child(folder, ExitCode::kIo, "(16384 bytes free): wanted 40960 bytes: No space left on device (errno 28)",

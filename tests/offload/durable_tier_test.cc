@@ -48,7 +48,7 @@ void put(FileTier& tier, std::int64_t record, int value) {
   ASSERT_TRUE(tier.put(record).ok());
 }
 
-/// -1: not all bytes are one number.
+/// The number that all bytes of a record have; -1 where they are not all the same.
 int value_of(FileTier& tier, std::int64_t record) {
   const auto memory = tier.get(record);
   EXPECT_TRUE(memory.ok()) << memory.status();
@@ -58,7 +58,8 @@ int value_of(FileTier& tier, std::int64_t record) {
   return alike ? first : -1;
 }
 
-// A model of what must come back: whatever is put after a commit, the commit's values are there in the next process.
+// The test keeps a model of what must come back: whatever is put after a commit, the next process finds the commit's
+// values.
 TEST(DurableTier, ACommitComesBackWhateverIsPutBehindIt) {
   std::mt19937 random(7);
   const auto up_to = [&](int most) { return std::uniform_int_distribution<int>(0, most)(random); };
@@ -161,7 +162,7 @@ TEST(DurableTier, AFailedSyncIsAnError) {
   ASSERT_TRUE(tier->end_writes().ok());
   const auto failed = AllOf(HasSubstr("rank 3"), HasSubstr("fsync"), HasSubstr("errno 5"));
   EXPECT_THAT(message_of(tier->sync()), failed);
-  EXPECT_THAT(message_of(tier->end_writes()), failed);  // of the next commit
+  EXPECT_THAT(message_of(tier->end_writes()), failed);  // the next commit fails, too
 }
 
 }  // namespace

@@ -31,7 +31,7 @@ TEST(FaultPlan, CountsAndChooses) {
     const Fault fault = fault_at(FaultSite::kWrite, path);
     seen += fault.action == FaultAction::kErrno ? 'e' : fault.action == FaultAction::kShort ? 's' : '-';
   }
-  EXPECT_EQ(seen, "--e--s");  // at the third, both rules apply, and the first one wins
+  EXPECT_EQ(seen, "--e--s");  // both rules apply at the third, and the first one wins
   EXPECT_EQ(fault_at(FaultSite::kRead, "b").action, FaultAction::kNone);
   EXPECT_EQ(faults.plan().operations(FaultSite::kWrite), 6);
   EXPECT_EQ(faults.plan().operations(FaultSite::kRead), 1);
@@ -105,7 +105,7 @@ TEST(FaultText, RefusesWhatItDoesNotKnow) {
   }
 }
 
-// The body of the children below: writes a file, and leaves with the error's exit code.
+// This is the body of the children below: it writes a file, and exits with the error's exit code.
 TEST(FaultEnvironment, Child) {
   const char* const path = std::getenv("TESSERA_TEST_PATH");
   if (path == nullptr) return;
@@ -114,7 +114,7 @@ TEST(FaultEnvironment, Child) {
   ::_exit(static_cast<int>(exit_code_of(status)));
 }
 
-// The variable is read once a process, so this takes new ones.
+/// Writes a file in a new process, because a process reads the variable once.
 ChildEnd write_with_environment(const std::string& rules, const std::string& path) {
   return in_child([&] {
     ::setenv("TESSERA_TEST_FAULTS", rules.c_str(), 1);

@@ -46,12 +46,12 @@ std::vector<std::string> ScratchFolder::names() const {
 ChildEnd in_child(const std::function<int()>& body) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) std::abort();
-  std::fflush(stdout);  // or the child has what the parent did not print yet, and prints it, too
+  std::fflush(stdout);  // otherwise the child would print the parent's pending output, too
   const pid_t child = ::fork();
   if (child == 0) {
     ::dup2(ends[1], 2);
     ::close(ends[0]);
-    set_log_level(LogLevel::kInfo);  // whatever TESSERA_LOG_LEVEL says: what is looked at are warnings, too
+    set_log_level(LogLevel::kInfo);  // tests look at warnings, so TESSERA_LOG_LEVEL does not count
     ::_exit(body());
   }
   ::close(ends[1]);

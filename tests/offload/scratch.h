@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-/// An empty folder under the current one, which is on a disk; it goes with the object.
+/// An empty folder under the current one, which is on a disk. The destructor removes it.
 class ScratchFolder {
  public:
   ScratchFolder();
@@ -23,7 +23,7 @@ class ScratchFolder {
 
   const std::string& path() const { return path_; }
   std::string file(const std::string& name) const { return path_ + "/" + name; }
-  /// Names in it, sorted.
+  /// The names of the entries in it, sorted.
   std::vector<std::string> names() const;
 
  private:
@@ -36,21 +36,21 @@ struct ChildEnd {
   int signal = 0;
   std::string text;
 };
-/// Runs `body` in a child; what it returns is the child's exit code.
+/// Runs `body` in a child process; its result is the child's exit code.
 ChildEnd in_child(const std::function<int()>& body);
 
-/// For bodies of children, before they do anything else. They return false where this is not allowed here.
-bool enter_own_mounts();                                           ///< a private mount namespace
-bool mount_tmpfs(const std::string& at, const std::string& size);  ///< in it
-bool forbid_io_uring(int error);                                   ///< io_uring_setup fails with that errno (seccomp)
-bool lower_locked_memory(std::uint64_t bytes);                     ///< RLIMIT_MEMLOCK, without the right to pass it by
+/// Bodies of children call these before they do anything else. They return false where this is not allowed here.
+bool enter_own_mounts();                                           ///< enters a private mount namespace
+bool mount_tmpfs(const std::string& at, const std::string& size);  ///< mounts memory in that namespace
+bool forbid_io_uring(int error);                ///< lets io_uring_setup fail with that errno (seccomp)
+bool lower_locked_memory(std::uint64_t bytes);  ///< lowers RLIMIT_MEMLOCK, and drops the right to exceed it
 bool become_nobody();
 
-/// Bytes that depend on the seed alone, none of them like another seed's.
+/// Fills memory with bytes that depend on the seed alone; other seeds give other bytes.
 void fill_pattern(std::span<std::byte> memory, std::uint64_t seed);
 std::uint64_t hash_of(std::span<const std::byte> memory);
 
-/// Every implementation that requests can take, times direct and through the page cache.
+/// One way that requests can take: an implementation, direct or through the page cache.
 struct IoVariant {
   std::string name;
   IoRingOptions ring;

@@ -31,7 +31,7 @@ SpillOptions small_spill(const ScratchFolder& folder) {
           .verify = true};
 }
 
-/// Values that a spill should hold, by id.
+/// The values that a spill should hold, by id.
 struct SpilledValues {
   explicit SpilledValues(Spill& spill) : spill(spill) {}
 
@@ -58,7 +58,7 @@ struct SpilledValues {
     spill.drop(id);
     values.erase(id);
   }
-  /// As a backward does.
+  /// Looks at all values and drops them in the order of a backward: the last one first.
   absl::Status look_and_drop_all() {
     while (!values.empty()) {
       const Spill::Id id = values.rbegin()->first;
@@ -81,7 +81,7 @@ class SpillTest : public ::testing::TestWithParam<IoVariant> {
   }
 };
 
-// Values of any size, in any order of puts, gets and drops, keep their bytes, whichever transfers are late.
+// Values of any size keep their bytes in any order of puts, gets and drops, whichever transfers are late.
 TEST_P(SpillTest, AnyOrderKeepsTheBytes) {
   ScratchFolder folder;
   const FaultRule late_writes{.site = FaultSite::kWrite, .every = 3, .action = FaultAction::kDelay, .number = 2};
@@ -112,7 +112,7 @@ TEST_P(SpillTest, AnyOrderKeepsTheBytes) {
   }
 }
 
-// Steps of the same shape use the same room, and read what the slots do not hold any more.
+// Steps of the same shape use the same room, and read only what the slots do not hold any more.
 TEST_P(SpillTest, StepsUseTheRoomAgain) {
   ScratchFolder folder;
   const auto spill = make(small_spill(folder));
@@ -133,7 +133,7 @@ TEST_P(SpillTest, StepsUseTheRoomAgain) {
   EXPECT_GE(counters.reads, counters.writes - 5 * 5);  // five slots a step need no read
 }
 
-// What was put last is in the slots still.
+// Values that were put last are still in the slots.
 TEST_P(SpillTest, WhatFitsTheSlotsIsNotRead) {
   ScratchFolder folder;
   const auto spill = make(small_spill(folder));

@@ -38,7 +38,7 @@ FileTierOptions small_tier(const ScratchFolder& folder, std::int64_t records) {
 
 constexpr std::uint64_t kTag = 7;
 
-/// What the tier should hold: a number a record, 0 for zeros.
+/// What the tier should hold: a seed for each record, 0 for zeros.
 struct Model {
   explicit Model(RecordTier& tier) : tier(tier), seeds(static_cast<std::size_t>(tier.num_records())) {}
 
@@ -135,8 +135,8 @@ TEST_P(TierTest, RecordsAreZerosAtFirst) {
   EXPECT_EQ(tier->counters().hits, 4);
 }
 
-// Any order of fetches, gets, puts, releases, copies and flushes gives what a plain array would. A copy has what the record held
-// when it began.
+// Any order of fetches, gets, puts, releases, copies and flushes gives what a plain array would. A copy has what the
+// record held when it began.
 TEST_P(TierTest, AnyOrderKeepsTheBytes) {
   ScratchFolder folder;
   for (const std::int64_t records : {1, 4, 30}) {
@@ -178,7 +178,7 @@ TEST_P(TierTest, AnyOrderKeepsTheBytes) {
           const absl::Status status = model.update(record, i);
           ASSERT_TRUE(status.ok()) << status;
           if (random() % 4 == 0) {
-            ASSERT_TRUE(model.update(record, i + 1000).ok());  // at once, while it is being written
+            ASSERT_TRUE(model.update(record, i + 1000).ok());  // the record is still being written
           }
         }
       }
@@ -192,7 +192,7 @@ TEST_P(TierTest, AnyOrderKeepsTheBytes) {
   }
 }
 
-// What is read does not depend on what the slots hold, and a copy takes none of them.
+// A copy reads the same bytes whatever the slots hold, and takes none of them.
 TEST_P(TierTest, CopiesReadWhatIsOnDiskAndLeaveTheSlotsAlone) {
   ScratchFolder folder;
   const auto tier = GetParam().make(folder, 12).value();
@@ -221,7 +221,7 @@ TEST_P(TierTest, CopiesReadWhatIsOnDiskAndLeaveTheSlotsAlone) {
 TEST_P(TierTest, ACopyThatCannotBeReadIsAnErrorThatStays) {
   ScratchFolder folder;
   const auto tier = GetParam().make(folder, 12).value();
-  if (tier->most_held() == 12) return;  // in memory
+  if (tier->most_held() == 12) return;  // records lie in memory
   Model model(*tier);
   for (std::int64_t record = 0; record < 12; ++record) ASSERT_TRUE(model.update(record, 5).ok());
   ASSERT_TRUE(tier->flush().ok());
@@ -238,7 +238,7 @@ TEST_P(TierTest, ACopyThatCannotBeReadIsAnErrorThatStays) {
   EXPECT_FALSE(tier->get(6).ok());
 }
 
-// A write that takes long, and the same record wanted at once: it is what was put, and is not read.
+// A record is wanted while a slow write of it goes on: it is what was put, and is not read.
 TEST_P(TierTest, ARecordThatIsBeingWrittenIsNotReadBack) {
   ScratchFolder folder;
   const auto tier = GetParam().make(folder, 12).value();
@@ -281,7 +281,8 @@ TEST_P(TierTest, WrongUseIsAnErrorThatStays) {
 INSTANTIATE_TEST_SUITE_P(All, TierTest, ::testing::ValuesIn(tier_variants()),
                          [](const auto& info) { return info.param.name; });
 
-// ---- Memory and sizes ------------------------------------------------------------------------------------------------
+// ---- Memory and sizes
+// ------------------------------------------------------------------------------------------------
 
 TEST(TierSizes, AllocatedIsWhatWasSaid) {
   ScratchFolder folder;
@@ -311,7 +312,7 @@ TEST(TierSizes, AllocatedIsWhatWasSaid) {
   }
 }
 
-/// Pages from the caller, counted.
+/// Gives pages to a tier, and counts them.
 struct GivenPages {
   AlignedMemory::Give give() {
     return [this](std::size_t bytes) {
@@ -422,9 +423,10 @@ TEST(TierSizes, WhereAllIsResidentThereIsNoFile) {
   EXPECT_EQ(tier->counters().writes, 0);
 }
 
-// ---- Traffic ---------------------------------------------------------------------------------------------------------
+// ---- Traffic
+// ---------------------------------------------------------------------------------------------------------
 
-// While those that stay are used, the disk has the others to read and write.
+// The disk reads and writes other records while those that stay in memory are used.
 TEST(TierSizes, WhatStaysInMemoryLiesAmongWhatDoesNot) {
   ScratchFolder folder;
   FileTierOptions options = small_tier(folder, 40);
@@ -457,7 +459,7 @@ struct Traffic {
   std::int64_t slots() const { return most_held + read_ahead + write_behind; }
 };
 
-/// A step's traversal, read ahead as far as the tier may.
+/// Makes a step's traversal, and reads ahead as far as the tier may.
 absl::Status traverse(Model& model, const Traffic& traffic, bool forward, std::uint64_t seed) {
   const auto at = [&](std::int64_t i) { return forward ? i : traffic.records - 1 - i; };
   for (std::int64_t i = 0; i < traffic.read_ahead; ++i)
@@ -472,7 +474,7 @@ absl::Status traverse(Model& model, const Traffic& traffic, bool forward, std::u
 
 class TrafficTest : public ::testing::TestWithParam<IoVariant> {};
 
-// Every record on disk is read once and written once a step: no more, no less, whatever is in flight.
+// Every record on disk is read once and written once in a step: no more, no less, whatever is in flight.
 TEST_P(TrafficTest, OneReadAndOneWriteARecordAndStep) {
   for (const Traffic& traffic :
        {Traffic{}, Traffic{.resident = 10}, Traffic{.read_ahead = 0, .write_behind = 0},
@@ -508,7 +510,7 @@ TEST_P(TrafficTest, OneReadAndOneWriteARecordAndStep) {
   }
 }
 
-// Forward, then backward: the records that the slots still have are not read.
+// Traversals go forward, then backward: records that the slots still have are not read.
 TEST_P(TrafficTest, AlternatingTraversalsFindTheTail) {
   for (const Traffic& traffic : {Traffic{}, Traffic{.resident = 10}, Traffic{.read_ahead = 2, .write_behind = 1}}) {
     ScratchFolder folder;
@@ -534,13 +536,14 @@ TEST_P(TrafficTest, AlternatingTraversalsFindTheTail) {
   }
 }
 
-/// Fetches from `next` on until there is no room.
+/// Fetches records from `next` on until there is no room. Returns the first one that was not fetched.
 std::int64_t fetch_all(RecordTier& tier, std::int64_t next) {
   while (next < tier.num_records() && tier.fetch(next)) ++next;
   return next;
 }
 
-// What nothing is written from or held in is there for reading, and what `read_ahead` says is there in any case.
+// Memory from which nothing is written, and in which nothing is held, serves reading; as much as `read_ahead` says
+// always does.
 TEST_P(TrafficTest, MemoryOfWritesThatHaveEndedIsReadInto) {
   ScratchFolder folder;
   FileTierOptions options = small_tier(folder, 40);
@@ -552,7 +555,7 @@ TEST_P(TrafficTest, MemoryOfWritesThatHaveEndedIsReadInto) {
   Model model(*tier);
   for (std::int64_t i = 0; i < 40; ++i) ASSERT_TRUE(model.update(i, 1 + static_cast<std::uint64_t>(i)).ok());
   ASSERT_TRUE(tier->flush().ok());
-  // No more than what the ring begins without waiting, beside the writes.
+  // The ring begins no more than this without waiting, beside the writes.
   const std::int64_t most = std::min(7, std::max(3, GetParam().ring.in_flight - 4));
   EXPECT_EQ(fetch_all(*tier, 0), most);
   for (std::int64_t i = 0; i < 20; ++i) {
@@ -573,7 +576,8 @@ TEST_P(TrafficTest, MemoryOfWritesThatHaveEndedIsReadInto) {
   }
 }
 
-// As when elements are updated and then only masters of matrices are read: a slot's turn comes whether its record was put or released.
+// A step may update elements and then read only masters of matrices. A slot's turn comes whether its record was put or
+// released.
 TEST_P(TrafficTest, WhatWasReadLastIsFoundAlsoBehindWrites) {
   ScratchFolder folder;
   FileTierOptions options = small_tier(folder, 30);
@@ -618,7 +622,8 @@ TEST_P(TrafficTest, WrongAdviceCostsReadsOnly) {
 INSTANTIATE_TEST_SUITE_P(All, TrafficTest, ::testing::ValuesIn(io_variants()),
                          [](const auto& info) { return info.param.name; });
 
-// ---- Faults ----------------------------------------------------------------------------------------------------------
+// ---- Faults
+// ----------------------------------------------------------------------------------------------------------
 
 class TierFaultTest : public ::testing::TestWithParam<IoVariant> {
  protected:
@@ -688,7 +693,7 @@ TEST_P(TierFaultTest, WrongBytesAreNoticed) {
   }
 }
 
-// Without checksums the same fault is not noticed by the tier: so the test above can fail.
+// The tier does not notice the same fault without checksums, so the test above can fail.
 TEST_P(TierFaultTest, WithoutVerifyAFlippedBitComesOut) {
   ScratchFolder folder;
   FileTierOptions unverified = options(folder);
@@ -715,7 +720,7 @@ TEST_P(TierFaultTest, ASlowDiskShowsAsWaiting) {
 INSTANTIATE_TEST_SUITE_P(All, TierFaultTest, ::testing::ValuesIn(io_variants()),
                          [](const auto& info) { return info.param.name; });
 
-// F43, whole: the same numbers come out where io_uring, locked memory or O_DIRECT is missing.
+// F43: the same numbers come out where io_uring, locked memory or O_DIRECT is missing.
 TEST(TierFaults, WithoutIoUringTheBytesAreTheSame) {
   const ChildEnd end = in_child([] {
     if (!forbid_io_uring(EPERM)) return 99;

@@ -1,4 +1,5 @@
-// Adafactor by CUDA kernels beside the CPU's loops: the same bits. Built twice, as device_problem.h says.
+// Compares Adafactor by CUDA kernels with the CPU's loops: bits are the same. The program is built twice
+// (device_problem.h).
 
 #include "optim/cuda/device_adafactor.h"
 
@@ -51,7 +52,7 @@ AdafactorTensor tensor_of(const Shape& s, float* parameter, float* gradient, flo
   return t;
 }
 
-/// A tensor and its states. Behind each are some numbers more, which stay as they are.
+/// A tensor and its states. Each has some more numbers behind it, which must stay as they are.
 struct Values {
   static constexpr std::size_t kBehind = 8;
 
@@ -94,7 +95,7 @@ void expect_same_bits(const DeviceValues& got, const Values& wanted) {
   EXPECT_TRUE(same_bits(got.variance.values(), wanted.variance)) << "variance";
 }
 
-/// Numbers of many sizes, among them zeros, and some whose squares fp32 does not hold.
+/// Draws numbers of many magnitudes, among them zeros, and some whose squares fp32 cannot hold.
 class Numbers {
  public:
   explicit Numbers(std::uint32_t seed) : random_(seed) {}
@@ -117,14 +118,14 @@ struct Case {
   float parameters = 0.1f, gradients = 1.0f;  ///< how large they are
 };
 
-/// Three steps of both.
+/// Compares three steps of both.
 void compare(const Shape& shape, const Case& c) {
   SCOPED_TRACE(name_of(shape) + ", lr " + std::to_string(c.lr));
   Values values{shape};
   Numbers numbers(static_cast<std::uint32_t>(shape.numel()));
   numbers.fill(values.parameter, shape.numel(), c.parameters);
   const DeviceValues device(values);
-  // What is not written before it is read is seen, and so is what is written behind the scratch memory.
+  // Marks show what is read before it is written, and what is written behind the scratch memory.
   constexpr double kMark = -7;
   const std::size_t count = adafactor_scratch(values.tensor());
   std::vector<double> scratch_before(count + 8, kMark);
@@ -168,11 +169,12 @@ TEST_F(DeviceAdafactor, HasTheCpusBitsWhereItsBoundsHold) {
   }
 }
 
-// An fp64 sum's order shows in fp32 where the sum lies between two fp32 numbers, as 1 + 2^-24 does: small numbers that meet it one by one
-// are lost, and it is rounded down; where some are added up before they meet it, it is rounded up. The seeds are such that each other order
-// that was tried gives other bits.
+// The order of an fp64 sum shows in fp32 where the sum lies between two fp32 numbers, as 1 + 2^-24 does. If small
+// numbers are added to it one by one, they are lost, and it is rounded down; if some are added up before, it is rounded
+// up. The seeds were chosen so that every other order that was tried gives other bits.
 
-/// Zeros, and one in `every` so that four of them make an ulp of 1 in fp64: `unit` is the root of 2^-54 where squares are summed, else 2^-54.
+/// Zeros, and one small number in `every`; four of these make an ulp of 1 in fp64. `unit` is the root of 2^-54 where
+/// squares are summed, else 2^-54.
 std::vector<float> few_small(std::mt19937& random, std::size_t count, std::size_t every, float unit) {
   std::vector<float> values = Values::all(count);
   for (std::size_t i = 0; i < count; ++i) {
@@ -196,7 +198,7 @@ TEST_F(DeviceAdafactor, SumsRowsAndColumnsInTheCpusOrder) {
   Values values{{1, kSize, kSize}};
   values.gradient = few_small(random, kSize * kSize, 128, 0x1p-27f);
   for (std::size_t r = 0; r < kSize; ++r) {
-    values.gradient[r * kSize + (r * 93 + 7) % kSize] = 1.0f + 0x1p-12f;  // whose square is 1 + 2^-11 + 2^-24
+    values.gradient[r * kSize + (r * 93 + 7) % kSize] = 1.0f + 0x1p-12f;  // its square is 1 + 2^-11 + 2^-24
   }
   expect_same_step(values, {}, {.lr = 0.1});
 }
@@ -212,7 +214,7 @@ TEST_F(DeviceAdafactor, SumsWholeTensorsInTheCpusOrder) {
     for (const float x : {1.0f, 0x1p-12f, 0x1p-12f, 0x1p-24f, 0x1p-26f}) {
       values.parameter[random() % (trial % 2 == 0 ? kNumel : kAdafactorBlock)] = x;
     }
-    // Blocks that are some lanes apart.
+    // These blocks are some lanes apart.
     for (std::size_t block = 0; trial % 2 != 0 && block < kNumel; block += 16 * kAdafactorBlock) {
       values.parameter[block + random() % kAdafactorBlock] = 0x1p-27f * 1.25f;
     }
@@ -255,7 +257,8 @@ TEST_F(DeviceAdafactor, NeedsItsScratchMemoryAndDoesNothingToAnEmptyTensor) {
   }
 }
 
-// ---- the formulas in fp64, sums from the first number to the last -----------------------------------------------------
+// ---- the formulas in fp64, sums from the first number to the last
+// -----------------------------------------------------
 
 double rms(const std::vector<double>& values) {
   double sum = 0;
@@ -263,7 +266,7 @@ double rms(const std::vector<double>& values) {
   return std::sqrt(sum / static_cast<double>(values.size()));
 }
 
-/// The first step, so that states are the means themselves.
+/// Adafactor's first step, in which states are the means themselves.
 struct PlainStep {
   std::vector<double> parameter, row_var, col_var, variance;
 
@@ -301,7 +304,7 @@ void expect_near(const float* got, const std::vector<double>& wanted, const char
   EXPECT_LT(most, 1e-6) << what;
 }
 
-/// Nothing is missing from the sums: not the last number either, which are so large that they show in sums over all.
+/// No number is missing from the sums. The last numbers are so large that they show in sums over all.
 TEST_F(DeviceAdafactor, SumsAreOverAllNumbers) {
   for (const Shape& shape : {Shape{1, 700, 90}, Shape{3, 300, 4100}, Shape{1, 31, 9000}, Shape{1, 9000, 31},
                              Shape{50, 5, 3}, vector_of(140000), vector_of(4097)}) {

@@ -1,4 +1,4 @@
-// The CUDA kernels beside the CPU's loops: the same bits.
+// Compares the CUDA kernels with the CPU's loops: bits are the same.
 
 #include <gtest/gtest.h>
 
@@ -49,7 +49,7 @@ TEST_F(DeviceKernels, AdamGivesTheCpusBitsInEveryFormat) {
       for (std::size_t numel : {1u, 7u, 8u, 255u, 256u, 2051u}) expect_the_cpus_bits(adamw(states), weights, 0, numel);
 }
 
-/// A warp copies the block that comes next while it computes one, where states have 8 bits.
+/// A warp copies the next block while it computes one, where states have 8 bits.
 TEST_F(DeviceKernels, AWarpComputesManyBlocksOneAfterTheOther) {
   using enum OptimizerType;
   for (const OptimizerType type : {kAdam, kAdamW, kSgd, kLion, kRmsprop}) {
@@ -174,7 +174,8 @@ TEST_F(DeviceKernels, TheDecisionClipsAndFoldsConstantsAsTheCpuDoes) {
   EXPECT_EQ(step.uniform.values()[1], 0);
 }
 
-/// Two units of one group each, of 3 and 600 parameters, of which the device is told what ranks said and the norm's sums.
+/// Two units of one group each, with 3 and 600 parameters. The device gets what ranks said about them, and the norm's
+/// sums.
 struct UnitsInBackward {
   static constexpr unsigned kFirst = 3, kSecond = 600, kBits = 64, kSums = 700;
   QueuedStep step{{{0, kFirst}, {kFirst, kSecond}}};
@@ -237,7 +238,7 @@ TEST_F(DeviceKernels, AUnitThatIsNotGoodEndsTheUpdates) {
     if (std::isfinite(sum)) units.differ.set(2 * UnitsInBackward::kBits - 1, -1.0f);
     units.sums.set(2 * UnitsInBackward::kSums - 1, sum);
     units.begin(request, 1);
-    units.begin(request, 0);  // and it is good
+    units.begin(request, 0);  // this step is good
     units.step.sum.set(0, sum);
     for (int round = 0; round < 2; ++round) {  // a step that is good does not undo it
       units.step.decide(request);
@@ -283,7 +284,7 @@ TEST_F(DeviceKernels, TheLossScaleMovesAsOnTheCpu) {
   request.loss_scale = cpu.rule();
   for (const char outcome : std::string("..xx..xxxx....x.xx..")) {
     step.sum.set(0, outcome == 'x' ? HUGE_VAL : 1.0);
-    // The host knows of no skip yet: the ratio is that of all which were.
+    // The host knows of no skip yet, so the ratio counts all steps.
     request.known_skipped = step.decision.values()[0].skipped;
     step.decide(request);
     EXPECT_EQ(step.decision.values()[0].loss_scale, cpu.scale());
@@ -311,8 +312,8 @@ TEST_F(DeviceKernels, TheLearningRateIsThatOfTheStepsApplied) {
 }
 
 TEST_F(DeviceKernels, ParametersOfOneRunMayHaveTakenPartInDifferentSteps) {
-  // Four parameters. The second begins inside a warp's block, and is left alone, but for its average; the third is a step
-  // behind; the fourth was never used.
+  // There are four parameters. The second begins inside a warp's block and is left alone, except for its average; the
+  // third is a step behind; the fourth was never used.
   const std::pair<WeightFormat, StateDType> formats[] = {{WeightFormat::kF32, StateDType::kF32},
                                                          {WeightFormat::kSplitBF16, StateDType::kBF16},
                                                          {WeightFormat::kF32AndBF16, StateDType::k8Bit}};
@@ -354,7 +355,7 @@ TEST_F(DeviceKernels, ParametersOfOneRunMayHaveTakenPartInDifferentSteps) {
 }
 
 TEST_F(DeviceKernels, MessagesAreReadInRankOrder) {
-  // Two groups of 2 and 1 parameters; three ranks.
+  // There are two groups, of 2 parameters and of 1, and three ranks.
   constexpr std::size_t kSumsOffset = sizeof(StepMessageHeader) + 8, kBytes = kSumsOffset + 3 * sizeof(double);
   std::vector<std::byte> messages(3 * kBytes);
   for (int rank = 0; rank < 3; ++rank) {

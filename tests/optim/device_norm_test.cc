@@ -1,4 +1,5 @@
-// The norm's sums by CUDA kernels beside the CPU's: the same bits. Built twice, as device_problem.h says.
+// Compares the norm's sums by CUDA kernels with the CPU's: bits are the same. The program is built twice
+// (device_problem.h).
 
 #include "optim/cuda/device_norm.h"
 
@@ -34,7 +35,7 @@ std::vector<double> device_sums(const std::vector<std::vector<float>>& values,
     buffers.push_back({memory.emplace_back(values[i]).data(), runs[i]});
     count += NormSums(runs[i]).count();
   }
-  // What lies behind the sums and the scratch stays as it is.
+  // Marks show that what lies behind the sums and the scratch memory stays as it is.
   constexpr double kMark = -7.0;
   const std::size_t scratch_count = norm_scratch_count(buffers);
   const Shared<double> sums{std::vector<double>(count + 8, kMark)};
@@ -68,7 +69,7 @@ TEST_F(DeviceNorm, NormSumsAreTheCpusForEveryRun) {
     bool is_last;
     std::uint64_t short_by = 0;  // elements of the last one
   };
-  // Without a whole tile of 256 blocks; with some, and with blocks before and behind them; of several tiles.
+  // Runs have no whole tile of 256 blocks, or some, with blocks before and behind them; or several tiles.
   for (const Case& c :
        {Case{0, 1, true}, Case{0, 1, true, 255}, Case{5, 9, true}, Case{5, 9, false}, Case{3, 3 + 500, false},
         Case{3, 3 + 500, true}, Case{0, 256, true, 3}, Case{255, 513, false}, Case{1, 1030, true, 100},
@@ -91,7 +92,7 @@ TEST_F(DeviceNorm, ManyTensorsOfSeveralBuffersAreAddedUpTogether) {
     std::uint64_t next = 0;
     auto& of_buffer = runs.emplace_back();
     for (int i = 0; i < 150; ++i) {
-      // Small ones next to each other, large ones on blocks.
+      // Small tensors lie next to each other; large ones begin at blocks.
       const std::uint64_t numel = 1 + random() % (i % 30 == 7 ? 256 * 300 : i % 5 == 0 ? 3000 : 80);
       if (numel >= kNormBlock || next % kNormBlock + numel > kNormBlock) next = norm_blocks_of(next) * kNormBlock;
       of_buffer.push_back({.begin = next, .numel = numel, .first_block = random() % 3, .tensor = tensor++});
@@ -104,7 +105,7 @@ TEST_F(DeviceNorm, ManyTensorsOfSeveralBuffersAreAddedUpTogether) {
   EXPECT_TRUE(same_bits(device_sums(values, runs), wanted));
 }
 
-/// Halves lie somewhere else than where the nodes say.
+/// The halves of split masters lie elsewhere than the nodes say.
 TEST_F(DeviceNorm, SplitMastersAreAddedUpAsTheirValues) {
   for (const std::uint64_t numel : {std::uint64_t{100}, 300 * kNormBlock - 5}) {
     std::vector<float> values = random_values(numel, 7);
@@ -142,7 +143,7 @@ TEST_F(DeviceNorm, SplitMastersAreAddedUpAsTheirValues) {
 }
 
 TEST_F(DeviceNorm, TotalsAreTheCpus) {
-  // Three tensors in three parts of ranks 2, 0 and 1; the first is cut twice, and ends with a short block.
+  // Three tensors lie in three parts, of ranks 2, 0 and 1; the first is cut twice, and ends with a short block.
   const std::vector<std::uint64_t> numels = {256 * 300 - 9, 40, 256 * 7 + 9};
   const std::vector<std::vector<NormRun>> parts = {
       {{.begin = 0, .numel = 256 * 100, .first_block = 0, .tensor = 0, .is_last = false}},

@@ -1,4 +1,4 @@
-// Rules that take a step in several passes, by CUDA kernels beside the CPU's loops: the same bits.
+// Compares rules that make a step in several passes, by CUDA kernels and by the CPU's loops: bits are the same.
 
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ TEST_F(DevicePasses, MuonsPassesHaveTheCpusBits) {
                    std::to_string(static_cast<int>(states)));
       OptimizerConfig config{.type = OptimizerType::kMuon, .weight_decay = 0.1, .state_dtype = states};
       const MuonOptimizer cpu(config);
-      config.type = OptimizerType::kSgd;  // which has the same states
+      config.type = OptimizerType::kSgd;  // it has the same states
       config.momentum = 0.9;
       const RuleOptimizer like(config);
       StepProblem problem = finite_problem(kEnd, {weights, cpu}), got = problem;
@@ -64,7 +64,8 @@ TEST_F(DevicePasses, MuonsPassesHaveTheCpusBits) {
   }
 }
 
-/// The first parameter takes part for the first time, the second once more; the third did before, and the fourth never.
+/// The first parameter takes part for the first time, and the second once more; the third took part before this step,
+/// and the fourth never.
 TEST_F(DevicePasses, MastersAreReadAndTakenInAsByTheCpu) {
   constexpr std::size_t kEnds[] = {352, 800, 1024, 1500};
   for (const WeightFormat weights : kWeights) {
@@ -109,7 +110,8 @@ TEST_F(DevicePasses, MastersAreReadAndTakenInAsByTheCpu) {
   }
 }
 
-/// What two ranks sent of four tensors' norms: of the first and second one each, of the third both a half, of the fourth nothing but zeros.
+/// What two ranks sent of four tensors' norms: one rank each sent the first and the second, both sent a half of the
+/// third, and the fourth has nothing but zeros.
 struct SentNorms {
   static constexpr int kTensors = 4;
   const std::vector<std::uint64_t> numels = {256, 256, 512, 256};
@@ -139,7 +141,7 @@ struct SentNorms {
   }
 };
 
-/// Parameters in another order than their tensors; the last one is unused.
+/// Parameters have another order than their tensors, and the last one is unused.
 TEST_F(DevicePasses, LambsAndLarsPassesHaveTheCpusBits) {
   constexpr std::size_t kEnds[] = {256, 512, 1280, 1500};
   const std::vector<std::uint32_t> tensor = {2, 3, 0, 1};
@@ -237,7 +239,7 @@ TEST_F(DevicePasses, LambsAndLarsPassesHaveTheCpusBits) {
   }
 }
 
-/// And rates of groups, of which the second's are not adapted.
+/// Groups have rates of their own, and the second group is not adapted.
 TEST_F(DevicePasses, GroupsMayKeepTheirRates) {
   const LayerwiseOptimizer cpu({.type = OptimizerType::kLamb, .weight_decay = 0.1});
   const SentNorms sent(2);

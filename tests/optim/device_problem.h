@@ -11,8 +11,9 @@
 #include "tests/optim/device_memory.h"
 #include "tests/optim/step_problem.h"
 
-// Steps of optimizers on a device beside the CPU's. Programs that include this are built twice: with the kernels' source run on the host
-// thread by thread (kernels_on_host.cc), for machines without a GPU; and with the kernels themselves, label gpu.
+// Compares steps of optimizers on a device with the CPU's. Programs that include this are built twice: with the
+// kernels' source, run on the host thread by thread (kernels_on_host.cc), for machines without a GPU; and with the
+// kernels themselves, under the label gpu.
 
 namespace tessera {
 namespace {
@@ -30,7 +31,7 @@ inline OptimizerConfig adamw(StateDType states = StateDType::kF32) {
           .state_dtype = states};
 }
 
-/// A problem without gradients that overflow: their step is skipped, so they never come to these kernels; and NaNs have
+/// A problem without gradients that overflow: such a step is skipped, so they never reach these kernels, and NaNs have
 /// other bits on a GPU.
 inline StepProblem finite_problem(std::size_t numel, Formats formats) {
   StepProblem problem(numel, 7, /*with_specials=*/true, formats);
@@ -40,7 +41,7 @@ inline StepProblem finite_problem(std::size_t numel, Formats formats) {
   return problem;
 }
 
-/// A problem's values in device memory, and back.
+/// Copies a problem's values to device memory, and back.
 struct DeviceProblem {
   explicit DeviceProblem(const StepProblem& p)
       : gradient(p.gradient), master(p.master), copy(p.copy), half(p.half), low(p.low) {
@@ -61,7 +62,7 @@ struct DeviceProblem {
     }
   }
 
-  /// Elements [begin, end) of `problem`, which this was made of, as its optimizer's arguments are on the host.
+  /// The arguments of a kernel for elements [begin, end) of `problem`, from which this object was made.
   DeviceRun run(const RuleOptimizer& optimizer, StepProblem& problem, std::size_t begin, std::size_t end) const {
     const OptimizerSlice slice = problem.slice(begin, end);
     DeviceRun run;
@@ -102,7 +103,7 @@ struct DeviceProblem {
   std::vector<Shared<float>> scales;
 
  private:
-  /// Where `pointer`, into `from`, is in `to`.
+  /// The place in `to` that `pointer` has in `from`.
   template <class T, class U>
   static T* moved(T* pointer, const std::vector<U>& from, const Shared<U>& to) {
     return pointer == nullptr ? nullptr : to.data() + (pointer - from.data());
@@ -127,7 +128,7 @@ inline DeviceDecision first_decision(float scale = 1.0f) {
   return decision;
 }
 
-/// A step over the parameters of some groups, decided from a sum of squares.
+/// A step over the parameters of some groups, which is decided from a sum of squares.
 struct QueuedStep {
   explicit QueuedStep(const std::vector<StepGroup>& groups = {{0, 1}}, float scale = 1.0f)
       : count(groups.back().first_parameter + groups.back().parameters),

@@ -29,8 +29,9 @@ std::uint16_t to_fp16(float x) { return static_cast<std::uint16_t>(fp16_nearest<
 const Format kFormats[] = {{"bf16", to_bf16, value_of_bf16, 0x7f80, std::ldexp(1.0, 128)},
                            {"fp16", to_fp16, value_of_fp16, 0x7c00, 65536.0}};
 
-// By definition: between every two neighbours of the format, all below the middle goes down, all above goes up, and
-// the middle goes to the one whose last bit is 0. Exact in fp64, for every pair of neighbours of both signs.
+// This is the definition: between two neighbours of the format, numbers below the middle go down, numbers above it go
+// up, and the middle goes to the neighbour whose last bit is 0. The test is exact in fp64, for every pair of neighbours
+// of both signs.
 TEST(Rounding, IsToNearestEvenBetweenAllNeighbours) {
   for (const Format& format : kFormats) {
     for (std::uint32_t low = 0; low < format.infinity; ++low) {
@@ -61,7 +62,7 @@ TEST(Rounding, ReproducesEveryNumberOfTheFormat) {
   }
 }
 
-// All signs, all exponents and leading mantissa bits, with low bits that round down, tie, and round up.
+// Numbers have all signs, exponents and leading mantissa bits, with low bits that round down, tie, and round up.
 TEST(Rounding, IsMonotonicOverAllUpperHalves) {
   for (const Format& format : kFormats) {
     int previous = -1;
@@ -89,7 +90,7 @@ TEST(Rounding, KeepsEveryKindOfNaNAndInfinity) {
   }
 }
 
-// By definition unbiased: over all noise, the mean of the results is the value, exactly.
+// Rounding is unbiased by definition: the mean of the results over all noise is exactly the value.
 TEST(StochasticRounding, HasTheValueAsItsMean) {
   for (float value : {1.0f, 1.00390625f, 3.14159274f, 1e-30f, 1e-40f, 123456.789f, 0.0f, 2.9387359e-39f}) {
     for (float signed_value : {value, -value}) {
@@ -109,7 +110,7 @@ TEST(StochasticRounding, KeepsInfinity) {
   }
 }
 
-// All upper halves, with low bits around both places where the high half changes.
+// Numbers have all upper halves, with low bits around both places where the high half changes.
 TEST(SplitMaster, ComesBackBitForBit) {
   for (std::uint32_t upper = 0; upper <= 0xffff; ++upper) {
     for (std::uint32_t lower : {0x0000u, 0x0001u, 0x1234u, 0x7ffeu, 0x7fffu, 0x8000u, 0x8001u, 0xfffeu, 0xffffu}) {

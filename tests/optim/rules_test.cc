@@ -1,4 +1,4 @@
-// Each rule against PyTorch's, or against its paper's formula in fp64.
+// Compares each rule with PyTorch's, or with its paper's formula in fp64.
 
 #include "optim/rules/rules.h"
 
@@ -22,7 +22,7 @@ std::vector<std::string> names_of_states(const OptimizerConfig& config, const Em
   return names;
 }
 
-// The wanted values are torch.optim's of PyTorch 2.11 on the problem of five_steps, with foreach=False.
+// The wanted values are those of torch.optim in PyTorch 2.11 on the problem of five_steps, with foreach=False.
 void expect_torch(const OptimizerConfig& config, float lr, const std::vector<float>& torch) {
   EXPECT_THAT(five_steps(*make_optimizer(config), {.lr = lr}), Pointwise(FloatNear(1e-6f), torch));
 }
@@ -40,7 +40,7 @@ TEST(AdamRule, FollowsPyTorch) {
                 -0.021382495760917664f});
 }
 
-// The second element has a gradient after the freeze only, and the third one that is rarely a thousand times the others.
+// The second element has a gradient only after the freeze; the third one's is rarely a thousand times the others'.
 TEST(AdamRule, SecondMomentsOnlyGrowOnceTheyAreFrozen) {
   OptimizerConfig c = adam(OptimizerType::kAdamW);
   c.freeze_step = 10;
@@ -69,7 +69,7 @@ TEST(AdamRule, SecondMomentsOnlyGrowOnceTheyAreFrozen) {
   EXPECT_GT(run.weights[1], -1.0f);
 }
 
-// The folded constants against the textbook form in fp64, over a long run: a folding mistake grows with t.
+// The folded constants are compared with the textbook form in fp64, over a long run: a folding mistake grows with t.
 TEST(AdamRule, AgreesWithTheTextbookFormInFp64) {
   for (OptimizerType type : {OptimizerType::kAdamW, OptimizerType::kAdam}) {
     const OptimizerConfig c = adam(type);
@@ -93,7 +93,7 @@ TEST(AdamRule, AgreesWithTheTextbookFormInFp64) {
 }
 
 TEST(AdamRule, EpsilonIsFoldedWithTheBiasCorrection) {
-  // With |g| near eps, a wrongly scaled eps' moves the first step a lot: wanted is lr * g / (|g| + eps).
+  // If |g| is near eps, a wrongly scaled eps' changes the first step a lot: lr * g / (|g| + eps) is wanted.
   OptimizerConfig c = adam(OptimizerType::kAdamW);
   c.weight_decay = 0.0;
   c.eps = 1e-3;
@@ -128,7 +128,7 @@ TEST(SgdRule, FirstStepTakesTheGradientAsItsBuffer) {
   EXPECT_FLOAT_EQ(run.states[0][0], 2.0f * 0.9f + 0.5f * 2.0f);
 }
 
-// Algorithm 2 of arXiv 2302.06675 in fp64. PyTorch has no Lion.
+// The formula is Algorithm 2 of arXiv 2302.06675 in fp64, since PyTorch has no Lion.
 TEST(LionRule, FollowsThePaper) {
   const OptimizerConfig c{.type = OptimizerType::kLion, .beta1 = 0.9, .beta2 = 0.99, .weight_decay = 0.5};
   const auto optimizer = make_optimizer(c);
@@ -208,7 +208,8 @@ TEST(RuleOptimizer, ScalesGradientsFirst) {
   EXPECT_EQ(five_steps(*optimizer, {.lr = 0.01f}), five_steps(*optimizer, {.gradient_scale = 0.125f, .lr = 0.01f}));
 }
 
-// As torch.nn.utils.clip_grad_value_ before torch.optim.SGD; the limit is that of the scaled gradient.
+// The wanted values are those of torch.nn.utils.clip_grad_value_ before torch.optim.SGD. The limit holds for the scaled
+// gradient.
 TEST(RuleOptimizer, CutsGradientsOffAtAValue) {
   const auto optimizer = make_optimizer({.type = OptimizerType::kSgd, .weight_decay = 0.0});
   const std::vector<float> torch = {0.4299999475479126f, -1.1950000524520874f, 2.946499824523926f,
@@ -226,8 +227,8 @@ TEST(RuleOptimizer, CutsNoNaNOff) {
   EXPECT_EQ(run.weights[1], 0.5f);
 }
 
-/// The average of a parameter that the run's first step updates begins as a copy of the weights; another's, at the weights that this has
-/// until then.
+/// The average of a parameter that the run's first step updates begins as a copy of the new weights. Any other
+/// parameter's average begins at the weights that it has before its first update.
 TEST(Average, BeginsWithTheFirstStepOfTheRun) {
   const auto optimizer = make_optimizer(adam(OptimizerType::kAdamW), {.decay = 0.9});
   for (const bool is_first_of_run : {true, false}) {

@@ -1,4 +1,4 @@
-// What narrow states do to an optimizer's results, by property. Bits are in step_loops_test.cc.
+// Tests the effect of narrow states on an optimizer's results, by property. step_loops_test.cc compares bits.
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-/// Parameters with states that begin at zero, and steps of them.
+/// Parameters with states that begin at zero, and their steps.
 struct Trainee {
   std::unique_ptr<Optimizer> optimizer;
   std::vector<float> parameters;
@@ -117,8 +117,8 @@ TEST(StateFormats, EveryRuleReachesItsLossOfFp32) {
   }
 }
 
-// With beta2 0.999 a second moment without gradients shrinks by a thousandth a step, less than either format resolves:
-// rounded to nearest it would never shrink. The step along a fresh gradient shows what is left of it.
+// A second moment without gradients shrinks by a thousandth in each step at beta2 0.999, which is less than either
+// format resolves: rounded to nearest, it would never shrink. The step along a fresh gradient shows what is left of it.
 TEST(StateFormats, ASecondMomentDecaysThoughAStepIsLessThanItsPrecision) {
   constexpr std::size_t kNumel = 256 * 64;
   constexpr int kSteps = 1000;

@@ -23,7 +23,7 @@ Links some_links() {
   return links;
 }
 
-/// The first difference of what is said of some_links() with `from` replaced by `to`.
+/// The error for the text of some_links() in which `from` is replaced by `to`.
 std::string refusal(const std::string& from, const std::string& to) {
   std::string text = to_json(some_links());
   const std::size_t at = text.find(from);
@@ -34,7 +34,7 @@ std::string refusal(const std::string& from, const std::string& to) {
   EXPECT_EQ(exit_code_of(links.status()), ExitCode::kCorruptData);
   const std::string message = message_of(links.status());
   EXPECT_NE(message.find("hint: "), std::string::npos) << message;
-  return message.substr(0, message.find("\n[T0629]"));  // what writes such files
+  return message.substr(0, message.find("\n[T0629]"));  // the hint names what writes such files
 }
 
 TEST(Links, WhatIsWrittenIsReadAsItWas) {
@@ -91,7 +91,7 @@ TEST(Links, WhatIsNoObjectIsRefused) {
   EXPECT_FALSE(parse_links(many + "]}", "x").ok());
 }
 
-// A host sends as much whatever number of ranks it has, and two groups that share its link take twice as long.
+// A host sends the same number of bytes for any number of ranks, and two groups that share its link take twice as long.
 TEST(Links, RanksOfAHostShareItsLink) {
   Links one_each{.transport = "gloo", .ranks = 2, .hosts = 2};
   one_each.all_gather = one_each.reduce_scatter = one_each.all_reduce = {1e-5, 8e-9};
@@ -101,16 +101,17 @@ TEST(Links, RanksOfAHostShareItsLink) {
   EXPECT_DOUBLE_EQ(four.all_gather.beta_s_per_byte * (0.75 * 4), one_each.all_gather.beta_s_per_byte * (0.5 * 4));
   EXPECT_DOUBLE_EQ(replicas.reduce_scatter.beta_s_per_byte, 16e-9);
   EXPECT_EQ(replicas.all_reduce.alpha_s, 1e-5);
-  // Numbers are written in fewer bits for the other host alone: of 3/4 of a buffer a rank's half of 1/2; and a part is read from one peer.
+  // Numbers are written in fewer bits only for the other host: a rank's half of 1/2 of a buffer, where 3/4 are sent;
+  // and a part is read from one peer.
   EXPECT_DOUBLE_EQ(four.coding.of_reductions, 0.25 / 0.75);
   EXPECT_DOUBLE_EQ(four.coding.of_gathers, 0.5);
-  // Measured with two ranks a host, it says the same.
+  // A measurement with two ranks on each host says the same.
   Links two_each = four;
   two_each.ranks = 4;
   two_each.coding = {};
   EXPECT_DOUBLE_EQ(two_each.of_group(4, 2, 1).all_reduce.beta_s_per_byte, four.all_reduce.beta_s_per_byte);
   EXPECT_DOUBLE_EQ(two_each.of_group(2, 2, 2).all_reduce.beta_s_per_byte, 16e-9);
-  // Of one host nothing is known between two.
+  // A measurement on one host says nothing about two hosts.
   Links inside = one_each;
   inside.hosts = 1;
   EXPECT_EQ(inside.of_group(4, 2, 2), inside);

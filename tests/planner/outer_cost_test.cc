@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::int64_t kBlockNumel = 1 << 16;
 
-/// Two replicas of `shards` ranks; four blocks of as many elements, and a root that is small beside them.
+/// A plan of two replicas of `shards` ranks, with four blocks of as many elements and a root that is small beside them.
 TimedPlan with_sync(SyncType type, std::int64_t every, int shards = 1,
                     ShardingStrategy strategy = ShardingStrategy::kNoShard) {
   TimedPlan timed = timed_plan(strategy, {1, shards, 0, 0}, 4, kBlockNumel);
@@ -21,7 +21,7 @@ TimedPlan with_sync(SyncType type, std::int64_t every, int shards = 1,
   return timed;
 }
 
-/// Bytes that a rank sends to sum all masters with one other, with so many of an element.
+/// The bytes that a rank sends to sum all masters with one other rank, with `an_element` bytes for each element.
 double bytes_of_all(const TimedPlan& timed, double an_element) {
   double numel = 0;
   for (const UnitShape& unit : timed.input.units) numel += static_cast<double>(unit.trainable_numel());
@@ -47,7 +47,7 @@ TEST(OuterCost, IsThatOfAllSumsOverTheStepsBetweenThem) {
 TEST(OuterCost, OuterGradientsHaveTheBitsThatCompressionSays) {
   TimedPlan timed = with_sync(SyncType::kDiloco, 10);
   timed.input.compression.gradients = timed.input.compression.sums = WireForm::kInt4;
-  const double int4 = 0.5 + 4.0 / 256;  // and the scale of each run of 256
+  const double int4 = 0.5 + 4.0 / 256;  // half a byte, and its share of the scale of a run of 256
   EXPECT_NEAR(outer_cost(timed.plan(), 1, timed.links).exposed_s, bytes_of_all(timed, int4) * 1e-6 / 10, 1e-6);
   timed.links.replicate.reduces_in_background = false;  // shared memory, in which nothing is compressed
   EXPECT_NEAR(outer_cost(timed.plan(), 1, timed.links).exposed_s, bytes_of_all(timed, 4) * 1e-6 / 10, 1e-9);
@@ -57,7 +57,7 @@ TEST(OuterCost, AStreamWaitsForWhatItsDelayDoesNotHide) {
   TimedPlan timed = with_sync(SyncType::kStreamingDiloco, 20);
   timed.input.outer.fragments = 4;
   timed.input.outer.delay = 1;
-  const double block_s = 4.0 * kBlockNumel * 1e-6;  // of the sum of a fragment that is one block
+  const double block_s = 4.0 * kBlockNumel * 1e-6;  // the sum of a fragment that is one block
   EXPECT_EQ(outer_cost(timed.plan(), 2 * block_s, timed.links).exposed_s, 0);
   // Units are root and four blocks, so fragment 0 has the root and the last block.
   const double root_s = 4e-6 * static_cast<double>(timed.input.units[0].trainable_numel());

@@ -7,7 +7,7 @@
 namespace tessera::testing {
 namespace {
 
-/// 4 MiB units that take `seconds` to gather, and as long to reduce, on 4 ranks.
+/// Links on which units of 4 MiB take `seconds` to gather, and as long to reduce, on 4 ranks.
 Links links_for(double seconds) { return links_of(seconds / (3.0 / 4 * (4 << 20))); }
 
 TEST(PredictedStep, LinksThatCostNothingLeaveComputeUpdateAndRest) {
@@ -57,7 +57,7 @@ TEST(PredictedStep, WithoutPrefetchEveryGatherIsExposed) {
   EXPECT_NEAR(timed.predicted().exposed_gather_s, root_s + 4 * 0.5, 1e-12);
 }
 
-// Of units, and of updated values; on each axis by itself.
+// This holds for gathers of units and of updated values, on each axis by itself.
 TEST(PredictedStep, GathersSendWhatTheirFormTakes) {
   using enum WireForm;
   for (const ShardingStrategy kind : {ShardingStrategy::kFullShard, ShardingStrategy::kShardOptimizer}) {
@@ -85,10 +85,10 @@ TEST(PredictedStep, APrefetchHidesGathersBehindAUnitsCompute) {
   for (const ShardingStrategy strategy : {ShardingStrategy::kShardGradOp, ShardingStrategy::kFullShard}) {
     TimedPlan timed = timed_plan(strategy, {1, 4, 0, 0}, 6);
     timed.input.prefetch = 1;
-    timed.profile.rest_seconds = 0;  // beside which the first unit would be gathered
+    timed.profile.rest_seconds = 0;  // the first unit would be gathered beside it
     const double root_s = 0.5 * timed.input.units[0].trainable_numel() / timed.input.units[1].trainable_numel();
     timed.links.shard = links_for(0.5);
-    EXPECT_NEAR(timed.predicted().exposed_gather_s, root_s, 1e-12);  // of the first unit
+    EXPECT_NEAR(timed.predicted().exposed_gather_s, root_s, 1e-12);  // only the first unit's gather is exposed
     timed.links.shard = links_for(1.0);
     EXPECT_NEAR(timed.predicted().exposed_gather_s, 2 * root_s, 1e-12);
     timed.links.shard = links_for(1.5);
@@ -140,8 +140,8 @@ TEST(PredictedStep, PublishingGoesOnWhileTheNextGroupsAreUpdatedAndForwardBegins
   timed.links.shard = links_of(0);
   timed.links.shard.all_gather = links_for(0.75).all_gather;
   EXPECT_NEAR(timed.predicted().exposed_publish_s, 0, 0.01);
-  // The last of four gathers one after the other has come after 1 + 4 x 3.5 seconds; the update takes 4, and forward wants the last block
-  // after the root and three blocks, of a second each.
+  // The last of four gathers, one after the other, has come after 1 + 4 x 3.5 seconds. The update takes 4 seconds, and
+  // forward wants the last block after the root and three blocks, of a second each.
   timed.links.shard.all_gather = links_for(3.5).all_gather;
   EXPECT_NEAR(timed.predicted().exposed_publish_s, 1 + 4 * 3.5 - (4 + timed.profile.rest_seconds + 4), 0.02);
   timed.links.shard.all_gather = links_for(0.75).all_gather;
@@ -188,7 +188,7 @@ TEST(PredictedStep, TransportTakesCoresFromCompute) {
   EXPECT_GT(busy.seconds, free.seconds);
 }
 
-/// A gather that is all beside compute takes the longer time, and one that is waited for the shorter.
+/// A gather that lies wholly beside compute takes the longer time, and one that is waited for takes the shorter.
 TEST(PredictedStep, BytesMoveMoreSlowlyBesideCompute) {
   TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 4);
   timed.links.shard = links_for(1);
@@ -205,7 +205,7 @@ TEST(PredictedStep, BytesMoveMoreSlowlyBesideCompute) {
   EXPECT_EQ(dragged.shard.transfer_s, hidden.shard.transfer_s);
 }
 
-/// On a machine whose cores are busy.
+/// Packing needs cores, and the machine's cores are busy.
 TEST(PredictedStep, PackingTakesCoresFromCompute) {
   TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 4);
   timed.links.shard = links_for(0.5);

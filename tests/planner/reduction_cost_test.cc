@@ -37,7 +37,8 @@ TEST(ReductionCost, CompressedAxesSendFewerBytes) {
   EXPECT_EQ(cost_of(timed).sent_bytes, 3 * (part + scales + part / 2 + scales));
 }
 
-/// A rank writes its contributions to the others and reads theirs; then it writes its own sums once, and reads those of the others.
+/// A rank encodes its contributions to the others and decodes theirs; then it encodes its own sums once, and decodes
+/// those of the others.
 TEST(ReductionCost, FewerBitsTakeACoreToo) {
   TimedPlan timed = timed_plan(ShardingStrategy::kNoShard, {1, 4, 0, 0}, 1, kNumel);
   timed.input.compressed_shard_part = 1;
@@ -79,7 +80,8 @@ TEST(ReductionCost, MethodsSendWhatTheirMessagesHave) {
     EXPECT_EQ(cost.sent_bytes, bytes);
     EXPECT_DOUBLE_EQ(cost.latency_s, messages * 1e-3);
   };
-  // 3/4 of a message to each owner, and of its answers; a whole message to each of 3.
+  // A rank sends 3/4 of a message to owners and gets as much of their answers; or it sends a whole message to each of
+  // 3.
   expect({.random_k = 0.25}, 2 * 3 * kNumel / 4 / 4 * 4, 3);
   expect({.sign = SignForm::kMajority}, 2 * 3 * (4 + runs / 4 * 32), 3);
   expect({.sign = SignForm::kFeedback}, 3 * runs * 36, 3);

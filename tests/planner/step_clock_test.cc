@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-/// A script by hand.
+/// A script that a test writes by hand.
 struct Script {
   StepScript script;
 
@@ -50,14 +50,15 @@ TEST(StepClock, CallsOfAChannelFollowEachOther) {
 
 TEST(StepClock, GathersAndReductionsShareTheWire) {
   const Script both = Script().post(Channel::kGather, 0, 4).post(Channel::kReduce, 0, 2);
-  EXPECT_EQ(alone(Script(both).wait(1)).end_s, 4);  // at half the speed
-  EXPECT_EQ(alone(Script(both).wait(0)).end_s, 6);  // and then at all of it
+  EXPECT_EQ(alone(Script(both).wait(1)).end_s, 4);  // both have half the speed
+  EXPECT_EQ(alone(Script(both).wait(0)).end_s, 6);  // the other one then has all of it
   EXPECT_EQ(alone(Script().post(Channel::kGather, 0, 4).post(Channel::kReplicate, 0, 2).wait(1).wait(0)).end_s, 4);
 }
 
 TEST(StepClock, LatenciesDoNotSlowEachOther) {
   EXPECT_EQ(alone(Script().post(Channel::kGather, 3, 0).post(Channel::kReduce, 3, 0).wait(0).wait(1)).end_s, 3);
-  // [0, 1] both latencies; [1, 5] half the speed each: 2 of 2 and 2 of 4; [5, 7] the rest.
+  // Seconds 0 to 1 are both latencies; from 1 to 5 each has half the speed: 2 of 2 and 2 of 4; from 5 to 7 comes the
+  // rest.
   EXPECT_EQ(alone(Script().post(Channel::kGather, 1, 4).post(Channel::kReduce, 1, 2).wait(0).wait(1)).end_s, 7);
 }
 
@@ -70,7 +71,7 @@ TEST(StepClock, BytesThatMoveTakeCoresFromWork) {
   EXPECT_EQ(alone(Script().post(Channel::kGather, 0, 4, 1).post(Channel::kReplicate, 0, 4, 1).work(10)).end_s, 14);
 }
 
-/// Half of a second's bytes in each second of work, also from one piece to the next, and then the rest.
+/// Half of a second's bytes move in each second of work, also from one piece to the next; then the rest moves.
 TEST(StepClock, BytesMoveMoreSlowlyWhileARankWorks) {
   const Script script = Script().post(Channel::kGather, 0.25, 2, 0, /*drag=*/1).work(0.75).work(0.5).wait(0);
   EXPECT_DOUBLE_EQ(alone(script).end_s, 1.25 + (2 - 0.5));
@@ -80,17 +81,17 @@ TEST(StepClock, BytesMoveMoreSlowlyWhileARankWorks) {
   EXPECT_DOUBLE_EQ(alone(waited).end_s, 3);
 }
 
-/// A latency as well, which is not bytes on the wire: what shares it does not wait for it.
+/// Latency grows as well. It is not bytes on the wire, so another call on the channel does not wait for it.
 TEST(StepClock, CallsBeginLaterWhileARankWorks) {
   Script script = Script().post(Channel::kGather, 0.5, 1).post(Channel::kReduce, 0, 1.5).work(1.5).wait(1).wait(0);
   script.script.calls[0].cost.busy_latency_s = 2;
-  // [0, 1.5] the reduction, and 3/4 of the latency; [1.5, 1.625] the rest of it; then its bytes.
+  // Seconds 0 to 1.5 are the reduction and 3/4 of the latency; its rest ends at 1.625; then come the gather's bytes.
   EXPECT_DOUBLE_EQ(alone(script).end_s, 1.625 + 1);
   script.script.calls[0].cost.latency_s = 0;
   EXPECT_NEAR(alone(script).end_s, 1.5 + 1, 1e-9);
 }
 
-/// What nobody waits for goes on behind the step.
+/// A call for which nobody waits goes on behind the step.
 TEST(StepClock, ARankMayEndBeforeACallDoes) {
   const RankTimes times = alone(Script().post(Channel::kGather, 0, 10, 0.5, 1).work(1));
   EXPECT_DOUBLE_EQ(times.end_s, 1 / (1 - 0.25));  // half the speed takes half the load
@@ -106,7 +107,7 @@ TEST(StepClock, TheWireIsBusyWhileSomeCallIsUnderWay) {
 }
 
 TEST(StepClock, ACallBeginsWhenTheLastRankOfItsGroupHasCome) {
-  // 2 x 2 ranks: shard groups {0, 1} and {2, 3}, replicate groups {0, 2} and {1, 3}.
+  // There are 2 x 2 ranks: shard groups {0, 1} and {2, 3}, replicate groups {0, 2} and {1, 3}.
   const Script script = Script().work(1).post(Channel::kGather, 0, 1).wait(0).post(Channel::kReplicate, 0, 1).wait(1);
   StepClock clock(script.script, 2, 2);
   const std::array<double, 4> starts{0, 0, 0, 0}, work{1, 2, 3, 6};

@@ -1,4 +1,4 @@
-// What an Engine offers beside backward and step: evaluate, and the checks of "check".
+// Tests what an Engine offers beside backward and step: evaluate, and the checks of "check".
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
@@ -88,8 +88,8 @@ TEST(Checks, ChecksOfValuesChangeNothing) {
 
 // ---- ranks that share one copy of the parameters, watched as if they did not -------------------------------------
 
-/// On the cells where `check.as_across_hosts` looks: Tiny trains a step, rank `at` makes `mistake`, and the next step must
-/// be refused by a text that names it.
+/// Lets Tiny train a step and rank `at` make `mistake`, on the cells where `check.as_across_hosts` looks. The next step
+/// must be refused by a text that names the mistake.
 void expect_found_as_across_hosts(const std::function<void(Tiny&)>& mistake) {
   for (int at : {0, 1, 2}) {
     on_matrix(
@@ -138,7 +138,7 @@ TEST(Checks, AsAcrossHostsFindsAnotherOrderOfUnits) {
   }
 }
 
-// What is refused above is harmless where it happens.
+// Ranks share the parameters here, so what is refused above is harmless.
 TEST(Checks, UnitsUsedOnOneRankPassWhereRanksShareThem) {
   expect_like_plain([](Scene& scene) {
     Tiny model = tiny();
@@ -153,7 +153,8 @@ TEST(Checks, UnitsUsedOnOneRankPassWhereRanksShareThem) {
   });
 }
 
-// Where nothing is gathered nothing else tells it. Of the others: Misuse.GatheredOnOneRankAloneEndsInAnError.
+// Only this check finds it where nothing is gathered. Misuse.GatheredOnOneRankAloneEndsInAnError tests the other
+// strategies.
 TEST(Checks, GatheredOnSomeRanksOnlyIsFoundAtTheStep) {
   on_matrix([](Scene& scene) {
     if (scene.mesh().world_size() == 1 || scene.is_sharded()) return;

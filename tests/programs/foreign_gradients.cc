@@ -1,4 +1,5 @@
-// Backwards that are not this Engine's: of another Engine, by hand, by code left over from plain LibTorch.
+// Tests backwards that are not this Engine's: those of another Engine, those by hand, and those of code that is left
+// over from plain LibTorch.
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
@@ -26,7 +27,7 @@ struct Gan {
         of_critic(scene.trainer(critic)) {}
 
   void train_critic(std::int64_t step) {
-    // As PyTorch's example has it. The Engine has dropped what the generator's backward left here.
+    // PyTorch's example clears gradients here. The Engine has dropped what the generator's backward left.
     if (scene.is_plain()) of_critic->zero_grad();
     const at::Tensor real = critic->forward(scene.rows(noise(step + 100, 2)));
     const at::Tensor fake = critic->forward(generator->forward(scene.rows(noise(step, 3))).detach());
@@ -181,7 +182,7 @@ TEST(ForeignGradients, SaliencyMapBetweenBackwardAndStep) {
           const at::Tensor x = noise(7, 5).requires_grad_();
           const at::Tensor sum = model->forward(x).sum();
           scene.note(torch::autograd::grad({sum}, {x})[0].abs().sum().item<double>());
-          // By parameters too, which take no gradient by it.
+          // Slopes by parameters are asked for, too; the parameters get no gradient from this.
           const at::Tensor again = model->forward(x).sum();
           const auto slopes = torch::autograd::grad({again}, {model->second->weight, model->third->bias});
           scene.note(slopes[0].abs().sum().item<double>());
@@ -193,7 +194,8 @@ TEST(ForeignGradients, SaliencyMapBetweenBackwardAndStep) {
       {linear_units});
 }
 
-// By hand in mid-step, where plain LibTorch would add: the Engine's gradients alone count.
+// A backward by hand comes in the middle of a step. Plain LibTorch would add its gradients; only the Engine's count
+// here.
 TEST(ForeignGradients, BackwardByHandInMidStepIsDropped) {
   expect_like_plain(
       [](Scene& scene) {
@@ -304,7 +306,7 @@ TEST(ForeignGradients, ClippingByLibTorchIsRefused) {
 
 // ---- warnings ----------------------------------------------------------------------------------------------------
 
-/// How often `program` is warned on `cell` that gradients of a backward by hand are dropped.
+/// How often `program` gets the warning on `cell` that gradients of a backward by hand are dropped.
 std::size_t warnings_of(const Cell& cell, const Program& program) {
   const std::string log = stderr_of([&] {
     set_log_level(LogLevel::kWarning);
@@ -316,7 +318,7 @@ std::size_t warnings_of(const Cell& cell, const Program& program) {
   return count;
 }
 
-// A loop of plain LibTorch around a module that an Engine has.
+// The program is a loop of plain LibTorch around a module that an Engine has.
 TEST(ForeignGradients, BackwardAndOptimizerByHandAreWarnedOfOnceARank) {
   const auto program = [](Scene& scene) {
     Mlp model = mlp(5, 9, 3);

@@ -1,4 +1,4 @@
-// Parameters that begin to train, and that cease to.
+// Tests parameters that begin to train, and parameters that cease to.
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ TEST(Parameters, UnfreezingByHandWhatWasFrozenIsNoticed) {
   expect_noticed(unfreeze, {{"blocks.0.", "frozen", "set_trainable"}}, {.frozen_first_block = true});
 }
 
-/// On the Engine where there is one, else what the call stands for.
+/// Calls the Engine's set_trainable where there is an Engine; else does what the call stands for.
 void set_trainable(Trainer& trainer, Tiny& model, const std::string& pattern, const std::string& prefix,
                    bool trainable) {
   if (trainer.engine()) return trainer.engine()->set_trainable(pattern, trainable);
@@ -74,7 +74,8 @@ TEST(SetTrainable, WhatTrainsAgainGoesOnWithItsStates) {
   });
 }
 
-/// A block that nobody uses is frozen and unfrozen, and one that trains at once again; whatever is carried over must not have changed a bit.
+/// Trains while a block that nobody uses is frozen and unfrozen, and a block that trains is frozen and at once
+/// unfrozen. What is carried over must not change a bit.
 Values trained(const Mesh& mesh, const Placed& placed, StateDType states, DType dtype, bool replans) {
   Strategy strategy = strategy_for(placed, nullptr, dtype);
   strategy.optimizer.state_dtype = states;

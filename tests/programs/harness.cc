@@ -14,8 +14,8 @@
 namespace tessera::testing {
 namespace {
 
-/// AdamW divides by the root of the second moment. With LibTorch's eps of 1e-8 a difference in a gradient's last bit
-/// becomes any difference in the parameter where the gradient is nearly zero; this eps keeps both runs comparable.
+/// AdamW divides by the root of the second moment. LibTorch's eps of 1e-8 lets a difference in the last bit of a
+/// gradient that is nearly zero become any difference in the parameter. This eps keeps both runs comparable.
 constexpr double kEps = 1e-2;
 
 Strategy strategy_of(const Placed& placed, const ProgramOptions& options) {
@@ -95,7 +95,7 @@ void Scene::refused(const Trainer::Action& call, const Refusal& wanted) const {
     for (const std::string& text : wanted.texts) EXPECT_THAT(error.message(), ::testing::HasSubstr(text));
     return;
   } catch (const c10::Error& error) {
-    // An operator threw it. If it was the Engine that made it throw, the group has ended with the code.
+    // An operator threw it. If the Engine made it throw, the group has ended with the code.
     if (wanted.code) {
       EXPECT_EQ(exit_code_of(groups_of(*mesh_).status()), *wanted.code) << error.what();
     }

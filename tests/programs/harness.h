@@ -24,7 +24,7 @@ class Trainer {
   virtual ~Trainer() = default;
 
   virtual void backward(const at::Tensor& loss, const MicrobatchInfo& info = {}) = 0;
-  /// The same, and `others` get their gradients too.
+  /// The same, but `others` get their gradients too.
   virtual void backward_with(const at::Tensor& loss, const std::vector<Trainer*>& others) = 0;
   /// Updates the parameters, notes the step's loss in the scene, and clears the gradients.
   virtual void step() = 0;
@@ -32,7 +32,8 @@ class Trainer {
   /// Runs `action` where parameters may be read through pointers, or written.
   virtual void read(const Action& action) = 0;
   virtual void write(const Action& action) = 0;
-  /// A new optimizer, or a new Engine over the same module once the old one is gone. `adjust` changes its strategy.
+  /// Makes a new optimizer, or a new Engine over the same module once the old one is gone. `adjust` changes its
+  /// strategy.
   virtual void renew(const Adjust& adjust) = 0;
   /// Null where training is plain.
   virtual Engine* engine() { return nullptr; }
@@ -44,8 +45,8 @@ struct Refusal {
   std::optional<ExitCode> code = ExitCode::kUsage;  ///< empty: any c10::Error
 };
 
-/// Where a program runs: once in this thread on the global batch, or on each rank on its rows of it. What it notes must
-/// be the same in both.
+/// The place where a program runs: once in this thread on the global batch, or on each rank on its rows of the batch.
+/// What it notes must be the same in both.
 class Scene {
  public:
   /// Plain.
@@ -56,9 +57,9 @@ class Scene {
   const Mesh& mesh() const { return *mesh_; }
   int rank() const { return mesh_ ? mesh_->rank() : 0; }
   const Strategy& strategy() const { return strategy_; }
-  /// Parameters have no memory while nobody uses them.
+  /// Whether parameters have no memory while nobody uses them.
   bool is_sharded() const;
-  /// The ranks hold one copy of the parameters together.
+  /// Whether the ranks hold one copy of the parameters together.
   bool shares_parameters() const;
 
   /// This rank's rows of microbatch `index` of `count` of a global batch.
@@ -71,8 +72,8 @@ class Scene {
 
   void note(double number) { numbers.push_back(number); }
   void note(Trainer& trainer, const torch::nn::Module& module);
-  /// `call` must throw on this rank: a tessera::Error with the code, or what an operator threw after the group had ended
-  /// with it. A plain scene does not run it.
+  /// Checks that `call` throws on this rank: a tessera::Error with the code, or what an operator threw after the group
+  /// had ended with it. A plain scene does not run it.
   void refused(const Trainer::Action& call, const Refusal& wanted) const;
 
   std::vector<double> numbers;
@@ -91,14 +92,14 @@ struct Cell {
   Placed placed;
   std::string name() const { return name_of(placed) + " on " + std::to_string(ranks) + " ranks"; }
 };
-/// {1, 2, 3} ranks x {shared, private} x {FULL_SHARD with parameters on disk, FULL_SHARD, SHARD_GRAD_OP, SHARD_GRADIENTS,
-/// NO_SHARD}: a pairwise sample of it, 15 of 30, unless tests are long.
+/// {1, 2, 3} ranks x {shared, private} x {FULL_SHARD with parameters on disk, FULL_SHARD, SHARD_GRAD_OP,
+/// SHARD_GRADIENTS, NO_SHARD}: a pairwise sample of it, 15 of 30, unless tests are long.
 void for_each_cell(const std::function<void(const Cell&)>& body);
 
 struct ProgramOptions {
   Adjust adjust = nullptr;
   DType dtype = DType::kF32;
-  double tolerance = 1e-5;  ///< of |a - b| / (|b| + 1) in parameters
+  double tolerance = 1e-5;  ///< the largest |a - b| / (|b| + 1) in parameters
   double loss_tolerance = 1e-5;
   double timeout_s = 60;
 };

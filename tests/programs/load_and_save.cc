@@ -1,4 +1,4 @@
-// Files: written, read, and read where the Engine cannot follow.
+// Tests files that programs write, read, and read where the Engine cannot follow.
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 namespace tessera::testing {
 namespace {
 
-/// From a file with what Tiny begins with, in fp32.
+/// Loads Tiny's first values from a file, in fp32.
 void load_first_values(Tiny& model) {
   std::stringstream file;
   torch::save(tiny(), file);

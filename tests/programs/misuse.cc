@@ -1,4 +1,4 @@
-// Calls that plain LibTorch does not have, made wrongly; ranks that do different things; exceptions.
+// Tests wrong calls that plain LibTorch does not have, ranks that do different things, and exceptions.
 
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
@@ -73,7 +73,7 @@ TEST(Misuse, MissingSamplesAreHarmless) {
         for (std::int64_t step = 0; step < 3; ++step) {
           const at::Tensor loss = loss_of(scene, model, step);
           scene.refused([&] { trainer->backward(loss); }, {{"base_batch_size", "MicrobatchInfo::samples"}});
-          // On one rank only, too.
+          // One rank alone makes the wrong call.
           if (scene.rank() == 0) {
             scene.refused([&] { trainer->backward(loss, {.samples = -1}); }, {{"MicrobatchInfo::samples"}});
           }
@@ -98,7 +98,7 @@ TEST(Misuse, StepAndBackwardUnderAGuardAreRefusedAndHarmless) {
               scene.refused([&] { trainer->backward(loss); }, {{"Gathered", "close that guard"}});
               guard.close();
             }
-            // What kWrite stored has moved the graph's parameters on, so this is a graph of its own.
+            // Parameters have changed since kWrite stored them, so this loss has a new graph.
             trainer->backward(loss_of(scene, model, step));
             if (!scene.is_plain()) {
               Gathered guard(*trainer->engine(), mode);
@@ -131,7 +131,7 @@ TEST(Misuse, BackwardOfAGraphOlderThanTheStepIsAnError) {
 
 enum class Where { kFullShard, kGathered, kSeveralRanks };
 
-/// `body` must end in an error on every rank, soon.
+/// Checks that `body` ends in an error on every rank, soon.
 void expect_all_end(const std::function<void(Scene&)>& body, Where where = Where::kGathered) {
   on_matrix(
       [&](Scene& scene) {
@@ -144,7 +144,8 @@ void expect_all_end(const std::function<void(Scene&)>& body, Where where = Where
       {.adjust = linear_units, .timeout_s = patient_s(kSoon)});
 }
 
-// What SHARD_GRAD_OP gathers stays until the step: there the others' next forward gathers the same, and nothing is wrong.
+// Units that SHARD_GRAD_OP gathers stay until the step. The other ranks' next forward gathers the same there, so
+// nothing is wrong.
 TEST(Misuse, ForwardOnOneRankAloneEndsInAnError) {
   for (bool evaluates : {true, false}) {
     expect_all_end(
@@ -202,7 +203,7 @@ TEST(Misuse, UnitRunOnSomeRanksOnly) {
 
 TEST(Misuse, ExceptionOnOneRankEndsAllWithTheFirstCause) {
   for_each_cell([](const Cell& cell) {
-    for (int attempt = 0; attempt < 2; ++attempt) {  // and a process can go on
+    for (int attempt = 0; attempt < 2; ++attempt) {  // the second attempt shows that the process can go on
       Deadline soon(std::chrono::seconds(30));
       std::string cause;
       try {

@@ -11,10 +11,10 @@
 
 namespace tessera::testing {
 
-/// Ranks are threads and share LibTorch's generator.
+/// Locks LibTorch's generator, which ranks share because they are threads.
 std::unique_lock<std::mutex> lock_generator();
 
-/// What `make` makes from a fixed seed.
+/// Returns what `make` makes from a fixed seed.
 template <class Make>
 auto seeded(const Make& make) {
   const auto lock = lock_generator();
@@ -22,7 +22,7 @@ auto seeded(const Make& make) {
   return make();
 }
 
-/// Three layers, each a unit under `linear_units`.
+/// A network of three layers; each is a unit under `linear_units`.
 struct MlpImpl : torch::nn::Module {
   MlpImpl(std::int64_t in, std::int64_t hidden, std::int64_t out);
   at::Tensor forward(const at::Tensor& x);
@@ -31,8 +31,8 @@ struct MlpImpl : torch::nn::Module {
 TORCH_MODULE(Mlp);
 Mlp mlp(std::int64_t in, std::int64_t hidden, std::int64_t out);
 void linear_units(Strategy& strategy);
-void linear_units_in_backward(Strategy& strategy);  ///< and each is updated in backward
-/// Twelve rows of `width` numbers, the same for the same step.
+void linear_units_in_backward(Strategy& strategy);  ///< the same units, each updated in backward
+/// Twelve rows of `width` numbers; equal steps have equal numbers.
 at::Tensor noise(std::int64_t step, std::int64_t width);
 
 /// Tiny made at once, or deferred.
@@ -46,7 +46,7 @@ const Batch& batch_of(std::int64_t step);
 at::Tensor loss_of(Scene& scene, Tiny& model, std::int64_t step, std::int64_t index = 0, std::int64_t count = 1);
 at::Tensor loss_of(Scene& scene, Mlp& model, std::int64_t step, std::int64_t index = 0, std::int64_t count = 1);
 
-/// Steps `begin` to `end`, of one microbatch each.
+/// Trains steps `begin` to `end`, of one microbatch each.
 template <class Model>
 void train(Scene& scene, Trainer& trainer, Model& model, std::int64_t begin, std::int64_t end) {
   for (std::int64_t step = begin; step < end; ++step) {
@@ -55,12 +55,12 @@ void train(Scene& scene, Trainer& trainer, Model& model, std::int64_t begin, std
   }
 }
 
-/// What must be refused of a program that trains Tiny.
+/// A mistake of a program that trains Tiny, which must be refused.
 using Mistake = std::function<void(Scene&, Trainer&, Tiny&)>;
-/// On every cell: Tiny trains a step, and then `mistake` must be refused.
+/// Lets Tiny train a step on every cell, and checks that `mistake` is refused then.
 void expect_refused(const Mistake& mistake, const Refusal& wanted, const ProgramOptions& options = {},
                     const TinyOptions& model = {});
-/// On every cell: Tiny trains a step, and the backward after `change` must be refused, if `change` is not.
+/// Lets Tiny train a step on every cell, and checks that `change`, or else the backward after it, is refused.
 void expect_noticed(const std::function<void(Tiny&)>& change, const Refusal& wanted, const TinyOptions& model = {});
 
 }  // namespace tessera::testing

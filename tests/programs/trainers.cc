@@ -1,4 +1,4 @@
-// The two ways to train of harness.h.
+// The two ways to train that harness.h declares.
 
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/utils/clip_grad.h>
@@ -11,8 +11,8 @@
 namespace tessera::testing {
 namespace {
 
-/// The module's parameters, a tied one once, though Module::parameters lists it under each of its names. Frozen ones are
-/// there too: an optimizer leaves what has no gradient alone.
+/// The module's parameters. A tied one is there once, though Module::parameters lists it under each of its names.
+/// Frozen ones are there too: an optimizer leaves parameters without gradients alone.
 std::vector<at::Tensor> parameters_of(const torch::nn::Module& module) {
   std::vector<at::Tensor> found;
   for (const at::Tensor& parameter : module.parameters()) {
@@ -79,7 +79,7 @@ class PlainTrainer final : public Trainer {
                                      .weight_decay(config.weight_decay));
   }
 
-  /// fp32 masters of parameters in 16 bits, as mixed precision has them.
+  /// Makes fp32 masters of parameters in 16 bits, as mixed precision has them.
   void masters() {
     const at::ScalarType type = strategy_.mixed_precision.param == DType::kBF16 ? at::kBFloat16 : at::kHalf;
     const at::NoGradGuard no_grad;

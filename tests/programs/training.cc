@@ -1,4 +1,4 @@
-// Loops that train: what every user writes, and what a few write. Each gives plain LibTorch's numbers.
+// Training loops: those that every user writes, and those that a few write. Each gives plain LibTorch's numbers.
 
 #include <ATen/Functions.h>
 #include <c10/core/InferenceMode.h>
@@ -42,8 +42,8 @@ TEST(Training, WithAccumulation) {
 
 // ---- which parameters take part ----------------------------------------------------------------------------------
 
-/// Tiny's forward, where only the rows that `deep` [rows] names run through the last block. `always`: it runs, though on
-/// no row.
+/// Tiny's forward in which only the rows that `deep` [rows] names run through the last block. If `always`, the block
+/// runs even on no row.
 at::Tensor forward_with_depth(TinyImpl& model, const at::Tensor& tokens, const at::Tensor& targets,
                               const at::Tensor& deep, bool always) {
   at::Tensor x = model.embedding(tokens);
@@ -66,7 +66,7 @@ void train_from_row(Scene& scene, Trainer& trainer, Tiny& model, std::int64_t st
   trainer.step();
 }
 
-// More units than the plan has buckets, so that one which waits for what does not come shows.
+// There are more units than the plan has buckets, so a unit that waits in vain would show.
 TEST(Training, LastUnitUnusedForSomeStepsComesBack) {
   expect_like_plain([](Scene& scene) {
     Tiny model = tiny({.blocks = 10});
@@ -278,7 +278,7 @@ TEST(Training, LossesOfAnyFloatingDtype) {
   }
 }
 
-// The loss scale does not fit into the loss's dtype; nothing overflows all the same.
+// The loss scale does not fit into the loss's dtype, but nothing overflows.
 TEST(Training, HalfLossesWithLargeLossScale) {
   for (bool sparse : {false, true}) {
     const Adjust adjust = [&](Strategy& s) {
@@ -309,7 +309,7 @@ TEST(Training, HalfLossesWithLargeLossScale) {
 
 // ---- a model of LibTorch's own -----------------------------------------------------------------------------------
 
-/// Tied, frozen and unused parameters around torch::nn::Transformer.
+/// A model with tied, frozen and unused parameters around torch::nn::Transformer.
 struct TranslatorImpl : torch::nn::Module {
   TranslatorImpl() {
     embedding = register_module("embedding", torch::nn::Embedding(19, 12));

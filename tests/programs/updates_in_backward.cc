@@ -1,5 +1,5 @@
-// Programs whose Engines update units while backward runs ("optimizer.in_backward"). Each gives plain LibTorch's numbers.
-// Those of several Engines are in foreign_gradients.cc.
+// Programs whose Engines update units while backward runs ("optimizer.in_backward"). Each gives plain LibTorch's
+// numbers. foreign_gradients.cc has programs with several Engines.
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
@@ -48,7 +48,7 @@ TEST(UpdateInBackward, EvaluatesWritesAndFreezesBetweenSteps) {
       {update_in_backward});
 }
 
-// A unit that a rank does not use, while others do: what ranks tell each other with the unit's reduction.
+// Some ranks use a unit that another rank does not use; ranks tell each other with the unit's reduction.
 TEST(UpdateInBackward, UnitsUsedOnSomeRanksOnly) {
   expect_like_plain(
       [](Scene& scene) {

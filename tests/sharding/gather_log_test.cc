@@ -31,7 +31,7 @@ TEST(GatherLog, NotesTheUseOfAUnitThatIsNotAmongTheLastOnes) {
   for (const int unit : {1, 1, 2, 1, 2}) log.note_use(unit);
   EXPECT_EQ(entries_of(log), (std::vector<int>{1, 2})) << "both are at hand";
   log.note_use(1);
-  log.note_use(3);  // in place of 2, which was used longest ago
+  log.note_use(3);  // it takes the place of 2, which was used longest ago
   log.note_use(1);
   EXPECT_EQ(entries_of(log), (std::vector<int>{1, 2, 3}));
   log.note_use(2);
@@ -39,7 +39,7 @@ TEST(GatherLog, NotesTheUseOfAUnitThatIsNotAmongTheLastOnes) {
   EXPECT_EQ(entries_of(log), (std::vector<int>{1, 2, 3, 2, 3}));
 }
 
-// It has a slot of its own, so it pushes no other unit out and none pushes it out.
+// The root has a slot of its own, so it pushes no other unit out and none pushes it out.
 TEST(GatherLog, NotesTheRootOnceAStep) {
   GatherLog log(2);
   for (const int unit : {0, 1, 0, 2, 0, 3, 0, 1}) log.note_use(unit);
@@ -59,7 +59,7 @@ TEST(GatherLog, AStepThatIsOverIsForgotten) {
   EXPECT_EQ(entries_of(log), std::vector<int>{2}) << "nothing is at hand any more";
 }
 
-// An evaluation without end. What is dropped depends on the number of entries alone, so it is the same on every rank.
+// An evaluation may never end. The number of entries alone decides what is dropped, so it is the same on every rank.
 TEST(GatherLog, KeepsTheLastEntriesOfALongStep) {
   constexpr std::size_t kMost = std::size_t{1} << 16, kCount = 5 * kMost + 1234;
   GatherLog log(1);

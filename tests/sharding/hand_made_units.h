@@ -15,7 +15,7 @@
 
 namespace tessera::testing {
 
-/// Units made by hand and given memory, as an Engine does it: what the parts of `sharding` are tested with.
+/// Units that are made by hand and given memory, as an Engine would do it. They serve to test the parts of `sharding`.
 ///
 /// Parameter `i` of unit `u` is full of values_of(u, i) at first, on every rank.
 class HandMadeUnits {
@@ -30,7 +30,7 @@ class HandMadeUnits {
     bool updates_in_backward = false;
   };
 
-  /// Collective over the world.
+  /// Makes the units. Collective over the world.
   HandMadeUnits(const Mesh& mesh, const Options& options);
 
   const MeshAxes& axes() const { return axes_; }
@@ -45,7 +45,7 @@ class HandMadeUnits {
   /// Adds `amount` to every parameter, in this rank's parts.
   void change_shards(float amount);
 
-  Arena slots, buckets, scratch, sums;  ///< of the plan, for who takes them
+  Arena slots, buckets, scratch, sums;  ///< the plan's memory that tests give to others
 
  private:
   void make(std::size_t u, const Options& options);
@@ -57,7 +57,7 @@ class HandMadeUnits {
   Arena parameters_, gradients_;
 };
 
-/// `count` units of a matrix and a bias; the first, which is the root, is smaller.
+/// Options for `count` units of a matrix and a bias; the first unit, the root, is smaller.
 HandMadeUnits::Options some_units(std::size_t count, ShardingStrategy strategy = ShardingStrategy::kFullShard);
 
 }  // namespace tessera::testing

@@ -98,7 +98,7 @@ TEST(Reducer, AUnitThatARankDoesNotUseTakesPartWithZeros) {
   for (const ShardingStrategy strategy : {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard}) {
     run_ranks({.ranks = 3}, [&](const Mesh& mesh) {
       Reduced reduced(mesh, some_units(5, strategy));
-      // Rank r leaves out unit r + 1, and of unit 4 the bias.
+      // Rank r leaves out unit r + 1, and the bias of unit 4.
       const auto uses = [](int rank, std::size_t u, std::size_t i) {
         return static_cast<int>(u) != rank + 1 && !(u == 4 && i == 1);
       };
@@ -160,7 +160,7 @@ TEST(Reducer, CountsAReductionAUnitAndItsBytes) {
   });
 }
 
-// Gradients come in another order than the first round's guess: rank 0's becomes everybody's.
+// Gradients come in another order than the first round guesses: rank 0's order becomes that of all ranks.
 TEST(Reducer, TheOrderOfTheFirstRoundIsThatOfTheNext) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     Reduced reduced(mesh, some_units(12));
@@ -186,13 +186,13 @@ TEST(Reducer, TheOrderOfTheFirstRoundIsThatOfTheNext) {
 
 // ---- used sets ---------------------------------------------------------------------------------------------------
 
-/// Units of which some parameters are used in a step, by all ranks unless said.
+/// Says which parameters a rank uses in a step.
 struct Uses {
   std::function<bool(int rank, std::size_t u, std::size_t i)> used;
   bool ascending = false;  ///< the order in which gradients come
 };
 
-/// One step of one round; returns how many buckets it needed beyond the plan.
+/// Makes a step of one round; returns how many buckets it needed beyond the plan.
 std::int64_t step(Reduced& reduced, const Uses& uses) {
   const std::int64_t before = reduced.reducer.counts().overflow_buckets;
   for (std::size_t k = 0; k < reduced.units.size(); ++k) {
@@ -213,7 +213,7 @@ std::int64_t step(Reduced& reduced, const Uses& uses) {
   }
   reduced.reducer.reset();
   EXPECT_EQ(reduced.reducer.counts().overflow_peak, 0);
-  // What the step's agreement tells: was it used anywhere?
+  // The step's agreement says for each parameter whether it was used anywhere.
   std::vector<char> used;
   for (std::size_t u = 0; u < reduced.units.size(); ++u) {
     for (const std::size_t i : {0u, 1u}) {
@@ -228,7 +228,7 @@ std::int64_t step(Reduced& reduced, const Uses& uses) {
 
 const Uses kAll{[](int, std::size_t, std::size_t) { return true; }};
 
-/// Where a unit's gradients wait in a bucket of the plan, and there are more units than buckets.
+/// Runs `body` where a unit's gradients wait in a bucket of the plan and there are more units than buckets.
 template <class Body>
 void on_many_units(const Body& body) {
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
@@ -239,7 +239,7 @@ void on_many_units(const Body& body) {
 }
 
 TEST(Reducer, UnusedUnitsKeepNoBucketFromTheOthers) {
-  // The last unit is the first of the order; of others a parameter or two are unused.
+  // The last unit is the first in the order; one or two parameters of others are unused.
   const std::function<bool(int, std::size_t, std::size_t)> sets[] = {
       [](int, std::size_t u, std::size_t) { return u != 11; },
       [](int, std::size_t u, std::size_t i) { return u != 11 || i == 0; },
@@ -270,7 +270,7 @@ TEST(Reducer, WhatComesBackNeedsMoreBucketsOnlyUntilTheOrderIsAgreedAgain) {
     step(reduced, without);
     EXPECT_EQ(step(reduced, without), 0);
     EXPECT_GT(step(reduced, kAll), 0) << "the last unit's bucket waits for its turn, which comes last";
-    step(reduced, kAll);  // at the end of which the order is agreed again
+    step(reduced, kAll);  // the order is agreed again at its end
     for (int k = 0; k < 3; ++k) EXPECT_EQ(step(reduced, kAll), 0) << k;
   });
 }
@@ -288,7 +288,7 @@ TEST(Reducer, TheOrderIsAgreedAgainWhenTheUsedSetChangesAndOnlyThen) {
   });
 }
 
-// A unit's turn comes when nothing of it is expected, and then its gradients come after all, on one rank only.
+// A unit's turn comes when none of its gradients are expected; then they come after all, on one rank only.
 TEST(Reducer, ALateSurpriseOnOneRankIsReducedOnceMoreOnAll) {
   for (const ShardingStrategy strategy : {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard}) {
     for (const int ranks : {2, 3}) {
@@ -311,7 +311,7 @@ TEST(Reducer, ALateSurpriseOnOneRankIsReducedOnceMoreOnAll) {
   }
 }
 
-// Any parameters on any rank in any order, other ones in each step.
+// Each step uses other parameters, any on each rank and in any order.
 TEST(Reducer, SumsAreRightWhateverWasExpected) {
   for (const Case& c : all_cases()) {
     SCOPED_TRACE(text_of(c));
@@ -361,7 +361,7 @@ TEST(Reducer, RowsOfSparseGradientsAreSummed) {
     SCOPED_TRACE(text_of(c));
     run_ranks({.ranks = c.ranks}, [&](const Mesh& mesh) {
       Reduced reduced(mesh, options_of(c));
-      // Of unit 3's matrix: two rows, one of them twice; others on each rank.
+      // Unit 3's matrix gets gradients of two rows, one of them twice; each rank has other rows.
       const auto rows = [&](int rank, std::int64_t round) {
         const at::Tensor index = at::tensor({rank, 9, rank}, at::kLong).unsqueeze(0);
         const at::Tensor values = at::full({3, 33}, static_cast<float>(1 + rank + round));

@@ -72,7 +72,7 @@ TEST(Residency, AUnitInUseHoldsItsValuesWhateverTheOrder) {
   }
 }
 
-// What profilers are shown is as large as the largest unit that was looked at so far.
+// The storage that profilers see is as large as the largest unit that was looked at so far.
 TEST(Residency, UnitsOfAnySizeAreInPlaceWhileAProfilerLooks) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     HandMadeUnits::Options options = options_of(3, 0);
@@ -108,7 +108,7 @@ TEST(Residency, PinnedUnitsKeepTheirValuesAndOthersGetSlotsBeyondThePlan) {
   });
 }
 
-// Belady: of units 1, 2, 3, 4 in turn, with two slots, the one that is needed last goes.
+// Belady's rule: units 1, 2, 3 and 4 take turns in two slots, and the unit that is needed last goes.
 TEST(Residency, AKnownOrderIsGatheredAheadAndNoMoreOften) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     Resident resident(mesh, options_of(5, 1));
@@ -128,7 +128,7 @@ TEST(Residency, AKnownOrderIsGatheredAheadAndNoMoreOften) {
       resident.log.reset();
       resident.residency.release_all();
     }
-    // In the steps after the first all but the very first use were foreseen.
+    // All uses after the first step were foreseen, except for the very first use.
     EXPECT_EQ(resident.residency.counts().prefetched, 3 * 6);
   });
 }
@@ -148,7 +148,7 @@ TEST(Residency, ARoundMayBeginWithTheUnitThatTheLastOneEndedWith) {
       resident.residency.release_all();
       gathers.push_back(resident.residency.counts().gathers - before);
     }
-    // With two slots the second round finds units 1 and 2 there; nothing is gathered in vain.
+    // The second round finds units 1 and 2 in the two slots; nothing is gathered in vain.
     EXPECT_EQ(gathers[2], gathers[3]);
     EXPECT_EQ(gathers[3], 8 + 6);
   });
@@ -191,7 +191,7 @@ TEST(Residency, AReleasedUnitRefusesToBeRead) {
     Resident resident(mesh, options_of(3, 0));
     EXPECT_THROW(resident.units.parameter(1, 0).const_data_ptr<float>(), c10::Error);
     resident.use_once(1);
-    resident.use_once(2);  // in unit 1's slot
+    resident.use_once(2);  // it takes unit 1's slot
     EXPECT_THROW(resident.units.parameter(1, 0).const_data_ptr<float>(), c10::Error);
   });
 }

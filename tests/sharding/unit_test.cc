@@ -43,7 +43,7 @@ TEST(Unit, StatesChangeAsTheTableSays) {
   }
 }
 
-// On one rank nothing is sharded, so the parameters are there for good.
+// One rank shards nothing, so its parameters are always there.
 TEST(Unit, ParametersAreViewsOfTheBufferAndStayTheUsersTensors) {
   run_ranks({.ranks = 1}, [](const Mesh& mesh) {
     HandMadeUnits made(mesh, some_units(3));
@@ -80,7 +80,7 @@ TEST(Unit, ViewsFollowTheParametersToOtherMemory) {
   run_ranks({.ranks = 1}, [](const Mesh& mesh) {
     HandMadeUnits made(mesh, some_units(2));
     FlatGroup& group = made.group(1);
-    const at::Tensor view = made.parameter(1, 0).detach().select(0, 3);  // as autograd saves it
+    const at::Tensor view = made.parameter(1, 0).detach().select(0, 3);  // autograd saves such a view
     Arena other = Arena::plain("slot", group.gathered_bytes());
     std::copy_n(group.full, group.gathered_bytes(), other.data());
     reinterpret_cast<float*>(other.data())[3 * 33] = -5.0f;
@@ -104,7 +104,7 @@ TEST(Unit, APoisonedUnitThrowsItsMessageAtWhoReadsIt) {
   });
 }
 
-// Of several ranks, so that it is released.
+// There are several ranks, so that units are released.
 TEST(Unit, AReleasedUnitSaysWhoItIsAndWhatToDo) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     HandMadeUnits made(mesh, some_units(3));
@@ -133,7 +133,7 @@ TEST(Unit, ParametersAreInPlaceWhetherGatheredOrReleased) {
   }
 }
 
-/// `leave` takes parameter 1 of unit 1 out of its place; the others stay.
+/// Checks that it is noticed when `leave` takes parameter 1 of unit 1 out of its place; the others stay.
 void expect_noticed(const std::function<void(HandMadeUnits&, at::Tensor&)>& leave) {
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
     HandMadeUnits made(mesh, some_units(3));

@@ -14,17 +14,17 @@
 
 namespace tessera {
 
-/// A store in memory that forked processes share. Made before the fork.
+/// Makes a store in memory that forked processes share. It must be made before the fork.
 std::shared_ptr<KeyValueStore> forked_store();
 
 /// How a forked rank ended.
 struct RankEnd {
-  ExitCode exit_code = ExitCode::kOk;  ///< of the status its body returned; kInternal if it threw
-  int signal = 0;                      ///< that killed it, or 0
-  std::string message;                 ///< of that status or exception
+  ExitCode exit_code = ExitCode::kOk;  ///< the code of the status that its body returned; kInternal if it threw
+  int signal = 0;                      ///< the signal that killed it, or 0
+  std::string message;                 ///< the message of that status or exception
 };
 
-/// Ranks as forked processes, to kill and stop for real. Children that still run when this goes are killed.
+/// Ranks as forked processes, which tests can kill and stop for real. The destructor kills children that still run.
 class ForkedRanks {
  public:
   using Body = std::function<absl::Status(int rank, KeyValueStore& store)>;
@@ -34,8 +34,8 @@ class ForkedRanks {
 
   pid_t pid(int rank) const { return pids_[rank]; }
   void signal(int rank, int number) const;
-  /// Waits until `rank` ended, for what takes `at_rest` on a machine at rest (patience.h); then kills it and reports that
-  /// signal.
+  /// Waits until `rank` has ended, at most as long as what takes `at_rest` on a machine at rest (patience.h). After
+  /// that it kills the rank and reports that signal.
   RankEnd wait(int rank, std::chrono::duration<double> at_rest = std::chrono::seconds(30));
   /// The same for several ranks together.
   RankEnd wait(int rank, Deadline& limit);
@@ -46,8 +46,8 @@ class ForkedRanks {
   std::vector<pid_t> pids_;
 };
 
-/// The value of `key`, as soon as a rank has set it; an error where none has within what takes `at_rest` on a machine at
-/// rest.
+/// Waits until a rank has set `key`, and returns its value; an error where none has within what takes `at_rest` on a
+/// machine at rest.
 absl::StatusOr<std::string> told(KeyValueStore& store, const std::string& key,
                                  std::chrono::duration<double> at_rest = std::chrono::seconds(20));
 

@@ -9,7 +9,7 @@
 
 namespace tessera::testing {
 
-/// What a rank keeps for a parameter.
+/// The types of what a rank keeps for a parameter.
 struct Kept {
   DType param;
   MasterKind master;
@@ -19,19 +19,19 @@ inline constexpr Kept kKept[] = {
     {DType::kF32, MasterKind::kSplitBF16, StateDType::kF32},  {DType::kF32, MasterKind::kSplitBF16, StateDType::k8Bit},
     {DType::kBF16, MasterKind::kSplitBF16, StateDType::kF32}, {DType::kBF16, MasterKind::kSplitBF16, StateDType::kBF16},
     {DType::kBF16, MasterKind::kF32, StateDType::k8Bit},      {DType::kF16, MasterKind::kF32, StateDType::kF32}};
-/// Each kind of parameter, of master and of state once.
+/// A selection with each type of parameter, of master and of state once.
 inline constexpr Kept kOneOfEachKind[] = {kKept[1], kKept[3], kKept[5]};
-/// For large sweeps: all of kKept, or one of each kind where tests are short.
+/// The types for large sweeps: all of kKept, or one of each kind where tests are short.
 inline std::span<const Kept> sampled_kept() {
   return tests_are_long() ? std::span<const Kept>(kKept) : std::span<const Kept>(kOneOfEachKind);
 }
 std::string name_of(const Kept& kept);
 
-/// Which share of it lies on disk, and how little memory moves it.
+/// Says which share of the state lies on disk, and how little memory moves it.
 struct Below {
   double parameters, masters, moments;
   std::int64_t record_bytes, cache_bytes, queue_depth;
-  bool gradients = false;  ///< all of them
+  bool gradients = false;  ///< whether all gradients lie on disk
 };
 void put_below(Strategy& strategy, const Below& below);
 
@@ -39,14 +39,14 @@ void put_below(Strategy& strategy, const Below& below);
 inline constexpr Below kSomeBelow = {0, 0.5, 0.6, 4096, 8192, 1};
 inline constexpr const Below* kInMemoryAndBelow[] = {nullptr, &kSomeBelow};
 
-/// `below`: null for all in memory.
+/// An adjustment of a strategy to these. `below`: null for all state in memory.
 Adjust adjusted_to(const Kept& kept, const Below* below);
 Strategy strategy_of(const Kept& kept, const Placed& placed, const Below* below = nullptr);
 
 // What programs do around steps, and the values that they leave. Each is run with state in memory and on disk.
 /// Writes all parameters under Gathered.
 Values written_under_gathered(const Mesh& mesh, const Strategy& strategy);
-/// Trains on with a second Engine, which takes what the first one left.
+/// Trains, and trains on with a second Engine, which takes what the first one left.
 Values trained_by_two_engines(const Mesh& mesh, const Strategy& strategy);
 /// Freezes and unfreezes weights.
 Values trained_with_weights_frozen_for_a_while(const Mesh& mesh, const Strategy& strategy);
@@ -55,9 +55,9 @@ Values trained_with_weights_frozen_for_a_while(const Mesh& mesh, const Strategy&
 Values train_and_save(int ranks, const Placed& placed, const std::string& folder, std::size_t steps,
                       const Adjust& adjust);
 
-/// Wide enough for several records a group.
+/// A model that is wide enough for several records in each group.
 inline constexpr TinyOptions kWide{.vocab = 32, .width = 32, .hidden = 64};
-/// And with a frozen block, an unused one and a tied head, which cut runs inside records.
+/// Such a model with a frozen block, an unused one and a tied head, which cut runs inside records.
 inline constexpr TinyOptions kAwkward{
     .vocab = 32, .width = 32, .hidden = 64, .tied_head = true, .frozen_first_block = true, .unused_block = true};
 

@@ -14,16 +14,18 @@
 
 namespace tessera::testing {
 
-// Most faults of a grid of cases (strategies x ranks x dtypes ...) show with one value of one dimension, or with two values of two of them.
-// A pairwise sample has all of these in far fewer points than the product: each two values of two dimensions are together in one of its
-// points. A grid of two dimensions is its own pairwise sample, so this takes points away from three dimensions on.
+// Most faults in a grid of cases (strategies x ranks x dtypes ...) show with one value of one dimension, or with two
+// values of two dimensions. A pairwise sample has all of these in far fewer points than the product: every two values
+// of two dimensions are together in one of its points. A grid of two dimensions is its own pairwise sample, so a sample
+// is smaller only from three dimensions on.
 
-/// For each dimension, which of its values.
+/// A point of a grid: the index of a value for each dimension.
 using GridPoint = std::vector<std::size_t>;
-/// Whether there is such a case; null where there are all.
+/// Says whether a case exists; null: all cases exist.
 using GridFilter = std::function<bool(const GridPoint&)>;
 
-/// All points, `sizes[d]` values in dimension d, in the order of nested loops: the last dimension turns fastest.
+/// All points of a grid with `sizes[d]` values in dimension d, in the order of nested loops: the last dimension changes
+/// fastest.
 inline std::vector<GridPoint> grid_product(const std::vector<std::size_t>& sizes, const GridFilter& exists = nullptr) {
   std::vector<GridPoint> points;
   const std::size_t count = std::accumulate(sizes.begin(), sizes.end(), std::size_t{1}, std::multiplies<std::size_t>());
@@ -36,18 +38,18 @@ inline std::vector<GridPoint> grid_product(const std::vector<std::size_t>& sizes
   return points;
 }
 
-/// Some of them, the same ones each time and in the same order. Each two values of two dimensions that are together in any point are
-/// together in one of these. A point that adds most pairs comes in first, of several such the one with the smaller places: a test that lists
-/// cheap values first has cheap points.
+/// A pairwise sample of these points, the same ones each time and in the same order. Every two values of two dimensions
+/// that are together in any point are together in one of the sample. The point that adds most pairs is taken first, and
+/// among several such the one with smaller indices, so a test that lists cheap values first has cheap points.
 inline std::vector<GridPoint> pairwise_sample(const std::vector<std::size_t>& sizes,
                                               const GridFilter& exists = nullptr) {
   const std::vector<GridPoint> points = grid_product(sizes, exists);
   std::vector<bool> taken(points.size(), false);
-  // By both dimensions, and both values in one number.
+  // The index is both dimensions in one number, then both values in one number.
   std::vector<std::vector<bool>> covered(sizes.size() * sizes.size());
   const auto each_pair = [&](const GridPoint& point, const auto& call) {
     for (std::size_t a = 0; a < sizes.size(); ++a) {
-      for (std::size_t b = a; b < sizes.size(); ++b) {  // with itself: of a grid of one dimension all are there
+      for (std::size_t b = a; b < sizes.size(); ++b) {  // b == a too: one dimension keeps all points
         std::vector<bool>& pairs = covered[a * sizes.size() + b];
         pairs.resize(sizes[a] * sizes[b], false);
         call(pairs, point[a] * sizes[b] + point[b]);
@@ -80,7 +82,7 @@ inline std::vector<GridPoint> pairwise(const std::vector<std::size_t>& sizes, co
   return tests_are_long() ? grid_product(sizes, exists) : pairwise_sample(sizes, exists);
 }
 
-/// The same with the values of each dimension, in place of nested loops; only of cases for which `exists(values...)`:
+/// The same with the values of each dimension, in place of nested loops; only cases for which `exists(values...)`:
 ///     for (const auto& [kind, dtype, ranks] : pairwise_where(exists, kKinds, kDTypes, kRanks))
 template <class Exists, class... Ranges>
 auto pairwise_where(const Exists& exists, const Ranges&... ranges) {
@@ -96,13 +98,13 @@ auto pairwise_where(const Exists& exists, const Ranges&... ranges) {
   return cases;
 }
 
-/// As pairwise_where, where all cases exist.
+/// The same where all cases exist.
 template <class... Ranges>
 auto pairwise_of(const Ranges&... ranges) {
   return pairwise_where([](const auto&...) { return true; }, ranges...);
 }
 
-/// What several points are compared with, made for the first of them.
+/// A value with which several points are compared, made for the first of them.
 template <class T>
 class MadeOnce {
  public:

@@ -22,7 +22,7 @@ inline const Placed kOnePerPlacement[] = {ShardingStrategy::kNoShard,
                                           Placed(ShardingStrategy::kFullShard, /*shared=*/false, /*on_disk=*/true),
                                           Placed(ShardingStrategy::kFullShard, /*shared=*/true, /*on_disk=*/true)};
 
-/// Those of them that have all parameters in memory.
+/// The placements that have all parameters in memory.
 inline const std::span<const Placed> kInMemory = std::span(kOnePerPlacement).first(5);
 
 using Adjust = std::function<void(Strategy&)>;
@@ -31,7 +31,7 @@ using Values = std::vector<std::pair<std::string, at::Tensor>>;
 /// tiny_strategy with clipping, and what `adjust` changes.
 Strategy strategy_for(const Placed& placed, const Adjust& adjust = nullptr, DType dtype = DType::kF32);
 
-/// Units are updated in backward, and nothing clips.
+/// Lets units be updated in backward, without clipping.
 void update_in_backward(Strategy& strategy);
 
 /// This rank's rows of a global batch.
@@ -39,7 +39,7 @@ at::Tensor rows_of(const at::Tensor& batch, const Mesh& mesh);
 
 /// Tiny on this rank, and its batches, for tests that write their own loop.
 struct Session {
-  /// `own_rules`: with optimizer.type own and own_matrix.
+  /// `own_rules` serve optimizer.type own and own_matrix.
   Session(const Mesh& mesh, const Strategy& strategy, TinyOptions options = {}, const OwnRules& own_rules = {});
   at::Tensor loss(std::size_t i);
   StepResult train(std::size_t i);
@@ -49,18 +49,18 @@ struct Session {
   Tiny model;
   Engine engine;
   std::vector<Batch> batches;
-  std::size_t microbatches;  ///< of a step
+  std::size_t microbatches;  ///< the number of them in a step
 };
 
-/// What `steps` steps of a new Session leave.
+/// The values after `steps` steps of a new Session.
 Values trained(const Mesh& mesh, const Strategy& strategy, std::size_t steps, TinyOptions options = {},
                const OwnRules& own_rules = {});
 
-/// Trains some steps, and expects that each two of them in a row move what the plan says to and from the disk.
+/// Trains some steps, and checks that every two successive ones move what the plan says to and from the disk.
 void expect_planned_disk_traffic(Session& session, const std::string& what);
 
 bool all_same_bits(const Values& a, const Values& b);
-/// What runs that must end alike are compared with: the first of them.
+/// The values of the first of several runs that must end alike.
 class FirstValues {
  public:
   /// True for the first values, and for those that have their bits.
@@ -72,18 +72,18 @@ class FirstValues {
  private:
   std::optional<Values> first_;
 };
-/// Values differ by at most `tolerance` times (1 + their magnitude).
+/// Checks that values differ by at most `tolerance` times (1 + their magnitude).
 void expect_close(const Values& got, const Values& wanted, double tolerance, const std::string& what);
 
-/// What `call` throws, as text; empty if nothing.
+/// The text of what `call` throws; empty where it throws nothing.
 std::string error_of(const std::function<void()>& call);
-/// The same of a tessera::Error, which has exit code 64: a call out of turn.
+/// The same for a call out of turn, which throws tessera::Error (64).
 std::string usage_error_of(const std::function<void()>& call);
 
 /// Runs `body` on `ranks` threads, once under each placement.
 void on_each_placement(int ranks, const std::function<void(const Mesh&, const Strategy&)>& body,
                        const Adjust& adjust = nullptr, DType dtype = DType::kF32);
-/// Or under each of `placements`.
+/// Runs `body` on `ranks` threads, once under each of `placements`.
 void on_placements(std::span<const Placed> placements, int ranks,
                    const std::function<void(const Mesh&, const Strategy&)>& body, const Adjust& adjust = nullptr,
                    DType dtype = DType::kF32);

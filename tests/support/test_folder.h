@@ -11,7 +11,8 @@
 
 namespace tessera {
 
-/// A folder for what a test writes. It lies in memory where /tmp does; ScratchFolder (tests/offload/scratch.h) is on a disk.
+/// A folder for files that a test writes. It lies in memory where /tmp does; ScratchFolder (tests/offload/scratch.h) is
+/// on a disk.
 class TestFolder {
  public:
   TestFolder() {

@@ -1,7 +1,8 @@
-// The main of a program whose tests are several entries of ctest (tessera_test(... IN program), cmake/TesseraLayers.cmake):
+// The main of a program whose tests are several entries of ctest (tessera_test(... IN program),
+// cmake/TesseraLayers.cmake):
 //
 //   program                       everything
-//   program --of=units_test.cc    what is written in that file; several files have commas between them
+//   program --of=units_test.cc    the tests of that file; commas separate several files
 //
 // A filter of GoogleTest's, as an option or as GTEST_FILTER, chooses among the tests of these files.
 #include <fnmatch.h>
@@ -34,7 +35,7 @@ bool matches(const std::string& name, const Words& patterns) {
                      [&](const std::string& pattern) { return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0; });
 }
 
-/// The names of the tests that these files have and `chosen`, a filter, lets run: as GoogleTest wants them in a filter.
+/// The filter for GoogleTest that lets the tests of these files run which `chosen`, a filter, lets run.
 std::string filter_of(const Words& files, const std::string& chosen) {
   const std::size_t minus = std::min(chosen.find('-'), chosen.size());
   const Words wanted = split(chosen.substr(0, minus), ':');

@@ -11,7 +11,7 @@
 
 namespace tessera::testing {
 
-/// What a run of Tiny left.
+/// The results of a run of Tiny.
 struct Trained {
   std::vector<StepResult> steps;
   std::vector<std::pair<std::string, at::Tensor>> values;  ///< fp32 master weights where sharded state has them
@@ -25,7 +25,7 @@ struct TrainOptions {
   std::int64_t batch = 12;  ///< global, divided over ranks and microbatches
   std::int64_t length = 5;
   bool deferred = true;
-  OwnRules own_rules = {};  ///< with optimizer.type own and own_matrix
+  OwnRules own_rules = {};  ///< rules for optimizer.type own and own_matrix
 };
 
 /// Trains Tiny under `strategy` on this rank and returns what every rank sees.

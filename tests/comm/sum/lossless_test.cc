@@ -41,12 +41,12 @@ std::vector<std::uint16_t> upper_halves(const std::vector<float>& values) {
 
 Bytes packed(DType dtype, const Bytes& numbers) {
   const std::size_t numel = numbers.size() / size_of(dtype);
-  Bytes out(most_packed_bytes(dtype, numel));  // of just this size, so that a sanitizer sees who writes past it
+  Bytes out(most_packed_bytes(dtype, numel));  // the exact size, so that a sanitizer sees writes past it
   out.resize(pack(dtype, numbers.data(), numel, out.data()));
   return out;
 }
 
-/// Returns the packed size.
+/// Packs and unpacks the numbers, checks that no bit changes, and returns the packed size.
 std::size_t expect_all_bits(DType dtype, const Bytes& numbers, const std::string& what) {
   const Bytes wire = packed(dtype, numbers);
   Bytes back(numbers.size(), std::byte{0x5a});

@@ -45,7 +45,7 @@ Bytes bytes_of(const std::vector<float>& values) {
   return data;
 }
 
-/// The value of `dtype` that is nearest to `value`, which is finite; of two the even one.
+/// The value of `dtype` that is nearest to `value`, which is finite; the even one of two that are equally near.
 float nearest_slowly(float value, DType dtype) {
   if (dtype == DType::kF32) return value;
   const std::uint16_t infinity = dtype == DType::kBF16 ? 0x7f80 : 0x7c00;
@@ -56,7 +56,7 @@ float nearest_slowly(float value, DType dtype) {
   }
   const double low = widen_slowly(dtype, below);
   double high = widen_slowly(dtype, above);
-  // To infinity it is as far as a next value would be.
+  // Infinity counts as being as far away as a next value would be.
   if (above == infinity) high = 2 * low - widen_slowly(dtype, static_cast<std::uint16_t>(below - 1));
   const double middle = (low + high) / 2;
   const bool goes_up = std::fabs(value) > middle || (std::fabs(value) == middle && below % 2 == 1);
@@ -148,7 +148,7 @@ TEST_P(WireCodec, WhatRoundingTookComesBackLater) {
       wanted[i] += values[i];
     }
   }
-  // All that is missing is what is kept for the next time, up to fp32's own rounding.
+  // What is missing is what is kept for the next time, up to fp32's own rounding.
   float largest = 0;
   for (float value : values) largest = std::max(largest, std::fabs(value));
   for (std::size_t i = 0; i < kNumel; ++i) ASSERT_NEAR(sent[i] + residual[i], wanted[i], largest * kTimes * 1e-6) << i;

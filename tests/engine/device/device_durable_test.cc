@@ -1,5 +1,5 @@
-// "durable" on an emulated GPU: a run that ends goes on from its last commit with the bits of a run that nothing happened to, wherever its
-// state lies; and training goes on beside a commit.
+// Tests "durable" on an emulated GPU: a run that ended goes on from its last commit with the bits of a run that was not
+// disturbed, wherever its state lies; and training goes on beside a commit.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -68,8 +68,8 @@ TEST(DeviceDurable, ARunGoesOnFromItsLastCommitWithTheSameBits) {
   }
 }
 
-/// A commit reads what is there when it begins, while the next step is computed.
-/// Whose states have shapes of their own.
+/// Adafactor's states have shapes of their own. A commit reads what is there when it begins, while the next step is
+/// computed.
 TEST(DeviceDurable, ARunOfAdafactorGoesOnWithTheSameBits) {
   const EmulatedGpus gpus;
   for (const ShardingStrategy kind : kThree) {
@@ -103,7 +103,7 @@ TEST(DeviceDurable, TrainingGoesOnBesideCommits) {
   }
 }
 
-/// What moved for them has to be back.
+/// Weights that were moved for the averages must be back before the commit.
 TEST(DeviceDurable, ACommitRightAfterAveragesWereShownHasTheWeights) {
   const EmulatedGpus gpus;
   for (const Lying& lying : kLying) {

@@ -1,4 +1,5 @@
-// The Engine's way on a GPU, on an emulated one: the same bits as on the CPU, however late the device is.
+// Tests how the Engine trains on a GPU, with an emulated one: it has the same bits as on the CPU, however late the
+// device is.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -82,7 +83,7 @@ void put_activations_on(Tier tier, Strategy& strategy) {
   if (is_in_files) strategy.offload.paths = {std::filesystem::temp_directory_path().string()};
 }
 
-/// Copies out and back that come as late as they may, with device memory that is used again meanwhile.
+/// Copies out and back come as late as they may, and device memory is used again meanwhile.
 TEST(DeviceEngine, ActivationsBelowItsMemoryChangeNothing) {
   constexpr std::int64_t kQueueDepths[] = {1, 4, 32};
   MadeOnce<Trained> on_cpu;
@@ -102,12 +103,12 @@ TEST(DeviceEngine, ActivationsBelowItsMemoryChangeNothing) {
     const Trained trained = train_on_threads(late({.ranks = 2}), strategy, options);
     expect_same_bits(trained, wanted, what);
     EXPECT_EQ(trained.steps.back().planned, trained.allocated_at_end) << what;
-    const bool all_are_on_their_way = queue_depth == 32;  // of so few
+    const bool all_are_on_their_way = queue_depth == 32;  // there are fewer than that
     EXPECT_EQ(trained.traffic.disk_bytes_written > 0, tier == Tier::kNvme && !all_are_on_their_way) << what;
   }
 }
 
-/// Two losses of one forward, and a graph that outlives its Engine.
+/// One forward has two losses, and a graph outlives its Engine.
 TEST(DeviceEngine, ActivationsBelowItsMemoryAreThereAsLongAsTheirGraph) {
   const auto train = [](Tier tier) {
     std::vector<at::Tensor> seen;
@@ -171,7 +172,7 @@ TEST(DeviceEngine, SkipsOverflowsAndKeepsScheduleAndScaleAsTheCpuDoes) {
   expect_same_on_gpus({.ranks = 2}, strategy, options, "overflows");
 }
 
-/// Several on their way at a time, used in another order, and host memory that is used again at once.
+/// Several uploads are on their way at a time and used in another order; host memory is used again at once.
 TEST(DeviceEngine, UploadsWhatIsAskedForAndNothingElse) {
   const EmulatedGpus gpus;
   run_ranks({.ranks = 1}, [](const Mesh& mesh) {
@@ -291,7 +292,7 @@ TEST(DeviceEngine, TellsWhatCommunicationIsExposed) {
   });
 }
 
-/// Forward alone gathers ahead what nobody comes to use.
+/// A forward without backward gathers units ahead that nobody uses.
 TEST(DeviceEngine, EndsAfterAnEvaluation) {
   const EmulatedGpus gpus;
   for (const bool one_gpu : {false, true}) {
@@ -354,7 +355,7 @@ TEST(DeviceEngine, ACollectiveThatFailsOnTheDeviceEndsTheStep) {
           StepResult step = session.train(1);
           while (backends[rank]->aborts == 0 && !limit.passed()) std::this_thread::yield();
           step.wait();
-        } catch (const c10::Error& error) {  // tessera::Error, but where forward reads what was never gathered
+        } catch (const c10::Error& error) {  // a tessera::Error, unless forward reads what was never gathered
           errors[rank] = error.what_without_backtrace();
           const auto* known = dynamic_cast<const Error*>(&error);
           EXPECT_TRUE(!known || known->exit_code() == ExitCode::kPeerLost) << error.what_without_backtrace();
@@ -397,7 +398,7 @@ TEST(DeviceEngine, ExplainsWhatDoesNotFit) {
   }
 }
 
-/// Trains more steps than may be in flight, then other parameters, and so on.
+/// Trains more steps than may be in flight, then trains other parameters, and so on.
 Told trained_in_turns(const Mesh& mesh, const Strategy& strategy) {
   Session session(mesh, strategy, kTwoBlocks);
   std::vector<StepResult> steps;
@@ -465,7 +466,7 @@ TEST(DeviceEngine, KeepsRatesSetByHandWhenItPlansAnew) {
   });
 }
 
-/// Vectors without decay, the head with other numbers, the rest.
+/// Three groups of parameters: vectors without decay, the head with other numbers, and the rest.
 std::vector<ParameterGroup> three_kinds() {
   ParameterGroup vectors{.name = "vectors", .max_dim = 1, .weight_decay = 0.0};
   ParameterGroup head{.name = "head", .match = {"head*"}, .lr_ratio = 0.1, .weight_decay = 0.3, .eps = 1e-2};
@@ -473,7 +474,7 @@ std::vector<ParameterGroup> three_kinds() {
   return {vectors, head};
 }
 
-/// Where no schedule does, rates are set by hand on the way, of one group and of all.
+/// Trains with groups. Where no schedule sets rates, they are set by hand on the way: one group's, and all.
 Told trained_by_groups(const Mesh& mesh, const Strategy& strategy) {
   Session session(mesh, strategy, kTwoBlocks);
   std::vector<StepResult> steps = train(session, 0, 3);
@@ -585,7 +586,7 @@ TEST(DeviceEngine, SavesAndLoadsCheckpointsAsTheCpuDoes) {
   expect_checkpoints_as_on_the_cpu(2, strategy, "8-bit states, saved beside training");
 }
 
-/// What was frozen in the checkpoint trains here, and has trained already.
+/// Parameters that were frozen in the checkpoint train here, and have trained already.
 TEST(DeviceEngine, ClearsStatesThatACheckpointHasNotAsTheCpuDoes) {
   const TestFolder folder;
   Strategy strategy = scheduled(ShardingStrategy::kFullShard, DType::kBF16);
@@ -603,7 +604,7 @@ TEST(DeviceEngine, ClearsStatesThatACheckpointHasNotAsTheCpuDoes) {
           [&](const ThreadRanks& joined, const std::string& how) { expect_same(told_on(joined, body), wanted, how); });
 }
 
-// Ranks with other weights, a loss that counts nothing, a rank without a batch, and a window that ends early.
+// Ranks have different weights; a loss counts nothing, a rank has no batch, and a window ends early.
 TEST(DeviceEngine, WeighsMicrobatchesAsTheCpuDoes) {
   struct How {
     std::int64_t accumulation;
@@ -648,7 +649,7 @@ TEST(DeviceEngine, WeighsMicrobatchesAsTheCpuDoes) {
   }
 }
 
-// It learns from the others what ranks do together, the first time that it is to take part.
+// Such a rank learns from the others what ranks do together, the first time that it is to take part.
 TEST(DeviceEngine, ARankThatNeverHasABatchTakesPartAsOnTheCpu) {
   for (const ShardingStrategy kind : kThree) {
     const Strategy strategy = strategy_of(kind, DType::kF32, 1);

@@ -1,5 +1,5 @@
-// Sums of a GPU's gradients in its host's memory and on disk, on an emulated GPU: the bits of the CPU that has all in memory, wherever the
-// rest of its state lies; memory and traffic are the plan's.
+// Tests offloading the sums of a GPU's gradients to its host's memory and to disk, on an emulated GPU: training has the
+// bits of the CPU with all state in memory, wherever the rest of the state lies; memory and traffic are the plan's.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ namespace device_gradients_test {
 
 using ::testing::HasSubstr;
 
-/// Where gradients lie, and masters and states, and parameters.
+/// Says where gradients lie, where masters and states lie, and where parameters lie.
 struct Lying {
   const char* name;
   Tier gradients;
@@ -89,7 +89,7 @@ TEST(DeviceGradients, TrainingHasTheBitsOfTheCpu) {
   for (const auto& [kept, kind, run, lying, read] : pairwise_of(kOneOfEachKind, kThree, kRuns, kLying, kReads)) {
     Strategy strategy = strategy_of(kept, kind);
     strategy.gradient_accumulation = run.second;
-    strategy.mixed_precision.loss_scale.initial = 16777216.0;  // with fp16 the first steps are skipped
+    strategy.mixed_precision.loss_scale.initial = 16777216.0;  // fp16 then skips the first steps
     strategy.mixed_precision.loss_scale.backoff_factor = 0.125;
     const ThreadRanks ranks{.ranks = run.first};
     const TrainOptions options = run_of_four_blocks(kWide);
@@ -110,7 +110,7 @@ TEST(DeviceGradients, ReplicasHaveThemToo) {
   }
 }
 
-/// Gradients that come late, tied and unused parameters, and frozen units.
+/// The modules have gradients that come late, tied and unused parameters, and frozen units.
 TEST(DeviceGradients, AwkwardModulesHaveTheBitsToo) {
   TrainOptions shared = run_of_four_blocks(kWide);
   shared.model.recompute = shared.model.shared_block = true;
@@ -153,7 +153,8 @@ TEST(DeviceGradients, GoOverEveryTransportAndBesideAveragesAndActivations) {
   });
 }
 
-/// Gradients that are dropped, two backwards of one forward, a checkpoint in the middle, and weights frozen for a while.
+/// The programs drop gradients, make two backwards of one forward, save a checkpoint in the middle, and freeze weights
+/// for a while.
 TEST(DeviceGradients, ProgramsAroundAStepHaveTheBitsToo) {
   const auto drops_and_repeats = [](const Mesh& mesh, const Strategy& strategy) {
     Session session(mesh, strategy, kWide);

@@ -1,5 +1,5 @@
-// "optimizer.in_backward" on an emulated GPU: the bits of the CPU's update after backward, however late the device is, wherever masters,
-// states and parameters lie; and what cannot be done then ends in an error.
+// Tests "optimizer.in_backward" on an emulated GPU: training has the bits of the CPU's update after backward, however
+// late the device is and wherever masters, states and parameters lie. What cannot be done then ends in an error.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -39,7 +39,8 @@ Strategy in_backward(Strategy strategy) {
   return strategy;
 }
 
-/// The CPU updates after backward, GPUs in it. `below`: says where a GPU's state lies.
+/// Compares the CPU, which updates after backward, with GPUs, which update in it. `below` says where a GPU's state
+/// lies.
 void expect_the_cpus_bits(const ThreadRanks& ranks, const Strategy& strategy, const TrainOptions& options,
                           const std::string& what, const Adjust& below = nullptr) {
   const Trained on_cpu = train_on_threads(ranks, strategy, options);
@@ -89,7 +90,7 @@ INSTANTIATE_TEST_SUITE_P(All, DeviceInBackward,
                            return std::string(name_of(info.param.dtype)) + "_ranks" + std::to_string(info.param.ranks);
                          });
 
-/// Several records a group, of which one or a few are on their way at once.
+/// Each group has several records, and one or a few of them are on their way at once.
 TEST(DeviceInBackward, StateBelowItsMemoryChangesNoBit) {
   struct Lying {
     const char* name;
@@ -218,7 +219,7 @@ TEST(DeviceInBackward, AGradientThatIsNotFiniteEndsTheRunByName) {
   }
 }
 
-/// A backend moves what it is given, and the units are of the same size.
+/// The units have the same size and a backend moves what it is given, so no transport notices the wrong order.
 TEST(DeviceInBackward, RanksThatGatherInOtherOrdersEndTheRun) {
   const EmulatedGpus gpus;
   try {
@@ -250,7 +251,8 @@ std::string error_of_wait(StepResult& step) {
   return "";
 }
 
-/// One element of one rank's gradient, so that one rank's part of the sum has it. Whoever asks learns of it, also of a later step.
+/// One element of one rank's gradient is not finite, so that one rank's part of the sum has it. Every rank that asks
+/// learns of it, also when it asks about a later step.
 TEST(DeviceInBackward, AnElementThatIsNotFiniteIsKnownToAllRanksForGood) {
   const EmulatedGpus gpus;
   for (const bool asks_later : {false, true}) {
@@ -274,8 +276,8 @@ TEST(DeviceInBackward, AnElementThatIsNotFiniteIsKnownToAllRanksForGood) {
   }
 }
 
-/// Units of different layouts take turns in the same memory, and elements that belong to no parameter share blocks of 256 with those
-/// that do.
+/// Units of different layouts take turns in the same memory. Elements that belong to no parameter share blocks of 256
+/// with elements that do.
 TEST(DeviceInBackward, GapsOfAUnitHoldNothingOfAnother) {
   constexpr TinyOptions kOdd{.vocab = 7, .width = 10, .hidden = 14, .blocks = 3};
   for (const auto& [states, ranks, cap_mb] : pairwise_of(std::array{StateDType::k8Bit, StateDType::kF32},

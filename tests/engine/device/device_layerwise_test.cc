@@ -1,4 +1,4 @@
-// LAMB and LARS on an emulated GPU: the CPU's bits, however late the device is.
+// Tests LAMB and LARS on an emulated GPU: they have the CPU's bits, however late the device is.
 
 #include <gtest/gtest.h>
 
@@ -33,7 +33,7 @@ const Rule kLars{"lars",
 const Rule kLarsWithoutMomentum{
     "lars without momentum", {.type = OptimizerType::kLars, .lr = 0.5, .weight_decay = 0.1, .trust_coefficient = 0.02}};
 
-/// Clips. Vectors are not adapted.
+/// Gives the strategy the rule, with clipping, and with vectors in a group that is not adapted.
 Strategy with_rule(Strategy strategy, const Rule& rule) {
   const StateDType states = strategy.optimizer.state_dtype;
   strategy.optimizer = rule.config;
@@ -48,7 +48,7 @@ class DeviceLayerwise : public ::testing::TestWithParam<RuleCase> {};
 
 TEST_P(DeviceLayerwise, GivesTheCpusBitsUnderEveryStrategy) {
   const auto [dtype, ranks, accumulation, states] = GetParam();
-  std::vector<std::pair<Placed, bool>> all;  // over the world
+  std::vector<std::pair<Placed, bool>> all;  // true: over the world
   for (const Placed& placed : kStrategies) all.emplace_back(placed, false);
   if (ranks == 4) {
     for (const bool world : {false, true}) all.emplace_back(ShardingStrategy::kHybridShard, world);
@@ -87,7 +87,7 @@ TEST(DeviceLayerwise, RulesWithoutStatesGroupsOrNormsAreTheCpus) {
   expect_same_on_gpus({.ranks = 2}, strategy, short_run(), "with averages");
 }
 
-/// One exchange of norms.
+/// LAMB exchanges norms once in a step.
 TEST(DeviceLayerwise, TellsThatTheExchangeIsExposed) {
   const EmulatedGpus gpus;
   double seconds[2] = {};

@@ -1,4 +1,5 @@
-// Muon on an emulated GPU: the CPU's bits, however late the device is, since the products are LibTorch's on the CPU there, too.
+// Tests Muon on an emulated GPU: it has the CPU's bits, however late the device is, because there too LibTorch makes
+// the products on the CPU.
 
 #include <gtest/gtest.h>
 
@@ -18,7 +19,7 @@
 namespace tessera::testing {
 namespace device_muon_test {
 
-/// Clips.
+/// Gives the strategy Muon, with clipping.
 Strategy with_muon(Strategy strategy) {
   OptimizerConfig& optimizer = strategy.optimizer;
   const auto groups = std::move(optimizer.groups);
@@ -70,7 +71,7 @@ TEST(DeviceMuon, NumbersAndKindsOfGroupsAreTheCpus) {
   expect_same_on_gpus({.ranks = 2}, strategy, short_run(), "without momentum");
 }
 
-/// Two batches of matrices, there and back.
+/// Two batches of matrices are exchanged, there and back.
 TEST(DeviceMuon, TellsThatExchangesAreExposed) {
   const EmulatedGpus gpus;
   double seconds[2] = {};
@@ -117,7 +118,7 @@ TEST(DeviceMuon, NumbersThatARunBeganWithAreKeptAsOnTheCpu) {
   std::ofstream(file, std::ios::trunc) << write_manifest(*manifest);
   const auto body = [&](const Mesh& mesh) {
     Session session(mesh, strategy, kTwoBlocks);
-    train(session, 0, 1);  // with this version's
+    train(session, 0, 1);  // uses this version's defaults
     load_checkpoint(session.engine, saved);
     EXPECT_EQ(session.engine.strategy().optimizer.muon.adjust_lr, MuonLrAdjustment::kMatchRmsAdamW);
     return told_by(session, train(session, 2, 6));

@@ -1,6 +1,6 @@
-// A GPU's masters and optimizer states in its host's memory and on disk, on an emulated GPU: the bits of the CPU that has all in
-// memory, however late copies come, and whoever updates what lies in the host's; memory and traffic are the plan's; and what is done around
-// a step finds the state where it lies.
+// Tests offloading a GPU's masters and optimizer states to its host's memory and to disk, on an emulated GPU. Training
+// has the bits of the CPU with all state in memory, however late copies come, and whichever device updates what lies in
+// the host's memory. Memory and traffic are the plan's, and calls around a step find the state where it lies.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -37,13 +37,13 @@ namespace device_offload_test {
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
-/// Where a GPU's state lies.
+/// Says where a GPU's state lies.
 struct Tiered {
   Tier tier;
   double masters, moments;  ///< shares of each
   std::int64_t queue_depth;
   std::int64_t record_bytes = 4096;
-  std::int64_t cache_bytes = 0;  ///< in files
+  std::int64_t cache_bytes = 0;  ///< memory for records in files
   OffloadedStep step = OffloadedStep::kGpu;
   bool is_by_cpu() const { return step == OffloadedStep::kCpu; }
 };
@@ -74,7 +74,7 @@ Strategy below(Strategy strategy, const Tiered& tiered) {
   return strategy;
 }
 
-/// Several records a group.
+/// A run whose groups have several records each.
 TrainOptions wide_run(const TinyOptions& model = kWide) {
   TrainOptions options = short_run();
   options.model = model;
@@ -124,7 +124,7 @@ constexpr Case kCases[] = {{{DType::kF32, MasterKind::kSplitBF16, StateDType::kF
                            {{DType::kF16, MasterKind::kF32, StateDType::k8Bit}, 1, 2},
                            {{DType::kBF16, MasterKind::kSplitBF16, StateDType::kF32}, 4, 1}};
 
-/// A tier, and who updates.
+/// A tier, and the device that updates.
 struct By {
   Tier tier;
   OffloadedStep step = OffloadedStep::kGpu;
@@ -212,7 +212,7 @@ TEST(DeviceOffload, StepsEveryRuleAsTheCpuDoes) {
   }
 }
 
-/// They use the same queues.
+/// Both use the same streams.
 TEST(DeviceOffload, GoesBesideActivationsInHostMemory) {
   Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 2);
   const TrainOptions options = wide_run();
@@ -225,7 +225,7 @@ TEST(DeviceOffload, GoesBesideActivationsInHostMemory) {
   }
 }
 
-/// In the device's memory, its slots and what stays there; in the host's, all records or those under way.
+/// The device's memory has slots and the state that stays there; the host's memory has all records, or those under way.
 TEST(DeviceOffload, MemoryAndTrafficAreThePlans) {
   const EmulatedGpus gpus;
   for (const Kept& kept : kOneOfEachKind) {
@@ -279,7 +279,8 @@ TEST(DeviceOffload, SaysHowFastRecordsGoThroughTheGpu) {
               ContainsRegex("are streamed at [0-9.]+ .?i?B/s each way, measured now: a step takes [0-9.]+ s for "));
 }
 
-/// All have begun to go there when backward has ended, and nothing else has: parameters may be written until the step.
+/// All gradients have begun to go to the host when backward has ended, and nothing else has: parameters may be written
+/// until the step.
 TEST(DeviceOffload, GradientsGoToTheHostDuringBackward) {
   const EmulatedGpus gpus;
   for (const int ranks : {1, 2}) {
@@ -336,7 +337,7 @@ TEST(DeviceOffload, ParametersWrittenBetweenBackwardAndStepAreUpdated) {
   }
 }
 
-/// Whoever is chosen.
+/// Results have the same bits whichever device is chosen.
 TEST(DeviceOffload, TheChoiceIsMeasuredAndLogged) {
   const Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 1);
   const Trained on_cpu = train_on_threads({.ranks = 2}, strategy, wide_run());
@@ -367,7 +368,7 @@ TEST(DeviceOffload, TheChoiceIsMeasuredAndLogged) {
               HasSubstr("are updated by the CPU there, since memory.limit leaves no room for them on the GPU"));
 }
 
-/// As the Engine chooses. Where nothing is measured, nobody knows more.
+/// A plan chooses as the Engine would. Plans measure nothing, so they know no more.
 TEST(DeviceOffload, AnOpenPlanIsTheCpusWhereOnlyThatFits) {
   Strategy strategy = below(strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 1), kAllByCpu);
   strategy.comm.transport = TransportChoice::kCudaHost;
@@ -384,14 +385,14 @@ TEST(DeviceOffload, AnOpenPlanIsTheCpusWhereOnlyThatFits) {
   EXPECT_EQ(plan(OffloadedStep::kAuto, on_gpu.limited()).use, on_gpu);
   EXPECT_EQ(plan(OffloadedStep::kAuto, on_cpu.limited()).use, on_cpu);
   EXPECT_EQ(plan(OffloadedStep::kAuto, on_cpu.limited() - 1).use, on_gpu) << "neither fits";
-  // Open tiers are chosen for who updates.
+  // Tiers "auto" are chosen for the device that updates.
   strategy.offload.masters.tier = strategy.offload.moments.tier = Tier::kAuto;
   const std::int64_t limit = on_gpu.limited() - 1;
   EXPECT_EQ(plan(OffloadedStep::kAuto, limit).use, plan(OffloadedStep::kCpu, limit).use);
   EXPECT_LT(plan(OffloadedStep::kAuto, limit).use[MemoryCategory::kHostRecords], on_cpu[MemoryCategory::kHostRecords]);
 }
 
-/// With rates of groups, a rate set by hand, and values cut off.
+/// The strategy has rates of groups, a rate set by hand, and a limit on gradients' values.
 TEST(DeviceOffload, GroupsAndRatesByHandGoToTheHost) {
   Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 1);
   strategy.gradient_clipping = 0;
@@ -419,7 +420,7 @@ TEST(DeviceOffload, GroupsAndRatesByHandGoToTheHost) {
   }
 }
 
-/// New parameters go to the GPU beside the update of the next ones; all else follows each other.
+/// New parameters go to the GPU beside the update of the next ones. Everything else is done one thing after the other.
 TEST(DeviceOffload, SecondsAreThoseOfWhatMovesAndIsUpdated) {
   constexpr std::int64_t kNumel = 1 << 20;
   PlanInput input;
@@ -464,7 +465,7 @@ TEST(DeviceOffload, TheLimitIsOneOfTheDevicesMemory) {
   }
 }
 
-/// Of rank 0's plan.
+/// The bytes of rank 0's plan that memory.limit counts.
 std::int64_t limited_bytes(const ThreadRanks& ranks, const Strategy& strategy, const TinyOptions& model) {
   std::int64_t bytes = 0;
   run_ranks(ranks, [&](const Mesh& mesh) {
@@ -552,8 +553,7 @@ TEST(DeviceOffload, AveragesWeightsAsTheCpuDoes) {
   }
 }
 
-/// What programs do around steps: on the CPU with all in memory, and on GPUs with each tier.
-/// Half of what could go to the host has no room on the GPU.
+/// A strategy with a limit at which half of what could go to the host has no room on the GPU.
 Strategy with_too_little_room(const Strategy& strategy) {
   const auto limited = [&](const Strategy& given) { return limited_bytes({.ranks = 2}, given, kWide); };
   Strategy open = below(strategy, kAllOnHost);
@@ -596,7 +596,7 @@ TEST(DeviceOffload, ReplicasAreComparedWhereTheyLie) {
   });
 }
 
-/// Saved there and loaded here, and the other way round.
+/// Checkpoints are saved on one device and tier, and loaded on another.
 TEST(DeviceOffload, CheckpointsGoBetweenTiersAndDevices) {
   std::vector<std::string> inexact;
   const auto save = [&](const Strategy& strategy, const TestFolder& folder) {
@@ -658,7 +658,7 @@ TEST(DeviceOffload, ImportsSafetensorsAsTheCpuDoes) {
   }
 }
 
-/// In set-up, in a step, and where a record that the GPU gave back is written.
+/// The disk fails in set-up, in a step, and where a record that the GPU gave back is written.
 TEST(DeviceOffload, ADiskThatFailsEndsAllRanksAndNamesTheParameter) {
   const EmulatedGpus gpus;
   for (const std::int64_t nth : {2, 30, 75, 120}) {

@@ -1,5 +1,5 @@
-// A program's own rule for elements on an emulated GPU: the CPU's bits, however late the device is, since its operators are LibTorch's on the
-// CPU there, too.
+// Tests a program's own rule for elements on an emulated GPU: it has the CPU's bits, however late the device is,
+// because there too its operators are LibTorch's on the CPU.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ namespace device_own_test {
 using ::testing::HasSubstr;
 using Elements = ElementwiseOptimizer::Elements;
 
-/// Without states. Returns a part of a larger tensor, which kernels find at an odd place.
+/// A rule without states. It returns a part of a larger tensor, so kernels find it at an odd address.
 struct SignDescent final : ElementwiseOptimizer {
   std::vector<std::string> states() const override { return {}; }
   void update(Elements& e) const override {
@@ -33,7 +33,7 @@ struct SignDescent final : ElementwiseOptimizer {
   }
 };
 
-/// With groups whose rates and decay are their own.
+/// Gives the strategy the rule, and groups with rates and decay of their own.
 Strategy with_own(Strategy strategy) {
   strategy.optimizer = {.type = OptimizerType::kOwn, .lr = 1e-2, .weight_decay = 0.1};
   strategy.optimizer.groups = {{.name = "vectors", .max_dim = 1, .lr_ratio = 2, .weight_decay = 0.0},
@@ -51,7 +51,7 @@ constexpr Case kCases[] = {
 
 TEST(DeviceOwn, GivesTheCpusBitsUnderEveryStrategy) {
   std::vector<std::pair<Placed, bool>> all = {{ShardingStrategy::kHybridShard, false},
-                                              {ShardingStrategy::kHybridShard, true}};  // over the world
+                                              {ShardingStrategy::kHybridShard, true}};  // true: over the world
   for (const Placed& placed : kStrategies) all.emplace_back(placed, false);
   const auto is_hybrid = [](const std::pair<Placed, bool>& where) {
     return where.first.kind == ShardingStrategy::kHybridShard;
@@ -78,7 +78,7 @@ TEST(DeviceOwn, GivesTheCpusBitsUnderEveryStrategy) {
   }
 }
 
-/// The rule is called for some elements of a parameter after others.
+/// The rule is called for one part of a large parameter after the other.
 TEST(DeviceOwn, ALargeParameterComesInPortions) {
   TrainOptions options = short_run();
   options.steps = 2;
@@ -97,7 +97,7 @@ TEST(DeviceOwn, WhatIsDoneAroundStepsIsDoneAsOnTheCpu) {
   expect_led_as_on_the_cpu(with_own, "own", OwnRules::of(std::make_shared<OwnAdamW>()));
 }
 
-/// What an Engine with `rule` on a GPU says, at once or in a step.
+/// The error that an Engine with `rule` on a GPU throws, when it is made or in a step.
 std::string error_with(std::shared_ptr<const ElementwiseOptimizer> rule) {
   const EmulatedGpus gpus;
   return error_of([&] {

@@ -1,5 +1,6 @@
-// A GPU's parameters in its host's memory and on disk, on an emulated GPU: the bits of the CPU that has all in memory, whoever updates
-// them and wherever masters and states lie; memory and traffic are the plan's; and what is done around a step finds them where they lie.
+// Tests offloading a GPU's parameters to its host's memory and to disk, on an emulated GPU. Training has the bits of
+// the CPU with all state in memory, whichever device updates them and wherever masters and states lie. Memory and
+// traffic are the plan's, and calls around a step find parameters where they lie.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -49,7 +50,7 @@ TEST(DeviceParameters, TrainingHasTheBitsOfTheCpu) {
     const ThreadRanks ranks{.ranks = run.first};
     const TrainOptions options = run_of(run.second);
     Strategy strategy = strategy_of(kept, ShardingStrategy::kFullShard);
-    strategy.mixed_precision.loss_scale.initial = 16777216.0;  // with fp16 the first steps are skipped
+    strategy.mixed_precision.loss_scale.initial = 16777216.0;  // fp16 then skips the first steps
     strategy.mixed_precision.loss_scale.backoff_factor = 0.125;
     const std::string what = tessera::testing::name_of(kept) + " on " + std::to_string(run.first) + " ranks" +
                              (run.second.unused_block ? ", awkward" : "");
@@ -83,7 +84,7 @@ TEST(DeviceParameters, PrefetchAndAccumulationChangeNothing) {
   }
 }
 
-/// However ranks are joined.
+/// The bits are the same however ranks are joined.
 TEST(DeviceParameters, GoOverEveryTransport) {
   const Strategy strategy = strategy_of(kKept[2], ShardingStrategy::kFullShard);
   const TrainOptions options = run_of(kWide);
@@ -136,7 +137,8 @@ TEST(DeviceParameters, MemoryAndTrafficAreThePlans) {
   }
 }
 
-/// Saved there and loaded here, and the other way round; written under Gathered; taken over by a second Engine; frozen for a while.
+/// Programs write parameters under Gathered, give them to a second Engine, freeze them for a while, and save them on
+/// one tier and load them on another.
 TEST(DeviceParameters, ProgramsAroundAStepFindThem) {
   using Body = std::function<Values(const Mesh&, const Strategy&)>;
   const Body bodies[] = {&written_under_gathered, &trained_by_two_engines, &trained_with_weights_frozen_for_a_while,
@@ -191,7 +193,7 @@ TEST(DeviceParameters, CheckpointsGoBetweenTiersAndDevices) {
   }
 }
 
-/// Moments first, then masters, then parameters.
+/// Moments are offloaded first, then masters, then parameters.
 TEST(DeviceParameters, AutoPutsBelowWhatTheLimitLeavesNoRoomFor) {
   const Strategy plain = strategy_of(kKept[2], ShardingStrategy::kFullShard);
   TrainOptions options = run_of(kWide);
@@ -226,7 +228,7 @@ TEST(DeviceParameters, AutoPutsBelowWhatTheLimitLeavesNoRoomFor) {
   }
 }
 
-/// In set-up, in a gather, and where a record that the GPU changed is written.
+/// The disk fails in set-up, in a gather, and where a record that the GPU changed is written.
 TEST(DeviceParameters, ADiskThatFailsEndsAllRanksAndNamesTheParameter) {
   const EmulatedGpus gpus;
   for (const std::int64_t nth : {2, 30, 75, 120, 200}) {
@@ -236,7 +238,7 @@ TEST(DeviceParameters, ADiskThatFailsEndsAllRanksAndNamesTheParameter) {
         trained(mesh, below(strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 1), kFilesAlone), 8, kWide);
       });
       FAIL() << nth << ": no error";
-    } catch (const std::exception& error) {  // LibTorch's, where an operator wanted the unit
+    } catch (const std::exception& error) {  // a c10::Error where an operator wanted the unit
       const auto names_it = ::testing::AnyOf(HasSubstr("(parameter "), HasSubstr("(padding of unit "));
       EXPECT_THAT(error.what(), ::testing::AllOf(HasSubstr("rank "), HasSubstr("Input/output error"), names_it)) << nth;
     }

@@ -1,5 +1,6 @@
-// Rules that go over state twice, those of whole tensors, and a program's own, with a GPU's state in its host's memory and on disk, on an emulated GPU: the bits of
-// the CPU that has all in memory; memory and traffic are the plan's; and what is done around a step finds the state where it lies.
+// Tests rules that go over state twice, rules of whole tensors, and a program's own rules, with a GPU's state offloaded
+// to its host's memory and to disk, on an emulated GPU. Training has the bits of the CPU with all state in memory;
+// memory and traffic are the plan's; and calls around a step find the state where it lies.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -39,7 +40,7 @@ struct Rule {
   const char* name;
   OptimizerConfig config;
   bool is_own() const { return config.type == OptimizerType::kOwn; }
-  /// Of whole tensors: its states are fp32.
+  /// Whether the rule updates whole tensors: its states are fp32 then.
   bool is_of_tensors() const {
     return config.type == OptimizerType::kAdafactor || config.type == OptimizerType::kOwnMatrix;
   }
@@ -53,7 +54,7 @@ const Rule kAdafactor{"adafactor", {.type = OptimizerType::kAdafactor, .lr = 1e-
 const Rule kOwnMatrix{"own_matrix", {.type = OptimizerType::kOwnMatrix, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1}};
 const Rule* const kRules[] = {&kMuon, &kLamb, &kLars, &kOwn, &kAdafactor, &kOwnMatrix};
 
-/// Vectors have a group of their own.
+/// Gives the strategy the rule, with vectors in a group of their own.
 Strategy with_rule(Strategy strategy, const Rule& rule) {
   const bool is_f32 = rule.is_own() || rule.is_of_tensors();
   const StateDType states = is_f32 ? StateDType::kF32 : strategy.optimizer.state_dtype;
@@ -74,7 +75,7 @@ TrainOptions run_of(const TinyOptions& model, const Rule& rule) {
   return options;
 }
 
-/// Where state may lie: of a rule alone, and with parameters.
+/// All places where state may lie: that of a rule alone, and together with parameters.
 std::vector<Lying> all_lying() {
   constexpr Lying kStatesOnHost{kInDevice, {Tier::kHost, 1}}, kSomeOnHost{kInDevice, {Tier::kHost, 0.4}, 8192, 2},
       kStatesInFiles{kInDevice, {Tier::kNvme, 1}}, kSomeInFiles{kInDevice, {Tier::kNvme, 0.6}, 4096, 2, 8192},
@@ -102,7 +103,7 @@ class DeviceRulesBelow : public ::testing::TestWithParam<const Rule*> {};
 INSTANTIATE_TEST_SUITE_P(Each, DeviceRulesBelow, ::testing::ValuesIn(kRules),
                          [](const auto& info) { return std::string(info.param->name); });
 
-/// Ranks, what they train, and when an emulated copy reads what it copies.
+/// A number of ranks, the model that they train, and when an emulated copy reads what it copies.
 struct Way {
   const char* name;
   int ranks;
@@ -123,7 +124,7 @@ TEST_P(DeviceRulesBelow, TrainingHasTheBitsOfTheCpu) {
        pairwise_where(exists, kRules, sampled_kept(), sampled(kWays, 3), all_lying())) {
     if (rule != GetParam()) continue;
     Strategy strategy = with_rule(strategy_of(kept, ShardingStrategy::kFullShard), *rule);
-    strategy.mixed_precision.loss_scale.initial = 16777216.0;  // with fp16 the first steps are skipped
+    strategy.mixed_precision.loss_scale.initial = 16777216.0;  // fp16 then skips the first steps
     strategy.mixed_precision.loss_scale.backoff_factor = 0.125;
     const ThreadRanks ranks{.ranks = way.ranks};
     const TrainOptions options = run_of(way.model, *rule);
@@ -168,7 +169,8 @@ TEST_P(DeviceRulesBelow, SoItHasUnderEveryStrategy) {
   }
 }
 
-/// In two passes, and on the disk as on the CPU: what the slots hold where passes meet is found there.
+/// Two passes move as many bytes as the plan says, and as on the CPU on the disk: records that slots hold where passes
+/// meet are not moved again.
 TEST_P(DeviceRulesBelow, MemoryAndTrafficAreThePlans) {
   const EmulatedGpus gpus;
   const auto exists = [](const Rule* rule, const Kept&, const Lying& lying) {
@@ -299,7 +301,7 @@ TEST(DeviceOwnBelow, UnitsMayBeUpdatedInBackward) {
   }
 }
 
-/// Records are on their way to the GPU then, and have not come back once.
+/// Records are on their way to the GPU when the rule throws, and have not come back once.
 TEST(DeviceMatricesBelow, WhatARuleThrowsInTheFirstStepIsWhatTheStepThrows) {
   struct Throws final : MatrixOptimizer {
     std::vector<State> states(std::int64_t rows, std::int64_t columns) const override {
@@ -323,7 +325,7 @@ std::string error_of_engine(const Strategy& strategy) {
   return error_of([&] { run_ranks(late({.ranks = 1}), [&](const Mesh& mesh) { Session(mesh, strategy, kWide); }); });
 }
 
-/// A copy of them where norms are wanted of weights in records; a record of moments alone needs none.
+/// Weights in records are copied where their norms are wanted; a record of moments alone needs no copy.
 TEST(DeviceRulesOnTheHost, OnlyWeightsThatLieBelowAreCopied) {
   const auto scratch = [](const Kept& kept, const Lying& lying) {
     std::int64_t bytes = 0;
@@ -342,7 +344,7 @@ TEST(DeviceRulesOnTheHost, OnlyWeightsThatLieBelowAreCopied) {
   EXPECT_GE(scratch(kKept[0], kHostAlone), head / 2 * 4) << "of parameters on the host";
 }
 
-/// The host learns of it at the unit, and calls no rule from there on.
+/// The host learns of the gradient at its unit, and calls no rule after that.
 TEST(DeviceOwnBelow, AGradientThatIsNotFiniteInBackwardEndsTheRunByName) {
   for (const Lying& lying : {Lying{}, kHostAll, kFilesAll}) {
     const EmulatedGpus gpus;

@@ -14,7 +14,7 @@
 
 namespace tessera::testing {
 
-// Runs on emulated GPUs (emulated_gpu.h) beside the same runs on the CPU.
+// Helpers that compare runs on emulated GPUs (emulated_gpu.h) with the same runs on the CPU.
 
 inline const Placed kStrategies[] = {ShardingStrategy::kNoShard, ShardingStrategy::kShardOptimizer,
                                      ShardingStrategy::kShardGradients, ShardingStrategy::kShardGradOp,
@@ -25,13 +25,13 @@ inline constexpr TinyOptions kTwoBlocks{.blocks = 2, .frozen_first_block = true}
 inline constexpr TinyOptions kOfEveryKind{
     .blocks = 3, .tied_head = true, .frozen_first_block = true, .unused_block = true, .recompute = true};
 
-/// More steps than may be in flight.
+/// A run of more steps than may be in flight.
 TrainOptions short_run();
 
-/// Clips.
+/// A strategy with clipping.
 Strategy strategy_of(const Placed& placed, DType dtype, std::int64_t accumulation);
 
-/// A schedule whose place counts, and with fp16 steps that are skipped.
+/// A strategy with a schedule, whose position matters; fp16 skips some steps.
 Strategy scheduled(ShardingStrategy kind, DType dtype);
 
 /// What a run left, and what each of its steps told.
@@ -42,34 +42,34 @@ struct Told {
 Told told_by(Session& session, std::vector<StepResult> steps);
 void expect_same(const Told& got, const Told& wanted, const std::string& what);
 
-/// Rank 0's.
+/// What rank 0's `body` returns.
 Told told_on(const ThreadRanks& ranks, const std::function<Told(const Mesh&)>& body);
 
-/// `body` on ranks with GPUs, in each of the ways in which they can be joined. `what`: of the case.
+/// Runs `body` for ranks with GPUs, in each of the ways in which they can be joined. `what` names the case.
 void on_gpus(int ranks, const std::function<void(const ThreadRanks& joined, const std::string& what)>& body);
 
-/// Training under `strategy` on ranks with GPUs, joined in each of the ways that give its bits, ends as `on_cpu` did, or as the CPU does
-/// under the same strategy, and takes what the plan says.
+/// Checks that training under `strategy` on ranks with GPUs, joined in each of the ways that give its bits, ends as
+/// `on_cpu` did (or as the CPU does under the same strategy) and takes the memory that the plan says.
 void expect_same_on_gpus(const ThreadRanks& ranks, const Trained& on_cpu, const Strategy& strategy,
                          const TrainOptions& options, const std::string& what);
 void expect_same_on_gpus(const ThreadRanks& ranks, const Strategy& strategy, const TrainOptions& options,
                          const std::string& what);
 
-/// Rates by schedule, or by hand of all and of the last group; averages shown, a unit thawed and one frozen, a save, and what was saved
-/// loaded by the same Engine some steps later.
+/// Trains with rates by schedule, or by hand for all groups and for the last one; shows averages, thaws a unit and
+/// freezes another, saves, and loads what was saved in the same Engine some steps later.
 Told led_through_everything(const Mesh& mesh, const Strategy& strategy, const std::string& folder,
                             const OwnRules& own_rules = {});
 
-/// That is on two GPUs what it is on the CPU: under three strategies, in bf16 and fp16, by schedule and by hand, with averages. `with_rule`
-/// gives a strategy its optimizer.
+/// Checks that led_through_everything gives on two GPUs what it gives on the CPU: under three strategies, in bf16 and
+/// fp16, with rates by schedule and by hand, with averages. `with_rule` gives a strategy its optimizer.
 void expect_led_as_on_the_cpu(const std::function<Strategy(Strategy)>& with_rule, const std::string& what,
                               const OwnRules& own_rules = {});
 
-/// A block that forward leaves out now and then: its averages go on, and its steps are counted, as on the CPU.
+/// Checks a block that forward leaves out now and then: its averages go on, and its steps are counted, as on the CPU.
 void expect_left_out_as_on_the_cpu(const std::function<Strategy(Strategy)>& with_rule, const std::string& what,
                                    const OwnRules& own_rules = {});
 
-/// Of the tests of one optimizer: what parameters, ranks, microbatches and states there are.
+/// One case in the tests of an optimizer: its parameters, ranks, microbatches and states.
 struct RuleCase {
   DType dtype;
   int ranks;
@@ -85,13 +85,14 @@ std::string name_of(const RuleCase& of);
 /// Trains steps [begin, end).
 std::vector<StepResult> train(Session& session, std::size_t begin, std::size_t end);
 
-/// Saves after 6 steps.
+/// Trains, and saves after 6 steps.
 Told saved_and_trained_on(const Mesh& mesh, const Strategy& strategy, const std::string& folder,
                           const OwnRules& own_rules = {});
-/// Goes on from there, in an Engine that has trained something else. `inexact`: LoadedCheckpoint's, of rank 0.
+/// Loads that checkpoint in an Engine that has trained something else, and goes on. `inexact`: rank 0's
+/// LoadedCheckpoint::inexact.
 Told loaded_and_trained_on(const Mesh& mesh, const Strategy& strategy, const std::string& folder,
                            std::vector<std::string>& inexact, const OwnRules& own_rules = {});
-/// Both, on GPUs as on the CPU, and each of what the other saved.
+/// Checks both on GPUs and on the CPU, each with what the other saved.
 void expect_checkpoints_as_on_the_cpu(int ranks, const Strategy& strategy, const std::string& what,
                                       const OwnRules& own_rules = {});
 

@@ -1,5 +1,6 @@
-// Rules of whole tensors, Adafactor and a program's own, on an emulated GPU: the CPU's bits, however late the device is. Adafactor's kernels have
-// them on any GPU; what a program does is LibTorch's on the CPU there, too.
+// Tests rules of whole tensors, Adafactor and a program's own, on an emulated GPU: they have the CPU's bits, however
+// late the device is. Adafactor's kernels have them on any GPU. LibTorch runs a program's operators on the CPU there,
+// too.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -24,7 +25,7 @@ namespace device_tensor_rules_test {
 
 using ::testing::HasSubstr;
 
-/// With groups whose rates and decay are their own.
+/// Gives the strategy the rule, and groups with rates and decay of their own.
 Strategy with_rule(OptimizerType type, Strategy strategy) {
   strategy.optimizer = {.type = type, .lr = 1e-2, .weight_decay = 0.1};
   if (type == OptimizerType::kOwnMatrix) strategy.optimizer.eps = 1e-3;
@@ -54,7 +55,7 @@ INSTANTIATE_TEST_SUITE_P(All, DeviceTensorRules, ::testing::ValuesIn(kTypes),
 
 TEST_P(DeviceTensorRules, GiveTheCpusBitsUnderEveryStrategy) {
   std::vector<std::pair<Placed, bool>> all = {{ShardingStrategy::kHybridShard, false},
-                                              {ShardingStrategy::kHybridShard, true}};  // over the world
+                                              {ShardingStrategy::kHybridShard, true}};  // true: over the world
   for (const Placed& placed : kStrategies) all.emplace_back(placed, false);
   const auto is_hybrid = [](const std::pair<Placed, bool>& where) {
     return where.first.kind == ShardingStrategy::kHybridShard;

@@ -19,13 +19,13 @@
 namespace tessera::testing {
 namespace {
 
-std::mutex gpu;  // one for all ranks: a launch has the host's memory for its thread blocks to itself
+std::mutex gpu;  // one for all ranks: a launch uses the memory for its thread blocks alone
 
 void check(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error("emulated kernel: error " + std::to_string(error));
 }
 
-/// All that was given out as pinned, of all ranks.
+/// The pinned memory of all ranks.
 class PinnedMemory {
  public:
   std::shared_ptr<std::byte> take(std::size_t bytes) {
@@ -66,7 +66,8 @@ void expect_pinned(const void* host, bool is_wanted, const char* what) {
   }
 }
 
-/// Kernels reach the host's pinned memory, at the speed of the bus: so parameters alone, which may be the masters, may lie there.
+/// Checks that a kernel's memory is the device's. Kernels reach pinned memory only at the speed of the bus, so only
+/// parameters, which may be the masters, may lie there.
 void expect_on_device(const DeviceRun& run) {
   const StepArguments& a = run.arguments;
   if (a.numel == 0) return;
@@ -141,14 +142,14 @@ class EmulatedKernels : public DeviceKernels {
   }
 
   std::shared_ptr<std::byte> pinned_memory(std::size_t bytes) override { return pinned().take(bytes); }
-  /// Copies happen as late as they may: when computing, or this thread, is to come after them.
+  /// A copy that happens as late as it may: when computation or this thread is ordered after it.
   struct LateMark : Mark {
     bool passed() override { return done; }
     void wait() override { done = true; }
     void join() override {}
     bool done = false;
   };
-  /// A copy to the host, once what is computed comes after it. Until the host waits, its bytes are nowhere that it looks.
+  /// A copy to the host that later computation is ordered after. Its bytes reach the host's memory when the host waits.
   struct Arrival {
     Arrival(std::byte* host, const void* device, std::size_t bytes) : to(host), from(device), arrived(bytes) {}
     void read() {
@@ -168,7 +169,7 @@ class EmulatedKernels : public DeviceKernels {
   struct LateUpload : LateMark {
     LateUpload(std::span<const UploadPiece> all, std::vector<std::shared_ptr<Arrival>> behind)
         : pieces(all.begin(), all.end()), before(std::move(behind)) {}
-    ~LateUpload() override { join(); }  // nobody waits for it, and it comes all the same
+    ~LateUpload() override { join(); }  // the copy happens even if nobody waits for it
     void join() override {
       for (const auto& arrival : before) {
         arrival->read();
@@ -184,7 +185,7 @@ class EmulatedKernels : public DeviceKernels {
     std::vector<std::shared_ptr<Arrival>> before;
   };
   using Arrivals = std::vector<std::shared_ptr<Arrival>>;
-  /// Copies to the host pass one after the other, in the order in which they were queued.
+  /// A copy to the host. Such copies pass one after the other, in the order in which they were queued.
   struct LateDownload : LateMark {
     LateDownload(std::shared_ptr<Arrival> copy, const std::vector<std::weak_ptr<Arrival>>& queued)
         : arrival(std::move(copy)), before(queued) {}
@@ -218,7 +219,7 @@ class EmulatedKernels : public DeviceKernels {
     if (const auto* const download = dynamic_cast<const LateDownload*>(after)) {
       return upload_behind(pieces, download->up_to_this());
     }
-    // Behind a mark of the current stream come the copies that were joined to it.
+    // A mark of the current stream lies behind the copies that were joined to that stream.
     Arrivals before;
     for (const auto& weak : after ? downloads : std::vector<std::weak_ptr<Arrival>>()) {
       const auto arrival = weak.lock();
@@ -253,7 +254,7 @@ class EmulatedKernels : public DeviceKernels {
   std::vector<std::weak_ptr<Arrival>> downloads;
   const CopiesRead read_;
 
-  /// A device on which every stretch takes a second.
+  /// An interval: every stretch takes a second on this device.
   struct Second : Interval {
     void end() noexcept override { ended = true; }
     double seconds() override { return ended ? 1.0 : -1e9; }

@@ -1,5 +1,5 @@
-// "checkpoint": {"async": true}: what a thread writes while training goes on is what a save writes while training waits, and a save that
-// failed is an error of the next step on all ranks, after which training goes on.
+// Tests "checkpoint": {"async": true}: a thread writes while training goes on what a save writes while training waits.
+// A save that failed is an error of the next step on all ranks, and training goes on after it.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ namespace fs = std::filesystem;
 
 void save_beside_training(Strategy& strategy) { strategy.checkpoint.async = true; }
 
-/// By name.
+/// The shards' contents by file name.
 std::map<std::string, std::string> shards_in(const std::string& checkpoint) {
   std::map<std::string, std::string> shards;
   for (const auto& entry : fs::directory_iterator(checkpoint)) {
@@ -122,7 +122,7 @@ TEST(AsyncCheckpoint, TheCopyIsInThePlan) {
   }
 }
 
-/// Steps until one says that the save failed. Its text, and at `step` the step.
+/// Trains until a step says that the save failed. Returns its text, and the step in `step`.
 std::string train_until_told(Session& session, std::size_t first, std::int64_t& step) {
   Deadline limit(std::chrono::seconds(30));
   for (std::size_t i = first; !limit.passed(); ++i) {
@@ -138,8 +138,8 @@ std::string train_until_told(Session& session, std::size_t first, std::int64_t& 
   return "";
 }
 
-// F22, F23: every operation of a save by two ranks fails once. All ranks are told by the same step, nothing is left over, what was
-// saved before stays the latest, and training goes on.
+// F22, F23: every operation of a save by two ranks fails once. All ranks learn of it in the same step, nothing is left
+// over, what was saved before stays the latest, and training goes on.
 TEST(AsyncCheckpoint, EveryFailedOperationIsTheSameStepsErrorOnAllRanks) {
   for (const FaultSite site :
        {FaultSite::kOpen, FaultSite::kWrite, FaultSite::kFsync, FaultSite::kRename, FaultSite::kMkdir}) {
@@ -193,7 +193,7 @@ TEST(AsyncCheckpoint, EveryFailedOperationIsTheSameStepsErrorOnAllRanks) {
   }
 }
 
-/// Each file of a save takes so many milliseconds longer.
+/// Makes each file of a save take so many milliseconds longer.
 ScopedFaults delayed(int milliseconds) {
   return ScopedFaults({{.site = FaultSite::kFsync,
                         .path = "rank-",
@@ -251,7 +251,7 @@ TEST(AsyncCheckpoint, TwoEnginesSaveAtATime) {
   });
 }
 
-// A model of several MiB, so that the writer sees that training has ended before it is through.
+// The model has several MiB, so that training has ended before the writer is done.
 TEST(AsyncCheckpoint, AnExceptionDoesNotWaitForTheDisk) {
   constexpr TinyOptions kLarge{.vocab = 100000, .width = 16, .hidden = 16, .blocks = 1};
   const TestFolder folder;

@@ -1,5 +1,6 @@
-// "durable": a run that ends at any moment goes on from its last commit with the bits of a run that nothing happened to, wherever its
-// state lies; and what is wrong with a commit is an error on all ranks, never other numbers. tests/app/durable_test.cc kills processes.
+// Tests "durable": a run that ended at any moment goes on from its last commit with the bits of a run that was not
+// disturbed, wherever its state lies. A faulty commit is an error on all ranks, never other numbers.
+// tests/app/durable_test.cc kills processes.
 
 #include "tessera/durable.h"
 
@@ -124,8 +125,8 @@ TEST(Durable, AStepThatSomeRanksLackIsGivenUp) {
   }
 }
 
-// Every operation of a commit fails once. All ranks are told the same, and the commit before it is what the next run goes on from; or
-// this one, where it was on all disks.
+// Every operation of a commit fails once. All ranks get the same error, and the next run goes on from the commit before
+// it, or from this one where it was on all disks.
 TEST(Durable, EveryFailedOperationOfACommitIsAnErrorOnAllRanksAndLosesNothing) {
   const Placed placed(ShardingStrategy::kFullShard, /*shared=*/false, /*on_disk=*/true);
   const Strategy strategy = strategy_of(kKept[2], placed, &kSomeBelow);
@@ -176,7 +177,7 @@ TEST(Durable, EveryFailedOperationOfACommitIsAnErrorOnAllRanksAndLosesNothing) {
   }
 }
 
-// Its last operation takes a second, in which forward and backward go on, and the update waits.
+// The commit's last operation takes a second. Forward and backward go on meanwhile, and the update waits.
 TEST(Durable, ACommitIsMadeBesideTheNextStep) {
   const TestFolder folder;
   const fs::path changed = folder.path() / "rank-00000.commit-1";
@@ -205,7 +206,7 @@ struct Change {
   Adjust adjust = nullptr;
 };
 
-// The image is written slowly, record by record, so that what did not wait would be in it.
+// The image is written slowly, record by record, so that a change which did not wait would be in it.
 TEST(Durable, WhateverChangesTrainingStateWaitsForTheCommitUnderWay) {
   const Change kChanges[] = {
       {"a step", [](Session& s, const fs::path&) { s.train(2); }},
@@ -251,7 +252,7 @@ TEST(Durable, WhateverChangesTrainingStateWaitsForTheCommitUnderWay) {
   }
 }
 
-// The step between the two is made.
+// The step between the commit and that call is made.
 TEST(Durable, ACommitThatFailsIsToldByTheNextCallAndTrainingCanGoOn) {
   const auto is_told = AllOf(HasSubstr("commit of step 2"), HasSubstr("rank 1"), HasSubstr("errno 28"));
   for (const bool finishes : {false, true}) {
@@ -340,7 +341,7 @@ TEST(Durable, OnlyRankZerosItemsCount) {
   });
 }
 
-/// A run of two ranks with some commits in `folder`.
+/// Makes a run of two ranks that leaves some commits in `folder`.
 void leave_commits(const fs::path& folder, const Placed& placed = ShardingStrategy::kFullShard,
                    std::size_t commits = 3) {
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
@@ -349,7 +350,7 @@ void leave_commits(const fs::path& folder, const Placed& placed = ShardingStrate
   });
 }
 
-/// What an Engine's constructor says on rank 0, or else resume_durable.
+/// The error of an Engine's constructor on rank 0, or else of resume_durable.
 std::string refusal_of(int ranks, const Strategy& strategy, const fs::path& folder, const TinyOptions& model = {}) {
   std::string text;
   std::string* const told = &text;
@@ -391,7 +392,7 @@ TEST(Durable, ARunOfOneCommitIsNotForgotten) {
   for (const char* name : {"rank-00001.commit-0", "rank-00001.commit-1"})
     fs::rename(folder.path() / name, elsewhere / name);
   EXPECT_THAT(refusal_of(2, strategy, folder.path()), AllOf(HasSubstr("rank 1"), HasSubstr("commit-1 are missing")));
-  fs::rename(folder.path() / "rank-00001.begun", elsewhere / "rank-00001.begun");  // as on another disk
+  fs::rename(folder.path() / "rank-00001.begun", elsewhere / "rank-00001.begun");  // stands for another disk
   EXPECT_THAT(refusal_of(2, strategy, folder.path()), HasSubstr("there is no step that all ranks hold"));
   fs::rename(folder.path() / "rank-00000.commit-0", elsewhere / "rank-00000.commit-0");
   EXPECT_THAT(refusal_of(2, strategy, folder.path()), HasSubstr("there is no step that all ranks hold"));
@@ -496,7 +497,7 @@ void flip_a_bit(const fs::path& path, std::streamoff at) {
   file.put(byte);
 }
 
-// Of one record, in either place: one of them is the last commit's.
+// One record is damaged in both of its places: the last commit uses one of them.
 TEST(Durable, ADamagedFileIsAnErrorThatNamesIt) {
   const Placed on_disk(ShardingStrategy::kFullShard, /*shared=*/false, /*on_disk=*/true);
   const TestFolder folder;
@@ -518,7 +519,7 @@ std::map<std::string, std::string> contents_of(const fs::path& folder) {
   return contents;
 }
 
-// A run whose commits are lost is no run before its first commit.
+// A run whose commits are lost is not taken for one before its first commit.
 TEST(Durable, AFolderWithoutAWholeCommitIsAnErrorAndNothingInItIsTouched) {
   const auto emptied = [](const fs::path& file) { fs::resize_file(file, 0); };
   const auto changed = [](const fs::path& file) { flip_a_bit(file, 30); };

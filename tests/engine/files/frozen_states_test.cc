@@ -1,5 +1,5 @@
-// States of parameters that are frozen, in checkpoints and commits: a run that is saved while they are frozen goes on, when they train
-// again, as one that nothing happened to.
+// Tests the states of frozen parameters in checkpoints and commits: a run that is saved while parameters are frozen
+// goes on, when they train again, like a run that was not interrupted.
 
 #include "engine/memory/frozen_states.h"
 
@@ -33,7 +33,7 @@ namespace fs = std::filesystem;
 
 const std::string kFrozen = "blocks.0.*";
 
-/// What a checkpoint has of parameters: every byte, and how many updates they took part in.
+/// Everything that a checkpoint has of parameters: every byte, and in how many updates they took part.
 std::map<std::string, std::string> saved_in(const std::string& path) {
   auto checkpoint = SavedCheckpoint::open(path, "test");
   EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
@@ -49,7 +49,7 @@ void train(Session& session, std::size_t begin, std::size_t end) {
   for (std::size_t i = begin; i < end; ++i) session.train(i);
 }
 
-/// What a run that was saved after step 3, while the first block was frozen, becomes when that trains again after step 4.
+/// Ends a run that was saved after step 3 while the first block was frozen: the block trains again after step 4.
 Values rest_of(Session& session) {
   train(session, 3, 4);
   thaw(session);
@@ -57,7 +57,8 @@ Values rest_of(Session& session) {
   return session.values();
 }
 
-/// Two runs go on from the checkpoint: one freezes before it loads, the other one behind that. Both have trained something else.
+/// Lets two runs go on from the checkpoint: one freezes before it loads, the other one after that. Both have trained
+/// something else before.
 void expect_goes_on_when_it_trains_again(const Mesh& mesh, const Strategy& strategy, const std::string& folder,
                                          const std::string& what) {
   Session first(mesh, strategy, kWide);
@@ -112,7 +113,7 @@ TEST(FrozenStates, ThoseOfOtherRulesAndOfSavesBesideTrainingGoOnToo) {
   }
 }
 
-// Loaded on other ranks, saved there frozen, and saved there trainable again.
+// Other ranks load the checkpoint, save it while parameters are frozen, and save it when they train again.
 TEST(FrozenStates, EveryByteIsKeptOnOtherRanks) {
   const Adjust kRules[] = {nullptr, [](Strategy& s) { s.optimizer.type = OptimizerType::kAdafactor; }};
   for (const Adjust& rule : kRules) {
@@ -155,7 +156,8 @@ TEST(FrozenStates, EveryByteIsKeptOnOtherRanks) {
   }
 }
 
-// Saved before it was frozen, and loaded where it is frozen already: with its states of then, not with those that it has here.
+// A parameter was saved before it was frozen, and is loaded where it is frozen already. It gets its saved states, not
+// those that it has here.
 TEST(FrozenStates, WhatTrainedInTheCheckpointKeepsItsStatesWhereItIsFrozen) {
   for (const Kept& kept : sampled_kept()) {
     const TestFolder folder;
@@ -175,7 +177,7 @@ TEST(FrozenStates, WhatTrainedInTheCheckpointKeepsItsStatesWhereItIsFrozen) {
   }
 }
 
-// Values that are written while they are frozen are what trains on.
+// Values that a program writes while parameters are frozen train on.
 TEST(FrozenStates, AValueThatWasWrittenMeanwhileIsTheMasterAfterALoadToo) {
   for (const Kept& kept : {kKept[3], kKept[4]}) {
     const TestFolder folder;
@@ -200,9 +202,10 @@ TEST(FrozenStates, AValueThatWasWrittenMeanwhileIsTheMasterAfterALoadToo) {
   }
 }
 
-// ---- Commits -----------------------------------------------------------------------------------------------------------
+// ---- Commits
+// -----------------------------------------------------------------------------------------------------------
 
-/// Files of what commits share, and when they were written.
+/// The files that commits share, and when they were written.
 std::map<fs::path, fs::file_time_type> kept_files(const fs::path& folder) {
   std::map<fs::path, fs::file_time_type> files;
   for (const auto& entry : fs::directory_iterator(folder)) {
@@ -212,7 +215,8 @@ std::map<fs::path, fs::file_time_type> kept_files(const fs::path& folder) {
   return files;
 }
 
-/// A run of two ranks without "durable", whose first block was frozen after two steps. Its checkpoint, of step 3.
+/// Makes a run of two ranks without "durable" whose first block is frozen after two steps. Returns its checkpoint of
+/// step 3.
 std::string saved_with_frozen_block(const Strategy& strategy, const TestFolder& folder) {
   std::string path;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
@@ -288,9 +292,10 @@ TEST(FrozenStates, ADamagedFileBesideCommitsIsAnErrorThatNamesIt) {
   });
 }
 
-// ---- Another rule ------------------------------------------------------------------------------------------------------
+// ---- Another rule
+// ------------------------------------------------------------------------------------------------------
 
-// Muon has one state of a matrix, and AdamW two of each element: none is the other's.
+// Muon has one state for a matrix, and AdamW two for each element, so neither can use the other's.
 TEST(FrozenStates, WhatGetsAnotherRuleBeginsAnew) {
   for (const bool frozen_meanwhile : {false, true}) {
     const TestFolder folder;

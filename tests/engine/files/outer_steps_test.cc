@@ -1,4 +1,4 @@
-// "sync": replicas train by themselves between outer steps, and are one model after each.
+// Tests "sync": replicas train by themselves between outer steps, and are one model after each of them.
 
 #include "engine/step/outer_steps.h"
 
@@ -55,7 +55,7 @@ Strategy with_sync(const Shape& shape, SyncType type, std::int64_t every, const 
   return strategy;
 }
 
-/// SGD, and no clipping, which is a replica's.
+/// Sets SGD without clipping, since each replica would clip by its own norm.
 void plain_sgd(Strategy& s) {
   s.optimizer = {.type = OptimizerType::kSgd, .lr = 0.1, .weight_decay = 0};
   s.gradient_clipping = 0;
@@ -112,8 +112,8 @@ TEST(OuterSteps, AfterEveryStepOfSgdTheyArePlainTraining) {
   }
 }
 
-/// Replicas in plain LibTorch: each trains on its rows, and then the outer optimizer steps: on all at once, or with streaming_diloco on
-/// a fragment at a time.
+/// Replicas in plain LibTorch. Each trains on its rows; then the outer optimizer makes a step: on all parameters at
+/// once, or with streaming_diloco on one fragment at a time.
 class Reference {
  public:
   Reference(int replicas, const Strategy& strategy) : replicas_(replicas), sync_(strategy.sync) {
@@ -244,7 +244,7 @@ TEST(OuterSteps, AStreamBesideComputeHasTheSameValues) {
   });
 }
 
-/// Calls and bytes of the groups of one rank, by the end of their names.
+/// The calls and bytes of one rank's groups whose names have the same end.
 struct Calls {
   std::int64_t calls = 0, bytes = 0;
   std::int64_t later = 0;  ///< sums that may be made beside compute
@@ -317,11 +317,11 @@ TEST(OuterSteps, NothingGoesBetweenReplicasInInnerStepsAndMastersOnceInOuterOnes
       run_ranks({.ranks = shape.ranks(), .wrap_groups = wrap}, [&](const Mesh& mesh) {
         Session session(mesh, with_sync(shape, type, 3));
         const auto of = [](const char* name) { return (*own)[name]; };
-        std::int64_t masters = 0;  // of this rank's part
+        std::int64_t masters = 0;  // elements of this rank's part
         for (const auto& [name, value] : session.values()) masters += value.numel();
         const bool streams = type == SyncType::kStreamingDiloco;
         std::int64_t sent = 0;    // bytes of a fragment, in this turn of all
-        std::int64_t inner = -1;  // that a step without an outer one tells of
+        std::int64_t inner = -1;  // the bytes of a step without an outer step
         for (std::size_t i = 0; i < 6; ++i) {
           const Calls replicate = of("replicate"), world = of("world"), replica = of("replica");
           const TrafficCounts before = session.engine.traffic();
@@ -401,11 +401,11 @@ TEST(OuterSteps, ARankThatDiesInOneIsNamed) {
   EXPECT_EQ(ends[0].exit_code, ExitCode::kOk) << ends[0].message;
 }
 
-/// What all ranks have after `steps` steps, some of them before a checkpoint that another run goes on from.
+/// A run is saved after some of its steps, and another run goes on from the checkpoint to the same bits.
 TEST(OuterSteps, ACheckpointGoesOnBitForBit) {
   for (const Shape& shape : kShapes) {
     for (const SyncType type : {SyncType::kLocalSgd, SyncType::kDiloco, SyncType::kStreamingDiloco}) {
-      for (const std::size_t saved_after : {4, 5}) {  // at an outer step, and between two
+      for (const std::size_t saved_after : {4, 5}) {  // right after an outer step, and between two
         SCOPED_TRACE(text_of(shape, type) + ", saved after " + std::to_string(saved_after));
         const TestFolder folder;
         const Strategy strategy = with_sync(shape, type, 2, [](Strategy& s) { s.ema.decay = 0.9; });

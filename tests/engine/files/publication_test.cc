@@ -1,5 +1,6 @@
-// Values that are published behind the update (sharding/gather/publication.h), and units that are gathered before the next forward begins
-// (Residency::gather_ahead): training has the bits of values that are waited for at once, whatever a program does between two steps.
+// Tests values that are all-gathered behind the update (sharding/gather/publication.h) and units that are gathered
+// before the next forward begins (Residency::gather_ahead): training has the bits of values that are waited for at
+// once, whatever a program does between two steps.
 
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
@@ -27,10 +28,10 @@ namespace publication_test {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// What becomes of gathers that are waited for from now on.
+/// The result of gathers that are waited for from now on.
 thread_local absl::Status gathers_end_with;
 
-/// All-gathers go on by themselves, and what they bring is there when it is waited for, and not before.
+/// Lets all-gathers run in the background: what they bring is there when it is waited for, and not before.
 class GathersBehind final : public ForwardingCollectives {
  public:
   using ForwardingCollectives::ForwardingCollectives;
@@ -51,7 +52,7 @@ class GathersBehind final : public ForwardingCollectives {
   struct Coming : Work::State {
     Coming(std::vector<char> all, const char* mine, std::size_t bytes, char* full)
         : all_(std::move(all)), mine_(mine), sent_(mine, mine + bytes), full_(full) {}
-    /// This rank's part is being sent until then: whoever writes it sends something else.
+    /// This rank's part is being sent until then, so nobody may write it.
     absl::Status wait() override {
       if (!gathers_end_with.ok()) return gathers_end_with;
       EXPECT_EQ(std::memcmp(mine_, sent_.data(), sent_.size()), 0) << "written while it was on its way";
@@ -74,11 +75,11 @@ ThreadRanks behind(int ranks) {
           }};
 }
 
-/// Two publish behind the update, and two gather ahead of the next forward.
+/// Two of these strategies publish behind the update, and two gather ahead of the next forward.
 const ShardingStrategy kBehind[] = {ShardingStrategy::kShardOptimizer, ShardingStrategy::kShardGradients,
                                     ShardingStrategy::kShardGradOp, ShardingStrategy::kFullShard};
 
-/// What `body` leaves with values that come behind, and with such that are waited for. `folder`: one for all ranks of a run.
+/// What a program does between steps. `folder`: one for all ranks of a run.
 using Body = std::function<void(Session& session, const std::string& folder)>;
 void expect_same_values(int ranks, const Strategy& strategy, const Body& body, TinyOptions model = {}) {
   const auto values_after = [&](const ThreadRanks& on) {
@@ -141,7 +142,7 @@ TEST(Publication, ChangesNoBitsWithTwoAxesAccumulationRulesAndUpdatesInBackward)
   }
 }
 
-// Both ranks' parts come to a rank that reads alone, since all have sent them.
+// A rank that reads alone gets both ranks' parts, since all ranks have sent them.
 TEST(Publication, ARankMayReadAlone) {
   run_ranks(behind(2), [](const Mesh& mesh) {
     Session session(mesh, strategy_for(ShardingStrategy::kShardGradients));
@@ -249,7 +250,7 @@ TEST(Publication, ValuesThatDoNotComeAreAnErrorOfWhatReadsThem) {
   }
 }
 
-// They would be those of two steps.
+// Such values would belong to two different steps.
 TEST(Publication, ValuesThatHaveNotComeCannotBeReadAfterTheEngine) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     run_ranks(behind(2), [&](const Mesh& mesh) {

@@ -1,5 +1,5 @@
-// What real modules do to a training engine: tie, freeze, share, skip, recompute, convert and fail. Each property is
-// checked on every number of ranks and on one strategy of each placement, against an unsharded run where there is one.
+// Real modules tie, freeze, share, skip, recompute and convert parameters, and fail. Each property is checked on every
+// number of ranks and under one strategy of each placement, against an unsharded run where there is one.
 
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/linear.h>
@@ -41,15 +41,15 @@ TrainOptions options_for(TinyOptions model, std::int64_t accumulation = 1) {
   return options;
 }
 
-/// What is done to the engine here. With numbers of ranks and placements it is a grid (tests/support/pairwise.h).
+/// What is done to the Engine here. These, numbers of ranks, and placements make a grid (tests/support/pairwise.h).
 const std::string kDone[] = {"tied head",        "frozen block", "unused block",
                              "block used twice", "few elements", "everything at once",
                              "last microbatch",  "root only",    "by class",
                              "by module",        "by size",      "by a size nothing reaches",
                              "every leaf",       "nested",       "nested, outer one empty"};
 
-/// Trains on numbers of ranks under placements: the bits of NO_SHARD on as many ranks, close to the unsharded run.
-/// `done`: one of kDone. `look` sees each run.
+/// Trains on several numbers of ranks under several placements, and checks that each run has the bits of NO_SHARD on as
+/// many ranks and is close to the unsharded run. `done`: one of kDone. `look` sees each run.
 void expect_strategies_agree(const std::string& done, const TrainOptions& options, const Adjust& adjust = nullptr,
                              const std::function<void(const Trained&, const Trained& plain)>& look = nullptr) {
   const Trained plain = train_plainly(strategy_for(ShardingStrategy::kNoShard, adjust), options);
@@ -81,7 +81,7 @@ void expect_strategies_agree(const std::string& done, const TrainOptions& option
   EXPECT_TRUE(std::ranges::count(kDone, done)) << done;
 }
 
-/// Parameters whose names begin with `prefix` have the bits they were made with.
+/// Checks that parameters whose names begin with `prefix` have the bits with which they were made.
 void expect_untouched(const Trained& trained, const TinyOptions& model, const std::string& prefix) {
   const auto before = values_of(*make_tiny(model, false));
   int found = 0;
@@ -141,8 +141,9 @@ TEST(Awkward, RecomputationChangesNoBit) {
   }
 }
 
-// A block that is used twice *and* recomputed gives two gradients a backward. When the second one comes the unit may
-// have been reduced: sum(a) + sum(b) instead of sum(a + b), equal up to rounding, and the same for all strategies.
+// A block that is used twice *and* recomputed gives two gradients in one backward. The unit may have been reduced when
+// the second one comes: the result is sum(a) + sum(b) instead of sum(a + b), which is equal up to rounding and the same
+// for all strategies.
 TEST(Awkward, RecomputationOfABlockUsedTwice) {
   const TrainOptions plainly = options_for({.shared_block = true});
   const TrainOptions again = options_for({.shared_block = true, .recompute = true});
@@ -263,7 +264,7 @@ TEST(Awkward, DeferredAndEagerStartsTrainAlike) {
 }
 // ---- mixed dtypes, skipped blocks --------------------------------------------------------------------------------
 
-// Names bound in a module, so that a Linear converted to bf16 sits between fp32 ones, and a batch norm is kept fp32.
+// A module in which a Linear that is converted to bf16 lies between fp32 ones, and a batch norm stays fp32.
 struct MixedImpl : torch::nn::Module {
   MixedImpl() {
     embedding = register_module("embedding", torch::nn::Embedding(19, 12));

@@ -74,7 +74,7 @@ struct OddInit : Module {
     mask = register_buffer("mask", at::zeros({3, 3}).fill_(1).tril());
     constant = register_buffer("constant", at::arange(5).to(at::kFloat).mul(2));
     value = scaled.sum().item<float>();
-    // Lists of tensors, and tensors "on the same device".
+    // These operators take lists of tensors, and tensors "on the same device".
     joined = register_buffer("joined", at::cat({at::ones({2}), rows[0], at::stack({constant, constant})[0]}));
     beside = register_parameter("beside", at::zeros({4}));
     beside.copy_(at::arange(4, at::TensorOptions(at::kFloat).device(beside.device())));
@@ -84,7 +84,8 @@ struct OddInit : Module {
   float value = 0;
 };
 
-/// One buffer is drawn, read, drawn again and read again, as rejection sampling does: each reader has what was there then.
+/// One buffer is drawn, read, drawn again and read again, as rejection sampling does. Each reader must get what the
+/// buffer held at that time.
 struct DrawsAgain : Module {
   DrawsAgain() {
     const torch::NoGradGuard no_grad;
@@ -141,7 +142,7 @@ TEST(DeferredInit, MaterialisesInAnyOrder) {
 }
 
 TEST(DeferredInit, TakesNoMemory) {
-  // 4 TiB of fp32.
+  // The weight would have 4 TiB in fp32.
   const auto module = deferred_init([] {
     const at::Tensor weight = at::empty({1 << 20, 1 << 20});
     return weight.t().slice(0, 0, 10);
@@ -159,7 +160,7 @@ TEST(DeferredInit, OddInitEqualsEager) {
   expect_equals_eager([]() -> std::shared_ptr<Module> { return std::make_shared<OddInit>(); });
 }
 
-/// Large enough that recording skips the draws; every way a fill can begin and end in the generator's words.
+/// Fills are so large that recording skips the draws. They begin and end everywhere in the generator's words.
 TEST(DeferredInit, LargeFillsEqualEagerWhereverTheyBegin) {
   for (const std::int64_t numel : {4096, 4097, 4111, 5000, 10 * 624, 10 * 624 + 1, 100'003, 1'000'000}) {
     expect_equals_eager([numel]() -> std::shared_ptr<Module> {
@@ -217,7 +218,7 @@ TEST(DeferredInit, ShapesOnlyLeavesTheGeneratorAndHasNoValues) {
   EXPECT_NE(message_of(reads).find("shapes_only"), std::string::npos);
 }
 
-/// What is drawn takes no time, however much: 4 Ti numbers.
+/// A draw of 4 Ti numbers takes no time.
 TEST(DeferredInit, RecordingAHugeDrawTakesNoTime) {
   torch::manual_seed(5);
   const at::Tensor weight = deferred_init([] { return at::empty({1 << 21, 1 << 21}).uniform_(); });
@@ -231,9 +232,9 @@ TEST(DeferredInit, ReplayWithSeveralThreadsEqualsEager) {
     auto module = std::make_shared<torch::nn::SequentialImpl>(torch::nn::Linear(300, 200), torch::nn::Linear(200, 300));
     for (int i = 0; i < 8; ++i) {
       const std::string name = std::to_string(i);
-      module->register_parameter("randn" + name, at::randn({50, 3}) * 0.5);  // on the shared generator
+      module->register_parameter("randn" + name, at::randn({50, 3}) * 0.5);  // uses the shared generator
       const at::Tensor base = at::zeros({20}).normal_();
-      module->register_parameter("sum" + name, base + at::randn({20}));  // of both kinds
+      module->register_parameter("sum" + name, base + at::randn({20}));  // uses both kinds
       module->register_buffer("twice" + name, base * 2);
       const at::Tensor large = at::zeros({1'000'003 + i}).normal_();
       module->register_parameter("unit" + name, large / large.sum());  // a sum whose order depends on threads

@@ -46,7 +46,7 @@ class Strategies : public ::testing::TestWithParam<Case> {
     result.batch = 36;
     return result;
   }
-  /// fp32 differs by the order of sums only. In bf16 and fp16, forward and backward round every value to 8 or 11 bits,
+  /// fp32 differs only by the order of sums. Forward and backward in bf16 and fp16 round every value to 8 or 11 bits,
   /// and Adam turns the sign of a tiny gradient into a full step of lr = 1e-2: ten steps can move a weight by 0.1.
   double tolerance() const { return GetParam().dtype == DType::kF32 ? 2e-3 : 6e-2; }
   double loss_tolerance() const { return GetParam().dtype == DType::kF32 ? 1e-4 : 2e-2; }
@@ -82,7 +82,7 @@ TEST_P(Strategies, EqualTheUnshardedRunAndEachOtherBitForBit) {
   }
 }
 
-// Over a network sums are made while the next units are computed, by threads of their own.
+// Threads make sums over a network while the next units are computed.
 TEST(ReductionsAhead, ChangeNoBitsAndAreInThePlan) {
   struct Run {
     ThreadRanks ranks;

@@ -1,4 +1,4 @@
-// How many collectives a step costs.
+// Counts the collectives of a step.
 
 #include <gtest/gtest.h>
 
@@ -42,7 +42,7 @@ TEST(Traffic, CollectivesAreCountedAndPlannedExactly) {
       EXPECT_EQ(after.gathers - before.gathers, gathers) << "step " << step;
       EXPECT_EQ(after.reductions - before.reductions, microbatches * (1 + blocks)) << "step " << step;
       EXPECT_EQ(after.overflow_slots, 0) << "step " << step;
-      // From the second step on the schedule is known: all but the very first unit are gathered before they are used.
+      // The schedule is known from the second step on: all but the very first unit are gathered before they are used.
       const std::int64_t early = gathers > 0 && strategy.prefetch > 0 ? gathers - 1 : 0;
       if (step == 0) continue;
       EXPECT_EQ(after.prefetched_gathers - before.prefetched_gathers, early) << "step " << step;
@@ -89,8 +89,8 @@ TEST(Traffic, APrefetchOfBytesIsOneOfAsManyOfTheLargestUnitsAsFit) {
   EXPECT_EQ(with(1, std::int64_t{1} << 60), with(kBlocks, 0));
 }
 
-// Backward completes the last block first. A rank that has not begun to keeps the other from waiting for a reduction only
-// when that is MemoryPlan::reduction_lag() units ahead.
+// Backward completes the last block first. A rank that has not begun backward makes the other rank wait for a reduction
+// only when the other is MemoryPlan::reduction_lag() units ahead.
 TEST(Traffic, ARankRunsAheadOfAnotherByTheLagOfThePlan) {
   for (const Placed& kind : {Placed(ShardingStrategy::kNoShard), Placed(ShardingStrategy::kShardGradients),
                              Placed(ShardingStrategy::kFullShard, /*shared=*/true)}) {

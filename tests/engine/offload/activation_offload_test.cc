@@ -1,5 +1,6 @@
-// Activations on disk: training has the bits of the run with all in memory, whatever the strategy and whatever the program does;
-// memory of saved tensors really goes; and a disk that fails is an error, never other numbers.
+// Tests offloading activations to disk: training has the bits of the run with all of them in memory, whatever the
+// strategy and whatever the program does. Memory of saved tensors is really freed, and a disk that fails is an error,
+// never other numbers.
 
 #include <ATen/Functions.h>
 #include <c10/core/CPUAllocator.h>
@@ -35,7 +36,7 @@ using ::testing::HasSubstr;
 
 std::string scratch() { return std::filesystem::temp_directory_path().string(); }
 
-/// All activations of at least `min_bytes`, through as little memory as can be.
+/// Offloads all activations of at least `min_bytes`, through as little memory as possible.
 void put_activations_below(Strategy& s, std::int64_t min_bytes = 1, std::int64_t queue_depth = 1) {
   s.offload.activations = Tier::kNvme;
   s.offload.activations_min_bytes = min_bytes;
@@ -50,7 +51,8 @@ OffloadConfig small_records() {
   return strategy.offload;
 }
 
-/// Bytes of CPU tensors that live, and the most that did. One for the process, since LibTorch has one allocator.
+/// Counts the bytes of living CPU tensors, and their maximum. There is one for the process, since LibTorch has one
+/// allocator.
 class CountingAllocator final : public c10::Allocator {
  public:
   static CountingAllocator& installed() {
@@ -72,7 +74,7 @@ class CountingAllocator final : public c10::Allocator {
   }
   c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
-  /// The most beyond what lives now, while `body` runs.
+  /// The most bytes beyond those that live now, while `body` runs.
   std::int64_t peak_of(const std::function<void()>& body) {
     const std::int64_t before = live;
     peak = before;
@@ -83,7 +85,7 @@ class CountingAllocator final : public c10::Allocator {
   inline static std::atomic<std::int64_t> live{0}, peak{0};
 
  private:
-  static constexpr std::size_t kHead = 64;  ///< in front of the data: how much there is
+  static constexpr std::size_t kHead = 64;  ///< bytes in front of the data, which hold its size
   static void give_back(void* data) {
     auto* const base = static_cast<std::byte*>(data) - kHead;
     live -= static_cast<std::int64_t>(*reinterpret_cast<std::size_t*>(base));
@@ -91,7 +93,8 @@ class CountingAllocator final : public c10::Allocator {
   }
 };
 
-// ---- Training --------------------------------------------------------------------------------------------------------
+// ---- Training
+// --------------------------------------------------------------------------------------------------------
 
 struct TrainingCase {
   DType dtype;
@@ -168,7 +171,7 @@ TEST(ActivationOffload, BesideStatesOnDiskAndUpdatesInBackward) {
   }
 }
 
-/// Two losses of one forward, evaluation between, and a forward that throws.
+/// The program makes two losses from one forward, evaluates between steps, and has a forward that throws.
 TEST(ActivationOffload, ProgramsAroundAStepSeeNoDifference) {
   on_each_placement(2, [](const Mesh& mesh, const Strategy& plain) {
     const auto train = [&](const Strategy& strategy) {
@@ -217,7 +220,7 @@ TEST(ActivationOffload, OnlyWhatIsLargeEnoughMoves) {
   EXPECT_GT(bytes_written(1), bytes_written(kHidden));
 }
 
-/// Frozen ones and tied ones too.
+/// This holds for frozen and tied parameters too.
 TEST(ActivationOffload, ParametersAreNeverMoved) {
   on_placements(kInMemory, 2, [](const Mesh& mesh, const Strategy& plain) {
     Strategy strategy = plain;
@@ -266,7 +269,8 @@ TEST(ActivationOffload, MemoryIsThatOfTheOperatorsUnderWay) {
   EXPECT_LT(below, in_memory / 4) << below << " of " << in_memory;
 }
 
-// ---- What is saved ---------------------------------------------------------------------------------------------------
+// ---- What is saved
+// ---------------------------------------------------------------------------------------------------
 
 /// Saved activations without an Engine, on this thread.
 struct Offloading {
@@ -282,7 +286,7 @@ struct Offloading {
 
 at::Tensor leaf(at::IntArrayRef sizes) { return at::randn(sizes).requires_grad_(); }
 
-/// Gradients of `inputs` with and without offload are the same bits. Returns what was put.
+/// Checks that gradients of `inputs` have the same bits with offloading and without. Returns what was put.
 ActivationCounts expect_same_gradients(const std::function<at::Tensor(const std::vector<at::Tensor>&)>& function,
                                        const std::vector<at::Tensor>& inputs) {
   const auto gradients = [&] { return torch::autograd::grad({function(inputs).sum()}, inputs); };
@@ -326,7 +330,7 @@ TEST(SavedActivations, PartsThatHaveNothingInCommonArePutEach) {
   EXPECT_EQ(counts.bytes_put, 2 * 4 * 32 * 4);
 }
 
-/// What the first operator saved may not be used any more, what the second did may.
+/// What the first operator saved may not be used any more; what the second one saved may.
 TEST(SavedActivations, EachVersionIsPut) {
   const at::Tensor input = leaf({64, 64});
   const auto gradient = [&] {
@@ -390,7 +394,7 @@ TEST(SavedActivations, WritingWhatIsSavedIsLibTorchsError) {
   }
 }
 
-/// Writes what it saved, in backward.
+/// A function whose backward writes what it saved.
 struct WritesItsInput : torch::autograd::Function<WritesItsInput> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
     context->save_for_backward({x});
@@ -447,7 +451,7 @@ TEST(SavedActivations, WhatIsComputedInBackwardStays) {
   EXPECT_EQ(offloading.counts().values, 1) << "and nothing that it computes again";
 }
 
-/// A worker of a DataLoader may build graphs; the disk is its parent's.
+/// A worker of a DataLoader may build graphs, but the disk belongs to its parent.
 TEST(SavedActivations, AForkedProcessLeavesThemAlone) {
   const at::Tensor input = leaf({64, 64});
   const auto before = [&] { return (input * 2).sin().sum(); };
@@ -487,7 +491,8 @@ TEST(SavedActivations, OtherThreadsAreLeftAlone) {
   EXPECT_EQ(offloading.counts().values, 0);
 }
 
-// ---- Faults ----------------------------------------------------------------------------------------------------------
+// ---- Faults
+// ----------------------------------------------------------------------------------------------------------
 
 TEST(ActivationOffload, AFaultIsAnErrorAndNeverOtherNumbers) {
   struct Kind {
@@ -546,7 +551,7 @@ TEST(ActivationOffload, AFaultIsAnErrorAndNeverOtherNumbers) {
   }
 }
 
-/// One rank's disk fails: all end, with its error.
+/// One rank's disk fails, and all ranks end with its error.
 TEST(ActivationOffload, OtherRanksAreTold) {
   for (const FaultSite site : {FaultSite::kReserve, FaultSite::kRead}) {
     ScopedFaults failing({{.site = site, .nth = 1, .action = FaultAction::kErrno, .number = EIO}});

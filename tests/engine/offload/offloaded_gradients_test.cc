@@ -1,5 +1,5 @@
-// Sums of gradients on disk between their reduction and the update: training has the bits of the run without, memory and traffic are the
-// plan's.
+// Tests sums of gradients that are offloaded to disk between their reduction and the update: training has the bits of
+// the run without offloading; memory and traffic are the plan's.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -22,14 +22,14 @@ namespace offloaded_gradients_test {
 constexpr Below kGradientsBelow{0, 0, 0, 4096, 0, 1, true};
 constexpr Below kAllBelow{0, 1, 1, 4096, 0, 2, true};
 constexpr const Below* kBelow[] = {&kGradientsBelow, &kAllBelow};
-/// Its shared block gets gradients after its reduction.
+/// A model whose shared block gets gradients after its reduction.
 constexpr TinyOptions kLate{.vocab = 32, .width = 32, .hidden = 64, .shared_block = true, .recompute = true};
 
 TEST(OffloadedGradients, TrainingHasTheBitsOfTheRunWithout) {
   const std::pair<std::string, TinyOptions> models[] = {{"wide", kWide}, {"awkward", kAwkward}, {"late", kLate}};
   std::vector<std::size_t> placements(std::size(kOnePerPlacement));
   std::iota(placements.begin(), placements.end(), std::size_t{0});
-  // Two places of gradients by turns: on each number of ranks, and with each placement, both come.
+  // Two places of gradients take turns, so that both come on each number of ranks and with each placement.
   const auto exists = [](const Kept&, const auto&, std::size_t ranks, std::size_t place, const Below* below) {
     return below == kBelow[(ranks + place) % 2];
   };
@@ -46,16 +46,17 @@ TEST(OffloadedGradients, TrainingHasTheBitsOfTheRunWithout) {
     const Trained& wanted = in_memory(what, [&] { return train_on_threads(ranks, without, options); });
     const Trained trained = train_on_threads(ranks, strategy_of(kept, placed, below), options);
     expect_same_bits(trained, wanted, what);
-    // A first step that waits for a unit which nobody uses, and gradients after a unit's reduction, may need more than planned.
+    // A first step that waits for a unit which nobody uses may need more than planned; so may gradients that come after
+    // a unit's reduction.
     for (std::size_t i = model.unused_block ? 1 : 0; i < trained.steps.size() && !model.recompute; ++i)
       EXPECT_EQ(trained.steps[i].planned, trained.steps[i].allocated) << what;
-    // These are the root unit's.
+    // The gradients that stay in memory are the root unit's.
     EXPECT_LT(trained.steps[0].planned[MemoryCategory::kGradients], wanted.steps[0].planned[MemoryCategory::kGradients])
         << what;
   }
 }
 
-// Clipping by norm, steps that are skipped, and several microbatches: what an update in backward cannot do.
+// These runs clip by norm, skip steps, and have several microbatches, which an update in backward cannot do.
 TEST(OffloadedGradients, AccumulationAndOverflowsChangeNothing) {
   for (const DType dtype : {DType::kF32, DType::kF16}) {
     for (const int ranks : {1, 2}) {
@@ -96,7 +97,7 @@ TEST(OffloadedGradients, BytesMovedAreThePlans) {
   }
 }
 
-// What a program does around steps.
+// Programs do something around steps.
 TEST(OffloadedGradients, ProgramsLeaveTheSameValues) {
   for (const auto& program :
        {written_under_gathered, trained_by_two_engines, trained_with_weights_frozen_for_a_while}) {
@@ -114,7 +115,7 @@ TEST(OffloadedGradients, ProgramsLeaveTheSameValues) {
   }
 }
 
-// Then there is one unit, the root.
+// Such a module has one unit, the root.
 TEST(OffloadedGradients, AModuleWithoutUnitsKeepsThemInMemory) {
   for (const int ranks : {1, 2}) {
     FirstValues first;

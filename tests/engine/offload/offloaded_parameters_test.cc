@@ -1,6 +1,6 @@
-// Parameters on disk: training has the bits of the run with all in memory, whether each rank gathers units for itself or the
-// ranks of a host have the slots together; memory and traffic are the plan's; and what a program does around a step reaches
-// the disk too.
+// Tests offloading parameters to disk: training has the bits of the run with all of them in memory, whether each rank
+// gathers units for itself or the ranks of a host share slots. Memory and traffic are the plan's, and what a program
+// does around a step reaches the disk too.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -142,8 +142,8 @@ TEST(OffloadedParameters, BytesMovedAreThePlans) {
   }
 }
 
-// Those that train have the cache first: a part of them, or all and some of the frozen ones. The last of two ranks has records of padding alone,
-// which only set-up can write where their unit is frozen.
+// Parameters that train get the cache first: the cache holds a part of them, or all of them and some frozen ones. The
+// last of two ranks has records of padding alone; where their unit is frozen, only set-up writes them.
 TEST(OffloadedParameters, BytesMovedAreThePlansWhereSomeAreFrozenAndCached) {
   constexpr std::int64_t kCaches[] = {0, 30000, 90000};
   const std::string kFrozen[] = {"blocks.0.*", "blocks.2.*"};
@@ -161,7 +161,7 @@ TEST(OffloadedParameters, BytesMovedAreThePlansWhereSomeAreFrozenAndCached) {
   }
 }
 
-/// What `body` leaves under each placement, on 1 and 2 ranks, must be what it leaves with all in memory.
+/// Checks that `body` leaves the same values under each placement, on 1 and 2 ranks, as with all state in memory.
 template <class Body>
 void expect_values_as_in_memory(std::span<const Kept> all, const Body& body) {
   const auto values = [&](int ranks, const Strategy& strategy) {
@@ -214,7 +214,7 @@ TEST(OffloadedParameters, ForwardsWithoutBackwardChangeNothing) {
   });
 }
 
-// With a part on disk, parameters are not in memory when the Engine is gone, on one rank either.
+// Parameters that lie on disk in part cannot be read once the Engine is gone, even on one rank.
 TEST(OffloadedParameters, AreNotThereWithoutAnEngineAndSaySo) {
   run_ranks({.ranks = 1}, [](const Mesh& mesh) {
     Tiny model = make_tiny(kWide, true);

@@ -1,5 +1,6 @@
-// Masters and optimizer states on disk: training has the bits of the run without, memory and traffic are the plan's, and
-// what a program does around a step (write parameters, freeze, end the Engine) reaches the disk too.
+// Tests offloading masters and optimizer states to disk: training has the bits of the run without it; memory and
+// traffic are the plan's; and what a program does around a step (write parameters, freeze, end the Engine) reaches the
+// disk too.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -18,7 +18,7 @@ namespace state_records_test {
 
 constexpr std::int64_t kRecords = 80, kReadAhead = 4;
 
-/// Three of four records stay in memory. All have been put once.
+/// Records of which three in four stay in memory. All were put once.
 std::unique_ptr<StateRecords> mostly_in_memory(const ScratchFolder& folder) {
   FileTierOptions options;
   options.records = kRecords;
@@ -43,14 +43,15 @@ std::vector<std::int64_t> forward() {
 
 constexpr int kMostAhead = 2 * kReadAhead;  // where nothing is written
 
-/// Until the tier reads as many records as it may.
+/// Waits until the tier has read so many records.
 void read_ahead(StateRecords& records, std::int64_t reads) {
   for (Deadline limit(std::chrono::seconds(20)); records.counters().reads < reads && !limit.passed();)
     records.read_ahead();
   EXPECT_EQ(records.counters().reads, reads);
 }
 
-// Those that stay in memory take no place among them: so the disk always has as much to do as it may, until the pass nears its end.
+// Records that stay in memory take no place among those that are read ahead. So the disk always has as much to do as it
+// may, until the pass nears its end.
 TEST(StateRecords, AsManyAreReadAheadAsMayBe) {
   ScratchFolder folder;
   const auto records = mostly_in_memory(folder);

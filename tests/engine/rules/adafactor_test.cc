@@ -1,4 +1,5 @@
-// Adafactor in an Engine: whole tensors, whatever ranks hold of them. Its numbers are PyTorch's, and their bits those of every strategy.
+// Tests Adafactor in an Engine. It updates whole tensors, whatever ranks hold of them. Its numbers are PyTorch's, and
+// all strategies give the same bits.
 
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/norm.h>
@@ -24,7 +25,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// Vectors without decay at twice the rate, blocks with much decay, the rest.
+/// Sets Adafactor with three groups: vectors without decay at twice the rate, blocks with much decay, and the rest.
 void with_adafactor(Strategy& s) {
   s.optimizer = {.type = OptimizerType::kAdafactor, .lr = 1e-1, .weight_decay = 0.1};
   s.optimizer.groups = {{.match = {"*"}, .max_dim = 1, .lr_ratio = 2, .weight_decay = 0.0},
@@ -32,7 +33,8 @@ void with_adafactor(Strategy& s) {
   s.gradient_clipping = 0;
 }
 
-// ---- torch/optim/_adafactor.py, _single_tensor_adafactor, line by line -------------------------------------------------
+// ---- torch/optim/_adafactor.py, _single_tensor_adafactor, line by line
+// -------------------------------------------------
 
 struct PlainAdafactor {
   const AdafactorConfig config = {};
@@ -197,7 +199,8 @@ TEST(Adafactor, OneMatrixOfManyLiesInAnyOrder) {
   EXPECT_TRUE(at::equal(updated({1, 20, 5}), got));
 }
 
-// ---- Checkpoints -------------------------------------------------------------------------------------------------------
+// ---- Checkpoints
+// -------------------------------------------------------------------------------------------------------
 
 TEST(AdafactorCheckpoint, GoesOnAsIfNothingHadHappened) {
   const TestFolder folder;
@@ -236,7 +239,7 @@ TEST(AdafactorCheckpoint, HasStatesInTheirOwnShapesAndIsLoadedOnOtherRanks) {
   }
 }
 
-// What was frozen has no states in the checkpoint, of whatever shapes; it begins with zeros.
+// A parameter that was frozen has no states of any shape in the checkpoint, so it begins with zeros.
 TEST(AdafactorCheckpoint, WhatWasFrozenTrainsAfterALoad) {
   const TestFolder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
@@ -272,7 +275,8 @@ TEST(AdafactorCheckpoint, OfAnotherOptimizerIsToldOnce) {
   EXPECT_EQ(text.find(remedy), text.rfind(remedy)) << text;
 }
 
-// ---- What it cannot do -------------------------------------------------------------------------------------------------
+// ---- What it cannot do
+// -------------------------------------------------------------------------------------------------
 
 TEST(Adafactor, RefusesWhatItCannotDo) {
   const auto error_with = [](const Adjust& adjust) {

@@ -1,5 +1,5 @@
-// The average of the weights: what a program would compute by hand, under every strategy, in memory and on disk; and training
-// goes on as if nobody had looked.
+// Tests the average of the weights: it is what a program would compute by hand, under every strategy, in memory and on
+// disk; and training goes on as if nobody had looked at it.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ Values averages_of(Session& session) {
   return copies_of(*session.model);
 }
 
-/// In every third step, only the head gets a gradient.
+/// Makes a step; only the head gets a gradient in every third one.
 void train(Session& session, std::size_t i) {
   session.engine.backward(i % 3 == 2 ? session.model->head.square().mean() : session.loss(i));
   session.engine.step();
@@ -94,7 +94,7 @@ TEST(Ema, LookingAtItChangesNothing) {
   for (const Kept& kept : kOneOfEachKind) {
     for (const bool in_backward : {false, true}) {
       if (in_backward && kept.param == DType::kF16) continue;
-      FirstValues first;  // of a run without an average
+      FirstValues first;  // the values of a run without an average
       const auto train = [&](const Mesh& mesh, const Strategy& strategy) {
         Session session(mesh, strategy, kWide);
         for (std::size_t i = 0; i < 5; ++i) {

@@ -1,5 +1,5 @@
-// LAMB and LARS in an Engine: their numbers are those of the papers' formulas, and their bits those of every strategy, in memory and on
-// disk.
+// Tests LAMB and LARS in an Engine: their numbers are those of the papers' formulas, and all strategies give the same
+// bits, in memory and on disk.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -41,7 +41,8 @@ Rule lars(double momentum, bool nesterov) {
 
 std::vector<Rule> rules() { return {lamb(), lars(0.9, false), lars(0.9, true), lars(0, false)}; }
 
-/// Vectors without decay and not adapted, blocks with much decay at half the rate, the rest.
+/// Sets the rule with three groups: vectors without decay and not adapted, blocks with much decay at half the rate, and
+/// the rest.
 void with_rule(Strategy& s, const Rule& rule) {
   const StateDType states = s.optimizer.state_dtype;
   s.optimizer = rule.config;
@@ -52,7 +53,7 @@ void with_rule(Strategy& s, const Rule& rule) {
   s.gradient_clipping = 0.05;
 }
 
-/// The formulas, written down once more, in fp64.
+/// The formulas, written once more, in fp64.
 struct Plain {
   const OptimizerConfig& config;
   const double clipping;
@@ -180,7 +181,7 @@ TEST(Layerwise, HasTheSameBitsOnAMeshOfTwoAxes) {
   }
 }
 
-// A step goes over the records forward and back: what it reads and writes is twice as much, but for what stays in memory.
+// A step goes over the records forward and back, so it reads and writes twice as much, except for what stays in memory.
 TEST(Layerwise, MovesWhatThePlanSaysToAndFromTheDisk) {
   static constexpr Below kBelow[] = {{0, 1, 1, 4096, 0, 1}, {1, 1, 1, 4096, 16384, 2}, {1, 0, 0, 4096, 0, 1}};
   for (const Rule& rule : {lamb(), lars(0.9, true)}) {
@@ -227,7 +228,7 @@ TEST(Layerwise, ASavedRunGoesOnAsIfNothingHadHappened) {
   }
 }
 
-/// A vector of zeros has no norm: it must move all the same.
+/// A vector of zeros has no norm, but it must move nevertheless.
 TEST(Layerwise, WeightsOfZeroMove) {
   for (const Rule& rule : {lamb(), lars(0.9, false)}) {
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {

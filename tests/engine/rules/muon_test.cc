@@ -1,5 +1,5 @@
-// Muon in an Engine: whole matrices, whatever ranks hold of them. Its numbers are those of its formula, and their bits those of every
-// strategy, in memory and on disk.
+// Tests Muon in an Engine. It updates whole matrices, whatever ranks hold of them. Its numbers are those of its
+// formula, and all strategies give the same bits, in memory and on disk.
 
 #include <ATen/ops/linalg_svdvals.h>
 #include <gmock/gmock.h>
@@ -31,7 +31,8 @@ void with_muon(Strategy& s) {
   s.gradient_clipping = 0;
 }
 
-// ---- The formula, written down once more with LibTorch's operators ----------------------------------------------------
+// ---- The formula, written down once more with LibTorch's operators
+// ----------------------------------------------------
 
 at::Tensor orthogonal(const at::Tensor& matrix, std::int64_t steps) {
   const bool is_tall = matrix.size(0) > matrix.size(1);
@@ -44,7 +45,7 @@ at::Tensor orthogonal(const at::Tensor& matrix, std::int64_t steps) {
   return (is_tall ? x.t() : x).to(at::kFloat);
 }
 
-/// Muon for matrices but the embedding's, AdamW for the rest. Heads are `is_head` matrices, with AdamW.
+/// Muon for all matrices but the embedding's, and AdamW for the rest; the head's matrix may have AdamW, too.
 struct PlainMuon {
   const OptimizerConfig& config;
   const bool head_has_adamw;
@@ -97,7 +98,7 @@ Values train_plainly(const OptimizerConfig& config) {
   return values_of(*model);
 }
 
-/// Matrices differ by at most `tolerance` times their norm.
+/// Checks that matrices differ by at most `tolerance` times their norm.
 void expect_close_by_norm(const Values& got, const Values& wanted, double tolerance, const std::string& what) {
   ASSERT_EQ(got.size(), wanted.size());
   for (std::size_t i = 0; i < got.size(); ++i) {
@@ -122,7 +123,7 @@ TEST(Orthogonalize, MakesSingularValuesAboutOne) {
   }
 }
 
-/// Of 8 bits' precision, 15 products one after the other.
+/// Numbers have 8 bits of precision, and 15 products follow each other.
 TEST(Orthogonalize, ComputesInBf16) {
   at::manual_seed(1);
   for (const MatrixShape shape : {MatrixShape{64, 64}, {48, 200}, {200, 48}}) {
@@ -281,7 +282,8 @@ TEST(Muon, ASecondEngineGoesOn) {
       with_muon);
 }
 
-// ---- Checkpoints -----------------------------------------------------------------------------------------------------
+// ---- Checkpoints
+// -----------------------------------------------------------------------------------------------------
 
 TEST(MuonCheckpoint, GoesOnAsIfNothingHadHappened) {
   const TestFolder folder;
@@ -315,7 +317,8 @@ TEST(MuonCheckpoint, AnotherRuleForAParameterIsRefusedByName) {
   EXPECT_THAT(error, HasSubstr("momentum_buffer"));
 }
 
-// ---- What it cannot do ------------------------------------------------------------------------------------------------
+// ---- What it cannot do
+// ------------------------------------------------------------------------------------------------
 
 TEST(Muon, RefusesWhatItCannotDo) {
   const auto error_with = [](const Adjust& adjust) {

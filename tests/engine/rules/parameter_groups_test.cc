@@ -1,4 +1,5 @@
-// Parameter groups and learning rates set by hand: the numbers are PyTorch's, and their bits those of every strategy.
+// Tests parameter groups and learning rates that are set by hand: numbers are PyTorch's, and all strategies give the
+// same bits.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -26,7 +27,7 @@ using ::testing::HasSubstr;
 constexpr std::size_t kSteps = 20;
 constexpr TinyOptions kTied{.tied_head = true};
 
-/// Vectors without decay, blocks at a tenth of the rate, the rest.
+/// Three groups: vectors without decay, blocks at a tenth of the rate, and the rest.
 std::vector<ParameterGroup> three_kinds() {
   ParameterGroup vectors{.name = "vectors", .max_dim = 1, .weight_decay = 0};
   ParameterGroup blocks{.name = "blocks", .match = {"blocks.*.up.weight", "blocks.*.down.weight"}, .lr_ratio = 0.1};
@@ -121,7 +122,7 @@ TEST(ParameterGroups, HaveTheSameBitsUnderEveryStrategyAndFormat) {
   }
 }
 
-// A group that says what everybody has changes nothing, however runs are cut by it.
+// A group with the numbers that all parameters have changes nothing, however it cuts runs.
 TEST(ParameterGroups, AGroupForEachParameterWithTheSameNumbersHasTheBitsOfNone) {
   const auto train = [](const Kept& kept, bool grouped) {
     return train_on_threads({.ranks = 2},
@@ -224,7 +225,8 @@ TEST(ParameterGroups, ThatCannotBeMeantAreRefusedByName) {
               HasSubstr("has betas, which rmsprop does not have"));
 }
 
-// ---- Rates set by hand -----------------------------------------------------------------------------------------------
+// ---- Rates set by hand
+// -----------------------------------------------------------------------------------------------
 
 double rate_at(std::size_t step) { return 1e-2 / (1.0 + 0.3 * static_cast<double>(step)); }
 
@@ -352,7 +354,8 @@ TEST(SetLr, RanksWithDifferentRatesAreToldAtTheStep) {
   }
 }
 
-// ---- Groups that come while training -----------------------------------------------------------------------------------
+// ---- Groups that come while training
+// -----------------------------------------------------------------------------------
 
 constexpr TinyOptions kFrozen{.frozen_first_block = true};
 
@@ -361,7 +364,7 @@ void without_groups(Strategy& s) {
   s.optimizer.groups.clear();
 }
 
-/// The first block trains from step 3 on, at half the rate, and from step 6 on at a rate of its own.
+/// Trains the first block from step 3 on at half the rate, and from step 6 on at a rate of its own.
 Values train_plainly_with_added_group(const OptimizerConfig& config) {
   Tiny model = make_tiny(kFrozen, /*deferred=*/false);
   const auto options = [&](double lr, double decay) {
@@ -444,7 +447,8 @@ TEST(AddGroup, OneThatCannotBeMeantIsRefusedAndHarmless) {
   }
 }
 
-// ---- Numbers of the update rule set by hand ---------------------------------------------------------------------------
+// ---- Numbers of the update rule set by hand
+// ---------------------------------------------------------------------------
 
 double share(std::size_t step) { return static_cast<double>(step + 1) / static_cast<double>(kSteps); }
 

@@ -1,5 +1,6 @@
-// Rules of whole tensors, Adafactor and a program's own, with parameters, masters and states on disk: the bits of a run that has all in memory, and the
-// memory and traffic of the plan. device_rules_below_test.cc has the same for GPUs.
+// Tests rules of whole tensors, Adafactor and a program's own, with parameters, masters and states offloaded to disk:
+// training has the bits of a run with all state in memory, and the memory and traffic of the plan.
+// device_rules_below_test.cc has the same for GPUs.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -18,16 +19,16 @@
 namespace tessera::testing {
 namespace tensor_rules_below_test {
 
-/// What these rules keep of matrices is fp32.
+/// The states that these rules keep of matrices are fp32.
 constexpr Kept kKinds[] = {{DType::kF32, MasterKind::kSplitBF16, StateDType::kF32},
                            {DType::kBF16, MasterKind::kSplitBF16, StateDType::kF32},
                            {DType::kF16, MasterKind::kF32, StateDType::kF32}};
-/// Records of a few rows, or of more than a matrix; some of it, or all.
+/// Records have a few rows, or more than a matrix; some state is offloaded, or all.
 constexpr Below kBelow[] = {{0, 0.5, 0.6, 4096, 8192, 1}, {0.7, 1, 1, 4096, 0, 2}, {1, 0, 1, 16384, 16384, 1}};
 
 class TensorRulesBelow : public ::testing::TestWithParam<OptimizerType> {
  protected:
-  /// With averages, which are kept of each element.
+  /// Sets the rule, with averages, which are kept of each element.
   void with_rule(Strategy& s) const {
     s.optimizer = {.type = GetParam(), .lr = 1e-2, .weight_decay = 0.1};
     if (!is_adafactor()) s.optimizer.eps = 1e-3;
@@ -45,8 +46,8 @@ class TensorRulesBelow : public ::testing::TestWithParam<OptimizerType> {
   }
   Values trained(const Mesh& mesh, Strategy strategy, const std::string& what,
                  const TinyOptions& model = kAwkward) const {
-    strategy.check.replica_hash_every = 2;                     // of states wherever they lie
-    strategy.mixed_precision.loss_scale.initial = 16777216.0;  // with fp16 the first steps are skipped
+    strategy.check.replica_hash_every = 2;                     // reads states wherever they lie
+    strategy.mixed_precision.loss_scale.initial = 16777216.0;  // fp16 then skips the first steps
     strategy.mixed_precision.loss_scale.backoff_factor = 0.125;
     Session session(mesh, strategy, model, rules());
     for (std::size_t i = 0; i < 6; ++i) {
@@ -128,7 +129,7 @@ TEST_P(TensorRulesBelow, WhatMovesIsThePlans) {
   }
 }
 
-/// Batches of several units, of whose states the slots hold some of all.
+/// Batches have several units, and slots hold only some of their states.
 TEST_P(TensorRulesBelow, WhatMovesOfManyUnitsIsThePlans) {
   constexpr Below kStates{0, 0, 1, 4096, 0, 1};
   for (const int ranks : {1, 2, 3}) {
@@ -264,7 +265,7 @@ TEST(OwnMatrixBelow, ARuleThatThrowsEndsTheStep) {
       for (std::size_t i = 0; i < 2; ++i) session.train(i);
       EXPECT_THAT(error_of([&] { session.train(2); }), ::testing::HasSubstr("a rule with a toothache"));
       EXPECT_EQ(session.engine.plan().use, session.engine.allocated());
-      if (below == &kBelow[1]) {  // whose parameters would have to be gathered, which goes on no more
+      if (below == &kBelow[1]) {  // its parameters would have to be gathered, which is impossible now
         EXPECT_THAT(error_of([&] { session.values(); }), ::testing::HasSubstr("a rule with a toothache"));
         return;
       }

@@ -1,5 +1,5 @@
-// "optimizer.in_backward": training has the bits of the run that updates after backward, gradients of a few units are in
-// memory at a time, and what cannot be done then is refused by name.
+// Tests "optimizer.in_backward": training has the bits of the run that updates after backward; gradients of only a few
+// units are in memory at a time; and what cannot be done then is refused by name.
 
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
@@ -92,7 +92,7 @@ TEST(UpdateInBackward, HasTheBitsOfTheUpdateAfterIt) {
     });
     const Trained trained = train(formats, placed, ranks, model, true, record_bytes);
     expect_same_bits(trained, wanted, what);
-    // Until the order is agreed on, units wait for the turn of one that never comes.
+    // Units wait for the turn of one that never comes, until the order is agreed on.
     for (std::size_t step = model.unused_block ? 1 : 0; step < trained.steps.size(); ++step) {
       EXPECT_EQ(trained.steps[step].planned, trained.steps[step].allocated) << what << ", step " << step;
     }
@@ -150,7 +150,8 @@ TEST(UpdateInBackward, MovesThePlansBytes) {
   }
 }
 
-/// A queue that is left open is as long as a unit has records; but of memory that has a limit it takes no more than it must.
+/// A queue depth that is left open is the number of records of a unit; where memory has a limit, it is as small as
+/// possible.
 TEST(UpdateInBackward, TheQueueThatThePlanChoosesMovesItsBytesToo) {
   for (const std::int64_t limit : {0, 1 << 30}) {
     run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
@@ -169,7 +170,7 @@ TEST(UpdateInBackward, TheQueueThatThePlanChoosesMovesItsBytesToo) {
   }
 }
 
-/// What ends a run of `body` on two ranks, under each placement.
+/// The errors that end a run of `body` on two ranks, one for each placement.
 template <class Body>
 std::vector<Error> errors_of(const Body& body, const TinyOptions& model) {
   std::vector<Error> errors;
@@ -188,7 +189,7 @@ std::vector<Error> errors_of(const Body& body, const TinyOptions& model) {
   return errors;
 }
 
-/// A layer in two places, both recomputed: its gradients are complete when both have gone backward.
+/// A module that uses a layer in two places, both recomputed: its gradients are complete when both have gone backward.
 struct RecomputedTwiceImpl : torch::nn::Module {
   RecomputedTwiceImpl() : shared(register_module("shared", torch::nn::Linear(6, 6))) {}
   at::Tensor forward(const at::Tensor& x) {
@@ -225,7 +226,8 @@ TEST(UpdateInBackward, ASharedModuleMayBeRecomputed) {
   }
 }
 
-/// The same layer twice, each in a backward of its own: its gradients are complete after the first.
+/// A module that uses a layer twice, each time in a backward of its own: its gradients are complete after the first
+/// one.
 struct NestedTwiceImpl : torch::nn::Module {
   NestedTwiceImpl() : shared(register_module("shared", torch::nn::Linear(6, 6))) {}
   at::Tensor forward(const at::Tensor& x) {
@@ -266,7 +268,8 @@ TEST(UpdateInBackward, AGradientThatIsNotFiniteEndsTheRunByName) {
 
 // ---- reading what is being updated -------------------------------------------------------------------------------
 
-/// Its backward reads `second` once more after the gradients of `second` are complete, unless `late` is false.
+/// A module whose backward reads `second` once more after the gradients of `second` are complete, unless `late` is
+/// false.
 struct LateReaderImpl : torch::nn::Module {
   explicit LateReaderImpl(bool late)
       : late(late),
@@ -309,7 +312,7 @@ TEST(UpdateInBackward, ABackwardThatReadsAUnitLateIsRefusedByName) {
   }
 }
 
-// And after the refusals the step goes on as if nothing had been asked.
+// The step goes on after the refusals as if nothing had been asked.
 TEST(UpdateInBackward, WhatNeedsOldValuesBeforeTheStepIsRefusedAndHarmless) {
   for (const Placed& placed : kInMemory) {
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {

@@ -1,4 +1,5 @@
-// Every update rule in an Engine: the numbers are PyTorch's, and their bits those of every strategy, in memory and on disk.
+// Tests every update rule in an Engine: numbers are PyTorch's, and all strategies give the same bits, in memory and on
+// disk.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -31,8 +32,8 @@ constexpr std::size_t kSteps = 20;
 /// PyTorch's optimizer over a group of parameters with a share of the rate and a decay of its own.
 using PlainGroups = std::vector<torch::optim::OptimizerParamGroup>;
 
-/// Optimizers are made without defaults of their own: since LibTorch 2.15 a group's option that has its type's default value counts as
-/// left out, and takes the optimizer's.
+/// A rule, and PyTorch's optimizer for it. Optimizers are made without defaults of their own: since LibTorch 2.15, an
+/// option of a group that has its type's default value counts as left out, and takes the optimizer's.
 struct Rule {
   std::string name;
   OptimizerConfig config;
@@ -85,7 +86,7 @@ Rule sgd() {
 Rule frozen_adamw() { return {"adamw, frozen", {.type = OptimizerType::kAdamW, .lr = 1e-3, .freeze_step = 2}}; }
 Rule lion() { return {"lion", {.type = OptimizerType::kLion, .lr = 1e-3, .beta2 = 0.99, .weight_decay = 0.01}}; }
 
-/// Vectors without decay at twice the rate, blocks with much decay, the rest.
+/// Sets the rule with three groups: vectors without decay at twice the rate, blocks with much decay, and the rest.
 void with_rule(Strategy& s, const Rule& rule) {
   const StateDType states = s.optimizer.state_dtype;
   s.optimizer = rule.config;
@@ -95,7 +96,7 @@ void with_rule(Strategy& s, const Rule& rule) {
   s.gradient_clipping = 0;
 }
 
-/// `adjust`: of each group, before each step.
+/// Trains with PyTorch's optimizer. `adjust` changes each group's options before each step.
 Values train_plainly(const Rule& rule,
                      const std::function<void(torch::optim::OptimizerOptions&, std::size_t i)>& adjust = nullptr) {
   Tiny model = make_tiny({}, /*deferred=*/false);
@@ -186,9 +187,10 @@ TEST(UpdateRules, AreCarriedWhenWhatTrainsChanges) {
   }
 }
 
-// ---- Numbers that change while training -------------------------------------------------------------------------------
+// ---- Numbers that change while training
+// -------------------------------------------------------------------------------
 
-/// What a program gives an option before step `i`: on the Engine, and in PyTorch's optimizer.
+/// Changes of options before step `i`: on the Engine, and in PyTorch's optimizer.
 struct Changes {
   Rule rule;
   std::function<void(Engine&, std::size_t i)> engine;
@@ -245,7 +247,7 @@ TEST(UpdateRules, NumbersSetByHandAreThoseOfPyTorchAtEachStep) {
   }
 }
 
-/// Other numbers than the defaults, but for what decides which states there are.
+/// A rule with numbers that are not the defaults, except for those that decide which states there are.
 OptimizerConfig with_other_numbers(OptimizerType type) {
   OptimizerConfig config;
   config.type = type;
@@ -255,7 +257,7 @@ OptimizerConfig with_other_numbers(OptimizerType type) {
   if (has_eps(type)) config.eps = 1e-2;
   if (has_betas(type)) config.beta1 = 0.7, config.beta2 = 0.9;
   if (has_nesterov(type) && type != OptimizerType::kSgd) config.nesterov = true;
-  if (type == OptimizerType::kSgd) config.dampening = 0.25;  // which goes without nesterov
+  if (type == OptimizerType::kSgd) config.dampening = 0.25;  // it cannot be combined with nesterov
   if (type == OptimizerType::kRmsprop) config.alpha = 0.8;
   if (type == OptimizerType::kAdagrad) config.lr_decay = 0.1;
   return config;
@@ -294,7 +296,8 @@ TEST(UpdateRules, NumbersSetBeforeTheFirstStepHaveTheBitsOfTheStrategys) {
   }
 }
 
-// ---- Clipping by value -----------------------------------------------------------------------------------------------
+// ---- Clipping by value
+// -----------------------------------------------------------------------------------------------
 
 TEST(ClipValue, IsThatOfPyTorchOnTheMeanGradient) {
   constexpr double kMost = 2e-3;
@@ -345,7 +348,8 @@ TEST(ClipValue, IsThatOfPyTorchOnTheMeanGradient) {
   }
 }
 
-// ---- ReduceLROnPlateau -----------------------------------------------------------------------------------------------
+// ---- ReduceLROnPlateau
+// -----------------------------------------------------------------------------------------------
 
 /// The rates after each measure.
 std::vector<double> rates(const std::vector<double>& measures, const ReduceLROnPlateau::Options& options) {
@@ -366,7 +370,7 @@ std::vector<double> rates(const std::vector<double>& measures, const ReduceLROnP
   return found;
 }
 
-// The wanted rates are torch.optim.lr_scheduler.ReduceLROnPlateau's of PyTorch 2.11.
+// The wanted rates are those of torch.optim.lr_scheduler.ReduceLROnPlateau in PyTorch 2.11.
 TEST(ReduceLROnPlateau, FollowsPyTorch) {
   using Plateau = ReduceLROnPlateau;
   const std::vector<double> measures = {3,   2.5, 2.6, 2.5, 2.4999, 2.45, 2.6, 2.6,

@@ -1,4 +1,5 @@
-// units.bucket_cap_mb: buckets as units. The same training as with any other units, in other collectives.
+// Tests units.bucket_cap_mb, which makes buckets the units. Training is the same as with any other units; collectives
+// differ.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,7 +15,7 @@
 namespace tessera::testing {
 namespace buckets_test {
 
-constexpr double kKiB = 1.0 / 1024;  // in MiB
+constexpr double kKiB = 1.0 / 1024;  // MiB
 
 Strategy bucket_strategy(double cap_mb, double first_mb = 1 * kKiB, DType dtype = DType::kF32) {
   Strategy strategy = tiny_strategy(ShardingStrategy::kNoShard, dtype);
@@ -35,7 +36,7 @@ Names names_in(const Unit& unit) {
   return names;
 }
 
-/// Trainable parameters, the last registered first, as the buckets hold them from the first reduced to the last.
+/// The trainable parameters in the order in which buckets are reduced; the last registered one comes first.
 Names in_order_of_reduction(const std::vector<std::unique_ptr<Unit>>& units) {
   Names names;
   for (std::size_t i = units.size(); i-- > 1;) {
@@ -147,8 +148,8 @@ TEST(Buckets, TrainBitForBitAsOtherUnitsDo) {
       strategy.gradient_clipping = 0.5;
       return strategy;
     };
-    // Not a block that runs twice under recomputation: it gives two gradients in one backward, and the second may come
-    // before or after its bucket is reduced, so that the order of the sum depends on the bucket.
+    // A block that runs twice under recomputation is not tested: it gives two gradients in one backward, and the second
+    // may come before or after its bucket is reduced, so the order of the sum depends on the bucket.
     const std::vector<TinyOptions> models = {
         {}, {.tied_head = true, .frozen_first_block = true}, {.unused_block = true}};
     for (std::size_t m = 0; m < models.size(); ++m) {

@@ -1,4 +1,4 @@
-// Calls out of turn, exceptions, values that are no numbers, plans that do not fit.
+// Tests calls out of turn, exceptions, values that are not finite, and plans that do not fit.
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cross_entropy_loss.h>
@@ -63,7 +63,7 @@ TEST(EngineFailures, NaNOnOneRankSkipsTheStepOnAll) {
     EXPECT_EQ(result.step, 2);
     EXPECT_EQ(session.engine.steps_applied(), 1);
     EXPECT_TRUE(all_same_bits(session.values(), before));
-    // Nothing of it is left: moments, bias corrections and gradients are as if the step had not been tried.
+    // The step left nothing: moments, bias corrections and gradients are as if it had not been tried.
     EXPECT_FALSE(session.train(2).overflow);
     spared.train(2);
     EXPECT_TRUE(all_same_bits(session.values(), spared.values()));
@@ -157,7 +157,7 @@ TEST(EngineFailures, ParametersOutliveTheEngineWhereReplicatedAndSayWhyWhereNot)
         strategy.strategy == ShardingStrategy::kShardGradOp || strategy.strategy == ShardingStrategy::kFullShard;
     if (!sharded) {
       EXPECT_TRUE(all_same_bits(values_of(*model), at_the_end));
-      // And they are this rank's own, however they were held before.
+      // The parameters are this rank's own now, however they were held before.
       const at::NoGradGuard no_grad;
       for (at::Tensor& parameter : model->parameters()) parameter.fill_(mesh.rank());
       throw_if_error(value_or_throw(groups_of(mesh).axes(1, 2)).world->barrier("filled").wait());

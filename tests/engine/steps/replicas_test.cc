@@ -1,4 +1,5 @@
-// "check.replica_hash_every": what ranks hold alike is alike, and where one bit of it is not, rank and parameter are named.
+// Tests "check.replica_hash_every": it finds that what ranks hold alike is alike; where one bit differs, it names rank
+// and parameter.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -44,7 +45,8 @@ TEST(Replicas, AreAlikeInEveryStep) {
   }
 }
 
-/// What training that compares after every third step throws on each rank, where `meddle` does something to it after the first.
+/// What each rank throws in training that compares after every third step, where `meddle` changes something after the
+/// first.
 std::vector<std::string> told(const Layout& layout, const std::function<void(Session&)>& meddle) {
   std::vector<std::string> texts(static_cast<std::size_t>(layout.ranks.ranks));
   const auto body = [&](const Mesh& mesh) {
@@ -63,7 +65,7 @@ std::vector<std::string> told(const Layout& layout, const std::function<void(Ses
   return texts;
 }
 
-/// The lowest bit of the last element of a parameter, in memory of this rank, as a broken machine flips it.
+/// Flips the lowest bit of the last element of a parameter in memory of this rank, as a broken machine would.
 void flip_bit(Session& session, const std::string& name) {
   auto* const last = session.model->named_parameters()[name].data_ptr<float>();
   std::uint32_t bits = 0;
@@ -87,12 +89,12 @@ TEST(Replicas, AFlippedBitIsNamed) {
   const Layout no_shard{{.ranks = 3}, ShardingStrategy::kNoShard};
   expect(told(no_shard, flipped_on(2)), "rank 2");
   expect(told(no_shard, flipped_on(0)), "rank 0");
-  // Of two nobody knows which one is right.
+  // Nobody knows which of two ranks is right.
   expect(told({{.ranks = 2}, ShardingStrategy::kNoShard}, flipped_on(1)), "ranks 0, 1");
   for (const std::string& text : told(no_shard, [](Session&) {})) EXPECT_EQ(text, "");
 }
 
-/// Moves nothing, and on one rank keeps another number as its state.
+/// A rule that moves nothing, and keeps another number as its state on one rank.
 struct OddState final : ElementwiseOptimizer {
   explicit OddState(bool is_odd) : is_odd(is_odd) {}
   std::vector<std::string> states() const override { return {"number"}; }

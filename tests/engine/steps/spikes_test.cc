@@ -1,5 +1,5 @@
-// Loss spikes: which steps they are, that a skipped one is as if its batch had not been there, and that going back to a checkpoint is
-// as if the steps since then had not been made.
+// Tests loss spikes: which steps count as such; that a skipped step is as if its batch had not been there; and that
+// going back to a checkpoint is as if the steps since then had not been made.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ TEST(LossSpikes, AreAboveTheMedianOfAFullWindow) {
   verdicts(even, {4, 1, 3, 2});
   EXPECT_EQ(even.add(3.75), kNone);  // 1.5 times 2.5
   EXPECT_EQ(even.median(), 2.5);
-  EXPECT_EQ(even.add(3.76 * 1.1), kSpike);  // of 1, 3, 2, 3.75
+  EXPECT_EQ(even.add(3.76 * 1.1), kSpike);  // the window is 1, 3, 2, 3.75
   EXPECT_EQ(even.median(), 2.5);
   EXPECT_EQ(even.add(3.75), kNone);
 }
@@ -78,7 +78,8 @@ TEST(LossSpikes, GoOnFromTheirHistory) {
 
 constexpr double kLeftOut = 0;
 
-/// One step a height: this rank's loss is that of the step's batch times the height on the last rank; a height of 0 leaves the batch out.
+/// The results of a run with one step for each height. The last rank's loss is its batch's loss times the height; a
+/// height of 0 leaves the batch out.
 struct Course {
   std::vector<StepResult> steps;
   Values values;
@@ -112,7 +113,7 @@ std::vector<std::int64_t> spikes_in(const Course& run) {
   return steps;
 }
 
-/// With numbers that a step counts, so that one too many or too few shows.
+/// Sets numbers that depend on the count of steps, so that one too many or too few shows.
 void count_steps(Strategy& strategy) {
   strategy.lr_schedule.type = LrScheduleType::kCosine;
   strategy.lr_schedule.total_steps = 20;
@@ -220,8 +221,8 @@ TEST(Spikes, GoingBackIsAsIfTheStepsSinceHadNotBeenMade) {
   }
 }
 
-/// Three times to the same checkpoint, then a spike is skipped, and then the loss has changed for good. Without a checkpoint spikes are
-/// skipped at once.
+/// A run goes back to the same checkpoint three times; then a spike is skipped; then the loss counts as changed for
+/// good. If there is no checkpoint, spikes are skipped at once.
 TEST(Spikes, GoingBackEnds) {
   const TestFolder folder;
   for (const bool saves : {true, false}) {
@@ -263,7 +264,7 @@ TEST(Spikes, ARunThatGoesOnTellsTheSameSpikes) {
   on_placements(std::span(kOnePerPlacement).subspan(3, 1), 2, body, skip_spikes);
 }
 
-/// And in a commit of durable steps.
+/// The window is in a commit of durable steps, too.
 TEST(Spikes, ARunThatGoesOnFromACommitTellsTheSameSpikes) {
   const TestFolder folder;
   const auto body = [&](const Mesh& mesh, const Strategy& strategy) {

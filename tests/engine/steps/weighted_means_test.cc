@@ -1,5 +1,5 @@
-// Means that are means: however the rows of a batch are divided among ranks and microbatches, and whoever is out of data, training is that of
-// plain LibTorch on the whole batch.
+// Tests weighted means: however the rows of a batch are divided among ranks and microbatches, and whichever rank is out
+// of data, training is that of plain LibTorch on the whole batch.
 
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
@@ -57,7 +57,7 @@ struct PlainRun {
   Values values;
 };
 
-/// Plain LibTorch: a step for each of these batches.
+/// Trains with plain LibTorch, one step for each of these batches.
 PlainRun train_plainly(const std::vector<Batch>& batches, bool clips = true) {
   Tiny model = make_tiny({}, false);
   torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(kLr).momentum(kMomentum));
@@ -92,7 +92,7 @@ at::Tensor loss_of(Session& session, const Batch& batch) {
   return session.model->forward(batch.tokens.to(device), batch.targets.to(device));
 }
 
-/// With as many things as there are rows; of none, a loss that is NaN.
+/// Makes a backward with the number of rows as its weight; the loss of no rows is NaN.
 void backward_of(Session& session, const Batch& batch) {
   const std::int64_t rows = batch.tokens.size(0);
   if (rows > 0) return session.engine.backward(loss_of(session, batch), {.weight = static_cast<double>(rows)});
@@ -135,7 +135,7 @@ TEST(WeightedMeans, RowsDividedUnevenlyTrainAsTheWholeBatch) {
   }
 }
 
-// After the first step the last rank is out: for one microbatch of each window, and then for whole windows.
+// The last rank has no data after the first step: for one microbatch of each window, and then for whole windows.
 TEST(WeightedMeans, ARankWithoutABatchTakesPartAndCountsNothing) {
   const std::vector<Batch> batches = whole_batches();
   const PlainRun clipped = train_plainly(batches), plain = train_plainly(batches, /*clips=*/false);
@@ -177,7 +177,7 @@ TEST(WeightedMeans, ARankWithoutABatchTakesPartAndCountsNothing) {
   }
 }
 
-// Every rank has begun another number of the four microbatches, and some of them all.
+// Every rank has begun another number of the four microbatches, and some ranks have begun all.
 TEST(WeightedMeans, AWindowThatEndsEarlyIsTheMeanOverWhatThereIs) {
   const std::vector<Batch> batches = whole_batches();
   const PlainRun wanted = train_plainly(batches);
@@ -220,7 +220,7 @@ TEST(WeightedMeans, LoadersOfDifferentLengthsTrainAsOneLoader) {
   for (const auto& [placed, ranks, over_network, lengths] :
        pairwise_of(kOnePerPlacement, std::array{2, 3, 1}, std::array{false, true}, kLengths)) {
     const auto length = [&lengths = lengths](int rank) { return lengths[static_cast<std::size_t>(rank)]; };
-    std::vector<Batch> whole;  // of each step
+    std::vector<Batch> whole;  // [step]: its whole batch
     for (std::int64_t window = 0; window < 3; ++window) {
       std::vector<at::Tensor> tokens, targets;
       for (std::int64_t place = 2 * window; place < std::min<std::int64_t>(5, 2 * window + 2); ++place) {
@@ -285,7 +285,7 @@ TEST(WeightedMeans, EqualWeightsHaveTheBitsOfNone) {
   }
 }
 
-// What bf16 and fp16 cannot hold goes into the factor, so no weight is rounded.
+// The factor takes what bf16 and fp16 cannot hold, so no weight is rounded.
 TEST(WeightedMeans, ASeedAndItsFactorAreTheWholeWeight) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const double weight : {0.5, 1.0, 3.0, 257.0, 100003.0}) {
@@ -335,7 +335,7 @@ TEST(WeightedMeans, WeightsAndCallsThatMakeNoSenseAreRefusedByName) {
   });
 }
 
-// A microbatch of two losses is two rounds of reductions, which a rank without a batch makes too.
+// A microbatch of two losses makes two rounds of reductions, so a rank without a batch must make two, too.
 TEST(WeightedMeans, ARankWithoutABatchFollowsMicrobatchesOfSeveralLosses) {
   run_ranks({.ranks = 2, .hosts = 2}, [](const Mesh& mesh) {
     Session session(mesh, strategy_for(ShardingStrategy::kFullShard, plain_sgd(1)));
@@ -352,7 +352,8 @@ TEST(WeightedMeans, ARankWithoutABatchFollowsMicrobatchesOfSeveralLosses) {
   });
 }
 
-// 11 samples in steps of 4 a rank: the last step is short, and on three ranks one rank has none of it.
+// There are 11 samples, and each rank takes 4 in a step. The last step is short, and one of three ranks has nothing in
+// it.
 TEST(WeightedMeans, TokensAtTheEndOfAnEpochCountOnceOnAnyNumberOfRanks) {
   const TestFolder folder;
   const std::string file = (folder / "text").string();

@@ -1,4 +1,4 @@
-// Checkpoints of Engines: training goes on with the same bits, under any strategy and number of ranks, and what is wrong with a
+// Tests checkpoints of Engines: training goes on with the same bits under any strategy and number of ranks. A faulty
 // checkpoint is an error on all ranks that changes nothing.
 
 #include "tessera/checkpoint.h"
@@ -77,7 +77,7 @@ void expect_same(const Steps& got, const Steps& wanted, const std::string& what)
   EXPECT_TRUE(all_same_bits(got.averages, wanted.averages)) << what;
 }
 
-/// Trains, saves, trains on; and loads into an Engine that has already trained something else, and trains on.
+/// Trains, saves, and trains on; loads into an Engine that has trained something else, trains on, and compares.
 void expect_resume(const Mesh& mesh, const Strategy& strategy, const TinyOptions& model, const std::string& folder,
                    const std::string& what) {
   Session first(mesh, strategy, model);
@@ -116,7 +116,7 @@ TEST(Checkpoint, StatesOnDiskGoOnToo) {
   }
 }
 
-// Groups with rates of their own, accumulation, overflows, updates in backward, four ranks on two hosts.
+// Cases are groups with rates of their own, accumulation, overflows, updates in backward, and four ranks on two hosts.
 TEST(Checkpoint, WhatAStepNeedsOfTheStepsBeforeGoesOn) {
   const std::pair<const char*, std::function<void(Strategy&)>> kinds[] = {
       {"accumulation", [](Strategy& s) { s.gradient_accumulation = 2; }},
@@ -187,7 +187,8 @@ TEST(Checkpoint, RatesSetByHandGoOn) {
   });
 }
 
-// N -> M -> N: what was saved comes back byte for byte, whatever the ranks between did with it.
+// Checkpoints go from N ranks to M and back to N: every byte that was saved comes back, whatever the M ranks did with
+// it.
 TEST(Checkpoint, OtherRanksAndStrategiesKeepEveryByte) {
   const Placed kOthers[] = {ShardingStrategy::kNoShard, Placed(ShardingStrategy::kFullShard, true),
                             Placed(ShardingStrategy::kFullShard, false, true), ShardingStrategy::kShardGradOp};
@@ -257,7 +258,7 @@ TEST(Checkpoint, RanksDivideWhatTheyAllHave) {
   }
 }
 
-// What the fp32 masters are does not depend on how parameters are computed with.
+// The fp32 masters do not depend on the dtype in which parameters are used.
 TEST(Checkpoint, AnotherPrecisionKeepsTheMasters) {
   for (const DType from : {DType::kF32, DType::kBF16, DType::kF16}) {
     for (const Kept& to : kKept) {
@@ -334,7 +335,7 @@ void date_back(const std::string& checkpoint) {
   std::ofstream(file, std::ios::trunc) << write_manifest(*manifest);
 }
 
-/// What every rule had in 0.1.
+/// The defaults that every rule had in 0.1.
 OptimizerConfig of_adamw(OptimizerType type) {
   OptimizerConfig config{
       .type = type, .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .momentum = 0.0};
@@ -386,7 +387,7 @@ TEST(Checkpoint, WhatTheStrategyLeavesOutIsAsInTheRunThatWasSaved) {
   }
 }
 
-// tests/engine/files/frozen_states_test.cc has what trained before it was frozen.
+// tests/engine/files/frozen_states_test.cc tests parameters that trained before they were frozen.
 TEST(Checkpoint, WhatNeverTrainedBeginsWithStatesOfZerosAndSaysSo) {
   const TestFolder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
@@ -441,7 +442,7 @@ TEST(Checkpoint, KeepsSoMany) {
             (std::set<std::string>{"latest", "lock", "step-000000000003", "step-000000000004"}));
 }
 
-/// What all ranks of two are told when they load; nothing has changed, and training goes on.
+/// The error that both ranks get when they load. Checks that nothing has changed, and that training goes on.
 std::string refusal_of(const std::string& path, const TinyOptions& model, const Adjust& adjust, ExitCode code) {
   std::string texts[2];
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
@@ -508,7 +509,7 @@ TEST(Checkpoint, TheNearestNameIsOffered) {
   });
 }
 
-// F32: what somebody put into the folder of a checkpoint is not looked at, and goes with it.
+// F32: a file that somebody put into the folder of a checkpoint is ignored, and removed with the checkpoint.
 TEST(Checkpoint, AFileTooManyIsNotLookedAt) {
   const TestFolder folder;
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
@@ -535,7 +536,7 @@ TEST(Checkpoint, MissingOnesAreNamed) {
   EXPECT_THAT(refusal_of(folder.path(), {}, nullptr, ExitCode::kNoInput), HasSubstr("latest"));
 }
 
-// F30, F31: whichever rank finds it, all are told.
+// F30, F31: all ranks learn of damage, whichever rank finds it.
 TEST(Checkpoint, DamageIsFoundBeforeAnythingChanges) {
   const TestFolder folder;
   std::string path;
@@ -590,8 +591,8 @@ TEST(Checkpoint, CallsOutOfTurnAreRefused) {
   });
 }
 
-// F22, F23: every operation of a save by two ranks fails once. All ranks get the same error, what was saved before stays the
-// latest, nothing is left over, and training goes on.
+// F22, F23: every operation of a save by two ranks fails once. All ranks get the same error, what was saved before
+// stays the latest, nothing is left over, and training goes on.
 TEST(Checkpoint, EveryFailedOperationOfASaveIsAnErrorOnAllRanks) {
   for (const FaultSite site :
        {FaultSite::kOpen, FaultSite::kWrite, FaultSite::kFsync, FaultSite::kRename, FaultSite::kMkdir}) {
@@ -638,10 +639,11 @@ TEST(Checkpoint, EveryFailedOperationOfASaveIsAnErrorOnAllRanks) {
   }
 }
 
-/// Larger than what SavedCheckpoint remembers.
+/// A model that is larger than what SavedCheckpoint caches.
 constexpr TinyOptions kLarge{.vocab = 40000, .width = 12, .hidden = 31, .blocks = 1};
 
-// F24: every read of a load fails once. An error changes nothing, or says that it has; then only another load helps.
+// F24: every read of a load fails once. The error changes nothing, or it says that it has; then only another load
+// helps.
 TEST(Checkpoint, EveryFailedReadOfALoadIsAnErrorOnAllRanks) {
   const TestFolder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {

@@ -1,4 +1,5 @@
-// Engines over names and tensors in place of a torch::nn::Module: a script of torch.jit, and tensors that a program has itself.
+// Tests Engines over names and tensors in place of a torch::nn::Module: over a script of torch.jit, and over a
+// program's own tensors.
 
 #include "tessera/module_view.h"
 
@@ -56,7 +57,8 @@ class ScriptView : public ::testing::Test {
   }
 
   TestFolder folder_;
-  // The JIT runs a graph as it is, then looks at it, then differentiates it as one: steps enough to be there.
+  // The JIT first runs a graph as it is, then profiles it, then differentiates it as a whole. There are enough steps
+  // for that.
   const std::vector<Batch> batches_ = make_batches(8, 4, 5, 19);
 };
 
@@ -167,7 +169,7 @@ TEST_F(ScriptView, AFrozenScriptIsRefused) {
   EXPECT_THAT(usage_error_of([&] { ModuleView::of(frozen); }), HasSubstr("save the module before those"));
 }
 
-/// Tiny by the names of its tensors alone: what a program without modules of LibTorch has.
+/// Tiny by the names of its tensors alone, as a program without modules of LibTorch has it.
 std::shared_ptr<ModuleView> view_of(const TinyImpl& model) {
   auto view = std::make_shared<ModuleView>("Tiny");
   for (std::size_t i = 0; i < model.blocks->size(); ++i) view->add_module("blocks." + std::to_string(i), "Block");

@@ -1,4 +1,4 @@
-// LibTorch's own modules, unmodified, trained sharded: the same values as unsharded.
+// Trains LibTorch's own modules sharded and unmodified: they get the same values as unsharded.
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/mse_loss.h>
@@ -64,8 +64,8 @@ at::Tensor recurrent_loss(Module& module, const at::Tensor& rows) {
   return at::mse_loss(model.head(std::get<0>(model.lstm(rows))), rows.roll(1, 1));
 }
 
-/// Attention, a GRU, a convolution with group norm and PReLU, a bilinear layer: whatever has parameters of its own
-/// kind.
+/// A module with attention, a GRU, a convolution with group norm and PReLU, and a bilinear layer: each has parameters
+/// of its own kind.
 struct AssortmentImpl : Module {
   AssortmentImpl()
       : attention(MultiheadAttentionOptions(8, 2)),
@@ -120,7 +120,7 @@ struct Trained {
   std::vector<std::pair<std::string, at::Tensor>> values, buffers;
 };
 
-/// The module from a fixed seed; ranks are threads, and share the generator.
+/// Makes the module from a fixed seed. Ranks are threads and share the generator, so only one makes it at a time.
 std::shared_ptr<Module> make_seeded(const std::function<std::shared_ptr<Module>()>& make, bool deferred) {
   static std::mutex generator_mutex;
   const std::lock_guard lock(generator_mutex);
@@ -241,8 +241,8 @@ Problem resnet() {
   return {"ResNet", {"BasicBlock"}, {2, 8, 8}, make, loss};
 }
 
-// As under DDP, each rank normalises by its own rows and keeps its own running statistics. So more ranks are not one
-// rank with a larger batch; but every strategy is any other, buffers included, rank by rank.
+// Each rank normalises by its own rows and keeps its own running statistics, as under DDP. So several ranks are not one
+// rank with a larger batch; but all strategies give the same values on each rank, buffers included.
 TEST(BatchNorm, EveryStrategyHasTheSameValuesAndEachRankTheSameBuffers) {
   for (int ranks : {2, 3}) {
     const std::vector<Trained> replicated = train_on_threads(ranks, resnet(), ShardingStrategy::kNoShard);

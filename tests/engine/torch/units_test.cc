@@ -1,5 +1,5 @@
-// How a module is cut into units decides what is gathered and reduced together, and nothing about numbers: norm, clipped
-// losses and parameters are the same bit for bit.
+// The cut of a module into units decides what is gathered and reduced together, but changes no numbers: norm, losses
+// under clipping, and parameters are the same bit for bit.
 
 #include <gtest/gtest.h>
 
@@ -54,7 +54,7 @@ struct Case {
   std::int64_t accumulation = 1;
 };
 
-/// Small tensors that share a block of 256, and large ones that are cut by shards.
+/// A model with small tensors, which share a block of 256, and with large ones, which shards cut.
 TinyOptions model_of(std::int64_t width, std::int64_t hidden) {
   TinyOptions model;
   model.width = width;
@@ -62,7 +62,7 @@ TinyOptions model_of(std::int64_t width, std::int64_t hidden) {
   return model;
 }
 
-/// Each with the first of them, NO_SHARD cut into blocks, on as many ranks.
+/// Compares every cut with the first of them, NO_SHARD cut into blocks, on as many ranks.
 void expect_the_same_however_cut(const Case& c, std::span<const int> all_ranks, std::span<const TinyOptions> models,
                                  const std::vector<Placed>& placements) {
   const auto exists = [](int, const TinyOptions&, const Placed& placed, const Cut& cut) {

@@ -1,4 +1,4 @@
-// Rules of a program's own for sums of gradients.
+// Tests a program's own rules for sums of gradients.
 
 #include "tessera/comm_hook.h"
 
@@ -19,12 +19,12 @@ namespace comm_hook_test {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// What Tessera does itself.
+/// A hook that does what Tessera does itself.
 struct Plain : CommHook {
   void sum(Bucket& bucket, Ranks& ranks) override { ranks.all_reduce(bucket.gradients); }
 };
 
-/// Contributions in bf16, from all ranks to all, or to the rank that sums a part.
+/// A hook that sends contributions in bf16, from all ranks to all, or to the rank that sums a part.
 struct InBf16 final : CommHook {
   void sum(Bucket& bucket, Ranks& ranks) override {
     const at::Tensor own = bucket.gradients.to(at::kBFloat16);
@@ -77,7 +77,7 @@ struct Hooked {
   StepResult last;
 };
 
-/// What three steps leave; without a hook where `hook` is null.
+/// The values after three steps; `hook` is null for none.
 Values trained_by(const Mesh& mesh, Strategy strategy, std::shared_ptr<CommHook> hook, TinyOptions options = {}) {
   strategy.compression.hook = hook != nullptr;
   const auto run = [&](auto& hooked) {
@@ -123,7 +123,7 @@ TEST(CommHook, ThatSumsPlainlyChangesNoBitWhateverMovesGradients) {
   }
 }
 
-// Wherever its sums lie.
+// This holds wherever its sums lie.
 TEST(CommHook, IsNotCalledByARankAlone) {
   for (const Tier gradients : {Tier::kMemory, Tier::kNvme}) {
     run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
@@ -155,7 +155,7 @@ TEST(CommHook, MakesTheSameBitsUnderAllStrategiesOverANetwork) {
   });
 }
 
-/// Notes what it is given.
+/// A hook that notes what it is given.
 struct Noting final : Plain {
   explicit Noting(int rank) : rank(rank) {}
   void sum(Bucket& bucket, Ranks& ranks) override {
@@ -165,14 +165,14 @@ struct Noting final : Plain {
     for (const Bucket::Part& part : bucket.parts) {
       parameters.insert(part.parameter);
       EXPECT_EQ(part.gradient.storage().data(), bucket.gradients.storage().data());
-      // What is written there is what is summed.
+      // The hook sums what is written there.
       part.gradient.fill_(rank + 1.0);
     }
     Plain::sum(bucket, ranks);
     for (const Bucket::Part& part : bucket.parts) EXPECT_TRUE(part.gradient.eq(3.0).all().item<bool>());
   }
   const int rank;
-  std::map<std::int64_t, std::vector<std::int64_t>> calls;  ///< by step
+  std::map<std::int64_t, std::vector<std::int64_t>> calls;  ///< [step]: its calls
   std::map<std::int64_t, std::set<std::string>> units;
   std::set<std::string> parameters;
 };
@@ -213,7 +213,7 @@ TEST(CommHook, BeginsAtItsStartStep) {
   });
 }
 
-/// Fails on rank 1.
+/// A hook that fails on rank 1.
 struct Failing final : Plain {
   void sum(Bucket& bucket, Ranks& ranks) override {
     if (ranks.rank() == 1 && bucket.step == 2) throw std::runtime_error("the codec is out of codes");

@@ -1,4 +1,4 @@
-// Gradients in fewer bits over a network: ranks are processes joined by Gloo.
+// Tests gradients in fewer bits over a network. Ranks are processes that Gloo joins.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -53,7 +53,8 @@ TEST(Compression, SumsAreTheSameOnAllRanks) {
   });
 }
 
-// Messages of this model are long enough to be packed: in two steps gradients are, and parameters that one of them has updated.
+// This model's messages are long enough to be packed: gradients in two steps, and parameters that one of them has
+// updated.
 TEST(Compression, LosslessChangesNoBits) {
   constexpr TinyOptions kLarge{.vocab = 64, .width = 256, .hidden = 3000, .blocks = 2};
   constexpr std::pair<int, int> kHosts[] = {{2, 1}, {3, 1}, {4, 2}};  // ranks, and how many of them a host has
@@ -79,7 +80,7 @@ TEST(Compression, LosslessChangesNoBits) {
   }
 }
 
-/// What kSteps steps leave, of as many microbatches as the strategy says.
+/// The values after kSteps steps, with as many microbatches as the strategy says.
 Values trained_on_microbatches(const Mesh& mesh, const Strategy& strategy) {
   Session session(mesh, strategy);
   for (std::size_t i = 0; i < kSteps; ++i) {
@@ -117,7 +118,7 @@ TEST(Compression, WorksWithEverythingThatMovesGradients) {
   });
 }
 
-// Two hosts of two ranks: the replicate axis goes over the network, the shard axis does not.
+// There are two hosts of two ranks: the replicate axis goes over the network, and the shard axis does not.
 TEST(Compression, CompressesTheAxesThatGoOverTheNetwork) {
   on_hosts(4, 2, [&](const Mesh& mesh) {
     const auto trained_with = [&](CompressedAxes axes) {

@@ -1,4 +1,5 @@
-// What PowerSGD and top-k make of gradients, beside the formulas by LibTorch: ranks are processes joined by Gloo.
+// Compares what PowerSGD and top-k make of gradients with the formulas in LibTorch. Ranks are processes that Gloo
+// joins.
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
@@ -24,10 +25,10 @@ std::vector<at::Tensor> gradients_of(Tiny& model, const Batch& batch, int rank, 
   return gradients;
 }
 
-/// The sums that stand for those of `contributions` [rank][parameter].
+/// Returns what takes the place of the sums of `contributions` [rank][parameter].
 using Sums = std::function<std::vector<at::Tensor>(const std::vector<std::vector<at::Tensor>>& contributions)>;
 
-/// What kTimes steps leave whose sums `sums` makes, in one process.
+/// The values after kTimes steps in one process, with sums by `sums`.
 Values descended(int ranks, const Sums& sums) {
   at::set_num_threads(1);  // see on_hosts
   Tiny model = make_tiny({}, /*deferred=*/false);
@@ -44,7 +45,7 @@ Values descended(int ranks, const Sums& sums) {
   return values_of(*model);
 }
 
-/// The formula, by LibTorch in fp64.
+/// PowerSGD's formula in LibTorch, in fp64.
 class PlainPowerSgd {
  public:
   PlainPowerSgd(int ranks, std::int64_t rank) : rank_(rank), lacked_(static_cast<std::size_t>(ranks)) {}
@@ -125,7 +126,7 @@ TEST(PowerSgd, IsPlainWhereFactorsAreNoShorter) {
   });
 }
 
-/// Top-k of each of Tiny's units, by LibTorch in fp64.
+/// Top-k of each of Tiny's units in LibTorch, in fp64.
 class PlainTopK {
  public:
   PlainTopK(int ranks, double share) : share_(share), lacked_(static_cast<std::size_t>(ranks)) {}
@@ -182,14 +183,14 @@ TEST(TopK, IsTheFormulaUnderEveryStrategy) {
         require(!::testing::Test::HasFailure(), name_of(kind) + " is not the formula");
         require(distance(values, exact) > 1e-4, name_of(kind) + " was not compressed");
       }
-      // Of up to three ranks, rank by rank is the order of all sums.
+      // Sums of up to three ranks are added rank by rank, in any order of addition.
       require(all_same_bits(trained(mesh, strategy_for(ShardingStrategy::kNoShard, top_k(1)), kTimes), exact),
               "all sent");
     });
   }
 }
 
-// Two hosts of two ranks: inside a host through shared memory, across by Gloo.
+// There are two hosts of two ranks: shared memory joins the ranks of a host, and Gloo joins hosts.
 TEST(GradientMethods, WorkAcrossHostsOfSeveralRanks) {
   const Values factors = descended(4, PlainPowerSgd(4, 2)), largest = descended(4, PlainTopK(4, 0.05));
   on_hosts(4, 2, [&](const Mesh& mesh) {

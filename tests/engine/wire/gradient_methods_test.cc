@@ -1,4 +1,4 @@
-// Methods of compression over a network, with everything that moves gradients: ranks are processes joined by Gloo.
+// Tests compressors over a network together with everything that moves gradients. Ranks are processes that Gloo joins.
 
 #include "tests/engine/wire/gradient_methods.h"
 
@@ -21,10 +21,10 @@ namespace gradient_methods_test {
 struct Method {
   const char* name;
   Adjust adjust;
-  double far = 0.1;          ///< from exact values after kTimes steps, at most
-  bool keeps = true;         ///< something from step to step
-  bool draws = false;        ///< by the number of the step
-  std::int64_t shorter = 2;  ///< what a rank sends is by so much shorter than its gradients, at least
+  double far = 0.1;          ///< the largest distance from exact values after kTimes steps
+  bool keeps = true;         ///< whether it keeps something from step to step
+  bool draws = false;        ///< whether it draws by the number of the step
+  std::int64_t shorter = 2;  ///< a rank sends at least so many times fewer bytes than its gradients have
 };
 
 const Method kMethods[] = {{"PowerSGD", power_sgd(2)},
@@ -89,7 +89,7 @@ TEST(GradientMethods, SendLessAndAreInThePlan) {
   });
 }
 
-/// What kTimes steps leave, of as many microbatches as the strategy says.
+/// The values after kTimes steps, with as many microbatches as the strategy says.
 Values trained_on_parts(const Mesh& mesh, const Strategy& strategy, TinyOptions options) {
   Session session(mesh, strategy, options);
   for (std::size_t i = 0; i < kTimes; ++i) {
@@ -100,7 +100,7 @@ Values trained_on_parts(const Mesh& mesh, const Strategy& strategy, TinyOptions 
   return session.values();
 }
 
-/// `plain`: what is trained without a method.
+/// Tries methods together with everything else. `plain`: the strategy without a method.
 void expect_to_work_with_everything(std::span<const Method> methods, const Adjust& plain) {
   TinyOptions unused, recomputed;
   unused.frozen_first_block = unused.unused_block = true;
@@ -149,7 +149,7 @@ TEST(GradientMethods, OneBitOfMomentumWorksWithEverythingToo) {
   expect_to_work_with_everything({&of_momentum, 1}, descend_with_momentum);
 }
 
-// It learns as an optimizer with as much momentum does.
+// The method learns like an optimizer with as much momentum.
 TEST(GradientMethods, OneBitOfMomentumLearnsWhatRepeats) {
   on_hosts(2, 2, [&](const Mesh& mesh) {
     const auto loss_after = [&](const Adjust& adjust) {
@@ -181,7 +181,7 @@ TEST(GradientMethods, HaveNoEffectInSharedMemory) {
   });
 }
 
-// The ranks that sum would be those of one host, and others would not know.
+// Only the ranks of one host would sum, and the others would not know.
 TEST(GradientMethods, AMeshOfSeveralReplicasIsRefusedHoweverItIsMade) {
   run_ranks({.ranks = 4}, [](const Mesh& mesh) {
     for (const Method& method : kMethods) {
@@ -212,7 +212,7 @@ TEST(GradientMethods, BeginAtTheirStartStep) {
   });
 }
 
-/// What two steps after `happens` leave is what they leave in a new Engine over the same values.
+/// Checks that two steps after `happens` leave the values that they leave in a new Engine over the same values.
 void expect_to_begin_anew(const Mesh& mesh, const Adjust& method, const std::function<void(Session&)>& happens,
                           const std::string& what) {
   Session session(mesh, strategy_for(ShardingStrategy::kNoShard, method));
@@ -270,7 +270,7 @@ Adjust with_codes(WireForm form) {
   };
 }
 
-// As if the step had not been: steps that draw by their number apart.
+// A run is as if the skipped step had not been, except for methods that draw by the number of the step.
 TEST(GradientMethods, GiveBackWhatASkippedStepTook) {
   std::vector<Method> methods(std::begin(kMethods), std::end(kMethods));
   methods.push_back({"int8", with_codes(WireForm::kInt8)});

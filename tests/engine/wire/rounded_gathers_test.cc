@@ -1,4 +1,4 @@
-// Parameters that are gathered in fewer bits over a network: ranks are processes joined by Gloo.
+// Tests parameters that are gathered in fewer bits over a network. Ranks are processes that Gloo joins.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ Adjust rounds_gathers(WireForm form, const Adjust& more = nullptr) {
   };
 }
 
-// Every rank computes with the same rounded parameters, those of its own part too.
+// Every rank computes with the same rounded parameters, even those of its own part.
 TEST(RoundedGathers, AreTheSameOnAllRanks) {
   for (const auto& [ranks, hosts] : {std::pair(2, 2), {3, 3}, {4, 2}}) {
     on_hosts(ranks, hosts, [](const Mesh& mesh) {
@@ -49,7 +49,7 @@ TEST(RoundedGathers, AreTheSameOnAllRanks) {
   }
 }
 
-// With a rate of 0 nothing changes, however often rounded parameters were used: they are never what is updated or shown.
+// Nothing changes at a rate of 0, however often rounded parameters are used: they are never updated or shown.
 TEST(RoundedGathers, DoNotReachParameters) {
   on_hosts(2, 2, [](const Mesh& mesh) {
     const auto still = [](Strategy& strategy) {
@@ -74,7 +74,7 @@ TEST(RoundedGathers, DoNotReachParameters) {
   });
 }
 
-// What is shown between calls, how far units are gathered ahead and where parameters lie changes nothing of what is learnt.
+// Training does not depend on what is shown between calls, how far units are gathered ahead, and where parameters lie.
 TEST(RoundedGathers, LearnTheSameHoweverUnitsAreGathered) {
   for (const auto& [ranks, hosts] : {std::pair(2, 2), {4, 2}}) {
     on_hosts(ranks, hosts, [](const Mesh& mesh) {
@@ -105,7 +105,7 @@ TEST(RoundedGathers, LearnTheSameHoweverUnitsAreGathered) {
   }
 }
 
-// The same of what moves parameters in another way, and of two axes over the network.
+// The same holds for everything else that moves parameters, and for two axes over the network.
 TEST(RoundedGathers, LearnTheSameWithEverythingThatUsesThem) {
   struct Case {
     const char* what;
@@ -168,7 +168,7 @@ TEST(RoundedGathers, GoOnFromACheckpoint) {
   });
 }
 
-/// Says that it goes over a network, and keeps the forms of gathers of numbers.
+/// Collectives that say that they go over a network, and note the forms of gathers.
 class FormsOf final : public ForwardingCollectives {
  public:
   FormsOf(std::shared_ptr<Collectives> inner, std::mutex& mutex, std::set<WireForm>& forms)
@@ -198,7 +198,7 @@ TEST(RoundedGathers, AndPackedOnesAreSentWhereTheStrategySaysSo) {
     Placed placed;
     WireForm form;
     bool has_replicas;
-    Forms gathered, published;  ///< over the shard and the replicate axis
+    Forms gathered, published;  ///< forms on the shard axis and on the replicate axis
   };
   const Case cases[] = {
       {kFull, kLossless, false, {kLossless}, {}},
@@ -249,7 +249,7 @@ TEST(RoundedGathers, AreOfWhatAGuardWrote) {
   });
 }
 
-// Guards stand around forward, too: then it has the exact values, since they are there.
+// A guard may stand around forward, which then uses the exact values, since they are there.
 TEST(RoundedGathers, GiveWayToAGuardAroundForward) {
   on_hosts(2, 2, [](const Mesh& mesh) {
     Session session(mesh, strategy_for(kFull, rounds_gathers(WireForm::kInt4))), exact(mesh, strategy_for(kFull));

@@ -1,4 +1,4 @@
-// What compression keeps of gradients, through a checkpoint: ranks are processes joined by Gloo.
+// Tests that checkpoints hold what compression keeps of gradients. Ranks are processes that Gloo joins.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -57,7 +57,7 @@ void train(Session& session, std::size_t begin, std::size_t end) {
   for (std::size_t i = begin; i < end; ++i) session.train(i);
 }
 
-// The same ranks go on with the same bits, and would not without what was kept.
+// The same ranks go on with the same bits, which they would not without what was kept.
 TEST(SavedResiduals, AreTheSameRanksOwnAgain) {
   for (const Kind& kind : kKinds) {
     for (const bool beside : {false, true}) {
@@ -92,7 +92,7 @@ bool is_told(const LoadedCheckpoint& loaded, const std::string& text) {
   return std::ranges::any_of(loaded.inexact, [&](const std::string& line) { return line.find(text) != line.npos; });
 }
 
-/// Of each element of each parameter, the sum of all residuals that a checkpoint has, as the mean gradient gets it.
+/// The sum of all residuals that a checkpoint has of each element of each parameter, as it moves the mean gradient.
 std::map<std::string, std::vector<double>> residuals_of(const std::string& path) {
   const auto checkpoint = SavedCheckpoint::open(path, "test");
   EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
@@ -121,7 +121,7 @@ std::map<std::string, std::vector<double>> residuals_of(const std::string& path)
   return sums;
 }
 
-// A step of the new ranks gets from residuals what one of the old ranks would have got.
+// A step of the new ranks gets from residuals what a step of the old ranks would have got.
 TEST(SavedResiduals, AreTheMeanForOtherRanks) {
   const Kind kOthers[] = {{"two", 2, 2, ShardingStrategy::kShardGradients, with_feedback(WireForm::kInt8)},
                           {"three", 3, 3, ShardingStrategy::kFullShard, with_feedback(WireForm::kInt8)},
@@ -169,7 +169,7 @@ TEST(SavedResiduals, AreTheMeanForOtherRanks) {
   }
 }
 
-// A commit has them too, while the next forward goes on.
+// A commit has them too, while the next forward runs.
 TEST(SavedResiduals, AreTheSameRanksOwnAgainFromACommit) {
   for (const Kind& kind : kKinds) {
     const TestFolder folder;
@@ -197,7 +197,7 @@ TEST(SavedResiduals, AreTheSameRanksOwnAgainFromACommit) {
   }
 }
 
-/// All of what a checkpoint has of a parameter by this word.
+/// Everything that a checkpoint has of a parameter under this word.
 std::vector<float> saved_values(SavedCheckpoint& checkpoint, const std::string& word, const SavedParameter& parameter) {
   std::vector<float> values(static_cast<std::size_t>(parameter.numel));
   const absl::Status read = checkpoint.read(word, parameter.name, 0, std::as_writable_bytes(std::span(values)));
@@ -205,8 +205,8 @@ std::vector<float> saved_values(SavedCheckpoint& checkpoint, const std::string& 
   return values;
 }
 
-// What is rounded away of a single gradient never stays in an optimizer's momentum: that is the momentum which ranks sent, and goes on as it
-// when other ranks take it over.
+// The optimizer's momentum is the momentum that ranks sent, so what rounding takes from a single gradient never stays
+// in it. It goes on so when other ranks take it over.
 TEST(SavedResiduals, TheMomentumThatRanksSendIsTheOptimizers) {
   const TestFolder one, two;
   const auto strategy_of = [](std::int64_t microbatches) {

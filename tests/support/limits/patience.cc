@@ -17,23 +17,24 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kPieces = 8;
-constexpr int kSteps = 4'000'000;  // of a piece: some milliseconds
+constexpr int kSteps = 4'000'000;  // steps in a piece: some milliseconds
 constexpr std::size_t kWritten = 64 << 10;
 
 std::atomic<double> longest_s{0};
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-/// Numbers that each follow from the one before, so that no two are computed at once.
+/// Computes numbers that each follow from the one before, so that no two are computed at once.
 std::uint64_t compute(std::uint64_t number) {
   for (int i = 0; i < kSteps; ++i) number = number * 6364136223846793005u + 1442695040888963407u;
   return number;
 }
 
-/// A file without a name, in which nothing stays; -1 where there is none, which is no reason to fail.
+/// Opens a file without a name, of which nothing stays; -1 where that is impossible, which is no reason to fail.
 int scratch_file() { return ::open("/tmp", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600); }
 
-/// What one of the two processes does. Threads of the process that forked are not here, so it calls the system alone.
+/// The work of one of the two processes. Threads of the process that forked do not live here, so it calls only the
+/// system.
 [[noreturn]] void work(int peer, int file) {
   static constexpr std::array<char, kWritten> kText{};
   std::uint64_t number = 1;
@@ -54,7 +55,7 @@ void measure() {
   while (known < took && !longest_s.compare_exchange_weak(known, took)) continue;
 }
 
-/// By what is known so far; 1 where nothing was measured.
+/// The slowness that is known so far; 1 where nothing was measured.
 double known_slowness() { return std::max(1.0, longest_s.load() / kReferenceAtRest); }
 
 }  // namespace

@@ -4,26 +4,28 @@
 
 namespace tessera {
 
-// Limits of time in tests. A test says how many seconds something takes at most on a machine at rest. The limit is that
-// many times a reference piece of work, measured in the same run: on a machine with other load, on a slow one and under a
-// sanitizer the reference takes longer, and the limit grows with it. It never falls below the seconds that the test says.
+// Limits of time in tests. A test says how many seconds something takes at most on a machine at rest. The limit scales
+// with a reference piece of work that is measured in the same run: the reference takes longer on a machine with other
+// load, on a slow one and under a sanitizer, and the limit grows with it. It never falls below the seconds that the
+// test says.
 //
-// The reference is what ranks do: two processes start, compute, wait for each other after each piece, and one writes to a
-// file. It takes kReferenceAtRest seconds on two cores at rest, and two busy processes beside it at least double that.
-// tests/support/patience.py has the same for Python, and the program with_patience runs a command within such a limit.
+// The reference is what ranks do: two processes start, compute, wait for each other after each piece, and one writes to
+// a file. It takes kReferenceAtRest seconds on two cores at rest, and two busy processes beside it at least double
+// that. tests/support/patience.py has the same for Python, and the program with_patience runs a command within such a
+// limit.
 
-/// What the reference took on two cores at rest.
+/// The seconds that the reference took on two cores at rest.
 constexpr double kReferenceAtRest = 0.06;
 
-/// Seconds that the reference piece of work takes now. Throws std::runtime_error where no process can be started.
+/// Measures the seconds that the reference takes now. Throws std::runtime_error where no process can be started.
 double measure_reference_s();
 
-/// How many times longer than at rest things take, 1 at least: by the longest reference that this process has measured.
-/// Measures one where there is none yet.
+/// How many times longer than at rest things take, at least 1, by the longest reference that this process has measured.
+/// It measures one where there is none yet.
 double slowness();
 
-/// The limit for what takes `at_rest` on a machine at rest. For calls that want the limit beforehand; a Deadline measures
-/// only where `at_rest` was not enough, so it costs nothing in most runs.
+/// The limit for what takes `at_rest` on a machine at rest. It serves calls that want the limit beforehand. A Deadline
+/// measures only where `at_rest` was not enough, so it costs nothing in most runs.
 inline std::chrono::milliseconds patient(std::chrono::duration<double> at_rest) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(at_rest * slowness());
 }
@@ -38,7 +40,7 @@ class Deadline {
 
   /// Whether this machine has had enough time. Measures the reference whenever the limit that is known so far is over.
   bool passed();
-  /// Since the limit began.
+  /// The seconds since the limit began.
   double seconds() const;
 
  private:

@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-constexpr int kLate = 124;  // as of timeout(1)
+constexpr int kLate = 124;  // timeout(1) has the same code
 constexpr int kCannotRun = 126;
 
 /// Ends as the command did.

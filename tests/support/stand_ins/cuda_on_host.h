@@ -14,10 +14,10 @@
 #include <utility>
 #include <vector>
 
-// Runs the source of CUDA kernels on the host, so that what they compute is tested where there is no GPU. The threads of
-// a thread block are fibers of one thread; a fiber runs until it comes to a barrier of its warp or its block. Blocks run
-// one after the other. It shows results, and barriers that not all threads come to; not races, speed, or what the
-// device's compiler makes of the source.
+// Runs the source of CUDA kernels on the host, so that their results are tested where there is no GPU. The threads of a
+// thread block are fibers of one thread; a fiber runs until it comes to a barrier of its warp or its block. Blocks run
+// one after the other. This shows results, and barriers that not all threads come to. It shows neither races nor speed,
+// nor what the device's compiler makes of the source.
 
 #undef __shared__
 #define __shared__ static  // one block at a time
@@ -34,7 +34,7 @@ struct Index {
   unsigned x = 0;
 };
 
-/// Copies of one thread that are under way, in groups.
+/// The copies of one thread that are under way, in groups.
 class Copies {
  public:
   void add(void* to, const void* from, std::size_t bytes) { open_.push_back({to, from, bytes}); }
@@ -70,7 +70,7 @@ class ThreadBlock {
     for (std::size_t i = 0; i < threads; ++i) prepare(fibers_[i], stack(i));
   }
 
-  /// One block.
+  /// Runs one block.
   void run() {
     current() = this;
     for (Fiber& fiber : fibers_) fiber.copies.forget();
@@ -92,7 +92,7 @@ class ThreadBlock {
     change(fiber.place, scheduler_);
   }
 
-  /// Every lane of this warp gives a value, all of them at once; then `take(lane)` is what a lane gave.
+  /// Lets every lane of this warp give a value, all at once; then `take(lane)` is the value that a lane gave.
   template <class T, class Take>
   T exchange(T value, const Take& take) {
     std::memcpy(fibers_[running_].given, &value, sizeof value);
@@ -115,7 +115,8 @@ class ThreadBlock {
   Copies& copies() { return fibers_[running_].copies; }
 
  private:
-  /// Where a fiber goes on, as the compiler's own setjmp notes it: swapcontext would cost a call of the system each time.
+  /// The place where a fiber goes on, as the compiler's own setjmp notes it: swapcontext would make a system call each
+  /// time.
   using Place = void* [5];
 
   struct Fiber {
@@ -135,19 +136,20 @@ class ThreadBlock {
     makecontext(&fiber.beginning, reinterpret_cast<void (*)()>(&ThreadBlock::run_fiber), 0);
   }
 
-  /// Made once: launches run one after the other.
+  /// The stack of a fiber. Stacks are made once, since launches run one after the other.
   static char* stack(std::size_t fiber) {
     static std::vector<std::unique_ptr<char[]>> stacks;
     while (stacks.size() <= fiber) stacks.emplace_back(new char[kStackBytes]);
     return stacks[fiber].get();
   }
 
-  /// A thread of each block in turn.
+  /// Runs a thread of one block after the other.
   static void run_fiber() {
     for (ThreadBlock* const block = current();; block->stop_at(Stop::kEnd)) block->body_();
   }
 
-  // Functions of their own, and not looked into: else GCC finds that nothing comes back to where setjmp was called.
+  // These are functions of their own that GCC must not look into: it would find that nothing returns to where setjmp
+  // was called.
   [[gnu::noipa, noreturn]] static void go_to(Place& place) { __builtin_longjmp(place, 1); }
   [[gnu::noipa]] static void change(Place& from, Place& to) {
     if (__builtin_setjmp(from) == 0) go_to(to);
@@ -205,8 +207,8 @@ inline void __syncwarp() {
   using cuda_on_host::ThreadBlock;
   ThreadBlock::current()->stop_at(ThreadBlock::Stop::kWarp);
 }
-// Copies that go on without the thread (CUDA's "pipeline primitives") are made when they are waited for, so that who does not wait reads
-// something else.
+// Asynchronous copies (CUDA's "pipeline primitives") are made when they are waited for, so that code which does not
+// wait reads something else.
 inline void __pipeline_memcpy_async(void* to, const void* from, std::size_t bytes) {
   cuda_on_host::ThreadBlock::current()->copies().add(to, from, bytes);
 }

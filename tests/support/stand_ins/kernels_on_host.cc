@@ -1,6 +1,7 @@
-// The source of the optimizer's CUDA kernels, run on the host thread by thread: once for all tests that call it by its headers.
+// Compiles the source of the optimizer's CUDA kernels to run on the host thread by thread: once for all tests that call
+// the kernels by their headers.
 #include "tests/support/stand_ins/cuda_on_host.h"
-// Behind it: the kernels' source.
+// The kernels' source comes after it.
 #include "optim/cuda/device_adafactor.cu"
 #include "optim/cuda/device_layers.cu"
 #include "optim/cuda/device_norm.cu"

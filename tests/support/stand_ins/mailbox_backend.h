@@ -19,7 +19,7 @@
 
 namespace tessera::testing {
 
-/// What all ranks of a MailboxBackend share.
+/// The messages that all ranks of a MailboxBackend share.
 struct Mailboxes {
   using Key = std::tuple<int, int, int>;  // from, to, tag
   std::mutex mutex;
@@ -28,8 +28,9 @@ struct Mailboxes {
   std::set<int> gone;  ///< ranks that send no more
 };
 
-/// Point-to-point messages between threads of this process, as Gloo's: the first one sent is the first one received, in memory that may be
-/// larger, and whoever waits for a rank whose backend is gone fails at once. Counts what its rank sends.
+/// Sends point-to-point messages between threads of this process, as Gloo does: the first message sent is the first one
+/// received, in memory that may be larger, and a wait for a rank whose backend is gone fails at once. It counts what
+/// its rank sends.
 class MailboxBackend : public c10d::Backend {
  public:
   MailboxBackend(int rank, int size, std::shared_ptr<Mailboxes> mailboxes)
@@ -54,7 +55,7 @@ class MailboxBackend : public c10d::Backend {
     return c10::make_intrusive<Received>(mailboxes_, Mailboxes::Key{from, getRank(), tag}, tensors[0]);
   }
 
-  std::size_t messages = 0, bytes = 0;  ///< sent
+  std::size_t messages = 0, bytes = 0;  ///< what was sent
 
  private:
   struct Sent : c10d::Work {

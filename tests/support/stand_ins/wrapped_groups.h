@@ -11,7 +11,7 @@
 
 namespace tessera::testing {
 
-/// A group whose calls another one makes: what a test sees of them, or changes, it overrides.
+/// A group that passes all calls on to another one. A test overrides the calls that it wants to see or change.
 class ForwardingCollectives : public Collectives {
  public:
   explicit ForwardingCollectives(std::shared_ptr<Collectives> group) : group_(std::move(group)) {}
@@ -57,10 +57,10 @@ class ForwardingCollectives : public Collectives {
   const std::shared_ptr<Collectives> group_;
 };
 
-/// What becomes of a group. `use`: the last word of its name: "gather", "reduce", "replicate", "world", "replica".
+/// Wraps a group. `use`: the last word of its name: "gather", "reduce", "replicate", "world", "replica".
 using WrapGroup = std::function<std::shared_ptr<Collectives>(const std::string& use, std::shared_ptr<Collectives>)>;
 
-/// The ranks' factory, with each group as `wrap` makes it. For ThreadRanks::wrap_groups.
+/// Wraps the ranks' factory so that `wrap` wraps each of its groups. ThreadRanks::wrap_groups takes it.
 inline std::shared_ptr<GroupFactory> wrapped_groups(std::shared_ptr<GroupFactory> factory, WrapGroup wrap) {
   class Wrapped final : public GroupFactory {
    public:

@@ -18,7 +18,7 @@ using nlohmann::json;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// All ranks on threads; rank r brings prepared(r).
+/// Lets ranks on threads agree; rank r brings prepared(r). Returns each rank's status.
 std::vector<absl::Status> agree_on(int ranks, const std::function<absl::StatusOr<json>(int)>& prepared) {
   const auto store = memory_store();
   std::vector<absl::Status> ends(ranks);

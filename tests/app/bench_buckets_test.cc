@@ -1,4 +1,4 @@
-// `tessera bench buckets`, as a user runs it.
+// Tests `tessera bench buckets`, as a user runs it.
 
 #include <gmock/gmock.h>
 
@@ -17,7 +17,7 @@ class BenchBuckets : public Workplace {
  protected:
   Words bench(const Words& more = {}) const { return Words{TESSERA_PROGRAM, "bench", "buckets", "--quick"} + more; }
 
-  /// CIFAR-10's files with `records` each, labels in turn.
+  /// Writes files in CIFAR-10's format with `records` images each, whose labels take turns. Returns their folder.
   std::string cifar10(int records) const {
     const std::string folder = path("cifar");
     std::filesystem::create_directory(folder);

@@ -1,4 +1,4 @@
-// `tessera bench step | memory | overhead | launches | overlap | collectives --fit`, as a user runs them.
+// Tests `tessera bench step | memory | overhead | launches | overlap | collectives --fit`, as a user runs them.
 
 #include <gmock/gmock.h>
 
@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 
 class BenchTables : public Workplace {
  protected:
-  /// What the section wrote, with a row for each of its things.
+  /// Runs a section and returns what it wrote, with a row for each thing that it measures.
   json bench(const std::string& section) const {
     run({TESSERA_PROGRAM, "bench", section, "--quick", "--json", path("out.json")});
     return json::parse(read_file(path("out.json")));
@@ -116,7 +116,7 @@ TEST_F(BenchTables, FitOfCollectivesIsWrittenAndTrainingGoesByIt) {
   for (const json& call : report.at("calls")) chosen += call.at("is_chosen").get<bool>() ? 1 : 0;
   EXPECT_EQ(chosen, 4 * 5) << "sizes, collectives";
 
-  // Ways change nothing but time: with three ranks, which are no power of two, losses have the same bits.
+  // Algorithms change nothing but time: losses have the same bits, even on three ranks, which are no power of two.
   const auto train_by = [&](const std::string& fit) {
     const std::string three =
         strategy("FULL_SHARD", R"(, "comm": {"transport": "gloo", "network_fit": ")" + fit + R"("})");

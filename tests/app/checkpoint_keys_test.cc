@@ -1,4 +1,4 @@
-// What a strategy file says of checkpoints and of loss spikes, as `tessera train` does it.
+// Tests that `tessera train` does what a strategy file says about checkpoints and loss spikes.
 
 #include <gmock/gmock.h>
 
@@ -74,7 +74,7 @@ TEST_F(CheckpointKeys, SoManySavesMayFailInARow) {
   EXPECT_EQ(last.code, 74) << "the last save of a run must succeed: " << last.err;
 }
 
-/// A text that is easily learned, but for a few characters.
+/// A text that is easily learned, except for a few characters.
 std::string text_with_a_surprise() {
   std::string text(4000, 'a');
   std::mt19937 random(3);

@@ -1,4 +1,4 @@
-// The commands that train nothing, and the texts that must agree with them.
+// Tests the commands that train nothing, and the texts that must agree with them.
 
 #include <gmock/gmock.h>
 
@@ -43,7 +43,7 @@ TEST_F(Command, WhatAModuleOfThePythonPackageHasIsSaidInOneLine) {
             "--help\n");
 }
 
-// A device that is full takes nothing, and tells nobody who does not ask.
+// A full device takes nothing, and only programs that check their output notice.
 TEST_F(Command, WhatCannotBePrintedIs74InEveryProgram) {
   const std::string checkpoints = path("checkpoints");
   run(train(strategy("NO_SHARD"), "metrics", {"--checkpoint-dir", checkpoints}));

@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-/// How many are chosen of `numel` from `begin` on.
+/// How many of `numel` elements from `begin` on are chosen.
 std::int64_t chosen_in(const EvenSpread& spread, std::int64_t begin, std::int64_t numel) {
   std::int64_t chosen = 0;
   for (std::int64_t i = begin; i < begin + numel; ++i) chosen += spread.has(i) ? 1 : 0;
@@ -42,7 +42,7 @@ TEST(EvenSpread, NumbersEachKindInOrder) {
   });
 }
 
-// Any run of a part has its share of what is chosen there, but for less than one.
+// Any run of a part has its share of the chosen elements, up to less than one.
 TEST(EvenSpread, EachRunHasItsShare) {
   for_all_spreads([](std::int64_t all, std::int64_t chosen, std::int64_t first) {
     const EvenSpread spread(all, chosen, first);

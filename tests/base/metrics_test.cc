@@ -105,8 +105,8 @@ TEST_F(MetricsWriterTest, WritesAfterCloseOrMoveFail) {
   EXPECT_EQ(content(), "{\"a\":1}\n");
 }
 
-// A file that may grow to 15 bytes only: the second line is cut. The limit is the process's, so a child runs
-// into it.
+// The file may grow only to 15 bytes, so the second line is cut. The limit belongs to the process, so a child process
+// reaches it.
 TEST_F(MetricsWriterTest, ALineCutByALimitSpoilsNoOther) {
   const pid_t child = ::fork();
   if (child == 0) {

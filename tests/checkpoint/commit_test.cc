@@ -121,7 +121,7 @@ TEST(CommitLog, WhatIsKeptBesideCommitsComesBackOrIsDamage) {
   EXPECT_THAT(refusal(*hash), AllOf(HasSubstr(*hash), HasSubstr("damaged"), HasSubstr("hint:")));
 }
 
-// A folder without a whole commit is that of a run before its first one only if there never was any.
+// A folder without a whole commit belongs to a run before its first commit only if there never was one.
 TEST(CommitLog, AFolderWhoseCommitsAreLostIsDamaged) {
   const auto refusal = [](bool begun, bool two, const std::function<void(const std::string& file)>& damage) {
     const ScratchFolder folder;
@@ -160,7 +160,7 @@ TEST(Commit, PartsHavePartsOfTheirOwn) {
   EXPECT_FALSE(read_parts(text + "x", read));
 }
 
-// A process that was forked from a rank, as a DataLoader's worker is, neither gives the lock away nor keeps it.
+// A process that was forked from a rank, such as a DataLoader's worker, neither releases the lock nor keeps it.
 TEST(CommitLog, AForkedProcessHasNoPartInTheLock) {
   const ScratchFolder folder;
   auto log = CommitLog::open(folder.path(), 0, "rank 0");
@@ -183,7 +183,7 @@ TEST(CommitLog, AForkedProcessHasNoPartInTheLock) {
   for (const int end : ready) ::close(end);
 }
 
-// The n-th operation of a kind fails: there is the commit before, and this one or none.
+// The n-th operation of a kind fails: the commit before is there, and this one is whole or not there at all.
 TEST(CommitLog, AFailedOperationLosesNothing) {
   for (const FaultSite site : {FaultSite::kOpen, FaultSite::kWrite, FaultSite::kFsync, FaultSite::kRename}) {
     for (std::int64_t n = 1;; ++n) {

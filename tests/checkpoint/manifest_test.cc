@@ -96,7 +96,7 @@ TEST(Manifest, AnotherVersionIsNamed) {
   }
 }
 
-// What 0.1 can read is written as 0.1 wrote it.
+// A manifest that 0.1 can read is written as 0.1 wrote it.
 TEST(Manifest, OneWithoutStatesOfFrozenParametersHasTheVersionThatDoesNotKnowThem) {
   Manifest manifest = *read_manifest("manifest.json", some_text());
   EXPECT_TRUE(manifest.parameters[2].keeps_states());
@@ -112,7 +112,7 @@ TEST(Manifest, OneWithoutStatesOfFrozenParametersHasTheVersionThatDoesNotKnowThe
   EXPECT_TRUE(read.parameters[0].has_state("exp_avg"));
 }
 
-// F37: with a hash that fits.
+// F37: these manifests have a hash that fits.
 TEST(Manifest, HostileOnesAreRefused) {
   const std::string text = some_text();
   ASSERT_TRUE(read_manifest("m", changed_manifest(text, R"("step":)", R"("step":)")).ok());
@@ -179,7 +179,7 @@ TEST(Manifest, NothingMayBeMissing) {
   const std::string text = some_text();
   const auto json = nlohmann::ordered_json::parse(text);
   for (const auto& [key, value] : json.items()) {
-    // What a checkpoint need not have.
+    // A checkpoint need not have these keys.
     if (key == "data" || key == "rates" || key == "options" || key == "losses" || key == "loss_scale" ||
         key == "noise" || key == "defaults" || key == "residuals" || key.starts_with("tessera") ||
         key.starts_with("xxh3"))

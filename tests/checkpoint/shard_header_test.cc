@@ -33,7 +33,7 @@ TEST(ShardHeader, ComesBack) {
   EXPECT_TRUE(read_header("f", write_header({}), 0).ok());
 }
 
-// Other tools map the file, and want each tensor at a multiple of its element's size.
+// Other tools map the file into memory, and want each tensor at a multiple of its element's size.
 TEST(ShardHeader, PiecesAreAligned) {
   const ShardHeader header = some_header();
   std::int64_t next = 0;
@@ -44,7 +44,7 @@ TEST(ShardHeader, PiecesAreAligned) {
   }
 }
 
-// F36: each of these has bytes enough; nothing but the check refuses it.
+// F36: each of these headers has enough bytes; only the check refuses it.
 TEST(ShardHeader, HostileHeadersAreRefused) {
   const auto piece = [](const std::string& key, const std::string& dtype, const std::string& shape,
                         const std::string& place) {
@@ -117,7 +117,7 @@ TEST(ShardHeader, LengthsAreChecked) {
   }
 }
 
-// The parser sees damage only behind a hash that fits; still, none of it may do harm.
+// The parser sees damaged headers only behind a hash that fits, but no damage may do harm.
 TEST(ShardHeader, AnyByteChangedIsAnErrorOrAnotherHeader) {
   const std::string head = write_header(some_header());
   for (std::size_t i = 8; i < head.size(); ++i) {

@@ -1,5 +1,5 @@
-// Safetensors files of other programs: what is written is read again, and what is damaged or hostile is refused by
-// name.
+// Tests safetensors files of other programs: what is written can be read again, and damaged or hostile files are
+// refused by name.
 
 #include "checkpoint/tensor_files.h"
 
@@ -33,7 +33,7 @@ class TensorFilesTest : public ::testing::Test {
     std::ofstream(scratch_.file(name), std::ios::binary) << bytes;
     return scratch_.file(name);
   }
-  /// The error of opening a file of these bytes; empty: there is none.
+  /// The error of opening a file of these bytes; empty where there is none.
   std::string refusal(const std::string& bytes) const {
     const auto files = TensorFiles::open(write("f.safetensors", bytes), "who");
     if (files.ok()) return "";
@@ -95,7 +95,7 @@ TEST_F(TensorFilesTest, AModelThatIsThereIsKeptOrReplacedWhole) {
   EXPECT_EQ(exit_code_of(short_of->finish()), ExitCode::kInternal);
 }
 
-// FAULTS: each of these has bytes enough; nothing but the check refuses it.
+// Each of these headers has enough bytes; only the check refuses it.
 TEST_F(TensorFilesTest, HostileHeadersAreRefused) {
   const std::string good = "{" + entry("a", "F32", "[2]", "[0,8]") + "}", data(8, 'x');
   ASSERT_EQ(refusal(head_of(good) + data), "");

@@ -1,4 +1,4 @@
-// The cuda_host transport on an emulated GPU, ranks on threads.
+// Tests the cuda_host transport on an emulated GPU, with ranks on threads.
 
 #include <gmock/gmock.h>
 
@@ -100,7 +100,7 @@ TEST(CudaHost, SumsInPlaceTakeNoMoreMemoryWithEveryStep) {
       for (Work& work : under_way) require_ok(work.wait());
       if (step == 0) after_first = gpu.allocations;
     }
-    // A large block may have to be made once more where a small sum had the one there was.
+    // A large block may have to be allocated once more where a small sum used the one that was there.
     require(gpu.allocations <= after_first + 2, std::to_string(gpu.allocations) + " allocations");
   });
 }

@@ -1,4 +1,4 @@
-// Groups for a device's memory, with the CPU as the device.
+// Tests groups for a device's memory, with the CPU as the device.
 
 #include <gmock/gmock.h>
 

@@ -1,4 +1,5 @@
-// The GPU's sum beside the CPU's: the same bits. Built twice, as tests/optim/device_kernels_test.cc.
+// Compares the GPU's sum with the CPU's: bits are the same. The program is built twice, like
+// tests/optim/device_kernels_test.cc.
 
 #include <gtest/gtest.h>
 
@@ -12,7 +13,7 @@
 
 #if defined(TESSERA_CUDA_ON_HOST)
 #include "tests/support/stand_ins/cuda_on_host.h"
-// Behind it: the kernel's source.
+// The kernel's source comes after it.
 #include "runtime/comm/cuda_host/cuda/device_sum.cu"
 #else
 #include "runtime/comm/cuda_host/cuda/device_sum.h"
@@ -52,7 +53,8 @@ void finish() {
 #endif
 }
 
-/// Numbers below 2, zeros and subnormals among them: no sum overflows, for NaNs have other bits on a GPU.
+/// Fills memory with numbers below 2, zeros and subnormals among them. No sum overflows, because NaNs have other bits
+/// on a GPU.
 void fill(std::byte* data, DType dtype, std::size_t numel, std::uint32_t seed) {
   std::mt19937 random(seed);
   const std::size_t bytes = size_of(dtype);

@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// Seconds for what no test waits out: ranks that hang are ended by the test (ForkedRanks::wait) long before.
+/// A limit in seconds that no test waits out: tests end ranks that hang long before (ForkedRanks::wait).
 constexpr double kNeverPassed = 3600;
 
 /// The group of all of `ranks` forked ranks.

@@ -12,11 +12,11 @@
 
 namespace tessera {
 
-// What the sums should be, as slowly and plainly as possible.
+// Computes what sums should be, as slowly and plainly as possible.
 
 using Bytes = std::vector<std::byte>;
 
-/// Value of a 16-bit float from its fields, by the definition of the format.
+/// The value of a 16-bit float from its fields, by the definition of the format.
 inline float widen_slowly(DType dtype, std::uint16_t bits) {
   const int mantissa_bits = dtype == DType::kF16 ? 10 : 7;
   const int exponent_bits = 15 - mantissa_bits;
@@ -59,8 +59,8 @@ inline Bytes random_values(DType dtype, std::size_t numel, std::uint32_t seed) {
   return data;
 }
 
-/// Rule 3 of collectives.h word by word: neighbours are added, an odd last one is carried up, until one is
-/// left.
+/// Adds values by rule 3 of collectives.h, word by word: neighbours are added, an odd last one is carried up, until one
+/// is left.
 inline float tree_of(std::vector<float> values) {
   while (values.size() > 1) {
     std::vector<float> next;

@@ -15,7 +15,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 constexpr std::size_t kNumel = 3000;
 
-/// What each rank's body returned.
+/// Runs `body` on each rank, and returns their statuses.
 std::vector<absl::Status> statuses(int ranks, const std::function<absl::Status(int rank, Collectives&)>& body) {
   std::vector<absl::Status> results(ranks);
   run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
@@ -124,8 +124,8 @@ TEST(StartedReductions, TooManyAreRefused) {
   }
 }
 
-// The exception takes the buffers with it while the peer may be about to read them (ASan and TSan look on), and is what
-// the peer gets to hear.
+// The exception destroys the buffers while the peer may be about to read them (ASan and TSan watch this). The peer must
+// get the exception's text.
 TEST(StartedReductions, AnExceptionWhileTheyAreUnderWayIsWhatThePeersHear) {
   for (int round = 0; round < 20; ++round) {
     std::string told;

@@ -20,7 +20,7 @@ absl::StatusOr<Topology> resolve(const Variables& variables) {
   });
 }
 
-/// `base` with `changes` laid over it; an empty value takes a variable away.
+/// Returns `base` with `changes` on top of it; an empty value removes a variable.
 Variables with(Variables base, const Variables& changes) {
   for (const auto& [name, value] : changes) {
     if (value.empty())
@@ -65,7 +65,7 @@ const Variables kAllocation = {{"SLURM_JOB_ID", "77"},
                                {"SLURM_NTASKS", "8"},
                                {"SLURM_TASKS_PER_NODE", "4(x2)"},
                                {"SLURM_JOB_NODELIST", "node[03-04]"}};
-/// The same inside the batch script.
+/// An allocation's variables inside the batch script.
 const Variables kBatch =
     with(kAllocation, {{"ENVIRONMENT", "BATCH"}, {"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}, {"SLURM_NODEID", "0"}});
 
@@ -140,7 +140,7 @@ TEST(Topology, SlurmsStepGoesBeforeItsJob) {
   const auto two = resolve(with(kSlurm, {{"SLURM_NTASKS", "16"}, {"SLURM_STEP_NUM_TASKS", "8"}}));
   ASSERT_TRUE(two.ok()) << two.status();
   EXPECT_EQ(two->world_size, 8);
-  // Ranks that are started inside such a shell.
+  // These ranks are started inside such a shell.
   const auto inside = resolve(with(shell, kOpenMpi));
   ASSERT_TRUE(inside.ok()) << inside.status();
   EXPECT_EQ(inside->launcher, "openmpi");
@@ -148,7 +148,7 @@ TEST(Topology, SlurmsStepGoesBeforeItsJob) {
               HasSubstr("SLURM_STEP_NUM_TASKS=5"));
 }
 
-/// What Python says of its process group.
+/// The variables by which Python describes its process group.
 Variables group(const std::string& rank, const std::string& size) {
   return {{"torch.distributed.get_rank()", rank}, {"torch.distributed.get_world_size()", size}};
 }
@@ -260,7 +260,7 @@ TEST(Topology, Refusals) {
   }
 }
 
-/// One launcher inside another: who counts, or who is refused.
+/// One launcher inside another: which of them counts, or that both are refused.
 struct Nesting {
   const char* name;
   Variables inner, outer;

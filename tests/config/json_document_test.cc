@@ -5,7 +5,7 @@
 namespace tessera {
 namespace {
 
-// The positions of all values and keys of a text, found by parsing.
+// Finds the positions of all values and keys of a text by parsing it.
 void collect(const JsonNode& node, std::string_view text, std::vector<std::string>& found) {
   if (!node.key.empty()) found.push_back("key " + std::string(text.substr(node.key_offset, node.key.size() + 2)));
   const std::string dumped = node.value.dump();

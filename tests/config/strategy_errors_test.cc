@@ -1,4 +1,4 @@
-// What people get to read: whole messages for whole files. A change of wording is a change here.
+// Tests the messages that people read: whole messages for whole files. A change of wording must be made here, too.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ TEST_P(StrategyErrors, ReadAs) {
   ASSERT_FALSE(strategy.ok());
   EXPECT_EQ(exit_code_of(strategy.status()), ExitCode::kConfig);
   const std::string errors = GetParam().errors;
-  // One last line where no error has a hint of its own.
+  // There is one last line where no error has a hint of its own.
   const bool has_hint = errors.find("hint: ") != std::string::npos;
   EXPECT_EQ(message_of(strategy.status()),
             has_hint ? errors : errors + "\n[T0512] hint: docs/strategy.md lists every key and what it may be");

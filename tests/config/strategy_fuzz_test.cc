@@ -1,5 +1,5 @@
-// Damaged files: whatever the text, the reader ends, reports in its format, and never accepts what the schema
-// refuses.
+// Tests damaged strategy files: whatever the text is, the reader ends, reports in its format, and never accepts what
+// the schema refuses.
 
 #include <gtest/gtest.h>
 
@@ -38,13 +38,13 @@ void check_refusal(const absl::Status& status) {
   EXPECT_GT(last.first, 0);
 }
 
-// Numbers such as 4.0 are integers to us and to draft 7, not to this validator.
+// Numbers such as 4.0 are integers for us and for draft 7 of JSON schema, but not for this validator.
 json with_whole_numbers_as_integers(const json& value) {
   if (value.is_number_float()) {
     const double x = value.get<double>();
     return x == std::floor(x) && std::abs(x) < 1e15 ? json(static_cast<std::int64_t>(x)) : value;
   }
-  // valijson takes what no signed integer holds for a negative number.
+  // valijson takes a number that no signed integer can hold for a negative one.
   if (value.is_number_unsigned() && value.get<std::uint64_t>() > INT64_MAX) return json(value.get<double>());
   if (!value.is_structured()) return value;
   json copy = value;
@@ -138,7 +138,7 @@ class Mutator {
         break;
     }
   }
-  // A digit for a digit keeps the syntax and moves values around their limits.
+  // Replacing a digit by a digit keeps the syntax and moves values around their limits.
   void replace_digit(std::string& text, std::size_t at) {
     const std::size_t digit = text.find_first_of("0123456789", at);
     if (digit != std::string::npos) text[digit] = static_cast<char>('0' + below(10));
@@ -165,7 +165,7 @@ TEST(StrategyFuzz, EveryPrefixOfAFileIsRefused) {
   for (std::size_t length = 0; length <= end; ++length) EXPECT_FALSE(check(text.substr(0, length))) << length;
 }
 
-// Any value of the table at any key: right kinds in wrong places, and combinations of keys.
+// Any value of the table comes at any key: right kinds in wrong places, and combinations of keys.
 TEST(StrategyFuzz, ShuffledValuesAreAcceptedOnlyIfTheSchemaAccepts) {
   std::vector<std::string> values = {"null",  "{}",   "[]",      "-1",     "1.5",
                                      "1e300", "\"\"", "[1,2,3]", "[true]", "18446744073709551615"};

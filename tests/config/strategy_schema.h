@@ -5,7 +5,7 @@
 
 namespace tessera {
 
-/// Does the generated schema allow the document? "" or what the validator (valijson) says.
+/// The errors of the validator (valijson) for a document under the generated schema; empty where the schema allows it.
 std::string schema_errors(const nlohmann::json& document);
 
 }  // namespace tessera

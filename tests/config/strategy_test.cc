@@ -27,7 +27,7 @@ std::filesystem::path temporary(const std::string& name) {
   return std::filesystem::path(::testing::TempDir()) / (std::to_string(::getpid()) + "-" + name);
 }
 
-// Files that between them satisfy the condition of every key.
+// Files that together satisfy the condition of every key.
 const std::vector<std::string>& surroundings() {
   static const std::vector<std::string> files = {
       R"({})",
@@ -199,7 +199,7 @@ TEST(Strategy, WhatIsLeftOutIsAsTheRuleHasIt) {
   EXPECT_EQ(made.optimizer.eps, 1e-3);
 }
 
-/// A file of all keys that 0.1 wrote is one of this version too.
+/// This version must read a file of all keys that 0.1 wrote.
 TEST(Strategy, DefaultsOfEarlierVersionsSayNothingWhereTheyHaveNoEffect) {
   EXPECT_TRUE(parse_strategy(R"({"optimizer": {"type": "sgd", "muon": {"adjust_lr": "match_rms_adamw"}}})").ok());
   EXPECT_FALSE(parse_strategy(R"({"optimizer": {"type": "sgd", "eps": 1e-10}})").ok());

@@ -1,6 +1,6 @@
-// Files that are wrong in every way we can think of: each is refused with its name, an offset and exit code 65 or 66,
-// and never read beyond its end (run this under AddressSanitizer too; a mapped file's last page ends with the file only
-// where sizes are a multiple of the page, so the tests check the verdict, not the absence of a crash).
+// Files are wrong in every way we can think of. Each is refused with its name, an offset and exit code 65 or 66, and
+// never read beyond its end. (Run this under AddressSanitizer too. A mapped file's last page ends with the file only
+// where the size is a multiple of the page, so the tests check the verdict, not the absence of a crash.)
 
 #include <gmock/gmock.h>
 #include <sys/stat.h>
@@ -113,7 +113,7 @@ TEST(HostileFiles, MegatronIndex) {
       {patched(kIndex, 17, std::uint8_t{9}), "got 9"},
       {patched(kIndex, 17, std::uint8_t{255}), "got 255"},
       {patched(kIndex, 17, std::uint8_t{5}), "lies outside of the .bin file"},
-      // Counts that overflow when they are multiplied by 4, 8 or 12.
+      // These counts overflow when they are multiplied by 4, 8 or 12.
       {patched(kIndex, 18, kMax), "at byte 18"},
       {patched(kIndex, 18, std::uint64_t{1} << 63), "at byte 18"},
       {patched(kIndex, 18, std::uint64_t{1} << 62), "at byte 18"},
@@ -144,7 +144,8 @@ TEST(HostileFiles, MegatronIndex) {
   }
 }
 
-/// Whatever one to four random bytes of a header become: refused, or a dataset all of whose tokens can be read.
+/// One to four random bytes of a header change: the file is refused, or it is a dataset all of whose tokens can be
+/// read.
 TEST(HostileFiles, RandomlyChangedHeaders) {
   const TestFolder folder;
   std::mt19937 random(11);
@@ -201,7 +202,7 @@ TEST(HostileFiles, OtherFormatsAreNotReadAsText) {
     EXPECT_THAT(message_of(status), AllOf(HasSubstr(said), HasSubstr("hint")));
     DatasetOptions options;
     options.format = TokenFormat::kText;
-    EXPECT_TRUE(open_dataset(path, options).ok());  // who insists gets bytes
+    EXPECT_TRUE(open_dataset(path, options).ok());  // a program that asks for bytes gets them
   }
   const auto status = open_dataset(folder.write("unknown.bin", "abcdefgh")).status();
   EXPECT_THAT(message_of(status), AllOf(HasSubstr("20240520"), HasSubstr("got 1684234849")));

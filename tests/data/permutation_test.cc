@@ -51,8 +51,8 @@ TEST(Permutation, SeedAndStreamMatter) {
   }
 }
 
-/// The documented algorithm, for ever: a changed order would break every run that is resumed. The numbers come from a
-/// second implementation, written from the header's description.
+/// The documented algorithm must never change: another order would break every run that is resumed. The numbers come
+/// from a second implementation, which was written from the header's description.
 TEST(Permutation, Golden) {
   EXPECT_THAT(all_of({10, 42, 0}), ElementsAre(9, 8, 7, 5, 2, 3, 4, 1, 6, 0));
   const Permutation large(std::uint64_t{1} << 40, 42, 7);
@@ -88,7 +88,7 @@ TEST(Permutation, PlacesAreUniform) {
   }
 }
 
-/// No trace of the data's order: neighbours do not stay neighbours, and ranks are not correlated with places.
+/// No trace of the data's order stays: neighbours do not stay neighbours, and ranks are not correlated with places.
 TEST(Permutation, OrderIsForgotten) {
   constexpr std::uint64_t n = 100'000;
   const auto order = all_of({n, 3, 0});

@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-/// Little-endian bytes, put together by hand: the formats as their documents tell them, not as our writers do.
+/// Puts little-endian bytes together by hand: formats as their documents describe them, not as our writers write them.
 class Bytes {
  public:
   template <typename T>

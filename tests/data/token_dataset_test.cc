@@ -16,7 +16,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Tokens = std::vector<std::int64_t>;
 
-/// Every window of a small dataset is the slice of its tokens.
+/// Checks that every window of a small dataset is the slice of its tokens.
 void expect_windows(const TokenDataset& dataset, const Tokens& tokens) {
   ASSERT_EQ(dataset.num_tokens(), static_cast<std::int64_t>(tokens.size()));
   for (std::size_t begin = 0; begin <= tokens.size(); ++begin)
@@ -105,7 +105,7 @@ TEST(TokenDataset, MegatronTypes) {
 TEST(TokenDataset, MegatronSequencesNeedNotLieInOrder) {
   const TestFolder folder;
   folder.write("d.bin", Bytes().all(std::vector<std::uint16_t>{10, 11, 12, 13, 14, 15}));
-  // Sequences: 14 15 | nothing | 11 12 13 | 10: the order of the index, with a gap and an empty one.
+  // The sequences are 14 15 | nothing | 11 12 13 | 10, in the order of the index, with a gap and an empty one.
   folder.write("d.idx", megatron_index(8, {2, 0, 3, 1}, {8, 4, 2, 0}, {0, 2, 4}));
   const auto dataset = open_dataset(folder / "d");
   ASSERT_TRUE(dataset.ok()) << dataset.status();

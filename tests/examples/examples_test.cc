@@ -1,4 +1,4 @@
-// The programs of examples/ learn, on one rank and on several.
+// Tests that the programs of examples/ learn, on one rank and on several.
 
 #include <gmock/gmock.h>
 

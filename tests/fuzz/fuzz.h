@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <string_view>
 
-/// What libFuzzer calls with each input. It returns 0; what it finds ends the process.
+/// libFuzzer calls this with each input. It returns 0; a fault that it finds ends the process.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
 
 namespace tessera::fuzz {
@@ -15,7 +15,7 @@ inline std::string_view text_of(const std::uint8_t* data, std::size_t size) {
   return {reinterpret_cast<const char*>(data), size};
 }
 
-/// Ends the process, and so shows the input, where a reader has kept a promise not.
+/// Ends the process, and so shows the input, where a reader has broken a promise.
 inline void expect(bool is_kept, const char* promise) {
   if (is_kept) return;
   std::fprintf(stderr, "not kept: %s\n", promise);

@@ -1,4 +1,4 @@
-// The model file, and config.json of Hugging Face.
+// Fuzzes the model file, and config.json of Hugging Face.
 
 #include "workshop/models/model_config.h"
 

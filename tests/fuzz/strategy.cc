@@ -1,4 +1,4 @@
-// The strategy file: what is accepted is printed as a file that is accepted, and is the same.
+// Fuzzes the strategy file: an accepted file is printed as a file that is accepted and means the same.
 
 #include "runtime/config/strategy_file.h"
 #include "tests/fuzz/fuzz.h"

@@ -1,4 +1,4 @@
-// The head of a safetensors file of another program.
+// Fuzzes the header of another program's safetensors file.
 
 #include "checkpoint/tensor_header.h"
 

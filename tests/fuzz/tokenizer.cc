@@ -1,4 +1,4 @@
-// tokenizer.json: what a tokenizer that was accepted makes of its own file is tokens that it knows.
+// Fuzzes tokenizer.json: a tokenizer that was accepted makes known tokens of its own file's text.
 
 #include "workshop/tokenizer/tokenizer.h"
 

@@ -1,4 +1,4 @@
-// Files of tokens, which are mapped into memory: of an accepted one every token can be read.
+// Fuzzes files of tokens, which are mapped into memory: every token of an accepted file can be read.
 
 #include <stdlib.h>
 

@@ -1,5 +1,5 @@
-// Files of weights: the pickle of an archive, whose tree keeps to its bounds and whose parts have each name once; and
-// what tells other files.
+// Fuzzes files of weights: the pickle of an archive, whose tree keeps its bounds and whose parts have each name once;
+// and the code that recognizes other files.
 
 #include <set>
 
@@ -12,7 +12,7 @@ using namespace tessera;
 
 namespace {
 
-/// Nodes below and with this one.
+/// The number of nodes in this tree.
 std::size_t count(const WeightsNode& node, std::size_t tensors, int depth) {
   fuzz::expect(depth <= WeightsNode::kDeepest, "a tree is no deeper than kDeepest");
   const bool is_tensor = node.kind == WeightsNode::Kind::kTensor;

@@ -12,7 +12,7 @@
 
 namespace tessera::testing {
 
-/// How the ranks of a configuration reach each other.
+/// Says how the ranks of a configuration reach each other.
 enum class Joined {
   kMemory,    ///< "memory": they are on one host, and share its memory
   kHosts,     ///< "hosts": they are on two hosts, with memory inside each and Gloo between the two
@@ -36,7 +36,7 @@ struct Configuration {
   /// The strategy with `folder`, for ranks that are threads of this process. An emulated GPU is chosen by EmulatedGpus,
   /// and not by comm.transport.
   Strategy trained(const std::filesystem::path& folder) const;
-  /// The same with the transport that its GPUs have, by which a plan is made without ranks.
+  /// The same strategy with the transport that its GPUs have, from which a plan is made without ranks.
   Strategy planned() const;
 
   friend std::ostream& operator<<(std::ostream& out, const Configuration& configuration);

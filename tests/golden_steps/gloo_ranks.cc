@@ -19,7 +19,7 @@
 namespace tessera::testing {
 namespace {
 
-/// Messages that a collective has under way.
+/// The messages that a collective has under way.
 class Arrivals : public c10d::Work {
  public:
   explicit Arrivals(std::vector<c10::intrusive_ptr<c10d::Work>> messages) : messages_(std::move(messages)) {}
@@ -33,7 +33,7 @@ class Arrivals : public c10d::Work {
   const std::vector<c10::intrusive_ptr<c10d::Work>> messages_;
 };
 
-/// Gloo's messages, with the two of its collectives that the transport uses.
+/// Stands for Gloo: its messages, and the two of its collectives that the transport uses.
 class MailboxGloo final : public MailboxBackend {
  public:
   using MailboxBackend::MailboxBackend;
@@ -62,7 +62,7 @@ class MailboxGloo final : public MailboxBackend {
   static constexpr int kBroadcast = -1, kBarrier = -2;  // no call has these tags
 };
 
-/// What all ranks of a run share.
+/// The mailboxes that all ranks of a run share.
 class Network {
  public:
   absl::StatusOr<std::shared_ptr<Collectives>> join(const Group& group) {
@@ -83,7 +83,7 @@ class Network {
   std::map<std::string, std::shared_ptr<Mailboxes>> mailboxes_;
 };
 
-/// The rank whose factory this is. Collective.
+/// The rank to which this factory belongs. Collective.
 int rank_of(GroupFactory& threads, int ranks) {
   std::vector<int> all(static_cast<std::size_t>(ranks));
   std::iota(all.begin(), all.end(), 0);

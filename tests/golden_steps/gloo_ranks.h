@@ -4,9 +4,9 @@
 
 namespace tessera::testing {
 
-/// Ranks as threads of this process that are joined as by comm.transport "gloo", where `ranks.hosts` is 1, or as by
-/// "auto" on several hosts: by memory inside a host, and by Gloo between hosts. What Gloo sends from rank to rank goes
-/// through mailboxes here, with no socket; all else is the transport's own code, compression too.
+/// Joins ranks that are threads of this process as comm.transport "gloo" would, where `ranks.hosts` is 1, or as "auto"
+/// would on several hosts: by memory inside a host, and by Gloo between hosts. Messages that Gloo would send go through
+/// mailboxes, without a socket; everything else is the transport's own code, compression too.
 ThreadRanks over_gloo(ThreadRanks ranks);
 
 }  // namespace tessera::testing

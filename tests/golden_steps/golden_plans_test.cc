@@ -1,5 +1,5 @@
-// Bytes, traffic and predicted seconds of all configurations are those that plans.txt has, to the last one. They depend
-// on integers alone, and on no machine: the seconds are those of made-up links and of a made-up profile.
+// Tests that the bytes, traffic and predicted seconds of all configurations are exactly those of plans.txt. They depend
+// on integers alone, and on no machine: seconds come from made-up links and a made-up profile.
 //
 // docs/testing.md says when plans.txt may be written anew.
 
@@ -18,7 +18,7 @@
 namespace tessera::testing {
 namespace {
 
-/// More units than any plan has slots for, each of several records.
+/// A model with more units than any plan has slots for, each of several records.
 TinyOptions deep(TinyOptions options) {
   options.vocab = options.width = 64;
   options.hidden = 192;
@@ -47,7 +47,7 @@ Links in_memory(Links links) {
   return links;
 }
 
-/// `slower`: each byte takes so many times as long.
+/// The links of a configuration; each byte takes `slower` times as long.
 MeshLinks links_for(const Configuration& configuration, const Strategy& strategy, double slower) {
   const Links network = links_of(1e-5, 1e-9 * slower), memory = in_memory(links_of(2e-6, 2.5e-10 * slower));
   const Topology topology = configuration.topology();
@@ -55,8 +55,8 @@ MeshLinks links_for(const Configuration& configuration, const Strategy& strategy
   return {is_in_memory ? memory : network, configuration.joined == Joined::kMemory ? memory : network};
 }
 
-/// Units are used in their order in forward, and the other way in backward, where a recomputed one runs forward once
-/// more.
+/// A profile in which forward uses units in their order, and backward in the reverse order, where a recomputed one runs
+/// forward once more.
 StepProfile profile_for(const MemoryPlan& plan, bool recomputes) {
   StepProfile profile;
   const std::vector<UnitShape>& units = plan.input().units;

@@ -138,7 +138,7 @@ void write_pool(const std::string& what, const RecordPool& pool, GoldenFile::Lin
       .to(lines);
 }
 
-/// A group's own part of the plan.
+/// Writes a group's own part of the plan.
 void write_group(const std::string& what, const MemoryPlan& plan, const GroupShape& group, GoldenFile::Lines& lines) {
   const RecordLayout records = plan.records_of(group);
   const Chunks parameters = plan.parameter_chunks_of(group);
@@ -160,7 +160,7 @@ void write_group(const std::string& what, const MemoryPlan& plan, const GroupSha
       .to(lines);
 }
 
-/// A unit that has the plan of the one before it has no lines.
+/// Writes the groups of all units. A unit with the same plan as the one before it gets no lines.
 void write_groups(const std::string& what, const MemoryPlan& plan, GoldenFile::Lines& lines) {
   GoldenFile::Lines before;
   for (const UnitShape& unit : plan.input().units) {

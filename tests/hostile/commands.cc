@@ -1,5 +1,5 @@
-// The commands of tessera-train as a library, for tests that fork a process a case: starting LibTorch takes longer than
-// most cases do. tests/hostile/machine.py loads it.
+// The commands of tessera-train as a library, for tests that fork a process for each case, because starting LibTorch
+// takes longer than most cases. tests/hostile/machine.py loads it.
 
 /// `main` of tessera-train, under the name that CMakeLists.txt gives it.
 int command_main(int argc, char** argv);

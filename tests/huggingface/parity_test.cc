@@ -1,4 +1,4 @@
-// Models of `transformers`: read from their folders they compute what they compute there, logits and gradients; and
+// Tests models of `transformers`: read from their folders, they compute the same logits and gradients as there; and
 // what is exported is what was read, byte for byte.
 
 #include <ATen/Functions.h>
@@ -29,7 +29,7 @@ namespace fs = std::filesystem;
 
 class HuggingFace : public ::testing::Test {
  protected:
-  /// All models are made by one process, since importing transformers takes longest.
+  /// One process makes all models, since importing transformers takes longest.
   static void SetUpTestSuite() {
     folder_.emplace();
     if (std::system(TESSERA_ORACLE_PYTHON " -c 'import torch, transformers' > /dev/null 2>&1") != 0) return;

@@ -119,7 +119,7 @@ TEST(ExitReport, ARankThatEndedEarlyWithSuccessIsNamed) {
   const auto lost = record(0, 75, 5);
   const std::string text = failure_report({lost, record(1, 0, 2)}, lost);
   EXPECT_THAT(text, HasSubstr("rank 1 had ended early, and with success (exit code 0), 3.0 s before"));
-  // Where something failed, that is the story.
+  // A failure is reported where there is one.
   const auto guilty = record(0, 74, 5);
   EXPECT_THAT(failure_report({guilty, record(1, 0, 2)}, guilty), Not(HasSubstr("ended early")));
   EXPECT_THAT(failure_report({lost, record(1, 0, 9)}, lost), Not(HasSubstr("ended early")));

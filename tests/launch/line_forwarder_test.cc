@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-/// What `body` makes a forwarder write.
+/// The text that a forwarder writes when `body` uses it.
 template <typename Body>
 std::string written(Body&& body) {
   std::array<int, 2> ends;

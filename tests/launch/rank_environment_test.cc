@@ -31,7 +31,7 @@ TEST(RankEnvironment, StrictIsAVariableThatStrategiesHonour) {
   EXPECT_THAT(rank_environment(options, {}, 0, {"TESSERA_STRICT=0"}), Contains("TESSERA_STRICT=1"));
 }
 
-/// What the launcher says is what `resolve_topology` understands, whatever started the launcher.
+/// `resolve_topology` understands the launcher's variables, whatever started the launcher.
 TEST(RankEnvironment, IsUnderstood) {
   const std::vector<std::vector<std::string>> around = {
       {},

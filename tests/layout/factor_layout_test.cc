@@ -8,7 +8,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-/// A vector, a matrix, a small matrix, another matrix.
+/// A group of a vector, a matrix, a small matrix, and another matrix.
 GroupShape some_group() {
   GroupShape group;
   group.layout = Layout::pack(std::vector<std::int64_t>{40, 600, 12, 300}, 2);

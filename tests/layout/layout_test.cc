@@ -24,7 +24,7 @@ Numels random_numels(std::mt19937& random) {
 
 constexpr SmallTensors kEither[] = {SmallTensors::kShareBlocks, SmallTensors::kOwnBlocks};
 
-/// Calls `check(numels, parts, small, layout)` for many.
+/// Calls `check(numels, parts, small, layout)` for many random layouts.
 template <class Check>
 void on_random_layouts(const Check& check) {
   std::mt19937 random(7);

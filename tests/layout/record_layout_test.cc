@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-/// Every kind of state that a group can have, with some of it below.
+/// Every kind of state that a group can have, with some of it offloaded.
 std::vector<TieredState> all_states() {
   using enum StateDType;
   const StateFormats formats[] = {{},           {kF32},         {kBF16},        {k8Bit},

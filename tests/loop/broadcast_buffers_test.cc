@@ -1,4 +1,5 @@
-// "broadcast_buffers": what steps make of running statistics, beside what sync_buffers makes of them by hand.
+// Compares what steps make of running statistics under "broadcast_buffers" with what sync_buffers makes of them by
+// hand.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
@@ -15,7 +16,7 @@
 namespace tessera::testing {
 namespace {
 
-/// A batch norm whose statistics each rank takes of its own rows, and buffers of other kinds.
+/// A module with a batch norm, whose statistics each rank takes from its own rows, and with buffers of other kinds.
 struct WithStatisticsImpl : torch::nn::Module {
   WithStatisticsImpl() {
     norm = register_module("norm", torch::nn::BatchNorm1d(4));
@@ -38,7 +39,7 @@ struct WithStatisticsImpl : torch::nn::Module {
 };
 TORCH_MODULE(WithStatistics);
 
-/// Every buffer as it is after each of some steps, on this rank. `by_hand`: what sync_buffers does after a step.
+/// Every buffer on this rank after each of some steps. `by_hand`: how sync_buffers is called after a step.
 std::vector<at::Tensor> buffers_of_run(const Mesh& mesh, Strategy strategy, BufferBroadcast how,
                                        std::optional<BufferSync> by_hand = std::nullopt) {
   strategy.units.classes = {"Linear"};
@@ -75,7 +76,7 @@ TEST(BroadcastBuffers, StepsDoWhatSyncBuffersDoesByHand) {
           EXPECT_TRUE(
               all_equal(from_zero, buffers_of_run(mesh, strategy, BufferBroadcast::kNone, BufferSync::kFromRankZero)));
           EXPECT_TRUE(all_equal(mean, buffers_of_run(mesh, strategy, BufferBroadcast::kNone, BufferSync::kMean)));
-          // That this is more than nothing, on more ranks than one.
+          // This has an effect on more than one rank.
           EXPECT_EQ(all_equal(none, mean), ranks == 1);
           EXPECT_EQ(all_equal(none, from_zero), mesh.rank() == 0);
         },
@@ -92,7 +93,7 @@ TEST(BroadcastBuffers, TheMeanIsOfAllRanks) {
     Engine engine(model, strategy, mesh);
     engine.backward(model->forward(at::full({6, 4}, mesh.rank() + 1.0)).square().mean());
     engine.step();
-    // momentum 0.1 of the means 1, 2 and 3.
+    // The means are 1, 2 and 3, and momentum is 0.1.
     EXPECT_TRUE(at::allclose(model->norm->running_mean, at::full({4}, 0.2)));
     EXPECT_EQ(model->norm->num_batches_tracked.item<std::int64_t>(), 1);
     EXPECT_TRUE(at::allclose(model->named_buffers()["seen"], at::full({3, 2}, 48.0, at::kDouble)));

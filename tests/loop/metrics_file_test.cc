@@ -1,4 +1,4 @@
-// Metrics of a program's own loop in files.
+// Tests files of metrics of a program's own loop.
 
 #include "tessera/metrics_file.h"
 

@@ -1,4 +1,4 @@
-// What a training loop has beside the Engine, on ranks that are processes: over shared memory, Gloo, and both.
+// Tests what a training loop has beside the Engine, on ranks that are processes: over shared memory, Gloo, and both.
 
 #include <ATen/ops/full.h>
 #include <gmock/gmock.h>
@@ -47,8 +47,8 @@ void set_variables(int rank, const World& world, int port) {
   ::setenv("TESSERA_LOG_LEVEL", "off", 1);
 }
 
-/// tessera::run on each rank of `world`, with a mesh. What it returned, as a status; `told` is for what ranks tell each
-/// other beside the mesh.
+/// Calls tessera::run on each rank of `world`, with a mesh. A rank's status is what it returned. Ranks use `told` to
+/// tell each other something beside the mesh.
 std::vector<RankEnd> run_on(const World& world, const std::function<void(const Mesh&, KeyValueStore& told)>& body) {
   const int port = free_port();
   return fork_ranks(world.ranks, [&](int rank, KeyValueStore& told) -> absl::Status {
@@ -123,7 +123,7 @@ TEST(Run, WhoWaitsToLeaveLearnsThatAnotherRankFailed) {
   }
 }
 
-// The program is through when the disk is found full: its exit code says so all the same.
+// The disk is found full after the program has ended its work, but its exit code says so nevertheless.
 TEST(Run, ASaveThatFailsBehindItsEndIsItsExitCode) {
   const TestFolder folder;
   const auto ends = run_on({2}, [&](const Mesh& mesh, KeyValueStore&) {

@@ -1,4 +1,4 @@
-// Buffers made alike on all ranks.
+// Tests that sync_buffers makes buffers alike on all ranks.
 
 #include "tessera/sync_buffers.h"
 

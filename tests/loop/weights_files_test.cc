@@ -1,5 +1,5 @@
-// Files that people have: each way in which PyTorch's programs write weights gives the module the same bits; a file
-// that is no weights is called by its name, with its own remedy; and names that do not fit are explained.
+// Tests files that people have. Each way in which PyTorch's programs write weights gives the module the same bits; a
+// file that is no weights file is named as what it is, with its own remedy; and names that do not fit are explained.
 
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
@@ -24,7 +24,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// Other values than those that make_tiny gives, in a file of save_weights.
+/// Writes other values than make_tiny's to a file by save_weights, and returns the model that has them.
 Tiny other_values(const TinyOptions& options = {}) {
   const at::NoGradGuard no_grad;
   Tiny model = make_tiny(options, false);
@@ -34,7 +34,7 @@ Tiny other_values(const TinyOptions& options = {}) {
 
 class WeightsFiles : public ::testing::Test {
  protected:
-  /// 65, with the file's name.
+  /// The text of the error of loading a file, which has the code 65 and the file's name.
   std::string refusal(const fs::path& path, const LoadOptions& options = {}) {
     Tiny model = make_tiny({}, false);
     const Values before = values_of(*model);
@@ -57,7 +57,7 @@ struct Way {
   LoadOptions options = {};
 };
 
-/// All that tests/oracle/rewrite_weights.py writes, by one run of it.
+/// Everything that tests/oracle/rewrite_weights.py writes in one run.
 class WeightsOfPython : public WeightsFiles {
  protected:
   static void SetUpTestSuite() {
@@ -260,7 +260,7 @@ TEST_F(WeightsFiles, OfFoldersAndIndexesAreNamed) {
     EXPECT_EQ(error.exit_code(), ExitCode::kNoInput);
     EXPECT_THAT(error.message(), HasSubstr("without weights"));
   }
-  // An index leads nowhere but into its folder, and names what is there.
+  // An index may lead only into its folder, and must name what is there.
   torch::save(model, (folder_ / "a.bin").string());
   const auto with = [&](const std::string& map) {
     folder_.write("pytorch_model.bin.index.json", R"({"weight_map":)" + map + "}");

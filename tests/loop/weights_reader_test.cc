@@ -1,4 +1,5 @@
-// Archives of PyTorch: what it writes is read, and what does not fit together is an error before a value is read.
+// Tests archives of PyTorch: what it writes can be read, and parts that do not fit together are an error before a value
+// is read.
 
 #include <ATen/Functions.h>
 #include <caffe2/serialize/inline_container.h>
@@ -20,7 +21,7 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// Numbers as pickle writes them.
+/// A number as pickle writes it.
 std::string number(std::int64_t value) {
   std::string text = "\x8a\x08";
   for (int i = 0; i < 8; ++i) text += static_cast<char>(static_cast<std::uint64_t>(value) >> (8 * i));
@@ -145,7 +146,7 @@ TEST_F(WeightsReader, WhatIsNoDictionaryOfTensorsIsNamed) {
   EXPECT_THAT(refusal(archive({{"constants.pkl", "x"}})), HasSubstr("zip archive that torch.save did not write"));
 }
 
-/// Dictionaries in dictionaries, `deep` of them, with a tensor in the last.
+/// A pickle of `deep` dictionaries in each other, with a tensor in the innermost.
 std::string nested(int deep) {
   std::string all = "\x80\x02}";
   for (int i = 1; i < deep; ++i) all += text("d") + "}";
@@ -159,7 +160,7 @@ TEST_F(WeightsReader, DictionariesMayNestSoDeepAndNoDeeper) {
   const std::string values(24, '\0');
   EXPECT_EQ(refusal(archive({{"data.pkl", nested(32)}, {"data/0", values}})), "accepted");
   EXPECT_THAT(refusal(archive({{"data.pkl", nested(33)}, {"data/0", values}})), HasSubstr("deeper than 32"));
-  // One that is in itself, a module that is its own state, and 2^30 places for one tensor.
+  // Cases are a dictionary in itself, a module that is its own state, and 2^30 places for one tensor.
   EXPECT_THAT(refusal(archive(
                   {{"data.pkl", "\x80\x02}q" + std::string(1, '\0') + text("d") + "h" + std::string(1, '\0') + "s."}})),
               HasSubstr("deeper than 32"));
@@ -182,7 +183,7 @@ TEST_F(WeightsReader, OneElementAtManyPlacesTakesNoMemoryUntilItIsWanted) {
   EXPECT_EQ((*source)->tensors().at("w").sizes, (std::vector<std::int64_t>{many}));
 }
 
-// Two names in the directory of the archive for the same bytes of the file.
+// The archive's directory has two names for the same bytes of the file.
 TEST_F(WeightsReader, RecordsThatLieInOneAnotherAreNoMoreThanTheFile) {
   const std::string values(std::size_t{1} << 16, 'v');
   const std::int64_t floats = static_cast<std::int64_t>(values.size() / 4);
@@ -197,7 +198,7 @@ TEST_F(WeightsReader, RecordsThatLieInOneAnotherAreNoMoreThanTheFile) {
   records["data.pkl"] = pickle + ".";
   const fs::path path = archive(records);
   std::string bytes = TestFolder::content_of(path);
-  // The entries of b and c say what that of a says: checksum, sizes and place.
+  // The entries of b and c have the checksum, sizes and place of a's entry.
   const auto entry_of = [&](const std::string& name) {
     std::size_t place = bytes.rfind("archive/data/" + name);
     return place - 46;

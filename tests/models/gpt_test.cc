@@ -32,7 +32,7 @@ TEST(Gpt, FormulaCountsItsParameters) {
       EXPECT_EQ(count_parameters(*GPT(config)), parameter_count(config));
     }
   }
-  // 12 blocks of width 768 with tied head: GPT-2 "small", 124 439 808 parameters.
+  // GPT-2 "small" has 12 blocks of width 768, a tied head, and 124 439 808 parameters.
   const GPTConfig gpt2{.vocab_size = 50257, .seq_len = 1024, .layers = 12, .width = 768, .heads = 12, .tie_head = true};
   EXPECT_EQ(parameter_count(gpt2), 124439808);
   const GPTConfig medium{.vocab_size = 8192, .seq_len = 128, .layers = 8, .width = 768, .heads = 12};

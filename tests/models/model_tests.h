@@ -38,7 +38,7 @@ inline std::int64_t count_parameters(const torch::nn::Module& module) {
   return total;
 }
 
-/// Properties of any causal language model; the small models' sizes are assumed.
+/// Checks properties of any causal language model with the small models' sizes.
 inline void expect_shapes_and_gradients(LanguageModel& model) {
   const at::Tensor tokens = random_tokens(3, 11), targets = random_tokens(3, 11, 2);
   const at::Tensor logits = model.forward(tokens);

@@ -16,8 +16,8 @@ namespace {
 
 using oracle::NamedTensors;
 
-// The same weights and tokens through the C++ model and through tests/oracle/models.py, which was written
-// independently: logits, loss and every gradient must agree, and names and shapes must fit exactly.
+// The same weights and tokens go through the C++ model and through tests/oracle/models.py, which was written
+// independently. Logits, loss and every gradient must agree, and names and shapes must fit exactly.
 class Parity : public ::testing::TestWithParam<std::pair<const char*, const char*>> {
  protected:
   void SetUp() override {

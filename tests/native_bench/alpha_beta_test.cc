@@ -16,7 +16,7 @@ TEST(AlphaBeta, FindsTheLineThatPointsLieOn) {
   EXPECT_NEAR(fit.seconds_of(3, 2'000'000), 230e-6, 1e-10);
 }
 
-/// A short message that is 10% off counts as much as a long one that is.
+/// A short message that is 10 % off counts as much as a long one that is 10 % off.
 TEST(AlphaBeta, ErrorsAreRelative) {
   const AlphaBeta fit = fit_alpha_beta(std::vector<TimedBytes>{{0, 1e-6}, {0, 1e-6}, {1 << 30, 1.2}, {1 << 30, 1.0}});
   EXPECT_NEAR(fit.alpha_s, 1e-6, 1e-9);

@@ -24,7 +24,7 @@ Image image_of(const ImageDataset& images, std::int64_t i, std::int64_t label) {
   return pixels;
 }
 
-/// A record of CIFAR-10 as its page tells it.
+/// A record of CIFAR-10 as its web page describes it.
 std::string record(std::uint8_t label, std::uint8_t red, std::uint8_t green, std::uint8_t blue) {
   Bytes bytes;
   bytes.put(label);

@@ -28,7 +28,7 @@ TEST(Samples, PercentilesOfAHundred) {
 
 TEST(Samples, OfNothingIsZero) { EXPECT_EQ(Samples().median_s(), 0); }
 
-/// Twice as fast in every turn, though the machine became three times slower in between.
+/// One is twice as fast in every turn, though the machine became three times slower in between.
 TEST(Samples, RatioByTurnsIsNotMovedByWhatSlowsBoth) {
   const Samples longer{{20, 20, 20, 60, 60, 60, 60, 60, 60}}, shorter{{10, 10, 90, 30, 30, 30, 30, 30, 30}};
   EXPECT_DOUBLE_EQ(ratio_by_turns(longer, shorter, 3), 2.0);

@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-// Pages of address space that the process has.
+// The pages of address space that the process has.
 std::size_t mapped_pages() {
   std::size_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;

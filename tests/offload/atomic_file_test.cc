@@ -91,7 +91,7 @@ TEST(AtomicFile, EveryFaultLeavesTheOldFileOrTheNewOne) {
           EXPECT_THAT(message_of(status), AllOf(HasSubstr("rank 0 manifest: "), HasSubstr(path), HasSubstr("hint: "),
                                                 HasSubstr("(errno " + std::to_string(error) + ")")));
           EXPECT_EQ(message_of(status).find(" bytes free)") != std::string::npos, error == ENOSPC);
-          // Where only the folder was not synced, the new file is there.
+          // The new file is there where only the folder was not synced.
           const bool is_folder = message_of(status).find("of the folder") != std::string::npos;
           EXPECT_EQ(content_of(path), is_folder ? kNew : had_old ? kOld : "");
           EXPECT_EQ(folder.names().size(), had_old || is_folder ? 1u : 0u);
@@ -149,7 +149,8 @@ int write_in_child(const ScratchFolder& folder, const FaultRule& rule) {
   return end.exit_code;
 }
 
-// F2, F26: killed, or without power, at any operation. A power loss may keep renames that were not synced or undo them.
+// F2, F26: the process is killed or loses power at any operation. A power loss may keep renames that were not synced,
+// or undo them.
 TEST(AtomicFile, AnyCrashLeavesTheOldFileOrTheNewOne) {
   for (const FaultRule& kind : {FaultRule{.action = FaultAction::kCrash, .number = 137},
                                 FaultRule{.action = FaultAction::kDropUnsynced, .keep_renames = false},
@@ -164,7 +165,7 @@ TEST(AtomicFile, AnyCrashLeavesTheOldFileOrTheNewOne) {
         const int code = write_in_child(folder, rule);
         if (code == 0) break;
         EXPECT_EQ(code, 137);
-        // What the kill left is in nobody's way.
+        // Nothing that the kill left stands in the way.
         EXPECT_TRUE(write(folder.file("manifest.json"), kNew).ok());
         EXPECT_EQ(content_of(folder.file("manifest.json")), kNew);
       }
@@ -173,7 +174,7 @@ TEST(AtomicFile, AnyCrashLeavesTheOldFileOrTheNewOne) {
   }
 }
 
-// The model of a power loss takes away what was not synced: so the test above can fail.
+// The model of a power loss takes away what was not synced, so the test above can fail.
 TEST(AtomicFile, WithoutSyncAPowerLossWouldShow) {
   ScratchFolder folder;
   const std::string path = folder.file("manifest.json");
@@ -198,7 +199,7 @@ TEST(AtomicFile, BadPathsAreRefused) {
   EXPECT_THAT(folder.names(), IsEmpty());
 }
 
-// F22: real.
+// F22: the file system is really full.
 TEST(AtomicFile, AFullFileSystemKeepsTheOldFile) {
   ScratchFolder folder;
   const ChildEnd end = in_child([&] {

@@ -1,4 +1,4 @@
-// What a release build does: this program has fault_environment_off.cc in place of the one that reads rules.
+// Tests what a release build does: this program has fault_environment_off.cc in place of the file that reads rules.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

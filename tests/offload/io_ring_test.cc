@@ -68,7 +68,7 @@ absl::Status there_and_back(Disk& disk, std::size_t pieces, std::size_t bytes) {
 
 class IoRingTest : public ::testing::TestWithParam<IoVariant> {};
 
-// Pieces of random sizes in random order, many more than may be in flight.
+// Pieces have random sizes and a random order, and there are many more than may be in flight.
 TEST_P(IoRingTest, WhatWasWrittenIsRead) {
   Disk disk(GetParam(), 8 * kMiB);
   EXPECT_EQ(disk.file->direct(), GetParam().direct) << disk.file->mode();
@@ -144,7 +144,7 @@ TEST_P(IoRingTest, ShortAndInterruptedTransfersAreContinued) {
   EXPECT_GT(disk.ring->counters().resumed, 0);
 }
 
-// All at once, at every second transfer.
+// All faults come at once, at every second transfer.
 TEST_P(IoRingTest, ManyFaultsAtOnceAreContinued) {
   constexpr std::size_t kPieces = 100, kBytes = 4 * kSectorBytes;
   Disk disk(GetParam(), kPieces * kBytes);
@@ -159,7 +159,7 @@ TEST_P(IoRingTest, ManyFaultsAtOnceAreContinued) {
   EXPECT_GT(faults.plan().faults(), 200);
 }
 
-// F23, F24: an error ends the request it belongs to, with a message that says all, and no other.
+// F23, F24: an error ends the request to which it belongs, with a message that says everything, and no other request.
 TEST_P(IoRingTest, AnErrorNamesWhoAndWhere) {
   constexpr std::size_t kPieces = 5, kBytes = 2 * kSectorBytes;
   Disk disk(GetParam(), kPieces * kBytes);
@@ -212,7 +212,7 @@ TEST_P(IoRingTest, ATruncatedFileIsAnError) {
   EXPECT_THAT(message_of(status), AllOf(HasSubstr("wanted 32768 bytes, got 12288"), HasSubstr("ended too early")));
 }
 
-// F46: what is slow comes late, but requests still overlap, and the time shows.
+// F46: slow requests come late, but they still overlap, and their time is counted.
 TEST_P(IoRingTest, SlowTransfersOverlap) {
   constexpr std::size_t kPieces = 3;
   const double delay_s = patient_s(0.1);

@@ -23,7 +23,7 @@ using ::testing::Le;
 TEST(PathSpeed, ASlowDiskGetsFewerRecords) {
   const ScratchFolder fast, slow;
   const std::vector<std::string> paths = {slow.path(), fast.path()};
-  // So slow that the disk's own time does not count.
+  // The delay is so long that the disk's own time does not count.
   const auto delay_ms = static_cast<int>(patient(std::chrono::milliseconds(60)).count());
   ScopedFaults faults(
       {{.site = FaultSite::kCqe, .path = slow.path(), .every = 1, .action = FaultAction::kDelay, .number = delay_ms},

@@ -12,7 +12,7 @@ namespace {
 
 using Lanes = Simd<4>;
 
-/// One number at a time, for both sizes of code.
+/// Encodes and decodes one number at a time, for both sizes of code.
 template <class T>
 struct CompandingTest : ::testing::Test {
   static constexpr std::uint32_t kSteps = T::value;

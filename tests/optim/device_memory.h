@@ -40,7 +40,7 @@ class Shared {
     wait();
     return std::vector<T>(data_, data_ + numel_);
   }
-  /// When what the device was told before is done.
+  /// Sets an element once the device's earlier work is done.
   void set(std::size_t i, const T& value) {
     wait();
     data_[i] = value;

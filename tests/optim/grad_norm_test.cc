@@ -37,7 +37,7 @@ struct Buffer {
   std::uint64_t blocks() const { return norm_blocks_of(values.size()); }
   std::span<const float> tensor(std::size_t t) const { return std::span(values).subspan(begins[t], numels[t]); }
 
-  /// What the part of blocks [first, last) holds.
+  /// The runs of tensors in the blocks [first, last).
   std::vector<NormRun> runs(std::uint64_t first, std::uint64_t last) const {
     const std::uint64_t part = first * kNormBlock, part_end = last * kNormBlock;
     std::vector<NormRun> runs;
@@ -60,7 +60,8 @@ struct Norm {
   friend bool operator==(const Norm&, const Norm&) = default;
 };
 
-/// Cuts as block numbers, from 0 to the buffer's end; each part added in pieces of random length.
+/// The norm of a buffer that is cut at the block numbers `cuts`, from 0 to its end; each part is added in pieces of
+/// random length.
 Norm norm_of(const Buffer& buffer, const std::vector<std::uint64_t>& cuts, std::mt19937& random,
              InstructionSet set = best_instruction_set()) {
   std::vector<std::vector<NormRun>> runs;
@@ -126,7 +127,7 @@ TEST(GradNorm, OfATensorDoesNotDependOnItsNeighboursOrItsPlace) {
   EXPECT_EQ(norm.total, total) << "in order of the numbers";
 }
 
-// What lies between tensors counts nothing, whatever it is.
+// Memory between tensors does not count, whatever it holds.
 TEST(GradNorm, LooksAtTensorsAlone) {
   Buffer buffer({20, 700, 3, 300}, 4);
   const Norm wanted = norm_of(buffer);
@@ -138,7 +139,7 @@ TEST(GradNorm, LooksAtTensorsAlone) {
   EXPECT_EQ(norm_of(buffer), wanted);
 }
 
-// The definition, written down a second time: recursion over the dyadic tree.
+// The definition, written a second time: recursion over the dyadic tree.
 double recursive_sum(const std::vector<double>& blocks, std::uint64_t begin, std::uint64_t width) {
   if (width == 1) return blocks[begin];
   const double left = recursive_sum(blocks, begin, width / 2);

@@ -22,7 +22,7 @@ std::vector<OptimizerConfig> configs() {
   return all;
 }
 
-/// What both passes over [begin, end) leave, and what the first one measures.
+/// The results of both passes over [begin, end), and what the first one measures.
 struct Passes {
   std::vector<float> weights, directions;
 

@@ -20,7 +20,8 @@ std::vector<float> scales(LossScaler& scaler, const std::string& pattern) {
 
 LossScaleConfig config() { return {.initial = 1024.0, .growth_interval = 3, .minimum = 0.0}; }
 
-// torch.amp.GradScaler(init_scale=1024, growth_interval=3) of PyTorch 2.11, same pattern.
+// The wanted scales are those of torch.amp.GradScaler(init_scale=1024, growth_interval=3) in PyTorch 2.11 for this
+// pattern.
 TEST(LossScaler, FollowsGradScaler) {
   LossScaler scaler(config());
   EXPECT_EQ(scales(scaler, "....x..xx.......x."),

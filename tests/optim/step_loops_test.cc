@@ -107,7 +107,7 @@ TEST(StepLoops, EveryInstructionSetGivesTheSameBits) {
   });
 }
 
-// Scales at either end of what is computed with, and beyond it after the step.
+// Scales lie at either end of the range that is computed with, and beyond it after the step.
 TEST(StepLoops, BlocksOfExtremeScalesHaveTheSameBitsToo) {
   constexpr int kExponents[] = {-113, -112, -111, -75, 63, 123, 124, 125};
   constexpr std::size_t kCount = std::size(kExponents) * kStateBlock;
@@ -162,7 +162,7 @@ TEST(StepLoops, NoNoiseTurnsANaNIntoANumber) {
 TEST(StepLoops, AnyCutIntoShardsGivesTheSameBits) {
   std::mt19937 random(2);
   for_each_case([&](const Case& test, Formats formats) {
-    // Shards of 1 to 100 elements: every offset and every tail; of whole blocks with 8-bit states.
+    // Shards have 1 to 100 elements, so every offset and every tail comes; 8-bit states have whole blocks.
     const std::size_t unit = formats.has_blocks() ? kStateBlock : 1;
     const RuleOptimizer optimizer = make(test);
     StepProblem whole(kNumel, 3, true, formats);

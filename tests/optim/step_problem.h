@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-/// How the parameters of a problem are kept.
+/// The types in which a problem's parameters and states are kept.
 struct Formats {
   WeightFormat weights = WeightFormat::kF32;
   std::vector<StateInfo> states = {{"exp_avg"}, {"exp_avg_sq"}};
@@ -26,9 +26,9 @@ struct Formats {
   bool has_blocks() const { return !states.empty() && states[0].dtype == StateDType::k8Bit; }
 };
 
-/// Everything one optimizer call reads and writes, filled with values of many magnitudes: ordinary ones, subnormals,
-/// zeros of both signs, infinities and NaN, so that "the same bits" is tested where rounding differs first. Two
-/// problems of one seed hold the same values in every format that can hold them.
+/// Everything that one optimizer call reads and writes. It is filled with values of many magnitudes: ordinary ones,
+/// subnormals, zeros of both signs, infinities and NaN, so that "the same bits" is tested where rounding differs first.
+/// Two problems with one seed hold the same values in every format that can hold them.
 struct StepProblem {
   Formats formats;
   std::vector<float> master, gradient, copy;
@@ -168,8 +168,8 @@ struct Trained {
   }
 };
 
-/// Five steps on five parameters, the gradients of which are simple functions of the step; the reference values in
-/// rules_test.cc are what PyTorch 2.11 gives for the same.
+/// Makes five steps on five parameters, whose gradients are simple functions of the step. The reference values in
+/// rules_test.cc are PyTorch 2.11's for the same steps.
 inline std::vector<float> five_steps(const Optimizer& optimizer, StepScalars scalars) {
   Trained run{optimizer, {0.5f, -1.25f, 3.0f, 1e-3f, -0.0625f}};
   for (int t = 1; t <= 5; ++t) {

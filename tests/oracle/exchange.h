@@ -19,7 +19,7 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 /// that nothing is rounded by the way.
 absl::Status write_tensors(const std::filesystem::path& folder, const NamedTensors& tensors);
 
-/// Reads what write_tensors or exchange.py wrote.
+/// Reads tensors that write_tensors or exchange.py wrote.
 absl::StatusOr<NamedTensors> read_tensors(const std::filesystem::path& folder);
 
 }  // namespace tessera::oracle

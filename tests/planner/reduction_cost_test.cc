@@ -80,8 +80,8 @@ TEST(ReductionCost, MethodsSendWhatTheirMessagesHave) {
     EXPECT_EQ(cost.sent_bytes, bytes);
     EXPECT_DOUBLE_EQ(cost.latency_s, messages * 1e-3);
   };
-  // A rank sends 3/4 of a message to owners and gets as much of their answers; or it sends a whole message to each of
-  // 3.
+  // A rank sends 3/4 of a message to the owners, and as an owner 3/4 of its answers; or a whole message to each of 3
+  // ranks.
   expect({.random_k = 0.25}, 2 * 3 * kNumel / 4 / 4 * 4, 3);
   expect({.sign = SignForm::kMajority}, 2 * 3 * (4 + runs / 4 * 32), 3);
   expect({.sign = SignForm::kFeedback}, 3 * runs * 36, 3);

@@ -17,7 +17,7 @@ StepScript script_of(const TimedPlan& timed) {
   return script.ok() ? *script : StepScript();
 }
 
-/// [unit]
+/// The number of calls of each unit: [unit].
 std::map<int, std::int64_t> calls_of(const StepScript& script, const std::string& what) {
   std::map<int, std::int64_t> calls;
   for (const WireCall& call : script.calls) {
@@ -62,7 +62,7 @@ TEST(StepScript, EveryCallThatIsMadeIsWaitedFor) {
   }
 }
 
-/// Gathers begun and waited for, and reductions begun, as the spans of a real run name them.
+/// The order in which gathers begin and are waited for, and reductions begin, with the names of a real run's spans.
 std::string order_of(const StepScript& script, const MemoryPlan& plan) {
   std::string order;
   for (const Instruction& instruction : script.instructions) {
@@ -75,8 +75,9 @@ std::string order_of(const StepScript& script, const MemoryPlan& plan) {
   return order;
 }
 
-// What `tessera train --trace` shows of the sixth step of a GPT of four blocks over gloo on two ranks: FULL_SHARD,
-// prefetch 1, two microbatches, two reductions ahead.
+// The wanted order is what `tessera train --trace` shows of the sixth step of a GPT of four blocks over gloo on two
+// ranks:
+// FULL_SHARD, prefetch 1, two microbatches, two reductions ahead.
 TEST(StepScript, GathersAndReductionsComeInTheOrderOfARealRun) {
   TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 2, 0, 0}, 4);
   timed.input.accumulation = 2;

@@ -1,4 +1,4 @@
-// What must hold of every strategy, tried on plans of all kinds with numbers of all kinds.
+// Tests what must hold for every strategy, on plans of all kinds with numbers of all kinds.
 
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ TEST(StepSweep, AStepIsItsParts) {
   }
 }
 
-/// Whether transport takes cores, which it does only while they are busy: so it matters what meets what.
+/// Whether transport takes cores. It does so only while they are busy, so it matters what runs at the same time.
 bool takes_cores(const TimedPlan& timed) {
   const auto takes = [](const Links& links) {
     return links.cpu_s_per_byte > 0 || links.sum_s_per_byte > 0 || links.coding.load > 0 ||
@@ -53,7 +53,7 @@ TEST(StepSweep, AStepIsAsLongAsItsLongestPartAndNoLongerThanAllOfThem) {
   }
 }
 
-/// What becomes of the step's seconds, as a share of them.
+/// The change of the step's seconds, as a share of them.
 double change(const RandomPlan& plan, const TimedPlan& other) {
   const double before = plan.timed.predicted().seconds;
   return (other.predicted().seconds - before) / before;
@@ -64,7 +64,7 @@ bool shares_the_wire(const TimedPlan& timed) {
   return timed.links.shard.gathers_in_background && (timed.plan().gathers() || timed.input.updates_in_backward);
 }
 
-/// `slower` is not faster. Where `is_exact` is not said, it may be by a little (StepClock: more time can be less).
+/// Checks that `slower` is not faster. If not `is_exact`, it may be a little faster (StepClock says why).
 void expect_not_faster(const RandomPlan& plan, const TimedPlan& slower, bool is_exact) {
   constexpr double kMostAnomaly = 0.05;
   EXPECT_GE(change(plan, slower), is_exact ? -1e-9 : -kMostAnomaly) << plan.text;

@@ -10,14 +10,14 @@
 
 namespace tessera::testing {
 
-/// All that a step's time depends on.
+/// Everything on which a step's time depends.
 struct TimedPlan {
   PlanInput input;
   StepProfile profile;
   MeshLinks links;
 
   MemoryPlan plan() const { return MemoryPlan(input); }
-  /// Fails the test where there is none.
+  /// The predicted step; the test fails where there is none.
   PredictedStep predicted() const;
 };
 
@@ -26,7 +26,7 @@ struct TimedPlan {
 /// elements, 3 s; the rest takes half a second.
 TimedPlan timed_plan(ShardingStrategy strategy, MeshPosition mesh, int blocks, std::int64_t block_numel = 1 << 20);
 
-/// Seconds a byte of all operations, in the background, with latency `alpha_s`.
+/// Links on which all operations take so many seconds for each byte, in the background, with latency `alpha_s`.
 Links links_of(double beta_s_per_byte, double alpha_s = 0);
 /// Links in shared memory of a host.
 Links shared_memory_links(double beta_s_per_byte, double alpha_s = 0);
@@ -41,14 +41,14 @@ struct StrategyCase {
 std::vector<StrategyCase> all_strategies();
 TimedPlan timed_plan(const StrategyCase& strategy, int blocks, std::int64_t block_numel = 1 << 20);
 
-/// Any of all strategies, with any numbers. `text` says which.
+/// A random strategy with random numbers. `text` describes it.
 struct RandomPlan {
   TimedPlan timed;
   std::string text;
 };
 RandomPlan random_plan(std::mt19937_64& random);
 
-/// What calls send and take, as if each were alone.
+/// The seconds that calls take if each runs alone.
 double alone_s(const PredictedWire& wire);
 
 }  // namespace tessera::testing

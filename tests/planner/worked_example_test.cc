@@ -1,5 +1,5 @@
-// A step of FULL_SHARD with two units, by hand. Two ranks, prefetch 1, a reduction under way while the next unit is
-// computed.
+// A step of FULL_SHARD with two units, worked out by hand. There are two ranks, prefetch is 1, and a reduction is under
+// way while the next unit is computed.
 //
 //   seconds    what                                       wire
 //    0.0       rest, 0.5                                  gather root [0.0, 0.5], begun at the end of the step before

@@ -98,7 +98,8 @@ TEST(Misuse, StepAndBackwardUnderAGuardAreRefusedAndHarmless) {
               scene.refused([&] { trainer->backward(loss); }, {{"Gathered", "close that guard"}});
               guard.close();
             }
-            // Parameters have changed since kWrite stored them, so this loss has a new graph.
+            // kWrite stored the parameters, which changed their versions after the first graph, so this loss has a new
+            // graph.
             trainer->backward(loss_of(scene, model, step));
             if (!scene.is_plain()) {
               Gathered guard(*trainer->engine(), mode);

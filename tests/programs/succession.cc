@@ -1,4 +1,4 @@
-// Several Engines over one module: two at once, and one after the other.
+// Tests several Engines over one module: two at once, and one after the other.
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ TEST(Parameters, EnginesOfTwoModulesThatShareAParameterAreRefused) {
   });
 }
 
-/// All placements, one after the other.
+/// An adjustment that places a strategy so.
 Adjust placed_as(const Placed& placed) {
   return [=](Strategy& s) { place(s, placed); };
 }
@@ -111,7 +111,7 @@ TEST(Parameters, EnginesInSuccessionKeepMasters) {
   }
 }
 
-// Between two Engines the program owns the parameters again, if they were not sharded.
+// The program owns the parameters again between two Engines, if they were not sharded.
 TEST(Parameters, WritesBetweenTwoEnginesCount) {
   for (DType dtype : {DType::kF32, DType::kBF16}) {
     const double tolerance = dtype == DType::kF32 ? 1e-5 : 1e-2;

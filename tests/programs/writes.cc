@@ -1,4 +1,4 @@
-// Programs that write parameters, or give them other memory.
+// Tests programs that write parameters, or give them other memory.
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
@@ -45,7 +45,7 @@ TEST(Parameters, OtherDataUnderAGuardIsTakenIn) {
   });
 }
 
-/// What torch's share_memory_() does, and sending a parameter to another process: the same storage, elsewhere.
+/// Moves a storage to other memory, as torch's share_memory_() does, or sending a parameter to another process.
 void move_storage(const at::Tensor& tensor) {
   c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
   const std::size_t bytes = storage->nbytes();
@@ -76,7 +76,7 @@ TEST(Parameters, AStorageThatMovesUnderAGuardIsTakenIn) {
   });
 }
 
-// A view that reads no number gathers nothing: it would show other numbers when the memory has gone to another unit.
+// A view that reads no number gathers nothing: it would show other numbers once the memory belongs to another unit.
 TEST(Parameters, ViewsOfParametersThatAreNotGatheredHaveNoMemory) {
   for_each_cell([](const Cell& cell) {
     run_ranks({.ranks = cell.ranks}, [&](const Mesh& mesh) {
@@ -100,7 +100,7 @@ TEST(Parameters, ViewsOfParametersThatAreNotGatheredHaveNoMemory) {
   });
 }
 
-/// Two linear layers, and a buffer.
+/// A module of two linear layers and a buffer.
 struct SharingImpl : torch::nn::Module {
   SharingImpl() {
     a = register_module("a", torch::nn::Linear(4, 4));
@@ -126,7 +126,7 @@ TEST(Parameters, MemoryOfTwoTensorsThatTrainIsRefused) {
       Sharing buffer;
       buffer->copy.set_data(buffer->b->weight.detach());
       EXPECT_NE(refusal_of(buffer).find("share memory"), std::string::npos);
-      // Parts of one tensor, and what does not train, are as they were.
+      // Parts of one tensor, and parameters that do not train, may share memory.
       Sharing parts;
       const at::Tensor both = at::randn({8, 4});
       parts->a->weight.set_data(both.narrow(0, 0, 4));
@@ -231,7 +231,7 @@ TEST(Parameters, WeightClippingAndDecayByHandUnderGathered) {
   });
 }
 
-// An exponential mean of the weights, swapped in for an evaluation and out again.
+// An exponential mean of the weights is swapped in for an evaluation, and out again.
 TEST(Parameters, MeanOfWeightsSwappedInAndOut) {
   expect_like_plain([](Scene& scene) {
     Tiny model = tiny();

@@ -90,7 +90,7 @@ TEST(Arena, CommonMemoryIsTheSameOnAllRanks) {
   });
 }
 
-// What stands on an arena's memory may outlive it.
+// Objects that use an arena's memory may outlive the arena.
 TEST(Arena, CopiesShareTheMemory) {
   Arena copy;
   {

@@ -1,4 +1,4 @@
-// What each method of CompressionConfig makes of contributions, beside a plain reference, over ranks on threads.
+// Compares what each method of CompressionConfig makes of contributions with a plain reference, over ranks on threads.
 
 #include <gtest/gtest.h>
 
@@ -34,12 +34,12 @@ namespace {
 using Numbers = std::vector<float>;
 constexpr std::int64_t kSteps = 5;
 
-/// Two tensors, of which the first ends within a block: there are gaps.
+/// A layout of three tensors, of which the first ends within a block, so there are gaps.
 Layout some_layout(int ranks) { return Layout::pack(std::vector<std::int64_t>{1000, 700, 3}, ranks); }
 
 std::size_t size(std::int64_t count) { return static_cast<std::size_t>(count); }
 
-/// What rank `rank` contributes to a step: zeros in the gaps.
+/// The contribution of rank `rank` to a step, with zeros in the gaps.
 Numbers contribution(const Layout& layout, int rank, std::int64_t step) {
   std::mt19937 generator(static_cast<unsigned>(100 * rank + step));
   std::normal_distribution<float> normal;
@@ -98,7 +98,7 @@ Made made_by(int ranks, const CompressionConfig& compression, const MakeMethod& 
   return {sums[0], kept};
 }
 
-/// All that was contributed is what was sent and what is kept.
+/// Checks that everything that was contributed was either sent or is kept.
 void expect_nothing_lost(int ranks, const Made& made) {
   const Layout layout = some_layout(ranks);
   std::vector<double> wanted(size(layout.numel())), got(wanted.size());
@@ -150,7 +150,7 @@ TEST(RandomK, SendsTheSamePlacesOnAllRanksAndKeepsTheRest) {
   }
 }
 
-/// Gradients that are all `value`, as one rank alone sums them, and what that keeps.
+/// Sums gradients that are all `value` on one rank alone, and holds what the method keeps.
 struct OneBitAlone {
   static constexpr float kMomentum = 0.5f;
   static constexpr std::size_t kNumel = 256;  // no gaps
@@ -169,7 +169,7 @@ struct OneBitAlone {
   OneBit method{layout, 0, 1, kMomentum, kept.data(), work.data()};
 };
 
-// Equal numbers lose nothing. Momentum decays once a step, whose reductions are together one of their sum.
+// Equal numbers lose nothing. Momentum decays once in a step: a step's reductions count together as one of their sum.
 TEST(OneBitMomentum, CountsOnceAStep) {
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
     const MeshAxes axes = value_or_throw(MeshGroups::of(mesh).axes(1, 1));
@@ -181,7 +181,7 @@ TEST(OneBitMomentum, CountsOnceAStep) {
     EXPECT_EQ(*momentum, 4);
     EXPECT_EQ(alone.reduce(axes, 2, 1), 1);
     EXPECT_EQ(*momentum, 2.5f);
-    // A step that is dropped begins anew.
+    // The step is dropped, and begins anew.
     std::ranges::fill(alone.kept, 0.0f);
     alone.method.begin_step(0);
     EXPECT_EQ(alone.reduce(axes, 2, 3), 3);
@@ -227,7 +227,7 @@ TEST(MajorityVote, IsTheSignThatMostHave) {
   }
 }
 
-/// Makes of `kept` and `more` what is sent, and leaves in `kept` what that lacks.
+/// Returns what is sent of `kept` and `more`, and leaves in `kept` what that lacks.
 Numbers sent_as_signs(Numbers& kept, const Numbers& more, std::size_t begin, std::size_t numel) {
   Numbers sent(numel);
   std::vector<std::uint32_t> message(scaled_sign_words(numel));
@@ -283,7 +283,7 @@ TEST(OneBit, CompressesContributionsAndSumsAndKeepsWhatBothLack) {
       clear_gaps(layout, of_sums);
       EXPECT_EQ(made.sums[size(step - 1)], wanted);
     }
-    // Each owner keeps what its sums lacked behind what its contributions did.
+    // Each owner keeps what its sums lacked, behind what its contributions lacked.
     Made all = made;
     for (int rank = 0; rank < ranks; ++rank) {
       const Extent own = owned_by(rank, layout.numel(), ranks);
@@ -367,7 +367,7 @@ TEST(TopKMomentum, SendsTheLargestOfWhatMomentumAddsUp) {
   }
 }
 
-// What is compressed is momentum, and what comes out moves that of an optimizer as the sum of all ranks' moved.
+// The method compresses momentum. Its result moves an optimizer's momentum as the sum of all ranks' momentum moves.
 TEST(OneBitMomentum, IsWhatRanksSend) {
   constexpr float kMomentum = 0.75f;
   for (const int ranks : {2, 3}) {
@@ -410,7 +410,7 @@ TEST(OneBitMomentum, IsWhatRanksSend) {
   }
 }
 
-// Two reductions of one step are together one of their sum, where all is sent at the end.
+// Two reductions of one step count together as one of their sum, where everything is sent at the end.
 TEST(TopKMomentum, CountsOnceAStep) {
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
     const MeshAxes axes = value_or_throw(MeshGroups::of(mesh).axes(1, 1));

@@ -13,7 +13,7 @@
 namespace tessera::testing {
 namespace {
 
-/// One unit of three parameters, and a bucket of `dtype` that is full of what should not be there.
+/// One unit of three parameters, and a bucket of `dtype` that is full of numbers which must not stay.
 struct Packed {
   Packed(const Mesh& mesh, DType dtype, ComputeDevice device = {})
       : units(mesh, {.sizes = {{{7, 11}, {300}, {5}}}}),
@@ -221,7 +221,7 @@ TEST(GradientPacker, ASurpriseThatComesTwiceCountsOnce) {
 
 // ---- copies that are started together ----------------------------------------------------------------------------
 
-/// The CPU in a GPU's place: operators are queued, so copies may wait.
+/// The CPU in place of a GPU: operators count as queued, so copies may wait.
 const ComputeDevice kQueued{c10::kCPU, /*is_queued=*/true, nullptr};
 
 TEST(GradientPacker, CopiesOfAGpuWaitUntilTheyAreFlushed) {
@@ -289,7 +289,7 @@ TEST(PendingCopies, DroppedOnesWriteNothing) {
 
 // ---- sparse gradients --------------------------------------------------------------------------------------------
 
-/// Rows 5, 2 and 5 again of a gradient [7, 11].
+/// A sparse gradient [7, 11] with rows 5, 2, and 5 again.
 at::Tensor some_rows(float scale = 1.0f) {
   const at::Tensor values = (at::arange(33, at::kFloat) * 0.5f + scale).reshape({3, 11});
   return at::sparse_coo_tensor(at::tensor({5, 2, 5}, at::kLong).unsqueeze(0), values, {7, 11});

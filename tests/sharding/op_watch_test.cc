@@ -58,7 +58,7 @@ TEST(OpWatch, ViewsListsAndOptionalsLeadToTheirUnitsToo) {
   on_two_ranks([](Watched& w) {
     const at::Tensor row = w.units.parameter(1, 0).select(0, 2);  // a view reads nothing
     EXPECT_TRUE(at::equal((row + 0).detach(), w.wanted(1, 0).select(0, 2)));
-    // Three units at once, more than the plan has slots for.
+    // The operator takes three units at once, more than the plan has slots for.
     const at::Tensor all =
         at::cat({w.units.parameter(1, 1), w.units.parameter(2, 1), w.units.parameter(3, 1)}).detach();
     EXPECT_TRUE(at::equal(all, at::cat({w.wanted(1, 1), w.wanted(2, 1), w.wanted(3, 1)})));
@@ -70,7 +70,7 @@ TEST(OpWatch, ViewsListsAndOptionalsLeadToTheirUnitsToo) {
   });
 }
 
-// What forward saved of a parameter is a view of its storage: backward, an operator too, gathers it again.
+// Forward saved a view of a parameter's storage. Backward runs operators too, so they gather it again.
 TEST(OpWatch, BackwardGathersWhatForwardSaved) {
   on_two_ranks([](Watched& w) {
     at::Tensor x = at::ones({3, 33}).requires_grad_();
@@ -108,7 +108,7 @@ std::optional<c10::IValue> argument(const c10::Argument& wanted, const at::Tenso
   return c10::IValue(static_cast<std::int64_t>(name == "dim1" || name == "axis1" || name.find("size") == 0 ? 1 : 0));
 }
 
-/// What `name` returns for views of `matrix`, or nothing where it cannot be called like that.
+/// The results of the operator for views of `matrix`, or nothing where it cannot be called like that.
 std::optional<torch::jit::Stack> results_of(const c10::OperatorHandle& op, const at::Tensor& matrix) {
   torch::jit::Stack stack;
   for (const c10::Argument& wanted : op.schema().arguments()) {
@@ -151,7 +151,7 @@ TEST(OpWatch, NoOperatorThatReturnsAViewGathersOrGivesOutAPointer) {
           EXPECT_ANY_THROW(view.const_data_ptr()) << name.name << "." << name.overload_name;
         }
       }
-      // One that takes a number as a tensor (narrow.Tensor) reads that, and only that.
+      // An operator that takes a number as a tensor (narrow.Tensor) reads that tensor, and nothing else.
       const auto is_tensor = [](const c10::Argument& wanted) {
         return wanted.type()->isSubtypeOf(*c10::TensorType::get());
       };
@@ -168,7 +168,7 @@ TEST(OpWatch, NoOperatorThatReturnsAViewGathersOrGivesOutAPointer) {
   });
 }
 
-// A pointer that is taken inside an operator's run is the operator's; afterwards the slot is another unit's next.
+// A pointer that is taken while an operator runs belongs to the operator; afterwards another unit may get the slot.
 TEST(OpWatch, AGatheredUnitGivesOutAPointerOnlyWhileItIsPinned) {
   on_two_ranks([](Watched& w) {
     const at::Tensor view = w.units.parameter(1, 0).detach().t();

@@ -28,7 +28,7 @@ struct LayerImpl : torch::nn::Module {
 };
 TORCH_MODULE(Layer);
 
-/// A scale of its own, three layers, and a head that is layer 0's weight.
+/// A module with a scale of its own, three layers, and a head that is layer 0's weight.
 struct NetImpl : torch::nn::Module {
   NetImpl() {
     scale = register_parameter("scale", torch::ones({3}));
@@ -232,7 +232,7 @@ TEST(Partition, WhatTrainsInADtypeThatCannotIsRefusedByName) {
   }
 }
 
-// What PowerSGD cuts into factors, as it lies in memory.
+// PowerSGD factors tensors as they lie in memory.
 TEST(Partition, TensorsAreMatricesByTheirOutermostDimension) {
   torch::nn::Module module;
   module.register_parameter("convolution", torch::ones({6, 4, 3, 2}));

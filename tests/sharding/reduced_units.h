@@ -13,7 +13,7 @@
 
 namespace tessera::testing {
 
-/// What a rank's gradient is: integers, so that sums have no rounding in any order or dtype here.
+/// A rank's gradient. It has integers, so that sums are not rounded in any order or dtype here.
 inline at::Tensor gradient_of(int rank, std::int64_t round, std::size_t u, std::size_t i, at::IntArrayRef sizes) {
   at::Tensor gradient = at::arange(at::empty(sizes).numel(), at::kFloat).remainder(13).reshape(sizes);
   return gradient + static_cast<float>(rank + 2 * round + static_cast<std::int64_t>(u + i));
@@ -54,7 +54,7 @@ struct Reduced {
   void take(std::size_t u, std::size_t i, std::int64_t round = 0) {
     take(u, i, gradient_of(mesh.rank(), round, u, i, units.group(u).parameters[i].sizes));
   }
-  /// Backward: last unit first, but where `order` shuffles.
+  /// Makes a backward: the last unit comes first, unless `order` shuffles them.
   void round(std::int64_t number, std::mt19937* order = nullptr) {
     std::vector<std::pair<std::size_t, std::size_t>> all;
     for (std::size_t u = units.size(); u-- > 0;) {
@@ -63,7 +63,7 @@ struct Reduced {
     if (order) std::shuffle(all.begin(), all.end(), *order);
     for (const auto& [u, i] : all) take(u, i, number);
   }
-  /// `wanted(rank, u, i)`: the sum of that rank's gradients.
+  /// Checks the sums. `wanted(rank, u, i)` is the sum of that rank's gradients.
   template <class Wanted>
   void expect_sums(const Wanted& wanted) {
     for (std::size_t u = 0; u < units.size(); ++u) expect_sum(u, wanted);

@@ -1,4 +1,4 @@
-// The Reducer where units are updated in backward: sums are handed over unit by unit.
+// Tests the Reducer where units are updated in backward: sums are handed over unit by unit.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ HandMadeUnits::Options options_of(ShardingStrategy strategy, int replicate = 1, 
   return options;
 }
 
-/// Notes what is handed over, and that it is the sum.
+/// Notes what is handed over, and checks that it is the sum.
 struct HandedOver {
   explicit HandedOver(Reduced& reduced) {
     reduced.reducer.on_summed([&](Unit& unit, const UnitAgreement& told) {

@@ -88,7 +88,7 @@ TEST(ValueHash, OfAPartSeesThisRanksPartOfOneParameter) {
   }
 }
 
-// Where ranks hold all parameters, another rank's write into what it updates is not this rank's to notice.
+// Where ranks hold all parameters, a rank does not notice writes into what another rank updates.
 TEST(ValueHash, OfAPartIsBlindToWhatOtherRanksUpdate) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     HandMadeUnits made(mesh, some_units(2, ShardingStrategy::kShardGradients));

@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// A listening socket on a loopback port of the kernel's choice.
+/// A listening socket on a loopback port that the kernel chooses.
 struct Listener {
   Listener() : fd(socket(AF_INET, SOCK_STREAM, 0)) {
     sockaddr_in address{};
@@ -24,7 +24,7 @@ struct Listener {
   int fd, port = 0;
 };
 
-/// A port that nothing listens on now.
+/// A port on which nothing listens now.
 inline int free_port() { return Listener().port; }
 
 }  // namespace tessera

@@ -11,7 +11,7 @@
 
 namespace tessera::testing {
 
-/// How a program ended, and all it wrote.
+/// How a program ended, and everything that it wrote.
 struct Ended {
   int code = -1;    ///< exit code; 128 + n for signal n; -1: it was killed after its time was up
   std::string out;  ///< stdout
@@ -19,7 +19,7 @@ struct Ended {
   double seconds = 0;
 };
 
-/// A program that runs in a process group of its own, its output going to files. The destructor ends the group, by its
+/// Runs a program in a process group of its own; its output goes to files. The destructor ends the group, by its
 /// number, and waits for the program.
 class Program {
  public:
@@ -29,16 +29,16 @@ class Program {
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
 
-  /// Waits for what takes `at_rest_s` on a machine at rest (patience.h), then kills.
+  /// Waits at most as long as what takes `at_rest_s` on a machine at rest (patience.h), then kills the program.
   Ended wait(double at_rest_s);
   pid_t pid() const { return pid_; }
   std::string out() const;
   std::string err() const;
-  /// Living processes below this one that `tessera launch` started as `rank`; 0: none.
+  /// The living process below this one that `tessera launch` started as `rank`; 0 where there is none.
   pid_t rank_pid(int rank) const;
-  /// Waits until that process runs. False: it did not within what takes `at_rest_s` on a machine at rest.
+  /// Waits until that process runs. False where it did not within what takes `at_rest_s` on a machine at rest.
   bool wait_for_rank(int rank, double at_rest_s = 60) const;
-  /// Living processes below this one, at any depth, this one not counted.
+  /// The living processes below this one, at any depth, without this one.
   std::vector<pid_t> descendants() const;
 
  private:
@@ -54,9 +54,9 @@ std::string read_file(const std::string& path);
 void write_file(const std::string& path, const std::string& text);
 /// The objects of a file of JSON lines.
 std::vector<nlohmann::json> read_lines(const std::string& path);
-/// Names in /dev/shm.
+/// The names in /dev/shm.
 std::vector<std::string> shared_memory_names();
-/// Names in /dev/shm that were not there `before` and stay. Other programs of this machine have some for a while.
+/// The names in /dev/shm that were not there `before` and stay. Other programs of this machine have some for a while.
 std::vector<std::string> shared_memory_left(const std::vector<std::string>& before);
 bool is_alive(pid_t pid);
 

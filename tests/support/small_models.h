@@ -16,7 +16,7 @@
 
 namespace tessera::testing {
 
-/// One residual block: odd sizes, so that shards cut tensors anywhere.
+/// One residual block with odd sizes, so that shards cut tensors anywhere.
 struct BlockImpl : torch::nn::Module {
   BlockImpl(std::int64_t width, std::int64_t hidden);
   at::Tensor forward(const at::Tensor& x);
@@ -25,7 +25,7 @@ struct BlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
-/// A tiny language model: embedding, blocks, head. What the options add is there to be awkward.
+/// Options of Tiny, a tiny language model of embedding, blocks and head. What they add is meant to be awkward.
 struct TinyOptions {
   std::int64_t vocab = 19, width = 12, hidden = 31, blocks = 3;
   bool tied_head = false;
@@ -46,7 +46,7 @@ struct TinyImpl : torch::nn::Module {
 };
 TORCH_MODULE(Tiny);
 
-/// Batches [count][batch, length] of tokens, the same for the same seed, and their targets.
+/// A batch of tokens [batch, length] and their targets; equal seeds give equal batches.
 struct Batch {
   at::Tensor tokens, targets;
 };
@@ -65,9 +65,9 @@ struct Placed {
   bool shared, on_disk;
 };
 std::string name_of(const Placed& placed);
-/// What parameters say that an Engine under `strategy` left without memory.
+/// The error of reading parameters that an Engine under `strategy` left without memory.
 std::string refusal_after(const Strategy& strategy);
-/// `strategy`, placed so: its other offloaded state stays.
+/// Places the state of `strategy` so; its other offloaded state stays as it is.
 void place(Strategy& strategy, const Placed& placed);
 
 /// A strategy that cuts Tiny into a root and one unit a block.

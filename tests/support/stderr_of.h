@@ -8,7 +8,8 @@
 
 namespace tessera::testing {
 
-/// Runs `body` and gives what the process wrote to stderr meanwhile; the log's level and rank are put back afterwards.
+/// Runs `body` and returns what the process wrote to stderr meanwhile. The log's level and rank are restored
+/// afterwards.
 template <typename Body>
 std::string stderr_of(const Body& body) {
   const LogLevel level = log_level();

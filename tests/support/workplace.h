@@ -13,21 +13,21 @@ namespace tessera::testing {
 using Words = std::vector<std::string>;
 Words operator+(Words a, const Words& b);
 
-/// A folder with a tiny model and a text, and the command lines to train on them. Gone after the test.
+/// A folder with a tiny model and a text, and the command lines to train on them. The folder is removed after the test.
 class Workplace : public ::testing::Test {
  protected:
   Workplace();
 
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
-  /// A strategy file named `name`: two microbatches a step, bf16 parameters, and `more` keys, such as R"(, "prefetch":
-  /// 2)".
+  /// Writes a strategy file named `name`: two microbatches in a step, bf16 parameters, and `more` keys, such as
+  /// R"(, "prefetch": 2)". Returns its path.
   std::string strategy(const std::string& name, const std::string& more = "") const;
   /// `tessera train` with the model and the text here, 3 steps, metrics in path("<metrics>").
   Words train(const std::string& strategy, const std::string& metrics, const Words& more = {}) const;
   static Words launch(int ranks, const Words& more = {});
-  /// Runs and expects success, within what takes `at_rest_s` on a machine at rest.
+  /// Runs a command, and expects success within what takes `at_rest_s` on a machine at rest.
   Ended run(const Words& command, double at_rest_s = 60) const;
-  /// Until the file holds `text`, which `job` is to write.
+  /// Waits until the file holds `text`, which `job` is to write.
   void wait_for(const Program& job, const std::string& file, const std::string& text) const;
   /// The metrics file's objects of steps, without its header and evaluations.
   std::vector<nlohmann::json> steps(const std::string& metrics) const;

@@ -32,7 +32,7 @@ TEST(Momentum, EachProductIsRounded) {
   }
 }
 
-// What goes in as gradients comes out as their sum, and all ranks' shares are the momentum of that.
+// Gradients go in and their sum comes out; all ranks' shares together are the momentum of that sum.
 TEST(Momentum, IsUnmadeOfTheSum) {
   constexpr int kRanks = 3;
   constexpr std::size_t kNumel = 133;

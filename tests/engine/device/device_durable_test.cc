@@ -68,8 +68,7 @@ TEST(DeviceDurable, ARunGoesOnFromItsLastCommitWithTheSameBits) {
   }
 }
 
-/// Adafactor's states have shapes of their own. A commit reads what is there when it begins, while the next step is
-/// computed.
+/// Adafactor's states have shapes of their own.
 TEST(DeviceDurable, ARunOfAdafactorGoesOnWithTheSameBits) {
   const EmulatedGpus gpus;
   for (const ShardingStrategy kind : kThree) {
@@ -82,6 +81,7 @@ TEST(DeviceDurable, ARunOfAdafactorGoesOnWithTheSameBits) {
   }
 }
 
+/// A commit reads what is there when it begins, while the next step is computed.
 TEST(DeviceDurable, TrainingGoesOnBesideCommits) {
   const EmulatedGpus gpus;
   for (const Lying& lying : kLying) {

@@ -563,6 +563,8 @@ Strategy with_too_little_room(const Strategy& strategy) {
   return open;
 }
 
+/// Checks that what programs do around steps leaves the same values on the CPU with all state in memory and on GPUs
+/// with each tier.
 void expect_values_as_on_the_cpu(const std::function<Values(const Mesh&, const Strategy&)>& body) {
   const auto run = [&](const ThreadRanks& ranks, const Strategy& own) {
     return told_on(ranks, [&](const Mesh& mesh) { return Told{{}, body(mesh, own), {}}; });

@@ -18,7 +18,8 @@
 namespace tessera::testing {
 namespace {
 
-/// Starts nothing before somebody waits. All ranks wait in the same order, so all start in the same order.
+/// Collectives that start nothing before somebody waits. All ranks wait in the same order, so all start in the same
+/// order.
 class LateCollectives : public Collectives {
  public:
   explicit LateCollectives(std::shared_ptr<Collectives> group) : group_(std::move(group)) {}
@@ -77,7 +78,7 @@ class LateCollectives : public Collectives {
   const std::shared_ptr<Collectives> group_;
 };
 
-/// Makes of each group of more than one rank what `wrap` says.
+/// Wraps each group of more than one rank with `wrap`.
 class WrappedGroups : public GroupFactory {
  public:
   using Made = absl::StatusOr<std::shared_ptr<Collectives>>;

@@ -10,7 +10,7 @@
 
 namespace tessera::testing {
 
-/// Where a GPU's parameters, masters and states lie.
+/// Says where a GPU's parameters, masters and states lie.
 struct Lying {
   OffloadedState parameters, states;
   std::int64_t record_bytes = 4096, queue_depth = 1, cache_bytes = 0;
@@ -52,7 +52,7 @@ inline Strategy below(Strategy strategy, const Lying& lying) {
   return strategy;
 }
 
-/// Several records a group.
+/// A run whose groups have several records each.
 inline TrainOptions run_of(const TinyOptions& model) {
   TrainOptions options = short_run();
   options.model = model;

@@ -26,7 +26,7 @@ namespace piece_maker_test {
 using ::testing::HasSubstr;
 using Make = std::function<at::Tensor()>;
 
-/// Elements [begin, begin + count) of `whole` in the order of memory.
+/// Whether `piece` has the bits of the elements of `whole` from `begin` on, in the order of memory.
 bool same_bits(const at::Tensor& piece, const at::Tensor& whole, std::int64_t begin) {
   const at::Tensor flat = whole.as_strided({whole.numel()}, {1}).narrow(0, begin, piece.numel());
   const at::Tensor dense = piece.contiguous();
@@ -34,7 +34,7 @@ bool same_bits(const at::Tensor& piece, const at::Tensor& whole, std::int64_t be
          std::memcmp(dense.const_data_ptr(), flat.const_data_ptr(), dense.nbytes()) == 0;
 }
 
-/// Random pieces, and all of it in pieces from front to back and from back to front.
+/// Checks random pieces, and the whole tensor in pieces from front to back and from back to front.
 void expect_pieces_equal_eager(const Make& make) {
   const at::NoGradGuard no_grad;
   torch::manual_seed(11);

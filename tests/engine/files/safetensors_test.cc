@@ -1,4 +1,4 @@
-// Weights from safetensors files and back, under every strategy; files that do not fit are everybody's error.
+// Tests weights from safetensors files and back, under every strategy; files that do not fit are an error on all ranks.
 
 #include "tessera/safetensors.h"
 
@@ -23,7 +23,7 @@ namespace safetensors_test {
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
-/// Matrices lie the other way round in the file, and every name is another one there.
+/// The names of a file in which matrices are transposed and every name differs.
 NameInFile other_names(const std::string& name) {
   return {{"net." + name, "old." + name}, name.ends_with(".weight") || name == "head"};
 }
@@ -167,7 +167,7 @@ NameInFile with_a_copy(const std::string& name) {
   return in_file;
 }
 
-// The head of a model that ties it: the file's may be the same bits, in one place or in two, and never others.
+// A model ties its head: the file may hold the same bits in one place or in two, but never other bits.
 TEST_F(Safetensors, ATiedTensorThatTheFileHasTwiceMustHaveOneValue) {
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     const Strategy strategy = strategy_for(ShardingStrategy::kFullShard);
@@ -208,7 +208,7 @@ TEST_F(Safetensors, ATiedTensorThatTheFileHasTwiceMustHaveOneValue) {
       import_both(name, {});
       import_both(name + "_renamed", with_a_copy);
     }
-    // The file has one of the two names: either will do.
+    // The file has one of the two names, and either will do.
     Session tied(mesh, strategy, {.tied_head = true});
     tied.train(0);
     const Values wanted = tied.values();

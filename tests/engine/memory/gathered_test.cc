@@ -1,4 +1,4 @@
-// Reading and writing parameters by hand: the Gathered guard.
+// Tests reading and writing parameters by hand, under the Gathered guard.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -39,7 +39,8 @@ TEST(Gathered, GivesPointersAndKeepsWrites) {
   });
 }
 
-// Head and embedding share a flat buffer of just twice the bytes of either: such bytes are not a file of a wider dtype.
+// Head and embedding share a flat buffer of exactly twice the bytes of either. That must not look like a file of a
+// wider dtype.
 TEST(Gathered, KeepsWritesToAParameterThatIsHalfOfItsBuffer) {
   on_each_placement(2, [](const Mesh& mesh, const Strategy& strategy) {
     Session session(mesh, strategy, {.vocab = 32, .width = 32});
@@ -61,7 +62,6 @@ TEST(Gathered, PointerWithoutGatheredIsRefusedWhereParametersAreSharded) {
   });
 }
 
-// Steps so small that most bf16 values stay while their masters move: a write that forgot the masters would lose them.
 // Operators gather ahead in the order of the last round, which all ranks must do alike.
 TEST(Gathered, OneRankAloneMayReadWhatAGuardHolds) {
   on_each_placement(3, [](const Mesh& mesh, const Strategy& strategy) {
@@ -79,6 +79,8 @@ TEST(Gathered, OneRankAloneMayReadWhatAGuardHolds) {
   });
 }
 
+// Steps are so small that most bf16 values stay while their masters move. A write that forgot the masters would lose
+// them.
 TEST(Gathered, WriteThatChangesNothingKeepsMastersExact) {
   const Adjust small_steps = [](Strategy& s) { s.optimizer.lr = 1e-5; };
   const auto train = [](Session& session, bool write) {
@@ -100,7 +102,7 @@ TEST(Gathered, WriteThatChangesNothingKeepsMastersExact) {
       small_steps, DType::kBF16);
 }
 
-// Guards on part of the units, between steps: more than there are slots for, so that some lie outside the plan.
+// Guards between steps hold some of the units, more than there are slots for, so that some lie outside the plan.
 TEST(Gathered, GuardsBetweenStepsDisturbNothing) {
   const TinyOptions model{.blocks = 5};
   const auto last_blocks = [](Session& session) {

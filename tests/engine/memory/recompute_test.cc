@@ -1,4 +1,5 @@
-// checkpoint() beside the same function without it: the same bits, and what is kept, run again and refused.
+// Compares checkpoint() with the same function without it: bits are the same; what is kept, run again and refused is
+// tested too.
 
 #include "tessera/recompute.h"
 
@@ -22,7 +23,7 @@ struct Parameters {
   at::Tensor first = at::randn({8, 8}).set_requires_grad(true), second = at::randn({8, 8}).set_requires_grad(true);
 };
 
-/// Two layers with dropout between; the last operator saves nothing that the one before has not.
+/// Two layers with dropout between them. The last operator saves nothing that the one before has not saved.
 at::Tensor layers(const Parameters& p, const at::Tensor& x) {
   const at::Tensor hidden = at::dropout(at::gelu(at::matmul(x, p.first)), 0.3, /*train=*/true);
   return x + at::matmul(hidden, p.second);
@@ -136,7 +137,7 @@ TEST_F(Recompute, InputsMayBeUndefined) {
   EXPECT_TRUE(input.grad().defined());
 }
 
-/// What backward throws.
+/// The text of what backward throws.
 std::string error_of(const at::Tensor& loss) {
   try {
     loss.backward();

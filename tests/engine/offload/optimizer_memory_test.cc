@@ -1,5 +1,5 @@
-// Masters and optimizer state in fewer bytes: the same bits under every strategy, the bytes of the plan, and training
-// that follows the run with everything in fp32.
+// Tests masters and optimizer state in fewer bytes: bits are the same under every strategy, bytes are the plan's, and
+// training follows the run with everything in fp32.
 
 #include <gtest/gtest.h>
 
@@ -39,7 +39,7 @@ std::string name_of(const Kept& kept) {
          tessera::name_of(kept.state);
 }
 
-// A frozen block, an unused one and a tied head: runs of the update begin and end inside a unit.
+// This model has a frozen block, an unused one and a tied head, so runs of the update begin and end inside a unit.
 constexpr TinyOptions kAwkward{.tied_head = true, .frozen_first_block = true, .unused_block = true};
 
 TEST(OptimizerMemory, StrategiesAgreeBitForBitAndWithThePlan) {

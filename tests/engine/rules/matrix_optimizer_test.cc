@@ -1,4 +1,5 @@
-// Update rules of whole matrices that the program brings: dealt to owners, sharded, averaged and saved as Muon.
+// Tests update rules of whole matrices that the program brings: they are dealt to owners, sharded, averaged and saved
+// like Muon.
 
 #include "tessera/matrix_optimizer.h"
 
@@ -24,7 +25,7 @@ using Matrix = MatrixOptimizer::Matrix;
 using State = MatrixOptimizer::State;
 using Rule = std::shared_ptr<const MatrixOptimizer>;
 
-/// Has states of many shapes, and uses all its numbers.
+/// A rule that has states of many shapes and uses all its numbers.
 struct Shapes final : MatrixOptimizer {
   std::vector<State> states(std::int64_t rows, std::int64_t columns) const override {
     return {{"left", {rows, rows}}, {"right", {columns}}, {"nothing", {0}}, {"count", {}}, {"first", {rows, columns}}};
@@ -186,7 +187,7 @@ TEST(MatrixOptimizer, IsSavedAndLoadedOnOtherRanks) {
               HasSubstr("the optimizer keeps [64] of \"left\" for it, and the checkpoint has [64, 64]"));
 }
 
-/// What an Engine with `rule` under `adjust` says, at once or in a step.
+/// The error of an Engine with `rule` under `adjust`, when it is made or in a step.
 std::string error_with(Rule rule, const Adjust& adjust = with_own_matrix) {
   return error_of([&] {
     run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
@@ -196,7 +197,7 @@ std::string error_with(Rule rule, const Adjust& adjust = with_own_matrix) {
   });
 }
 
-/// Has `states`, and does nothing.
+/// A rule that has `states` and does nothing.
 struct Idle : MatrixOptimizer {
   explicit Idle(std::vector<State> states = {}) : all(std::move(states)) {}
   std::vector<State> states(std::int64_t, std::int64_t) const override { return all; }

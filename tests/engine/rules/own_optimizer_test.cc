@@ -1,4 +1,4 @@
-// Update rules that the program brings: sharded, offloaded, averaged and saved as those that are there.
+// Tests update rules that the program brings: they are sharded, offloaded, averaged and saved like Tessera's own.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ using Elements = ElementwiseOptimizer::Elements;
 
 constexpr std::size_t kSteps = 6;
 
-/// Only adds `e.lr` to each parameter, and gives it another tensor.
+/// A rule that only adds `e.lr` to each parameter, and gives it another tensor.
 struct Shift final : ElementwiseOptimizer {
   std::vector<std::string> states() const override { return {}; }
   void update(Elements& e) const override { e.parameters = e.parameters + e.lr; }
@@ -32,7 +32,7 @@ void with_own(Strategy& s) {
   s.gradient_clipping = 0;
 }
 
-/// The same groups for the rule that is there.
+/// Sets the same groups for Tessera's own AdamW.
 void with_adamw(Strategy& s) {
   with_own(s);
   s.optimizer.type = OptimizerType::kAdamW;
@@ -169,7 +169,7 @@ TEST(OwnOptimizer, IsSavedAndLoadedOnOtherRanks) {
   EXPECT_TRUE(all_same_bits(train(3, true, 0, 0), train(1, true, 0, 0)));
 }
 
-/// What an Engine with `rule` under `adjust` says, at once or in a step.
+/// The error of an Engine with `rule` under `adjust`, when it is made or in a step.
 std::string error_with(std::shared_ptr<const ElementwiseOptimizer> rule, const Adjust& adjust = with_own) {
   return error_of([&] {
     run_ranks({.ranks = 1}, [&](const Mesh& mesh) {

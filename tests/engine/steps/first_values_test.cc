@@ -1,4 +1,4 @@
-// What every rank's parameters are when the Engine has been made: rank 0's, whoever made them.
+// Tests that every rank's parameters are rank 0's when the Engine has been made, whichever rank made them.
 
 #include "engine/parameters/first_values.h"
 
@@ -25,8 +25,8 @@ namespace first_values_test {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// Parameters of every kind: cut by ranks and small ones, some that are made in pieces and some that cannot be, between
-/// each other.
+/// A module with parameters of every kind, mixed: large ones that ranks cut and small ones, some that can be made in
+/// pieces and some that cannot.
 struct KindsImpl : torch::nn::Module {
   explicit KindsImpl(bool uniform = false, bool extra = false) {
     register_module("first", torch::nn::Linear(67, 129));
@@ -158,7 +158,7 @@ TEST(FirstValues, OtherOperatorsThanRankZeroAreAnErrorThatNamesThem) {
 }
 
 TEST(FirstValues, AParameterThatOnlyOneRankHasIsAnErrorThatNamesIt) {
-  // A parameter of the root, so that units are alike but for it.
+  // The extra parameter belongs to the root, so units differ in nothing else.
   const auto all = messages(2, [](int rank) {
     return with_seed(5, [&] { return deferred_init([&] { return Kinds(false, /*extra=*/rank == 1); }); });
   });

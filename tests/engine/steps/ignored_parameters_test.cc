@@ -1,4 +1,4 @@
-// units.ignored: parameters that stay the program's, under an Engine that trains the others.
+// Tests units.ignored: parameters that stay the program's, under an Engine that trains the others.
 
 #include <ATen/core/grad_mode.h>
 #include <gmock/gmock.h>
@@ -28,7 +28,7 @@ void ignore_some(Strategy& strategy) {
   strategy.units.ignored = kIgnored;
 }
 
-/// Trains what an Engine leaves to the program, as the program in Engine's place would.
+/// Trains the parameters that an Engine leaves to the program, as a program would.
 class OwnTraining {
  public:
   explicit OwnTraining(Session& session)

@@ -1,4 +1,4 @@
-// Loss scaling end to end: an fp16 Engine decides as torch.amp.GradScaler does, step by step.
+// Tests loss scaling end to end: an fp16 Engine decides as torch.amp.GradScaler does, step by step.
 
 #include <gtest/gtest.h>
 
@@ -14,8 +14,8 @@
 namespace tessera::testing {
 namespace scaler_test {
 
-// Growth after three finite steps, a finite run cut short, overflows in a row, growth after falls, an overflow in the
-// very step that would have grown, and one at the end.
+// The pattern has growth after three finite steps, a finite run that is cut short, overflows in a row, growth after
+// falls, an overflow in the very step that would have grown, and one at the end.
 const std::string kPattern = "....x..xx...x......x..x...xxx......x";
 constexpr double kInitial = 512;
 constexpr std::int64_t kGrowthInterval = 3;
@@ -40,7 +40,7 @@ Decisions decisions_of_python() {
   return {json.at("scales"), json.at("skipped"), json.at("last_scale")};
 }
 
-/// `x` is an infinite loss on one rank, each time another.
+/// The decisions of an Engine. `x` in the pattern is an infinite loss on one rank, each time on another one.
 Decisions decisions_of_engine(const Mesh& mesh, ShardingStrategy kind) {
   Strategy strategy = tiny_strategy(kind, DType::kF16);
   strategy.optimizer.lr = 1e-4;

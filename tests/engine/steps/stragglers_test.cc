@@ -1,4 +1,4 @@
-// A rank that keeps the others waiting is named, once a window; ranks that are as fast as each other are not.
+// Tests that a rank which keeps the others waiting is named, once in each window, and that equally fast ranks are not.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// What a watch says at the end of a window of steps that took `busy` each.
+/// What a watch says at the end of a window of steps in which ranks were busy for `busy` seconds each.
 std::string said(const std::vector<double>& busy) {
   StragglerWatch watch(busy.size());
   for (std::size_t step = 1; step < StragglerWatch::kWindow; ++step) EXPECT_EQ(watch.add(busy), "");
@@ -35,7 +35,7 @@ TEST(StragglerWatch, NamesSlowRanksWithTheirTimesAndTheMedian) {
                     HasSubstr("the last 50 steps"), Not(HasSubstr("rank 1"))));
   EXPECT_THAT(said({0.3, 0.1}), AllOf(HasSubstr("rank 0 "), HasSubstr("median of all ranks is 100.0 ms")));
   EXPECT_THAT(said({0.1, 0.3, 0.1, 0.4, 0.1}), AllOf(HasSubstr("rank 1 "), HasSubstr(", rank 3 ")));
-  EXPECT_EQ(said({0.001, 0.009}), "");  // what 8 ms are, nobody looks for
+  EXPECT_EQ(said({0.001, 0.009}), "");  // 8 ms are too little to report
   std::vector<double> many(100, 0.1);
   for (std::size_t rank = 0; rank < 12; ++rank) many[rank] = 0.2;
   EXPECT_THAT(said(many), HasSubstr("and 4 more ranks likewise"));

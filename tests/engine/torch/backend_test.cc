@@ -1,4 +1,4 @@
-// A c10d backend of the user's own: training on it gives the bits of the transports that come with Tessera.
+// Tests a c10d backend of the user's own: training on it gives the bits of the transports that come with Tessera.
 
 #include "tessera/backend.h"
 
@@ -29,7 +29,7 @@ struct Done : c10d::Work {
   Done() { finish(); }
 };
 
-/// Slow and simple: every exchange goes through the rendezvous store.
+/// A slow and simple backend: every exchange goes through the rendezvous store.
 class StoreBackend : public c10d::Backend {
  public:
   StoreBackend(int rank, int size, c10::intrusive_ptr<c10d::Store> store)
@@ -96,7 +96,7 @@ void join_as(int rank, int ranks, int port, int hosts = 1) {
   setenv("MASTER_ADDR", "127.0.0.1", 1);
 }
 
-/// What a run leaves: losses and every bit of the parameters, as text.
+/// The results of a run as text: losses and every bit of the parameters.
 std::string train(const Mesh& mesh, const Strategy& strategy) {
   Session session(mesh, strategy);
   std::string text;
@@ -139,7 +139,7 @@ at::Tensor loss_through(Session& session, std::initializer_list<std::size_t> blo
                                 rows_of(batch.targets, session.mesh).flatten());
 }
 
-// This backend moves what it is given. Only the engine can know that ranks meant different units of the same size.
+// This backend moves what it is given. Only the Engine can know that ranks meant different units of the same size.
 TEST(Backend, UnitsGatheredInDifferentOrdersEndTheStepOnAllRanks) {
   const int port = free_port();
   const auto ends = fork_ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
@@ -157,7 +157,7 @@ TEST(Backend, UnitsGatheredInDifferentOrdersEndTheStepOnAllRanks) {
   }
 }
 
-// Nothing ends a call of this backend: each rank says which calls they are, and its process ends.
+// Nothing ends a call of this backend, so each rank reports which calls wait for each other, and its process ends.
 TEST(Backend, RanksThatWaitForEachOtherInItsCallsEnd) {
   const int port = free_port();
   const auto ends = fork_ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
@@ -201,7 +201,7 @@ TEST(Backend, AnotherTransportInTheStrategyIsRefused) {
   }
 }
 
-/// What the Engine says to a strategy that names a transport, on a mesh over `hosts` hosts made without one.
+/// How ranks end whose strategy names a transport, on a mesh over `hosts` hosts that was made without one.
 std::vector<RankEnd> ends_where_the_file_names(TransportChoice transport, int ranks, int hosts) {
   const int port = free_port();
   return fork_ranks(ranks, [=](int rank, KeyValueStore&) -> absl::Status {

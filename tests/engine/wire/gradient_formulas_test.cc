@@ -183,7 +183,7 @@ TEST(TopK, IsTheFormulaUnderEveryStrategy) {
         require(!::testing::Test::HasFailure(), name_of(kind) + " is not the formula");
         require(distance(values, exact) > 1e-4, name_of(kind) + " was not compressed");
       }
-      // Sums of up to three ranks are added rank by rank, in any order of addition.
+      // All sums of up to three ranks add rank by rank, so their bits are the same.
       require(all_same_bits(trained(mesh, strategy_for(ShardingStrategy::kNoShard, top_k(1)), kTimes), exact),
               "all sent");
     });

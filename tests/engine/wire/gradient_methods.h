@@ -10,7 +10,7 @@ inline constexpr ShardingStrategy kWhole[] = {ShardingStrategy::kNoShard, Shardi
 inline constexpr double kRate = 0.05;
 inline constexpr std::size_t kTimes = 4;
 
-/// Plain descent, so that what the sums lack shows; ranks compare what they hold alike at each step.
+/// Sets plain descent, so that what sums lack shows. Ranks compare what they hold alike at each step.
 inline void descend(Strategy& strategy) {
   strategy.gradient_clipping = 0;
   strategy.optimizer.type = OptimizerType::kSgd;
@@ -34,7 +34,7 @@ inline Adjust top_k(double share) {
   };
 }
 
-/// Plain descent with what `method` says.
+/// Plain descent with the compression that `method` says.
 inline Adjust with_method(const CompressionConfig& method) {
   return [=](Strategy& strategy) {
     descend(strategy);
@@ -49,7 +49,7 @@ inline Adjust random_k(double share) { return with_method({.random_k = share, .s
 inline Adjust sign(SignForm form) { return with_method({.sign = form}); }
 inline Adjust one_bit() { return with_method({.one_bit = true}); }
 inline constexpr double kMomentum = 0.25;
-/// Descent with momentum, and one bit of that.
+/// Sets descent with momentum, of which one bit is sent.
 inline void descend_with_momentum(Strategy& strategy) {
   descend(strategy);
   strategy.optimizer.momentum = kMomentum;

@@ -16,9 +16,9 @@
 
 namespace tessera {
 
-/// A GPU that ranks on threads share, where there is none. What is queued for compute happens at once, as LibTorch's
-/// operators do on the CPU. What is queued beside it happens as late as it may: when compute waits for it. So an event
-/// that nobody waits for, or memory that is used again too early, gives wrong values each time.
+/// Emulates a GPU that ranks on threads share. Work that is queued for compute happens at once, like LibTorch's
+/// operators on the CPU. Work that is queued beside it happens as late as it may: when compute waits for it. So an
+/// event for which nobody waits, or memory that is used again too early, gives wrong values each time.
 class EmulatedPeerDevice : public PeerDevice {
  public:
   ~EmulatedPeerDevice() override {
@@ -109,7 +109,7 @@ class EmulatedPeerDevice : public PeerDevice {
     static std::mutex mutex;
     return mutex;
   }
-  /// Until the event has happened as often.
+  /// Runs queued work until the event has happened so often.
   static void drive(State& state, int number) {
     while (state.happened < number) state.owner->run_next();
   }

@@ -22,6 +22,12 @@
 namespace tessera {
 namespace {
 
+// How it goes about it. LibTorch's hooks (Hooks, one per saved tensor) ask the Store, which the hooks and the
+// SavedActivations share. Store::put decides whether a tensor is offloaded, and which bytes of its storage go to the
+// tier; a Put stands for those bytes, and later tensors in them share it. Store::get looks for the bytes in the
+// original storage, then in the one that the last reading returned, and only then reads the tier. The Store holds
+// storages weakly, so memory goes with its last user; ~Put drops the bytes from the tier.
+
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
 /// The bytes of a storage that a tensor views: from the first one to behind the last one.
@@ -157,8 +163,7 @@ class Hooks final : public torch::autograd::SavedVariableHooks {
 
 }  // namespace
 
-// ---- What is offloaded
-// -----------------------------------------------------------------------------------------------
+// ---- What is offloaded ----------------------------------------------------------------------------------------------
 
 bool SavedActivations::Store::is_offloaded(const at::Tensor& tensor) const {
   if (tensor.layout() != at::kStrided || at::isTensorSubclassLike(tensor) || !tensor.has_storage()) return false;
@@ -242,8 +247,7 @@ void SavedActivations::Store::drop(const Put& put) {
   }
 }
 
-// ---- The object itself
-// -----------------------------------------------------------------------------------------------
+// ---- The object itself ----------------------------------------------------------------------------------------------
 
 SavedActivations::SavedActivations(std::unique_ptr<ActivationTier> tier, SavedActivationsOptions options)
     : store_(std::make_shared<Store>(std::move(tier), std::move(options))) {}

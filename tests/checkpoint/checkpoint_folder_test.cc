@@ -1,3 +1,6 @@
+// Tests the folder of checkpoints: which checkpoint is the latest, which ones are kept, what errors say, and that a
+// failed operation or a crash at any operation leaves the old checkpoint or the new one.
+
 #include "checkpoint/checkpoint_folder.h"
 
 #include <fcntl.h>

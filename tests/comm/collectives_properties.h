@@ -15,6 +15,7 @@ namespace tessera {
 // result against inputs that every rank can compute. The functions throw, so that they serve threads and forked
 // processes alike.
 
+/// Says which property failed. The functions below throw it.
 struct PropertyFailed : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

@@ -1,3 +1,6 @@
+// Tests collectives among threads: their results, and how ranks learn of a failure, a timeout, or calls that do not
+// agree.
+
 #include <gmock/gmock.h>
 #include <stdlib.h>
 #include <unistd.h>

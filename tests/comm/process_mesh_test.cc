@@ -1,3 +1,6 @@
+// Tests groups of processes over shared memory, Gloo and both: their results, compressed transfers, the TCP store by
+// which ranks meet, and what the other ranks are told when a rank dies, stops or makes another call.
+
 #include "runtime/comm/job/process_mesh.h"
 
 #include <fcntl.h>

@@ -1,3 +1,5 @@
+// Tests how a rank learns its place in the job from the variables of its launcher (torchrun, Slurm, MPI).
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

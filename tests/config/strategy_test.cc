@@ -1,3 +1,6 @@
+// Tests how strategies are read from JSON and printed: every key, the defaults of this version and of earlier ones, and
+// errors about files.
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>

@@ -1,3 +1,6 @@
+// Tests the launcher with real processes, which run shell scripts: their variables, output and exit codes, restarts,
+// signals and limits.
+
 #include "workshop/launch/launcher.h"
 
 #include <arpa/inet.h>

@@ -1,3 +1,6 @@
+// Tests which rank updates which matrix, how matrices are divided into batches, and which elements travel to their
+// owner and back.
+
 #include "sharding/layout/matrix_deal.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,6 @@
+// Tests the plan of memory: how many buckets, slots and records a strategy needs, what is offloaded, and what steps
+// read and write.
+
 #include "sharding/layout/plan/memory_plan.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,6 @@
+// Tests the order of a step's operations, which is compared as text: passes over groups, updates, exchanges of
+// matrices, and reads of offloaded records.
+
 #include "sharding/layout/plan/step_program.h"
 
 #include <gtest/gtest.h>

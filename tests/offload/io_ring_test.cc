@@ -1,3 +1,6 @@
+// Tests the ring of disk transfers in all its variants: data, short and interrupted transfers, errors, retries and
+// limits of the kernel.
+
 #include "offload/io/io_ring.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,6 @@
+// Tests the spill, which keeps values of any size in a file: their bytes, the room that is used again, and faults of
+// the disk.
+
 #include "offload/spill.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,5 @@
+// Tests tiers, which keep records in memory or in a file: their bytes, memory, traffic, and faults of the disk.
+
 #include "offload/tier.h"
 
 #include <gmock/gmock.h>
@@ -281,8 +283,7 @@ TEST_P(TierTest, WrongUseIsAnErrorThatStays) {
 INSTANTIATE_TEST_SUITE_P(All, TierTest, ::testing::ValuesIn(tier_variants()),
                          [](const auto& info) { return info.param.name; });
 
-// ---- Memory and sizes
-// ------------------------------------------------------------------------------------------------
+// ---- Memory and sizes -----------------------------------------------------------------------------------------------
 
 TEST(TierSizes, AllocatedIsWhatWasSaid) {
   ScratchFolder folder;
@@ -423,8 +424,7 @@ TEST(TierSizes, WhereAllIsResidentThereIsNoFile) {
   EXPECT_EQ(tier->counters().writes, 0);
 }
 
-// ---- Traffic
-// ---------------------------------------------------------------------------------------------------------
+// ---- Traffic --------------------------------------------------------------------------------------------------------
 
 // The disk reads and writes other records while those that stay in memory are used.
 TEST(TierSizes, WhatStaysInMemoryLiesAmongWhatDoesNot) {
@@ -622,8 +622,7 @@ TEST_P(TrafficTest, WrongAdviceCostsReadsOnly) {
 INSTANTIATE_TEST_SUITE_P(All, TrafficTest, ::testing::ValuesIn(io_variants()),
                          [](const auto& info) { return info.param.name; });
 
-// ---- Faults
-// ----------------------------------------------------------------------------------------------------------
+// ---- Faults ---------------------------------------------------------------------------------------------------------
 
 class TierFaultTest : public ::testing::TestWithParam<IoVariant> {
  protected:

@@ -257,8 +257,7 @@ TEST_F(DeviceAdafactor, NeedsItsScratchMemoryAndDoesNothingToAnEmptyTensor) {
   }
 }
 
-// ---- the formulas in fp64, sums from the first number to the last
-// -----------------------------------------------------
+// ---- the formulas in fp64, sums from the first number to the last ---------------------------------------------------
 
 double rms(const std::vector<double>& values) {
   double sum = 0;

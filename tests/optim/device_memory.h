@@ -57,6 +57,7 @@ class Shared {
   T* data_ = nullptr;
 };
 
+/// Skips its tests where there is no GPU. Kernels under TESSERA_CUDA_ON_HOST run on the CPU, so nothing is skipped.
 class DeviceKernels : public ::testing::Test {
  protected:
   void SetUp() override {

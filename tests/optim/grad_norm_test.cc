@@ -1,3 +1,6 @@
+// Tests the norm of gradients: it has the same bits for every division into parts and pieces and every instruction set,
+// and it is close to the exact sum.
+
 #include "optim/grad_norm.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,6 @@
+// Tests the loops that update elements: they give the same bits for every instruction set, division into shards, and
+// form of the masters.
+
 #include "optim/loops/step_loops.h"
 
 #include <gmock/gmock.h>

@@ -31,6 +31,7 @@ Links links_of(double beta_s_per_byte, double alpha_s = 0);
 /// Links in shared memory of a host.
 Links shared_memory_links(double beta_s_per_byte, double alpha_s = 0);
 
+/// A strategy and a mesh on which it is timed.
 struct StrategyCase {
   std::string name;
   ShardingStrategy strategy;

@@ -96,6 +96,7 @@ struct Cell {
 /// SHARD_GRADIENTS, NO_SHARD}: a pairwise sample of it, 15 of 30, unless tests are long.
 void for_each_cell(const std::function<void(const Cell&)>& body);
 
+/// How a program is run on the cells, and how far its results may differ from the plain run's.
 struct ProgramOptions {
   Adjust adjust = nullptr;
   DType dtype = DType::kF32;

@@ -1,3 +1,5 @@
+// Tests how gradients are copied or added into a unit's bucket, and which gradients are waited for.
+
 #include "sharding/reduce/gradient_packer.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Tests how a module's parameters are divided into units and groups.
+
 #include "sharding/partition.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,6 @@
+// Tests the reduction of gradients over ranks and microbatches: the sums, the order of units, and parameters that some
+// ranks do not use.
+
 #include "sharding/reduce/reducer.h"
 
 #include <gtest/gtest.h>

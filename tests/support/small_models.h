@@ -35,6 +35,7 @@ struct TinyOptions {
   bool recompute = false;     ///< blocks run under tessera::checkpoint
 };
 
+/// A small language model: an embedding, blocks, and a head that gives logits.
 struct TinyImpl : torch::nn::Module {
   explicit TinyImpl(const TinyOptions& options);
   /// Mean cross entropy (fp32) of predicting `targets` [B, T] from `tokens` [B, T].

@@ -19,6 +19,7 @@ struct Trained {
   MemoryUse allocated_at_end;  ///< when nothing beyond the plan is needed any more
 };
 
+/// What is trained, and for how long.
 struct TrainOptions {
   TinyOptions model;
   std::int64_t steps = 4;

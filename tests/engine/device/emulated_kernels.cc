@@ -1,3 +1,6 @@
+// The kernels of the emulated GPU: those of optim/cuda, compiled for the host, behind the interface by which the engine
+// launches kernels (DeviceKernels). They check that the memory that they are given is the device's.
+
 #include <algorithm>
 #include <cstring>
 #include <iterator>

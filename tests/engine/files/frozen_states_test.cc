@@ -202,8 +202,7 @@ TEST(FrozenStates, AValueThatWasWrittenMeanwhileIsTheMasterAfterALoadToo) {
   }
 }
 
-// ---- Commits
-// -----------------------------------------------------------------------------------------------------------
+// ---- Commits --------------------------------------------------------------------------------------------------------
 
 /// The files that commits share, and when they were written.
 std::map<fs::path, fs::file_time_type> kept_files(const fs::path& folder) {
@@ -292,8 +291,7 @@ TEST(FrozenStates, ADamagedFileBesideCommitsIsAnErrorThatNamesIt) {
   });
 }
 
-// ---- Another rule
-// ------------------------------------------------------------------------------------------------------
+// ---- Another rule ---------------------------------------------------------------------------------------------------
 
 // Muon has one state for a matrix, and AdamW two for each element, so neither can use the other's.
 TEST(FrozenStates, WhatGetsAnotherRuleBeginsAnew) {

@@ -1,3 +1,6 @@
+// Tests deferred initialization: tensors that are made later have the values that they would have had at once, and
+// recording takes neither memory nor time.
+
 #include "tessera/deferred_init.h"
 
 #include <ATen/CPUGeneratorImpl.h>

@@ -93,8 +93,7 @@ class CountingAllocator final : public c10::Allocator {
   }
 };
 
-// ---- Training
-// --------------------------------------------------------------------------------------------------------
+// ---- Training -------------------------------------------------------------------------------------------------------
 
 struct TrainingCase {
   DType dtype;
@@ -269,8 +268,7 @@ TEST(ActivationOffload, MemoryIsThatOfTheOperatorsUnderWay) {
   EXPECT_LT(below, in_memory / 4) << below << " of " << in_memory;
 }
 
-// ---- What is saved
-// ---------------------------------------------------------------------------------------------------
+// ---- What is saved --------------------------------------------------------------------------------------------------
 
 /// Saved activations without an Engine, on this thread.
 struct Offloading {
@@ -491,8 +489,7 @@ TEST(SavedActivations, OtherThreadsAreLeftAlone) {
   EXPECT_EQ(offloading.counts().values, 0);
 }
 
-// ---- Faults
-// ----------------------------------------------------------------------------------------------------------
+// ---- Faults ---------------------------------------------------------------------------------------------------------
 
 TEST(ActivationOffload, AFaultIsAnErrorAndNeverOtherNumbers) {
   struct Kind {

@@ -33,8 +33,7 @@ void with_adafactor(Strategy& s) {
   s.gradient_clipping = 0;
 }
 
-// ---- torch/optim/_adafactor.py, _single_tensor_adafactor, line by line
-// -------------------------------------------------
+// ---- torch/optim/_adafactor.py, _single_tensor_adafactor, line by line ----------------------------------------------
 
 struct PlainAdafactor {
   const AdafactorConfig config = {};
@@ -199,8 +198,7 @@ TEST(Adafactor, OneMatrixOfManyLiesInAnyOrder) {
   EXPECT_TRUE(at::equal(updated({1, 20, 5}), got));
 }
 
-// ---- Checkpoints
-// -------------------------------------------------------------------------------------------------------
+// ---- Checkpoints ----------------------------------------------------------------------------------------------------
 
 TEST(AdafactorCheckpoint, GoesOnAsIfNothingHadHappened) {
   const TestFolder folder;
@@ -275,8 +273,7 @@ TEST(AdafactorCheckpoint, OfAnotherOptimizerIsToldOnce) {
   EXPECT_EQ(text.find(remedy), text.rfind(remedy)) << text;
 }
 
-// ---- What it cannot do
-// -------------------------------------------------------------------------------------------------
+// ---- What it cannot do ----------------------------------------------------------------------------------------------
 
 TEST(Adafactor, RefusesWhatItCannotDo) {
   const auto error_with = [](const Adjust& adjust) {

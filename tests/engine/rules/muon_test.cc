@@ -31,8 +31,7 @@ void with_muon(Strategy& s) {
   s.gradient_clipping = 0;
 }
 
-// ---- The formula, written down once more with LibTorch's operators
-// ----------------------------------------------------
+// ---- The formula, written down once more with LibTorch's operators --------------------------------------------------
 
 at::Tensor orthogonal(const at::Tensor& matrix, std::int64_t steps) {
   const bool is_tall = matrix.size(0) > matrix.size(1);
@@ -282,8 +281,7 @@ TEST(Muon, ASecondEngineGoesOn) {
       with_muon);
 }
 
-// ---- Checkpoints
-// -----------------------------------------------------------------------------------------------------
+// ---- Checkpoints ----------------------------------------------------------------------------------------------------
 
 TEST(MuonCheckpoint, GoesOnAsIfNothingHadHappened) {
   const TestFolder folder;
@@ -317,8 +315,7 @@ TEST(MuonCheckpoint, AnotherRuleForAParameterIsRefusedByName) {
   EXPECT_THAT(error, HasSubstr("momentum_buffer"));
 }
 
-// ---- What it cannot do
-// ------------------------------------------------------------------------------------------------
+// ---- What it cannot do ----------------------------------------------------------------------------------------------
 
 TEST(Muon, RefusesWhatItCannotDo) {
   const auto error_with = [](const Adjust& adjust) {

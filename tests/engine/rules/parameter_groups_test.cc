@@ -225,8 +225,7 @@ TEST(ParameterGroups, ThatCannotBeMeantAreRefusedByName) {
               HasSubstr("has betas, which rmsprop does not have"));
 }
 
-// ---- Rates set by hand
-// -----------------------------------------------------------------------------------------------
+// ---- Rates set by hand ----------------------------------------------------------------------------------------------
 
 double rate_at(std::size_t step) { return 1e-2 / (1.0 + 0.3 * static_cast<double>(step)); }
 
@@ -354,8 +353,7 @@ TEST(SetLr, RanksWithDifferentRatesAreToldAtTheStep) {
   }
 }
 
-// ---- Groups that come while training
-// -----------------------------------------------------------------------------------
+// ---- Groups that come while training --------------------------------------------------------------------------------
 
 constexpr TinyOptions kFrozen{.frozen_first_block = true};
 
@@ -447,8 +445,7 @@ TEST(AddGroup, OneThatCannotBeMeantIsRefusedAndHarmless) {
   }
 }
 
-// ---- Numbers of the update rule set by hand
-// ---------------------------------------------------------------------------
+// ---- Numbers of the update rule set by hand -------------------------------------------------------------------------
 
 double share(std::size_t step) { return static_cast<double>(step + 1) / static_cast<double>(kSteps); }
 

@@ -187,8 +187,7 @@ TEST(UpdateRules, AreCarriedWhenWhatTrainsChanges) {
   }
 }
 
-// ---- Numbers that change while training
-// -------------------------------------------------------------------------------
+// ---- Numbers that change while training -----------------------------------------------------------------------------
 
 /// Changes of options before step `i`: on the Engine, and in PyTorch's optimizer.
 struct Changes {
@@ -296,8 +295,7 @@ TEST(UpdateRules, NumbersSetBeforeTheFirstStepHaveTheBitsOfTheStrategys) {
   }
 }
 
-// ---- Clipping by value
-// -----------------------------------------------------------------------------------------------
+// ---- Clipping by value ----------------------------------------------------------------------------------------------
 
 TEST(ClipValue, IsThatOfPyTorchOnTheMeanGradient) {
   constexpr double kMost = 2e-3;
@@ -348,8 +346,7 @@ TEST(ClipValue, IsThatOfPyTorchOnTheMeanGradient) {
   }
 }
 
-// ---- ReduceLROnPlateau
-// -----------------------------------------------------------------------------------------------
+// ---- ReduceLROnPlateau ----------------------------------------------------------------------------------------------
 
 /// The rates after each measure.
 std::vector<double> rates(const std::vector<double>& measures, const ReduceLROnPlateau::Options& options) {

@@ -30,6 +30,7 @@
 
 namespace cuda_on_host {
 
+/// CUDA's dim3, of which kernels here use x alone.
 struct Index {
   unsigned x = 0;
 };
@@ -186,6 +187,7 @@ class ThreadBlock {
 
 inline Index block_index, block_size, grid_size;
 
+/// CUDA's threadIdx: x is the index, within its block, of the thread that runs now.
 struct ThreadIndex {
   struct X {
     operator unsigned() const { return ThreadBlock::current()->running(); }  // NOLINT

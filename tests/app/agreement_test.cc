@@ -1,3 +1,5 @@
+// Tests that ranks compare what they have prepared before they train, and what the error says where they differ.
+
 #include "workshop/app/train/agreement.h"
 
 #include <gmock/gmock.h>

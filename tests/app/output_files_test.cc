@@ -1,3 +1,5 @@
+// Tests the checks of output files: an input or an existing file is never overwritten unless it may be replaced.
+
 #include "workshop/app/output_files.h"
 
 #include <gmock/gmock.h>

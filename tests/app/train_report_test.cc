@@ -1,3 +1,5 @@
+// Tests the text of a duration.
+
 #include "workshop/app/train/train_report.h"
 
 #include <gtest/gtest.h>

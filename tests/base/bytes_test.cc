@@ -1,3 +1,5 @@
+// Tests how numbers of bytes are printed and read.
+
 #include "runtime/base/bytes.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,5 @@
+// Tests CRC-32C with the values of RFC 3720.
+
 #include "runtime/base/crc32c.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Tests the remedies that errors name for each errno.
+
 #include "runtime/base/errno_hint.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,5 @@
+// Tests how a share of the elements is chosen evenly among all of them.
+
 #include "runtime/base/even_spread.h"
 
 #include <gtest/gtest.h>

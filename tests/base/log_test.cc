@@ -1,3 +1,5 @@
+// Tests log lines: their parts, levels, ranks of threads, and the variable that sets the level.
+
 #include "runtime/base/log.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,5 @@
+// Tests the writer of metrics (one JSON object per line) and the percentiles of step times.
+
 #include "runtime/base/metrics/metrics.h"
 
 #include <gmock/gmock.h>

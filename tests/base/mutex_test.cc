@@ -1,3 +1,5 @@
+// Tests Mutex and CondVar among threads.
+
 #include "runtime/base/mutex.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,6 @@
+// Tests the noise of stochastic rounding: its distribution, its independence, and that its numbers never change within
+// one version.
+
 #include "runtime/base/noise.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Tests the helper that chooses a pairwise sample of a grid of test cases.
+
 #include "tests/support/pairwise.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Tests that limits and signals of the process become errors, each in a child process.
+
 #include "runtime/base/process_limits.h"
 
 #include <gmock/gmock.h>

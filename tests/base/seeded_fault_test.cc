@@ -1,3 +1,5 @@
+// Tests the variable that switches a seeded fault on.
+
 #include "runtime/base/seeded_fault.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Tests spans and the trace that records them.
+
 #include "tessera/span.h"
 
 #include <gmock/gmock.h>

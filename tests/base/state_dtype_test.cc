@@ -1,3 +1,5 @@
+// Tests the bytes of optimizer states and masters.
+
 #include "runtime/base/state_dtype.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Tests exit codes of errors and statuses, and the macros that return the first failure.
+
 #include "runtime/base/status.h"
 
 #include <gtest/gtest.h>

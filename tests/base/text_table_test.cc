@@ -1,3 +1,5 @@
+// Tests how tables are printed.
+
 #include "runtime/base/text_table.h"
 
 #include <gtest/gtest.h>

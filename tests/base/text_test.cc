@@ -1,3 +1,5 @@
+// Tests the functions for text: quoting, width, edit distance, guesses of names, lists and number ranges.
+
 #include "runtime/base/text.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Tests commits and the log that keeps the last two: damage is noticed, and a failed operation loses nothing.
+
 #include "checkpoint/commit.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,6 @@
+// Tests the manifest of a checkpoint: it comes back as it was written, damaged and hostile ones are refused, and
+// versions are told apart.
+
 #include "checkpoint/manifest.h"
 
 #include <gmock/gmock.h>

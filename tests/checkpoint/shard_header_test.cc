@@ -1,3 +1,5 @@
+// Tests the header of a shard: it comes back as it was written, and hostile headers are refused.
+
 #include "checkpoint/shard_header.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,5 @@
+// Tests the digests by which ranks compare their calls.
+
 #include "runtime/comm/call.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,6 @@
+// Tests groups that are made of other groups (hierarchical), that have one rank (solo), or that only count what other
+// ranks would send (fake).
+
 #include <gmock/gmock.h>
 
 #include <numeric>

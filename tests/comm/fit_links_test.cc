@@ -1,3 +1,5 @@
+// Tests the fit of link costs to measured calls.
+
 #include "runtime/comm/rounds/fit_links.h"
 
 #include <gtest/gtest.h>

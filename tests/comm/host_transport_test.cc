@@ -1,3 +1,6 @@
+// Tests collectives over shared memory of a host among processes: their results, their memory, and what ranks are told
+// when a rank is killed, stopped or missing.
+
 #include "runtime/comm/shared/host_transport.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,5 @@
+// Tests that a process waits once for a store that does not answer.
+
 #include "runtime/comm/in_time.h"
 
 #include <gtest/gtest.h>

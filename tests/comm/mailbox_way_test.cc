@@ -1,3 +1,5 @@
+// Tests how a rank finds the faster way to write its mailboxes: into its cache, or past the caches.
+
 #include "runtime/comm/shared/mailbox_way.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Tests how ranks measure collective algorithms and choose one of them, alike on all ranks.
+
 #include "runtime/comm/rounds/measured_groups.h"
 
 #include <gtest/gtest.h>

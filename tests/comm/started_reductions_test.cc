@@ -1,3 +1,5 @@
+// Tests reductions that a rank starts and waits for later (asynchronous reduce-scatters).
+
 #include <gmock/gmock.h>
 
 #include <atomic>

@@ -1,3 +1,5 @@
+// Tests the JSON document that knows the place of each key and value, and the diagnostics that name such places.
+
 #include "runtime/config/json_document.h"
 
 #include <gtest/gtest.h>

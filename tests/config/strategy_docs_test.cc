@@ -1,3 +1,5 @@
+// Tests that the committed page and schema of strategies are up to date and true.
+
 #include "runtime/config/strategy_docs.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,5 @@
+// Tests the statistics of a dataset: unigram entropy and vocabulary.
+
 #include "runtime/data/dataset_stats.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,5 @@
+// Tests the permutation that shuffles samples: it is a bijection, it is uniform, and it never changes.
+
 #include "runtime/data/permutation.h"
 
 #include <gmock/gmock.h>

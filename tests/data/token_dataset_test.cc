@@ -1,3 +1,5 @@
+// Tests datasets of tokens in all formats that are read and written.
+
 #include "runtime/data/token_dataset.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,5 @@
+// Tests the heap from which LibTorch's tensors get their memory.
+
 #include "engine/memory/tensor_heap.h"
 
 #include <ATen/Functions.h>

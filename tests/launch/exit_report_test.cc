@@ -1,3 +1,5 @@
+// Tests the launcher's report: which rank's failure is the cause, and what the exit code is.
+
 #include "workshop/launch/exit_report.h"
 
 #include <gmock/gmock.h>

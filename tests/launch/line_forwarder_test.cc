@@ -1,3 +1,5 @@
+// Tests the forwarding of ranks' output, line by line.
+
 #include "workshop/launch/line_forwarder.h"
 
 #include <fcntl.h>

@@ -1,3 +1,5 @@
+// Tests the environment variables that the launcher gives to ranks.
+
 #include "workshop/launch/rank_environment.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,5 @@
+// Tests how items are divided into buckets of limited size.
+
 #include "sharding/layout/buckets.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,5 @@
+// Tests which tensors go as low-rank factors, and where these lie.
+
 #include "sharding/layout/factor_layout.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,5 @@
+// Tests where tensors lie in a flat buffer, and where shards are cut, for random layouts.
+
 #include "sharding/layout/layout.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Tests which part of a buffer each rank owns.
+
 #include "sharding/layout/placement.h"
 
 #include <gtest/gtest.h>

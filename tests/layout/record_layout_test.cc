@@ -1,3 +1,5 @@
+// Tests how a group's state is divided between memory and offloaded records.
+
 #include "sharding/layout/plan/record_layout.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Tests the counts of records that steps read and write, against steps that are made record by record.
+
 #include "sharding/layout/plan/record_traffic.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,6 @@
+// Tests the schedule of unit uses, which decides what is prefetched and given up, also against a slow second
+// implementation.
+
 #include "sharding/layout/schedule.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,5 @@
+// Tests the generation of tokens from a model.
+
 #include "workshop/models/generate.h"
 
 #include <ATen/core/grad_mode.h>

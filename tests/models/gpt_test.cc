@@ -1,3 +1,5 @@
+// Tests the GPT model.
+
 #include "workshop/models/gpt.h"
 
 #include "tests/models/model_tests.h"

@@ -1,3 +1,5 @@
+// Tests the conversion of model configs and names of weights from and to Hugging Face's.
+
 #include "workshop/models/hf_config.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,5 @@
+// Tests the Llama model, its rotary embeddings and its norm.
+
 #include "workshop/models/llama.h"
 
 #include <ATen/core/grad_mode.h>

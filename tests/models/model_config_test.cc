@@ -1,3 +1,5 @@
+// Tests how model configs are read, checked and written, and that the page of models is up to date.
+
 #include "workshop/models/model_config.h"
 
 #include <gmock/gmock.h>

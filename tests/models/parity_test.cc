@@ -1,3 +1,5 @@
+// Tests that models compute what an independent implementation in Python computes.
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/randn.h>

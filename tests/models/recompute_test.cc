@@ -1,3 +1,5 @@
+// Tests the hook by which models recompute blocks in backward.
+
 #include <ATen/ops/ones.h>
 
 #include "runtime/base/status.h"

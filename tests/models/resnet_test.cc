@@ -1,3 +1,5 @@
+// Tests the ResNet model.
+
 #include "workshop/models/resnet.h"
 
 #include <ATen/Context.h>

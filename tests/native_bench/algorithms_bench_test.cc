@@ -1,3 +1,5 @@
+// Tests the benchmark of collective algorithms.
+
 #include "workshop/bench/algorithms_bench.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Tests the fit of a line (latency and time per byte) to measured times.
+
 #include "workshop/bench/alpha_beta.h"
 
 #include <gtest/gtest.h>

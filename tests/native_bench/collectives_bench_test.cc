@@ -1,3 +1,5 @@
+// Tests the benchmark of collectives and of memory traffic.
+
 #include "workshop/bench/collectives_bench.h"
 
 #include <gmock/gmock.h>

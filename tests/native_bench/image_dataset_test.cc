@@ -1,3 +1,5 @@
+// Tests the reading of CIFAR-10 and the generated images.
+
 #include "workshop/bench/image_dataset.h"
 
 #include <gmock/gmock.h>

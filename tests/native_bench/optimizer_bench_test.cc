@@ -1,3 +1,5 @@
+// Tests the benchmark of the optimizer.
+
 #include "workshop/bench/optimizer_bench.h"
 
 #include <gmock/gmock.h>

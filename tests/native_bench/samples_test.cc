@@ -1,3 +1,5 @@
+// Tests quantiles and ratios of measured samples.
+
 #include "workshop/bench/samples.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Tests memory that is aligned to pages.
+
 #include "offload/files/aligned_memory.h"
 
 #include <gtest/gtest.h>

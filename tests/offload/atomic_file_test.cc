@@ -1,3 +1,5 @@
+// Tests files that are replaced as a whole: after any fault or crash there is the old file or the new one.
+
 #include "offload/files/atomic_file.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,6 @@
+// Tests the making of a tier's scratch file: it leaves nothing behind, and each failure is an error that says what to
+// do.
+
 #include "offload/files/block_file.h"
 
 #include <fcntl.h>

@@ -1,3 +1,5 @@
+// Tests the tier whose committed records outlive the process.
+
 #include "offload/durable_tier.h"
 
 #include <gmock/gmock.h>

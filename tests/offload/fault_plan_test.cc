@@ -1,3 +1,5 @@
+// Tests the faults that tests inject into operations on files, and the text that describes them.
+
 #include "offload/files/fault_plan.h"
 
 #include <gmock/gmock.h>

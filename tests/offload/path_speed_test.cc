@@ -1,3 +1,5 @@
+// Tests the measurement of disks, and how records are shared among directories accordingly.
+
 #include "offload/io/path_speed.h"
 
 #include <gmock/gmock.h>

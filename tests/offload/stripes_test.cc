@@ -1,3 +1,5 @@
+// Tests how records are dealt to several files by weight.
+
 #include "offload/stripes.h"
 
 #include <gtest/gtest.h>

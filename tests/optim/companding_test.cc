@@ -1,3 +1,5 @@
+// Tests the companding codes of 8-bit optimizer states: 128 or 256 steps whose spacing grows with the number.
+
 #include "optim/arithmetic/companding.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Tests the update rules with a ratio for each layer: they have the same bits for every instruction set and division.
+
 #include "optim/layerwise_optimizer.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Tests the loss scaler, against PyTorch's GradScaler too.
+
 #include "optim/loss_scaler.h"
 
 #include <gtest/gtest.h>

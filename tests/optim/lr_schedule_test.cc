@@ -1,3 +1,5 @@
+// Tests the schedules of the learning rate, against PyTorch's schedulers where it has them.
+
 #include "optim/lr_schedule.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Tests rounding to bf16 and fp16, stochastic rounding, and masters that are split in two halves.
+
 #include "optim/arithmetic/rounding.h"
 
 #include <gtest/gtest.h>

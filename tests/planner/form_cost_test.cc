@@ -1,3 +1,5 @@
+// Tests the bytes of each wire form, and the predicted CPU time of gathers in it.
+
 #include "planner/form_cost.h"
 
 #include <gtest/gtest.h>

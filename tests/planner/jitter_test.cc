@@ -1,3 +1,5 @@
+// Tests the random factors on the times of simulated ranks.
+
 #include "planner/jitter.h"
 
 #include <gtest/gtest.h>

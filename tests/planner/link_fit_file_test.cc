@@ -1,3 +1,5 @@
+// Tests the file of measured link costs.
+
 #include "planner/measured/link_fit_file.h"
 
 #include <gmock/gmock.h>

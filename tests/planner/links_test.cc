@@ -1,3 +1,5 @@
+// Tests how measured links are written and read, and how their costs depend on the group.
+
 #include "planner/measured/links.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Tests the predicted cost of outer steps.
+
 #include "planner/outer_cost.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Tests the predicted time of a step: what is hidden behind compute, and what is exposed.
+
 #include "planner/predicted_step.h"
 
 #include <gtest/gtest.h>

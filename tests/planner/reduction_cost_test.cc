@@ -1,3 +1,5 @@
+// Tests the predicted cost of reductions, with and without compression.
+
 #include "planner/reduction_cost.h"
 
 #include <gtest/gtest.h>

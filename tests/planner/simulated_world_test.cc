@@ -1,3 +1,5 @@
+// Tests the simulation of many ranks, with stragglers and jitter.
+
 #include "planner/simulated_world.h"
 
 #include <gtest/gtest.h>

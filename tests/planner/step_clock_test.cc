@@ -1,3 +1,5 @@
+// Tests the clock that plays scripts of ranks: how work and calls overlap and slow each other.
+
 #include "planner/step_clock.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Tests how the profile of a step is written, read and checked.
+
 #include "planner/measured/step_profile.h"
 
 #include <gtest/gtest.h>

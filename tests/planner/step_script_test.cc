@@ -1,3 +1,5 @@
+// Tests the script of a step, which lists its work and calls in the order of a real run.
+
 #include "planner/step_script.h"
 
 #include <gtest/gtest.h>

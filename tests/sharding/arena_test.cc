@@ -1,3 +1,5 @@
+// Tests arenas, from which the planned memory is taken.
+
 #include "sharding/arena.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Tests the log of gathers and guards in a step.
+
 #include "sharding/gather/gather_log.h"
 
 #include <gtest/gtest.h>

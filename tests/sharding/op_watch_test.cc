@@ -1,3 +1,5 @@
+// Tests that operators gather the units of their inputs, and that no pointer into a unit is given out unpinned.
+
 #include "sharding/gather/op_watch.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -1,3 +1,5 @@
+// Tests which units are gathered, when they are gathered and released, and what a failed gather leaves.
+
 #include "sharding/gather/residency.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Tests the error for code that wants the memory of a released storage.
+
 #include "runtime/torch/storage_access.h"
 
 #include <ATen/Functions.h>

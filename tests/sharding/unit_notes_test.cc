@@ -1,3 +1,5 @@
+// Tests the notes that ranks sum to learn which parameters any rank used, and whether their digests are equal.
+
 #include "sharding/gather/unit_notes.h"
 
 #include <ATen/Functions.h>

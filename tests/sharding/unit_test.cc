@@ -1,3 +1,5 @@
+// Tests units: their states, and parameters as views of the unit's buffer.
+
 #include "sharding/unit.h"
 
 #include <ATen/core/grad_mode.h>

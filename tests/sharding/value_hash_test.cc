@@ -1,3 +1,5 @@
+// Tests the hash by which writes into parameters are noticed.
+
 #include "sharding/value_hash.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Tests the codec that rounds values to evenly spaced levels at random.
+
 #include "runtime/comm/sum/level_codec.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Tests the lossless compressor of floating-point numbers: every bit comes back, and damaged input does no harm.
+
 #include "runtime/comm/sum/lossless.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Tests the matrix products and the orthonormal columns of low-rank compression (PowerSGD).
+
 #include "runtime/comm/sum/low_rank.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Tests the loops of compressors that send momentum in place of gradients.
+
 #include "runtime/comm/sum/momentum.h"
 
 #include <gtest/gtest.h>

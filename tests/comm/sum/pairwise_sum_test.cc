@@ -1,3 +1,5 @@
+// Tests the pairwise sum over sources: its bits are those of one fixed tree.
+
 #include "runtime/comm/sum/pairwise_sum.h"
 
 #include <gmock/gmock.h>

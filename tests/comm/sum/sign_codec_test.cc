@@ -1,3 +1,5 @@
+// Tests the codec that sends signs and one scale, and the counting of votes.
+
 #include "runtime/comm/sum/sign_codec.h"
 
 #include <gtest/gtest.h>

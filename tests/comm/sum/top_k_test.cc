@@ -1,3 +1,5 @@
+// Tests the selection of the elements with the largest magnitudes.
+
 #include "runtime/comm/sum/top_k.h"
 
 #include <gmock/gmock.h>

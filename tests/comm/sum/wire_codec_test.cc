@@ -1,3 +1,5 @@
+// Tests the codec that sends few bits per element and one scale per run, against a plain second implementation.
+
 #include "runtime/comm/sum/wire_codec.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,5 @@
+// Tests that pieces of a deferred tensor have the bits that the whole tensor would have.
+
 #include "engine/init/piece_maker.h"
 
 #include <ATen/CPUGeneratorImpl.h>

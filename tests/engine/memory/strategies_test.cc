@@ -1,3 +1,5 @@
+// Tests that every sharding strategy trains to the same bits as a run without sharding.
+
 #include <gtest/gtest.h>
 
 #include <array>

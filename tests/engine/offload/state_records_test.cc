@@ -1,3 +1,5 @@
+// Tests how far ahead offloaded records are read.
+
 #include "engine/memory/records/state_records.h"
 
 #include <gtest/gtest.h>

@@ -27,7 +27,8 @@ enum class SpikeVerdict : std::int32_t {
   kNegative,  ///< the loss is below 0, so the median says nothing about it: an error
 };
 
-/// The verdict on a step's loss. A GPU makes it by itself, to the same bits. `median`: the full window's; any number while it is not full.
+/// The verdict on a step's loss. A GPU makes it by itself, to the same bits. `median`: the full window's; any number
+/// while it is not full.
 TESSERA_ALWAYS_INLINE SpikeVerdict spike_verdict(const SpikeRule& rule, const SpikeState& state, double median,
                                                  double loss) {
   if (rule.window == 0) return SpikeVerdict::kNone;

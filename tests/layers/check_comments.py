@@ -40,7 +40,8 @@ def complaints(root):
     for name in sources(root):
         text = (root / name).read_text(encoding="utf-8")
         for number, line in enumerate(text.splitlines(), 1):
-            if len(line) > COLUMNS and "//" in line and not re.search(r"\w+://\S+$", line):
+            without_addresses = re.sub(r"\w+://\S+", "", line)
+            if len(without_addresses) > COLUMNS and "//" in without_addresses:
                 yield f"{name}:{number}: {len(line)} columns. hint: break the comment within {COLUMNS}"
         for number in begins_with_of(text):
             yield f'{name}:{number}: a sentence begins with "Of". hint: give it a subject and a verb'

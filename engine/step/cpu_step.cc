@@ -82,10 +82,6 @@ Update::Rates CpuStep::rates(double gradient_scale, double lr) const {
           /*is_first_of_run=*/applied_ == 0};
 }
 
-void CpuStep::expect_update(std::span<const int> order) {
-  update_.expect(strategy_.optimizer.in_backward ? order : std::span<const int>());
-}
-
 void CpuStep::read_ahead() { update_.read_ahead(); }
 
 void CpuStep::update(Unit& unit, const UnitAgreement& agreed) {

@@ -20,7 +20,7 @@ class CpuStep final : public Step {
 
   LossSeed seed_of(const at::Tensor& loss, double weight) const override;
   void add_loss(const at::Tensor& loss, double weight, std::int64_t microbatches) override;
-  void expect_update(std::span<const int> order) override;
+  void expect_update(std::span<const int> order) override { update_.expect(order); }
   void read_ahead() override;
   void update(Unit& unit, const UnitAgreement& agreed) override;
   void run(const LocalStep& local, StepResult& result) override;

@@ -33,16 +33,23 @@ void Publisher::publish(FlatGroup& group) {
   }
 }
 
-void Publisher::finish() {
+void Publisher::wait() {
   const Timed timed(under_way_.empty() ? nullptr : waits_);
   for (Work& work : under_way_) {
-    const Span wait("publish", {}, &seconds_);
+    const Span span("publish", {}, &seconds_);
     throw_if_error(work.wait());
   }
   under_way_.clear();
-  if (!plan_.input().placement.shared) return;
-  const Span wait("publish", {}, &seconds_);
+}
+
+void Publisher::meet() {
+  const Span span("publish", {}, &seconds_);
   throw_if_error(axes_.gather->barrier("updated parameters").wait());
+}
+
+void Publisher::finish() {
+  wait();
+  if (plan_.input().placement.shared) meet();
 }
 
 }  // namespace tessera

@@ -12,11 +12,10 @@ namespace tessera {
 /// Makes updated values known to the ranks that hold copies of them. Collective.
 class Publisher {
  public:
-  /// `behind`: carries what is published over the shard axis into the next forward; null: `finish` waits for it.
+  /// `behind`: carries what is published over the shard axis into the next forward; null: `wait` waits for it.
   Publisher(const MemoryPlan& plan, const MeshAxes& axes, Publication* behind, QueueClock* waits = nullptr)
       : plan_(plan), axes_(axes), behind_(behind), waits_(waits) {}
 
-  bool is_behind() const { return behind_ != nullptr; }
   /// Before values change, of all units or of `unit`: what was published before has come to all ranks.
   void begin() {
     if (behind_) behind_->finish();
@@ -28,7 +27,11 @@ class Publisher {
   /// Starts to make a group's values known. Over the replicate axis first, since its parts lie inside those of the shard
   /// axis.
   void publish(FlatGroup& group);
-  /// Ends what was started for all groups, but what goes on behind. Ranks that share one copy wait for each other once.
+  /// Waits for what was started of all groups, but for what goes on behind.
+  void wait();
+  /// Ranks that share one copy wait for each other.
+  void meet();
+  /// Both.
   void finish();
 
   /// Seconds spent here so far, but for what goes on behind.

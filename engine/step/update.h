@@ -6,30 +6,26 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "engine/memory/records/state_records.h"
 #include "engine/memory/state_views.h"
 #include "engine/step/agree/learning_rates.h"
 #include "engine/step/agree/step_context.h"
-#include "engine/step/publisher.h"
 #include "engine/step/rules/element_update.h"
 #include "engine/step/rules/layerwise_update.h"
 #include "engine/step/rules/matrix_update.h"
+#include "engine/step/step_walk.h"
 #include "optim/optimizer.h"
 #include "sharding/unit.h"
 
 namespace tessera {
 
 /// Applies the optimizer to every rank's part of every trainable group, and makes the new values known to the ranks
-/// that hold copies of them. On the CPU; a GPU's is DeviceUpdate.
-///
-/// Where parameters or states lie in records, steps go through the groups forward and backward by turns: the records that one step
-/// used last are those that the next one uses first. Groups of matrices come behind all others: a step that goes forward ends, and one that
-/// goes backward begins, with both passes over them. Where gradients lie in records, all steps go forward: backward left those of the
-/// first units in memory. So do they where nothing lies in records and values are published behind the update: the next forward wants
-/// those of the first units first.
-class Update {
+/// that hold copies of them. On the CPU; a GPU's is DeviceUpdate. The order in which it does that is StepWalk's: this has
+/// what one visit does, run by run, and announces the records of those runs, so that what is not used is not read.
+class Update final : public StepWalk {
  public:
   explicit Update(const StepContext& context);
 
@@ -40,8 +36,7 @@ class Update {
   UpdateOptions& options() { return options_; }
   const UpdateOptions& options() const { return options_; }
 
-  /// Backward begins, and the update of all units will follow: the first records of it are read ahead. `order`: the units'
-  /// indices in the order in which `apply` will see them, where they are updated in backward.
+  /// As StepWalk::expect.
   void expect(std::span<const int> order);
 
   /// Between updates in backward: what comes next is read ahead as far as there is room by now.
@@ -50,12 +45,10 @@ class Update {
   /// Updates all units. `used`: as in AgreedStep. A parameter that got no gradient on any rank is left alone, moments and
   /// all, and its bias correction counts only the steps it took part in, as in PyTorch. Its average, once begun, goes on.
   /// `squares`: likewise.
-  void apply(const Rates& rates, const std::vector<char>& used, std::span<const double> squares);
+  void apply(const Rates& rates, std::span<const char> used, std::span<const double> squares);
 
   /// Updates one unit in backward. `used`: of its trainable parameters. After the last one: `finish`.
   void apply(Unit& unit, const Rates& rates, std::span<const char> used);
-  /// All units are updated, and their values known to all ranks.
-  void finish();
 
   /// Step::swap_averages.
   void swap_averages();
@@ -71,67 +64,54 @@ class Update {
   using Run = UpdateRun;
   struct Group {
     FlatGroup* group = nullptr;
-    std::size_t first_parameter = 0;                 ///< among all trainable ones
-    std::size_t begin = 0, end = 0;                  ///< of its runs in this step
-    std::array<std::size_t, 2> records_before = {};  ///< by pass: among those announced, with its own
+    std::size_t first_parameter = 0;  ///< among all trainable ones
+    std::size_t begin = 0, end = 0;   ///< of its runs in this step
   };
-  /// A step's way through the records of one kind.
+  /// A pass through the records of one kind.
   struct Pass {
     StateKind kind;
-    StateRecords* records;
-    std::vector<std::int64_t> order = {};  ///< of this step
+    StateRecords* records;                 ///< null where there are none
+    std::vector<std::int64_t> order = {};  ///< as announced
+    std::vector<std::size_t> ends = {};    ///< [group]: in `order`, behind its own
   };
 
+  void announce(std::span<const Visit> visits, bool is_decided) override;
+  void end_pass() override;
+  bool is_updated(const Visit& visit) const override;
+  void make(const Visit& visit) override;
+  void agree_on_norms() override { layers_->agree(squares_, rates_.gradient_scale); }
+  void exchange(std::span<const Visit> visits) override;
+
   void follow_options();
-  std::span<Group> groups_of(const Unit& unit);
   void find_runs(Group& group, std::span<const char> used);
-  /// Of groups from `begin` on. `is_first`: of matrices, what MemoryPlan::first_pass_of_matrices() says.
-  void announce_runs(std::size_t begin = 0, bool is_first = false);
-  void announce(Group& group, Extent run, bool is_first = false);
-  void begin_passes();
-  template <class Visit>
-  void visit_group(const Group& group, const Visit& visit);
-  template <class Visit>
-  void visit_runs_of(const Group& group, StateUse use, const Visit& visit, StateKind kind = StateKind::kAll);
-  void end_records();
-  void turn_round();
-  bool alternates() const;
-  void end_pass();
-  bool needs_gradients(const Group& group) const;
-  void begin_gradients();
-  void hold_gradients(const Group& group);
-  void let_gradients_go();
-  void update_layerwise(const Rates& rates, std::span<const double> squares);
-  void update_elements(const Rates& rates);
-  void update_with_matrices(const Rates& rates, const std::vector<char>& used);
-  void make_directions(const Rates& rates);
-  void visit_masters(const FlatGroup& group, c10::function_ref<void(const StateView&)> visit) const;
-  MatrixUpdate::Numbers numbers_of(std::size_t matrix, const Rates& rates, const std::vector<char>& used) const;
+  const Group& group_of(const Visit& visit) const { return groups_[static_cast<std::size_t>(visit.group)]; }
+  template <class Body>
+  void for_runs(const Visit& visit, const Body& body) const;
+  template <class Body>
+  void for_slices(const Visit& visit, const Body& body) const;
+  void append_to(Pass& pass, const Visit& visit, bool is_decided) const;
+  void pass_over_unused(const Visit& visit);
+  MatrixUpdate::Numbers numbers_of(std::size_t matrix) const;
   const Optimizer& optimizer_of(const FlatGroup& group, const Run& run) const;
-  void update_run(const FlatGroup& group, const OptimizerSlice& slice, const Rates& rates, const Run& run) const;
-  template <class Visit>
-  void in_direction(std::size_t begin, std::size_t end, const Visit& visit) const;
+  void update_run(const FlatGroup& group, const OptimizerSlice& slice, const Run& run) const;
 
   const std::vector<std::unique_ptr<Unit>>& units_;
   LearningRates learning_rates_;
   UpdateOptions options_;
   std::uint64_t followed_ = 0;  ///< the options' version that optimizers have
   ElementUpdate elements_;
-  std::optional<MatrixUpdate> matrices_;  ///< of groups of matrices, where there are some
-  const MemoryPlan::FirstPass first_pass_;
+  std::optional<MatrixUpdate> matrices_;   ///< of groups of matrices, where there are some
   std::optional<LayerwiseUpdate> layers_;  ///< lamb, lars
-  std::array<Pass, 2> passes_;             ///< records are null where there are none
-  GradientRecords* gradients_;             ///< likewise
-  Unit* held_ = nullptr;                   ///< whose gradients are open
-  Publisher publisher_;
-  std::vector<std::int64_t> steps_;         ///< applied, by trainable parameter
-  std::vector<Group> groups_;               ///< trainable, in unit order, but those of matrices behind all others
-  std::size_t first_of_matrices_ = 0;       ///< among groups_
-  std::vector<std::size_t> first_of_unit_;  ///< [unit + 1], into groups_; where there are no matrices
+  std::array<Pass, 2> passes_;
+  std::vector<std::int64_t> steps_;  ///< applied, by trainable parameter
+  std::vector<Group> groups_;        ///< trainable, in unit order
   /// Of each dealt matrix: its place among all trainable parameters, and FlatParameter::group.
   std::vector<std::pair<std::size_t, std::size_t>> dealt_;
-  std::vector<Run> runs_;  ///< of this step
-  Direction direction_ = Direction::kForward;
+  // Of this step.
+  Rates rates_;
+  std::span<const char> used_;
+  std::span<const double> squares_;
+  std::vector<Run> runs_;
 };
 
 }  // namespace tessera

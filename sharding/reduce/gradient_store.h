@@ -1,5 +1,7 @@
 #pragma once
 
+#include <vector>
+
 #include "sharding/unit.h"
 
 namespace tessera {
@@ -18,6 +20,8 @@ class GradientStore {
   virtual void open(Unit& unit, bool has_sum) = 0;
   /// Ends an `open`. `changed`: the values are kept as they are now.
   virtual void close(Unit& unit, bool changed) = 0;
+  /// An update begins, and opens the sums of these units in this order.
+  virtual void begin_update(std::vector<int> units) = 0;
 };
 
 }  // namespace tessera

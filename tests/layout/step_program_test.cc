@@ -23,6 +23,8 @@ const char* word_of(VisitWork work) {
       return "masters";
     case VisitWork::kUpdate:
       return "update";
+    case VisitWork::kSwapAverages:
+      return "averages";
   }
   return "";
 }
@@ -218,6 +220,28 @@ TEST(StepProgram, RulesOfWholeTensorsExchangeWhileTheyReadMasters) {
   EXPECT_EQ(words_of(step_programs(input)), first + "then\n" + second);
   input.executor.queued = false;
   EXPECT_EQ(words_of(step_programs(input)), first + "then\n" + second);
+}
+
+/// Between steps that take turns it is in their direction; an exchange back goes on where it ended.
+TEST(StepProgram, AveragesAreExchangedInOnePassWhateverStepsDoFirst) {
+  const std::string forward = "announce 0> 1> 2>\nvisit averages ww: 0> 1> 2>\npublished\nend pass\n";
+  const std::string backward = "announce 2< 1< 0<\nvisit averages ww: 2< 1< 0<\npublished\nend pass\n";
+  const std::string queued = "(skipped steps too)\n";
+  for (const VisitWork work : {VisitWork::kUpdate, VisitWork::kMeasure, VisitWork::kLayerUpdates,
+                               VisitWork::kDirections, VisitWork::kReadMasters}) {
+    EXPECT_EQ(words_of(averages_programs(in_files(input_of(work)))), forward + "then\n" + backward);
+  }
+  EXPECT_EQ(words_of(averages_programs(on_a_gpu(input_of()))), queued + forward);
+  EXPECT_EQ(words_of(averages_programs(on_a_gpu(in_files(input_of())))),
+            queued + forward + "then\n" + queued + backward);
+  StepInput on_host = on_a_gpu(input_of());
+  on_host.states.exist = on_host.executor.host_updates = true;
+  EXPECT_EQ(words_of(averages_programs(on_host)), queued + backward) << "as steps go";
+  StepInput gradients = in_files(input_of());
+  gradients.gradients_below = gradients.shares_parameters = gradients.publishes_behind = true;
+  const std::vector<StepProgram> programs = averages_programs(gradients);
+  EXPECT_EQ(words_of(programs), "announce 0> 1> 2>\nvisit averages ww: 0> 1> 2>\nbarrier\nend pass\n");
+  for (const Visit& visit : programs.front().visits) EXPECT_FALSE(visit.needs_gradients);
 }
 
 TEST(StepProgram, GradientsBelowAreOpenForWhatTheDeviceUpdates) {

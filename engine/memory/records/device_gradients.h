@@ -46,9 +46,7 @@ class DeviceGradients final : public GradientStore {
   void expect(const Unit& unit) override;
   void open(Unit& unit, bool has_sum) override;
   void close(Unit& unit, bool changed) override;
-
-  /// Announces an update, which opens the sums of these units in this order.
-  void begin_update(std::vector<int> units);
+  void begin_update(std::vector<int> units) override;
 
   const Slots& slots() const { return slots_; }
   /// The slot of a unit that is open; -1 where its sums stay on the GPU.

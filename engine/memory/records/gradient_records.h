@@ -23,9 +23,7 @@ class GradientRecords final : public GradientStore {
   void expect(const Unit& unit) override;
   void open(Unit& unit, bool has_sum) override;
   void close(Unit& unit, bool changed) override;
-
-  /// Announces an update, which opens the sums of these units in this order.
-  void begin_update(std::vector<int> units);
+  void begin_update(std::vector<int> units) override;
 
   /// Bytes moved since the records were made, and how long this rank stood still for them.
   TierCounters counters() const { return files_->counters(); }

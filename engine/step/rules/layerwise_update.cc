@@ -21,10 +21,6 @@ void LayerwiseUpdate::follow(const UpdateOptions& options) {
   for (std::size_t i = 0; i < optimizers_.size(); ++i) optimizers_[i]->set_numbers(options.of(i - 1));
 }
 
-StateUse LayerwiseUpdate::first_use() const {
-  return optimizers_[0]->makes_directions() ? StateUse::kUpdateStates : StateUse::kRead;
-}
-
 void LayerwiseUpdate::measure(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars,
                               std::size_t config) {
   const auto add = [&](std::size_t begin, std::span<const float> weights, std::span<const float> directions) {

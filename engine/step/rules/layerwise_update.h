@@ -20,8 +20,6 @@ class LayerwiseUpdate {
   /// From the next step on, these numbers.
   void follow(const UpdateOptions& options);
 
-  /// What the first pass changes.
-  StateUse first_use() const;
   /// The first pass over a group begins; its slices come in order.
   void begin(const FlatGroup& group) { norms_.begin(group); }
   /// `config`: FlatParameter::group of the slice's parameters. lamb: gradients become directions.

@@ -40,6 +40,14 @@ class ProgramWriter {
     return std::move(program_);
   }
 
+  StepProgram write_averages() {
+    append(Which::kAll, VisitWork::kSwapAverages, turned_);
+    add(StepOpKind::kAnnounce, 0, next());
+    add(StepOpKind::kVisit, 0, next());
+    finish();
+    return std::move(program_);
+  }
+
  private:
   enum class Which : std::uint8_t { kAll, kElements, kMatrices };
 
@@ -55,11 +63,12 @@ class ProgramWriter {
 
   Visit visit_of(std::size_t group, VisitWork work, bool backward) const {
     const StepInput::Group& of = input_.groups[group];
-    Visit visit{of.unit, static_cast<std::int32_t>(group), work, backward, input_.gradients_below && of.by_device};
-    const bool is_update = work == VisitWork::kUpdate;
+    Visit visit{of.unit, static_cast<std::int32_t>(group), work, backward};
+    visit.needs_gradients = input_.gradients_below && of.by_device && work != VisitWork::kSwapAverages;
+    const bool changes_values = work == VisitWork::kUpdate || work == VisitWork::kSwapAverages;
     const bool moves_states = work == VisitWork::kLayerUpdates || work == VisitWork::kDirections;
-    visit.parameters = is_update ? Access::kWrite : first_access(input_.first_reads_parameters, /*moves=*/false);
-    visit.states = is_update ? Access::kWrite : first_access(input_.first_reads_states, moves_states);
+    visit.parameters = changes_values ? Access::kWrite : first_access(input_.first_reads_parameters, /*moves=*/false);
+    visit.states = changes_values ? Access::kWrite : first_access(input_.first_reads_states, moves_states);
     return visit;
   }
 
@@ -158,13 +167,21 @@ bool takes_turns(const StepInput& input) {
   return input.first_work == VisitWork::kUpdate && !input.gradients_below && alternates(input);
 }
 
+/// The CPU of a GPU's host takes groups as their gradients come.
+bool begins_backward(const StepInput& input) { return input.executor.host_updates && !input.gradients_below; }
+
 }  // namespace
 
 std::vector<StepProgram> step_programs(const StepInput& input) {
-  // The CPU of a GPU's host takes groups as their gradients come.
-  const bool is_backward = input.executor.host_updates && !input.gradients_below;
-  std::vector<StepProgram> programs = {ProgramWriter(input, is_backward).write()};
+  std::vector<StepProgram> programs = {ProgramWriter(input, begins_backward(input)).write()};
   if (takes_turns(input)) programs.push_back(ProgramWriter(input, /*turned=*/true).write());
+  return programs;
+}
+
+std::vector<StepProgram> averages_programs(const StepInput& input) {
+  std::vector<StepProgram> programs = {ProgramWriter(input, begins_backward(input)).write_averages()};
+  if (!input.gradients_below && alternates(input))
+    programs.push_back(ProgramWriter(input, /*turned=*/true).write_averages());
   return programs;
 }
 

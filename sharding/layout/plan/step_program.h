@@ -10,8 +10,9 @@ namespace tessera {
 /// The order of a training step, said once and in integers: which groups its passes visit and in which direction, which records they read
 /// and write, and when ranks agree, exchange matrices and make values known.
 ///
-/// MemoryPlan counts with it what a step reads and writes (record_traffic.h). Update and DeviceUpdate make steps in this order. A program
-/// says what a step *may* visit: parameters that got no gradient are left out by who makes the step.
+/// MemoryPlan counts with it what a step reads and writes (record_traffic.h), the planner writes the script of a predicted
+/// step along it, and StepWalk makes steps by it. A program says what a step *may* visit: parameters that got no gradient are
+/// left out by who makes the step.
 
 /// What a visit does with a group.
 enum class VisitWork : std::uint8_t {
@@ -20,6 +21,7 @@ enum class VisitWork : std::uint8_t {
   kDirections,    ///< muon: momenta move, and directions take the gradients' place
   kReadMasters,   ///< rules of whole tensors: the exchange takes masters to their owners
   kUpdate,        ///< elements by their rule, and of matrices what came back is taken in; then the group is published
+  kSwapAverages,  ///< parameters and their averages change places; then the group is published
 };
 
 /// What a visit does with records of one kind.
@@ -36,6 +38,7 @@ struct Visit {
   friend bool operator==(const Visit&, const Visit&) = default;
 };
 
+/// The first pass is announced before backward, and by who makes the step once more when it begins: it is known who is used then.
 enum class StepOpKind : std::uint8_t {
   kRounds,            ///< `begin` microbatches before the last one: in each all units forward, and then all backward
   kForward,           ///< all units in the last microbatch
@@ -104,5 +107,9 @@ struct StepInput {
 /// The programs of steps that follow each other: one, or two that take turns. A pass goes on where the one before it ended, at the records
 /// that are in memory still, so a step whose passes go in another direction than those of the step before has a program of its own.
 std::vector<StepProgram> step_programs(const StepInput& input);
+
+/// The programs of Step::swap_averages, a pass between two steps: one, or two that take turns with each other and with those
+/// of steps. It goes on where the step before ended.
+std::vector<StepProgram> averages_programs(const StepInput& input);
 
 }  // namespace tessera

@@ -1,0 +1,104 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/memory/state_views.h"
+#include "engine/step/agree/step_context.h"
+#include "engine/step/publisher.h"
+#include "sharding/compute_device.h"
+#include "sharding/layout/plan/step_program.h"
+#include "sharding/unit.h"
+
+namespace tessera {
+
+/// Makes steps in the order of the plan's programs (StepProgram), from a step's last backward on: it announces records, goes
+/// from visit to visit, opens and closes sums of gradients that lie below memory, exchanges, and makes values known to the
+/// ranks that hold copies of them. Two programs take turns; which one comes next is known here alone.
+///
+/// What a visit does is said by who derives from this: Update on the CPU.
+///
+/// | call          | when                                      | what it walks                        |
+/// |---------------|-------------------------------------------|--------------------------------------|
+/// | `expect`      | a step's last backward begins             | the first announcement               |
+/// | `update_unit` | in backward, a unit's gradients are there | the unit's visits                    |
+/// | `finish`      | all units are updated in backward         | what follows the decision            |
+/// | `update_all`  | after backward, the step is decided       | the whole program, but for training  |
+/// | `swap`        | between two steps                         | the program that exchanges averages  |
+class StepWalk {
+ public:
+  /// A step's last backward begins, and the update of all units will follow: the first records of it are read ahead.
+  /// `order`: the units' indices in the order in which they are updated, where that is in backward.
+  void expect(std::span<const int> order);
+  /// All units are updated in backward. Returns when their values are known to all ranks, or on their way.
+  void finish();
+
+ protected:
+  /// `waits`: of a GPU, measures how long its queue waits for collectives.
+  explicit StepWalk(const StepContext& context, QueueClock* waits = nullptr);
+  StepWalk(const StepWalk&) = delete;
+  StepWalk& operator=(const StepWalk&) = delete;
+  ~StepWalk() = default;
+
+  /// Makes the step, which is decided. The next one has the next program.
+  void update_all();
+  void update_unit(Unit& unit);
+  void swap();
+
+  /// StepProgram::ends_when_skipped: the decision has to be known before `update_all`, which is not called where it is to skip.
+  bool ends_when_skipped() const { return programs_.front().ends_when_skipped; }
+  bool updates_in_backward() const { return in_backward_; }
+  /// Where units are updated in backward.
+  std::span<const Visit> visits_of(int unit) const;
+  /// Spent so far on making values known.
+  double publication_seconds() const { return publisher_.seconds(); }
+
+ private:
+  /// A pass begins, or will: the records of its visits are read ahead. `is_decided`: who is used in this step is known; before
+  /// that all are taken to be, which is nearly always so.
+  virtual void announce(std::span<const Visit> visits, bool is_decided) = 0;
+  /// No record is in use any more.
+  virtual void end_pass() = 0;
+  /// Whether a group's visit needs its gradients; they are opened then, where Visit::needs_gradients.
+  virtual bool is_updated(const Visit& visit) const = 0;
+  virtual void make(const Visit& visit) = 0;
+  /// REQUIRES: some group is measured.
+  virtual void agree_on_norms() = 0;
+  /// REQUIRES: there are matrices. `visits`: under rules of whole tensors, those whose masters it reads itself.
+  virtual void exchange(std::span<const Visit> visits) = 0;
+
+  FlatGroup& flat_of(const Visit& visit) const { return *flats_[static_cast<std::size_t>(visit.group)]; }
+  const StepProgram& next_of(const std::vector<StepProgram>& programs) const {
+    return programs[turn_ % programs.size()];
+  }
+  void walk(const std::vector<StepProgram>& programs);
+  void follow(const StepProgram& program, const StepOp& op);
+  void visit_all(std::span<const Visit> visits);
+  void begin_gradients(const StepProgram& program);
+  void hold_gradients(const Visit& visit);
+  void let_gradients_go();
+
+  Publisher publisher_;
+  GradientStore* const gradients_;  ///< null where none lie below memory
+  std::vector<FlatGroup*> flats_;   ///< that train, in the order of units
+  const std::vector<StepProgram> programs_, averages_;
+  const bool in_backward_;
+  std::size_t turn_ = 0;         ///< which program comes next, of steps and of averages
+  std::vector<Visit> expected_;  ///< in backward, in the order of `expect`
+  Unit* held_ = nullptr;         ///< whose gradients are open
+};
+
+inline Direction direction_of(const Visit& visit) {
+  return visit.backward ? Direction::kBackward : Direction::kForward;
+}
+/// What a visit does with records of a kind; not kAll.
+inline Access access_of(const Visit& visit, StateKind kind) {
+  return kind == StateKind::kParameters ? visit.parameters : visit.states;
+}
+/// Which records a visit goes through, if any, and what it changes of them.
+StateKind kind_of(const Visit& visit);
+StateUse use_of(const Visit& visit);
+
+}  // namespace tessera

@@ -10,46 +10,47 @@
 namespace tessera {
 
 struct EmaWeights::State {
-  explicit State(Engine::State& engine_given) : engine(engine_given) {
-    expect(engine.strategy.ema.decay > 0,
+  explicit State(Training& training_given) : training(training_given) {
+    expect(training.job.strategy.ema.decay > 0,
            "the Engine keeps no average of its weights. [T0110] hint: set \"ema\": {\"decay\": 0.999} in the strategy");
-    expect(!engine.shows_ema, "parameters are their averages already. [T0111] hint: close the other ",
+    expect(!training.values.are_averages, "parameters are their averages already. [T0111] hint: close the other ",
            phrases::kAverages, " first");
-    expect(engine.microbatch == 0, phrases::kEma,
+    expect(training.window.microbatch == 0, phrases::kEma,
            " between backward and step. [T0112] hint: call step() or zero_grad() first");
-    expect(engine.open_guards == 0, phrases::kEma, " under a Gathered guard. [T0113] hint: close that guard first");
-    engine.or_abort("EmaWeights", [&] {
-      engine.expect_parameters();
+    expect(training.values.open_guards == 0, phrases::kEma,
+           " under a Gathered guard. [T0113] hint: close that guard first");
+    training.job.or_abort("EmaWeights", [&] {
+      training.expect_parameters();
       swap();
     });
-    engine.shows_ema = true;
+    training.values.are_averages = true;
   }
 
   /// Parameters become averages, or the other way round.
   void swap() const {
-    engine.settle_commit();
-    if (engine.residency) engine.residency->release_all();
+    training.settle_commit();
+    if (training.gathering.residency) training.gathering.residency->release_all();
     // Others may still be reading the copy that they share with this rank.
-    if (engine.plan.input().placement.shared) throw_if_error(engine.axes.gather->barrier("EmaWeights").wait());
-    engine.step->swap_averages();
-    engine.accept_new_values();
+    if (training.plan.input().placement.shared) throw_if_error(training.axes.gather->barrier("EmaWeights").wait());
+    training.step->swap_averages();
+    training.accept_new_values();
   }
 
   void close() const {
-    expect(engine.open_guards == 0, phrases::kEma,
+    expect(training.values.open_guards == 0, phrases::kEma,
            " ends under a Gathered guard. [T0114] hint: close that guard first");
-    engine.or_abort("EmaWeights", [&] {
-      engine.expect_parameters();
+    training.job.or_abort("EmaWeights", [&] {
+      training.expect_parameters();
       swap();
     });
-    engine.shows_ema = false;
+    training.values.are_averages = false;
   }
 
-  Engine::State& engine;
+  Training& training;
   const int exceptions_at_start = std::uncaught_exceptions();
 };
 
-EmaWeights::EmaWeights(Engine& engine) : state_(std::make_unique<State>(*engine.state_)) {}
+EmaWeights::EmaWeights(Engine& engine) : state_(std::make_unique<State>(engine.state_->training)) {}
 
 void EmaWeights::close() {
   if (const std::unique_ptr<State> state = std::move(state_)) state->close();
@@ -60,7 +61,7 @@ void EmaWeights::close() {
 EmaWeights::~EmaWeights() {
   if (!state_) return;
   if (std::uncaught_exceptions() > state_->exceptions_at_start) {
-    state_->engine.fail(
+    state_->training.job.fail(
         make_error(ExitCode::kInternal, "an exception left EmaWeights, and parameters are averages still"));
     return;
   }

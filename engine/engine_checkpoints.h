@@ -11,10 +11,10 @@ namespace tessera {
 /// save_checkpoint and load_checkpoint, commit_durable and resume_durable, with the Engine's inside at hand.
 class EngineCheckpoints {
  public:
-  using State = Engine::State;
+  explicit EngineCheckpoints(Engine& engine)
+      : job_(engine.state_->job), training_(engine.state_->training), saving_(engine.state_->saving) {}
   /// For what stands beside the Engine in this layer.
-  State& state() { return s_; }
-  explicit EngineCheckpoints(Engine& engine) : s_(*engine.state_) {}
+  Training& training() { return training_; }
 
   std::string save(const std::string& folder, const CheckpointItems& items, const SaveOptions& options);
   /// No EngineCheckpoints of `engine` is of use after it, since it may plan anew (SyncConfig::start_step).
@@ -25,7 +25,7 @@ class EngineCheckpoints {
   /// finish() throws. Where there is none, or the same one was gone back to too often, nothing changes. Warns. Collective.
   void go_back(std::int64_t step);
   /// The caller will call finish() when all ranks' saves have ended, and a step does not look.
-  void finish_by_hand() { s_.step_finishes_saves = false; }
+  void finish_by_hand() { saving_.ends_in_step = false; }
   /// Whether this rank's part of the save under way has ended, well or not.
   bool save_has_ended() const;
   std::optional<CheckpointProgress> progress() const;
@@ -39,7 +39,9 @@ class EngineCheckpoints {
   void expect_durable(const char* call) const;
   void note_last(const std::string& path);
 
-  Engine::State& s_;
+  Job& job_;
+  Training& training_;
+  Saving& saving_;
 };
 
 }  // namespace tessera

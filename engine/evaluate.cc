@@ -24,12 +24,13 @@ struct EvaluationRound {
 
 Engine::Evaluation Engine::evaluate_batches(const std::function<bool()>& has_next,
                                             const std::function<std::optional<LossNumber>()>& loss_of_next) {
-  State& s = *state_;
-  s.expect_not_updated("evaluate");
-  return s.or_abort("evaluate", [&] {
+  Training& training = state_->training;
+  training.expect_not_updated("evaluate");
+  return training.job.or_abort("evaluate", [&] {
     const at::NoGradGuard no_grad;
-    if (s.publication) s.publication->finish();  // compiled code reads without operators
-    Collectives& control = *s.whole.control;
+    if (training.gathering.publication)
+      training.gathering.publication->finish();  // compiled code reads without operators
+    Collectives& control = *training.job.axes.control;
     std::vector<EvaluationRound> rounds(static_cast<std::size_t>(control.size()));
     EvaluationRound own;
     double wrong = 0;
@@ -47,8 +48,8 @@ Engine::Evaluation Engine::evaluate_batches(const std::function<bool()>& has_nex
       own.weight += found->weight;
       ++own.batches;
     }
-    s.rounds.forget();
-    throw_if_error(s.axes.status());  // what a GPU had queued has failed: the losses are worthless
+    training.window.rounds.forget();
+    throw_if_error(training.axes.status());  // what a GPU had queued has failed: the losses are worthless
     Evaluation result;
     for (const EvaluationRound& round : rounds) {
       result.loss += round.loss;

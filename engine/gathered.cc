@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "engine/engine_state.h"
-#include "engine/step/outer_steps.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 #include "tessera/engine.h"
@@ -67,26 +66,26 @@ class PrivateCopies {
 
 struct Gathered::State {
   State(Engine& owner, Mode mode_given, std::vector<Unit*> units_given)
-      : engine(*owner.state_), mode(mode_given), units(std::move(units_given)) {
+      : training(owner.state_->training), mode(mode_given), units(std::move(units_given)) {
     if (mode == kEma) average.emplace(owner);
-    engine.expect_not_updated("Gathered");
-    if (mode == kWrite) engine.expect_weights("a Gathered guard that writes");
-    if (mode == kWrite) engine.bring_replicas_together("a Gathered guard that writes");
-    engine.or_abort("Gathered", [&] {
-      engine.expect_parameters();
-      if (mode == kWrite) engine.settle_commit();
+    training.expect_not_updated("Gathered");
+    if (mode == kWrite) training.expect_weights("a Gathered guard that writes");
+    if (mode == kWrite) training.bring_replicas_together("a Gathered guard that writes");
+    training.job.or_abort("Gathered", [&] {
+      training.expect_parameters();
+      if (mode == kWrite) training.settle_commit();
       for (Unit* unit : units) {
-        engine.log->note_guard(unit->index);
+        training.gathering.log->note_guard(unit->index);
         if (unit->keeper()) unit->keeper()->hold(*unit);  // others are always there
       }
-      if (mode == kWrite && engine.plan.input().placement.shared) {
-        copies.emplace(units, *engine.axes.gather);
+      if (mode == kWrite && training.plan.input().placement.shared) {
+        copies.emplace(units, *training.axes.gather);
         copies->meet();
       }
     });
-    ++engine.open_guards;
+    ++training.values.open_guards;
     if (mode != kWrite) return;
-    ++engine.open_writes;
+    ++training.values.open_writes;
     for (Unit* unit : units) unit->gathered_hash = 0;
   }
 
@@ -96,8 +95,8 @@ struct Gathered::State {
 
   void unpin() {
     if (!std::exchange(is_pinned, false)) return;
-    --engine.open_guards;
-    if (mode == kWrite) --engine.open_writes;
+    --training.values.open_guards;
+    if (mode == kWrite) --training.values.open_writes;
     for (Unit* unit : units) {
       if (unit->keeper()) unit->keeper()->unpin(*unit);
     }
@@ -105,7 +104,7 @@ struct Gathered::State {
   void store();
 
   bool is_pinned = true;
-  Engine::State& engine;
+  Training& training;
   Mode mode;
   std::vector<Unit*> units;
   std::optional<EmaWeights> average;  ///< kEma
@@ -132,33 +131,34 @@ std::vector<Unit*> units_with(const std::vector<std::unique_ptr<Unit>>& units,
 }  // namespace
 
 Gathered::Gathered(Engine& engine, Mode mode)
-    : state_(std::make_unique<State>(engine, mode, pointers_to(engine.state_->units))) {}
+    : state_(std::make_unique<State>(engine, mode, pointers_to(engine.state_->training.units))) {}
 
 Gathered::Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, Mode mode)
-    : state_(std::make_unique<State>(engine, mode, units_with(engine.state_->units, parameters))) {}
+    : state_(std::make_unique<State>(engine, mode, units_with(engine.state_->training.units, parameters))) {}
 
 void Gathered::State::store() {
-  for (Unit* unit : units) store_parameters(*unit, *engine.whole.control);
+  for (Unit* unit : units) store_parameters(*unit, *training.job.axes.control);
   unpin();
   for (Unit* unit : units) {
     if (unit->keeper()) unit->keeper()->drop(*unit);  // other ranks' gathered copies are stale
   }
   if (copies) copies->close();
-  for (Unit* unit : units) engine.checks->accept(*unit);
-  if (engine.outer) engine.outer->adopt();
+  for (Unit* unit : units) training.checks->accept(*unit);
+  training.sync.adopt();
 }
 
 void Gathered::close() {
   if (!state_) return;
   const std::unique_ptr<State> state = std::move(state_);
   if (state->mode != kWrite) state->unpin();
-  state->engine.or_abort("Gathered", [&] {
-    state->mode == kWrite ? state->store() : state->engine.expect_parameters();
-    if (auto& residency = state->engine.residency) {
+  Training& training = state->training;
+  training.job.or_abort("Gathered", [&] {
+    state->mode == kWrite ? state->store() : training.expect_parameters();
+    if (auto& residency = training.gathering.residency) {
       for (Unit* unit : state->units) residency->spoil(*unit);
       residency->give_back_overflow();
     }
-    throw_if_error(state->engine.axes.status());  // a GPU's gathers may have failed after they were queued
+    throw_if_error(training.axes.status());  // a GPU's gathers may have failed after they were queued
   });
   if (state->average) state->average->close();
 }

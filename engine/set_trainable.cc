@@ -59,13 +59,14 @@ void assign_new_group(const std::vector<std::unique_ptr<Unit>>& units, const Opt
 }  // namespace
 
 void Engine::State::expect_may_plan_anew(const char* what) const {
-  expect(microbatch == 0, what, " between backward and step. [T0274] hint: call step() or zero_grad() first");
-  expect_weights(what);
-  expect(open_guards == 0, what, " under a Gathered guard. [T0275] hint: close that guard first");
-  expect(!durable, what,
+  expect(training.window.microbatch == 0, what,
+         " between backward and step. [T0274] hint: call step() or zero_grad() first");
+  training.expect_weights(what);
+  expect(training.values.open_guards == 0, what, " under a Gathered guard. [T0275] hint: close that guard first");
+  expect(!saving.durable, what,
          " with \"durable\", whose commits are of one plan. [T0276] hint: save a checkpoint, and load it in a run that "
          "makes the change before its Engine");
-  expect(!outer, what,
+  expect(!training.sync.is_apart(), what,
          " with \"sync\" local_sgd or diloco, whose outer steps are of one plan. [T0277] hint: save a checkpoint, and "
          "load it in a run that makes the change before its Engine");
 }
@@ -76,15 +77,15 @@ void Engine::set_trainable(std::span<const std::string> patterns, bool trainable
   State& s = *state_;
   std::unique_ptr<State> replaced;  // goes when nothing refers to it any more
   s.expect_may_plan_anew("set_trainable");
-  auto [tensors, replans] = named(s.units, patterns, trainable);
+  auto [tensors, replans] = named(s.training.units, patterns, trainable);
   EngineCheckpoints(*this).finish();
-  s.or_abort("set_trainable", [&, &tensors = tensors, replans = replans] {
-    s.expect_parameters(/*may_unfreeze=*/true);
+  s.job.or_abort("set_trainable", [&, &tensors = tensors, replans = replans] {
+    s.training.expect_parameters(/*may_unfreeze=*/true);
     if (!replans) {
       for (at::Tensor& tensor : tensors) tensor.requires_grad_(trainable);
       return;
     }
-    auto next = s.planned_anew(s.attempts, [&] {
+    auto next = s.planned_anew(s.training.times.attempts, [&] {
       for (at::Tensor& tensor : tensors) tensor.requires_grad_(trainable);
     });
     replaced = std::exchange(state_, std::move(next));
@@ -96,20 +97,20 @@ void Engine::add_group(const ParameterGroup& group) {
   std::unique_ptr<State> replaced;
   s.expect_may_plan_anew("add_group");
   // What strategy() has returned stays good: the new strategy keeps the one before.
-  const std::shared_ptr<Strategy> extended(new Strategy(s.strategy),
-                                           [before = s.given_strategy](const Strategy* gone) { delete gone; });
+  const std::shared_ptr<Strategy> extended(new Strategy(s.job.strategy),
+                                           [before = s.job.given_strategy](const Strategy* gone) { delete gone; });
   extended->optimizer.groups.push_back(group);
   throw_if_error(check_strategy(*extended));
-  assign_new_group(s.units, extended->optimizer);
+  assign_new_group(s.training.units, extended->optimizer);
   std::vector<at::Tensor> tensors;
-  for_each_parameter(s.units, [&](const FlatGroup& flat, std::size_t i) {
+  for_each_parameter(s.training.units, [&](const FlatGroup& flat, std::size_t i) {
     if (flat.parameters[i].group == extended->optimizer.groups.size() - 1) tensors.push_back(flat.parameters[i].tensor);
   });
   EngineCheckpoints(*this).finish();
-  s.or_abort("add_group", [&] {
-    s.expect_parameters(/*may_unfreeze=*/true);
+  s.job.or_abort("add_group", [&] {
+    s.training.expect_parameters(/*may_unfreeze=*/true);
     auto next = s.planned_anew(
-        s.attempts,
+        s.training.times.attempts,
         [&] {
           for (at::Tensor& tensor : tensors) tensor.requires_grad_(true);
         },

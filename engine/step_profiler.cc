@@ -30,32 +30,33 @@ bool is_alike(const std::vector<ProfileEntry>& a, const std::vector<ProfileEntry
 }  // namespace
 
 StepProfiler::StepProfiler(Engine& engine)
-    : engine_(engine), had_watch_(EngineCheckpoints(engine).state().watch.has_value()) {
-  auto& s = EngineCheckpoints(engine).state();
-  expect(s.mesh.world_size() == 1, "a profile of ", s.mesh.world_size(),
-         " ranks: it is what a rank alone computes. [T0299] hint: start one rank");
-  expect(!s.accelerator.device.is_queued,
+    : engine_(engine), had_watch_(EngineCheckpoints(engine).training().gathering.watch.has_value()) {
+  Training& training = EngineCheckpoints(engine).training();
+  const int ranks = training.job.mesh.world_size();
+  expect(ranks == 1, "a profile of ", ranks, " ranks: it is what a rank alone computes. [T0299] hint: start one rank");
+  expect(!training.job.accelerator.device.is_queued,
          "a profile of a GPU, whose operators end later than they return, is not built. [T0300] hint: profile on the "
          "CPU (comm.transport \"host\"), or with LibTorch's profiler");
-  expect(!s.residency, "a profile with parameters on disk. [T0301] hint: leave \"offload\": {\"parameters\": ...} out");
-  for (auto& unit : s.units) unit->use_log = &*s.log;
-  s.log->time_uses(&times_);
-  s.use_times = &times_;
-  if (!s.watch) s.watch.emplace();
+  auto& [log, publication, shards, residency, watch] = training.gathering;
+  expect(!residency, "a profile with parameters on disk. [T0301] hint: leave \"offload\": {\"parameters\": ...} out");
+  for (auto& unit : training.units) unit->use_log = &*log;
+  log->time_uses(&times_);
+  training.times.uses = &times_;
+  if (!watch) watch.emplace();
 }
 
 StepProfiler::~StepProfiler() {
-  auto& s = EngineCheckpoints(engine_).state();
-  s.use_times = nullptr;
-  s.log->time_uses(nullptr);
+  Training& training = EngineCheckpoints(engine_).training();
+  training.times.uses = nullptr;
+  training.gathering.log->time_uses(nullptr);
   if (had_watch_) return;
-  s.watch.reset();
-  for (auto& unit : s.units) unit->use_log = nullptr;
+  training.gathering.watch.reset();
+  for (auto& unit : training.units) unit->use_log = nullptr;
 }
 
 /// [begin, end): from a forward's first use of a unit to the end of the backward, whose mark is at `end`.
 StepProfiler::Round StepProfiler::round_of(const Entries& entries, std::size_t begin, std::size_t end) const {
-  const auto& s = EngineCheckpoints(engine_).state();
+  const auto& units = EngineCheckpoints(engine_).training().units;
   Round round;
   RoundPass pass = RoundPass::kForward;
   UseTimes::Clock::time_point from = entries[begin].at;
@@ -66,7 +67,7 @@ StepProfiler::Round StepProfiler::round_of(const Entries& entries, std::size_t b
       continue;
     }
     const UseTimes::Clock::time_point until = entries[i + 1].at;
-    round.push_back({s.units[static_cast<std::size_t>(entries[i].unit)]->name, pass, seconds(from, until)});
+    round.push_back({units[static_cast<std::size_t>(entries[i].unit)]->name, pass, seconds(from, until)});
     from = until;
   }
   return round;
@@ -88,12 +89,11 @@ void StepProfiler::end_step(bool counts) {
     if (entries[i].event != Event::kUse && entries[i].event != Event::kBackward) begin = entries.size();
   }
   updates_.push_back(update);
-  rests_.push_back(std::max(0.0, EngineCheckpoints(engine_).state().last_step_seconds - working - update));
+  rests_.push_back(std::max(0.0, EngineCheckpoints(engine_).training().times.last_seconds - working - update));
 }
 
 StepProfile StepProfiler::profile() const {
   expect(!rounds_.empty(), "a profile of no step. [T0302] hint: train two steps at least");
-  const auto& s = EngineCheckpoints(engine_).state();
   StepProfile profile;
   profile.entries = rounds_.back();
   for (std::size_t i = 0; i < profile.entries.size(); ++i) {
@@ -105,7 +105,8 @@ StepProfile StepProfiler::profile() const {
   }
   profile.update_seconds = median(updates_);
   profile.rest_seconds = median(rests_);
-  for_each_trainable(s.units, [&](const FlatGroup& group) { profile.updated_elements += group.optimizer_part.numel; });
+  for_each_trainable(EngineCheckpoints(engine_).training().units,
+                     [&](const FlatGroup& group) { profile.updated_elements += group.optimizer_part.numel; });
   return profile;
 }
 

@@ -6,15 +6,15 @@ namespace tessera {
 
 bool UnevenLoop::next(bool has_batch) {
   const auto any_rank_has_batch = [&] {
-    Engine::State& state = *engine_.state_;  // a step may have made another one
-    return state.or_abort("uneven", [&] { return state.any_rank_has_batch(has_batch); });
+    Training& training = engine_.state_->training;  // a step may have made another one
+    return training.job.or_abort("uneven", [&] { return training.any_rank_has_batch(has_batch); });
   };
   while (any_rank_has_batch()) {
     if (has_batch) return true;
     engine_.backward_nothing();
     if (engine_.step_is_due()) step(/*partial=*/false);
   }
-  if (engine_.state_->microbatch > 0) step(/*partial=*/true);
+  if (engine_.state_->training.window.microbatch > 0) step(/*partial=*/true);
   return false;
 }
 

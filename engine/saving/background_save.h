@@ -8,7 +8,7 @@
 #include <string>
 #include <thread>
 
-#include "engine/save_under_way.h"
+#include "engine/engine_saving.h"
 #include "engine/saving/checkpoint_save.h"
 #include "runtime/comm/collectives.h"
 #include "tessera/checkpoint.h"

@@ -13,7 +13,6 @@
 #include "engine/checkpoint/tensor_bytes.h"
 #include "engine/job/outcomes.h"
 #include "engine/step/agree/update_options.h"
-#include "engine/step/outer_steps.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "sharding/layout/written_part.h"
@@ -62,10 +61,10 @@ SavedTensor describe_tensor(const std::string& name, const at::Tensor& tensor) {
 
 /// Describes all parameters in the order of registration, which does not depend on units. It adds to `all`, the
 /// optimizer's states, those that only frozen parameters have.
-std::vector<SavedParameter> describe_parameters(const EngineCheckpoints::State& s, const StoredStates& states,
+std::vector<SavedParameter> describe_parameters(const Training& training, const StoredStates& states,
                                                 const StepProgress& progress, std::vector<SavedState>& all) {
   std::vector<std::pair<std::int64_t, SavedParameter>> numbered;
-  for_each_parameter(s.units, [&](const FlatGroup& group, std::size_t i) {
+  for_each_parameter(training.units, [&](const FlatGroup& group, std::size_t i) {
     const FlatParameter& parameter = group.parameters[i];
     SavedParameter saved;
     saved.name = parameter.name;
@@ -81,7 +80,8 @@ std::vector<SavedParameter> describe_parameters(const EngineCheckpoints::State& 
     }
     const auto updates = progress.updates.find(parameter.tensor.unsafeGetTensorImpl());
     if (updates != progress.updates.end()) saved.updates = updates->second;
-    if (const FrozenParameter* const kept = s.frozen_states.find(parameter.tensor)) describe_frozen(*kept, saved, all);
+    if (const FrozenParameter* const kept = training.frozen_states.find(parameter.tensor))
+      describe_frozen(*kept, saved, all);
     saved.unit = group.unit->index;
     saved.group = static_cast<std::int64_t>(group.index);
     saved.first_element = group.layout.extent(i).offset;
@@ -94,34 +94,35 @@ std::vector<SavedParameter> describe_parameters(const EngineCheckpoints::State& 
 }
 
 /// Makes the manifest, without buffers, items and files.
-Manifest describe_engine(const EngineCheckpoints::State& s, const StoredStates& states) {
-  const MeshPosition& mesh = s.position;
-  const StepProgress progress = s.step->progress();
+Manifest describe_engine(const Training& training, const StoredStates& states) {
+  const Job& job = training.job;
+  const Strategy& strategy = job.strategy;
+  const StepProgress progress = training.step->progress();
   Manifest manifest;
-  manifest.step = s.attempts;
+  manifest.step = training.times.attempts;
   manifest.steps_applied = progress.applied;
-  manifest.ranks = manifest.generators = s.mesh.world_size();
-  manifest.replicate = mesh.replicate_size;
-  manifest.shard = mesh.shard_size;
-  manifest.strategy = s.strategy.to_json();
-  manifest.defaults_version = s.strategy.optimizer.defaults_version;
+  manifest.ranks = manifest.generators = job.mesh.world_size();
+  manifest.replicate = job.position.replicate_size;
+  manifest.shard = job.position.shard_size;
+  manifest.strategy = strategy.to_json();
+  manifest.defaults_version = strategy.optimizer.defaults_version;
   manifest.states = states.all();
-  for (const auto& unit : s.units) manifest.units.push_back(unit->name);
-  if (s.strategy.mixed_precision.param == DType::kF16)
+  for (const auto& unit : training.units) manifest.units.push_back(unit->name);
+  if (strategy.mixed_precision.param == DType::kF16)
     manifest.loss_scale =
         SavedLossScale{progress.scaler.scale, progress.scaler.finite_steps, progress.scaler.overflow_steps};
-  if (s.strategy.lr_schedule.type == LrScheduleType::kManual) {
+  if (strategy.lr_schedule.type == LrScheduleType::kManual) {
     for (const double rate : progress.rates) {
       const bool has_own = rate == rate;
       manifest.rates.push_back(has_own ? std::optional(rate) : std::nullopt);
     }
   }
   manifest.options = options_by_name(progress.options);
-  if (s.strategy.on_spike.action != SpikeAction::kNone)
+  if (strategy.on_spike.action != SpikeAction::kNone)
     manifest.losses = SavedLosses{progress.losses.losses, progress.losses.spikes_in_a_row};
-  if (s.plan.kept_gradient_numel() > 0)
-    manifest.residuals = SavedResiduals{s.strategy.gradient_accumulation, s.strategy.compression.one_bit_momentum};
-  manifest.parameters = describe_parameters(s, states, progress, manifest.states);
+  if (training.plan.kept_gradient_numel() > 0)
+    manifest.residuals = SavedResiduals{strategy.gradient_accumulation, strategy.compression.one_bit_momentum};
+  manifest.parameters = describe_parameters(training, states, progress, manifest.states);
   return manifest;
 }
 
@@ -132,19 +133,19 @@ void remove_old_checkpoints(const std::vector<std::string>& pruned) {
   if (!removed.ok()) log_warning("an old checkpoint could not be removed: " + message_of(removed));
 }
 
-CheckpointSave::CheckpointSave(EngineCheckpoints::State& s, std::string folder, CheckpointItems items,
+CheckpointSave::CheckpointSave(Training& training, std::string folder, CheckpointItems items,
                                const SaveOptions& options)
-    : s_(&s),
+    : training_(&training),
       folder_(std::move(folder)),
       items_(std::move(items)),
       options_(options),
-      rank_(s.mesh.rank()),
+      rank_(training.job.mesh.rank()),
       who_("rank " + std::to_string(rank_)),
-      states_(s.strategy, s.own_rules, s.units) {}
+      states_(training.job.strategy, training.job.own_rules, training.units) {}
 
 absl::Status CheckpointSave::begin() {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
-                           share_outcomes(*s_->whole.control, "checkpoint begins", [&] { return note(); }));
+                           share_outcomes(*training_->job.axes.control, "checkpoint begins", [&] { return note(); }));
   for (const std::string& text : texts) hashes_.push_back(decode(text).hashes);
   const Start first = decode(texts[0]);
   unfinished_path_ = first.unfinished;
@@ -154,10 +155,10 @@ absl::Status CheckpointSave::begin() {
 }
 
 absl::StatusOr<std::string> CheckpointSave::note() {
-  manifest_ = describe_engine(*s_, states_);
-  buffers_ = buffers_of(*s_->module, s_->strategy.units);
-  writer_.emplace(s_->units, s_->plan, s_->position, states_);
-  add_frozen(s_->frozen_states, s_->units, rank_, s_->mesh.world_size(), *writer_);
+  manifest_ = describe_engine(*training_, states_);
+  buffers_ = buffers_of(*training_->job.module, training_->job.strategy.units);
+  writer_.emplace(training_->units, training_->plan, training_->job.position, states_);
+  add_frozen(training_->frozen_states, training_->units, rank_, training_->job.mesh.world_size(), *writer_);
   Start start{"", "", hashes_of(buffers_)};
   if (rank_ == 0) {
     TESSERA_RETURN_IF_ERROR(copy_items());
@@ -217,31 +218,30 @@ void CheckpointSave::add_tensors() {
   manifest_.json_items = items_.json;
   manifest_.data = items_.data;
   add_outer_momentum();
-  if (manifest_.residuals) add_residuals(s_->reducer->kept(), rank_, *writer_);
+  if (manifest_.residuals) add_residuals(training_->reducer->kept(), rank_, *writer_);
   writer_->add(kGenerator, std::to_string(rank_), state_of_generator(c10::Device(c10::kCPU)));
-  const ComputeDevice& device = s_->accelerator.device;
+  const ComputeDevice& device = training_->job.accelerator.device;
   if (device.is_queued) writer_->add(kGpuGenerator, std::to_string(rank_), state_of_generator(device.device));
 }
 
 /// Adds the momentum of outer steps, for the elements whose masters this rank writes.
 void CheckpointSave::add_outer_momentum() {
-  if (!s_->outer) return;
-  const AxisPlacement axes = s_->plan.input().placement.optimizer;
+  const AxisPlacement axes = training_->plan.input().placement.optimizer;
   const auto add = [&](const FlatGroup& group, std::size_t i, Extent run, float* momentum) {
-    const Extent written = intersect(run, written_part(axes, s_->position, group.layout.numel()));
+    const Extent written = intersect(run, written_part(axes, training_->job.position, group.layout.numel()));
     if (written.numel > 0) {
       writer_->add(kOuterMomentum, group.parameters[i].name, written.offset - group.layout.extent(i).offset,
                    {momentum + (written.offset - run.offset), static_cast<std::size_t>(written.numel)});
     }
     return absl::OkStatus();
   };
-  s_->outer->for_each_momentum(add).IgnoreError();  // `add` never fails
+  training_->sync.for_each_momentum(add).IgnoreError();  // `add` never fails
 }
 
 absl::Status CheckpointSave::hold(std::span<std::byte> room) {
   const absl::Status held =
-      share_status(*s_->whole.control, "checkpoint copied", status_from([&] { return writer_->hold(room); }));
-  s_ = nullptr;
+      share_status(*training_->job.axes.control, "checkpoint copied", status_from([&] { return writer_->hold(room); }));
+  training_ = nullptr;
   return held;
 }
 

@@ -18,7 +18,7 @@
 #include "checkpoint/manifest.h"
 #include "engine/checkpoint/state_writer.h"
 #include "engine/checkpoint/stored_states.h"
-#include "engine/engine_checkpoints.h"
+#include "engine/training/training.h"
 #include "runtime/comm/collectives.h"
 #include "tessera/checkpoint.h"
 
@@ -36,7 +36,7 @@ class CheckpointSave {
  public:
   using Buffers = std::vector<std::pair<std::string, at::Tensor>>;  ///< names and copies in host memory
 
-  CheckpointSave(EngineCheckpoints::State& s, std::string folder, CheckpointItems items, const SaveOptions& options);
+  CheckpointSave(Training& training, std::string folder, CheckpointItems items, const SaveOptions& options);
 
   /// Notes everything that the checkpoint holds beside flat buffers, and makes its folder. Collective over the Engine's
   /// ranks. Errors: 64 for an item that cannot be written; those of making the folder.
@@ -71,7 +71,7 @@ class CheckpointSave {
   absl::StatusOr<std::string> write();
   absl::StatusOr<std::string> commit(const std::vector<std::string>& files);
 
-  EngineCheckpoints::State* s_;  ///< null after `hold`, when nothing of it may be read
+  Training* training_;  ///< null after `hold`, when nothing of it may be read
   const std::string folder_;
   const CheckpointItems items_;
   const SaveOptions options_;

@@ -104,22 +104,23 @@ std::string text_of_items(const CheckpointItems& items) {
 }
 
 /// Everything that a commit holds beside training state and items.
-CommitParts parts_of(const EngineCheckpoints::State& s) {
-  const StepProgress progress = s.step->progress();
+CommitParts parts_of(const Training& training) {
+  const Job& job = training.job;
+  const StepProgress progress = training.step->progress();
   json engine = {{"applied", progress.applied},
                  {"noise", kNoiseVersion},
-                 {"defaults", s.strategy.optimizer.defaults_version},
+                 {"defaults", job.strategy.optimizer.defaults_version},
                  {"scaler", {progress.scaler.scale, progress.scaler.finite_steps, progress.scaler.overflow_steps}},
                  {"rates", json::array()},
                  {"options", options_by_name(progress.options)},
                  {"losses", {progress.losses.losses, progress.losses.spikes_in_a_row}},
-                 {"updates", updates_of(s.units, progress)}};
+                 {"updates", updates_of(training.units, progress)}};
   for (const double rate : progress.rates) engine["rates"].push_back(rate == rate ? json(rate) : json(nullptr));
   CommitParts parts;
-  for (const auto& buffer : whole_tensors(*s.module, s.strategy.units))
+  for (const auto& buffer : whole_tensors(*job.module, job.strategy.units))
     parts[buffer_part(buffer.key())] = text_of(host_copy(buffer.value().detach()));
   parts[kOwnGenerator] = text_of(state_of_generator(c10::Device(c10::kCPU)));
-  const ComputeDevice device = s.accelerator.device;
+  const ComputeDevice device = job.accelerator.device;
   if (device.is_queued) parts[kOwnGpuGenerator] = text_of(state_of_generator(device.device));
   parts[kEngine] = engine.dump();
   return parts;
@@ -128,15 +129,20 @@ CommitParts parts_of(const EngineCheckpoints::State& s) {
 /// Brings the Engine to the state that a commit holds. Every rank makes one.
 class Resume {
  public:
-  Resume(EngineCheckpoints::State& s, const Commit& commit) : s_(s), step_(commit.step), parts_(commit.parts) {}
+  Resume(Training& training, DurableFiles& files)
+      : job_(training.job),
+        training_(training),
+        files_(files),
+        step_(files.last()->step),
+        parts_(files.last()->parts) {}
 
   absl::Status apply() {
     const Unrecorded unrecorded;
     engine_ = json::parse(parts_.at(kEngine));
-    TESSERA_ASSIGN_OR_RETURN(const std::string kept, s_.durable->kept());
-    if (!kept.empty() && !read_frozen(kept, s_.units, frozen_)) return no_frozen();
-    TESSERA_RETURN_IF_ERROR(s_.durable->bring_back());
-    const NamedTensors buffers = whole_tensors(*s_.module, s_.strategy.units);
+    TESSERA_ASSIGN_OR_RETURN(const std::string kept, files_.kept());
+    if (!kept.empty() && !read_frozen(kept, training_.units, frozen_)) return no_frozen();
+    TESSERA_RETURN_IF_ERROR(files_.bring_back());
+    const NamedTensors buffers = whole_tensors(*job_.module, job_.strategy.units);
     for (const auto& [part, bytes] : parts_) {
       if (!part.starts_with(buffer_part(""))) continue;
       const std::string name = part.substr(buffer_part("").size());
@@ -148,7 +154,7 @@ class Resume {
       at::Tensor(item.value()).copy_(value);
     }
     read_generator(kOwnGenerator, c10::Device(c10::kCPU));
-    const ComputeDevice device = s_.accelerator.device;
+    const ComputeDevice device = job_.accelerator.device;
     if (device.is_queued) read_generator(kOwnGpuGenerator, device.device);
     return read_items();
   }
@@ -156,11 +162,11 @@ class Resume {
   /// Sets what cannot fail any more.
   LoadedCheckpoint finish() {
     // Version 0.1 wrote commits without the key.
-    s_.use_defaults(std::min(engine_.value("defaults", std::int64_t{1}), OptimizerConfig::kDefaultsVersion));
-    StepProgress progress = s_.step->progress();
+    training_.use_defaults(std::min(engine_.value("defaults", std::int64_t{1}), OptimizerConfig::kDefaultsVersion));
+    StepProgress progress = training_.step->progress();
     progress.applied = engine_.at("applied").get<std::int64_t>();
     const json& scaler = engine_.at("scaler");
-    if (s_.strategy.mixed_precision.loss_scale.dynamic)
+    if (job_.strategy.mixed_precision.loss_scale.dynamic)
       progress.scaler = {scaler.at(0).get<float>(), scaler.at(1).get<std::int64_t>(), scaler.at(2).get<std::int64_t>()};
     read_rates(progress);
     using Rows = std::vector<std::map<std::string, double>>;
@@ -169,20 +175,19 @@ class Resume {
     engine_.at("losses").at(0).get_to(progress.losses.losses);
     engine_.at("losses").at(1).get_to(progress.losses.spikes_in_a_row);
     const json& updates = engine_.at("updates");
-    for_each_parameter(s_.units, [&](const FlatGroup& group, std::size_t i) {
+    for_each_parameter(training_.units, [&](const FlatGroup& group, std::size_t i) {
       const FlatParameter& parameter = group.parameters[i];
       const auto found = updates.find(std::to_string(parameter.number));
       if (found != updates.end()) progress.updates[parameter.tensor.unsafeGetTensorImpl()] = found->get<std::int64_t>();
     });
-    s_.step->resume(progress);
-    s_.attempts = step_;
-    s_.frozen_states = std::move(frozen_);
-    for (auto& unit : s_.units) unit->gathered_hash = 0;
-    s_.accept_new_values();
+    training_.step->resume(progress);
+    training_.times.attempts = step_;
+    training_.frozen_states = std::move(frozen_);
+    training_.accept_new_values();
     // Commits without the key were written before noise had versions.
-    if (const auto noise = other_noise(s_.strategy, engine_.value("noise", std::int64_t{1})))
+    if (const auto noise = other_noise(job_.strategy, engine_.value("noise", std::int64_t{1})))
       loaded_.inexact.push_back(*noise);
-    loaded_.path = s_.durable->folder();
+    loaded_.path = files_.folder();
     loaded_.step = step_;
     return std::move(loaded_);
   }
@@ -198,7 +203,7 @@ class Resume {
   /// Reads learning rates that were set by hand. Where a schedule sets them, the strategy decides, which may have
   /// changed.
   void read_rates(StepProgress& progress) {
-    if (s_.strategy.lr_schedule.type != LrScheduleType::kManual) return;
+    if (job_.strategy.lr_schedule.type != LrScheduleType::kManual) return;
     const json& rates = engine_.at("rates");
     if (rates.size() != progress.rates.size()) {
       loaded_.inexact.push_back(
@@ -214,7 +219,7 @@ class Resume {
   absl::Status other_bytes(const std::string& name, const at::Tensor& wanted) {
     return make_error(
         ExitCode::kCorruptData,
-        c10::str(s_.durable->folder(), ": the commit of step ", step_, " holds ", parts_[buffer_part(name)].size(),
+        c10::str(files_.folder(), ": the commit of step ", step_, " holds ", parts_[buffer_part(name)].size(),
                  " bytes of the buffer \"", name, "\", and ", wanted.nbytes(),
                  " are wanted. [T0102] hint: a buffer that forward makes must be there before: run a forward first"));
   }
@@ -241,12 +246,14 @@ class Resume {
 
   absl::Status of_another_version(const char* what) const {
     return make_error(ExitCode::kCorruptData,
-                      c10::str(s_.durable->folder(), ": the commit of step ", step_, " holds ", what,
+                      c10::str(files_.folder(), ": the commit of step ", step_, " holds ", what,
                                ". [T0103] hint: another version of Tessera wrote "
                                "it: resume with that one, or remove the folder on every host to begin anew"));
   }
 
-  EngineCheckpoints::State& s_;
+  Job& job_;
+  Training& training_;
+  DurableFiles& files_;
   const std::int64_t step_;
   CommitParts parts_;  ///< a copy: the commit itself changes when it is brought back
   json engine_;
@@ -266,55 +273,54 @@ absl::Status end_own(DurableFiles& files) {
 }
 
 /// Ends the commit under way: it is on every rank's disk after that, or on none.
-absl::Status end_commit(EngineCheckpoints::State& s) {
-  Collectives& control = *s.whole.control;
-  const absl::Status written = share_status(control, "commit written", end_own(*s.durable));
+absl::Status end_commit(Job& job, DurableFiles& files) {
+  Collectives& control = *job.axes.control;
+  const absl::Status written = share_status(control, "commit written", end_own(files));
   if (written.ok()) {
-    s.durable->committed();
+    files.committed();
     return written;
   }
   // A later commit writes to the places that the last one does not use, which are this one's. So this one must be gone
   // from all disks first.
-  const absl::Status gone =
-      share_status(control, "commit taken back", status_from([&] { return s.durable->take_back(); }));
+  const absl::Status gone = share_status(control, "commit taken back", status_from([&] { return files.take_back(); }));
   if (gone.ok()) return written;
-  s.fail(gone);
+  job.fail(gone);
   return make_error(exit_code_of(written),
                     message_of(written) + "; then it could not be taken back: " + message_of(gone));
 }
 
-absl::Status begin_commit(EngineCheckpoints::State& s, const CheckpointItems& items) {
-  Collectives& control = *s.whole.control;
+absl::Status begin_commit(const Training& training, DurableFiles& files, const CheckpointItems& items) {
+  Collectives& control = *training.job.axes.control;
   CommitParts parts;
   std::string text;
   // An item that cannot be written is reported before anything is written.
   const auto describe = [&] {
     text = text_of_items(items);
-    parts = parts_of(s);
+    parts = parts_of(training);
     return absl::OkStatus();
   };
   TESSERA_RETURN_IF_ERROR(share_status(control, "commit begun", status_from(describe)));
   TESSERA_ASSIGN_OR_RETURN(parts[kItems], broadcast_string(control, "commit's items", text, 0));
-  const bool is_first = !s.durable->last();
-  s.durable->begin(s.attempts, parts);
+  const bool is_first = !files.last();
+  files.begin(training.times.attempts, parts);
   if (!is_first) return absl::OkStatus();
   // A first commit that is alone looks like one that was under way when its run was killed; the next run forgets such a
   // one. So the first commit is made twice before training goes on.
-  TESSERA_RETURN_IF_ERROR(end_commit(s));
-  s.durable->begin(s.attempts, parts);
-  return end_commit(s);
+  TESSERA_RETURN_IF_ERROR(end_commit(training.job, files));
+  files.begin(training.times.attempts, parts);
+  return end_commit(training.job, files);
 }
 
 }  // namespace
 
-void Engine::State::settle_commit() {
+void Saving::settle_commit() {
   if (!durable || !durable->is_under_way()) return;
   const Span span("end of commit");
   const std::int64_t step = durable->next_step();
-  commit_failure = with_step(end_commit(*this), step);
+  commit_failure = with_step(end_commit(job, *durable), step);
 }
 
-void Engine::State::leave_commit() {
+void Saving::leave_commit() {
   if (!durable) return;
   if (durable->is_under_way()) commit_failure = with_step(end_own(*durable), durable->next_step());
   if (commit_failure.ok()) return;
@@ -324,66 +330,69 @@ void Engine::State::leave_commit() {
 
 void EngineCheckpoints::finish_commit() {
   expect_durable("finish_commit");
-  s_.or_abort("finish_commit", [&] { s_.settle_commit(); });
-  throw_if_error(std::exchange(s_.commit_failure, absl::OkStatus()));
+  job_.or_abort("finish_commit", [&] { saving_.settle_commit(); });
+  throw_if_error(std::exchange(saving_.commit_failure, absl::OkStatus()));
 }
 
 void EngineCheckpoints::expect_durable(const char* call) const {
-  expect(s_.durable != nullptr, call,
+  expect(saving_.durable != nullptr, call,
          " without \"durable\" in the strategy. [T0104] hint: set durable.every and durable.dir");
-  expect(s_.microbatch == 0, call, " between backward and step. [T0105] hint: call step() or zero_grad() first");
-  s_.expect_weights(call);
-  expect(s_.open_guards == 0, call, " under a Gathered guard. [T0106] hint: close that guard first");
+  expect(training_.window.microbatch == 0, call,
+         " between backward and step. [T0105] hint: call step() or zero_grad() first");
+  training_.expect_weights(call);
+  expect(training_.values.open_guards == 0, call, " under a Gathered guard. [T0106] hint: close that guard first");
 }
 
 std::optional<std::int64_t> EngineCheckpoints::commit_to_resume() const {
-  if (!s_.durable || !s_.durable->last() || s_.durable->is_resumed()) return std::nullopt;
-  return s_.durable->last()->step;
+  const DurableFiles* const files = saving_.durable.get();
+  if (!files || !files->last() || files->is_resumed()) return std::nullopt;
+  return files->last()->step;
 }
 
 bool EngineCheckpoints::commit(const CheckpointItems& items) {
   expect_durable("commit_durable");
-  expect(s_.durable->is_resumed(), "commit_durable: durable.dir ", s_.durable->folder(), " holds step ",
-         s_.durable->last() ? s_.durable->last()->step : 0,
+  DurableFiles& files = *saving_.durable;
+  expect(files.is_resumed(), "commit_durable: durable.dir ", files.folder(), " holds step ",
+         files.last() ? files.last()->step : 0,
          " of an earlier run, from which this run did not go on. [T0107] hint: call resume_durable before the first "
          "step; or remove the folder on every host");
-  expect(!s_.half_loaded,
+  expect(!training_.values.half_loaded,
          "commit_durable after a load failed half-way: the values are of no one step. [T0108] hint: load a checkpoint "
          "that is whole, or make the Engine anew");
   finish_commit();  // ends the commit before this one
-  if (s_.attempts == 0 || s_.attempts % s_.strategy.durable.every != 0) return false;
+  const std::int64_t attempts = training_.times.attempts;
+  if (attempts == 0 || attempts % job_.strategy.durable.every != 0) return false;
   const Span span("commit");
-  throw_if_error(with_step(s_.or_abort("commit_durable",
-                                       [&] {
-                                         s_.expect_parameters();
-                                         return begin_commit(s_, items);
-                                       }),
-                           s_.attempts));
+  throw_if_error(with_step(job_.or_abort("commit_durable",
+                                         [&] {
+                                           training_.expect_parameters();
+                                           return begin_commit(training_, files, items);
+                                         }),
+                           attempts));
   return true;
 }
 
 std::optional<LoadedCheckpoint> EngineCheckpoints::resume_durable() {
   expect_durable("resume_durable");
-  if (!s_.durable->last()) return std::nullopt;
-  expect(!s_.durable->is_resumed(),
+  DurableFiles& files = *saving_.durable;
+  if (!files.last()) return std::nullopt;
+  expect(!files.is_resumed(),
          "resume_durable after this run's first commit, or twice. [T0109] hint: call it once, before the first step");
   finish();
-  return value_or_throw(s_.or_abort("resume_durable", [&]() -> absl::StatusOr<LoadedCheckpoint> {
-    s_.expect_parameters();
-    Resume resume(s_, *s_.durable->last());
-    for (auto& unit : s_.units) {
-      if (unit->keeper()) unit->keeper()->drop(*unit);
-    }
+  return value_or_throw(job_.or_abort("resume_durable", [&]() -> absl::StatusOr<LoadedCheckpoint> {
+    training_.expect_parameters();
+    Resume resume(training_, files);
+    training_.drop_gathered();
     // A barrier: no rank may still read parts that others write from here on.
-    TESSERA_RETURN_IF_ERROR(share_status(*s_.whole.control, "commit found", absl::OkStatus()));
-    s_.half_loaded = true;
+    TESSERA_RETURN_IF_ERROR(share_status(*job_.axes.control, "commit found", absl::OkStatus()));
+    training_.values.half_loaded = true;
     TESSERA_RETURN_IF_ERROR(
-        share_status(*s_.whole.control, "commit brought back", status_from([&] { return resume.apply(); })));
+        share_status(*job_.axes.control, "commit brought back", status_from([&] { return resume.apply(); })));
     LoadedCheckpoint loaded = resume.finish();
-    s_.half_loaded = false;
-    if (s_.mesh.rank() != 0) return loaded;
+    training_.values.half_loaded = false;
+    if (job_.mesh.rank() != 0) return loaded;
     log_info("goes on from " + loaded.path + ", after step " + std::to_string(loaded.step));
-    s_.report_frozen_states();
+    training_.report_frozen_states();
     for (const std::string& inexact : loaded.inexact) log_warning(loaded.path + ": " + inexact);
     return loaded;
   }));

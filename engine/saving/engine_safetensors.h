@@ -31,8 +31,7 @@ struct ImportedFiles {
 /// do not fit, and those of reading and writing.
 class EngineSafetensors {
  public:
-  using State = Engine::State;
-  explicit EngineSafetensors(Engine& engine) : engine_(engine), s_(*engine.state_) {}
+  explicit EngineSafetensors(Engine& engine) : engine_(engine), training_(engine.state_->training) {}
 
   /// Reads `files` on rank 0 and gives their values to all ranks.
   void import_from(const ImportedFiles& files);
@@ -46,7 +45,7 @@ class EngineSafetensors {
   void expect_between_steps(const char* what) const;
 
   Engine& engine_;
-  State& s_;
+  Training& training_;
 };
 
 /// The parameters and buffers of a module that want values from files, each tensor once: `tensors[i]` wants

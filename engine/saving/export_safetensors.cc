@@ -48,13 +48,13 @@ Exported exported(const std::string& name, const at::Tensor& tensor, const std::
 
 /// Lists all tensors in the order in which they are written. Wide elements come first, so that each tensor lies at a
 /// multiple of its element's size; tensors of one width keep the order of units.
-std::vector<Exported> tensors_of(EngineSafetensors::State& s, const ExportOptions& options) {
+std::vector<Exported> tensors_of(const Training& training, const ExportOptions& options) {
   std::vector<Exported> tensors;
-  for_each_parameter(s.units, [&](FlatGroup& group, std::size_t i) {
+  for_each_parameter(training.units, [&](FlatGroup& group, std::size_t i) {
     const FlatParameter& parameter = group.parameters[i];
     tensors.push_back(exported(parameter.name, parameter.tensor, parameter.sizes, group.unit, options));
   });
-  for (const auto& item : whole_tensors(*s.module, s.strategy.units))
+  for (const auto& item : whole_tensors(*training.job.module, training.job.strategy.units))
     tensors.push_back(exported(item.key(), item.value(), item.value().sizes().vec(), nullptr, options));
   std::ranges::stable_sort(tensors, std::ranges::greater(),
                            [](const Exported& each) { return c10::elementSize(each.type); });
@@ -77,14 +77,14 @@ absl::Status append(TensorFilesWriter& writer, const Exported& each) {
 
 void EngineSafetensors::export_to(const std::string& folder, const ExportOptions& options) {
   expect_between_steps("export_safetensors");
-  s_.bring_replicas_together("export_safetensors");
-  const std::vector<Exported> tensors = tensors_of(s_, options);
+  training_.bring_replicas_together("export_safetensors");
+  const std::vector<Exported> tensors = tensors_of(training_, options);
   const auto share = [&](const char* label, const absl::Status& own) {
-    throw_if_error(share_status(*s_.whole.control, label, own));
+    throw_if_error(share_status(*training_.job.axes.control, label, own));
   };
   std::optional<TensorFilesWriter> writer;
   absl::Status status;
-  if (s_.mesh.is_main()) {
+  if (training_.job.mesh.is_main()) {
     std::vector<FileTensor> in_file;
     for (const Exported& each : tensors) in_file.push_back(each.in_file);
     auto created = TensorFilesWriter::create(folder, in_file, options.most_bytes, options.existing, "rank 0");

@@ -8,7 +8,6 @@
 #include "engine/job/outcomes.h"
 #include "engine/memory/master_weights.h"
 #include "engine/saving/engine_safetensors.h"
-#include "engine/step/outer_steps.h"
 #include "engine/weights/safetensors_source.h"
 #include "runtime/base/log.h"
 #include "runtime/border/expect.h"
@@ -34,21 +33,20 @@ absl::Status named(const std::string& path, const absl::Status& status) {
 /// Brings the values of files into an Engine. Every rank makes one, and all do the same steps; rank 0 alone reads.
 class ImportToEngine {
  public:
-  ImportToEngine(EngineSafetensors::State& s, const ImportedFiles& files)
-      : s_(s),
+  ImportToEngine(Training& training, const ImportedFiles& files)
+      : training_(training),
         files_(files),
-        is_reader_(s.mesh.rank() == 0),
-        buffers_(listed(whole_tensors(*s.module, s.strategy.units))) {
-    for_each_parameter(s_.units, [&](FlatGroup& group, std::size_t i) { parameters_.push_back({&group, i}); });
+        is_reader_(training.job.mesh.rank() == 0),
+        buffers_(listed(whole_tensors(*training.job.module, training.job.strategy.units))) {
+    for_each_parameter(training_.units, [&](FlatGroup& group, std::size_t i) { parameters_.push_back({&group, i}); });
   }
 
   absl::Status run() {
     // Gathered values will be stale, and no rank may still read parts that others write: `share` below is a barrier.
-    for (auto& unit : s_.units)
-      if (unit->keeper()) unit->keeper()->drop(*unit);
+    training_.drop_gathered();
     TESSERA_RETURN_IF_ERROR(share("weights looked at", is_reader_ ? look() : absl::OkStatus()));
-    const bool was_whole = !s_.half_loaded;
-    s_.half_loaded = true;
+    const bool was_whole = !training_.values.half_loaded;
+    training_.values.half_loaded = true;
     // All ranks learn of a read that fails (`send`). A failure of one rank alone is an exception, which ends the group.
     const absl::Status sent = share("weights loaded", load());
     if (!sent.ok())
@@ -57,7 +55,7 @@ class ImportToEngine {
                             ". The Engine is not as it was: some of its values are the file's already. "
                             "[T0170] hint: make the Engine anew");
     finish();
-    s_.half_loaded = !was_whole;
+    training_.values.half_loaded = !was_whole;
     return absl::OkStatus();
   }
 
@@ -68,7 +66,8 @@ class ImportToEngine {
     FlatParameter& get() const { return group->parameters[index]; }
   };
 
-  absl::Status share(const char* label, const absl::Status& own) { return share_status(*s_.whole.control, label, own); }
+  Collectives& control() const { return *training_.job.axes.control; }
+  absl::Status share(const char* label, const absl::Status& own) { return share_status(control(), label, own); }
 
   absl::Status look() {
     return status_from([&]() -> absl::Status {
@@ -142,27 +141,22 @@ class ImportToEngine {
   absl::Status send(const std::string& name, const at::Tensor& values, const Fill& fill) {
     absl::Status own = is_reader_ ? status_from(fill) : absl::OkStatus();
     std::int64_t failed = own.ok() ? 0 : 1;
-    throw_if_error(s_.whole.control->broadcast("weights", &failed, sizeof failed, 0).wait());
+    throw_if_error(control().broadcast("weights", &failed, sizeof failed, 0).wait());
     if (failed != 0)
       return own.ok() ? make_error(ExitCode::kIo,
                                    "rank 0 could not read " + name + ". [T0171] hint: rank 0's own message says why")
                       : own;
-    if (values.numel() > 0)
-      throw_if_error(s_.whole.control->broadcast(name, values.data_ptr(), values.nbytes(), 0).wait());
+    if (values.numel() > 0) throw_if_error(control().broadcast(name, values.data_ptr(), values.nbytes(), 0).wait());
     return absl::OkStatus();
   }
 
   void finish() {
-    // Graphs that were made before must not run backward on the new values, so versions change.
-    for (const Parameter& parameter : parameters_)
-      if (parameter.group->trainable) parameter.get().tensor.unsafeGetTensorImpl()->bump_version();
-    for (auto& unit : s_.units) unit->gathered_hash = 0;
-    s_.checks->accept();
-    if (s_.outer) s_.outer->adopt();
+    training_.accept_new_values();
+    training_.sync.adopt();
     if (is_reader_) log_import(files_.path, matched_.size(), unused_);
   }
 
-  EngineSafetensors::State& s_;
+  Training& training_;
   const ImportedFiles& files_;
   const bool is_reader_;
   std::vector<Parameter> parameters_;
@@ -176,18 +170,19 @@ class ImportToEngine {
 }  // namespace
 
 void EngineSafetensors::expect_between_steps(const char* what) const {
-  expect(s_.microbatch == 0, what, " between backward and step. [T0172] hint: call step() or zero_grad() first");
-  s_.expect_weights(what);
-  expect(s_.open_guards == 0, what, " under a Gathered guard. [T0173] hint: close that guard first");
+  expect(training_.window.microbatch == 0, what,
+         " between backward and step. [T0172] hint: call step() or zero_grad() first");
+  training_.expect_weights(what);
+  expect(training_.values.open_guards == 0, what, " under a Gathered guard. [T0173] hint: close that guard first");
 }
 
 void EngineSafetensors::import_from(const ImportedFiles& files) {
   expect_between_steps(files.call);
-  s_.bring_replicas_together(files.call);
-  throw_if_error(s_.or_abort(files.call, [&] {
-    s_.expect_parameters();
-    s_.settle_commit();
-    return ImportToEngine(s_, files).run();
+  training_.bring_replicas_together(files.call);
+  throw_if_error(training_.job.or_abort(files.call, [&] {
+    training_.expect_parameters();
+    training_.settle_commit();
+    return ImportToEngine(training_, files).run();
   }));
 }
 

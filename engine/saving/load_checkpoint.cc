@@ -21,7 +21,6 @@
 #include "engine/job/outcomes.h"
 #include "engine/saving/background_save.h"
 #include "engine/step/agree/update_options.h"
-#include "engine/step/outer_steps.h"
 #include "runtime/base/log.h"
 #include "runtime/border/expect.h"
 #include "runtime/border/throw.h"
@@ -49,14 +48,17 @@ constexpr std::string_view kHasOwnResiduals = " own residuals";
 /// Loads one checkpoint. Every rank makes one, and all do the same steps.
 class Load {
  public:
-  Load(EngineCheckpoints::State& s, const std::string& path, LoadKind kind)
-      : s_(s),
+  /// `durable`: null without "durable".
+  Load(Training& training, DurableFiles* durable, const std::string& path, LoadKind kind)
+      : job_(training.job),
+        training_(training),
+        durable_(durable),
         kind_(kind),
         path_(path),
-        rank_(s.mesh.rank()),
+        rank_(job_.mesh.rank()),
         who_("rank " + std::to_string(rank_)),
-        states_(s.strategy, s.own_rules, s.units),
-        kept_(s.reducer->kept()) {}
+        states_(job_.strategy, job_.own_rules, training.units),
+        kept_(training.reducer->kept()) {}
 
   /// Finds the checkpoint and checks all of it, but changes nothing. Returns its step. Collective.
   absl::StatusOr<std::int64_t> examine() {
@@ -64,9 +66,7 @@ class Load {
     path_ = paths[0];
     // Gathered values will be stale, and no rank may still read parts that others write: the exchange below is a
     // barrier.
-    for (auto& unit : s_.units) {
-      if (unit->keeper()) unit->keeper()->drop(*unit);
-    }
+    training_.drop_gathered();
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> seen,
                              share("checkpoint looked at", [&] { return look(); }));
     TESSERA_RETURN_IF_ERROR(expect_same(seen));
@@ -76,7 +76,7 @@ class Load {
 
   /// Loads what was examined. Collective.
   absl::StatusOr<LoadedCheckpoint> run() {
-    s_.half_loaded = true;
+    training_.values.half_loaded = true;
     keep_defaults();
     const auto applied = share("checkpoint loaded", [&] { return apply(); });
     if (!applied.ok())
@@ -86,14 +86,14 @@ class Load {
               ". The Engine is not as it was: some of its values are the checkpoint's already. [T0183] hint: load a "
               "checkpoint that is whole, or make the Engine anew");
     finish();
-    s_.half_loaded = false;
+    training_.values.half_loaded = false;
     return std::move(loaded_);
   }
 
  private:
   template <class Body>
   absl::StatusOr<std::vector<std::string>> share(const char* label, const Body& body) {
-    return share_outcomes(*s_.whole.control, label, body);
+    return share_outcomes(*job_.axes.control, label, body);
   }
 
   absl::StatusOr<std::string> find() {
@@ -104,15 +104,15 @@ class Load {
   /// Checks the checkpoint: nothing is changed before all of it was found to be right. Each rank verifies an equal
   /// share of the chunks. Returns the manifest's hash, followed by kHasOwnResiduals where that is so.
   absl::StatusOr<std::string> look() {
-    progress_ = s_.step->progress();
+    progress_ = training_.step->progress();
     TESSERA_ASSIGN_OR_RETURN(checkpoint_, SavedCheckpoint::open(path_, who_));
-    absl::StatusOr<MatchedCheckpoint> matched =
-        match_checkpoint(s_.units, whole_tensors(*s_.module, s_.strategy.units), states_, checkpoint_->manifest());
+    absl::StatusOr<MatchedCheckpoint> matched = match_checkpoint(
+        training_.units, whole_tensors(*job_.module, job_.strategy.units), states_, checkpoint_->manifest());
     if (!matched.ok()) return make_error(exit_code_of(matched.status()), path_ + ": " + message_of(matched.status()));
     matched_ = *std::move(matched);
-    if (const auto noise = other_noise(s_.strategy, checkpoint_->manifest().noise_version))
+    if (const auto noise = other_noise(job_.strategy, checkpoint_->manifest().noise_version))
       matched_.inexact.push_back(*noise);
-    const std::int64_t chunks = checkpoint_->chunks(), ranks = s_.mesh.world_size();
+    const std::int64_t chunks = checkpoint_->chunks(), ranks = job_.mesh.world_size();
     for (std::int64_t chunk = chunks * rank_ / ranks; chunk < chunks * (rank_ + 1) / ranks; ++chunk)
       TESSERA_RETURN_IF_ERROR(checkpoint_->verify(chunk));
     return hash_text(checkpoint_->hash()) + (residuals().has_own() ? std::string(kHasOwnResiduals) : "");
@@ -142,8 +142,8 @@ class Load {
       matched_.inexact.push_back(
           "the run that was saved had defaults of a later version of Tessera; what the strategy leaves out has this "
           "version's");
-    if (!s_.use_defaults(std::min(manifest().defaults_version, OptimizerConfig::kDefaultsVersion))) return;
-    StepProgress anew = s_.step->progress();
+    if (!training_.use_defaults(std::min(manifest().defaults_version, OptimizerConfig::kDefaultsVersion))) return;
+    StepProgress anew = training_.step->progress();
     anew.scaler = progress_.scaler;
     anew.losses = std::move(progress_.losses);
     anew.options = std::move(progress_.options);
@@ -152,7 +152,8 @@ class Load {
 
   absl::StatusOr<std::string> apply() {
     const Unrecorded unrecorded;
-    TESSERA_ASSIGN_OR_RETURN(frozen_, StateReader(*checkpoint_, matched_, states_, rank_, s_.mesh.world_size()).read());
+    TESSERA_ASSIGN_OR_RETURN(frozen_,
+                             StateReader(*checkpoint_, matched_, states_, rank_, job_.mesh.world_size()).read());
     TESSERA_RETURN_IF_ERROR(read_residuals());
     TESSERA_RETURN_IF_ERROR(read_outer_momentum());
     TESSERA_RETURN_IF_ERROR(read_buffers());
@@ -170,15 +171,15 @@ class Load {
     return tensor;
   }
 
-  bool keeps_residuals() const { return s_.plan.kept_gradient_numel() > 0; }
+  bool keeps_residuals() const { return training_.plan.kept_gradient_numel() > 0; }
 
   ResidualReader residuals() {
-    const SavedResiduals wanted{s_.strategy.gradient_accumulation, s_.strategy.compression.one_bit_momentum};
-    return {*checkpoint_, kept_, rank_, s_.mesh.world_size(), wanted};
+    const SavedResiduals wanted{job_.strategy.gradient_accumulation, job_.strategy.compression.one_bit_momentum};
+    return {*checkpoint_, kept_, rank_, job_.mesh.world_size(), wanted};
   }
 
   absl::Status read_residuals() {
-    s_.reducer->forget_feedback();
+    training_.reducer->forget_feedback();
     const bool saved = manifest().residuals.has_value();
     if (saved && !keeps_residuals())
       matched_.inexact.push_back(
@@ -198,11 +199,9 @@ class Load {
 
   /// Takes the masters, which were read and are the same in all replicas, as outer weights, and reads their momentum.
   absl::Status read_outer_momentum() {
-    if (s_.outer) {
-      s_.outer->adopt();
-      s_.outer->forget_momentum();
-    }
-    if (!s_.outer || !s_.sync.has_outer_optimizer()) {
+    training_.sync.adopt();
+    training_.sync.forget_momentum();
+    if (!training_.sync.config().has_outer_optimizer()) {
       const bool saved = std::ranges::any_of(manifest().parameters, [&](const SavedParameter& parameter) {
         return !checkpoint_->pieces(kOuterMomentum, parameter.name).empty();
       });
@@ -221,7 +220,7 @@ class Load {
       return checkpoint_->read(kOuterMomentum, name, run.offset - group.layout.extent(i).offset,
                                std::as_writable_bytes(std::span(momentum, static_cast<std::size_t>(run.numel))));
     };
-    TESSERA_RETURN_IF_ERROR(s_.outer->for_each_momentum(read));
+    TESSERA_RETURN_IF_ERROR(training_.sync.for_each_momentum(read));
     if (!all)
       matched_.inexact.push_back(
           "the checkpoint does not have the momentum of outer steps of all parameters, which begins with zeros");
@@ -229,8 +228,8 @@ class Load {
   }
 
   absl::Status read_buffers() {
-    const bool same_ranks = manifest().ranks == s_.mesh.world_size();
-    NamedTensors buffers = whole_tensors(*s_.module, s_.strategy.units);
+    const bool same_ranks = manifest().ranks == job_.mesh.world_size();
+    NamedTensors buffers = whole_tensors(*job_.module, job_.strategy.units);
     for (const SavedTensor& saved : manifest().buffers) {
       const bool has_own = std::ranges::find(saved.ranks, rank_) != saved.ranks.end();
       TESSERA_ASSIGN_OR_RETURN(const at::Tensor value,
@@ -254,17 +253,17 @@ class Load {
   }
 
   absl::Status read_generators() {
-    if (manifest().generators < s_.mesh.world_size())
+    if (manifest().generators < job_.mesh.world_size())
       matched_.inexact.push_back("the checkpoint is of " + std::to_string(manifest().generators) +
                                  " ranks, so ranks from that number on keep the generators that they have");
     if (rank_ >= manifest().generators) return absl::OkStatus();
     TESSERA_RETURN_IF_ERROR(read_generator(kGenerator, c10::Device(c10::kCPU)));
-    const bool has_gpu = s_.accelerator.device.is_queued;
+    const bool has_gpu = job_.accelerator.device.is_queued;
     const bool saved_gpu = !checkpoint_->pieces(kGpuGenerator, std::to_string(rank_)).empty();
     if (has_gpu != saved_gpu)
       matched_.inexact.push_back(has_gpu ? "the checkpoint is of a run on the CPU, so the GPU keeps its generator"
                                          : "the checkpoint is of a run on a GPU, whose generator's state was left out");
-    return has_gpu && saved_gpu ? read_generator(kGpuGenerator, s_.accelerator.device.device) : absl::OkStatus();
+    return has_gpu && saved_gpu ? read_generator(kGpuGenerator, job_.accelerator.device.device) : absl::OkStatus();
   }
 
   absl::Status read_generator(const std::string& what, c10::Device device) {
@@ -292,7 +291,7 @@ class Load {
       progress.updates[parameter.group->parameters[parameter.index].tensor.unsafeGetTensorImpl()] =
           goes_on ? parameter.saved->updates : 0;
     }
-    if (manifest().loss_scale && s_.strategy.mixed_precision.loss_scale.dynamic)
+    if (manifest().loss_scale && job_.strategy.mixed_precision.loss_scale.dynamic)
       progress.scaler = {static_cast<float>(manifest().loss_scale->scale), manifest().loss_scale->finite_steps,
                          manifest().loss_scale->overflow_steps};
     if (manifest().losses) {
@@ -304,28 +303,23 @@ class Load {
       read_rates(progress);
       if (auto problem = read_options(manifest().options, progress.options))
         matched_.inexact.push_back(std::move(*problem));
-      s_.attempts = manifest().step;
+      training_.times.attempts = manifest().step;
     }
-    s_.step->resume(progress);
-    s_.frozen_states = std::move(frozen_);
-    if (s_.durable) s_.durable->keep(write_frozen(s_.frozen_states, s_.units));
-    // Graphs that were made before must not run backward on the new values, so versions change.
-    for_each_parameter(s_.units, [](FlatGroup& group, std::size_t i) {
-      if (group.trainable) group.parameters[i].tensor.unsafeGetTensorImpl()->bump_version();
-    });
-    for (auto& unit : s_.units) unit->gathered_hash = 0;
-    s_.checks->accept();
+    training_.step->resume(progress);
+    training_.frozen_states = std::move(frozen_);
+    if (durable_) durable_->keep(write_frozen(training_.frozen_states, training_.units));
+    training_.accept_new_values();
     loaded_.path = path_;
     loaded_.step = manifest().step;
     loaded_.inexact = std::move(matched_.inexact);
     if (rank_ != 0 || kind_ == LoadKind::kBackInTime) return;
     log_info("loaded " + path_ + ", of step " + std::to_string(loaded_.step));
-    s_.report_frozen_states();
+    training_.report_frozen_states();
     for (const std::string& text : loaded_.inexact) log_warning("checkpoint " + path_ + ": " + text);
   }
 
   void read_rates(StepProgress& progress) {
-    if (s_.strategy.lr_schedule.type != LrScheduleType::kManual || manifest().rates.empty()) return;
+    if (job_.strategy.lr_schedule.type != LrScheduleType::kManual || manifest().rates.empty()) return;
     if (manifest().rates.size() != progress.rates.size()) {
       matched_.inexact.push_back(
           "the run has other groups of parameters than the checkpoint, so rates set by hand were left out");
@@ -336,7 +330,9 @@ class Load {
     });
   }
 
-  EngineCheckpoints::State& s_;
+  Job& job_;
+  Training& training_;
+  DurableFiles* const durable_;
   const LoadKind kind_;
   std::string path_;
   const int rank_;
@@ -355,43 +351,43 @@ class Load {
 
 LoadedCheckpoint EngineCheckpoints::load(Engine& engine, const std::string& path) {
   const auto examined = [&engine](const std::string& at) {
-    State& s = *engine.state_;
-    auto load = std::make_unique<Load>(s, at, LoadKind::kAll);
-    const std::int64_t step = value_or_throw(s.or_abort("load_checkpoint", [&] {
-      s.expect_parameters();
-      s.settle_commit();
+    auto& [job, training, saving] = *engine.state_;
+    auto load = std::make_unique<Load>(training, saving.durable.get(), at, LoadKind::kAll);
+    const std::int64_t step = value_or_throw(job.or_abort("load_checkpoint", [&, &training = training] {
+      training.expect_parameters();
+      training.settle_commit();
       return load->examine();
     }));
     return std::pair(std::move(load), step);
   };
   {
-    const State& s = *engine.state_;
-    expect(s.microbatch == 0,
+    const Training& training = engine.state_->training;
+    expect(training.window.microbatch == 0,
            "load_checkpoint between backward and step. [T0186] hint: call step() or zero_grad() first");
-    s.expect_weights("load_checkpoint");
-    expect(s.open_guards == 0, "load_checkpoint under a Gathered guard. [T0187] hint: close that guard first");
+    training.expect_weights("load_checkpoint");
+    expect(training.values.open_guards == 0,
+           "load_checkpoint under a Gathered guard. [T0187] hint: close that guard first");
     EngineCheckpoints(engine).finish();
   }
   auto [load, step] = examined(path);
   // Outer steps may begin or end with the checkpoint's number of steps. Then another Engine::State was made, and it
   // must examine the checkpoint again.
   const std::string found = load->path();
-  if (State::follow_sync(engine.state_, step)) load = examined(found).first;
-  State& s = *engine.state_;
-  LoadedCheckpoint loaded = value_or_throw(s.or_abort("load_checkpoint", [&] { return load->run(); }));
+  if (Engine::State::follow_sync(engine.state_, step)) load = examined(found).first;
+  LoadedCheckpoint loaded = value_or_throw(engine.state_->job.or_abort("load_checkpoint", [&] { return load->run(); }));
   EngineCheckpoints(engine).note_last(loaded.path);
   return loaded;
 }
 
 void EngineCheckpoints::go_back(std::int64_t step) {
   constexpr int kMostReturns = 3;
-  if (s_.saving) {
-    const absl::StatusOr<std::string> saved = s_.saving->wait();
+  if (saving_.under_way) {
+    const absl::StatusOr<std::string> saved = saving_.under_way->wait();
     if (saved.ok()) note_last(*saved);
   }
-  Engine::State::LastCheckpoint& last = s_.last_checkpoint;
+  Saving::LastCheckpoint& last = saving_.last_checkpoint;
   const bool goes = !last.path.empty() && last.returns < kMostReturns;
-  if (s_.mesh.rank() == 0) {
+  if (job_.mesh.rank() == 0) {
     log_warning("step " + std::to_string(step) +
                 (goes                ? ": training goes on from " + last.path + ", with the next data"
                  : last.path.empty() ? ": there is no checkpoint to go back to yet"
@@ -400,16 +396,18 @@ void EngineCheckpoints::go_back(std::int64_t step) {
   }
   if (!goes) return;
   ++last.returns;
-  throw_if_error(s_.or_abort("on_spike", [&]() -> absl::StatusOr<LoadedCheckpoint> {
-                     Load load(s_, last.path, LoadKind::kBackInTime);
-                     TESSERA_RETURN_IF_ERROR(load.examine().status());
-                     return load.run();
-                   }).status());
+  throw_if_error(job_.or_abort("on_spike",
+                               [&]() -> absl::StatusOr<LoadedCheckpoint> {
+                                 Load load(training_, saving_.durable.get(), last.path, LoadKind::kBackInTime);
+                                 TESSERA_RETURN_IF_ERROR(load.examine().status());
+                                 return load.run();
+                               })
+                     .status());
 }
 
 /// Notes the last checkpoint. The count of spikes that went back to it begins anew with another checkpoint.
 void EngineCheckpoints::note_last(const std::string& path) {
-  if (path != s_.last_checkpoint.path) s_.last_checkpoint = {path};
+  if (path != saving_.last_checkpoint.path) saving_.last_checkpoint = {path};
 }
 
 LoadedCheckpoint load_checkpoint(Engine& engine, const std::filesystem::path& path) {

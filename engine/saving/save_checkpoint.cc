@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <system_error>
@@ -8,51 +9,58 @@
 #include "engine/engine_checkpoints.h"
 #include "engine/saving/background_save.h"
 #include "engine/saving/checkpoint_save.h"
-#include "engine/step/outer_steps.h"
 #include "runtime/base/log.h"
 #include "runtime/border/expect.h"
 #include "runtime/border/throw.h"
 
 namespace tessera {
 
+bool Saving::save_has_ended() const {
+  if (!under_way) return false;
+  const char own = under_way->has_ended() ? 1 : 0;
+  std::vector<char> all(static_cast<std::size_t>(job.axes.control->size()));
+  throw_if_error(job.axes.control->all_gather("checkpoint ended", &own, all.data(), 1).wait());
+  return std::ranges::all_of(all, [](char ended) { return ended == 1; });
+}
+
 std::string EngineCheckpoints::save(const std::string& folder, const CheckpointItems& items,
                                     const SaveOptions& options) {
-  expect(s_.microbatch == 0,
+  expect(training_.window.microbatch == 0,
          "save_checkpoint between backward and step. [T0264] hint: call step() or zero_grad() first");
-  s_.expect_weights("save_checkpoint");
-  expect(s_.open_guards == 0, "save_checkpoint under a Gathered guard. [T0265] hint: close that guard first");
-  expect(!s_.half_loaded,
+  training_.expect_weights("save_checkpoint");
+  expect(training_.values.open_guards == 0,
+         "save_checkpoint under a Gathered guard. [T0265] hint: close that guard first");
+  expect(!training_.values.half_loaded,
          "save_checkpoint after load_checkpoint failed half-way: the values are of no one step. [T0266] hint: load a "
          "checkpoint that is whole, or make the Engine anew");
   expect(options.keep >= 0, "save_checkpoint: keep is ", options.keep,
          ", and wanted is how many checkpoints stay. [T0267] hint: 0 keeps all");
-  if (s_.saving && !s_.saving->has_ended() && s_.mesh.rank() == 0)
-    log_warning("save_checkpoint waits for the checkpoint of step " + std::to_string(s_.saving->progress().step) +
+  if (saving_.under_way && !saving_.under_way->has_ended() && job_.mesh.rank() == 0)
+    log_warning("save_checkpoint waits for the checkpoint of step " +
+                std::to_string(saving_.under_way->progress().step) +
                 ", which is still being written. [T0268] hint: save less often, or to a faster disk");
   finish();
   std::vector<std::string> pruned;
-  std::string path = value_or_throw(s_.or_abort("save_checkpoint", [&]() -> absl::StatusOr<std::string> {
-    s_.expect_parameters();
-    if (s_.outer) {
-      s_.bring_replicas_together("save_checkpoint");
-      s_.outer->meet(*s_.step);
-    }
-    auto save = std::make_unique<CheckpointSave>(s_, folder, items, options);
+  std::string path = value_or_throw(job_.or_abort("save_checkpoint", [&]() -> absl::StatusOr<std::string> {
+    training_.expect_parameters();
+    training_.bring_replicas_together("save_checkpoint");
+    training_.sync.meet(*training_.step);
+    auto save = std::make_unique<CheckpointSave>(training_, folder, items, options);
     TESSERA_RETURN_IF_ERROR(save->begin());
-    if (!s_.strategy.checkpoint.async) {
-      absl::StatusOr<std::string> saved = save->end(*s_.whole.control);
+    if (!job_.strategy.checkpoint.async) {
+      absl::StatusOr<std::string> saved = save->end(*job_.axes.control);
       pruned = save->take_pruned();
       return saved;
     }
-    const Arena& room = s_.memory.checkpoint;
+    const Arena& room = training_.memory.checkpoint;
     TESSERA_RETURN_IF_ERROR(save->hold({room.data(), static_cast<std::size_t>(room.bytes())}));
-    s_.saving = std::make_unique<BackgroundSave>(std::move(save), s_.save_group);
-    return s_.saving->progress().path;
+    saving_.under_way = std::make_unique<BackgroundSave>(std::move(save), saving_.group);
+    return saving_.under_way->progress().path;
   }));
-  if (!s_.saving) note_last(path);
+  if (!saving_.under_way) note_last(path);
   if (pruned.empty()) return path;
   try {
-    s_.removal = std::jthread([pruned] { remove_old_checkpoints(pruned); });
+    saving_.removal = std::jthread([pruned] { remove_old_checkpoints(pruned); });
   } catch (const std::system_error&) {  // no more threads
     remove_old_checkpoints(pruned);
   }
@@ -60,17 +68,17 @@ std::string EngineCheckpoints::save(const std::string& folder, const CheckpointI
 }
 
 void EngineCheckpoints::finish() {
-  if (s_.removal.joinable()) s_.removal.join();
-  if (!s_.saving) return;
-  const absl::StatusOr<std::string> saved = s_.saving->wait();
-  s_.saving.reset();
+  if (saving_.removal.joinable()) saving_.removal.join();
+  if (!saving_.under_way) return;
+  const absl::StatusOr<std::string> saved = saving_.under_way->wait();
+  saving_.under_way.reset();
   note_last(value_or_throw(saved));
 }
 
-bool EngineCheckpoints::save_has_ended() const { return s_.saving && s_.saving->has_ended(); }
+bool EngineCheckpoints::save_has_ended() const { return saving_.under_way && saving_.under_way->has_ended(); }
 
 std::optional<CheckpointProgress> EngineCheckpoints::progress() const {
-  return s_.saving ? std::optional(s_.saving->progress()) : std::nullopt;
+  return saving_.under_way ? std::optional(saving_.under_way->progress()) : std::nullopt;
 }
 
 std::string save_checkpoint(Engine& engine, const std::filesystem::path& folder, const CheckpointItems& items,

@@ -93,18 +93,19 @@ void give(at::Tensor& tensor, const at::Tensor& values) {
 
 void EngineSafetensors::save(const std::filesystem::path& path, WeightsForm form, Existing existing) {
   const at::NoGradGuard no_grad;
-  s_.bring_replicas_together("save_weights");
+  const Job& job = training_.job;
+  training_.bring_replicas_together("save_weights");
   std::optional<WeightsWriter> writer;
   absl::Status status;
-  if (s_.mesh.is_main()) {
+  if (job.mesh.is_main()) {
     status = status_from([&]() -> absl::Status {
       TESSERA_ASSIGN_OR_RETURN(OutputFile file, OutputFile::create(path, "weights"));
-      writer.emplace(std::move(file), *s_.module, form);
+      writer.emplace(std::move(file), *job.module, form);
       return absl::OkStatus();
     });
   }
-  throw_on_all_ranks(*s_.whole.control, status);
-  for (const auto& unit : s_.units) {
+  throw_on_all_ranks(*job.axes.control, status);
+  for (const auto& unit : training_.units) {
     std::vector<at::Tensor> parameters;
     for (const auto& group : unit->groups) {
       for (const FlatParameter& parameter : group->parameters) parameters.push_back(parameter.tensor);
@@ -117,10 +118,10 @@ void EngineSafetensors::save(const std::filesystem::path& path, WeightsForm form
     gathered.close();
   }
   if (writer) {
-    for (const auto& item : whole_tensors(*s_.module, s_.strategy.units)) writer->add(item.value());
+    for (const auto& item : whole_tensors(*job.module, job.strategy.units)) writer->add(item.value());
     status = writer->finish(existing);
   }
-  throw_on_all_ranks(*s_.whole.control, status);
+  throw_on_all_ranks(*job.axes.control, status);
 }
 
 void save_weights(Engine& engine, const std::filesystem::path& path, Existing existing) {

@@ -41,7 +41,8 @@ ENGINE_GROUND = [*GROUND, "runtime/base/metrics", "runtime/border", "runtime/tor
 MEMORY = [*ENGINE_GROUND, "engine/device", "engine/memory/records", "engine/memory"]
 STEP = [*MEMORY, "engine/step/agree", "engine/step/rules", "engine/step"]
 ENGINE = ["engine/autograd", "engine/activations", "engine/checkpoint", "engine/weights", "engine/init", "engine/device", "engine/memory", "engine/memory/records",
-          "engine/step", "engine/step/agree", "engine/step/rules", "engine/step/queued", "engine/loop", "engine/job", "engine/parameters"]
+          "engine/step", "engine/step/agree", "engine/step/rules", "engine/step/queued", "engine/loop", "engine/job", "engine/parameters",
+          "engine/training"]
 COMMAND = [*GROUND, "runtime/base/metrics", "runtime/border", *COMM, "workshop/launch", "workshop/tokenizer", "runtime/data", "engine", "engine/device", "engine/job",
            "engine/memory", "sharding/layout", "sharding/layout/plan", *PLANNER, *OPTIM, *OFFLOAD, *CHECKPOINT, "workshop/models", "workshop/bench", "workshop/bench/studies",
            "include/tessera", "workshop/app"]
@@ -98,8 +99,9 @@ ALLOWED = {
     "engine/loop": [*ENGINE_GROUND, "engine/autograd"],
     "engine/checkpoint": STEP,
     "engine/weights": [*ENGINE_GROUND, "engine/checkpoint"],
-    "engine/job": [*ENGINE_GROUND, "engine/memory"],
+    "engine/job": [*ENGINE_GROUND, "engine/device", "engine/memory"],
     "engine/parameters": [*ENGINE_GROUND, "engine/init", "engine/memory", "engine/checkpoint"],
+    "engine/training": [*ENGINE_GROUND, *ENGINE],
     "engine": [*ENGINE_GROUND, *ENGINE],
     "engine/saving": [*ENGINE_GROUND, *ENGINE, "engine"],
     "workshop/models": [*GROUND, *PUBLIC_MODELS],

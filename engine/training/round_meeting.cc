@@ -1,4 +1,4 @@
-#include "engine/round_meeting.h"
+#include "engine/training/round_meeting.h"
 
 #include <cstdint>
 #include <string>

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <optional>
@@ -6,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "engine/engine_state.h"
 #include "engine/step/agree/update_options.h"
+#include "engine/training/training.h"
 #include "runtime/base/text.h"
 #include "runtime/border/expect.h"
 #include "runtime/config/strategy_names.h"
@@ -59,9 +60,31 @@ void expect_momentum(const std::string& name, double momentum, bool has_memory) 
 
 }  // namespace
 
-void Engine::State::set_option(const std::string* group, const std::string& name, std::span<const double> numbers) {
-  const OptimizerConfig& config = strategy.optimizer;
-  const OptionKey& key = key_named(name, strategy);
+std::size_t Training::index_of_group(const char* what, const std::string& group) const {
+  const std::vector<ParameterGroup>& groups = job.strategy.optimizer.groups;
+  const auto found = std::ranges::find(groups, group, &ParameterGroup::name);
+  std::vector<std::string> names;
+  for (const ParameterGroup& each : groups) names.push_back(each.name);
+  expect(!group.empty(), what,
+         " wants the name of a group of optimizer.groups, got an empty one. [T0141] hint: leave the group out to mean "
+         "all parameters");
+  expect(found != groups.end(), what, ": no group of optimizer.groups is named \"", group, "\"",
+         hint_of_names(group, names));
+  return static_cast<std::size_t>(found - groups.begin());
+}
+
+void Training::set_lr(const std::string* group, double lr) {
+  expect(job.strategy.lr_schedule.type == LrScheduleType::kManual,
+         "set_lr: the schedule sets the learning rate. [T0142] hint: set lr_schedule.type to \"manual\"");
+  expect(std::isfinite(lr) && lr >= 0 && lr <= 1000, "set_lr wants a rate from 0 to 1000, got ", lr,
+         ". [T0143] hint: look where the program computed it; 0 stops updates");
+  expect_not_updated("set_lr");
+  step->set_lr(lr, group ? std::optional(index_of_group("set_lr", *group)) : std::nullopt);
+}
+
+void Training::set_option(const std::string* group, const std::string& name, std::span<const double> numbers) {
+  const OptimizerConfig& config = job.strategy.optimizer;
+  const OptionKey& key = key_named(name, job.strategy);
   const StrategyKey& row = row_of(key);
   expect(numbers.size() == key.count, "set_option: ", name, " wants ", key.count,
          key.count == 1 ? " number" : " numbers", ", got ", numbers.size(),
@@ -84,35 +107,13 @@ void Engine::State::set_option(const std::string* group, const std::string& name
   for (std::size_t i = 0; i < key.count; ++i) step->options().set(key.first + i, numbers[i], index);
 }
 
-std::map<std::string, std::vector<double>> Engine::State::options(std::size_t group) const {
+std::map<std::string, std::vector<double>> Training::options(std::size_t group) const {
   const OptimizerConfig config = step->options().of(group);
   std::map<std::string, std::vector<double>> all;
   for (const OptionKey& key : UpdateOptions::keys()) {
-    if (has_effect(key, strategy)) all[key.name] = UpdateOptions::numbers_in(config, key);
+    if (has_effect(key, job.strategy)) all[key.name] = UpdateOptions::numbers_in(config, key);
   }
   return all;
-}
-
-void Engine::set_option(const std::string& name, double value) { state_->set_option(nullptr, name, {&value, 1}); }
-
-void Engine::set_option(const std::string& name, std::pair<double, double> value) {
-  const double numbers[] = {value.first, value.second};
-  state_->set_option(nullptr, name, numbers);
-}
-
-void Engine::set_option(const std::string& group, const std::string& name, double value) {
-  state_->set_option(&group, name, {&value, 1});
-}
-
-void Engine::set_option(const std::string& group, const std::string& name, std::pair<double, double> value) {
-  const double numbers[] = {value.first, value.second};
-  state_->set_option(&group, name, numbers);
-}
-
-std::map<std::string, std::vector<double>> Engine::options() const { return state_->options(FlatParameter::kNoGroup); }
-
-std::map<std::string, std::vector<double>> Engine::options(const std::string& group) const {
-  return state_->options(state_->index_of_group("options", group));
 }
 
 }  // namespace tessera

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "engine/job/job.h"
+#include "engine/memory/durable_files.h"
+#include "tessera/checkpoint.h"
+
+namespace tessera {
+
+/// The save of a checkpoint that goes on beside training, as the Engine sees it: engine/saving makes it (BackgroundSave). Its destructor
+/// waits for the end.
+class SaveUnderWay {
+ public:
+  virtual ~SaveUnderWay() = default;
+  virtual CheckpointProgress progress() const = 0;
+  virtual bool has_ended() const = 0;
+  /// Waits for the end: the checkpoint's path, or why there is none, which is the same on every rank.
+  virtual absl::StatusOr<std::string> wait() = 0;
+  /// Lets it fail soon, since training ends with an error.
+  virtual void cancel() = 0;
+};
+
+/// The third of an Engine's three parts: what is written beside training. engine/saving has the functions.
+struct Saving {
+  /// What a spike goes back to (SpikeAction::kRollback).
+  struct LastCheckpoint {
+    std::string path;  ///< that was saved or loaded last; empty: none
+    int returns = 0;   ///< to it
+  };
+
+  explicit Saving(Job& job_given) : job(job_given) {}
+
+  /// Whether every rank's thread has ended, where a save goes on. Collective then.
+  bool save_has_ended() const;
+  /// Before training state changes: waits for the commit under way, which counts then, or is taken back on all ranks; its failure is
+  /// the next commit's. Collective where there is one.
+  void settle_commit();
+  /// Waits for the commit under way when the Engine goes, without the other ranks. A failure that nobody was told of is logged, and ends
+  /// tessera::run with its exit code.
+  void leave_commit();
+
+  Job& job;
+  std::shared_ptr<Collectives> group;       ///< of the thread that saves, where it may (CheckpointConfig::async)
+  std::unique_ptr<SaveUnderWay> under_way;  ///< on all ranks or on none
+  std::jthread removal;                     ///< of old checkpoints, beside training; rank 0's
+  bool ends_in_step = true;                 ///< a step that sees the end of a save throws its error
+  LastCheckpoint last_checkpoint;
+  std::unique_ptr<DurableFiles> durable;  ///< null without "durable"
+  absl::Status commit_failure;            ///< of the latest commit, until the program is told
+};
+
+}  // namespace tessera

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <torch/nn/module.h>
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "engine/device/accelerator.h"
+#include "engine/device/uploader.h"
+#include "engine/job/mesh_shape.h"
+#include "runtime/comm/mesh_groups.h"
+#include "sharding/layout/placement.h"
+#include "tessera/mesh.h"
+#include "tessera/own_rules.h"
+#include "tessera/strategy.h"
+
+namespace tessera {
+
+/// The first of an Engine's three parts: what is trained, on which ranks and device, and how it ends when something fails. Training and
+/// Saving refer to it, and it outlives them.
+struct Job {
+  Job(std::shared_ptr<torch::nn::Module> module, std::shared_ptr<Strategy> strategy, const Mesh& mesh,
+      OwnRules own_rules);
+
+  /// Makes the groups of the mesh and finds this rank's device. Collective. Throws tessera::Error: 78 where ranks have different
+  /// strategies, or the mesh another transport than the strategy asks for.
+  void join();
+  MeshShape shape_of_mesh() const { return mesh_shape(strategy, mesh.topology()); }
+
+  /// Runs `body`; if it throws, the other ranks are told, so that none waits for this one. What comes out is the reason that they are
+  /// told, which is the first: an operator whose unit could not be gathered throws LibTorch's error, not ours.
+  template <class Body>
+  auto or_abort(const char* what, const Body& body) {
+    try {
+      return body();
+    } catch (const std::exception&) {
+      rethrow(what);
+    }
+  }
+  /// Ends the groups of all ranks.
+  void fail(const absl::Status& reason);
+
+  const std::shared_ptr<torch::nn::Module> module;
+  const std::shared_ptr<Strategy>
+      given_strategy;  ///< lives as long as the Engine; changed by Training::use_defaults alone
+  const Strategy& strategy;
+  Mesh mesh;
+  const OwnRules own_rules;
+  int exceptions_at_start = std::uncaught_exceptions();
+  bool failed = false;
+  /// Training's: `what`, then the plan and what would need less memory.
+  std::function<std::string(const std::string& what)> memory_story;
+
+  Accelerator accelerator;
+  std::optional<Uploader> uploader;
+  MeshAxes axes;  ///< of the whole mesh; see Training::axes
+  MeshPosition position;
+
+ private:
+  void check_transport() const;
+  /// What ended the group, if an operator's exception only follows from it.
+  [[noreturn]] void rethrow(const char* what);
+};
+
+}  // namespace tessera

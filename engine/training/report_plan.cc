@@ -1,0 +1,133 @@
+#include <cstdlib>
+#include <sstream>
+#include <string>
+#include <utility>
+
+#include "engine/parameters/parameter_groups.h"
+#include "engine/training/training.h"
+#include "runtime/base/bytes.h"
+#include "runtime/base/log.h"
+#include "runtime/base/text.h"
+#include "runtime/config/optimizer_defaults.h"
+#include "runtime/config/strategy_names.h"
+
+namespace tessera {
+namespace {
+
+/// For the line about gradients on the wire.
+std::string words_of_compression(const PlanInput& input) {
+  if (input.compression.hook) return input.mesh.world_size() > 1 ? " (summed by the program's CommHook)" : "";
+  const bool shard = input.compressed_shard_part > 0, replicate = input.compressed_replicate_part > 0;
+  if (!shard && !replicate) return "";
+  const CompressionConfig& compression = input.compression;
+  if (compression.power_sgd_rank > 0)
+    return c10::str(" (over the network matrices as factors of rank ", compression.power_sgd_rank, ")");
+  if (compression.top_k > 0)
+    return c10::str(" (over the network ", 100 * compression.top_k, " % of each unit's, the largest)");
+  if (compression.random_k > 0)
+    return c10::str(" (over the network ", 100 * compression.random_k, " % of each unit's, at random)");
+  if (compression.sign != SignForm::kNone)
+    return c10::str(" (over the network signs, ",
+                    compression.sign == SignForm::kMajority ? "by majority vote)" : "with error feedback)");
+  if (compression.one_bit) {
+    return std::string(" (over the network one bit each") + (compression.one_bit_momentum > 0 ? " of momentum" : "") +
+           ", contributions and sums, with error feedback)";
+  }
+  if (compression.terngrad) return " (over the network as -1, 0 or 1 times the largest of 256)";
+  if (compression.qsgd_levels > 0)
+    return c10::str(" (over the network as ", compression.qsgd_levels, " levels of the norm of 256)");
+  const char* const axes = !replicate ? "the shard axis" : !shard ? "the replicate axis" : "both axes";
+  return c10::str(" (over the network on ", axes, ": ", name_of(input.compression.gradients), ", sums ",
+                  name_of(input.compression.sums), input.compression.error_feedback ? ", with error feedback)" : ")");
+}
+
+/// For the line about parameters' types.
+std::string words_of_gathers(const PlanInput& input) {
+  const WireForm form = input.gathers != WireForm::kPlain ? input.gathers : input.replica_gathers;
+  return form == WireForm::kPlain ? "" : " (over the network " + name_of(form) + ")";
+}
+
+/// Where units are updated in backward and their records are more than are read ahead: what would hide them. Empty otherwise.
+std::string hint_of_queue_depth(const MemoryPlan& plan) {
+  const bool gives_way = plan.input().is_queued && plan.parameters_below();  // as MemoryPlan::queue_depth
+  if (!plan.input().updates_in_backward || gives_way) return "";
+  const std::int64_t depth = plan.queue_depth();
+  const std::int64_t records = plan.most_records_of_a_unit(), wanted = std::min(records, kMostQueueDepth);
+  if (wanted <= depth) return "";
+  PlanInput input = plan.input();
+  input.offload.queue_depth = wanted;
+  const MemoryPlan deeper(std::move(input));
+  return c10::str("\"offload.queue_depth\" is ", depth, ", and the update of a unit moves up to ", records,
+                  " records: backward waits for those beyond it. [T0149] hint: raise it; ", wanted, " takes ",
+                  format_bytes(deeper.use().total() - plan.use().total()), " more");
+}
+
+/// Empty where the strategy says all numbers whose defaults another version had otherwise.
+std::string words_of_changed_defaults(const OptimizerConfig& optimizer) {
+  std::string text;
+  for (const ChangedDefault& each : changed_defaults(optimizer))
+    text += (text.empty() ? "" : "; ") + each.key + " is " + each.now + ", and was " + each.before;
+  if (text.empty()) return "";
+  return "the strategy leaves out what has another default for " + name_of(optimizer.type) +
+         " since Tessera 0.2 (docs/strategy.md says whose): " + text +
+         ". [T0150] hint: write the keys into the strategy";
+}
+
+/// A program's output is its own: the whole plan is said to whoever asked for it.
+bool wants_table_of_plan() {
+  const char* const wish = std::getenv("TESSERA_PLAN");
+  const std::string said = wish == nullptr ? "" : wish;
+  if (!said.empty() && said != "table" && said != "line")
+    log_warning("TESSERA_PLAN: " + quoted_text(said) + " is neither \"line\", the default, nor \"table\"" +
+                did_you_mean(said, {"line", "table"}));
+  return said == "table";
+}
+
+}  // namespace
+
+void Training::report_plan(bool continues) const {
+  const Strategy& strategy = job.strategy;
+  std::ostringstream text;
+  text << "plan of " << name_of(strategy.strategy) << ", mesh " << plan.input().mesh.replicate_size << " x "
+       << plan.input().mesh.shard_size << ", " << units.size() << " units, parameters "
+       << name_of(strategy.mixed_precision.param) << words_of_gathers(plan.input()) << ", gradients on the wire "
+       << name_of(strategy.mixed_precision.reduce) << words_of_compression(plan.input()) << ", optimizer state "
+       << name_of(strategy.optimizer.state_dtype)
+       << (plan.input().placement.shared ? ", one copy of the parameters for the ranks of a host" : "");
+  if (wants_table_of_plan()) {
+    text << "\n" << plan.to_table();
+    if (const std::string groups = table_of_groups(units, strategy.optimizer); !groups.empty()) text << "\n" << groups;
+  } else {
+    text << ": " << format_bytes(plan.use().total()) << " a rank beside activations (TESSERA_PLAN=table shows of what)";
+  }
+  log_info(text.str());
+  const PlanInput& input = plan.input();
+  if (input.outer.makes_outer_steps() && input.replicas == 1) {
+    log_warning(
+        "\"sync\" has one replica, with which no other meets. [T0153] hint: \"mesh\": {\"replicate\": ...} says how "
+        "many there are");
+  }
+  if (strategy.offload.gradients != input.offload.gradients) {
+    log_warning(
+        "\"offload.gradients\" has no effect here: no unit but the root trains, whose sums stay in memory. [T0154] "
+        "hint: name classes in \"units\"");
+  }
+  const bool compresses_outer = input.outer.makes_outer_steps() && job.axes.replicate->compressed_part() > 0;
+  if (compresses(strategy.compression) && !compresses_outer && !strategy.compression.hook &&
+      words_of_compression(plan.input()).empty()) {
+    log_info(
+        "\"compression\" has no effect here: on the axes that it names no gradients go over a network, as the ranks "
+        "share "
+        "memory");
+  }
+  if (strategy.compression.gathers != WireForm::kPlain && words_of_gathers(input).empty())
+    log_info("\"compression.gathers\" has no effect here: it changes nothing that goes over a network");
+  if (const std::string hint = hint_of_queue_depth(plan); !hint.empty()) log_info(hint);
+  if (const std::string text = words_of_changed_defaults(strategy.optimizer); !continues && !text.empty())
+    log_warning(text);
+  if (units.size() == 1 && plan.use()[MemoryCategory::kSlots] > 0) {
+    log_warning("the whole module is one unit, so it is gathered at once. [T0155] hint: name classes in \"units\"");
+  }
+}
+
+}  // namespace tessera

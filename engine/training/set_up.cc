@@ -1,0 +1,278 @@
+// How a Training comes to be, and how it ends. What needs no other rank comes first (look_at_module), then the plan, which all ranks make
+// alike, then memory that is as large as the plan says, the values in it, and at last what moves gradients and values there. Ranks meet at
+// each of these, in one order on all of them.
+
+#include <torch/nn/modules/embedding.h>
+
+#include <string>
+#include <utility>
+
+#include "engine/activations/offload_activations.h"
+#include "engine/memory/kept_group.h"
+#include "engine/memory/records/device_shards.h"
+#include "engine/memory/records/shard_records.h"
+#include "engine/parameters/first_values.h"
+#include "engine/parameters/parameter_groups.h"
+#include "engine/step/agree/step_context.h"
+#include "engine/step/cpu_step.h"
+#include "engine/step/queued/offloaded_step.h"
+#include "engine/step/queued/queued_step.h"
+#include "engine/step/rules/own_optimizer.h"
+#include "engine/step/rules/tensor_rule.h"
+#include "engine/training/training.h"
+#include "runtime/base/log.h"
+#include "runtime/border/phrase.h"
+#include "runtime/border/throw.h"
+#include "runtime/config/optimizer_defaults.h"
+#include "runtime/config/strategy_file.h"
+#include "sharding/compress/gradient_method.h"
+#include "sharding/partition.h"
+#include "sharding/whole_tensors.h"
+#include "tessera/deferred_init.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+/// Whether an Engine that is gone left fp32 values of a parameter that it had made narrow.
+bool has_kept_master(const at::Tensor& parameter) {
+  const auto kept = kept_of(parameter);
+  return kept && kept->group.trainable;
+}
+
+/// A parameter has values, and operators that train may use it.
+void expect_trainable_memory(const std::vector<std::unique_ptr<Unit>>& units) {
+  for_each_parameter(units, [](const FlatGroup& group, std::size_t i) {
+    const at::Tensor& tensor = group.parameters[i].tensor;
+    const std::string who = "parameter " + group.parameters[i].name;
+    if (tensor.is_meta() && !is_deferred(tensor)) {
+      throw Error(ExitCode::kUsage,
+                  who + " is on the meta device and has no values. [T0145] hint: make the module under " +
+                      say(phrases::kDeferred) +
+                      ", which an Engine fills unit by unit; or call to_empty and give it values "
+                      "before the Engine is made");
+    }
+    if (tensor.is_inference()) {
+      throw Error(ExitCode::kUsage,
+                  who + " was made under " + say(phrases::kInferenceMode) +
+                      ", and such a tensor cannot train. [T0146] hint: make the module outside of it");
+    }
+  });
+}
+
+/// A parameter belongs to one Engine at a time.
+void expect_no_owner(const std::vector<std::unique_ptr<Unit>>& units) {
+  for_each_parameter(units, [](const FlatGroup& group, std::size_t i) {
+    const FlatParameter& parameter = group.parameters[i];
+    const Unit* const owner = unit_of(parameter.tensor);
+    if (!owner) return;
+    throw Error(ExitCode::kUsage,
+                "parameter " + parameter.name + " belongs to another Engine that still lives (its unit " + owner->name +
+                    "). [T0147] hint: " + say(phrases::kEndEngine) + "; a module has one Engine at a time");
+  });
+}
+
+/// Embeddings with max_norm rescale rows of their weight while they look them up.
+void expect_forward_writes_nothing(const torch::nn::Module& module) {
+  for (const auto& item : module.named_modules()) {
+    const auto* embedding = item.value()->as<torch::nn::EmbeddingImpl>();
+    const auto* bag = item.value()->as<torch::nn::EmbeddingBagImpl>();
+    if (!(embedding && embedding->options.max_norm()) && !(bag && bag->options.max_norm())) continue;
+    throw Error(ExitCode::kUsage,
+                "module " + item.key() +
+                    " is an embedding with max_norm, which writes its weight in forward: ranks would write one memory, "
+                    "or copies that are thrown away. [T0148] hint: leave max_norm out, and rescale rows under " +
+                    say(phrases::kWriteGuard) + " after a step");
+  }
+}
+
+UnitKeeper::OnFailure failing(Job& job) {
+  return [&job](const Error& error) { job.fail(make_error(error.exit_code(), error.message())); };
+}
+
+}  // namespace
+
+Training::Training(Job& job_given, std::int64_t steps) : job(job_given), sync(job_given.strategy.sync, steps) {
+  job.memory_story = [this](const std::string& what) {
+    return explain_out_of_memory(what, plan, job.strategy, shares_memory(), footprint.activation_bytes);
+  };
+}
+
+Training::~Training() = default;
+
+/// What needs no other rank. Where it throws, nothing has happened: another Engine over the module goes on.
+void Training::look_at_module() {
+  const Strategy& strategy = job.strategy;
+  throw_if_error(check_strategy(strategy));
+  expect_forward_writes_nothing(*job.module);
+  expect_comm_hook(strategy.compression, job.own_rules.comm_hook.get());
+  optimizer = make_optimizer(strategy.optimizer, strategy.ema, job.own_rules);
+  const int parts = parts_for(strategy, job.shape_of_mesh().position_of(job.mesh.rank()));
+  units = partition(*job.module, strategy, parts, &has_kept_master, matrices_of(strategy.optimizer));
+  add_tensor_states(units, make_tensor_rule(strategy.optimizer, job.own_rules).get(), parts);
+  assign_groups(units, strategy.optimizer);
+  expect_trainable_memory(units);
+  expect_no_owner(units);
+  expect_own_memory(units, whole_tensors(*job.module, strategy.units));
+}
+
+bool Training::shares_memory() const {
+  return axes.gather && !job.accelerator.device.is_queued && axes.gather->shares_memory();
+}
+
+void Training::make_plan(bool continues) {
+  const Strategy& strategy = job.strategy;
+  const bool in_background = axes.reduce->reduces_in_background() || axes.replicate->reduces_in_background();
+  PlanScene scene{planned_position(sync.config(), job.position),
+                  shares_memory(),
+                  job.accelerator.device.is_queued,
+                  in_background,
+                  axes.reduce->compressed_part(),
+                  axes.replicate->compressed_part(),
+                  sync.config(),
+                  job.position.replicate_size};
+  scene.offloaded_step = choose_offloaded_step(units, strategy, scene, *optimizer, job.accelerator, *job.axes.control);
+  plan = tessera::make_plan(units, strategy, scene, *optimizer);
+  if (job.mesh.rank() == 0) report_plan(continues);
+  check_memory_limit(plan, strategy, scene.shares_memory);
+  if (!sync.comes_later()) return;
+  scene.mesh = planned_position(strategy.sync, job.position);  // what the Engine will plan at start_step
+  scene.reduces_in_background = axes.reduce->reduces_in_background();
+  scene.replicate_compressed_part = 0;
+  scene.sync = strategy.sync;
+  check_memory_limit(tessera::make_plan(units, strategy, scene, *optimizer), strategy, scene.shares_memory);
+}
+
+void Training::set_up(DurableFiles* durable, bool continues) {
+  const Strategy& strategy = job.strategy;
+  const ComputeDevice device = job.accelerator.device;
+  const NamedTensors whole = whole_tensors(*job.module, strategy.units);
+  // Before memory: ranks whose modules differ are told which parameter, not which size.
+  FirstValues first_values(units, *job.axes.control);
+  memory = TrainingMemory::allocate(plan, units, axes, job.accelerator, strategy.offload.paths, durable);
+  MemoryUse& use = footprint.allocated = memory.allocated();
+  if (durable)
+    use[device.is_queued ? MemoryCategory::kHostRecords : MemoryCategory::kRecords] += durable->memory_bytes();
+  for (auto& unit : units) first_values.load(*unit);
+  // All parts are written before any is read.
+  if (plan.input().placement.shared) throw_if_error(axes.gather->barrier("parameters").wait());
+  if (!continues) load_whole_tensors(whole, *job.axes.control, device.device);
+  values.loaded = true;
+  set_up_gradients();
+  set_up_gathering();
+  activations = offload_activations(strategy.offload, whole, job.accelerator, job.mesh.rank());
+  if (activations)
+    use[device.is_queued ? MemoryCategory::kHostRecords : MemoryCategory::kActivations] += activations->memory_bytes();
+  TORCH_INTERNAL_ASSERT(use == plan.use(), "the allocation departs from the plan");  // to the byte
+  checks->accept();
+  if (job.accelerator.allocated) footprint.at_start = job.accelerator.allocated().now;
+  if (job.accelerator.forget_peak) job.accelerator.forget_peak();
+  times.last_end = std::chrono::steady_clock::now();
+}
+
+/// What takes gradients, and the step that they are for.
+void Training::set_up_gradients() {
+  const Strategy& strategy = job.strategy;
+  const ComputeDevice device = job.accelerator.device;
+  if (!device.is_queued) norm.emplace(units);
+  Reducer::Memory gradient_memory{std::move(memory.buckets), std::move(memory.scratch), {}, std::move(memory.feedback)};
+  gradient_memory.store = memory.gradient_store();
+  if (updates_in_backward()) gradient_memory.sums = std::move(memory.gradients);
+  reducer.emplace(plan, pointers_to(units), axes, std::move(gradient_memory), device, norm ? &*norm : nullptr);
+  if (job.own_rules.comm_hook) reducer->sum_by(job.own_rules.comm_hook);
+  checks.emplace(units, strategy.check.values && !device.is_queued);
+  hooks.emplace(units, *reducer);
+  if (plan.publishes_behind(axes.gather->gathers_in_background()))
+    gathering.publication.emplace(pointers_to(units), *axes.gather, plan.input().gathers, failing(job));
+  make_step();
+  if (plan.steps_on_host() || (device.is_queued && plan.gradients_below()))
+    reducer->on_reduced([this](const Unit& unit) { step->reduced(unit); });
+  sync.begin(units, plan, axes, job.axes, footprint.allocated);
+  if (updates_in_backward()) {
+    reducer->on_summed([this](Unit& unit, const UnitAgreement& agreed) {
+      step->update(unit, agreed);
+      unit.gathered_hash = 0;  // where it is gathered in place, its values have changed
+      if (job.strategy.check.values) checks->accept(unit);
+    });
+    if (memory.state_records || memory.parameter_records) reducer->on_gradient([this] { step->read_ahead(); });
+  }
+  reducer->tell(window.rounds);
+}
+
+void Training::set_up_gathering() {
+  const ComputeDevice device = job.accelerator.device;
+  auto& [log, publication, shards, residency, watch] = gathering;
+  log.emplace(static_cast<std::size_t>(plan.input().prefetch) + 1);
+  if (plan.gathers()) {
+    if (memory.parameter_records && device.is_queued) {
+      shards = std::make_unique<DeviceShards>(plan, units, memory.parameter_records, *job.accelerator.kernels,
+                                              job.mesh.rank());
+    } else if (memory.parameter_records) {
+      shards = std::make_unique<ShardRecords>(memory.parameter_records);
+    }
+    if (shards) footprint.allocated[MemoryCategory::kHostRecords] += shards->pinned_bytes();
+    residency.emplace(plan, pointers_to(units), *axes.gather, std::move(memory.slots), device, *log, failing(job),
+                      shards.get());
+    residency->tell(window.rounds);
+    if (job.strategy.check.values && !device.is_queued) residency->check_values();
+    watch.emplace();
+  } else if (publication) {
+    watch.emplace();
+  } else if (job.strategy.check.as_across_hosts && plan.input().placement.shared) {
+    for (auto& unit : units) unit->use_log = &*log;
+    watch.emplace();
+  }
+}
+
+void Training::make_step() {
+  const StepContext context{units,  job.strategy,  plan,     axes,
+                            memory, job.own_rules, *reducer, gathering.publication ? &*gathering.publication : nullptr};
+  if (job.accelerator.device.is_queued) {
+    step = std::make_unique<QueuedStep>(context, *optimizer, job.accelerator);
+  } else {
+    step = std::make_unique<CpuStep>(context, *norm);
+  }
+}
+
+bool Training::use_defaults(std::int64_t version) {
+  OptimizerConfig& numbers = job.given_strategy->optimizer;
+  if (version == numbers.defaults_version) return false;
+  numbers.defaults_version = version;
+  const std::vector<ChangedDefault> changed = changed_defaults(numbers);
+  if (changed.empty()) return false;
+  fill_in_defaults(numbers);
+  step.reset();
+  optimizer = make_optimizer(numbers, job.strategy.ema, job.own_rules);
+  make_step();
+  if (job.mesh.rank() != 0) return true;
+  std::string text;
+  for (const ChangedDefault& each : changed)
+    text += (text.empty() ? "" : ", ") + each.key + " " + (version == 1 ? each.before : each.now);
+  log_info("the run began with another version's defaults, and what the strategy leaves out keeps them: " + text +
+           ". [T0151] hint: write these keys into the strategy");
+  return true;
+}
+
+void Training::report_frozen_states() const {
+  if (!frozen_states.empty() && job.mesh.rank() == 0) log_info(frozen_states.describe());
+}
+
+void Training::detach_parameters() {
+  activations.reset();
+  hooks.reset();
+  gathering.watch.reset();
+  gathering.residency.reset();
+  gathering.publication.reset();
+  for (auto& unit : units) unit->reopen();
+  const bool several = plan.input().mesh.shard_size > 1 || plan.parameters_below();
+  const bool sharded = placement_of(job.strategy.strategy, false).parameters.shard && several;
+  if (!values.loaded) {
+    for (auto& unit : units) unit->poison("unit " + unit->name + " was being set up by an Engine that failed");
+    return;
+  }
+  for (auto& unit : units) {
+    for (auto& group : unit->groups) keep(*group, plan, job.position, memory, axes.gather, /*is_readable=*/!sharded);
+  }
+}
+
+}  // namespace tessera

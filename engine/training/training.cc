@@ -1,0 +1,201 @@
+// One step of training, in its order: begin_backward and end_backward for each microbatch, take_step, begin_next_step. Gradients come
+// meanwhile through the hooks to the reducer, and values through the gathering; what is left here is when each of these begins and ends.
+
+#include "engine/training/training.h"
+
+#include <algorithm>
+#include <string>
+
+#include "engine/parameters/replicas.h"
+#include "engine/step/agree/gather_order.h"
+#include "runtime/base/bytes.h"
+#include "runtime/base/log.h"
+#include "runtime/border/expect.h"
+#include "runtime/border/throw.h"
+#include "tessera/span.h"
+#include "tessera/sync_buffers.h"
+
+namespace tessera {
+
+MemoryUse Training::allocated(When when) const {
+  const bool now = when == When::kNow;
+  MemoryUse use = footprint.allocated;
+  if (gathering.residency) {
+    const ResidencyCounts& gathers = gathering.residency->counts();
+    use[MemoryCategory::kSlots] += now ? gathers.overflow_bytes : gathers.overflow_peak;
+  }
+  const ReducerCounts& reductions = reducer->counts();
+  use[MemoryCategory::kBuckets] += now ? reductions.overflow_bytes : reductions.overflow_peak;
+  return use;
+}
+
+void Training::begin_backward(double weight) {
+  const Span span("checks");
+  window.rounds.announce(RoundLog::kBackward);
+  times.mark(UseTimes::Event::kBackward);
+  if (activations) hook_saved_tensors(activations);  // a program may train on another thread than it made the Engine on
+  expect_parameters();
+  hooks->follow();
+  if (window.microbatch > 0) hooks->expect_untouched();
+  const std::int64_t plain_steps = job.strategy.compression.start_step;
+  reducer->use_methods(plain_steps == 0 || step->applied() >= plain_steps, times.attempts + 1);
+  if (updates_in_backward() || kept_gradient_bytes(plan) > 0) settle_commit();  // of what backward changes
+  if (updates_in_backward()) reducer->begin_round(digest_of_gathers(gathering.log->entries()), weight);
+  if (window.microbatch + 1 == job.strategy.gradient_accumulation) step->expect_update(reducer->order());
+  window.rounds.add(RoundLog::kBackward);
+}
+
+void Training::end_round(bool ends, bool has_batch) {
+  window.rounds.announce(ends ? RoundLog::kEnd : RoundLog::kEndOfLoss);
+  const bool last = ends && window.microbatch + 1 == job.strategy.gradient_accumulation;
+  reducer->finish(last || job.strategy.gradient_sync == GradientSync::kEachMicrobatch, has_batch);
+  if (gathering.residency) gathering.residency->end_round();
+  window.rounds.add(RoundLog::kEnd);
+  window.rounds.end_round();
+}
+
+void Training::end_backward(const at::Tensor& loss, const MicrobatchInfo& info) {
+  end_round(/*ends=*/!info.retain_graph, /*has_batch=*/true);
+  if (info.weight > 0) step->add_loss(loss, info.weight, job.strategy.gradient_accumulation);
+  window.local.tokens += info.tokens;
+  window.local.samples += info.samples;
+  if (info.retain_graph) {
+    window.weight = info.weight;
+  } else {
+    ++window.microbatch;
+    window.local.weight += info.weight;
+    window.weight.reset();
+    window.rounds.end_microbatch();
+  }
+  times.mark(UseTimes::Event::kBackwardEnd);
+}
+
+double Training::communication_seconds() const {
+  if (job.accelerator.device.is_queued) return 0;  // StepResult::wait asks the device
+  const auto& [log, publication, shards, residency, watch] = gathering;
+  const double gathers = residency ? residency->counts().gather_seconds : publication ? publication->seconds() : 0;
+  return gathers + reducer->counts().reduction_seconds + step->communication_seconds();
+}
+
+StepResult Training::take_step() {
+  times.mark(UseTimes::Event::kStep);
+  {
+    const Span span("checks");
+    expect_parameters();
+    hooks->expect_untouched();
+  }
+  settle_commit();
+  window.local.gathered = gathering.log->entries();
+  const std::chrono::duration<double> since = std::chrono::steady_clock::now() - times.last_end;
+  window.local.busy_seconds = since.count() - (communication_seconds() - times.communication_before);
+  StepResult result;
+  result.step = ++times.attempts;
+  step->run(window.local, result);
+  sync.after(times.attempts);
+  if (const std::int64_t every = job.strategy.check.replica_hash_every; every > 0 && times.attempts % every == 0) {
+    const Span span("compare replicas");
+    if (gathering.publication) gathering.publication->finish();
+    if (job.accelerator.device.is_queued) static_cast<void>(step->progress());  // waits for the steps under way
+    expect_equal_replicas(units, plan, *job.axes.control, times.attempts);
+  }
+  if ((result.overflow || result.spike) && plan.use()[MemoryCategory::kFeedback] > 0) reducer->restore_feedback();
+  make_buffers_alike();
+  if (times.attempts == 1 && job.accelerator.allocated) note_activations();
+  if (times.attempts == 1 && activations) note_offloaded_activations();
+  result.planned = plan.use();
+  result.allocated = allocated(When::kAtMost);
+  begin_next_step();
+  const auto now = std::chrono::steady_clock::now();
+  result.seconds = std::chrono::duration<double>(now - times.last_end).count();
+  result.communication_seconds = communication_seconds() - times.communication_before;
+  times.communication_before += result.communication_seconds;
+  if (Trace::on()) Trace::record("step", {}, times.last_end, now);
+  result.tokens_per_second = static_cast<double>(result.tokens) / result.seconds;
+  times.last_end = now;
+  times.last_seconds = result.seconds;
+  times.mark(UseTimes::Event::kStepEnd);
+  return result;
+}
+
+void Training::bring_replicas_together(const char* what) {
+  // Averages ("ema") that have the masters' place are no weights to step with: they stay the replica's until a save.
+  if (!sync.is_due() || values.are_averages) return;
+  expect(values.open_guards == 0, what,
+         " between two outer steps makes one, which cannot be under a Gathered guard. [T0156] hint: close it first");
+  expect(window.microbatch == 0, what,
+         " between backward and step makes an outer step (\"sync\"). [T0157] hint: call step() or zero_grad() first");
+  job.or_abort(what, [&] {
+    expect_parameters();
+    // Others of this replica may still be reading the copy that they share.
+    if (plan.input().placement.shared) throw_if_error(axes.gather->barrier("outer step").wait());
+    drop_gathered();
+    sync.step();
+    accept_new_values();
+  });
+}
+
+/// Once: what the first step needed beside what was there before it.
+void Training::note_activations() {
+  const AllocatedBytes bytes = job.accelerator.allocated();
+  footprint.activation_bytes = bytes.peak - footprint.at_start;
+  if (job.mesh.rank() != 0) return;
+  log_info("the first step needed " + format_bytes(*footprint.activation_bytes) + " of activations beside the plan's " +
+           format_bytes(plan.use().total()) + "; LibTorch's allocator had " + format_bytes(bytes.peak) +
+           " in use at most");
+}
+
+/// Likewise: what the tier had to hold.
+void Training::note_offloaded_activations() const {
+  if (job.mesh.rank() != 0) return;
+  const ActivationCounts counts = activations->counts();
+  log_info("the first step put " + format_bytes(counts.bytes_put) + " of activations in " +
+           std::to_string(counts.values) + " pieces of memory on tier \"" +
+           (job.strategy.offload.activations == Tier::kHost ? "host" : "nvme") + "\", at most " +
+           format_bytes(counts.peak_bytes) + " at a time, and brought " + format_bytes(counts.bytes_got) + " back");
+}
+
+/// As Strategy::broadcast_buffers says.
+void Training::make_buffers_alike() {
+  const BufferBroadcast wanted = job.strategy.broadcast_buffers;
+  if (wanted == BufferBroadcast::kNone || job.mesh.world_size() == 1) return;
+  const Span span("buffers");
+  sync_buffers(*job.module, job.mesh, wanted == BufferBroadcast::kMean ? BufferSync::kMean : BufferSync::kFromRankZero);
+}
+
+void Training::begin_next_step() {
+  if (gathering.residency) gathering.residency->release_all();
+  gathering.log->reset();
+  drop_microbatches();
+  // Where units are updated in backward, one whose gradients were taken for complete could not take another, so all are
+  // waited for. And a step in which nothing counted says nothing of the next one.
+  const std::vector<char>* const used = updates_in_backward() ? nullptr : step->known_used();
+  if (used && std::ranges::any_of(*used, [](char each) { return each != 0; })) reducer->expect(*used);
+  for (auto& unit : units) unit->reopen();
+  accept_new_values();
+  if (gathering.residency) gathering.residency->gather_ahead();
+}
+
+void Training::drop_gathered() {
+  for (auto& unit : units) {
+    if (unit->keeper()) unit->keeper()->drop(*unit);
+  }
+}
+
+void Training::accept_new_values() {
+  for (auto& unit : units) unit->gathered_hash = 0;
+  // Graphs made before must not be run backward on the new values.
+  for_each_trainable(units, [](FlatGroup& group) {
+    for (FlatParameter& parameter : group.parameters) parameter.tensor.unsafeGetTensorImpl()->bump_version();
+  });
+  const Span span("checks");
+  checks->accept();
+}
+
+void Training::drop_microbatches() {
+  reducer->reset();
+  if (norm) norm->reset();
+  hooks->begin_step();
+  window.begin();
+}
+
+}  // namespace tessera

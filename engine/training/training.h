@@ -1,0 +1,200 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/activations/saved_activations.h"
+#include "engine/job/job.h"
+#include "engine/memory/durable_files.h"
+#include "engine/memory/frozen_states.h"
+#include "engine/memory/make_plan.h"
+#include "engine/memory/training_memory.h"
+#include "engine/parameters/gradient_hooks.h"
+#include "engine/parameters/parameter_checks.h"
+#include "engine/step/agree/gradient_norm.h"
+#include "engine/step/step.h"
+#include "engine/training/replica_sync.h"
+#include "engine/training/round_meeting.h"
+#include "optim/optimizer.h"
+#include "sharding/gather/op_watch.h"
+#include "sharding/gather/publication.h"
+#include "sharding/gather/residency.h"
+#include "sharding/gather/use_times.h"
+#include "sharding/reduce/reducer.h"
+#include "sharding/round_log.h"
+#include "tessera/engine.h"
+
+namespace tessera {
+
+/// What was allocated, and what the first step needed beside it.
+struct Footprint {
+  MemoryUse allocated;
+  std::int64_t at_start = 0;  ///< on a GPU, by LibTorch's allocator, when set-up was over
+  std::optional<std::int64_t> activation_bytes;
+};
+
+/// What the values of parameters are at the moment, and who looks at them.
+struct ValuesInUse {
+  bool loaded = false;        ///< parameters have their values and places
+  bool half_loaded = false;   ///< a load failed after it had begun to write
+  bool are_averages = false;  ///< parameters and their averages have changed places
+  int open_guards = 0;        ///< Gathered guards that live
+  int open_writes = 0;        ///< Gathered(kWrite) guards that live
+};
+
+/// How an operator finds the values of the parameters that it reads. Members are destroyed last to first.
+struct Gathering {
+  std::optional<GatherLog> log;            ///< of this step
+  std::optional<Publication> publication;  ///< where values are published behind the update
+  std::unique_ptr<ShardSource> shards;     ///< null where no parameters lie below memory
+  std::optional<Residency> residency;      ///< where parameters are sharded, or lie below memory
+  std::optional<OpWatch> watch;
+};
+
+/// The microbatches of the step under way.
+struct Window {
+  /// The next step's.
+  void begin() {
+    local = {};
+    microbatch = 0;
+    weight.reset();
+  }
+
+  std::int64_t microbatch = 0;   ///< since the last step
+  std::optional<double> weight;  ///< of a microbatch that has more losses (MicrobatchInfo::retain_graph)
+  LocalStep local;
+  RoundLog rounds;
+  std::optional<RoundMeeting> meeting;  ///< of the next microbatch, on a rank without a batch
+  bool has_looked_at_loss = false;      ///< Training::warn_of_division
+};
+
+/// The steps made, and when.
+struct StepTimes {
+  void mark(UseTimes::Event event) const {
+    if (uses) uses->mark(event);
+  }
+
+  std::int64_t attempts = 0;
+  double communication_before = 0;
+  std::chrono::steady_clock::time_point last_end;
+  double last_seconds = 0;
+  UseTimes* uses = nullptr;  ///< of a StepProfiler, while one lives
+};
+
+/// The second of an Engine's three parts: parameters, gradients and optimizer states, where they lie, and what is done with them from the
+/// first forward to the end of a step. Members are destroyed last to first: watchers before units, units before memory. It is set up by
+/// look_at_module, make_plan and set_up, in this order (set_up.cc).
+struct Training {
+  /// `steps`: those that training has made (ReplicaSync). Refers to `job`.
+  Training(Job& job, std::int64_t steps);
+  ~Training();
+  Training(const Training&) = delete;
+  Training& operator=(const Training&) = delete;
+
+  void look_at_module();
+  /// `continues`: another Training's, over the same module (Engine::State::planned_anew). Collective.
+  void make_plan(bool continues);
+  /// `durable`: null without "durable". Collective.
+  void set_up(DurableFiles* durable, bool continues);
+  /// What the strategy leaves out has the defaults of this version from now on (OptimizerConfig::defaults_version): those that a run began
+  /// with, when it goes on. Where a number changes, the step is made anew and true comes back: Step::resume must follow. Between steps.
+  bool use_defaults(std::int64_t version);
+  void report_frozen_states() const;
+  /// Parameters that were gathered refuse access from now on, and their shards wait for the next Engine. Others stay readable: with their
+  /// memory, or as a copy of their own if ranks shared it.
+  void detach_parameters();
+  enum class When : std::uint8_t { kNow, kAtMost };  ///< at most: since the last step
+  /// The plan's memory, and what was needed beyond it.
+  MemoryUse allocated(When when) const;
+
+  // What a program may do now. All throw tessera::Error (64); `what`: the call. (expect.cc)
+  void expect_microbatch(const at::Tensor& loss, const MicrobatchInfo& info) const;
+  void expect_step(bool partial) const;
+  void expect_nothing() const;
+  /// Between backward and step where backward has updated units already.
+  void expect_not_updated(const char* what) const;
+  /// While parameters are averages.
+  void expect_weights(const char* what) const;
+  void warn_of_division(const at::Tensor& loss);
+  /// If a program did to parameters what it may not (ParameterChecks). Under Gathered(kWrite) it may. Waits for values that are on their
+  /// way. `may_unfreeze`: the call makes memory for what was frozen.
+  void expect_parameters(bool may_unfreeze = false);
+
+  bool updates_in_backward() const { return plan.input().updates_in_backward; }
+  bool step_is_due() const { return window.microbatch == job.strategy.gradient_accumulation; }
+  /// What this rank has gathered is stale soon, and given up.
+  void drop_gathered();
+  /// Parameters have other values than graphs and checks know.
+  void accept_new_values();
+  /// Of a group by name; of all, if it is null.
+  void set_lr(const std::string* group, double lr);
+  /// Likewise, by its key in the strategy's "optimizer".
+  void set_option(const std::string* group, const std::string& name, std::span<const double> numbers);
+  /// Those of a group, or of what is in none (FlatParameter::kNoGroup), by key.
+  std::map<std::string, std::vector<double>> options(std::size_t group) const;
+  /// Among optimizer.groups. Throws tessera::Error (64) if there is none of this name.
+  std::size_t index_of_group(const char* what, const std::string& group) const;
+
+  /// `weight`: of the microbatch.
+  void begin_backward(double weight);
+  void end_backward(const at::Tensor& loss, const MicrobatchInfo& info);
+  /// Backward is over. `ends`: and so is the microbatch. `has_batch`: it was one, with a loss.
+  void end_round(bool ends, bool has_batch);
+  /// A microbatch of a rank without a batch: what the others do together, as the last microbatch here did it, or as they tell it now.
+  void run_nothing();
+  /// Whether what ranks do together in a microbatch is more than sums of gradients in the order agreed on.
+  bool gathers_with_others() const { return gathering.residency && job.mesh.world_size() > 1; }
+  /// Whether any rank has a batch, before a microbatch. Where a rank that has none cannot know what the others will do, these tell it
+  /// (RoundMeeting). Collective.
+  bool any_rank_has_batch(bool own);
+  StepResult take_step();
+  void drop_microbatches();
+  /// Where replicas may differ ("sync"), the outer step comes now. `what`: the call that needs it. Collective over the mesh.
+  void bring_replicas_together(const char* what);
+
+  Job& job;
+  /// Saving's, before training state changes: waits for the commit under way. Collective where there is one.
+  std::function<void()> settle_commit;
+  std::unique_ptr<Optimizer> optimizer;
+  MeshAxes axes;  ///< of this rank's replica, where replicas train by themselves ("sync"); else the mesh's
+  MemoryPlan plan;
+  TrainingMemory memory;
+  Footprint footprint;
+  std::vector<std::unique_ptr<Unit>> units;
+  ValuesInUse values;
+  std::optional<GradientNorm> norm;  ///< on the CPU; a GPU's norm is a pass of its own
+  std::optional<Reducer> reducer;
+  std::optional<ParameterChecks> checks;
+  std::optional<GradientHooks> hooks;
+  std::unique_ptr<Step> step;
+  ReplicaSync sync;
+  Window window;
+  Gathering gathering;
+  std::shared_ptr<SavedActivations> activations;  ///< null where they stay in memory
+  FrozenStates frozen_states;                     ///< of what trained before
+  StepTimes times;
+
+ private:
+  void report_plan(bool continues) const;
+  bool shares_memory() const;
+  /// With the optimizer's numbers that the strategy has.
+  void make_step();
+  void set_up_gradients();
+  void set_up_gathering();
+  void expect_backward(const char* what) const;
+  void expect_weight(const MicrobatchInfo& info) const;
+  double communication_seconds() const;
+  void note_activations();
+  void note_offloaded_activations() const;
+  void make_buffers_alike();
+  void begin_next_step();
+};
+
+}  // namespace tessera

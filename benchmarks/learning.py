@@ -70,14 +70,15 @@ COMPRESSION = PLAIN | {
     "bf16": ("bf16 on the wire", strategy() | {"mixed_precision": {"param": "fp32", "reduce": "bf16"}}),
     "int8": ("int8, sums too", compressed(gradients="int8", sums="int8")),
     "int8_gathers": ("FULL_SHARD, int8, parameters too", compressed(gradients="int8", gathers="int8") | {"strategy": "FULL_SHARD"}),
-    "power_sgd_16": ("PowerSGD of rank 16 after 40 plain steps", compressed(40, power_sgd_rank=16)),
-    "top_10": ("top 10 % after 40 plain steps", compressed(40, top_k=0.1)),
-    "one_bit_80": ("one bit of gradients after 80 plain steps", compressed(80, one_bit=True)),
-    "one_bit_adam_80": ("one bit of gradients after 80 plain steps, second moments stay", compressed(80, 80, one_bit=True)),
+    "power_sgd_16": ("PowerSGD of rank 16 after 40 plain steps", compressed(40, method={"type": "power_sgd", "rank": 16})),
+    "top_10": ("top 10 % after 40 plain steps", compressed(40, method={"type": "top_k", "fraction": 0.1})),
+    "one_bit_80": ("one bit of gradients after 80 plain steps", compressed(80, method={"type": "one_bit"})),
+    "one_bit_adam_80": ("one bit of gradients after 80 plain steps, second moments stay",
+                        compressed(80, 80, method={"type": "one_bit"})),
     "one_bit_momentum_40": ("one bit of momentum after 40 plain steps, second moments stay",
-                            compressed(40, 40, one_bit=True, one_bit_momentum=0.9)),
+                            compressed(40, 40, method={"type": "one_bit", "momentum": 0.9})),
     "one_bit_momentum_80": ("one bit of momentum after 80 plain steps, second moments stay",
-                            compressed(80, 80, one_bit=True, one_bit_momentum=0.9)),
+                            compressed(80, 80, method={"type": "one_bit", "momentum": 0.9})),
 }
 SETS = {"meetings": ("learning", "Learning with fewer meetings of replicas", MEETINGS),
         "compression": ("learning_compression", "Learning with compressed gradients", COMPRESSION)}
@@ -150,8 +151,10 @@ def wire_bytes(binary, name, data):
     """Of both ranks, a step behind the plain ones at the start; None where no namespace can be made."""
     of = CONTENDERS[name][1]
     if "compression" in of:  # of momentum, which wants plain steps first, as many bytes go as of gradients
-        of = of | {"compression": {key: value for key, value in of["compression"].items()
-                                   if key not in ("start_step", "one_bit_momentum")}}
+        rest = {key: value for key, value in of["compression"].items() if key != "start_step"}
+        if "method" in rest:
+            rest["method"] = {key: value for key, value in rest["method"].items() if key != "momentum"}
+        of = of | {"compression": rest}
 
     def sent(steps):
         inside = ["sh", "-c", 'ip link set lo up && "$@" >/dev/null && grep lo: /proc/net/dev', "sh"]

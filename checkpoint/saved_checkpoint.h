@@ -32,8 +32,8 @@ inline constexpr char kFactors[] = "factors";
 /// the sum over the shard axis, of contributions to the sum over the replicate axis, and of the sums that a rank made.
 inline constexpr char kResidual[] = "residual", kReplicaResidual[] = "replica_residual",
                       kSumResidual[] = "sum_residual";
-/// The same for the momentum of a rank's own gradients (CompressionConfig::top_k_momentum), or its share of the common
-/// one (one_bit_momentum).
+/// The same for the momentum of a rank's own gradients (TopKConfig::momentum), or its share of the common one
+/// (OneBitConfig::momentum).
 inline constexpr char kGradientMomentum[] = "gradient_momentum";
 inline constexpr const char* kKeptOfRanks[] = {kResidual, kReplicaResidual, kSumResidual, kGradientMomentum};
 /// F32, for parameters that train, if at all: the momentum of outer steps ("sync" diloco).

@@ -28,7 +28,7 @@ struct Signs final : tessera::CommHook {
 int main() {
   return tessera::run([] {
     auto strategy = tessera::Strategy::from_json(R"({
-      "strategy": "SHARD_GRADIENTS", "units": {"classes": ["Linear"]}, "compression": {"hook": true},
+      "strategy": "SHARD_GRADIENTS", "units": {"classes": ["Linear"]}, "compression": {"method": {"type": "hook"}},
       "optimizer": {"type": "adamw", "lr": 1e-2, "weight_decay": 0.0}})");
     tessera::Mesh mesh = tessera::init(strategy);
     at::manual_seed(1);

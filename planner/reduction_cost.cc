@@ -1,9 +1,7 @@
 #include "planner/reduction_cost.h"
 
 #include "planner/form_cost.h"
-#include "runtime/base/message_words.h"
 #include "runtime/base/seeded_fault.h"
-#include "sharding/layout/factor_layout.h"
 #include "sharding/layout/method_layout.h"
 #include "sharding/layout/placement.h"
 
@@ -44,31 +42,23 @@ CallCost plain_all_reduce(const Links& links, int ranks, std::int64_t numel) {
   return reduction_cost(links, ranks, numel, /*is_cut=*/false, {}, {});
 }
 
-CallCost method_cost(const CompressionConfig& compression, const GroupShape& group, const Links& links, int ranks) {
+CallCost message_cost(const MethodMessage& message, const Links& links, int ranks) {
   constexpr std::int64_t kWord = 4;
-  const std::int64_t numel = group.layout.numel();
-  const MethodKind kind = method_kind(compression);
-  switch (kind) {
-    case MethodKind::kNone:
-      return {};
-    case MethodKind::kPowerSgd: {
-      const FactorLayout factors(group, compression.power_sgd_rank);
-      return plain_all_reduce(links, ranks, factors.first_numel()) +
-             plain_all_reduce(links, ranks, factors.second_numel());
-    }
-    case MethodKind::kTopK:
-      return links.all_gather_cost(ranks, 2 * kF32Bytes * count_of_largest(group, compression.top_k));
-    case MethodKind::kRandomK:
-      return plain_all_reduce(links, ranks, count_of_largest(group, compression.random_k));
-    case MethodKind::kMajority:
-    case MethodKind::kOneBit:  // these go to owners and back, as an all-reduce does
-      return links.cost(links.all_reduce, ranks, 2 * (ranks - 1) * kWord * owner_message_words(kind, numel, ranks));
-    case MethodKind::kSignFeedback:
-      return links.all_gather_cost(ranks, kWord * scaled_sign_words(numel));
-    case MethodKind::kLevels:
-      return links.all_gather_cost(ranks, kWord * level_words(levels_of(compression), numel));
+  switch (message.exchange) {
+    case Exchange::kAllReduce:
+      return plain_all_reduce(links, ranks, message.words);
+    case Exchange::kAllGather:
+      return links.all_gather_cost(ranks, kWord * message.words);
+    case Exchange::kOwners:  // to owners and back, as an all-reduce goes
+      return links.cost(links.all_reduce, ranks, 2 * (ranks - 1) * kWord * message.words);
   }
   return {};
+}
+
+CallCost method_cost(const MethodLayout& method, const Links& links, int ranks) {
+  CallCost cost;
+  for (const MethodMessage& message : method.messages) cost = cost + message_cost(message, links, ranks);
+  return cost;
 }
 
 }  // namespace
@@ -77,7 +67,8 @@ CallCost shard_reduction_cost(const MemoryPlan& plan, const GroupShape& group, c
   const PlanInput& input = plan.input();
   const CompressionConfig& compression = input.compression;
   const int ranks = input.mesh.shard_size;
-  if (plan.method_memory_of(group).work > 0) return method_cost(compression, group, links, ranks);
+  if (const MethodLayout method = plan.method_layout_of(group); !method.messages.empty())
+    return method_cost(method, links, ranks);
   const bool is_compressed = input.compressed_shard_part > 0;
   const DType dtype = plan.bucket_mode() == BucketMode::kInPlace ? DType::kF32 : input.reduce;
   const SentAs contribution{is_compressed ? compression.gradients : WireForm::kPlain, dtype};

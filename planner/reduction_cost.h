@@ -11,10 +11,9 @@ namespace tessera {
 /// cut, else an all-reduce.
 ///
 /// A rank sends to another one its contribution to that one's part, in the bucket's dtype or in fewer bits; in an
-/// all-reduce also the sum of its own part, in fp32 (on a GPU in the bucket's dtype), or in fewer bits. PowerSGD is two
-/// all-reduces of factors, random-k one of fewer elements; top-k, EF-signSGD, QSGD and TernGrad are an all-gather;
-/// votes and one_bit go to owners and back, as an all-reduce does. What ranks compute for those methods (factors,
-/// selection, encoding) is not in the cost; what they compute for fewer bits is (form_cost.h).
+/// all-reduce also the sum of its own part, in fp32 (on a GPU in the bucket's dtype), or in fewer bits. A method of
+/// compression costs what its messages do (MethodLayout). What ranks compute for it (factors, selection, encoding) is
+/// not in the cost; what they compute for fewer bits is (form_cost.h).
 CallCost shard_reduction_cost(const MemoryPlan& plan, const GroupShape& group, const Links& links);
 
 /// The cost of reducing the result of that, in fp32, over the replicate axis.

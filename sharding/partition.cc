@@ -269,7 +269,7 @@ std::vector<std::unique_ptr<Unit>> partition(Module& module, const Strategy& str
     if (claim.parameters.empty() && !units.empty()) continue;
     auto& unit = units.emplace_back(std::make_unique<Unit>(static_cast<int>(units.size()), claim.name));
     make_groups(*unit, std::move(claim), parts, small, strategy.offload.parameters.tier != Tier::kMemory,
-                strategy.compression.power_sgd_rank > 0, is_matrix);
+                std::holds_alternative<PowerSgdConfig>(strategy.compression.method), is_matrix);
   }
   return units;
 }

@@ -1,7 +1,7 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/memory/durable_files.h"
-#include "sharding/layout/method_layout.h"
+#include "runtime/config/strategy_names.h"
 #include "sharding/whole_tensors.h"
 
 namespace tessera {
@@ -49,13 +49,15 @@ std::string durable_layout(const MemoryPlan& plan, const std::vector<std::unique
   const OffloadConfig& offload = input.offload;
   if (on_host(offload.parameters) + on_host(offload.masters) + on_host(offload.moments) > 0)
     json["on_host"] = {on_host(offload.parameters), on_host(offload.masters), on_host(offload.moments)};
-  if (input.compression.one_bit_momentum > 0) json["kept_momentum"] = input.compression.one_bit_momentum;
+  const CompressionMethod& method = input.compression.method;
+  if (const double momentum = momentum_of_residuals(method); momentum > 0) json["kept_momentum"] = momentum;
   if (plan.state_records().cached + plan.parameter_records().cached > 0) json["cached"] = "spread evenly";
   if (input.is_queued) json["gpu"] = true;
   if (kept_gradient_bytes(plan) > 0) {
-    json["kept_gradients"] = {input.compression.power_sgd_rank, static_cast<int>(method_kind(input.compression)),
-                              input.compression.top_k_momentum > 0, input.compressed_shard_part,
-                              input.compressed_replicate_part};
+    const auto* const factors = std::get_if<PowerSgdConfig>(&method);
+    const auto* const largest = std::get_if<TopKConfig>(&method);
+    json["kept_gradients"] = {factors ? factors->rank : 0, method.index(), largest && largest->momentum > 0,
+                              input.compressed_shard_part, input.compressed_replicate_part};
   }
   for (const auto& unit : units) {
     for (const auto& group : unit->groups) json["groups"].push_back(layout_of(*group));

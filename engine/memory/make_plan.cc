@@ -10,9 +10,7 @@
 #include "optim/muon_optimizer.h"
 #include "runtime/base/bytes.h"
 #include "runtime/border/throw.h"
-#include "runtime/config/compression_methods.h"
 #include "runtime/config/strategy_names.h"
-#include "sharding/layout/method_layout.h"
 #include "sharding/layout/plan/tier_choice.h"
 
 namespace tessera {
@@ -45,11 +43,6 @@ void expect_step_on_host(const MemoryPlan& plan) {
               "tier \"host\" and one fraction, or take \"gpu\"");
 }
 
-/// Whether a GradientMethod (a compressor) makes the sums of gradients.
-bool has_method(const CompressionConfig& compression) {
-  return method_kind(compression) != MethodKind::kNone || compression.hook;
-}
-
 /// The number of units that are gathered ahead: PlanInput::prefetch.
 std::int64_t units_ahead(const Strategy& strategy, std::span<const UnitShape> units) {
   if (strategy.prefetch_bytes == 0) return strategy.prefetch;
@@ -62,15 +55,14 @@ std::int64_t units_ahead(const Strategy& strategy, std::span<const UnitShape> un
 }  // namespace
 
 bool compresses(const CompressionConfig& compression) {
-  return compression.gradients != WireForm::kPlain || compression.sums != WireForm::kPlain || has_method(compression);
+  return compression.gradients != WireForm::kPlain || compression.sums != WireForm::kPlain || compression.has_method();
 }
 
 MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const PlanScene& scene,
                      const Optimizer& optimizer) {
   expect_built_for_device(strategy, scene.is_queued);
-  if (has_method(strategy.compression) && scene.mesh.replicate_size > 1) {
-    throw Error(ExitCode::kConfig, c10::str("/compression: ", kCompressionMethods,
-                                            " need a mesh of one replica, whose ranks sum all "
+  if (strategy.compression.has_method() && scene.mesh.replicate_size > 1) {
+    throw Error(ExitCode::kConfig, c10::str("/compression/method: needs a mesh of one replica, whose ranks sum all "
                                             "gradients at once, got ",
                                             scene.mesh.replicate_size, ". [T0230] hint: leave \"mesh\" out"));
   }

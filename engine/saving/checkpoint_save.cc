@@ -15,6 +15,7 @@
 #include "engine/step/agree/update_options.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "runtime/config/strategy_names.h"
 #include "sharding/layout/written_part.h"
 #include "sharding/whole_tensors.h"
 
@@ -121,7 +122,7 @@ Manifest describe_engine(const Training& training, const StoredStates& states) {
   if (strategy.on_spike.action != SpikeAction::kNone)
     manifest.losses = SavedLosses{progress.losses.losses, progress.losses.spikes_in_a_row};
   if (training.plan.kept_gradient_numel() > 0)
-    manifest.residuals = SavedResiduals{strategy.gradient_accumulation, strategy.compression.one_bit_momentum};
+    manifest.residuals = SavedResiduals{strategy.gradient_accumulation, momentum_of_residuals(strategy.compression.method)};
   manifest.parameters = describe_parameters(training, states, progress, manifest.states);
   return manifest;
 }

@@ -24,6 +24,7 @@
 #include "runtime/base/log.h"
 #include "runtime/border/expect.h"
 #include "runtime/border/throw.h"
+#include "runtime/config/strategy_names.h"
 #include "sharding/unrecorded.h"
 #include "sharding/whole_tensors.h"
 
@@ -174,7 +175,8 @@ class Load {
   bool keeps_residuals() const { return training_.plan.kept_gradient_numel() > 0; }
 
   ResidualReader residuals() {
-    const SavedResiduals wanted{job_.strategy.gradient_accumulation, job_.strategy.compression.one_bit_momentum};
+    const SavedResiduals wanted{job_.strategy.gradient_accumulation,
+                                momentum_of_residuals(job_.strategy.compression.method)};
     return {*checkpoint_, kept_, rank_, job_.mesh.world_size(), wanted};
   }
 

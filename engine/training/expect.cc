@@ -4,6 +4,7 @@
 #include <cmath>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "engine/loop/divided_loss.h"
@@ -12,6 +13,14 @@
 #include "runtime/border/phrase.h"
 
 namespace tessera {
+namespace {
+
+/// Each rank has one vote, however much its loss weighs.
+bool ranks_vote(const Strategy& strategy) {
+  return std::holds_alternative<SignMajorityConfig>(strategy.compression.method);
+}
+
+}  // namespace
 
 void Training::expect_parameters(bool may_unfreeze) {
   if (values.open_writes > 0) return;
@@ -68,10 +77,9 @@ void Training::expect_weight(const MicrobatchInfo& info) const {
   expect(window.weight.value_or(info.weight) == info.weight, "backward was told weight ", info.weight,
          ", but an earlier loss of this microbatch (retain_graph) came with weight ", window.weight.value_or(0),
          ". [T0126] hint: give all losses of a microbatch one weight; multiply a loss by a factor of its own");
-  expect(info.weight == 1 || job.strategy.compression.sign != SignForm::kMajority, "backward was told weight ",
-         info.weight,
-         ", but under compression.sign \"majority\" each rank has one vote, whatever its loss is a mean over. [T0127] "
-         "hint: leave the weight out, or set compression.sign to another form");
+  expect(info.weight == 1 || !ranks_vote(job.strategy), "backward was told weight ", info.weight,
+         ", but under compression.method \"sign_majority\" each rank has one vote, whatever its loss is a mean over. "
+         "[T0127] hint: leave the weight out, or take another compression.method");
 }
 
 void Training::expect_weights(const char* what) const {
@@ -90,10 +98,9 @@ void Training::expect_nothing() const {
   expect(!window.weight,
          "backward_nothing in the middle of a microbatch that has more losses (retain_graph). [T0130] hint: end it "
          "with a backward that says retain_graph false");
-  expect(job.strategy.compression.sign != SignForm::kMajority, "backward_nothing, or ", phrases::kPartialStep,
-         ", under compression.sign \"majority\": a rank without a batch has a "
-         "vote "
-         "all the same. [T0131] hint: give every rank as many batches, or set compression.sign to another form");
+  expect(!ranks_vote(job.strategy), "backward_nothing, or ", phrases::kPartialStep,
+         ", under compression.method \"sign_majority\": a rank without a batch has a vote all the same. [T0131] hint: "
+         "give every rank as many batches, or take another compression.method");
   expect(window.meeting || !window.rounds.last().empty() || !gathers_with_others(),
          "backward_nothing before this rank's first microbatch under this plan: it does not know yet in which order "
          "ranks gather units. [T0132] hint: loop over uneven(loader, engine) on all ranks, where those with a batch "

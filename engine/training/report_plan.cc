@@ -2,6 +2,7 @@
 #include <sstream>
 #include <string>
 #include <utility>
+#include <variant>
 
 #include "engine/parameters/parameter_groups.h"
 #include "engine/training/training.h"
@@ -16,29 +17,15 @@ namespace {
 
 /// For the line about gradients on the wire.
 std::string words_of_compression(const PlanInput& input) {
-  if (input.compression.hook) return input.mesh.world_size() > 1 ? " (summed by the program's CommHook)" : "";
-  const bool shard = input.compressed_shard_part > 0, replicate = input.compressed_replicate_part > 0;
-  if (!shard && !replicate) return "";
   const CompressionConfig& compression = input.compression;
-  if (compression.power_sgd_rank > 0)
-    return c10::str(" (over the network matrices as factors of rank ", compression.power_sgd_rank, ")");
-  if (compression.top_k > 0)
-    return c10::str(" (over the network ", 100 * compression.top_k, " % of each unit's, the largest)");
-  if (compression.random_k > 0)
-    return c10::str(" (over the network ", 100 * compression.random_k, " % of each unit's, at random)");
-  if (compression.sign != SignForm::kNone)
-    return c10::str(" (over the network signs, ",
-                    compression.sign == SignForm::kMajority ? "by majority vote)" : "with error feedback)");
-  if (compression.one_bit) {
-    return std::string(" (over the network one bit each") + (compression.one_bit_momentum > 0 ? " of momentum" : "") +
-           ", contributions and sums, with error feedback)";
-  }
-  if (compression.terngrad) return " (over the network as -1, 0 or 1 times the largest of 256)";
-  if (compression.qsgd_levels > 0)
-    return c10::str(" (over the network as ", compression.qsgd_levels, " levels of the norm of 256)");
+  const bool shard = input.compressed_shard_part > 0, replicate = input.compressed_replicate_part > 0;
+  if (std::holds_alternative<CommHookConfig>(compression.method))
+    return input.mesh.world_size() > 1 ? " (summed by the program's CommHook)" : "";
+  if (!shard && !replicate) return "";
+  if (compression.has_method()) return " (over the network by " + describe(compression.method) + ")";
   const char* const axes = !replicate ? "the shard axis" : !shard ? "the replicate axis" : "both axes";
-  return c10::str(" (over the network on ", axes, ": ", name_of(input.compression.gradients), ", sums ",
-                  name_of(input.compression.sums), input.compression.error_feedback ? ", with error feedback)" : ")");
+  return c10::str(" (over the network on ", axes, ": ", name_of(compression.gradients), ", sums ",
+                  name_of(compression.sums), compression.error_feedback ? ", with error feedback)" : ")");
 }
 
 /// For the line about parameters' types.
@@ -113,7 +100,8 @@ void Training::report_plan(bool continues) const {
         "hint: name classes in \"units\"");
   }
   const bool compresses_outer = input.outer.makes_outer_steps() && job.axes.replicate->compressed_part() > 0;
-  if (compresses(strategy.compression) && !compresses_outer && !strategy.compression.hook &&
+  if (compresses(strategy.compression) && !compresses_outer &&
+      !std::holds_alternative<CommHookConfig>(strategy.compression.method) &&
       words_of_compression(plan.input()).empty()) {
     log_info(
         "\"compression\" has no effect here: on the axes that it names no gradients go over a network, as the ranks "

@@ -20,7 +20,8 @@ class Collectives;
 ///       for (const at::Tensor& each : ranks.all_gather(own)) bucket.gradients.add_(each);
 ///     }
 ///   };
-///   strategy.compression.hook = true;  // "compression": {"hook": true} in the file
+///   // "compression": {"method": {"type": "hook"}} in the file
+///   strategy.compression.method = tessera::CommHookConfig();
 ///   tessera::Engine engine(model, strategy, mesh, std::make_shared<InBf16>());
 ///
 /// The Engine calls `sum` for each bucket of gradients as soon as backward has completed that bucket, in the same order

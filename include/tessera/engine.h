@@ -189,8 +189,8 @@ class Engine {
   /// latest microbatch, so a first one must have come before (since `set_trainable`, if that was called). The loop of
   /// tessera/uneven.h has no such need: there the other ranks tell what to do. A module whose forward makes collectives
   /// of its own (SyncBatchNorm) needs a batch on every rank. Throws Error (64) if no microbatch came before, under
-  /// "sign": "majority", and under check.as_across_hosts where ranks share parameters. tessera/uneven.h calls it for
-  /// loaders of different lengths.
+  /// compression.method "sign_majority", and under check.as_across_hosts where ranks share parameters. tessera/uneven.h
+  /// calls it for loaders of different lengths.
   void backward_nothing();
 
   /// Makes an optimizer step after `gradient_accumulation` calls of backward: agrees on norm and overflow with the

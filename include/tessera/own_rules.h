@@ -14,7 +14,7 @@ namespace tessera {
 struct OwnRules {
   std::shared_ptr<const ElementwiseOptimizer> elements = {};  ///< used with optimizer.type "own"
   std::shared_ptr<const MatrixOptimizer> matrices = {};       ///< used with optimizer.type "own_matrix"
-  std::shared_ptr<CommHook> comm_hook = {};                   ///< used with compression.hook true
+  std::shared_ptr<CommHook> comm_hook = {};                   ///< used with compression.method of type hook
 
   /// Returns an OwnRules with `rule` alone, in the field of its type.
   template <class Rule>

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "tessera/dtype.h"
@@ -346,12 +347,72 @@ struct DurableConfig {
 /// Which axes of the mesh send gradients in fewer bits.
 enum class CompressedAxes { kBoth, kReplicate, kShard };
 
-/// Gradients of one bit: their signs.
-enum class SignForm {
-  kNone,
-  kMajority,  ///< "majority": ranks vote (signSGD with majority vote, arXiv 1810.05291)
-  kFeedback,  ///< "feedback": times the mean magnitude, and what that lacks is kept (EF-signSGD, arXiv 1901.09847)
+// Methods of compression (CompressionConfig::method), each with its numbers: how gradients are summed from less than
+// all of them. One that keeps gradients adds what a rank did not send to its next ones (error feedback).
+
+/// "none": all gradients go, as CompressionConfig::gradients and sums say.
+struct NoMethodConfig {
+  static constexpr bool kKeepsGradients = false;
 };
+
+/// "power_sgd": gradients of matrices go as two factors, where those are shorter (PowerSGD, arXiv 1905.13727).
+struct PowerSgdConfig {
+  static constexpr bool kKeepsGradients = true;
+  std::int64_t rank = 4;  ///< of the factors
+};
+
+/// "top_k": a rank sends the gradients of largest magnitude.
+struct TopKConfig {
+  static constexpr bool kKeepsGradients = true;
+  double fraction = 0.01;  ///< the share of each unit's gradients that is sent
+  double momentum = 0;     ///< above 0: that of the momentum that a rank sends in place of gradients (arXiv 1712.01887)
+};
+
+/// "random_k": ranks send some gradients, others in each step, the same on all ranks.
+struct RandomKConfig {
+  static constexpr bool kKeepsGradients = true;
+  double fraction = 0.01;  ///< the share of each unit's gradients that is sent
+  std::int64_t seed = 0;
+};
+
+/// "sign_majority": ranks vote about each sign (signSGD with majority vote, arXiv 1810.05291).
+struct SignMajorityConfig {
+  static constexpr bool kKeepsGradients = false;
+};
+
+/// "sign_feedback": signs go, times the mean magnitude of their neighbours (EF-signSGD, arXiv 1901.09847).
+struct SignFeedbackConfig {
+  static constexpr bool kKeepsGradients = true;
+};
+
+/// "one_bit": contributions and sums both go as one bit an element, both with error feedback (arXiv 2102.02888).
+struct OneBitConfig {
+  static constexpr bool kKeepsGradients = true;
+  double momentum = 0;  ///< above 0: that of the momentum that ranks send in place of gradients, as 1-bit Adam does
+};
+
+/// "qsgd": gradients go as levels of the norm of their neighbours, rounded stochastically (QSGD, arXiv 1610.02132).
+struct QsgdConfig {
+  static constexpr bool kKeepsGradients = false;
+  std::int64_t levels = 7;
+  std::int64_t seed = 0;
+};
+
+/// "terngrad": gradients go as -1, 0 or 1 times the largest of their neighbours, rounded stochastically (TernGrad,
+/// arXiv 1705.07878).
+struct TernGradConfig {
+  static constexpr bool kKeepsGradients = false;
+  std::int64_t seed = 0;
+};
+
+/// "hook": a CommHook of the program's makes the sums (tessera/comm_hook.h).
+struct CommHookConfig {
+  static constexpr bool kKeepsGradients = false;
+};
+
+/// How ranks sum gradients over a network. New types come last: commits of durable runs have their numbers.
+using CompressionMethod = std::variant<NoMethodConfig, PowerSgdConfig, TopKConfig, RandomKConfig, SignMajorityConfig,
+                                       SignFeedbackConfig, OneBitConfig, QsgdConfig, TernGradConfig, CommHookConfig>;
 
 /// Gradients in fewer bits, where they go over a network: a rank's contribution is compressed once, sums are made in
 /// fp32. What ranks of one host pass to each other through shared memory stays as it is.
@@ -361,23 +422,11 @@ struct CompressionConfig {
   WireForm gathers = WireForm::kPlain;    ///< parameters that ranks get from each other
   CompressedAxes axes = CompressedAxes::kBoth;
   bool error_feedback = false;  ///< what rounding took from a contribution is added to the next step's
-  /// > 0: gradients of matrices go over the network as two factors of this rank (PowerSGD, arXiv 1905.13727)
-  std::int64_t power_sgd_rank = 0;
-  /// > 0: only this share of each unit's gradients goes over the network, those of largest magnitude (top-k)
-  double top_k = 0;
-  double top_k_momentum = 0;  ///< top_k: of the momentum that each rank sends instead of gradients (arXiv 1712.01887)
-  /// > 0: only this share of each unit's gradients goes over the network, each step others, the same on all ranks
-  /// (random-k)
-  double random_k = 0;
-  SignForm sign = SignForm::kNone;
-  bool one_bit = false;          ///< one bit an element, for contributions and for sums, both with error feedback
-  double one_bit_momentum = 0;   ///< one_bit: of the momentum that ranks send instead of gradients, as 1-bit Adam
-  std::int64_t qsgd_levels = 0;  ///< > 0: so many levels of each run's norm, rounded stochastically (QSGD)
-  bool terngrad = false;         ///< -1, 0 or 1 times each run's largest magnitude, rounded stochastically (TernGrad)
-  std::int64_t seed = 0;         ///< of what random_k, qsgd_levels and terngrad draw
+  CompressionMethod method = {};
   bool restore_skipped = false;  ///< a step that is skipped gives back what was kept before it
-  bool hook = false;             ///< a CommHook of the program's makes the sums (tessera/comm_hook.h)
-  std::int64_t start_step = 0;   ///< of all of these but gradients and sums: so many steps are made without, first
+  std::int64_t start_step = 0;   ///< so many steps are made without `method`, first
+
+  bool has_method() const { return !std::holds_alternative<NoMethodConfig>(method); }
 };
 
 /// How the replicas (mesh.replicate of them) stay one model.

@@ -50,7 +50,7 @@ inline constexpr Phrase kPartialStep = {"step(partial = true)", "step(partial=Tr
 inline constexpr Phrase kTrue = {"true", "True"};
 inline constexpr Phrase kNoGrad = {"torch::NoGradGuard", "torch.no_grad()"};
 inline constexpr Phrase kBringHook = {"give the Engine a CommHook (tessera/comm_hook.h)",
-                                      "leave compression.hook out; hooks are written in C++"};
+                                      "take another compression.method; hooks are written in C++"};
 inline constexpr Phrase kPart = {"LoadOptions::part (--weights-part of tessera)", "part=..."};
 inline constexpr Phrase kWithout = {"LoadOptions::without (--weights-without of tessera)", "without=[...]"};
 inline constexpr Phrase kIgnored = {"LoadOptions::ignored", "ignored=[...]"};

@@ -31,8 +31,8 @@ void add_range(Json& schema, const Range& range) {
   schema[range.open_most ? "exclusiveMaximum" : "maximum"] = number_json(range.most);
 }
 
-Json schema_of(const StrategyKey& key);
-Json empty_object_schema(const std::string& doc);
+Json object_schema(const std::string& doc);
+void add_properties(Json& schema, const std::vector<StrategyKey>& members);
 
 void add_type(Json& schema, const StrategyKey& key) {
   switch (key.field.kind) {
@@ -75,9 +75,15 @@ void add_type(Json& schema, const StrategyKey& key) {
       return;
     case ValueKind::kObjects:
       schema["type"] = "array";
-      schema["items"] = empty_object_schema(key.doc);
-      for (const StrategyKey& member : key.field.members) {
-        schema["items"]["properties"][member.name()] = schema_of(member);
+      schema["items"] = object_schema(key.doc);
+      add_properties(schema["items"], key.field.members);
+      return;
+    case ValueKind::kVariant:
+      for (const VariantType& type : key.field.types) {
+        Json& one = schema["oneOf"].emplace_back(object_schema(type.doc));
+        one["properties"][kTypeKey] = {{"const", type.name}};
+        one["required"] = {kTypeKey};
+        add_properties(one, type.members);
       }
       return;
   }
@@ -120,13 +126,17 @@ Json schema_of(const StrategyKey& key) {
   return schema;
 }
 
-Json empty_object_schema(const std::string& doc) {
+Json object_schema(const std::string& doc) {
   Json schema = Json::object();
   schema["description"] = doc;
   schema["type"] = "object";
   schema["additionalProperties"] = false;
   schema["properties"] = Json::object();
   return schema;
+}
+
+void add_properties(Json& schema, const std::vector<StrategyKey>& members) {
+  for (const StrategyKey& member : members) schema["properties"][member.name()] = schema_of(member);
 }
 
 // Returns the place "/properties/a/properties/b" of "/a/b" in the schema.
@@ -161,9 +171,20 @@ std::string choices_of(const StrategyKey& key) {
 constexpr char kTableHead[] =
     "| key | meaning | allowed | default | example | what raising it costs |\n|---|---|---|---|---|---|\n";
 
-std::string members_of(const StrategyKey& key) {
-  std::string text = fmt::format("\nKeys of an object in {}:\n\n{}", code(key.name()), kTableHead);
-  for (const StrategyKey& member : key.field.members) text += row_of(member);
+std::string table_of(const std::string& title, const std::vector<StrategyKey>& members) {
+  std::string text = fmt::format("\n{}:\n\n{}", title, kTableHead);
+  for (const StrategyKey& member : members) text += row_of(member);
+  return text;
+}
+
+std::string types_of(const StrategyKey& key) {
+  std::string text = fmt::format("\nTypes of {}:\n\n", code(key.name()));
+  for (const VariantType& type : key.field.types)
+    text += fmt::format("- {}: {} {}\n", code(type.name), type.doc, type.cost);
+  for (const VariantType& type : key.field.types) {
+    if (!type.members.empty())
+      text += table_of(fmt::format("Keys of {} of type {}", code(key.name()), code(type.name)), type.members);
+  }
   return text;
 }
 
@@ -175,7 +196,9 @@ std::string section_of(const std::string& group, const std::string& title, const
     if (key.group() != group) continue;
     text += row_of(key);
     if (key.field.kind == ValueKind::kChoice) choices += choices_of(key);
-    if (key.field.kind == ValueKind::kObjects) choices += members_of(key);
+    if (key.field.kind == ValueKind::kObjects)
+      choices += table_of("Keys of an object in " + code(key.name()), key.field.members);
+    if (key.field.kind == ValueKind::kVariant) choices += types_of(key);
   }
   return text + choices + "\n";
 }
@@ -231,14 +254,14 @@ std::string strategy_schema() {
   Json root = Json::object();
   root["$schema"] = "http://json-schema.org/draft-07/schema#";
   root["title"] = "Tessera strategy file";
-  root.update(empty_object_schema("How a model is trained. Contradictions between keys: see docs/strategy.md."));
+  root.update(object_schema("How a model is trained. Contradictions between keys: see docs/strategy.md."));
   root["properties"][kSchemaKey] = {{"description", "Where an editor finds this schema."}, {"type", "string"}};
   for (const StrategyKey& key : strategy_keys()) {
     // Groups enter before their first key, so that the schema has the order of the table.
     for (const StrategyGroup& group : strategy_groups()) {
       const bool holds_key = key.pointer.starts_with(group.pointer + "/");
       if (holds_key && !root.contains(place_in_schema(group.pointer))) {
-        root[place_in_schema(group.pointer)] = empty_object_schema(group.doc);
+        root[place_in_schema(group.pointer)] = object_schema(group.doc);
       }
     }
     root[place_in_schema(key.pointer)] = schema_of(key);

@@ -2,7 +2,9 @@
 
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "runtime/config/strategy_names.h"
@@ -20,6 +22,7 @@ StrategyField plain_field(At at) {
           {},
           [at](Strategy& s, const nlohmann::json& value) { at(s) = value.get<Value>(); },
           [at](const Strategy& s) { return nlohmann::ordered_json(static_cast<Value>(at(s))); },
+          {},
           {}};
 }
 
@@ -47,6 +50,7 @@ StrategyField optional_field(At at) {
             at(s) = value.is_null() ? std::nullopt : std::optional(value.get<Value>());
           },
           [at](const Strategy& s) { return at(s) ? nlohmann::ordered_json(*at(s)) : nlohmann::ordered_json(nullptr); },
+          {},
           {}};
 }
 
@@ -82,6 +86,7 @@ StrategyField number_pair_field(First first, Second second) {
           [=](const Strategy& s) {
             return nlohmann::ordered_json::array({static_cast<double>(first(s)), static_cast<double>(second(s))});
           },
+          {},
           {}};
 }
 
@@ -101,6 +106,42 @@ StrategyField choice_field(At at, const std::vector<Named<Enum>>& names) {
     for (const Named<Enum>& entry : names) {
       if (entry.value == at(s)) value = entry.name;
     }
+    return value;
+  };
+  return field;
+}
+
+/// The row of one alternative of a variant: VariantType, but for what its C++ type says.
+template <typename T>
+struct TypeRow {
+  std::string name;
+  std::string doc;
+  std::string cost;
+  std::vector<StrategyKey> members = {};
+};
+
+/// A std::variant as an object with a "type". The compiler refuses rows that are not those of its alternatives, in
+/// their order.
+template <typename At, typename... T>
+StrategyField variant_field(At at, const TypeRow<T>&... rows) {
+  static_assert(std::is_same_v<std::remove_reference_t<decltype(at(std::declval<Strategy&>()))>, std::variant<T...>>,
+                "each alternative of the variant has its row, in the order of the alternatives");
+  StrategyField field;
+  field.kind = ValueKind::kVariant;
+  (field.types.push_back({rows.name, rows.doc, rows.cost, rows.members, [at](Strategy& s) { at(s) = T{}; }}), ...);
+  field.set = [types = field.types](Strategy& s, const nlohmann::json& value) {
+    for (const VariantType& type : types) {
+      if (type.name != value.at(kTypeKey).get_ref<const std::string&>()) continue;
+      type.choose(s);
+      for (const StrategyKey& member : type.members) {
+        if (const auto given = value.find(member.name()); given != value.end()) member.field.set(s, *given);
+      }
+    }
+  };
+  field.get = [types = field.types, at](const Strategy& s) {
+    const VariantType& type = types[at(s).index()];
+    nlohmann::ordered_json value = {{kTypeKey, type.name}};
+    for (const StrategyKey& member : type.members) value[member.name()] = member.field.get(s);
     return value;
   };
   return field;

@@ -3,12 +3,15 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <optional>
 #include <string_view>
 #include <utility>
 
 #include "runtime/base/bytes.h"
 #include "runtime/base/input_file.h"
+#include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "runtime/config/old_keys.h"
 #include "runtime/config/strategy_reader.h"
 #include "runtime/config/strategy_table.h"
 
@@ -19,6 +22,13 @@ namespace {
 constexpr const char kStrategyHint[] = "[T0512] hint: docs/strategy.md lists every key and what it may be";
 
 constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;
+
+/// Whether no launcher says that this process is another rank than 0: all ranks read the same file, and one of them
+/// warns.
+bool is_first_rank() {
+  const char* const rank = std::getenv("RANK");
+  return !rank || std::string_view(rank) == "0";
+}
 
 absl::Status too_large(const std::string& name) {
   return make_error(
@@ -38,8 +48,13 @@ absl::StatusOr<Strategy> parse_strategy(const std::string& text, const std::stri
   if (text.size() > kMaxFileBytes) return too_large(name);
   Diagnostics diagnostics(name, text);
   Strategy strategy;
-  if (const auto root = parse_json(text, diagnostics)) strategy = StrategyReader(diagnostics).read(*root);
+  std::optional<std::string> warning;
+  if (auto root = parse_json(text, diagnostics)) {
+    warning = renew_old_keys(*root, diagnostics, name);
+    strategy = StrategyReader(diagnostics).read(*root);
+  }
   TESSERA_RETURN_IF_ERROR(diagnostics.to_status(kStrategyHint));
+  if (warning && is_first_rank()) log_warning(*warning);
   return as_launched(std::move(strategy));
 }
 

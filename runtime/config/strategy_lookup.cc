@@ -100,12 +100,12 @@ std::string describe_allowed(const StrategyKey& key) {
       return "a list of two numbers, each " + describe_range(key.range);
     case ValueKind::kObjects:
       return "a list of objects, each with some of the keys below";
+    case ValueKind::kVariant:
+      return fmt::format("an object whose \"{}\" is one of {}", kTypeKey, joined(names_of(key.field.types)));
     case ValueKind::kChoice:
       break;
   }
-  std::vector<std::string> names;
-  for (const Choice& choice : key.field.choices) names.push_back(choice.name);
-  return "one of " + joined(names);
+  return "one of " + joined(names_of(key.field.choices));
 }
 
 }  // namespace tessera

@@ -1,5 +1,9 @@
 #include "runtime/config/strategy_names.h"
 
+#include <variant>
+
+#include "runtime/config/strategy_table.h"
+
 // The names of all enumerators as the strategy file spells them, each with what it does for the reference page, and
 // small questions about an update rule or a strategy. The lists are the only place where these names are.
 
@@ -118,6 +122,35 @@ bool gets_whole_sums(const Strategy& strategy) {
          kind == ShardingStrategy::kHybridShard || strategy.mesh.replicate > 1;
 }
 
+bool keeps_gradients(const CompressionConfig& compression) {
+  return compression.error_feedback ||
+         std::visit([](const auto& method) { return method.kKeepsGradients; }, compression.method);
+}
+
+bool draws_gradients(const CompressionMethod& method) {
+  return std::visit(
+      [](const auto& each) {
+        return requires { each.seed; };
+      },
+      method);
+}
+
+double momentum_of_residuals(const CompressionMethod& method) {
+  const auto* const one_bit = std::get_if<OneBitConfig>(&method);
+  return one_bit ? one_bit->momentum : 0;
+}
+
+std::string describe(const CompressionMethod& method) {
+  Strategy strategy;
+  strategy.compression.method = method;
+  const nlohmann::ordered_json value = find_strategy_key("/compression/method")->field.get(strategy);
+  std::string text = value.at(kTypeKey);
+  for (const auto& [key, number] : value.items()) {
+    if (key != kTypeKey) text += ", " + key + " " + number.dump();
+  }
+  return text;
+}
+
 bool adapts_layers(OptimizerType type) { return type == OptimizerType::kLamb || type == OptimizerType::kLars; }
 
 const std::vector<Named<MuonLrAdjustment>>& muon_lr_adjustments() {
@@ -212,15 +245,6 @@ const std::vector<Named<CompressedAxes>>& compressed_axes() {
       {CompressedAxes::kBoth, "both", "the shard and the replicate axis"},
       {CompressedAxes::kReplicate, "replicate", "the replicate axis"},
       {CompressedAxes::kShard, "shard", "the shard axis"}};
-  return list;
-}
-
-const std::vector<Named<SignForm>>& sign_forms() {
-  static const std::vector<Named<SignForm>> list = {
-      {SignForm::kNone, "none", "more than signs"},
-      {SignForm::kMajority, "majority", "ranks vote, and the mean gradient is 1 or -1 (signSGD)"},
-      {SignForm::kFeedback, "feedback",
-       "times the mean magnitude of 256 neighbours, and what that lacks is kept (EF-signSGD)"}};
   return list;
 }
 

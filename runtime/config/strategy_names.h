@@ -35,7 +35,6 @@ const std::vector<Named<Tier>>& activation_tiers();  ///< OffloadConfig::activat
 const std::vector<Named<OffloadedStep>>& offloaded_steps();
 const std::vector<Named<WireForm>>& wire_forms();
 const std::vector<Named<CompressedAxes>>& compressed_axes();
-const std::vector<Named<SignForm>>& sign_forms();
 const std::vector<Named<SpikeAction>>& spike_actions();
 const std::vector<Named<SyncType>>& sync_types();
 const std::vector<Named<TransportChoice>>& transport_choices();
@@ -54,6 +53,15 @@ bool has_nesterov(OptimizerType type);   ///< OptimizerConfig::nesterov
 bool adapts_layers(OptimizerType type);  ///< adapts rates by the norms of each parameter
 /// Whether it updates whole matrices, or all tensors whole, each on the rank that it is assigned to.
 bool updates_whole_tensors(OptimizerType type);
+/// Whether something of gradients is kept from step to step, by the method or by error feedback.
+bool keeps_gradients(const CompressionConfig& compression);
+/// Whether what the method sends is drawn: it has a seed.
+bool draws_gradients(const CompressionMethod& method);
+/// b, where a method has ranks send momentum b m + (1 - b) g in place of gradients g, and keep what that lacked. Else
+/// 0.
+double momentum_of_residuals(const CompressionMethod& method);
+/// "top_k, fraction 0.01, momentum 0.9": what the strategy file says of it.
+std::string describe(const CompressionMethod& method);
 /// Whether ranks get whole sums of gradients from each other; otherwise every sum has one owner.
 bool gets_whole_sums(const Strategy& strategy);
 /// Whether the optimizer keeps states of each element beside the master weight.

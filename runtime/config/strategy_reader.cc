@@ -18,6 +18,12 @@
 namespace tessera {
 namespace {
 
+std::vector<std::string> names_of_keys(const std::vector<StrategyKey>& keys) {
+  std::vector<std::string> names;
+  for (const StrategyKey& key : keys) names.push_back(key.name());
+  return names;
+}
+
 // Returns a value that was read, or reports what is wrong with it and where; an empty optional means wrong.
 class ValueReader {
  public:
@@ -47,6 +53,8 @@ class ValueReader {
         return number_pair(node);
       case ValueKind::kObjects:
         return objects(node);
+      case ValueKind::kVariant:
+        return variant(node);
     }
     return std::nullopt;
   }
@@ -75,8 +83,7 @@ class ValueReader {
   Result choice(const JsonNode& node) {
     if (!node.value.is_string()) return refuse(node);
     const auto& word = node.value.get_ref<const std::string&>();
-    std::vector<std::string> allowed;
-    for (const Choice& choice : key_.field.choices) allowed.push_back(choice.name);
+    const std::vector<std::string> allowed = names_of(key_.field.choices);
     if (std::find(allowed.begin(), allowed.end(), word) != allowed.end()) return node.value;
     return refuse(node, did_you_mean(word, allowed));
   }
@@ -133,8 +140,7 @@ class ValueReader {
 
   /// Fills `result` from one object of the list. Returns false if something is wrong with it.
   bool object(const JsonNode& node, const std::string& pointer, nlohmann::json& result) {
-    std::vector<std::string> allowed;
-    for (const StrategyKey& member : key_.field.members) allowed.push_back(member.name());
+    const std::vector<std::string> allowed = names_of_keys(key_.field.members);
     if (!node.is_object()) {
       diagnostics_.add(node.offset, pointer,
                        fmt::format("must be an object (keys: {}), got {}", joined(allowed), describe(node)));
@@ -142,22 +148,71 @@ class ValueReader {
     }
     bool all_right = true;
     for (const JsonNode& child : node.children) {
-      const auto found = std::find(allowed.begin(), allowed.end(), child.key);
-      if (found == allowed.end()) {
-        diagnostics_.add(child.key_offset, json_pointer(pointer, child.key),
-                         "unknown key" + hint_of_names(child.key, allowed));
-        all_right = false;
-        continue;
-      }
-      StrategyKey member = key_.field.members[static_cast<std::size_t>(found - allowed.begin())];
-      member.pointer = json_pointer(pointer, child.key);
-      if (const auto value = ValueReader(member, diagnostics_).read(child)) {
-        result[child.key] = *value;
-      } else {
-        all_right = false;
-      }
+      all_right = member(child, pointer, key_.field.members, result,
+                         [&] { return "unknown key" + hint_of_names(child.key, allowed); }) &&
+                  all_right;
     }
     return all_right;
+  }
+
+  Result variant(const JsonNode& node) {
+    if (!node.is_object()) return refuse(node);
+    const auto given = std::ranges::find(node.children, std::string(kTypeKey), &JsonNode::key);
+    const std::vector<std::string> names = names_of(key_.field.types);
+    if (given == node.children.end()) {
+      return refuse_with(node, fmt::format("has no \"{}\", which says what it is. [T0739] hint: give it one of {}",
+                                           kTypeKey, joined(names)));
+    }
+    const std::string word = given->value.is_string() ? given->value.get<std::string>() : "";
+    const auto type = std::ranges::find(key_.field.types, word, &VariantType::name);
+    if (type == key_.field.types.end()) {
+      diagnostics_.add(
+          given->offset, json_pointer(key_.pointer, kTypeKey),
+          fmt::format("must be one of {}, got {}{}", joined(names), describe(*given), did_you_mean(word, names)));
+      return std::nullopt;
+    }
+    nlohmann::json result = {{kTypeKey, type->name}};
+    bool all_right = true;
+    for (const JsonNode& child : node.children) {
+      if (child.key == kTypeKey) continue;
+      all_right = member(child, key_.pointer, type->members, result, [&] { return not_of_type(child.key, *type); }) &&
+                  all_right;
+    }
+    return all_right ? Result(result) : std::nullopt;
+  }
+
+  /// What is wrong with a key that objects of this type do not have.
+  std::string not_of_type(const std::string& name, const VariantType& type) const {
+    std::vector<std::string> others;
+    for (const VariantType& each : key_.field.types) {
+      if (std::ranges::find(each.members, name, &StrategyKey::name) != each.members.end()) others.push_back(each.name);
+    }
+    if (!others.empty()) {
+      return fmt::format(
+          "belongs to type {}, and this is of type {}. [T0740] hint: leave it out, or give the other type",
+          joined(others, " or "), type.name);
+    }
+    const std::string who = "unknown key of type " + type.name;
+    const std::vector<std::string> own = names_of_keys(type.members);
+    return own.empty() ? who + ", which has none but \"type\". [T0741] hint: leave it out"
+                       : who + hint_of_names(name, own);
+  }
+
+  /// Puts one key of an object into `result`; false if something is wrong with it. `unknown` says what, where
+  /// `members` lack it.
+  template <typename Unknown>
+  bool member(const JsonNode& child, const std::string& pointer, const std::vector<StrategyKey>& members,
+              nlohmann::json& result, Unknown unknown) {
+    const auto found = std::ranges::find(members, child.key, &StrategyKey::name);
+    if (found == members.end()) {
+      diagnostics_.add(child.key_offset, json_pointer(pointer, child.key), unknown());
+      return false;
+    }
+    StrategyKey member = *found;
+    member.pointer = json_pointer(pointer, child.key);
+    const auto value = ValueReader(member, diagnostics_).read(child);
+    if (value) result[child.key] = *value;
+    return value.has_value();
   }
 
   const StrategyKey& key_;
@@ -173,6 +228,10 @@ std::string found_elsewhere(const std::string& name) {
   };
   for (const StrategyKey& key : strategy_keys()) {
     if (key.name() == name) add(key.pointer);
+    for (const VariantType& type : key.field.types) {
+      if (std::ranges::find(type.members, name, &StrategyKey::name) != type.members.end())
+        places.push_back(dotted(key.pointer) + " of type " + type.name);
+    }
   }
   for (const StrategyGroup& group : strategy_groups()) {
     if (group.pointer.ends_with("/" + name)) add(group.pointer);

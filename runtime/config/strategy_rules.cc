@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "runtime/base/seeded_fault.h"
-#include "runtime/config/compression_methods.h"
 #include "runtime/config/strategy_keys.h"
 #include "runtime/config/strategy_names.h"
 #include "runtime/config/strategy_table.h"
@@ -310,39 +309,44 @@ std::optional<std::pair<double, const char*>> least_momentum(const OptimizerConf
 /// back.
 StrategyRule momentum_rule() {
   return {
-      {"/compression/one_bit_momentum", "/compression/start_step", "/optimizer/type", "/optimizer/freeze_step",
+      {"/compression/method", "/compression/start_step", "/optimizer/type", "/optimizer/freeze_step",
        "/optimizer/momentum", "/optimizer/betas", "/optimizer/groups", "/gradient_clip_value"},
-      "compression.one_bit_momentum is at most the optimizer's: sgd's momentum, betas[0] of lion, adamw and "
+      "The momentum of a compression.method of type one_bit is at most the optimizer's: sgd's momentum, betas[0] of "
+      "lion, adamw and "
       "adam, of which the latter's second moments stay when it begins (freeze_step above 0, and start_step not below "
       "it). It goes with "
       "these and with the program's own, and without gradient_clip_value.",
       [](const Strategy& s) -> std::string {
-        const double momentum = s.compression.one_bit_momentum;
+        const double momentum = momentum_of_residuals(s.compression.method);
         if (momentum == 0) return "";
         const OptimizerConfig& optimizer = s.optimizer;
         const auto least = least_momentum(optimizer);
         if (!least) {
           return fmt::format(
-              "makes single gradients too wrong for {}, which squares or measures them. [T0540] hint: take adamw with "
+              "has momentum, which makes single gradients too wrong for {}, which squares or measures them. [T0540] "
+              "hint: take adamw with "
               "freeze_step, "
               "lion or sgd",
               name_of(optimizer.type));
         }
         if (momentum > least->first)
           return fmt::format(
-              "is {}, and the optimizer's {} is {}: that would not take back what rounding does to single "
+              "has momentum {}, and the optimizer's {} is {}: that would not take back what rounding does to single "
               "gradients. [T0541] hint: give both the same",
               momentum, least->second, least->first);
         if (s.gradient_clip_value > 0)
-          return "makes single gradients too wrong to be cut by gradient_clip_value. [T0542] hint: leave that out, or "
+          return "has momentum, which makes single gradients too wrong to be cut by gradient_clip_value. [T0542] hint: "
+                 "leave that out, or "
                  "take gradient_clipping";
         if (optimizer.type != OptimizerType::kAdamW && optimizer.type != OptimizerType::kAdam) return "";
         if (optimizer.freeze_step == 0)
-          return "makes single gradients too wrong to be squared. [T0543] hint: set optimizer.freeze_step and "
+          return "has momentum, which makes single gradients too wrong to be squared. [T0543] hint: set "
+                 "optimizer.freeze_step and "
                  "compression.start_step to the steps after which second moments stay and it begins";
         if (s.compression.start_step >= optimizer.freeze_step) return "";
         return fmt::format(
-            "begins after {} steps, and second moments stay after {}: in between they would square gradients "
+            "has momentum and begins after {} steps, and second moments stay after {}: in between they would square "
+            "gradients "
             "that are too wrong for it. [T0544] hint: give start_step the number of freeze_step",
             s.compression.start_step, optimizer.freeze_step);
       }};
@@ -364,15 +368,15 @@ StrategyRule gathers_rule() {
 }
 
 /// What methods that make sums in a way of their own do not go with.
-StrategyRule method_rule(const std::string& pointer, bool (*is_used)(const CompressionConfig&)) {
+StrategyRule method_rule() {
   return {
-      {pointer, "/compression/gradients", "/compression/sums", "/mixed_precision/param", "/mixed_precision/reduce",
-       "/mesh/replicate"},
-      fmt::format("{} goes with mixed_precision.reduce fp32, without param fp16, on a mesh of one replica, and with "
-                  "compression.gradients and compression.sums none.",
-                  dotted(pointer)),
-      [is_used](const Strategy& s) -> std::string {
-        if (!is_used(s.compression)) return "";
+      {"/compression/method", "/compression/gradients", "/compression/sums", "/mixed_precision/param",
+       "/mixed_precision/reduce", "/mesh/replicate"},
+      "A compression.method other than none goes with mixed_precision.reduce fp32, without param fp16, on a mesh of "
+      "one "
+      "replica, and with compression.gradients and compression.sums none.",
+      [](const Strategy& s) -> std::string {
+        if (!s.compression.has_method()) return "";
         if (s.compression.gradients != WireForm::kPlain || s.compression.sums != WireForm::kPlain)
           return "cannot stand beside \"gradients\" or \"sums\" in fewer bits. [T0546] hint: give one or the other";
         if (s.mixed_precision.param == DType::kF16)
@@ -386,23 +390,6 @@ StrategyRule method_rule(const std::string& pointer, bool (*is_used)(const Compr
               s.mesh.replicate);
         return "";
       }};
-}
-
-std::string pointer_of(const CompressionMethod& method) { return fmt::format("/compression/{}", method.key); }
-
-StrategyRule one_method_rule() {
-  StrategyRule rule{
-      {},
-      fmt::format("Of compression.{} there is one at most.", kCompressionMethods),
-      [](const Strategy& s) -> std::string {
-        const auto used = std::ranges::count_if(
-            compression_methods(), [&](const CompressionMethod& method) { return method.is_used(s.compression); });
-        return used <= 1
-                   ? ""
-                   : fmt::format("of {} there is one at most. [T0550] hint: leave the others out", kCompressionMethods);
-      }};
-  for (const CompressionMethod& method : compression_methods()) rule.keys.push_back(pointer_of(method));
-  return rule;
 }
 
 std::string problem_of_group(const ParameterGroup& group, const Strategy& s) {
@@ -541,7 +528,7 @@ std::vector<StrategyRule> make_rules() {
       feedback_rule(),
       momentum_rule(),
       gathers_rule(),
-      one_method_rule(),
+      method_rule(),
       groups_rule(),
       offloaded_parameters_rule(),
       offloaded_parameters_world_rule(),
@@ -587,8 +574,6 @@ std::vector<StrategyRule> make_rules() {
           "/compression/restore_skipped", "compression.restore_skipped",
           [](const Strategy& s) { return s.compression.restore_skipped; },
           "a step whose updates are under way is not skipped")};
-  for (const CompressionMethod& method : compression_methods())
-    rules.push_back(method_rule(pointer_of(method), method.is_used));
   std::ranges::move(sync_rules(), std::back_inserter(rules));
   return rules;
 }

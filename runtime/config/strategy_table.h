@@ -27,6 +27,7 @@ enum class ValueKind {
   kOptionalInteger,  ///< like kInteger, or null: not given
   kOptionalNumber,   ///< JSON number, or null: not given
   kObjects,          ///< list of objects, each with some of StrategyField::members
+  kVariant,          ///< object whose "type" is one of StrategyField::types, and says which keys it has beside that
 };
 
 /// One word that a key allows, and what it does.
@@ -37,6 +38,17 @@ struct Choice {
 
 struct StrategyKey;
 
+/// What an object of kind kVariant may be.
+struct VariantType {
+  std::string name;  ///< as "type" has it
+  std::string doc;
+  std::string cost;
+  std::vector<StrategyKey> members;       ///< keys of an object of this type; their fields may be used only while it is
+  std::function<void(Strategy&)> choose;  ///< makes the object be of this type, with all members at their defaults
+};
+/// The key of an object of kind kVariant that says which type it is.
+inline constexpr char kTypeKey[] = "type";
+
 /// The member of the struct that holds a key. `set` takes JSON of the right kind and range (bytes as an integer).
 struct StrategyField {
   ValueKind kind = ValueKind::kInteger;
@@ -44,6 +56,7 @@ struct StrategyField {
   std::function<void(Strategy&, const nlohmann::json&)> set;
   std::function<nlohmann::ordered_json(const Strategy&)> get;
   std::vector<StrategyKey> members;  ///< kObjects: keys of an object, which is read into JSON and set as a whole
+  std::vector<VariantType> types;    ///< kVariant
 };
 
 /// least <= x <= most; an `open` end is itself excluded.
@@ -118,6 +131,13 @@ const StrategyKey* find_strategy_key(const std::string& pointer);
 bool is_strategy_group(const std::string& pointer);
 /// Returns "/optimizer/lr" as people write it: "optimizer.lr".
 std::string dotted(const std::string& pointer);
+/// The names of Choices or VariantTypes.
+template <typename Named>
+std::vector<std::string> names_of(const std::vector<Named>& list) {
+  std::vector<std::string> names;
+  for (const Named& each : list) names.push_back(each.name);
+  return names;
+}
 /// Returns the keys and groups directly in a group ("" for the top).
 std::vector<std::string> names_in_group(const std::string& group);
 

@@ -5,7 +5,6 @@
 #include <string>
 #include <utility>
 
-#include "runtime/config/compression_methods.h"
 #include "runtime/config/strategy_keys.h"
 #include "runtime/config/strategy_names.h"
 
@@ -80,7 +79,7 @@ StrategyRule compression_rule() {
 }  // namespace
 
 std::vector<StrategyRule> sync_rules() {
-  std::vector<StrategyRule> rules = {
+  return {
       every_rule(),
       start_step_rule(),
       fragments_rule(),
@@ -129,15 +128,12 @@ std::vector<StrategyRule> sync_rules() {
           "/compression/error_feedback", "compression.error_feedback",
           [](const Strategy& s) { return s.compression.error_feedback; }, kForms),
       without(
+          "/compression/method", "a compression.method", [](const Strategy& s) { return s.compression.has_method(); },
+          kForms),
+      compression_rule(),
+      without(
           "/offload/masters/tier", "offload of training state", [](const Strategy& s) { return s.offload.is_used(); },
           "outer steps go through masters in memory")};
-  for (const CompressionMethod& method : compression_methods()) {
-    rules.push_back(without(
-        fmt::format("/compression/{}", method.key), fmt::format("compression.{}", method.key),
-        [&method](const Strategy& s) { return method.is_used(s.compression); }, kForms));
-  }
-  rules.push_back(compression_rule());
-  return rules;
 }
 
 }  // namespace tessera

@@ -19,8 +19,6 @@ class CommHookMethod final : public GradientMethod {
   absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override;
   /// What a hook keeps is the program's.
   void add_kept(FlatGroup&, KeptGradients&) const override {}
-  /// What the hook is given: what it sends is its own affair.
-  std::int64_t wire_bytes() const override { return group_.layout.numel() * 4; }
 
  private:
   const FlatGroup& group_;

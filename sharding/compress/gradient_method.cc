@@ -9,52 +9,80 @@
 #include "sharding/compress/random_k.h"
 #include "sharding/compress/sign_feedback.h"
 #include "sharding/compress/top_k.h"
-#include "sharding/layout/method_layout.h"
+#include "sharding/layout/factor_layout.h"
 
 namespace tessera {
 
+namespace {
+
+/// What methods are made of.
+struct Site {
+  const FlatGroup& group;
+  GroupShape shape;
+  const MeshPosition& mesh;
+  float* kept;
+  float* work;
+
+  std::int64_t numel() const { return shape.layout.numel(); }
+  /// `of_rank`: the rank, where each draws for itself, else -1.
+  DrawStream draws(std::int64_t seed, std::int64_t of_rank) const {
+    return {seed, group.parameters.front().number, of_rank};
+  }
+};
+using Made = std::unique_ptr<GradientMethod>;
+
+// A row for each type of CompressionMethod; the compiler refuses one that is missing.
+Made make(const NoMethodConfig&, const Site&) { return nullptr; }
+Made make(const PowerSgdConfig& method, const Site& at) {
+  return std::make_unique<PowerSgd>(at.group, method.rank, at.kept, at.work);
+}
+Made make(const TopKConfig& method, const Site& at) {
+  return std::make_unique<TopK>(at.numel(), count_of(at.shape, method.fraction), static_cast<float>(method.momentum),
+                                at.kept, at.work);
+}
+Made make(const RandomKConfig& method, const Site& at) {
+  return std::make_unique<RandomK>(at.numel(), count_of(at.shape, method.fraction), at.draws(method.seed, -1), at.kept,
+                                   at.work);
+}
+Made make(const SignMajorityConfig&, const Site& at) {
+  return std::make_unique<MajorityVote>(at.shape.layout, at.mesh.shard_size, at.work);
+}
+Made make(const SignFeedbackConfig&, const Site& at) {
+  return std::make_unique<SignFeedback>(at.shape.layout, at.kept, at.work);
+}
+Made make(const OneBitConfig& method, const Site& at) {
+  return std::make_unique<OneBit>(at.shape.layout, at.mesh.shard_index, at.mesh.shard_size,
+                                  static_cast<float>(method.momentum), at.kept, at.work);
+}
+Made make(const QsgdConfig& method, const Site& at) {
+  return std::make_unique<LevelMethod>(at.numel(), LevelForm{method.levels, LevelNorm::kSquares},
+                                       at.draws(method.seed, at.mesh.shard_index), at.work);
+}
+Made make(const TernGradConfig& method, const Site& at) {
+  return std::make_unique<LevelMethod>(at.numel(), LevelForm{1, LevelNorm::kMagnitude},
+                                       at.draws(method.seed, at.mesh.shard_index), at.work);
+}
+Made make(const CommHookConfig&, const Site&) { return nullptr; }
+
+}  // namespace
+
 void expect_comm_hook(const CompressionConfig& compression, const CommHook* hook) {
-  if (compression.hook && !hook)
-    throw Error(ExitCode::kUsage,
-                "compression.hook is true, and the program brings no rule. [T0618] hint: " + say(phrases::kBringHook));
-  if (!compression.hook && hook)
-    throw Error(ExitCode::kUsage,
-                "the Engine is given a CommHook, and compression.hook is false. [T0619] hint: set \"compression\": "
-                "{\"hook\": true}");
+  const bool wants = std::holds_alternative<CommHookConfig>(compression.method);
+  if (wants && !hook)
+    throw Error(ExitCode::kUsage, "compression.method is of type hook, and the program brings no rule. [T0618] hint: " +
+                                      say(phrases::kBringHook));
+  if (!wants && hook)
+    throw Error(
+        ExitCode::kUsage,
+        "the Engine is given a CommHook, and compression.method is of another type than hook. [T0619] hint: set "
+        "\"compression\": {\"method\": {\"type\": \"hook\"}}");
 }
 
 std::unique_ptr<GradientMethod> make_gradient_method(const MemoryPlan& plan, const FlatGroup& group, float* kept,
                                                      float* work) {
-  const GroupShape shape = group.shape();
-  if (plan.method_memory_of(shape).work == 0) return nullptr;
-  const CompressionConfig& compression = plan.input().compression;
-  const MeshPosition& mesh = plan.input().mesh;
-  const std::int64_t numel = shape.layout.numel(), number = group.parameters.front().number;
-  switch (method_kind(compression)) {
-    case MethodKind::kNone:
-      return nullptr;
-    case MethodKind::kPowerSgd:
-      return std::make_unique<PowerSgd>(group, compression.power_sgd_rank, kept, work);
-    case MethodKind::kTopK:
-      return std::make_unique<TopK>(numel, count_of_largest(shape, compression.top_k),
-                                    static_cast<float>(compression.top_k_momentum), kept, work);
-    case MethodKind::kRandomK:
-      return std::make_unique<RandomK>(numel, count_of_largest(shape, compression.random_k),
-                                       DrawStream(compression.seed, number, /*of_rank=*/-1), kept, work);
-    case MethodKind::kMajority:
-      return std::make_unique<MajorityVote>(shape.layout, mesh.shard_size, work);
-    case MethodKind::kSignFeedback:
-      return std::make_unique<SignFeedback>(shape.layout, kept, work);
-    case MethodKind::kOneBit:
-      return std::make_unique<OneBit>(shape.layout, mesh.shard_index, mesh.shard_size,
-                                      static_cast<float>(compression.one_bit_momentum), kept, work);
-    case MethodKind::kLevels: {
-      const LevelNorm norm = compression.terngrad ? LevelNorm::kMagnitude : LevelNorm::kSquares;
-      return std::make_unique<LevelMethod>(numel, LevelForm{levels_of(compression), norm},
-                                           DrawStream(compression.seed, number, mesh.shard_index), work);
-    }
-  }
-  return nullptr;
+  const Site site{group, group.shape(), plan.input().mesh, kept, work};
+  if (plan.method_layout_of(site.shape).messages.empty()) return nullptr;
+  return std::visit([&](const auto& method) { return make(method, site); }, plan.input().compression.method);
 }
 
 }  // namespace tessera

@@ -16,8 +16,6 @@ namespace tessera {
 class GradientMethod : public SumMethod {
  public:
   virtual ~GradientMethod() = default;
-  /// What this rank sends to be summed, of one reduction.
-  virtual std::int64_t wire_bytes() const = 0;
   /// The reductions that follow are of this step, counted from 1. 0: it is over, or its gradients were dropped.
   virtual void begin_step(std::int64_t) {}
   /// How many residuals of one element a reduction keeps, on `ranks` ranks together.
@@ -26,11 +24,11 @@ class GradientMethod : public SumMethod {
   virtual void add_kept(FlatGroup& group, KeptGradients& kept) const = 0;
 };
 
-/// Throws tessera::Error (64) where compression.hook is true and there is no hook, or the other way round.
+/// Throws tessera::Error (64) where compression.method is of type hook and there is no hook, or the other way round.
 void expect_comm_hook(const CompressionConfig& compression, const CommHook* hook);
 
-/// The plan's method for a trainable group; null where its gradients go as they are. `kept` (zeros; zeros again begin anew) and `work` are as
-/// MemoryPlan::method_memory_of says.
+/// The plan's method for a trainable group; null where its gradients go as they are, or as a program's hook says.
+/// `kept` (zeros; zeros again begin anew) and `work` are as MemoryPlan::method_layout_of says.
 std::unique_ptr<GradientMethod> make_gradient_method(const MemoryPlan& plan, const FlatGroup& group, float* kept,
                                                      float* work);
 

@@ -4,7 +4,6 @@
 
 #include "runtime/base/message_words.h"
 #include "runtime/base/status.h"
-#include "sharding/layout/method_layout.h"
 
 namespace tessera {
 

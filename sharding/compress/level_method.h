@@ -18,7 +18,6 @@ class LevelMethod final : public GradientMethod {
   void begin_step(std::int64_t step) override { draws_.begin_step(step); }
   absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override;
   void add_kept(FlatGroup&, KeptGradients&) const override {}
-  std::int64_t wire_bytes() const override { return static_cast<std::int64_t>(words_) * 4; }
 
  private:
   const LevelForm form_;

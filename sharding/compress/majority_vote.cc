@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "runtime/base/message_words.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/sum/sign_codec.h"
 #include "sharding/layout/method_layout.h"
@@ -11,7 +12,7 @@ namespace tessera {
 MajorityVote::MajorityVote(const Layout& layout, int ranks, float* work)
     : gaps_(layout.gaps().begin(), layout.gaps().end()),
       ranks_(ranks),
-      words_(static_cast<std::size_t>(owner_message_words(MethodKind::kMajority, layout.numel(), ranks))),
+      words_(static_cast<std::size_t>(vote_words(owned_by_each(layout.numel(), ranks)))),
       out_(reinterpret_cast<std::uint32_t*>(work)),
       in_(out_ + static_cast<std::size_t>(ranks) * words_) {}
 

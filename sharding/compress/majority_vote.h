@@ -21,7 +21,6 @@ class MajorityVote final : public GradientMethod {
   void begin_step(std::int64_t step) override { turn_ = static_cast<std::uint64_t>(step); }
   absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override;
   void add_kept(FlatGroup&, KeptGradients&) const override {}
-  std::int64_t wire_bytes() const override { return static_cast<std::int64_t>(words_) * ranks_ * 4; }
 
  private:
   const std::vector<Extent> gaps_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "runtime/base/message_words.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/sum/momentum.h"
 #include "runtime/comm/sum/sign_codec.h"
@@ -14,7 +15,7 @@ OneBit::OneBit(const Layout& layout, int rank, int ranks, float momentum, float*
     : gaps_(layout.gaps().begin(), layout.gaps().end()),
       ranks_(ranks),
       own_(owned_by(rank, layout.numel(), ranks)),
-      words_(static_cast<std::size_t>(owner_message_words(MethodKind::kOneBit, layout.numel(), ranks))),
+      words_(static_cast<std::size_t>(scaled_sign_words(owned_by_each(layout.numel(), ranks)))),
       kept_(kept, static_cast<std::size_t>(layout.numel())),
       kept_of_sum_(kept + MatrixDeal::in_whole_lines(layout.numel())),
       momentum_(momentum),

@@ -30,7 +30,6 @@ class OneBit final : public GradientMethod {
   absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override;
   void add_kept(FlatGroup& group, KeptGradients& kept) const override;
   std::int64_t holders(std::int64_t ranks) const override { return ranks + 1; }
-  std::int64_t wire_bytes() const override { return static_cast<std::int64_t>(words_) * ranks_ * 4; }
 
  private:
   absl::Status sum_values(Collectives& group, std::string_view label, float* data, std::size_t numel);

@@ -19,7 +19,6 @@ class PowerSgd final : public GradientMethod {
 
   absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override;
   void add_kept(FlatGroup& group, KeptGradients& kept) const override;
-  std::int64_t wire_bytes() const override { return (layout_.first_numel() + layout_.second_numel()) * 4; }
 
  private:
   const FactorLayout layout_;

@@ -23,7 +23,6 @@ class RandomK final : public GradientMethod {
     kept.residuals.push_back(
         {&group, KeptGradients::What::kContributions, {0, static_cast<std::int64_t>(kept_.size())}, kept_.data()});
   }
-  std::int64_t wire_bytes() const override { return static_cast<std::int64_t>(count_) * 4; }
 
  private:
   void draw(std::uint32_t* places);

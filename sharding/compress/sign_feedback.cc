@@ -5,7 +5,6 @@
 #include "runtime/base/message_words.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/sum/sign_codec.h"
-#include "sharding/layout/method_layout.h"
 
 namespace tessera {
 

@@ -20,7 +20,6 @@ class SignFeedback final : public GradientMethod {
     kept.residuals.push_back(
         {&group, KeptGradients::What::kContributions, {0, static_cast<std::int64_t>(kept_.size())}, kept_.data()});
   }
-  std::int64_t wire_bytes() const override { return static_cast<std::int64_t>(words_) * 4; }
 
  private:
   const std::vector<Extent> gaps_;

@@ -22,7 +22,6 @@ class TopK final : public GradientMethod {
   void begin_step(std::int64_t step) override { first_of_step_.begin_step(step); }
   absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override;
   void add_kept(FlatGroup& group, KeptGradients& kept) const override;
-  std::int64_t wire_bytes() const override { return static_cast<std::int64_t>(count_) * 8; }
 
  private:
   void add_to_kept(const float* data);

@@ -34,22 +34,10 @@ FactorLayout::FactorLayout(const GroupShape& group, std::int64_t rank) {
 
 std::int64_t FactorLayout::second_begin() const { return MatrixDeal::in_whole_lines(kept_numel_); }
 
-std::int64_t count_of_largest(const GroupShape& group, double share) {
+std::int64_t count_of(const GroupShape& group, double fraction) {
   std::int64_t numel = 0;
   for (std::size_t i = 0; i < group.layout.size(); ++i) numel += group.layout.extent(i).numel;
-  return std::clamp<std::int64_t>(std::llround(std::ceil(static_cast<double>(numel) * share)), 0, numel);
-}
-
-MethodMemory power_sgd_memory(const GroupShape& group, std::int64_t rank) {
-  const FactorLayout layout(group, rank);
-  if (layout.tensors().empty()) return {};
-  return {layout.second_begin() + MatrixDeal::in_whole_lines(layout.second_numel()),
-          MatrixDeal::in_whole_lines(layout.first_numel())};
-}
-
-MethodMemory top_k_memory(const GroupShape& group, double share, int ranks) {
-  return {MatrixDeal::in_whole_lines(group.layout.numel()),
-          MatrixDeal::in_whole_lines(2 * count_of_largest(group, share) * (ranks + 1))};
+  return std::clamp<std::int64_t>(std::llround(std::ceil(static_cast<double>(numel) * fraction)), 0, numel);
 }
 
 }  // namespace tessera

@@ -46,16 +46,7 @@ class FactorLayout {
   std::int64_t kept_numel_ = 0, left_numel_ = 0, first_numel_ = 0, second_numel_ = 0;
 };
 
-/// How many of a group's gradients top-k sends: the share `share` of them, rounded up.
-std::int64_t count_of_largest(const GroupShape& group, double share);
-
-/// fp32 elements that a reduction needs for a group if it sends gradients in one of these forms, in whole cache lines.
-struct MethodMemory {
-  std::int64_t kept = 0;  ///< memory of the group's own that lasts from step to step
-  std::int64_t work = 0;  ///< scratch while the reduction is under way; groups take turns in it
-};
-/// What each of the two compressors needs for a group. `ranks`: those of the shard axis.
-MethodMemory power_sgd_memory(const GroupShape& group, std::int64_t rank);
-MethodMemory top_k_memory(const GroupShape& group, double share, int ranks);
+/// How many of a group's gradients a method sends: this share of them, rounded up.
+std::int64_t count_of(const GroupShape& group, double fraction);
 
 }  // namespace tessera

@@ -1,6 +1,7 @@
 #include "sharding/layout/method_layout.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "runtime/base/message_words.h"
 #include "sharding/layout/matrix_deal.h"
@@ -10,23 +11,76 @@ namespace {
 
 std::int64_t in_lines(std::int64_t numel) { return MatrixDeal::in_whole_lines(numel); }
 
-/// First come the messages to each owner and from each rank, then the sums that this rank makes.
-MethodMemory one_bit_memory(std::int64_t numel, int ranks, bool has_momentum) {
-  const std::int64_t part = owned_by_each(numel, ranks);
-  const std::int64_t messages = 2 * ranks * owner_message_words(MethodKind::kOneBit, numel, ranks);
-  return {(has_momentum ? 2 : 1) * in_lines(numel) + in_lines(part), in_lines(messages) + in_lines(part)};
+/// Ranks have their own message beside those of all.
+MethodLayout gathered(std::int64_t kept, std::int64_t words, int ranks) {
+  return {{kept, in_lines((ranks + 1) * words)}, {{Exchange::kAllGather, words}}};
 }
+
+/// What ranks send to each owner and get from each rank.
+MethodLayout by_owners(std::int64_t kept, std::int64_t words, int ranks) {
+  return {{kept, in_lines(2 * ranks * words)}, {{Exchange::kOwners, words}}};
+}
+
+MethodLayout layout_of(const NoMethodConfig&, const GroupShape&, int) { return {}; }
+
+MethodLayout layout_of(const PowerSgdConfig& method, const GroupShape& group, int) {
+  const FactorLayout factors(group, method.rank);
+  if (factors.tensors().empty()) return {};
+  return {{factors.second_begin() + in_lines(factors.second_numel()), in_lines(factors.first_numel())},
+          {{Exchange::kAllReduce, factors.first_numel()}, {Exchange::kAllReduce, factors.second_numel()}}};
+}
+
+MethodLayout layout_of(const TopKConfig& method, const GroupShape& group, int ranks) {
+  const std::int64_t kept = in_lines(group.layout.numel());
+  return gathered(method.momentum > 0 ? 2 * kept : kept, 2 * count_of(group, method.fraction), ranks);
+}
+
+/// Places lie behind the values, and stay here.
+MethodLayout layout_of(const RandomKConfig& method, const GroupShape& group, int) {
+  const std::int64_t count = count_of(group, method.fraction);
+  return {{in_lines(group.layout.numel()), in_lines(2 * count)}, {{Exchange::kAllReduce, count}}};
+}
+
+MethodLayout layout_of(const SignMajorityConfig&, const GroupShape& group, int ranks) {
+  return by_owners(0, vote_words(owned_by_each(group.layout.numel(), ranks)), ranks);
+}
+
+MethodLayout layout_of(const SignFeedbackConfig&, const GroupShape& group, int ranks) {
+  return gathered(in_lines(group.layout.numel()), scaled_sign_words(group.layout.numel()), ranks);
+}
+
+/// Behind the messages are the sums that this rank makes; what they lacked is kept, too.
+MethodLayout layout_of(const OneBitConfig& method, const GroupShape& group, int ranks) {
+  const std::int64_t numel = group.layout.numel(), part = owned_by_each(numel, ranks);
+  MethodLayout layout =
+      by_owners((method.momentum > 0 ? 2 : 1) * in_lines(numel) + in_lines(part), scaled_sign_words(part), ranks);
+  layout.memory.work += in_lines(part);
+  return layout;
+}
+
+MethodLayout levels_layout(std::int64_t levels, const GroupShape& group, int ranks) {
+  return gathered(0, level_words(levels, group.layout.numel()), ranks);
+}
+MethodLayout layout_of(const QsgdConfig& method, const GroupShape& group, int ranks) {
+  return levels_layout(method.levels, group, ranks);
+}
+MethodLayout layout_of(const TernGradConfig&, const GroupShape& group, int ranks) {
+  return levels_layout(1, group, ranks);
+}
+
+MethodLayout layout_of(const CommHookConfig&, const GroupShape&, int) { return {}; }
 
 }  // namespace
 
-MethodKind method_kind(const CompressionConfig& compression) {
-  if (compression.power_sgd_rank > 0) return MethodKind::kPowerSgd;
-  if (compression.top_k > 0) return MethodKind::kTopK;
-  if (compression.random_k > 0) return MethodKind::kRandomK;
-  if (compression.sign == SignForm::kMajority) return MethodKind::kMajority;
-  if (compression.sign == SignForm::kFeedback) return MethodKind::kSignFeedback;
-  if (compression.one_bit) return MethodKind::kOneBit;
-  return levels_of(compression) > 0 ? MethodKind::kLevels : MethodKind::kNone;
+MethodLayout method_layout(const CompressionMethod& method, const GroupShape& group, int ranks) {
+  return std::visit([&](const auto& each) { return layout_of(each, group, ranks); }, method);
+}
+
+std::int64_t MethodLayout::wire_bytes(int ranks) const {
+  std::int64_t words = 0;
+  for (const MethodMessage& message : messages)
+    words += message.words * (message.exchange == Exchange::kOwners ? ranks : 1);
+  return 4 * words;
 }
 
 std::int64_t owned_by_each(std::int64_t numel, int ranks) {
@@ -36,42 +90,6 @@ std::int64_t owned_by_each(std::int64_t numel, int ranks) {
 Extent owned_by(int rank, std::int64_t numel, int ranks) {
   const std::int64_t each = owned_by_each(numel, ranks), begin = std::min(rank * each, numel);
   return {begin, std::min(each, numel - begin)};
-}
-
-std::int64_t levels_of(const CompressionConfig& compression) {
-  return compression.terngrad ? 1 : compression.qsgd_levels;
-}
-
-std::int64_t owner_message_words(MethodKind kind, std::int64_t numel, int ranks) {
-  const std::int64_t each = owned_by_each(numel, ranks);
-  return kind == MethodKind::kMajority ? vote_words(each) : scaled_sign_words(each);
-}
-
-MethodMemory method_memory(const CompressionConfig& compression, const GroupShape& group, int ranks) {
-  const std::int64_t numel = group.layout.numel();
-  const MethodKind kind = method_kind(compression);
-  switch (kind) {
-    case MethodKind::kNone:
-      return {};
-    case MethodKind::kPowerSgd:
-      return power_sgd_memory(group, compression.power_sgd_rank);
-    case MethodKind::kTopK: {
-      MethodMemory memory = top_k_memory(group, compression.top_k, ranks);
-      if (compression.top_k_momentum > 0) memory.kept *= 2;
-      return memory;
-    }
-    case MethodKind::kRandomK:
-      return {in_lines(numel), in_lines(2 * count_of_largest(group, compression.random_k))};
-    case MethodKind::kMajority:
-      return {0, in_lines(2 * ranks * owner_message_words(kind, numel, ranks))};
-    case MethodKind::kSignFeedback:
-      return {in_lines(numel), in_lines((ranks + 1) * scaled_sign_words(numel))};
-    case MethodKind::kOneBit:
-      return one_bit_memory(numel, ranks, compression.one_bit_momentum > 0);
-    case MethodKind::kLevels:
-      return {0, in_lines((ranks + 1) * level_words(levels_of(compression), numel))};
-  }
-  return {};
 }
 
 }  // namespace tessera

@@ -1,34 +1,49 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "sharding/layout/factor_layout.h"
 #include "tessera/strategy.h"
 
 namespace tessera {
 
-/// The layout, in messages and in memory, of gradients that are sent over a network compressed or in part. Integers
-/// only; the same on every rank.
+/// How gradients that go over a network in other forms than they are, or in part, lie in messages and in memory.
+/// Integers only; the same on every rank. method_layout.cc has a row for each type of CompressionMethod, and the
+/// compiler refuses one that is missing.
 
-/// Which compressor (method of CompressionConfig) a strategy has, one at most. A hook counts as none: the plan does not
-/// know what it needs.
-enum class MethodKind { kNone, kPowerSgd, kTopK, kRandomK, kMajority, kSignFeedback, kOneBit, kLevels };
-MethodKind method_kind(const CompressionConfig& compression);
+/// What a reduction needs of a group, in fp32 in whole cache lines.
+struct MethodMemory {
+  std::int64_t kept = 0;  ///< from step to step, of the group's own
+  std::int64_t work = 0;  ///< while the reduction is under way; groups have it by turns
+};
+
+/// What ranks exchange.
+enum class Exchange {
+  kAllReduce,  ///< as many fp32 are summed
+  kAllGather,  ///< each rank sends as many words to each other one
+  kOwners,  ///< each sum is made by one rank: as many words go to it from each other one, and as many come back to each
+};
+struct MethodMessage {
+  Exchange exchange = Exchange::kAllReduce;
+  std::int64_t words = 0;  ///< of 4 bytes
+};
+
+/// A reduction of one group. Without `messages` its gradients go as they are.
+struct MethodLayout {
+  MethodMemory memory = {};
+  std::vector<MethodMessage> messages = {};
+
+  /// What a rank contributes to its messages.
+  std::int64_t wire_bytes(int ranks) const;
+};
+/// That of a program's hook has no messages: what it needs, the plan does not know.
+MethodLayout method_layout(const CompressionMethod& method, const GroupShape& group, int ranks);
 
 /// Elements that each rank sums where each sum is made by one rank: whole runs, so the last ranks may have fewer or
 /// none.
 std::int64_t owned_by_each(std::int64_t numel, int ranks);
 /// The elements that `rank` sums.
 Extent owned_by(int rank, std::int64_t numel, int ranks);
-
-/// The levels of CompressionConfig::qsgd_levels or terngrad, whichever is set; else 0.
-std::int64_t levels_of(const CompressionConfig& compression);
-
-/// Words that a rank sends for a group where owners exchange: this many for each owner's contribution, and as many for
-/// its sum.
-std::int64_t owner_message_words(MethodKind kind, std::int64_t numel, int ranks);
-
-/// What a compressor needs for a group of which something is sent, in fp32 elements.
-MethodMemory method_memory(const CompressionConfig& compression, const GroupShape& group, int ranks);
 
 }  // namespace tessera

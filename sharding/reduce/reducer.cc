@@ -149,8 +149,9 @@ Reducer::Feedback Reducer::take_feedback(const FlatGroup& group, float* method_w
   };
   const FeedbackNumel numel = plan_.feedback_numel_of(group.shape());
   Feedback feedback{take(numel.shard), take(numel.replicate)};
-  float* const kept = take(plan_.method_memory_of(group.shape()).kept);
-  feedback.method = make_gradient_method(plan_, group, kept, method_work);
+  const MethodLayout layout = plan_.method_layout_of(group.shape());
+  feedback.method = make_gradient_method(plan_, group, take(layout.memory.kept), method_work);
+  feedback.wire_bytes = layout.wire_bytes(plan_.input().mesh.shard_size);
   return feedback;
 }
 
@@ -160,7 +161,9 @@ void Reducer::sum_by(const std::shared_ptr<CommHook>& hook) {
   for (Entry& entry : entries_) {
     for (const auto& group : entry.unit->groups) {
       if (!group->trainable) continue;
-      entry.feedback[group->index].method = std::make_unique<CommHookMethod>(*group, hook, buckets++);
+      Feedback& feedback = entry.feedback[group->index];
+      feedback.method = std::make_unique<CommHookMethod>(*group, hook, buckets++);
+      feedback.wire_bytes = group->layout.numel() * 4;  // what the hook sends is its own affair
     }
   }
 }
@@ -550,8 +553,8 @@ void Reducer::start_group(UnitReduction& reduction, FlatGroup& group) {
   GradientMethod* const method = method_of(group);
   if (mesh.world_size() > 1) {
     const auto count = static_cast<std::size_t>(group.layout.numel());
-    counts_.reduced_bytes +=
-        method ? method->wire_bytes() : static_cast<std::int64_t>(wire_bytes(options.contributions, wire, count));
+    counts_.reduced_bytes += method ? entry.feedback[group.index].wire_bytes
+                                    : static_cast<std::int64_t>(wire_bytes(options.contributions, wire, count));
   }
   const std::int64_t numel = owned({placement.shard, false}, mesh, group.layout.numel()).numel;
   const bool replicated = mesh.replicate_size > 1, adds = entry.has_sum;

@@ -153,6 +153,7 @@ class Reducer {
     float* shard = nullptr;
     float* replicate = nullptr;
     std::unique_ptr<GradientMethod> method = {};
+    std::int64_t wire_bytes = 0;  ///< what this rank contributes to a reduction by `method`
   };
   /// Memory for a unit's gradients until they are reduced, or for their sum.
   struct Bucket {

@@ -47,10 +47,8 @@ const std::vector<std::string>& surroundings() {
       R"({"strategy": "HYBRID_SHARD"})",
       R"({"strategy": "NO_SHARD", "units": {"bucket_cap_mb": 4}})",
       R"({"compression": {"gradients": "int4"}})",
-      R"({"strategy": "NO_SHARD", "compression": {"power_sgd_rank": 2}})",
-      R"({"strategy": "NO_SHARD", "compression": {"top_k": 0.1}})",
-      R"({"strategy": "NO_SHARD", "compression": {"random_k": 0.1}})",
-      R"({"strategy": "NO_SHARD", "compression": {"one_bit": true}, "optimizer": {"type": "sgd", "momentum": 0.9}})",
+      R"({"strategy": "NO_SHARD", "compression": {"method": {"type": "top_k", "momentum": 0.5}}})",
+      R"({"strategy": "NO_SHARD", "compression": {"method": {"type": "qsgd", "levels": 1, "seed": 3}}})",
       R"({"on_spike": {"action": "rollback"}, "checkpoint": {"dir": "a"}})",
       R"({"durable": {"every": 1, "dir": "a"}})",
       R"({"sync": {"type": "local_sgd", "every": 7}})",
@@ -72,6 +70,38 @@ TEST(StrategyTable, DefaultsAreThoseOfTheStruct) {
   for (const StrategyKey& key : strategy_keys()) {
     EXPECT_EQ(key.field.get(strategy), ordered_json::parse(key.default_json)) << key.pointer;
   }
+}
+
+// Of each object whose type says which keys it has.
+TEST(StrategyTable, TypesOfAVariantAreWholeAndReadIntoTheirOwnMembers) {
+  std::size_t types = 0;
+  for (const StrategyKey& key : strategy_keys()) {
+    EXPECT_EQ(key.field.kind == ValueKind::kVariant, !key.field.types.empty()) << key.pointer;
+    for (const VariantType& type : key.field.types) {
+      ++types;
+      EXPECT_TRUE(type.doc.ends_with('.') && type.cost.ends_with('.')) << type.name;
+      Strategy strategy;
+      type.choose(strategy);
+      EXPECT_EQ(key.field.get(strategy)[kTypeKey], type.name);
+      for (const StrategyKey& member : type.members) {
+        const std::string where = type.name + " " + member.pointer;
+        EXPECT_EQ(member.group(), key.pointer) << where;
+        EXPECT_TRUE(member.doc.ends_with('.') && member.cost.ends_with('.')) << where;
+        EXPECT_EQ(member.field.get(strategy), ordered_json::parse(member.default_json)) << where;
+        const json object = {{kTypeKey, type.name}, {member.name(), json::parse(member.example_json)}};
+        json file = json::parse(R"({"strategy": "NO_SHARD", "optimizer": {"type": "sgd", "momentum": 0.9}})");
+        file[json::json_pointer(key.pointer)] = object;
+        const auto read = parse_strategy(file.dump());
+        ASSERT_TRUE(read.ok()) << where << read.status();
+        EXPECT_EQ(schema_errors(file), "") << where;
+        ordered_json wanted = key.field.get(strategy);
+        EXPECT_NE(wanted[member.name()], ordered_json::parse(member.example_json)) << where;
+        wanted[member.name()] = ordered_json::parse(member.example_json);
+        EXPECT_EQ(key.field.get(*read), wanted) << where;
+      }
+    }
+  }
+  EXPECT_EQ(types, std::variant_size_v<CompressionMethod>);
 }
 
 TEST(StrategyTable, RowsAreWhole) {

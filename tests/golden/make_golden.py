@@ -52,7 +52,7 @@ STRATEGIES = {
         "units": {"bucket_cap_mb": 1},
         "optimizer": {"type": "muon", "lr": 0.01, "muon": {"momentum": 0.9, "ns_steps": 4}},
         "lr_schedule": {"type": "inverse_sqrt", "warmup_steps": 2},
-        "compression": {"top_k": 0.25, "top_k_momentum": 0.5, "start_step": 1},
+        "compression": {"method": {"type": "top_k", "fraction": 0.25, "momentum": 0.5}, "start_step": 1},
         "checkpoint": {"dir": "compressed"},
         "check": {"replica_hash_every": 2},
         "comm": {"transport": "gloo"}},

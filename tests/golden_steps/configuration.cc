@@ -100,7 +100,7 @@ OwnRules own_rules_for(const Strategy& strategy) {
   OwnRules rules;
   if (strategy.optimizer.type == OptimizerType::kOwn) rules.elements = std::make_shared<OwnAdamW>();
   if (strategy.optimizer.type == OptimizerType::kOwnMatrix) rules.matrices = std::make_shared<OwnMuon>();
-  if (strategy.compression.hook) rules.comm_hook = std::make_shared<InBf16>();
+  if (std::holds_alternative<CommHookConfig>(strategy.compression.method)) rules.comm_hook = std::make_shared<InBf16>();
   return rules;
 }
 

@@ -143,7 +143,7 @@ void write_group(const std::string& what, const MemoryPlan& plan, const GroupSha
   const RecordLayout records = plan.records_of(group);
   const Chunks parameters = plan.parameter_chunks_of(group);
   const FeedbackNumel feedback = plan.feedback_numel_of(group);
-  const MethodMemory method = plan.method_memory_of(group);
+  const MethodMemory method = plan.method_layout_of(group).memory;
   Line(what)
       .add("part", records.numel())
       .add("before records", records.before_records())

@@ -1,9 +1,9 @@
 // Tests which tensors go as low-rank factors, and where these lie.
 
-#include "sharding/layout/factor_layout.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "sharding/layout/method_layout.h"
 
 namespace tessera {
 namespace {
@@ -38,7 +38,7 @@ TEST(FactorLayout, CutsWhatIsShorterAsFactors) {
   EXPECT_EQ(layout.second_numel(), (30 + 10) * 2);
   EXPECT_EQ(layout.kept_numel(), 900);
   EXPECT_EQ(layout.second_begin(), 912);
-  const MethodMemory memory = power_sgd_memory(group, 2);
+  const MethodMemory memory = method_layout(PowerSgdConfig{.rank = 2}, group, 3).memory;
   EXPECT_EQ(memory.kept, 912 + 80);
   EXPECT_EQ(memory.work, 160);
 }
@@ -46,17 +46,20 @@ TEST(FactorLayout, CutsWhatIsShorterAsFactors) {
 TEST(FactorLayout, NeedsNothingWhereAllGoesAsItIs) {
   const GroupShape group = some_group();
   EXPECT_EQ(FactorLayout(group, 12).first_numel(), 40 + 600 + 12 + 300);
-  EXPECT_EQ(power_sgd_memory(group, 12).kept, 0);
-  EXPECT_EQ(power_sgd_memory(group, 12).work, 0);
+  const MethodLayout plain = method_layout(PowerSgdConfig{.rank = 12}, group, 3);
+  EXPECT_EQ(plain.memory.kept, 0);
+  EXPECT_EQ(plain.memory.work, 0);
+  EXPECT_TRUE(plain.messages.empty());
 }
 
 TEST(FactorLayout, CountsTheLargestRoundedUp) {
   const GroupShape group = some_group();  // 952 elements
-  EXPECT_EQ(count_of_largest(group, 1), 952);
-  EXPECT_EQ(count_of_largest(group, 0.01), 10);
-  EXPECT_EQ(count_of_largest(group, 1e-9), 1);
-  EXPECT_EQ(top_k_memory(group, 0.01, 3).work, 80);
-  EXPECT_EQ(top_k_memory(group, 0.01, 3).kept, group.layout.numel());
+  EXPECT_EQ(count_of(group, 1), 952);
+  EXPECT_EQ(count_of(group, 0.01), 10);
+  EXPECT_EQ(count_of(group, 1e-9), 1);
+  const MethodMemory memory = method_layout(TopKConfig{.fraction = 0.01}, group, 3).memory;
+  EXPECT_EQ(memory.work, 80);
+  EXPECT_EQ(memory.kept, group.layout.numel());
 }
 
 }  // namespace

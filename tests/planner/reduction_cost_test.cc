@@ -62,13 +62,12 @@ TEST(ReductionCost, FactorsAndLargestElementsAreCounted) {
   timed.input.compressed_shard_part = 1;
   timed.links.shard = links_of(1e-9, 1e-3);
   for (UnitShape& unit : timed.input.units) unit.groups[0].factored = {{1024, unit.groups[0].layout.numel() / 1024}};
-  timed.input.compression.power_sgd_rank = 4;
+  timed.input.compression.method = PowerSgdConfig{.rank = 4};
   const CallCost factors = cost_of(timed);
   EXPECT_EQ(factors.sent_bytes, 2 * 6 * 1024 * 4);  // two all-reduces of [4, 1024]
   EXPECT_DOUBLE_EQ(factors.latency_s, 2 * 3 * 1e-3);
-  timed.input.compression.power_sgd_rank = 0;
-  timed.input.compression.top_k = 0.01;
-  EXPECT_EQ(cost_of(timed).sent_bytes, 3 * 8 * count_of_largest(timed.input.units[1].groups[0], 0.01));
+  timed.input.compression.method = TopKConfig{.fraction = 0.01};
+  EXPECT_EQ(cost_of(timed).sent_bytes, 3 * 8 * count_of(timed.input.units[1].groups[0], 0.01));
 }
 
 TEST(ReductionCost, MethodsSendWhatTheirMessagesHave) {
@@ -76,22 +75,22 @@ TEST(ReductionCost, MethodsSendWhatTheirMessagesHave) {
   timed.input.compressed_shard_part = 1;
   timed.links.shard = links_of(1e-9, 1e-3);
   const std::int64_t runs = kNumel / 256;
-  const auto expect = [&](const CompressionConfig& compression, std::int64_t bytes, int messages) {
-    timed.input.compression = compression;
+  const auto expect = [&](const CompressionMethod& method, std::int64_t bytes, int messages) {
+    timed.input.compression.method = method;
     const CallCost cost = cost_of(timed);
     EXPECT_EQ(cost.sent_bytes, bytes);
     EXPECT_DOUBLE_EQ(cost.latency_s, messages * 1e-3);
   };
   // A rank sends 3/4 of a message to the owners, and as an owner 3/4 of its answers; or a whole message to each of 3
   // ranks.
-  expect({.random_k = 0.25}, 2 * 3 * kNumel / 4 / 4 * 4, 3);
-  expect({.sign = SignForm::kMajority}, 2 * 3 * (4 + runs / 4 * 32), 3);
-  expect({.sign = SignForm::kFeedback}, 3 * runs * 36, 3);
-  expect({.one_bit = true}, 2 * 3 * (runs / 4 * 36), 3);
-  expect({.qsgd_levels = 1}, 3 * runs * (4 + 64), 3);
-  expect({.qsgd_levels = 7}, 3 * runs * (4 + 128), 3);
-  expect({.qsgd_levels = 8}, 3 * runs * (4 + 256), 3);
-  expect({.terngrad = true}, 3 * runs * (4 + 64), 3);
+  expect(RandomKConfig{.fraction = 0.25}, 2 * 3 * kNumel / 4 / 4 * 4, 3);
+  expect(SignMajorityConfig(), 2 * 3 * (4 + runs / 4 * 32), 3);
+  expect(SignFeedbackConfig(), 3 * runs * 36, 3);
+  expect(OneBitConfig(), 2 * 3 * (runs / 4 * 36), 3);
+  expect(QsgdConfig{.levels = 1}, 3 * runs * (4 + 64), 3);
+  expect(QsgdConfig{.levels = 7}, 3 * runs * (4 + 128), 3);
+  expect(QsgdConfig{.levels = 8}, 3 * runs * (4 + 256), 3);
+  expect(TernGradConfig(), 3 * runs * (4 + 64), 3);
 }
 
 TEST(ReductionCost, OverReplicasGoesWhatTheShardAxisLeft) {

@@ -62,10 +62,10 @@ struct Made {
   std::vector<Numbers> kept;
 };
 
-Made made_by(int ranks, const CompressionConfig& compression, const MakeMethod& make) {
+Made made_by(int ranks, const CompressionMethod& config, const MakeMethod& make) {
   const Layout layout = some_layout(ranks);
   const GroupShape shape{.layout = layout};
-  const MethodMemory need = method_memory(compression, shape, ranks);
+  const MethodMemory need = method_layout(config, shape, ranks).memory;
   std::vector<std::vector<Numbers>> sums(size(ranks));
   std::vector<Numbers> kept(size(ranks));
   run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
@@ -117,10 +117,10 @@ void expect_nothing_lost(int ranks, const Made& made) {
 
 TEST(RandomK, SendsTheSamePlacesOnAllRanksAndKeepsTheRest) {
   for (const int ranks : {2, 3}) {
-    const CompressionConfig compression{.random_k = 0.1};
+    const RandomKConfig config{.fraction = 0.1};
     const Layout layout = some_layout(ranks);
-    const std::int64_t count = count_of_largest({.layout = layout}, 0.1);
-    const Made made = made_by(ranks, compression, [&](const Layout& layout, int, int, Memory& memory) {
+    const std::int64_t count = count_of({.layout = layout}, 0.1);
+    const Made made = made_by(ranks, config, [&](const Layout& layout, int, int, Memory& memory) {
       return std::make_unique<RandomK>(layout.numel(), count, DrawStream(3, 5, -1), memory.kept.data(),
                                        memory.work.data());
     });
@@ -164,7 +164,7 @@ struct OneBitAlone {
   }
 
   const Layout layout = Layout::pack(std::vector<std::int64_t>{kNumel}, 1);
-  const MethodMemory need = method_memory({.one_bit = true, .one_bit_momentum = kMomentum}, {.layout = layout}, 1);
+  const MethodMemory need = method_layout(OneBitConfig{.momentum = kMomentum}, {.layout = layout}, 1).memory;
   Numbers kept = Numbers(size(need.kept), 0.0f), work = Numbers(size(need.work), 0.0f);
   OneBit method{layout, 0, 1, kMomentum, kept.data(), work.data()};
 };
@@ -210,7 +210,7 @@ TEST(RandomK, ReachesEveryElement) {
 TEST(MajorityVote, IsTheSignThatMostHave) {
   for (const int ranks : {1, 2, 3, 5}) {
     const Layout layout = some_layout(ranks);
-    const Made made = made_by(ranks, {.sign = SignForm::kMajority}, [](const Layout& l, int, int n, Memory& memory) {
+    const Made made = made_by(ranks, SignMajorityConfig(), [](const Layout& l, int, int n, Memory& memory) {
       return std::make_unique<MajorityVote>(l, n, memory.work.data());
     });
     for (std::int64_t step = 1; step <= kSteps; ++step) {
@@ -243,7 +243,7 @@ void clear_gaps(const Layout& layout, Numbers& values) {
 TEST(SignFeedback, AddsWhatEachRankSendsAndKeepsTheRest) {
   for (const int ranks : {2, 3}) {
     const Layout layout = some_layout(ranks);
-    const Made made = made_by(ranks, {.sign = SignForm::kFeedback}, [](const Layout& l, int, int, Memory& memory) {
+    const Made made = made_by(ranks, SignFeedbackConfig(), [](const Layout& l, int, int, Memory& memory) {
       return std::make_unique<SignFeedback>(l, memory.kept.data(), memory.work.data());
     });
     expect_nothing_lost(ranks, made);
@@ -264,7 +264,7 @@ TEST(SignFeedback, AddsWhatEachRankSendsAndKeepsTheRest) {
 TEST(OneBit, CompressesContributionsAndSumsAndKeepsWhatBothLack) {
   for (const int ranks : {2, 3}) {
     const Layout layout = some_layout(ranks);
-    const Made made = made_by(ranks, {.one_bit = true}, [](const Layout& l, int rank, int n, Memory& memory) {
+    const Made made = made_by(ranks, OneBitConfig(), [](const Layout& l, int rank, int n, Memory& memory) {
       return std::make_unique<OneBit>(l, rank, n, 0.0f, memory.kept.data(), memory.work.data());
     });
     const std::size_t numel = size(layout.numel());
@@ -300,10 +300,10 @@ TEST(OneBit, CompressesContributionsAndSumsAndKeepsWhatBothLack) {
 TEST(LevelMethod, AddsWhatEachRankDraws) {
   for (const LevelForm form : {LevelForm{1, LevelNorm::kMagnitude}, LevelForm{7, LevelNorm::kSquares}}) {
     for (const int ranks : {2, 3}) {
-      const CompressionConfig compression{.qsgd_levels = form.levels};
+      const QsgdConfig config{.levels = form.levels};
       const Layout layout = some_layout(ranks);
       const auto run = [&](std::int64_t seed) {
-        return made_by(ranks, compression, [&](const Layout& l, int rank, int, Memory& memory) {
+        return made_by(ranks, config, [&](const Layout& l, int rank, int, Memory& memory) {
           return std::make_unique<LevelMethod>(l.numel(), form, DrawStream(seed, 2, rank), memory.work.data());
         });
       };
@@ -332,9 +332,9 @@ TEST(TopKMomentum, SendsTheLargestOfWhatMomentumAddsUp) {
     constexpr float kMomentum = 0.5f;
     const Layout layout = some_layout(ranks);
     const std::size_t numel = size(layout.numel());
-    const std::int64_t count = count_of_largest({.layout = layout}, 0.2);
-    const CompressionConfig compression{.top_k = 0.2, .top_k_momentum = kMomentum};
-    const Made made = made_by(ranks, compression, [&](const Layout& l, int, int, Memory& memory) {
+    const std::int64_t count = count_of({.layout = layout}, 0.2);
+    const TopKConfig config{.fraction = 0.2, .momentum = kMomentum};
+    const Made made = made_by(ranks, config, [&](const Layout& l, int, int, Memory& memory) {
       return std::make_unique<TopK>(l.numel(), count, kMomentum, memory.kept.data(), memory.work.data());
     });
     std::vector<Numbers> moving(size(ranks), Numbers(numel, 0.0f)), kept = moving;
@@ -373,8 +373,8 @@ TEST(OneBitMomentum, IsWhatRanksSend) {
   for (const int ranks : {2, 3}) {
     const Layout layout = some_layout(ranks);
     const std::size_t numel = size(layout.numel());
-    const CompressionConfig compression{.one_bit = true, .one_bit_momentum = kMomentum};
-    const Made made = made_by(ranks, compression, [&](const Layout& l, int rank, int n, Memory& memory) {
+    const OneBitConfig config{.momentum = kMomentum};
+    const Made made = made_by(ranks, config, [&](const Layout& l, int rank, int n, Memory& memory) {
       return std::make_unique<OneBit>(l, rank, n, kMomentum, memory.kept.data(), memory.work.data());
     });
     std::vector<Numbers> kept(size(ranks), Numbers(numel, 0.0f));

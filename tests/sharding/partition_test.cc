@@ -245,7 +245,7 @@ TEST(Partition, TensorsAreMatricesByTheirOutermostDimension) {
   module.register_parameter("nothing", torch::ones({0, 3}));
   Strategy strategy;
   EXPECT_TRUE(partition(module, strategy, 1)[0]->groups[0]->shape().factored.empty());
-  strategy.compression.power_sgd_rank = 2;
+  strategy.compression.method = PowerSgdConfig{.rank = 2};
   EXPECT_THAT(partition(module, strategy, 1)[0]->groups[0]->shape().factored,
               ElementsAre(MatrixShape{6, 24}, MatrixShape{6, 24}, MatrixShape{5, 7}, MatrixShape{8, 9}, MatrixShape{},
                           MatrixShape{}));

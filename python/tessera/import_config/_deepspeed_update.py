@@ -25,7 +25,7 @@ _OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adam": {"weight_decay": 0.0}, "adamw": {"weight_decay": 0.0}, "sgd": {"weight_decay": 0.0},
     "lion": {"betas": [0.9, 0.99], "lr": 0.001, "weight_decay": 0.0}, "adagrad": {"eps": 1e-10, "lr": 0.01, "weight_decay": 0.0},
     "rmsprop": {"lr": 0.01, "weight_decay": 0.0}}
-_ONE_BIT = ('it compresses momentum. Use "AdamW"; in the strategy, NO_SHARD on CPUs with compression {"one_bit": true, "one_bit_momentum": betas[0], '
+_ONE_BIT = ('it compresses momentum. Use "AdamW"; in the strategy, NO_SHARD on CPUs with compression {"method": {"type": "one_bit", "momentum": betas[0]}, '
             '"start_step": N} and optimizer {"freeze_step": N} is close to OneBitAdam')
 _MUP = 'muP gives each parameter a rate by its width. Use "AdamW" or "SGD" with optimizer.groups, which have an lr_ratio'
 _REFUSED_OPTIMIZERS = {

@@ -80,7 +80,7 @@ constexpr Range kDecayRange = {0, 1000}, kEpsRange = {1e-30, 1}, kBetaRange = {0
 /// Keys of one ParameterGroup.
 std::vector<StrategyKey> parameter_group_keys() {
   const auto member = [](const char* name) { return "/optimizer/groups/" + std::string(name); };
-  const auto of_kind = [](ValueKind kind) { return StrategyField{kind, {}, nullptr, nullptr, {}}; };
+  const auto of_kind = [](ValueKind kind) { return StrategyField{kind, {}, nullptr, nullptr, {}, {}}; };
   return {
       {.pointer = member("name"),
        .field = of_kind(ValueKind::kName),
@@ -142,6 +142,7 @@ std::vector<StrategyKey> parameter_group_keys() {
                                {"own_matrix", "by the program's rule, embeddings too"}},
                               nullptr,
                               nullptr,
+                              {},
                               {}},
        .default_json = R"("muon")",
        .example_json = R"("adamw")",
@@ -211,7 +212,8 @@ StrategyField parameter_groups_field() {
             for (const ParameterGroup& group : s.optimizer.groups) list.push_back(json_of(group));
             return list;
           },
-          parameter_group_keys()};
+          parameter_group_keys(),
+          {}};
 }
 
 }  // namespace
@@ -372,7 +374,7 @@ std::vector<StrategyKey> optimizer_keys() {
        .default_json = "0",
        .example_json = "1000",
        .doc = "Above 0: after so many steps of a parameter its second moments stay as they are, as 1-bit Adam wants it "
-              "with compression.one_bit; one that is less than a single gradient would make it takes that.",
+              "with compression.method one_bit; one that is less than a single gradient would make it takes that.",
        .cost = "Elements whose gradients were small until then are moved by up to 1 / sqrt(1 - beta2) times the rate: "
                "so many steps that training has settled, and several times 1 / (1 - beta2).",
        .only_if = with_optimizer(

@@ -4,7 +4,6 @@
 #include <numeric>
 #include <span>
 
-#include "sharding/layout/method_layout.h"
 #include "sharding/layout/written_part.h"
 
 namespace tessera {
@@ -302,7 +301,7 @@ void MemoryPlan::plan_checkpoint() {
       }
       bytes += 4 * most_written(axes, input_.mesh, group.tensor_states.numel());
       const FeedbackNumel feedback = feedback_numel_of(group);
-      bytes += 4 * (feedback.shard + feedback.replicate + method_memory_of(group).kept);
+      bytes += 4 * (feedback.shard + feedback.replicate + method_layout_of(group).memory.kept);
     }
   }
   use_[MemoryCategory::kCheckpoint] = (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
@@ -319,16 +318,16 @@ FeedbackNumel MemoryPlan::feedback_numel_of(const GroupShape& group) const {
   return {part_of(numel, input_.compressed_shard_part), part_of(summed, input_.compressed_replicate_part)};
 }
 
-MethodMemory MemoryPlan::method_memory_of(const GroupShape& group) const {
+MethodLayout MemoryPlan::method_layout_of(const GroupShape& group) const {
   if (!group.trainable || input_.compressed_shard_part == 0) return {};
-  return method_memory(input_.compression, group, input_.mesh.shard_size);
+  return method_layout(input_.compression.method, group, input_.mesh.shard_size);
 }
 
 void MemoryPlan::plan_feedback() {
   for (const UnitShape& unit : input_.units) {
     for (const GroupShape& group : unit.groups) {
       const FeedbackNumel kept = feedback_numel_of(group);
-      const MethodMemory method = method_memory_of(group);
+      const MethodMemory method = method_layout_of(group).memory;
       kept_gradient_numel_ += kept.shard + kept.replicate + method.kept;
       method_work_numel_ = std::max(method_work_numel_, method.work);
     }

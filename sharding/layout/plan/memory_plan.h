@@ -11,8 +11,8 @@
 #include "runtime/base/even_spread.h"
 #include "runtime/base/state_dtype.h"
 #include "sharding/layout/chunks.h"
-#include "sharding/layout/factor_layout.h"
 #include "sharding/layout/matrix_deal.h"
+#include "sharding/layout/method_layout.h"
 #include "sharding/layout/placement.h"
 #include "sharding/layout/plan/record_layout.h"
 #include "sharding/layout/plan/record_traffic.h"
@@ -226,9 +226,9 @@ class MemoryPlan {
 
   /// Elements of error feedback on each axis; 0 where nothing is kept.
   FeedbackNumel feedback_numel_of(const GroupShape& group) const;
-  /// fp32 elements for a trainable group whose sums a GradientMethod makes (also of MemoryCategory::kFeedback); zeros
-  /// for other groups.
-  MethodMemory method_memory_of(const GroupShape& group) const;
+  /// What a GradientMethod needs that makes the sums of a trainable group (MemoryCategory::kFeedback has its memory);
+  /// empty where none does.
+  MethodLayout method_layout_of(const GroupShape& group) const;
   std::int64_t method_work_numel() const { return method_work_numel_; }  ///< one scratch for all groups
   /// fp32 elements that all groups keep from step to step on both axes. CompressionConfig::restore_skipped adds a copy
   /// of them.

@@ -710,8 +710,7 @@ TEST(OuterSteps, WhatTheyDoNotGoWithIsRefused) {
       {R"("check": {"replica_hash_every": 1})", "check.replica_hash_every"},
       {R"("broadcast_buffers": "mean")", "broadcast_buffers"},
       {R"("compression": {"gradients": "int8", "error_feedback": true})", "error_feedback"},
-      {R"("compression": {"random_k": 0.1})", "random_k"},
-      {R"("compression": {"one_bit": true})", "one_bit"},
+      {R"("compression": {"method": {"type": "random_k"}})", "compression.method"},
       {R"("lr_schedule": {"base_batch_size": 8})", "base_batch_size"}};
   for (const auto& [with, named] : refused) {
     const std::string text =

@@ -318,7 +318,7 @@ TEST(Checkpoint, NoiseOfAnotherVersionIsSaid) {
     EXPECT_EQ(other_noise(narrow, 2).has_value(), state == StateDType::k8Bit);
     expect_said(narrow, "states will be rounded");
   }
-  strategy.compression.random_k = 0.5;
+  strategy.compression.method = RandomKConfig{.fraction = 0.5};
   EXPECT_THAT(other_noise(strategy, 1).value_or(""), HasSubstr("of gradients other ones"));
   EXPECT_EQ(other_noise(strategy, 2), std::nullopt);
   EXPECT_EQ(other_noise(strategy, kNoiseVersion), std::nullopt);

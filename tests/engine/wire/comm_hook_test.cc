@@ -46,7 +46,7 @@ struct InBf16ByParts final : CommHook {
 Adjust with_hook(const Adjust& adjust = nullptr) {
   return [=](Strategy& strategy) {
     descend(strategy);
-    strategy.compression.hook = true;
+    strategy.compression.method = CommHookConfig();
     if (adjust) adjust(strategy);
   };
 }
@@ -79,7 +79,7 @@ struct Hooked {
 
 /// The values after three steps; `hook` is null for none.
 Values trained_by(const Mesh& mesh, Strategy strategy, std::shared_ptr<CommHook> hook, TinyOptions options = {}) {
-  strategy.compression.hook = hook != nullptr;
+  if (hook) strategy.compression.method = CommHookConfig();
   const auto run = [&](auto& hooked) {
     for (std::size_t i = 0; i < 3; ++i) hooked.train(i);
     return hooked.values();
@@ -255,14 +255,15 @@ TEST(CommHook, TheStrategyAndTheProgramMustAgree) {
       Hooked hooked(mesh,
                     strategy_for(ShardingStrategy::kNoShard,
                                  [&](Strategy& s) {
-                                   s.compression.hook = key;
+                                   if (key) s.compression.method = CommHookConfig();
                                    s.mesh.shard = shard;
                                  }),
                     hook);
     };
   };
   EXPECT_THAT(failure_of(2, make(true, nullptr)), HasSubstr("give the Engine a CommHook"));
-  EXPECT_THAT(failure_of(2, make(false, std::make_shared<Plain>())), HasSubstr("compression.hook is false"));
+  EXPECT_THAT(failure_of(2, make(false, std::make_shared<Plain>())),
+              HasSubstr("compression.method is of another type than hook"));
   EXPECT_THAT(failure_of(4, make(true, std::make_shared<Plain>(), 2)), HasSubstr("a mesh of one replica"));
 }
 

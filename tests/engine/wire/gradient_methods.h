@@ -19,35 +19,20 @@ inline void descend(Strategy& strategy) {
   strategy.check.replica_hash_every = 1;
 }
 
-inline Adjust power_sgd(std::int64_t rank, std::int64_t start_step = 0) {
+/// Plain descent with a method.
+inline Adjust with_method(const CompressionMethod& method) {
   return [=](Strategy& strategy) {
     descend(strategy);
-    strategy.compression.power_sgd_rank = rank;
-    strategy.compression.start_step = start_step;
+    strategy.compression.method = method;
   };
 }
 
-inline Adjust top_k(double share) {
-  return [=](Strategy& strategy) {
-    descend(strategy);
-    strategy.compression.top_k = share;
-  };
+inline Adjust power_sgd(std::int64_t rank) { return with_method(PowerSgdConfig{.rank = rank}); }
+inline Adjust top_k(double fraction, double momentum = 0) {
+  return with_method(TopKConfig{.fraction = fraction, .momentum = momentum});
 }
-
-/// Plain descent with the compression that `method` says.
-inline Adjust with_method(const CompressionConfig& method) {
-  return [=](Strategy& strategy) {
-    descend(strategy);
-    strategy.compression = method;
-  };
-}
-
-inline Adjust top_k_momentum(double share, double momentum) {
-  return with_method({.top_k = share, .top_k_momentum = momentum});
-}
-inline Adjust random_k(double share) { return with_method({.random_k = share, .seed = 7}); }
-inline Adjust sign(SignForm form) { return with_method({.sign = form}); }
-inline Adjust one_bit() { return with_method({.one_bit = true}); }
+inline Adjust random_k(double fraction) { return with_method(RandomKConfig{.fraction = fraction, .seed = 7}); }
+inline Adjust one_bit() { return with_method(OneBitConfig()); }
 inline constexpr double kMomentum = 0.25;
 /// Sets descent with momentum, of which one bit is sent.
 inline void descend_with_momentum(Strategy& strategy) {
@@ -56,9 +41,7 @@ inline void descend_with_momentum(Strategy& strategy) {
 }
 inline void one_bit_of_momentum(Strategy& strategy) {
   descend_with_momentum(strategy);
-  strategy.compression = {.one_bit = true, .one_bit_momentum = kMomentum};
+  strategy.compression.method = OneBitConfig{.momentum = kMomentum};
 }
-inline Adjust qsgd(std::int64_t levels) { return with_method({.qsgd_levels = levels}); }
-inline Adjust terngrad() { return with_method({.terngrad = true}); }
 
 }  // namespace tessera::testing

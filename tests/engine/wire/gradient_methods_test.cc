@@ -29,13 +29,13 @@ struct Method {
 
 const Method kMethods[] = {{"PowerSGD", power_sgd(2)},
                            {"top-k", top_k(0.05), 0.1, true, false, 8},
-                           {"top-k with momentum", top_k_momentum(0.05, 0.5), 0.1, true, false, 8},
+                           {"top-k with momentum", top_k(0.05, 0.5), 0.1, true, false, 8},
                            {"random-k", random_k(0.05), 0.1, true, true, 16},
-                           {"signs by vote", sign(SignForm::kMajority), 4, false, false, 12},
-                           {"signs with feedback", sign(SignForm::kFeedback), 0.1, true, false, 24},
+                           {"signs by vote", with_method(SignMajorityConfig()), 4, false, false, 12},
+                           {"signs with feedback", with_method(SignFeedbackConfig()), 0.1, true, false, 24},
                            {"one bit", one_bit(), 0.1, true, false, 12},
-                           {"QSGD", qsgd(7), 0.1, false, true, 7},
-                           {"TernGrad", terngrad(), 0.1, false, true, 12}};
+                           {"QSGD", with_method(QsgdConfig()), 0.1, false, true, 7},
+                           {"TernGrad", with_method(TernGradConfig()), 0.1, false, true, 12}};
 
 std::int64_t reduced_in_a_step(Session& session, std::size_t i) {
   const std::int64_t before = session.engine.traffic().reduced_bytes;

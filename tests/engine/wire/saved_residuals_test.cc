@@ -39,12 +39,16 @@ struct Kind {
 const Kind kKinds[] = {
     {"PowerSGD", 2, 2, ShardingStrategy::kNoShard, power_sgd(2)},
     {"top-k", 2, 2, ShardingStrategy::kShardGradients, top_k(0.1)},
-    {"top-k with momentum", 2, 2, ShardingStrategy::kNoShard, top_k_momentum(0.1, 0.5)},
+    {"top-k with momentum", 2, 2, ShardingStrategy::kNoShard, top_k(0.1, 0.5)},
     {"random-k", 2, 2, ShardingStrategy::kShardOptimizer, random_k(0.1)},
-    {"signs", 2, 2, ShardingStrategy::kNoShard, sign(SignForm::kFeedback)},
+    {"signs", 2, 2, ShardingStrategy::kNoShard, with_method(SignFeedbackConfig())},
     {"one bit", 3, 3, ShardingStrategy::kShardGradients, one_bit()},
     {"one bit of momentum", 2, 2, ShardingStrategy::kNoShard, one_bit_of_momentum},
-    {"one bit, restored", 2, 2, ShardingStrategy::kNoShard, with_method({.one_bit = true, .restore_skipped = true})},
+    {"one bit, restored", 2, 2, ShardingStrategy::kNoShard,
+     [](Strategy& s) {
+       one_bit()(s);
+       s.compression.restore_skipped = true;
+     }},
     {"int4", 3, 3, ShardingStrategy::kFullShard, with_feedback(WireForm::kInt4)},
     {"int4, whole sums", 2, 2, ShardingStrategy::kNoShard, with_feedback(WireForm::kInt4)},
     {"int4 between hosts", 4, 2, ShardingStrategy::kFullShard, with_feedback(WireForm::kInt4)},
@@ -255,7 +259,7 @@ TEST(SavedResiduals, TheFirstMomentsAreWhatRanksSend) {
     Session session(mesh, strategy_for(ShardingStrategy::kNoShard, [&](Strategy& s) {
                       descend(s);
                       s.optimizer = {.type = OptimizerType::kAdamW, .lr = 1e-3, .beta1 = kBeta, .freeze_step = kPlain};
-                      s.compression = {.one_bit = true, .one_bit_momentum = kBeta, .start_step = kPlain};
+                      s.compression = {.method = OneBitConfig{.momentum = kBeta}, .start_step = kPlain};
                     }));
     train(session, 0, kPlain);
     save_checkpoint(session.engine, before.path());

@@ -81,15 +81,7 @@ std::vector<Strategy> candidates_of(const Strategy& like, const Topology& topolo
 }
 
 std::string text_of(const CompressionConfig& compression) {
-  if (compression.power_sgd_rank > 0) return "PowerSGD " + std::to_string(compression.power_sgd_rank);
-  if (compression.top_k > 0) return "top-k " + number_text(compression.top_k, "%g");
-  if (compression.random_k > 0) return "random-k " + number_text(compression.random_k, "%g");
-  if (compression.sign == SignForm::kMajority) return "signs by vote";
-  if (compression.sign == SignForm::kFeedback) return "signs, feedback";
-  if (compression.one_bit) return "one bit";
-  if (compression.terngrad) return "TernGrad";
-  if (compression.qsgd_levels > 0) return "QSGD " + std::to_string(compression.qsgd_levels);
-  if (compression.hook) return "a hook";
+  if (compression.has_method()) return describe(compression.method);
   const std::string gathers =
       compression.gathers == WireForm::kPlain ? "" : ", gathers " + name_of(compression.gathers);
   if (!compresses(compression)) return "as they are" + gathers;

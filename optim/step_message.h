@@ -65,7 +65,7 @@ struct StepRequest {
   double max_norm = 0.0;           ///< gradient_clipping; 0: none
   double trust_coefficient = 0.0;  ///< lars only (trust_ratio.h)
   LossScaleRule loss_scale;
-  SpikeVerdict spike;            ///< the verdict on the loss
+  SpikeVerdict spike;    ///< the verdict on the loss
   double base_lr = 0.0;  ///< argument of scaled_lr (scaled_lr.h)
   std::int64_t base_batch_size = 0;
   /// The schedule's ratios if `known_skipped` steps were skipped so far, if one more was, two more, ...

@@ -122,7 +122,8 @@ Manifest describe_engine(const Training& training, const StoredStates& states) {
   if (strategy.on_spike.action != SpikeAction::kNone)
     manifest.losses = SavedLosses{progress.losses.losses, progress.losses.spikes_in_a_row};
   if (training.plan.kept_gradient_numel() > 0)
-    manifest.residuals = SavedResiduals{strategy.gradient_accumulation, momentum_of_residuals(strategy.compression.method)};
+    manifest.residuals =
+        SavedResiduals{strategy.gradient_accumulation, momentum_of_residuals(strategy.compression.method)};
   manifest.parameters = describe_parameters(training, states, progress, manifest.states);
   return manifest;
 }

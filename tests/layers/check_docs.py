@@ -1,7 +1,7 @@
 """Every file of this project that a page or a comment names is there, and every test that a page names.
 
 A name ends in .h, .cc, .cu, .cuh, .py or .md. In pages those in backticks and those that links lead to are looked at, in
-sources those in comments. With a '/' it is a path from the root, from include/, or from the folder that names it. Without
+sources those in comments. With a '/' it is a path from the root, from include/ or docs/, or from the folder that names it. Without
 one it is the name of any file of this project. In pages, folders and programs that begin with a folder of ours count too.
 
 A page of MOST_BYTES has no more than so many bytes.
@@ -18,7 +18,7 @@ import posixpath
 import re
 import sys
 
-PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md", "*/README.md", "*/*/README.md"]
+PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md", "*/README.md", "*/*/README.md"]
 MOST_BYTES = {"README.md": 8192}  # one manual is read; the others are pages of docs/
 CODE = ["benchmarks", "checkpoint", "cmake", "engine", "examples", "include", "offload", "optim", "planner", "python", "runtime", "scripts",
         "sharding", "tests", "workshop"]
@@ -96,7 +96,7 @@ def complaints(root, files, source):
     basenames = {path.rsplit("/", 1)[-1] for path in files}
     folder = pathlib.PurePosixPath(source).parent
     for name in names_in(root / source):
-        places = {name, f"include/{name}", posixpath.normpath(folder / name)}
+        places = {name, f"include/{name}", f"docs/{name}", posixpath.normpath(folder / name)}
         if name not in basenames and not places & files:
             yield f"names {name}, which is not there"
     size = (root / source).stat().st_size

@@ -839,7 +839,7 @@ class Rows(Dataset):
 
 
 def data_in_the_middle_of_an_epoch(strategy):
-    """The loop of docs/resume.md: dropout and order go on bit for bit, and epochs have orders of their own."""
+    """The loop of docs/guide/resume.md: dropout and order go on bit for bit, and epochs have orders of their own."""
     data, batch, epochs, seen = Rows(), 2, 3, []
 
     def loop(folder, saves_at, resumes):

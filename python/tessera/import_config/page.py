@@ -30,7 +30,7 @@ Offload to the CPU means something where a GPU trains, and nothing where the CPU
 and `"comm": {"transport": "nccl"}`; with `--device cpu` it is ignored. Without `--device` it is refused.
 
 Keys that the other program has at a default which is not Tessera's are set too, and listed apart. What the file leaves to the training
-program (`"auto"`, the optimizer beside FSDP) stays at Tessera's default, or is what [TesseraTrainer](integrations.md) takes from
+program (`"auto"`, the optimizer beside FSDP) stays at Tessera's default, or is what [TesseraTrainer](guide/integrations.md) takes from
 TrainingArguments.
 
 The strategy on stdout, or in the file that `--out` names, has the keys that differ from their defaults, and the numbers of the optimizer

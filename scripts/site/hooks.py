@@ -1,0 +1,82 @@
+"""What MkDocs is told beside mkdocs.yml: pages and files that lie outside of docs/, and links to them.
+
+Pages are written for a reader of the repository: a link may lead out of docs/, to SECURITY.md say. On the site
+- a page of Markdown that a link names is a page below project/, and what it links to comes with it,
+- a public header is its page of the C++ API (cpp_api.py has made that),
+- any other file is copied below project/.
+A folder, and a file that is not there, are warnings, which end the build.
+"""
+
+import os
+import pathlib
+import posixpath
+import re
+
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File
+
+SITE = pathlib.Path(__file__).resolve().parent
+ROOT = SITE.parent.parent
+MADE = ROOT / "build" / "docs" / "pages"
+LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
+CODE = re.compile(r"^(```|~~~).*?^\1|`[^`\n]+`", re.MULTILINE | re.DOTALL)
+OUTSIDE = "project/"
+HEADER = re.compile(r"include/tessera/(\w+)\.h")
+
+
+def in_site(path):
+    """Where the file at `path`, from the root of the repository, lies on the site."""
+    header = HEADER.fullmatch(path)
+    if header:
+        return f"cpp/{header[1]}.md"
+    return path.removeprefix("docs/") if path.startswith("docs/") else OUTSIDE + path
+
+
+def in_repository(uri):
+    """The path from the root of the repository, of a page of the site."""
+    return uri.removeprefix(OUTSIDE) if uri.startswith(OUTSIDE) else f"docs/{uri}"
+
+
+def links_of(page, text):
+    """(match, path from the root of the repository) of each link to a file of ours, code apart."""
+    code = [match.span() for match in CODE.finditer(text)]
+    for match in LINK.finditer(text):
+        if re.match(r"[a-z]+:", match[2]) or any(begin <= match.start(2) < end for begin, end in code):
+            continue
+        yield match, posixpath.normpath(posixpath.join(posixpath.dirname(page), match[2]))
+
+
+def on_files(files, config):
+    for made in sorted(MADE.rglob("*.md")):
+        files.append(File.generated(config, made.relative_to(MADE).as_posix(), abs_src_path=str(made)))
+    for asset in sorted((SITE / "assets").iterdir()):
+        files.append(File.generated(config, asset.name, abs_src_path=str(asset)))
+    waiting = [f"docs/{file.src_uri}" for file in files.documentation_pages() if file.generated_by is None]
+    seen = set(waiting)
+    while waiting:
+        page = waiting.pop()
+        for _, path in links_of(page, (ROOT / page).read_text(encoding="utf-8")):
+            source, uri = ROOT / path, in_site(path)
+            if path in seen or not uri.startswith(OUTSIDE):
+                continue
+            seen.add(path)
+            if not source.is_file():
+                raise PluginError(f"{page} links to {path}, which is no file")
+            file = File.generated(config, uri, abs_src_path=str(source))
+            file.inclusion = file.inclusion.NOT_IN_NAV
+            files.append(file)
+            if path.endswith(".md"):
+                waiting.append(path)
+    return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    uri = page.file.src_uri
+    if page.file.generated_by is not None and not uri.startswith(OUTSIDE):
+        return markdown
+    source, out, end = in_repository(uri), [], 0
+    for match, path in links_of(source, markdown):
+        target = posixpath.relpath(in_site(path), posixpath.dirname(uri) or ".")
+        out += [markdown[end:match.start(2)], target]
+        end = match.end(2)
+    return "".join(out) + markdown[end:]

@@ -1,4 +1,5 @@
-"""check_docs.py notices a name of a file or a test that is gone, in pages and comments, and a README that is too long; and nothing else."""
+"""check_docs.py notices a name of a file or a test that is gone, in pages and comments, and a README or page that is too long; and
+nothing else."""
 
 import pathlib
 import tempfile
@@ -56,9 +57,19 @@ class Docs(unittest.TestCase):
                          ["docs/faults.md: names tests/base/gone_test.cc, which is not there"])
 
     def test_a_readme_that_is_too_long_is_found(self):
-        self.assertEqual(found_in({"README.md": "a" * 8192, "docs/design.md": "a" * 8193}), [])
+        self.assertEqual(found_in({"README.md": "a" * 8192, "docs/design.md": "a" * 25600}), [])
         self.assertEqual(found_in({"README.md": "a" * 8193}), ["README.md: has 8193 bytes, and 8192 are the most"])
         self.assertEqual(found_in({"README.md": "\u00e4" * 4097}), ["README.md: has 8194 bytes, and 8192 are the most"])
+
+    def test_a_page_of_docs_that_is_too_long_is_found_but_for_pages_that_a_program_makes(self):
+        for page in ("docs/design.md", "docs/design/gather.md"):
+            self.assertEqual(found_in({page: "a" * 25601}), [f"{page}: has 25601 bytes, and 25600 are the most"])
+        self.assertEqual(found_in({"docs/strategy.md": "<!-- Made by a program. -->" + "a" * 25601}), [])
+
+    def test_a_name_below_docs_is_found_from_docs(self):
+        self.assertEqual(found_in({"docs/guide/log.md": "", "optim/a.py": '"""[Logs](guide/log.md)."""\n'}), [])
+        self.assertEqual(found_in({"optim/a.py": '"""[Logs](guide/log.md)."""\n'}),
+                         ["optim/a.py: names guide/log.md, which is not there"])
 
 
 if __name__ == "__main__":

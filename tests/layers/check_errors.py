@@ -29,12 +29,15 @@ ROOMS = [("Strategy files and configurations", "File, line, column and key come 
          ("Python", "", ["python"], "")]
 HEAD = """# Errors
 
+<!-- Made by scripts/errors from the sources. Change the texts there, not this page. -->
+
 Each error of Tessera that a program, a strategy, a file or a machine can cause says who, where, what was wanted and what was got; then its
 id and what to do about it: `[T0217] hint: ...`. This page has a row for each id. Names in braces are what the program puts there. The exit
 code is that of a program that does not catch the error (`include/tessera/exit_code.h`); a warning ends nothing. An error without an id is an
 internal one: please report it.
 
-Where the sources call something for C++ and for Python, both are here: `C++ / Python`. `scripts/errors` makes this page from the sources.
+Where the sources call something for C++ and for Python, both are here: `C++ / Python`. On the site, `errors.html#T0217` is the row of an id.
+[What to do](troubleshooting.md) has the errors that come most often.
 """
 ROW = re.compile(r'^\| <a id="(T\d{4})"></a>T\d{4} \| (.*?) \| (.*?) \| (.*) \|$', re.MULTILINE)
 

@@ -23,7 +23,8 @@ class ExamplesTest(unittest.TestCase):
     def test_with_the_pages_diff_it_learns_on_two_ranks(self):
         with tempfile.TemporaryDirectory() as folder:
             sharded, text = pathlib.Path(folder) / "train.py", pathlib.Path(folder) / "text"
-            text.write_text((ROOT / "docs" / "design.md").read_text(encoding="utf-8")[:40000], encoding="utf-8")
+            pages = sorted((ROOT / "docs" / "design").glob("*.md"))
+            text.write_text("".join(page.read_text(encoding="utf-8") for page in pages)[:40000], encoding="utf-8")
             page = ROOT / "docs" / "start-python.md"
             subprocess.run([sys.executable, "-B", ROOT / "tests" / "examples" / "apply_diff.py", page, PLAIN, sharded], check=True)
             code, output = run([sys.executable, "-B", PLAIN, text])

@@ -3,6 +3,7 @@
 Pages are written for a reader of the repository: a link may lead out of docs/, to SECURITY.md say. On the site
 - a page of Markdown that a link names is a page below project/, and what it links to comes with it,
 - a public header is its page of the C++ API (cpp_api.py has made that),
+- a source is a page below project/ that shows it,
 - any other file is copied below project/.
 A folder, and a file that is not there, are warnings, which end the build.
 """
@@ -21,6 +22,7 @@ MADE = ROOT / "build" / "docs" / "pages"
 LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 CODE = re.compile(r"^(```|~~~).*?^\1|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 OUTSIDE = "project/"
+LANGUAGES = {".cc": "cpp", ".h": "cpp", ".cu": "cpp", ".py": "python", ".json": "json", ".txt": "text", ".sh": "bash"}
 HEADER = re.compile(r"include/tessera/(\w+)\.h")
 
 
@@ -29,12 +31,30 @@ def in_site(path):
     header = HEADER.fullmatch(path)
     if header:
         return f"cpp/{header[1]}.md"
-    return path.removeprefix("docs/") if path.startswith("docs/") else OUTSIDE + path
+    if path == "include/tessera":
+        return "cpp/index.md"
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    return OUTSIDE + path + (".md" if language_of(path) else "")
+
+
+def language_of(path):
+    """Of a source that is shown on a page of its own; else None."""
+    name = pathlib.PurePosixPath(path)
+    if name.suffix:
+        return LANGUAGES.get(name.suffix)
+    source = ROOT / path
+    return "bash" if source.is_file() and source.read_bytes().startswith(b"#!") else None
 
 
 def in_repository(uri):
     """The path from the root of the repository, of a page of the site."""
     return uri.removeprefix(OUTSIDE) if uri.startswith(OUTSIDE) else f"docs/{uri}"
+
+
+def page_of_source(path):
+    text = (ROOT / path).read_text(encoding="utf-8")
+    return f"# {path}\n\n~~~~{language_of(path)}\n{text}~~~~\n"
 
 
 def links_of(page, text):
@@ -62,7 +82,10 @@ def on_files(files, config):
             seen.add(path)
             if not source.is_file():
                 raise PluginError(f"{page} links to {path}, which is no file")
-            file = File.generated(config, uri, abs_src_path=str(source))
+            if language_of(path):
+                file = File.generated(config, uri, content=page_of_source(path))
+            else:
+                file = File.generated(config, uri, abs_src_path=str(source))
             file.inclusion = file.inclusion.NOT_IN_NAV
             files.append(file)
             if path.endswith(".md"):
@@ -72,7 +95,7 @@ def on_files(files, config):
 
 def on_page_markdown(markdown, page, config, files):
     uri = page.file.src_uri
-    if page.file.generated_by is not None and not uri.startswith(OUTSIDE):
+    if page.file.abs_src_path is None or page.file.generated_by is not None and not uri.startswith(OUTSIDE):
         return markdown
     source, out, end = in_repository(uri), [], 0
     for match, path in links_of(source, markdown):

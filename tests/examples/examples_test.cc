@@ -87,6 +87,12 @@ TEST_F(Examples, AGeneratorLearnsThroughItsDiscriminator) {
   EXPECT_NEAR(last.at("y"), -1, 0.4);
 }
 
+TEST_F(Examples, ANetworkLearnsTheSolutionOfAnEquation) {
+  const auto last = last_line(output_of(OSCILLATOR, 2), "step");
+  EXPECT_EQ(last.at("step"), 600);
+  EXPECT_LT(last.at("error"), 0.05);
+}
+
 TEST_F(Examples, FineTuningLearnsWithAFrozenBodyAndBetterWithAll) {
   const std::string output = output_of(FINETUNE, 2, {path("weights.pt")});
   const double pretrained = last_line(output, "pretrained").at("loss");

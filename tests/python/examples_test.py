@@ -1,4 +1,4 @@
-"""The Python program of examples/ with the diff of docs/start-python.md learns on two ranks as it does alone and plain."""
+"""The Python programs of examples/ learn on two ranks: the one with the diff of docs/start-python.md as it does alone and plain."""
 
 import importlib.util
 import pathlib
@@ -36,6 +36,16 @@ class ExamplesTest(unittest.TestCase):
             self.assertEqual(len(got), 2 * len(wanted), output)
             self.assertLess(wanted[-1], 0.7 * wanted[0])
             self.assertLess(max(got[-2:]), 0.75 * got[0])
+
+
+class PolicyTest(unittest.TestCase):
+    def test_a_policy_learns_on_two_ranks_as_if_each_had_a_host(self):
+        program = ROOT / "examples" / "python" / "policy_gradient.py"
+        code, output = run([TESSERA, "launch", "-n", "2", "--strict", "--", sys.executable, "-B", program])
+        self.assertEqual(code, 0, output)
+        won = [float(reward) for reward in re.findall(r"reward (-?\d+\.\d+)", output)]
+        self.assertEqual(len(won), 6, output)
+        self.assertGreater(won[-1], 0.7 * won[0])
 
 
 if __name__ == "__main__":

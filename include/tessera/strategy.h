@@ -24,7 +24,7 @@ enum class ShardingStrategy {
 };
 
 // clang-format off
-/// The update rule. docs/optimizers.md describes each one.
+/// The update rule. docs/guide/optimizers.md describes each one.
 enum class OptimizerType {
   kAdamW, kAdam, kSgd, kLion, kAdagrad, kRmsprop, kMuon, kLamb, kLars, kAdafactor,
   kOwn,        ///< the program's ElementwiseOptimizer

@@ -1,19 +1,28 @@
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
+#include "sharding/host_view.h"
 #include "sharding/unit.h"
 
 namespace tessera {
 
-/// A 64-bit hash of host memory that tells changed values; never 0.
-std::uint64_t hash_of_values(const std::byte* memory, std::int64_t bytes);
+/// A 64-bit hash over one portion of memory after the other; it tells changed values. Those who compare hashes add the
+/// same portions. `add` waits for the device whose memory it gets.
+class ValueHash {
+ public:
+  void add(MemoryPlace place, const void* memory, std::int64_t bytes);
+  std::uint64_t value() const { return value_; }
 
-/// The hash of all gathered values of a unit. REQUIRES: it is gathered, on the CPU.
-std::uint64_t hash_of_gathered(const Unit& unit);
+ private:
+  std::uint64_t value_ = 0;
+};
 
-/// The hash of this rank's part of parameter `i`, on the CPU; the hash of nothing where the rank has no part of it.
-std::uint64_t hash_of_part(const FlatGroup& group, std::size_t i);
+/// The hash of all gathered values of a unit; never 0. REQUIRES: it is gathered. `device`: where they lie.
+std::uint64_t hash_of_gathered(const Unit& unit, c10::Device device);
+
+/// The hash of this rank's part of parameter `i`, as far as it lies on `device`; the hash of nothing where the rank has
+/// no part of it. Never 0.
+std::uint64_t hash_of_part(const FlatGroup& group, std::size_t i, c10::Device device);
 
 }  // namespace tessera

@@ -10,10 +10,10 @@
 #include "engine/checkpoint/state_formats.h"
 #include "engine/checkpoint/stored_states.h"
 #include "engine/checkpoint/tensor_bytes.h"
-#include "engine/memory/host_view.h"
 #include "engine/memory/master_weights.h"
 #include "engine/memory/state_views.h"
 #include "runtime/base/status.h"
+#include "sharding/host_view.h"
 #include "sharding/unrecorded.h"
 
 namespace tessera {

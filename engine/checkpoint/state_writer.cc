@@ -12,10 +12,10 @@
 #include "checkpoint/saved_checkpoint.h"
 #include "engine/checkpoint/stored_states.h"
 #include "engine/checkpoint/tensor_bytes.h"
-#include "engine/memory/host_view.h"
 #include "engine/memory/state_views.h"
 #include "optim/arithmetic/rounding.h"
 #include "runtime/base/status.h"
+#include "sharding/host_view.h"
 #include "sharding/layout/written_part.h"
 
 namespace tessera {

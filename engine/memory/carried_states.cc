@@ -4,9 +4,9 @@
 #include <optional>
 #include <unordered_map>
 
-#include "engine/memory/host_view.h"
 #include "engine/memory/state_views.h"
 #include "runtime/border/throw.h"
+#include "sharding/host_view.h"
 
 namespace tessera {
 namespace {

@@ -66,9 +66,6 @@ void expect_tiers_of_device(const OffloadConfig& offload, bool is_gpu) {
 void expect_built_for_device(const Strategy& strategy, bool is_gpu) {
   expect_tiers_of_device(strategy.offload, is_gpu);
   if (!is_gpu) return;
-  if (strategy.check.values) {
-    refuse(std::string("/check/values: values of a GPU are not hashed. [T0217] hint: leave it out, or ") + kOnTheCpu);
-  }
   if (strategy.sync.makes_outer_steps()) {
     refuse(
         std::string(

@@ -16,9 +16,9 @@
 
 #include "checkpoint/commit.h"
 #include "checkpoint/commit_log.h"
-#include "engine/memory/host_view.h"
 #include "engine/memory/records/state_records.h"
 #include "offload/file_tier.h"
+#include "sharding/host_view.h"
 #include "sharding/layout/plan/memory_plan.h"
 #include "sharding/unit.h"
 #include "tessera/strategy.h"

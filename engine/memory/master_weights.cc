@@ -6,10 +6,10 @@
 #include <cstring>
 #include <span>
 
-#include "engine/memory/host_view.h"
 #include "engine/memory/state_views.h"
 #include "optim/arithmetic/rounding.h"
 #include "runtime/base/seeded_fault.h"
+#include "sharding/host_view.h"
 #include "sharding/memory_view.h"
 
 namespace tessera {

@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "engine/memory/host_view.h"
 #include "optim/optimizer.h"
+#include "sharding/host_view.h"
 #include "sharding/unit.h"
 
 namespace tessera {

@@ -92,8 +92,9 @@ void expect_own_memory(const std::vector<std::unique_ptr<Unit>>& units, const Na
   }
 }
 
-ParameterChecks::ParameterChecks(const std::vector<std::unique_ptr<Unit>>& units, bool checks_values)
-    : units_(units), checks_values_(checks_values) {
+ParameterChecks::ParameterChecks(const std::vector<std::unique_ptr<Unit>>& units, bool checks_values,
+                                 c10::Device device)
+    : units_(units), checks_values_(checks_values), device_(device) {
   share_version_with_data([](const at::TensorBase& tensor) { return unit_of(tensor) != nullptr; });
 }
 
@@ -105,7 +106,7 @@ void ParameterChecks::accept(Unit& unit) {
   for_each_parameter(unit, [&](FlatGroup& group, std::size_t i) {
     FlatParameter& parameter = group.parameters[i];
     parameter.version = version_of(parameter);
-    if (checks_values_) parameter.hash = hash_of_part(group, i);
+    if (checks_values_) parameter.hash = hash_of_part(group, i, device_);
   });
 }
 
@@ -114,7 +115,7 @@ void ParameterChecks::expect_accepted(bool may_unfreeze) const {
     const FlatParameter& parameter = group.parameters[i];
     expect_in_place(group, i);
     if (version_of(parameter) != parameter.version) throw_written(parameter);
-    if (checks_values_ && hash_of_part(group, i) != parameter.hash) throw_written_secretly(parameter);
+    if (checks_values_ && hash_of_part(group, i, device_) != parameter.hash) throw_written_secretly(parameter);
     if (!may_unfreeze && !group.trainable && parameter.tensor.requires_grad()) throw_unfrozen(parameter);
   });
 }

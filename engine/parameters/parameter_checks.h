@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <memory>
 #include <vector>
 
@@ -27,7 +29,8 @@ void expect_own_memory(const std::vector<std::unique_ptr<Unit>>& units, const Na
 /// this rank's part of all of them.
 class ParameterChecks {
  public:
-  ParameterChecks(const std::vector<std::unique_ptr<Unit>>& units, bool checks_values);
+  /// `device`: where the parameters lie.
+  ParameterChecks(const std::vector<std::unique_ptr<Unit>>& units, bool checks_values, c10::Device device);
 
   /// Takes the parameters as they are now: later checks compare with this.
   void accept();
@@ -39,6 +42,7 @@ class ParameterChecks {
  private:
   const std::vector<std::unique_ptr<Unit>>& units_;
   const bool checks_values_;
+  const c10::Device device_;
 };
 
 }  // namespace tessera

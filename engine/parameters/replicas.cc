@@ -1,8 +1,6 @@
 #include "engine/parameters/replicas.h"
 
 #include <c10/util/StringUtil.h>
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 #include <algorithm>
 #include <array>
@@ -11,10 +9,10 @@
 #include <string>
 
 #include "engine/checkpoint/stored_states.h"
-#include "engine/memory/host_view.h"
 #include "engine/memory/state_views.h"
 #include "runtime/base/text.h"
 #include "runtime/border/throw.h"
+#include "sharding/value_hash.h"
 
 namespace tessera {
 namespace {
@@ -24,22 +22,8 @@ constexpr std::size_t kKinds = 2;
 using Hashes = std::array<std::uint64_t, kKinds>;
 constexpr const char* kNames[kKinds] = {"values", "master or optimizer state"};
 
-/// A hash over one portion of memory after the other. Ranks that hold the same part go through it in the same portions.
-class Hash {
- public:
-  void add(MemoryPlace place, const void* memory, std::int64_t bytes) {
-    view_in_portions(memory, bytes, place, [&](const std::byte* data, std::int64_t count) {
-      value_ = XXH3_64bits_withSeed(data, static_cast<std::size_t>(count), value_);
-    });
-  }
-  std::uint64_t value() const { return value_; }
-
- private:
-  std::uint64_t value_ = 0;
-};
-
 std::uint64_t hash_of_values_of(const FlatGroup& group, std::size_t i) {
-  Hash hash;
+  ValueHash hash;
   const Extent part = intersect(group.layout.extent(i), group.parameter_part);
   if (part.numel <= 0) return hash.value();
   for_each_state(group, StateKind::kParameters, part, StateUse::kRead, [&](const StateView& view) {
@@ -49,7 +33,7 @@ std::uint64_t hash_of_values_of(const FlatGroup& group, std::size_t i) {
 }
 
 std::uint64_t hash_of_state_of(const FlatGroup& group, std::size_t i) {
-  Hash hash;
+  ValueHash hash;
   for_each_tensor_state(group, i, [&](const TensorState&, Extent place) {
     const Extent own = intersect(place, group.tensor_state_part);
     if (own.numel == 0) return;
@@ -132,8 +116,9 @@ void expect_equal_replicas(const std::vector<std::unique_ptr<Unit>>& units, cons
   // Ranks first compare one hash of all parameters together; they look for the parameter only where something differs.
   Hashes together{};
   for (std::size_t kind = 0; kind < kKinds; ++kind) {
-    for (const Hashes& each : own)
-      together[kind] = XXH3_64bits_withSeed(&each[kind], sizeof each[kind], together[kind]);
+    ValueHash hash;
+    for (const Hashes& each : own) hash.add({c10::kCPU, /*in_record_given=*/true}, &each[kind], sizeof each[kind]);
+    together[kind] = hash.value();
   }
   const Comparison digests(plan, control, {&together, 1});
   if (digests.odd_ranks(0, 0).empty() && digests.odd_ranks(0, 1).empty()) return;

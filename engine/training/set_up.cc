@@ -180,7 +180,7 @@ void Training::set_up_gradients() {
   if (updates_in_backward()) gradient_memory.sums = std::move(memory.gradients);
   reducer.emplace(plan, pointers_to(units), axes, std::move(gradient_memory), device, norm ? &*norm : nullptr);
   if (job.own_rules.comm_hook) reducer->sum_by(job.own_rules.comm_hook);
-  checks.emplace(units, strategy.check.values && !device.is_queued);
+  checks.emplace(units, strategy.check.values, device.device);
   hooks.emplace(units, *reducer);
   if (plan.publishes_behind(axes.gather->gathers_in_background()))
     gathering.publication.emplace(pointers_to(units), *axes.gather, plan.input().gathers, failing(job));
@@ -214,7 +214,7 @@ void Training::set_up_gathering() {
     residency.emplace(plan, pointers_to(units), *axes.gather, std::move(memory.slots), device, *log, failing(job),
                       shards.get());
     residency->tell(window.rounds);
-    if (job.strategy.check.values && !device.is_queued) residency->check_values();
+    if (job.strategy.check.values) residency->check_values();
     watch.emplace();
   } else if (publication) {
     watch.emplace();

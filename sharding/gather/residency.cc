@@ -1,20 +1,21 @@
 #include "sharding/gather/residency.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "runtime/base/log.h"
 #include "runtime/border/phrase.h"
 #include "runtime/border/throw.h"
+#include "runtime/comm/device/device_memory.h"
+#include "sharding/unrecorded.h"
 #include "sharding/value_hash.h"
 #include "tessera/span.h"
 
 namespace tessera {
 namespace {
 
-void expect_values_of(const Unit& unit) {
-  if (unit.gathered_hash == 0 || unit.gathered_hash == hash_of_gathered(unit)) return;
+void expect_values_of(const Unit& unit, c10::Device device) {
+  if (unit.gathered_hash == 0 || unit.gathered_hash == hash_of_gathered(unit, device)) return;
   throw Error(ExitCode::kUsage, "unit " + unit.name +
                                     ": its gathered parameters were written through .data() or a raw pointer, and the "
                                     "write is lost (\"check.values\"). [T0623] hint: write under " +
@@ -176,12 +177,12 @@ void Residency::wait(Unit& unit) {
   pending_[unit.index].clear();
   unit.become(Unit::State::kGathered);
   for (auto& group : unit.groups) group->attach(group->full);
-  if (checks_values_) unit.gathered_hash = hash_of_gathered(unit);
+  if (checks_values_) unit.gathered_hash = hash_of_gathered(unit, device_.device);
 }
 
 void Residency::release(Unit& unit) {
   if (unit.state() == Unit::State::kGathering) wait(unit);
-  if (checks_values_) expect_values_of(unit);
+  if (checks_values_) expect_values_of(unit, device_.device);
   for (auto& group : unit.groups) group->attach(nullptr);
   unit.become(Unit::State::kReleased);
   is_exact_[unit.index] = 0;
@@ -196,7 +197,7 @@ void Residency::release(Unit& unit) {
 void Residency::expect_values() const {
   if (!checks_values_) return;
   for (const Unit* unit : units_) {
-    if (unit->state() == Unit::State::kGathered) expect_values_of(*unit);
+    if (unit->state() == Unit::State::kGathered) expect_values_of(*unit, device_.device);
   }
 }
 
@@ -274,7 +275,9 @@ void Residency::spoil(Unit& unit) {
   release(unit);
   if (plan_.input().placement.shared)
     throw_if_error(group_.barrier(unit.name).wait());  // others may still read the common slot
-  std::memset(slot.memory, 0xff, static_cast<std::size_t>(unit.gathered_bytes()));  // NaN in every floating type
+  const Unrecorded unrecorded;
+  tensor_on(device_.device, slot.memory, static_cast<std::size_t>(unit.gathered_bytes()))
+      .fill_(0xff);  // NaN in every floating type
 }
 
 /// Goes from the back, so that no slot's number changes while a unit holds it.

@@ -66,7 +66,7 @@ class Residency final : public UnitKeeper {
   void drop(Unit& unit) override;
 
   /// Checks values from now on: a gathered unit must have the same values when it is released as when it came (unless
-  /// Unit::gathered_hash is 0). Otherwise a tessera::Error (64) is thrown. The check works on the CPU only.
+  /// Unit::gathered_hash is 0). Otherwise a tessera::Error (64) is thrown. On a GPU each look waits for the device.
   void check_values() { checks_values_ = true; }
   /// Throws that error for what is gathered now. No-op without check_values.
   void expect_values() const;

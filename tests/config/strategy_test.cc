@@ -72,7 +72,7 @@ TEST(StrategyTable, DefaultsAreThoseOfTheStruct) {
   }
 }
 
-// Of each object whose type says which keys it has.
+// An object whose type says which keys it has is a variant.
 TEST(StrategyTable, TypesOfAVariantAreWholeAndReadIntoTheirOwnMembers) {
   std::size_t types = 0;
   for (const StrategyKey& key : strategy_keys()) {

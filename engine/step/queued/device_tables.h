@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "engine/memory/host_view.h"
 #include "sharding/arena.h"
+#include "sharding/host_view.h"
 
 namespace tessera {
 

@@ -5,12 +5,12 @@
 #include <string>
 #include <utility>
 
-#include "engine/memory/host_view.h"
 #include "optim/master_assigner.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 #include "runtime/config/strategy_names.h"
+#include "sharding/host_view.h"
 #include "tessera/span.h"
 
 namespace tessera {

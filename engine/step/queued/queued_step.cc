@@ -9,7 +9,6 @@
 #include <string>
 #include <utility>
 
-#include "engine/memory/host_view.h"
 #include "engine/step/agree/gather_order.h"
 #include "engine/step/agree/gradient_norm.h"
 #include "engine/step/agree/loss_spikes.h"
@@ -18,6 +17,7 @@
 #include "optim/lr_schedule.h"
 #include "optim/master_assigner.h"
 #include "runtime/border/throw.h"
+#include "sharding/host_view.h"
 #include "sharding/unrecorded.h"
 #include "tessera/span.h"
 

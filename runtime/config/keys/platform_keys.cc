@@ -56,7 +56,9 @@ std::vector<StrategyKey> platform_keys() {
        .doc = "Hashes each rank's parameters after a step, and compares before they are used and updated: finds writes "
               "through a raw pointer outside Gathered(kWrite), which carry no version. What a guard showed of sharded "
               "parameters is filled with NaN when it ends, so that arrays which are kept beyond it are found.",
-       .cost = "Reads the rank's parameters twice a step, and gathered units twice more."},
+       .cost =
+           "Reads the rank's parameters twice a step, and gathered units twice more. On a GPU they are copied to the "
+           "host for it, and the host waits."},
       {.pointer = "/check/replica_hash_every",
        .field = integer_field(AT(check.replica_hash_every)),
        .range = {0, kMany},

@@ -333,6 +333,34 @@ TEST(DeviceEngine, AStrategyForGpusIsNotTrainedOnTheCpu) {
   }
 }
 
+TEST(DeviceEngine, ChecksOfValuesChangeNothing) {
+  for (const ShardingStrategy kind : kThree) {
+    Strategy strategy = strategy_of(kind, DType::kBF16, 1);
+    strategy.check.values = true;
+    expect_same_on_gpus({.ranks = 2}, strategy, short_run(), name_of(Placed(kind)));
+  }
+}
+
+TEST(DeviceEngine, AWriteThroughARawPointerIsFoundUnderCheckValues) {
+  for (const ShardingStrategy kind : {ShardingStrategy::kNoShard, ShardingStrategy::kShardGradients}) {
+    on_gpus(2, [&](const ThreadRanks& joined, const std::string& how) {
+      const auto write = [&] {
+        run_ranks(joined, [&](const Mesh& mesh) {
+          Session session(mesh, strategy_for(kind, [](Strategy& s) { s.check.values = true; }));
+          session.train(0).wait();
+          const at::Tensor& weight = session.model->head;
+          auto* const memory =
+              static_cast<float*>(weight.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
+          // Each rank hashes its own part, so all of it changes.
+          for (std::int64_t i = 0; i < weight.numel(); ++i) memory[weight.storage_offset() + i] += 1;
+          session.train(1).wait();
+        });
+      };
+      EXPECT_THAT(error_of(write), ::testing::HasSubstr("parameter head was written through a raw pointer")) << how;
+    });
+  }
+}
+
 /// What a device computed with after a failed collective is not taken for a result, nor waited for in vain.
 TEST(DeviceEngine, ACollectiveThatFailsOnTheDeviceEndsTheStep) {
   const EmulatedGpus gpus;

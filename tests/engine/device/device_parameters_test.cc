@@ -263,7 +263,6 @@ TEST(DeviceParameters, WhatCannotBeIsRefusedByName) {
               HasSubstr("here they lie in files. [T0228] hint: give parameters the tier \"host\""));
   EXPECT_THAT(refusal_of(kHostAlone, [](Strategy& s) { s.strategy = ShardingStrategy::kNoShard; }),
               HasSubstr("keeps all parameters gathered"));
-  EXPECT_THAT(refusal_of(kHostAlone, [](Strategy& s) { s.check.values = true; }), HasSubstr("/check/values: "));
   Strategy open = below(strategy_of(kKept[2], ShardingStrategy::kFullShard), kFilesOverHost);
   open.offload.step = OffloadedStep::kAuto;
   EXPECT_THAT(stderr_of([&] { run_ranks({.ranks = 1}, [&](const Mesh& mesh) { const Session session(mesh, open); }); }),

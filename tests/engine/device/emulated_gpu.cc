@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "engine/device/accelerator.h"
-#include "engine/memory/host_view.h"
 #include "runtime/comm/cuda_host/cuda_host_collectives.h"
 #include "runtime/comm/device/queued_collectives.h"
 #include "runtime/comm/shared/run_ranks.h"
+#include "sharding/host_view.h"
 #include "tests/support/stand_ins/emulated_peer_device.h"
 #include "tests/support/stand_ins/late_backend.h"
 

@@ -1,4 +1,4 @@
-#include "engine/memory/host_view.h"
+#include "sharding/host_view.h"
 
 #include <ATen/ops/empty.h>
 

@@ -47,9 +47,4 @@ void Publisher::meet() {
   throw_if_error(axes_.gather->barrier("updated parameters").wait());
 }
 
-void Publisher::finish() {
-  wait();
-  if (plan_.input().placement.shared) meet();
-}
-
 }  // namespace tessera

@@ -31,8 +31,6 @@ class Publisher {
   void wait();
   /// Ranks that share one copy wait for each other.
   void meet();
-  /// Both.
-  void finish();
 
   /// Seconds spent here so far, but for what goes on behind.
   double seconds() const { return seconds_; }

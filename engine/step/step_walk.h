@@ -18,7 +18,7 @@ namespace tessera {
 /// from visit to visit, opens and closes sums of gradients that lie below memory, exchanges, and makes values known to the
 /// ranks that hold copies of them. Two programs take turns; which one comes next is known here alone.
 ///
-/// What a visit does is said by who derives from this: Update on the CPU.
+/// What a visit does is said by who derives from this: Update on the CPU, DeviceUpdate on a GPU, where all of it is queued.
 ///
 /// | call          | when                                      | what it walks                        |
 /// |---------------|-------------------------------------------|--------------------------------------|

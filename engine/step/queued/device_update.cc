@@ -1,7 +1,6 @@
 #include "engine/step/queued/device_update.h"
 
 #include <algorithm>
-#include <iterator>
 #include <string>
 #include <utility>
 
@@ -35,19 +34,16 @@ RuleNumbers numbers_of(const OptimizerConfig& config, bool is_own) {
   return rule_numbers(is_own || config.type == OptimizerType::kAdafactor ? sgd_without_states(config) : config);
 }
 
-constexpr auto index_of_unit = [](const auto& group) { return group.group->unit->index; };
-
 }  // namespace
 
 DeviceUpdate::DeviceUpdate(const QueuedContext& context, const RuleOptimizer& rules, StepTables& tables,
                            DeviceTables& table_memory)
-    : context_(context),
+    : StepWalk(context, context.device.waits),
+      context_(context),
       rules_(rules),
       tables_(tables),
-      publisher_(context.plan, context.axes, /*behind=*/nullptr, context.device.waits),
       stream_(stream_of(context)),
-      mapped_(mapped_of(context)),
-      gradients_(context.memory.device_gradients) {
+      mapped_(mapped_of(context)) {
   const OptimizerConfig& optimizer = context.strategy.optimizer;
   if (!context.plan.matrices().batches().empty()) {
     matrices_ = std::make_unique<MatrixUpdate>(
@@ -75,10 +71,7 @@ DeviceUpdate::DeviceUpdate(const QueuedContext& context, const RuleOptimizer& ru
   fill_group_of_parameters(tables, table_memory);
   fill_matrices(tables, table_memory);
   if (adapts_layers(optimizer.type)) make_layers();
-  if (context.plan.steps_on_host()) {
-    host_ = std::make_unique<HostUpdate>(context);
-    if (!gradients_) direction_ = Direction::kBackward;  // in which gradients come
-  }
+  if (context.plan.steps_on_host()) host_ = std::make_unique<HostUpdate>(context);
   if (stream_ && !stream_->are_in_files()) report_speed();
 }
 
@@ -226,212 +219,9 @@ void DeviceUpdate::make_layers() {
   layers_ = std::make_unique<QueuedLayers>(context_, parts, makes_lamb_directions());
 }
 
-void DeviceUpdate::swap_averages() {
-  if (host_) {
-    host_->fetch_parameters();
-    host_->begin(std::vector<char>(parameters_));
-  }
-  pass_over_all([&](std::size_t group,
-                    const StateView& view) { context_.kernels.swap_averages(run_of(groups_[group], view), tables_); },
-                [&](std::size_t group) { host_->swap_averages(group); });
-}
-
-/// In the direction of the pass.
-std::vector<DeviceUpdate::Turn> DeviceUpdate::turns(Which which, bool prepares) const {
-  std::vector<Turn> order;
-  for (std::size_t i = 0; i < groups_.size(); ++i) {
-    const bool is_wanted = which == Which::kAll || groups_[i].is_of_matrices() == (which == Which::kMatrices);
-    if (is_wanted) order.push_back({i, prepares});
-  }
-  if (direction_ == Direction::kBackward) std::ranges::reverse(order);
-  return order;
-}
-
-/// Of those that train.
-std::vector<DeviceUpdate::Turn> DeviceUpdate::turns_of(std::span<const int> units) const {
-  std::vector<Turn> order;
-  for (const int unit : units) {
-    const auto first = std::ranges::lower_bound(groups_, unit, {}, index_of_unit);
-    for (auto group = first; group != groups_.end() && index_of_unit(*group) == unit; ++group)
-      order.push_back({static_cast<std::size_t>(group - groups_.begin())});
-  }
-  return order;
-}
-
-/// Of a step.
-std::vector<DeviceUpdate::Turn> DeviceUpdate::first_pass() const {
-  if (!matrices_) return turns(Which::kAll, /*prepares=*/layers_ != nullptr);
-  std::vector<Turn> order = elements_come_last_ ? std::vector<Turn>() : turns(Which::kElements);
-  std::ranges::copy(turns(Which::kMatrices, /*prepares=*/true), std::back_inserter(order));
-  return order;
-}
-
-/// Announces the records that a pass goes through.
-void DeviceUpdate::begin_records(std::span<const Turn> turns) {
-  const MemoryPlan::FirstPass first = context_.plan.first_pass_of_matrices();
-  const auto records_of = [&](StateKind kind) -> std::span<const std::int64_t> {
-    const bool is_in_first = kind == StateKind::kParameters ? first.parameters : first.states;
-    order_.clear();
-    for (const auto& [group, prepares] : turns) {
-      const FlatGroup& flat = *groups_[group].group;
-      if (prepares && matrices_ && !is_in_first) continue;
-      append_records(flat, kind, flat.optimizer_part, direction_, order_);
-    }
-    return order_;
-  };
-  if (stream_) stream_->begin_pass(records_of(StateKind::kMastersAndStates));
-  if (mapped_) mapped_->begin_pass(records_of(StateKind::kParameters));
-}
-
-void DeviceUpdate::end_records() {
-  if (stream_) stream_->end_pass();
-  if (mapped_) mapped_->end_pass();
-}
-
-/// Calls `visit` for the pieces of `run` whose parameters lie in one place, or for all of it where nobody asks for those. `view_of(piece)`
-/// has their masters and states. `use`: what `visit` does with them.
-template <class ViewOf, class Visit>
-void DeviceUpdate::visit_pieces(const FlatGroup& group, Extent run, bool with_parameters, StateUse use,
-                                const ViewOf& view_of, const Visit& visit) {
-  if (!group.parameters_below || !with_parameters) return visit(view_of(run));
-  for_each_parameter_piece(group, run, direction_, [&](const ParameterPiece& piece) {
-    StateView view = view_of(piece.run);
-    if (piece.record != ParameterPiece::kNoRecord)
-      point_at_parameters(view, group, mapped_->use(piece.record, use == StateUse::kUpdate) + piece.offset);
-    visit(view);
-  });
-}
-
-/// What of this rank's optimizer part has its masters and states in the device's memory.
-template <class Visit>
-void DeviceUpdate::visit_memory(const FlatGroup& group, bool with_parameters, StateUse use, const Visit& visit) {
-  const auto view_of = [&](Extent run) { return states_in_memory(group, run); };
-  visit_pieces(group, run_in_memory(group), with_parameters, use, view_of, visit);
-}
-
-/// The rest, record by record, each of which the device reaches then.
-template <class Visit>
-void DeviceUpdate::visit_records(const FlatGroup& group, bool with_parameters, StateUse use, const Visit& visit) {
-  if (!stream_) return;
-  const RecordLayout& records = group.records;
-  for (std::int64_t i = 0; i < records.records(); ++i) {
-    const std::int64_t nth = direction_ == Direction::kForward ? i : records.records() - 1 - i;
-    const std::int64_t chunk = records.first_record() + nth;
-    stream_->pass_through(group.first_record + nth, use != StateUse::kRead, [&](std::byte* there) {
-      const auto view_of = [&](Extent run) { return states_in_record(group, chunk, run, there); };
-      visit_pieces(group, run_of_chunk(group, chunk), with_parameters, use, view_of, visit);
-    });
-  }
-}
-
-/// All of this rank's, as the first pass does.
-void DeviceUpdate::visit_masters(const FlatGroup& group, c10::function_ref<void(const StateView&)> visit) {
-  const auto [in_parameters, in_records] = context_.plan.first_pass_of_matrices();
-  if (in_records) {
-    visit_memory(group, in_parameters, StateUse::kRead, visit);
-    visit_records(group, in_parameters, StateUse::kRead, visit);
-    return;
-  }
-  const auto view_of = [&](Extent run) { return states_in_memory(group, run); };
-  visit_pieces(group, group.optimizer_part, in_parameters, StateUse::kRead, view_of, visit);
-}
-
-/// A group's part in the first pass of those that go over state twice, which goes forward.
-void DeviceUpdate::prepare(std::size_t index) {
-  const Group& g = groups_[index];
-  const FlatGroup& flat = *g.group;
-  const bool copies_weights = layers_ && weights_below(g);
-  const auto visit = [&](const StateView& view) {
-    if (is_muon()) {
-      const MuonMomentumConstants momentum = matrices_->muon_of(FlatParameter::kNoGroup).momentum_constants();
-      context_.kernels.muon_directions(directions_of(g, view), momentum, tables_);
-    }
-    if (makes_lamb_directions()) context_.kernels.update(directions_of(g, view), tables_);
-    if (copies_weights)
-      context_.kernels.read_weights(run_of(g, view), layers_->copy() + (view.run.offset - flat.optimizer_part.offset));
-  };
-  const StateUse use = is_muon() || makes_lamb_directions() ? StateUse::kUpdateStates : StateUse::kRead;
-  visit_memory(flat, /*with_parameters=*/!is_muon(), use, visit);
-  visit_records(flat, /*with_parameters=*/!is_muon(), use, visit);
-  if (copies_weights) layers_->add_copied(index);
-}
-
-/// Calls `launch(group, view)` for all that the device updates, each of which it reaches then, or `on_host(group)` for those of a group that
-/// the host updates, and publishes what became of the groups. Those in files are gone through in the other direction each time, since the
-/// last ones are in memory still.
-template <class Launch, class OnHost>
-void DeviceUpdate::pass_over_all(const Launch& launch, const OnHost& on_host) {
-  const std::vector<Turn> order = turns(Which::kAll);
-  begin_records(order);
-  for (const Turn& turn : order) pass_over_group(turn.group, launch, on_host);
-  finish();
-  if (alternates()) direction_ = direction_ == Direction::kForward ? Direction::kBackward : Direction::kForward;
-}
-
-template <class Launch, class OnHost>
-void DeviceUpdate::pass_over_group(std::size_t index, const Launch& launch, const OnHost& on_host) {
-  const Group& g = groups_[index];
-  const auto visit = [&](const StateView& view) { launch(index, view); };
-  const bool memory_first = direction_ == Direction::kForward || host_;  // the device computes while the host does
-  hold_gradients(g);
-  if (memory_first) visit_memory(*g.group, /*with_parameters=*/true, StateUse::kUpdate, visit);
-  if (host_) on_host(index);
-  visit_records(*g.group, /*with_parameters=*/true, StateUse::kUpdate, visit);
-  if (!memory_first) visit_memory(*g.group, /*with_parameters=*/true, StateUse::kUpdate, visit);
-  publisher_.publish(*g.group);
-}
-
-template <class Launch>
-void DeviceUpdate::pass_over(std::span<const Turn> turns, const Launch& launch) {
-  for (const Turn& turn : turns) pass_over_group(turn.group, launch, [](std::size_t) {});
-}
-
-void DeviceUpdate::finish() {
-  publisher_.finish();
-  end_records();
-}
-
-/// Of what the device updates.
-bool DeviceUpdate::needs_gradients(const Group& group) const {
-  return !host_ || group.group->records.before_records() > 0;
-}
-
-/// So that they are brought ahead. Groups of one unit follow each other.
-void DeviceUpdate::begin_gradients() {
-  if (!gradients_) return;
-  updates_ = true;
-  std::vector<int> order;
-  for (const Turn& turn : turns(Which::kAll)) {
-    const Group& group = groups_[turn.group];
-    const int unit = index_of_unit(group);
-    if (needs_gradients(group) && (order.empty() || order.back() != unit)) order.push_back(unit);
-  }
-  gradients_->begin_update(std::move(order));
-}
-
-/// Averages are exchanged without.
-void DeviceUpdate::hold_gradients(const Group& group) {
-  Unit* const unit = group.group->unit;
-  if (!updates_ || held_ == unit || !needs_gradients(group)) return;
-  let_gradients_go();
-  gradients_->open(*unit, /*has_sum=*/true);
-  held_ = unit;
-}
-
-void DeviceUpdate::let_gradients_go() {
-  if (Unit* const unit = std::exchange(held_, nullptr)) gradients_->close(*unit, /*changed=*/false);
-}
-
-/// The host takes groups as their gradients come, and what backward left of those in files is of the first units.
-bool DeviceUpdate::alternates() const {
-  const bool reads_states = stream_ && stream_->are_in_files(), reads_parameters = mapped_ && mapped_->are_in_files();
-  return !host_ && !gradients_ && (reads_states || reads_parameters);
-}
-
 void DeviceUpdate::expect(std::span<const int> order) {
   if (matrices_) matrices_->expect();
-  if (context_.plan.passes_twice()) direction_ = Direction::kForward;
-  begin_records(context_.strategy.optimizer.in_backward ? turns_of(order) : first_pass());
+  StepWalk::expect(order);
   if (host_) host_->expect(/*sums_of_step=*/true);
 }
 
@@ -443,99 +233,53 @@ void DeviceUpdate::forget() {
   if (host_) host_->expect(/*sums_of_step=*/false);
 }
 
-void DeviceUpdate::update_unit(const Unit& unit) {
-  const int index = unit.index;
-  const std::vector<Turn> order = turns_of({&index, 1});
-  if (!own_) return pass_over(order, [&](std::size_t g, const StateView& view) { launch_update(g, view); });
-  const std::optional<Decided> decided = wait_for_decision();
-  if (decided) begin_own(order, *decided);
-  pass_over(order, [&](std::size_t g, const StateView& view) { launch_own(g, view, decided); });
-}
-
 UnitRequest DeviceUpdate::request_for(const Unit& unit) const {
-  const int index = unit.index;
-  const std::vector<Turn> turns = turns_of({&index, 1});
+  const std::span<const Visit> visits = visits_of(unit.index);
+  const Group &first = groups_[index_of(visits.front())], &last = groups_[index_of(visits.back())];
   UnitRequest request;
-  request.unit = index;
-  request.first_group = static_cast<std::uint32_t>(turns.front().group);
-  request.groups = static_cast<std::uint32_t>(turns.size());
-  const Group &first = groups_[turns.front().group], &last = groups_[turns.back().group];
+  request.unit = unit.index;
+  request.first_group = static_cast<std::uint32_t>(visits.front().group);
+  request.groups = static_cast<std::uint32_t>(visits.size());
   request.first_parameter = first.first_parameter;
   request.parameters = last.first_parameter + last.run.parameters - first.first_parameter;
   return request;
 }
 
-void DeviceUpdate::launch_update(std::size_t group, const StateView& view) {
-  context_.kernels.update(run_of(groups_[group], view), tables_);
-}
-
+/// The host waits for the decision where it makes updates itself, or queues those of a program's rule; and where nothing of a step that
+/// is skipped takes place, of which all ranks learn here. Else skipped steps, too, take records there and back, and meet the other ranks
+/// where values are made known.
 void DeviceUpdate::update() {
-  if (matrices_) return update_with_matrices();
-  if (layers_) adapt_layers();
-  const std::optional<Decided> decided = decision_for_host();
-  begin_gradients();
-  pass_over_all([&](std::size_t group,
-                    const StateView& view) { own_ ? launch_own(group, view, decided) : launch_update(group, view); },
-                [&](std::size_t group) {
-                  if (decided) host_->update(group, decided->rates);
-                });
-  let_gradients_go();
-  updates_ = false;
+  if (host_) host_->fetch_parameters();
+  if (host_ || own_ || ends_when_skipped()) {
+    decided_ = wait_for_decision();
+    if (!decided_ && ends_when_skipped()) return;
+  }
+  if (decided_) begin(*decided_);
+  update_all();
 }
 
-/// Before all are updated.
-void DeviceUpdate::adapt_layers() {
-  direction_ = Direction::kForward;
-  const std::vector<Turn> order = first_pass();
-  begin_records(order);
-  for (const Turn& turn : order) prepare(turn.group);
-  end_records();
-  layers_->agree(request(), tables_);
-  if (alternates()) direction_ = Direction::kBackward;
+void DeviceUpdate::begin(const Decided& decided) {
+  if (host_) host_->begin(decided.used);
+  for (std::size_t i = 0; own_ && i < groups_.size(); ++i)
+    own_->begin(i, *groups_[i].group, groups_[i].first_parameter, decided.used);
+  for (std::size_t p = 0; p < steps_.size(); ++p) steps_[p] += decided.used[p] != 0;
 }
 
-/// As Update::update_with_matrices. Under muon matrices without gradients are zeros. A rule is not called in a step that is skipped, of
-/// which all ranks learn here: nothing of it takes place.
-void DeviceUpdate::update_with_matrices() {
-  std::optional<Decided> decided;
-  if (!is_muon()) {
-    decided = wait_for_decision();
-    if (!decided) return;
-    for (std::size_t p = 0; p < parameters_; ++p) steps_[p] += decided->used[p] != 0;
+void DeviceUpdate::update(Unit& unit) {
+  if (own_) decided_ = wait_for_decision();
+  for (const Visit& visit : visits_of(unit.index)) {
+    const Group& g = groups_[index_of(visit)];
+    if (decided_) own_->begin(index_of(visit), *g.group, g.first_parameter, decided_->used);
   }
-  const auto update = [&](std::size_t group, const StateView& view) {
-    if (groups_[group].is_of_matrices() && !is_muon())
-      return context_.kernels.assign_weights(run_of(groups_[group], view), tables_);
-    launch_update(group, view);
-  };
-  const auto numbers_of = [&](std::size_t matrix) -> MatrixUpdate::Numbers {
-    if (is_muon()) return {};
-    const auto [parameter, group] = dealt_[matrix];
-    return MatrixUpdate::numbers_of(context_.rates, decided->rates, group, steps_[parameter],
-                                    decided->used[parameter] != 0);
-  };
-  const auto exchange = [&] {
-    matrices_->exchange(numbers_of, [&](const FlatGroup& group, auto visit) { visit_masters(group, visit); });
-  };
-  direction_ = Direction::kForward;
-  const std::vector<Turn> first = first_pass();
-  begin_records(first);
-  for (const Turn& turn : first) {
-    if (!turn.prepares) pass_over_group(turn.group, update, [](std::size_t) {});
-    if (turn.prepares && is_muon()) prepare(turn.group);
+  update_unit(unit);
+}
+
+void DeviceUpdate::swap_averages() {
+  if (host_) {
+    host_->fetch_parameters();
+    host_->begin(std::vector<char>(parameters_));
   }
-  if (!is_muon()) exchange();  // which reads masters
-  end_records();
-  if (alternates()) direction_ = Direction::kBackward;
-  std::vector<Turn> second = turns(Which::kMatrices);
-  if (elements_come_last_) std::ranges::copy(turns(Which::kElements), std::back_inserter(second));
-  // All of it is queued, while the host may have to wait for records before others begin.
-  if (is_muon()) exchange();
-  begin_records(second);
-  pass_over(second, update);
-  finish();
-  direction_ = Direction::kForward;
-  elements_come_last_ = alternates() && !elements_come_last_;
+  swap();
 }
 
 /// Waits for the device, and returns what it decided, unless that is to skip the step.
@@ -552,27 +296,150 @@ std::optional<DeviceUpdate::Decided> DeviceUpdate::wait_for_decision() const {
   return decided;
 }
 
-/// Where the host makes updates, or queues those of a program's rule: it waits for the decision, and begins.
-std::optional<DeviceUpdate::Decided> DeviceUpdate::decision_for_host() {
-  if (!host_ && !own_) return std::nullopt;
-  if (host_) host_->fetch_parameters();
-  std::optional<Decided> decided = wait_for_decision();
-  if (!decided) return decided;
-  if (host_) host_->begin(decided->used);
-  if (own_) begin_own(turns(Which::kAll), *decided);
-  return decided;
+/// Of whole groups, since the host does not know who is used.
+std::span<const std::int64_t> DeviceUpdate::records_of(std::span<const Visit> visits, StateKind kind) {
+  order_.clear();
+  for (const Visit& visit : visits) {
+    const FlatGroup& flat = *groups_[index_of(visit)].group;
+    if (access_of(visit, kind) == Access::kNone) continue;
+    append_records(flat, kind, flat.optimizer_part, direction_of(visit), order_);
+  }
+  return order_;
 }
 
-void DeviceUpdate::begin_own(std::span<const Turn> turns, const Decided& decided) {
-  for (const Turn& turn : turns) {
-    const Group& g = groups_[turn.group];
-    own_->begin(turn.group, *g.group, g.first_parameter, decided.used);
+void DeviceUpdate::announce(std::span<const Visit> visits, bool /*is_decided*/) {
+  if (stream_) stream_->begin_pass(records_of(visits, StateKind::kMastersAndStates));
+  if (mapped_) mapped_->begin_pass(records_of(visits, StateKind::kParameters));
+}
+
+void DeviceUpdate::end_pass() {
+  if (stream_) stream_->end_pass();
+  if (mapped_) mapped_->end_pass();
+}
+
+/// Calls `body` for the pieces of `run` whose parameters lie in one place, or for all of it where nobody asks for those. `view_of(piece)`
+/// has their masters and states. `visit`: what `body` does with them.
+template <class ViewOf, class Body>
+void DeviceUpdate::visit_pieces(const FlatGroup& group, Extent run, const Visit& visit, const ViewOf& view_of,
+                                const Body& body) {
+  if (!group.parameters_below || visit.parameters == Access::kNone) return body(view_of(run));
+  for_each_parameter_piece(group, run, direction_of(visit), [&](const ParameterPiece& piece) {
+    StateView view = view_of(piece.run);
+    if (piece.record != ParameterPiece::kNoRecord) {
+      std::byte* const record = mapped_->use(piece.record, visit.parameters == Access::kWrite);
+      point_at_parameters(view, group, record + piece.offset);
+    }
+    body(view);
+  });
+}
+
+/// What of this rank's optimizer part has its masters and states in the device's memory.
+template <class Body>
+void DeviceUpdate::visit_memory(const FlatGroup& group, const Visit& visit, const Body& body) {
+  const auto view_of = [&](Extent run) { return states_in_memory(group, run); };
+  visit_pieces(group, run_in_memory(group), visit, view_of, body);
+}
+
+/// The rest, record by record, each of which the device reaches then.
+template <class Body>
+void DeviceUpdate::visit_records(const FlatGroup& group, const Visit& visit, const Body& body) {
+  if (!stream_) return;
+  const RecordLayout& records = group.records;
+  for (std::int64_t i = 0; i < records.records(); ++i) {
+    const std::int64_t nth = visit.backward ? records.records() - 1 - i : i;
+    const std::int64_t chunk = records.first_record() + nth;
+    stream_->pass_through(group.first_record + nth, visit.states == Access::kWrite, [&](std::byte* there) {
+      const auto view_of = [&](Extent run) { return states_in_record(group, chunk, run, there); };
+      visit_pieces(group, run_of_chunk(group, chunk), visit, view_of, body);
+    });
   }
 }
 
-/// Skipped steps, too, take records there and back, and meet the other ranks where values are made known.
-void DeviceUpdate::launch_own(std::size_t group, const StateView& view, const std::optional<Decided>& decided) {
-  if (decided) own_->update(group, *groups_[group].group, run_of(groups_[group], view), view, decided->rates, tables_);
+/// All of this rank's, from where `visit` reads them.
+void DeviceUpdate::visit_masters(const FlatGroup& group, const Visit& visit,
+                                 c10::function_ref<void(const StateView&)> body) {
+  if (visit.states != Access::kNone) {
+    visit_memory(group, visit, body);
+    visit_records(group, visit, body);
+    return;
+  }
+  const auto view_of = [&](Extent run) { return states_in_memory(group, run); };
+  visit_pieces(group, group.optimizer_part, visit, view_of, body);
+}
+
+void DeviceUpdate::make(const Visit& visit) {
+  const std::size_t index = index_of(visit);
+  switch (visit.work) {
+    case VisitWork::kMeasure:
+    case VisitWork::kLayerUpdates:
+    case VisitWork::kDirections:
+      return prepare(visit);
+    case VisitWork::kReadMasters:
+      return;  // `exchange` does
+    case VisitWork::kUpdate:
+      return pass_over(
+          visit, [&](const StateView& view) { launch_update(index, view); },
+          [&] {
+            if (decided_) host_->update(index, decided_->rates);
+          });
+    case VisitWork::kSwapAverages:
+      return pass_over(
+          visit, [&](const StateView& view) { context_.kernels.swap_averages(run_of(groups_[index], view), tables_); },
+          [&] { host_->swap_averages(index); });
+  }
+}
+
+/// A group's part in the first pass of those that go over state twice.
+void DeviceUpdate::prepare(const Visit& visit) {
+  const Group& g = groups_[index_of(visit)];
+  const FlatGroup& flat = *g.group;
+  const bool copies_weights = layers_ && weights_below(g);
+  const auto body = [&](const StateView& view) {
+    if (visit.work == VisitWork::kDirections) {
+      const MuonMomentumConstants momentum = matrices_->muon_of(FlatParameter::kNoGroup).momentum_constants();
+      context_.kernels.muon_directions(directions_of(g, view), momentum, tables_);
+    }
+    if (visit.work == VisitWork::kLayerUpdates) context_.kernels.update(directions_of(g, view), tables_);
+    if (copies_weights)
+      context_.kernels.read_weights(run_of(g, view), layers_->copy() + (view.run.offset - flat.optimizer_part.offset));
+  };
+  visit_memory(flat, visit, body);
+  visit_records(flat, visit, body);
+  if (copies_weights) layers_->add_copied(index_of(visit));
+}
+
+/// Calls `launch(view)` for all of a group that the device updates, each of which it reaches then, and `on_host()` where the host updates
+/// the rest.
+template <class Launch, class OnHost>
+void DeviceUpdate::pass_over(const Visit& visit, const Launch& launch, const OnHost& on_host) {
+  const FlatGroup& flat = *groups_[index_of(visit)].group;
+  const bool memory_first = !visit.backward || host_;  // the device computes while the host does
+  if (memory_first) visit_memory(flat, visit, launch);
+  if (host_) on_host();
+  visit_records(flat, visit, launch);
+  if (!memory_first) visit_memory(flat, visit, launch);
+}
+
+void DeviceUpdate::launch_update(std::size_t index, const StateView& view) {
+  const Group& g = groups_[index];
+  if (own_ && decided_) own_->update(index, *g.group, run_of(g, view), view, decided_->rates, tables_);
+  if (own_) return;
+  const bool is_assigned = g.is_of_matrices() && !is_muon();
+  is_assigned ? context_.kernels.assign_weights(run_of(g, view), tables_)
+              : context_.kernels.update(run_of(g, view), tables_);
+}
+
+/// Under muon matrices without gradients are zeros.
+void DeviceUpdate::exchange(std::span<const Visit> visits) {
+  matrices_->exchange([&](std::size_t matrix) { return numbers_of_matrix(matrix); },
+                      [&](const FlatGroup& group, auto body) { visit_masters(group, visits.front(), body); });
+}
+
+MatrixUpdate::Numbers DeviceUpdate::numbers_of_matrix(std::size_t matrix) const {
+  if (!decided_) return {};  // muon's
+  const auto [parameter, group] = dealt_[matrix];
+  return MatrixUpdate::numbers_of(context_.rates, decided_->rates, group, steps_[parameter],
+                                  decided_->used[parameter] != 0);
 }
 
 void DeviceUpdate::resume(std::span<const std::int64_t> steps) {

@@ -6,33 +6,32 @@
 #include <span>
 #include <vector>
 
-#include "engine/memory/records/device_gradients.h"
 #include "engine/memory/records/mapped_records.h"
 #include "engine/memory/records/state_stream.h"
 #include "engine/memory/state_views.h"
-#include "engine/step/publisher.h"
 #include "engine/step/queued/device_tables.h"
 #include "engine/step/queued/host_update.h"
 #include "engine/step/queued/own_device_update.h"
 #include "engine/step/queued/queued_context.h"
 #include "engine/step/queued/queued_layers.h"
 #include "engine/step/rules/matrix_update.h"
+#include "engine/step/step_walk.h"
 #include "optim/rule_optimizer.h"
 #include "sharding/unit.h"
 #include "tessera/memory.h"
 
 namespace tessera {
 
-/// Applies the optimizer to every rank's part of every trainable group on a GPU, and makes the new values known to the ranks that hold copies
-/// of them. All of it is queued; whether the step is skipped the device alone knows, and its kernels change nothing then. The CPU's is Update.
+/// Applies the optimizer to every rank's part of every trainable group on a GPU, and makes the new values known to the ranks
+/// that hold copies of them. All of it is queued; whether the step is skipped the device alone knows, and its kernels change
+/// nothing then. The CPU's is Update. The order in which it does that is StepWalk's: this has what one visit queues.
 ///
 /// Masters and states in records of the host go through the device (StateStream), where one launch updates each; a step that is
 /// skipped takes back what it brought. Or the host updates them where they lie (HostUpdate): then it waits for the device's decision.
 /// Parameters in records of the host are changed there in either case (MappedRecords).
 ///
-/// Some rules go over state twice. A first pass *prepares* a group: under lamb and muon directions take the place of its gradients, and under
-/// lamb and lars norms of its weights are added up. What follows is an update, under lamb and muon by SGD. Where records are in files, the
-/// second pass goes backward, and finds the last ones of the first in memory; the order is Update's, and so is what moves.
+/// Some rules go over state twice. A first visit *prepares* a group: under lamb and muon directions take the place of its
+/// gradients, and under lamb and lars norms of its weights are added up. What follows is an update, under lamb and muon by SGD.
 ///
 /// Under lamb and lars ranks agree on each parameter's norms between the passes, and its rate is known (QueuedLayers). Under muon owners make
 /// directions of matrices orthogonal there (MatrixUpdate): of all matrices, used or not, since the host does not know which are.
@@ -42,7 +41,7 @@ namespace tessera {
 /// Under adafactor and own_matrix owners get gradients, masters and states, and what comes back are masters (TensorRule). Where masters lie below
 /// the device's memory, the first pass is one over them, and the exchange a part of it. The rule gets numbers: so the host waits for the
 /// device's decision before that.
-class DeviceUpdate {
+class DeviceUpdate final : public StepWalk {
  public:
   struct Group {
     FlatGroup* group;
@@ -70,17 +69,14 @@ class DeviceUpdate {
   /// Of a unit: which groups and parameters it has.
   UnitRequest request_for(const Unit& unit) const;
 
-  /// A step's last backward begins, and the update of all units will follow: the first records of it are brought. `order`: the units'
-  /// indices in the order of `update_unit`, where they are updated in backward.
+  /// As StepWalk::expect.
   void expect(std::span<const int> order);
   /// The sum of a unit's gradients is queued: where the host updates, they are copied. `forget`: those to come are no step's.
   void fetch(const Unit& unit);
   void forget();
 
   /// Updates one unit in backward, as the decision is by then. After the last one: `finish`.
-  void update_unit(const Unit& unit);
-  /// All units are updated, and their values known to all ranks.
-  void finish();
+  void update(Unit& unit);
   /// Updates all units, as the decision is.
   void update();
 
@@ -102,57 +98,42 @@ class DeviceUpdate {
   bool is_muon() const { return matrices_ && matrices_->makes_directions(); }
   bool makes_lamb_directions() const { return rules_.rule() == StepRule::kLamb; }
   void report_speed() const;
-  /// What a pass does with which group.
-  struct Turn {
-    std::size_t group;
-    bool prepares = false;
-  };
-  bool weights_below(const Group& group) const;
-  enum class Which { kAll, kElements, kMatrices };
-  std::vector<Turn> turns(Which which, bool prepares = false) const;
-  std::vector<Turn> turns_of(std::span<const int> units) const;
-  std::vector<Turn> first_pass() const;
-  DeviceRun run_of(const Group& group, const StateView& view) const;
-  DeviceRun directions_of(const Group& group, const StateView& view) const;
-  void begin_records(std::span<const Turn> turns);
-  void end_records();
-  template <class Visit>
-  void visit_memory(const FlatGroup& group, bool with_parameters, StateUse use, const Visit& visit);
-  template <class Visit>
-  void visit_records(const FlatGroup& group, bool with_parameters, StateUse use, const Visit& visit);
-  template <class ViewOf, class Visit>
-  void visit_pieces(const FlatGroup& group, Extent run, bool with_parameters, StateUse use, const ViewOf& view_of,
-                    const Visit& visit);
-  void visit_masters(const FlatGroup& group, c10::function_ref<void(const StateView&)> visit);
-  void prepare(std::size_t index);
-  template <class Launch, class OnHost>
-  void pass_over_all(const Launch& launch, const OnHost& on_host);
-  template <class Launch, class OnHost>
-  void pass_over_group(std::size_t index, const Launch& launch, const OnHost& on_host);
-  template <class Launch>
-  void pass_over(std::span<const Turn> turns, const Launch& launch);
-  void update_with_matrices();
-  void adapt_layers();
-  void launch_update(std::size_t group, const StateView& view);
   /// What the device decided of the step, and who is used: [parameter].
   struct Decided {
     UpdateRates rates;
     std::vector<char> used;
   };
+
+  void announce(std::span<const Visit> visits, bool is_decided) override;
+  void end_pass() override;
+  bool is_updated(const Visit&) const override { return true; }
+  void make(const Visit& visit) override;
+  void agree_on_norms() override { layers_->agree(request(), tables_); }
+  void exchange(std::span<const Visit> visits) override;
+
+  std::size_t index_of(const Visit& visit) const { return static_cast<std::size_t>(visit.group); }
+  bool weights_below(const Group& group) const;
+  DeviceRun run_of(const Group& group, const StateView& view) const;
+  DeviceRun directions_of(const Group& group, const StateView& view) const;
+  std::span<const std::int64_t> records_of(std::span<const Visit> visits, StateKind kind);
+  template <class Body>
+  void visit_memory(const FlatGroup& group, const Visit& visit, const Body& body);
+  template <class Body>
+  void visit_records(const FlatGroup& group, const Visit& visit, const Body& body);
+  template <class ViewOf, class Body>
+  void visit_pieces(const FlatGroup& group, Extent run, const Visit& visit, const ViewOf& view_of, const Body& body);
+  void visit_masters(const FlatGroup& group, const Visit& visit, c10::function_ref<void(const StateView&)> body);
+  void prepare(const Visit& visit);
+  template <class Launch, class OnHost>
+  void pass_over(const Visit& visit, const Launch& launch, const OnHost& on_host);
+  void launch_update(std::size_t group, const StateView& view);
+  MatrixUpdate::Numbers numbers_of_matrix(std::size_t matrix) const;
   std::optional<Decided> wait_for_decision() const;
-  std::optional<Decided> decision_for_host();
-  void begin_own(std::span<const Turn> turns, const Decided& decided);
-  void launch_own(std::size_t group, const StateView& view, const std::optional<Decided>& decided);
-  void begin_gradients();
-  bool needs_gradients(const Group& group) const;
-  void hold_gradients(const Group& group);
-  void let_gradients_go();
-  bool alternates() const;
+  void begin(const Decided& decided);
 
   const QueuedContext context_;
   const RuleOptimizer& rules_;
   const StepTables& tables_;
-  Publisher publisher_;
   std::vector<OptimizerConfig> configs_;  ///< of what is in no group, then of each group: the numbers of the next step
   std::vector<Group> groups_;
   std::size_t parameters_ = 0;
@@ -168,12 +149,8 @@ class DeviceUpdate {
   std::unique_ptr<StateStream> stream_;     ///< null where all state is in the device's memory, or updated on the host
   std::unique_ptr<HostUpdate> host_;        ///< null where no state is updated on the host
   std::unique_ptr<MappedRecords> mapped_;   ///< null where all parameters are in the device's memory
-  const std::shared_ptr<DeviceGradients> gradients_;  ///< null where all gradients are
-  bool updates_ = false;                              ///< the pass under way is an update
-  Unit* held_ = nullptr;                              ///< whose gradients are open
-  Direction direction_ = Direction::kForward;         ///< of the next pass over records in files
-  bool elements_come_last_ = false;                   ///< in the next step, behind matrices
-  std::vector<std::int64_t> order_;                   ///< of a pass, of one kind of records
+  std::optional<Decided> decided_;          ///< of this step, where the host waits for it and it is not skipped
+  std::vector<std::int64_t> order_;         ///< of a pass, of one kind of records
 };
 
 }  // namespace tessera

@@ -182,7 +182,7 @@ void QueuedStep::update(Unit& unit, const UnitAgreement& agreed) {
   of_unit.differ = agreed.differ_there;
   of_unit.digest_bits = static_cast<std::uint32_t>(agreed.digest_bits);
   kernels_.begin_unit(request(), of_unit, tables_);
-  update_.update_unit(unit);
+  update_.update(unit);
 }
 
 void QueuedStep::swap_averages() { update_.swap_averages(); }

@@ -4,8 +4,6 @@
 #include <cmath>
 #include <numbers>
 
-#include "optim/arithmetic/scaled_lr.h"
-
 namespace tessera {
 namespace {
 
@@ -32,6 +30,7 @@ double ratio_at(const LrScheduleConfig& config, double step) {
   if (config.type == LrScheduleType::kManual) return 1.0;
   if (config.type == LrScheduleType::kOneCycle) return one_cycle_ratio(config, step);
   const auto warmup = static_cast<double>(config.warmup_steps);
+  if (step < warmup && config.warmup_from > 0) return linear(config.warmup_from, 1.0, step / warmup);
   if (step < warmup) return (step + 1.0) / (warmup + 1.0);
   const auto total = static_cast<double>(config.total_steps);
   const double share = share_of(step, warmup, total);
@@ -62,8 +61,12 @@ double lr_ratio_at(const LrScheduleConfig& config, std::int64_t step) {
   return ratio_at(config, static_cast<double>(step));
 }
 
+BatchScale batch_scale(const LrScheduleConfig& config) {
+  return {config.base_batch_size, config.batch_scaling == BatchScaling::kSquareRoot};
+}
+
 double lr_at(const LrScheduleConfig& config, double base_lr, std::int64_t step, std::int64_t global_batch) {
-  return scaled_lr(base_lr, config.base_batch_size, global_batch, lr_ratio_at(config, step));
+  return scaled_lr(base_lr, batch_scale(config), global_batch, lr_ratio_at(config, step));
 }
 
 }  // namespace tessera

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "optim/arithmetic/scaled_lr.h"
 #include "tessera/strategy.h"
 
 namespace tessera {
@@ -10,9 +11,11 @@ namespace tessera {
 /// `global_batch` is samples per update over all ranks and microbatches.
 ///
 /// The peak is base_lr, or with base_batch_size > 0 base_lr * global_batch / base_batch_size (linear scaling rule,
-/// Goyal et al., arXiv 1706.02677, section 2.1). The first w = warmup_steps updates rise linearly, peak * (step + 1) /
-/// (w + 1): none is zero, and update w is the first at the peak (arXiv 1706.02677, section 2.2). The formulas below
-/// follow, with r = min_ratio and x = (step - w) / (total_steps - w), at most 1:
+/// Goyal et al., arXiv 1706.02677, section 2.1), or base_lr times that ratio's square root (batch_scaling;
+/// Krizhevsky, arXiv 1404.5997, section 5). The first w = warmup_steps updates rise linearly, peak * (step + 1) /
+/// (w + 1): none is zero, and update w is the first at the peak (arXiv 1706.02677, section 2.2). With f = warmup_from
+/// above 0 they rise from peak * f: peak * (f + (1 - f) * step / w). The formulas below follow, with r = min_ratio and
+/// x = (step - w) / (total_steps - w), at most 1:
 ///
 ///   constant      peak
 ///   manual        base_lr, always
@@ -26,6 +29,9 @@ namespace tessera {
 ///
 /// Beyond total_steps the rate stays where the schedule ended.
 double lr_at(const LrScheduleConfig& config, double base_lr, std::int64_t step, std::int64_t global_batch);
+
+/// What a larger batch makes of the peak.
+BatchScale batch_scale(const LrScheduleConfig& config);
 
 /// lr_at / peak: what the schedule makes of any peak.
 double lr_ratio_at(const LrScheduleConfig& config, std::int64_t step);

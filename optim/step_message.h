@@ -5,6 +5,7 @@
 
 #include "optim/arithmetic/loss_scale_rule.h"
 #include "optim/arithmetic/norm_tree.h"
+#include "optim/arithmetic/scaled_lr.h"
 #include "optim/arithmetic/spike_rule.h"
 #include "optim/arithmetic/step_arguments.h"
 #include "optim/rules/rules.h"
@@ -65,9 +66,9 @@ struct StepRequest {
   double max_norm = 0.0;           ///< gradient_clipping; 0: none
   double trust_coefficient = 0.0;  ///< lars only (trust_ratio.h)
   LossScaleRule loss_scale;
-  SpikeVerdict spike;    ///< the verdict on the loss
+  SpikeRule spikes;
   double base_lr = 0.0;  ///< argument of scaled_lr (scaled_lr.h)
-  std::int64_t base_batch_size = 0;
+  BatchScale batch_scale;
   /// The schedule's ratios if `known_skipped` steps were skipped so far, if one more was, two more, ...
   double lr_ratios[kMostStepsInFlight + 1] = {};
   std::int64_t known_skipped = 0;

@@ -35,6 +35,12 @@ enum class OptimizerType {
 /// formulas.
 enum class LrScheduleType { kConstant, kLinear, kCosine, kOneCycle, kInverseSqrt, kWsd, kManual };
 
+/// What a larger batch makes of the learning rate.
+enum class BatchScaling {
+  kLinear,      ///< "linear": lr x (global batch / base_batch_size) (arXiv 1706.02677)
+  kSquareRoot,  ///< "square_root": lr x sqrt(global batch / base_batch_size) (arXiv 1404.5997)
+};
+
 /// The mesh: replicate x shard = world size. 0 means that Tessera chooses: replicate is the number of hosts for
 /// HYBRID_SHARD, else 1.
 struct MeshConfig {
@@ -201,12 +207,14 @@ struct EmaConfig {
 struct LrScheduleConfig {
   LrScheduleType type = LrScheduleType::kConstant;  ///< form of the schedule
   std::int64_t warmup_steps = 0;                    ///< steps in which the rate rises to its peak
-  std::int64_t total_steps = 0;      ///< length of the schedule; linear, cosine, one_cycle and wsd need it
-  std::int64_t decay_steps = 0;      ///< wsd: length of the final decay
-  double min_ratio = 0.0;            ///< lowest rate as a share of optimizer.lr
-  double initial_ratio = 0.04;       ///< one_cycle: rate at step 0 as a share of the peak
-  double warmup_share = 0.3;         ///< one_cycle: share of total_steps spent rising
-  std::int64_t base_batch_size = 0;  ///< > 0: linear scaling rule, lr x (global batch / this) (arXiv 1706.02677)
+  std::int64_t total_steps = 0;  ///< length of the schedule; linear, cosine, one_cycle and wsd need it
+  std::int64_t decay_steps = 0;  ///< wsd: length of the final decay
+  double min_ratio = 0.0;        ///< lowest rate as a share of optimizer.lr
+  double initial_ratio = 0.04;   ///< one_cycle: rate at step 0 as a share of the peak
+  double warmup_share = 0.3;     ///< one_cycle: share of total_steps spent rising
+  double warmup_from = 0.0;  ///< rate at step 0 as a share of the peak; 0: the first of warmup_steps + 1 equal steps
+  std::int64_t base_batch_size = 0;  ///< > 0: the rate grows with the global batch, which has this size at optimizer.lr
+  BatchScaling batch_scaling = BatchScaling::kLinear;  ///< how it grows
 };
 
 /// Limits and kinds of a rank's memory.
@@ -519,5 +527,6 @@ std::string name_of(ShardingStrategy strategy);
 std::string name_of(OptimizerType type);
 std::string name_of(StateDType dtype);
 std::string name_of(LrScheduleType type);
+std::string name_of(BatchScaling scaling);
 
 }  // namespace tessera

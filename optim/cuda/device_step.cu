@@ -99,7 +99,7 @@ __device__ Verdict verdict_on(const StepRequest& request, const StepTables& t, d
   v.is_skipped = v.is_skipped || v.spike == SpikeVerdict::kSpike || v.spike == SpikeVerdict::kNegative;
   v.gradient_scale = static_cast<float>(mean * clip_factor(v.norm, request.max_norm));
   const double ratio = request.lr_ratios[d.skipped - request.known_skipped];
-  v.lr = scaled_lr(request.base_lr, request.base_batch_size, d.samples, ratio);
+  v.lr = scaled_lr(request.base_lr, request.batch_scale, d.samples, ratio);
   return v;
 }
 
@@ -153,7 +153,7 @@ __global__ void begin_update(StepRequest request, UnitRequest unit, StepTables t
   }
   __syncthreads();
   DeviceDecision& d = *t.decision;
-  const double lr = scaled_lr(request.base_lr, 0, 0, request.lr_ratios[0]);
+  const double lr = scaled_lr(request.base_lr, {}, 0, request.lr_ratios[0]);
   if (is_over || differs != 0 || is_infinite != 0) {
     if (threadIdx.x > 0 || is_over) return;
     d.is_skipped = 1;

@@ -198,6 +198,13 @@ const std::vector<Named<LrScheduleType>>& lr_schedule_types() {
   return list;
 }
 
+const std::vector<Named<BatchScaling>>& batch_scalings() {
+  static const std::vector<Named<BatchScaling>> list = {
+      {BatchScaling::kLinear, "linear", "by the ratio (arXiv 1706.02677)"},
+      {BatchScaling::kSquareRoot, "square_root", "by the ratio's square root (arXiv 1404.5997)"}};
+  return list;
+}
+
 const std::vector<Named<Tier>>& tiers() {
   static const std::vector<Named<Tier>> list = {
       {Tier::kMemory, "memory", "in the memory of the device that trains"},
@@ -323,6 +330,7 @@ std::string name_of(ShardingStrategy strategy) { return name_in(sharding_strateg
 std::string name_of(OptimizerType type) { return name_in(optimizer_types(), type); }
 std::string name_of(StateDType dtype) { return name_in(state_dtypes(), dtype); }
 std::string name_of(LrScheduleType type) { return name_in(lr_schedule_types(), type); }
+std::string name_of(BatchScaling scaling) { return name_in(batch_scalings(), scaling); }
 std::string name_of(WireForm form) { return name_in(wire_forms(), form); }
 std::string name_of(MuonLrAdjustment adjustment) { return name_in(muon_lr_adjustments(), adjustment); }
 

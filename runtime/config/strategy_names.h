@@ -28,6 +28,7 @@ const std::vector<Named<DType>>& muon_dtypes();  ///< MuonConfig::ns_dtype
 const std::vector<Named<StateDType>>& state_dtypes();
 const std::vector<Named<bool>>& shard_overs();  ///< OptimizerConfig::shard_over_world
 const std::vector<Named<LrScheduleType>>& lr_schedule_types();
+const std::vector<Named<BatchScaling>>& batch_scalings();
 const std::vector<Named<Tier>>& tiers();        ///< tiers of parameters
 const std::vector<Named<Tier>>& state_tiers();  ///< tiers of masters and moments
 const std::vector<Named<Tier>>& gradient_tiers();

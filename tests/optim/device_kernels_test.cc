@@ -305,8 +305,12 @@ TEST_F(DeviceKernels, TheLearningRateIsThatOfTheStepsApplied) {
     EXPECT_EQ(step.decision.values()[0].lr, 0.5 / (1 + skipped));
     skipped += overflow ? 1 : 0;
   }
-  request.base_batch_size = 32;
+  request.batch_scale.base = 32;
   step.decision.data()->samples = 96;
+  step.decide(request);
+  EXPECT_EQ(step.decision.values()[0].lr, 0.5 * 3.0 * (1.0 / 3));
+  request.batch_scale.by_root = true;
+  step.decision.data()->samples = 288;
   step.decide(request);
   EXPECT_EQ(step.decision.values()[0].lr, 0.5 * 3.0 * (1.0 / 3));
 }

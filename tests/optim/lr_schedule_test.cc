@@ -93,6 +93,18 @@ TEST(LrSchedule, WarmUpIsNeverZeroAndJoinsWithoutAJump) {
   }
 }
 
+// SequentialLR([LinearLR(0.2, 1.0, 4), ConstantLR(1.0)], [4])
+TEST(LrSchedule, WarmUpBeginsWhereItIsTold) {
+  expect_rates({.warmup_steps = 4, .warmup_from = 0.2}, {0.1, 0.2, 0.3, 0.4, 0.5, 0.5});
+  expect_rates({.warmup_steps = 2, .warmup_from = 1}, {0.5, 0.5, 0.5});
+}
+
+TEST(LrSchedule, SquareRootScalingRule) {
+  const LrScheduleConfig config{.base_batch_size = 256, .batch_scaling = BatchScaling::kSquareRoot};
+  EXPECT_EQ(lr_at(config, 0.1, 5, 256), 0.1);
+  EXPECT_EQ(lr_at(config, 0.1, 5, 1024), 0.2);
+}
+
 TEST(LrSchedule, LinearScalingRule) {
   const LrScheduleConfig config{.base_batch_size = 256};
   EXPECT_EQ(lr_at(config, 0.1, 5, 256), 0.1);

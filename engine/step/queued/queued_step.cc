@@ -59,7 +59,7 @@ QueuedStep::QueuedStep(const StepContext& context, const Optimizer& optimizer, A
   request_.microbatches = static_cast<double>(axes_->world->size() * strategy_.gradient_accumulation);
   request_.max_norm = strategy_.gradient_clipping;
   if (scales_loss_) request_.loss_scale = scaler.rule();
-  request_.base_batch_size = strategy_.lr_schedule.base_batch_size;
+  request_.batch_scale = batch_scale(strategy_.lr_schedule);
   tables_.updates_in_backward = strategy_.optimizer.in_backward;
   if (watches_for_spikes()) request_.spikes = LossSpikes(strategy_.on_spike).rule();
   OutcomeContext of_outcomes{axes_, {}, strategy_.on_spike};

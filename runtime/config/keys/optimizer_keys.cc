@@ -46,6 +46,16 @@ Condition with_any_schedule() {
   return with_schedule("other than manual", {kConstant, kLinear, kCosine, kOneCycle, kInverseSqrt, kWsd});
 }
 
+Condition with_warmup() {
+  return {"lr_schedule.warmup_steps above 0, and a type other than manual and one_cycle",
+          {"/lr_schedule/type", "/lr_schedule/warmup_steps"},
+          [](const Strategy& s) {
+            const LrScheduleType type = s.lr_schedule.type;
+            return s.lr_schedule.warmup_steps > 0 && type != LrScheduleType::kManual &&
+                   type != LrScheduleType::kOneCycle;
+          }};
+}
+
 Condition with_warmup_share() {
   return {"lr_schedule.type one_cycle and warmup_steps 0",
           {"/lr_schedule/type", "/lr_schedule/warmup_steps"},
@@ -512,10 +522,18 @@ std::vector<StrategyKey> schedule_keys() {
        .unit = "steps",
        .default_json = "0",
        .example_json = "500",
-       .doc = "The rate rises over so many steps first: in a straight line from near 0; with one_cycle, from "
-              "initial_ratio.",
+       .doc = "The rate rises over so many steps first: in a straight line from near 0, or from warmup_from; with "
+              "one_cycle, from initial_ratio.",
        .cost = "Steps at a low rate.",
        .only_if = with_any_schedule()},
+      {.pointer = "/lr_schedule/warmup_from",
+       .field = number_field(AT(lr_schedule.warmup_from)),
+       .range = {0, 1},
+       .default_json = "0.0",
+       .example_json = "0.1",
+       .doc = "Rate at step 0 as a share of the peak. 0: the first of warmup_steps + 1 equal steps up from 0.",
+       .cost = "A rougher start.",
+       .only_if = with_warmup()},
       {.pointer = "/lr_schedule/total_steps",
        .field = integer_field(AT(lr_schedule.total_steps)),
        .range = {0, kMany},
@@ -564,9 +582,19 @@ std::vector<StrategyKey> schedule_keys() {
        .unit = "samples",
        .default_json = "0",
        .example_json = "256",
-       .doc = "Above 0: linear scaling, lr x (global batch / this) (arXiv 1706.02677).",
+       .doc = "Above 0: optimizer.lr is the rate for a global batch of this size. It grows with the batch, as "
+              "batch_scaling says.",
        .cost = "A lower rate.",
        .only_if = with_any_schedule()},
+      {.pointer = "/lr_schedule/batch_scaling",
+       .field = choice_field(AT(lr_schedule.batch_scaling), batch_scalings()),
+       .default_json = R"("linear")",
+       .example_json = R"("square_root")",
+       .doc = "What global batch / base_batch_size does to the rate.",
+       .cost = "A lower rate for large batches.",
+       .only_if = {"lr_schedule.base_batch_size above 0",
+                   {"/lr_schedule/base_batch_size"},
+                   [](const Strategy& s) { return s.lr_schedule.base_batch_size > 0; }}},
   };
 }
 

@@ -164,7 +164,9 @@ TEST(DeviceEngine, SkipsOverflowsAndKeepsScheduleAndScaleAsTheCpuDoes) {
   strategy.mixed_precision.loss_scale.backoff_factor = 0.125;
   strategy.mixed_precision.loss_scale.growth_interval = 3;
   strategy.lr_schedule.warmup_steps = 5;
+  strategy.lr_schedule.warmup_from = 0.25;
   strategy.lr_schedule.base_batch_size = 6;
+  strategy.lr_schedule.batch_scaling = BatchScaling::kSquareRoot;
   const TrainOptions options = short_run();
   const Trained on_cpu = train_on_threads({.ranks = 2}, strategy, options);
   EXPECT_TRUE(on_cpu.steps.front().overflow);

@@ -47,7 +47,7 @@ void StepWalk::expect(std::span<const int> order) {
   announce(expected_, /*is_decided=*/false);
 }
 
-/// The last units come first.
+/// The program has the last unit first.
 std::span<const Visit> StepWalk::visits_of(int unit) const {
   const StepProgram& program = programs_.front();
   const std::span<const Visit> all = program.visits_of(first_of(program, StepOpKind::kUpdateInBackward));
@@ -113,7 +113,7 @@ void StepWalk::visit_all(std::span<const Visit> visits) {
   let_gradients_go();
 }
 
-/// So that they are read ahead. Groups of one unit follow each other.
+/// The store reads sums ahead in this order. Groups of one unit follow each other.
 void StepWalk::begin_gradients(const StepProgram& program) {
   if (!gradients_) return;
   std::vector<int> order;

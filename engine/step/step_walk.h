@@ -18,7 +18,9 @@ namespace tessera {
 /// from visit to visit, opens and closes sums of gradients that lie below memory, exchanges, and makes values known to the
 /// ranks that hold copies of them. Two programs take turns; which one comes next is known here alone.
 ///
-/// What a visit does is said by who derives from this: Update on the CPU, DeviceUpdate on a GPU, where all of it is queued.
+/// Who derives from this says what a visit does: Update on the CPU, DeviceUpdate on a GPU, where all of it is queued. All of
+/// it is called by the thread that trains. Calls that exchange something are collective; they throw tessera::Error where a
+/// collective fails, and where records cannot be read or written (74).
 ///
 /// | call          | when                                      | what it walks                        |
 /// |---------------|-------------------------------------------|--------------------------------------|
@@ -42,31 +44,34 @@ class StepWalk {
   StepWalk& operator=(const StepWalk&) = delete;
   ~StepWalk() = default;
 
-  /// Makes the step, which is decided. The next one has the next program.
+  /// Makes a step that is decided, and the next program's turn comes.
   void update_all();
+  /// Updates one unit in backward. REQUIRES: its sums are there until this returns.
   void update_unit(Unit& unit);
+  /// Exchanges parameters and averages, and the next program's turn comes.
   void swap();
 
   /// StepProgram::ends_when_skipped: the decision has to be known before `update_all`, which is not called where it is to skip.
   bool ends_when_skipped() const { return programs_.front().ends_when_skipped; }
   bool updates_in_backward() const { return in_backward_; }
-  /// Where units are updated in backward.
+  /// A unit's visits in backward. REQUIRES: updates_in_backward.
   std::span<const Visit> visits_of(int unit) const;
   /// Spent so far on making values known.
   double publication_seconds() const { return publisher_.seconds(); }
 
  private:
-  /// A pass begins, or will: the records of its visits are read ahead. `is_decided`: who is used in this step is known; before
-  /// that all are taken to be, which is nearly always so.
+  /// A pass begins: the records of its visits are read ahead. Without `is_decided` it begins when backward has ended, and so
+  /// does what the step brings beside; all are taken to be used then, which is nearly always so.
   virtual void announce(std::span<const Visit> visits, bool is_decided) = 0;
   /// No record is in use any more.
   virtual void end_pass() = 0;
   /// Whether a group's visit needs its gradients; they are opened then, where Visit::needs_gradients.
   virtual bool is_updated(const Visit& visit) const = 0;
+  /// Does a visit's work; what it updates is published behind it.
   virtual void make(const Visit& visit) = 0;
-  /// REQUIRES: some group is measured.
+  /// Ranks tell each other the norms that visits have measured.
   virtual void agree_on_norms() = 0;
-  /// REQUIRES: there are matrices. `visits`: under rules of whole tensors, those whose masters it reads itself.
+  /// Matrices go to their owners, and results come back. `visits`: those whose masters this reads; empty under muon.
   virtual void exchange(std::span<const Visit> visits) = 0;
 
   FlatGroup& flat_of(const Visit& visit) const { return *flats_[static_cast<std::size_t>(visit.group)]; }

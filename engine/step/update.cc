@@ -23,10 +23,7 @@ Update::Update(const StepContext& context)
   std::size_t count = 0;
   for_each_trainable(units_, [&](FlatGroup& group) {
     groups_.push_back({&group, count});
-    for (const FlatParameter& parameter : group.parameters) {
-      if (!group.matrices.empty()) dealt_.emplace_back(count, parameter.group);
-      ++count;
-    }
+    count += group.parameters.size();
   });
   for (Pass& pass : passes_) pass.ends.resize(groups_.size());
   steps_.resize(count, 0);
@@ -38,11 +35,6 @@ void Update::follow_options() {
   elements_.follow(options_);
   if (matrices_) matrices_->follow(options_);
   if (layers_) layers_->follow(options_);
-}
-
-void Update::expect(std::span<const int> order) {
-  if (matrices_) matrices_->expect();
-  StepWalk::expect(order);
 }
 
 void Update::read_ahead() {
@@ -110,6 +102,7 @@ void Update::for_slices(const Visit& visit, const Body& body) const {
 }
 
 void Update::announce(std::span<const Visit> visits, bool is_decided) {
+  if (matrices_ && !is_decided) matrices_->expect();
   for (Pass& pass : passes_) {
     if (!pass.records) continue;
     pass.order.clear();
@@ -188,12 +181,8 @@ void Update::exchange(std::span<const Visit> visits) {
       return visit(states_in_memory(group, group.optimizer_part));
     for_each_state(group, kind_of(first), group.optimizer_part, StateUse::kRead, visit);
   };
-  matrices_->exchange([&](std::size_t matrix) { return numbers_of(matrix); }, visit_masters);
-}
-
-MatrixUpdate::Numbers Update::numbers_of(std::size_t matrix) const {
-  const auto [parameter, group] = dealt_[matrix];
-  return MatrixUpdate::numbers_of(learning_rates_, rates_, group, steps_[parameter], used_[parameter] != 0);
+  const MatrixUpdate::OfStep step{learning_rates_, rates_, steps_, used_};
+  matrices_->exchange(&step, visit_masters);
 }
 
 double Update::communication_seconds() const {

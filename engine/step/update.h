@@ -6,7 +6,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "engine/memory/records/state_records.h"
@@ -35,9 +34,6 @@ class Update final : public StepWalk {
   const LearningRates& learning_rates() const { return learning_rates_; }
   UpdateOptions& options() { return options_; }
   const UpdateOptions& options() const { return options_; }
-
-  /// As StepWalk::expect.
-  void expect(std::span<const int> order);
 
   /// Between updates in backward: what comes next is read ahead as far as there is room by now.
   void read_ahead();
@@ -91,7 +87,6 @@ class Update final : public StepWalk {
   void for_slices(const Visit& visit, const Body& body) const;
   void append_to(Pass& pass, const Visit& visit, bool is_decided) const;
   void pass_over_unused(const Visit& visit);
-  MatrixUpdate::Numbers numbers_of(std::size_t matrix) const;
   const Optimizer& optimizer_of(const FlatGroup& group, const Run& run) const;
   void update_run(const FlatGroup& group, const OptimizerSlice& slice, const Run& run) const;
 
@@ -105,9 +100,7 @@ class Update final : public StepWalk {
   std::array<Pass, 2> passes_;
   std::vector<std::int64_t> steps_;  ///< applied, by trainable parameter
   std::vector<Group> groups_;        ///< trainable, in unit order
-  /// Of each dealt matrix: its place among all trainable parameters, and FlatParameter::group.
-  std::vector<std::pair<std::size_t, std::size_t>> dealt_;
-  // Of this step.
+  // What this step was told, and its runs.
   Rates rates_;
   std::span<const char> used_;
   std::span<const double> squares_;

@@ -59,9 +59,6 @@ DeviceUpdate::DeviceUpdate(const QueuedContext& context, const RuleOptimizer& ru
     run.group = static_cast<std::uint32_t>(groups_.size());
     run.parameters = static_cast<std::uint32_t>(group.layout.size());
     groups_.push_back({&group, static_cast<std::uint32_t>(parameters_), run});
-    for (std::size_t i = 0; !group.matrices.empty() && i < group.parameters.size(); ++i) {
-      dealt_.push_back({parameters_ + i, group.parameters[i].group});
-    }
     parameters_ += group.parameters.size();
   });
   if (matrices_ && !is_muon()) steps_.resize(parameters_);
@@ -219,12 +216,6 @@ void DeviceUpdate::make_layers() {
   layers_ = std::make_unique<QueuedLayers>(context_, parts, makes_lamb_directions());
 }
 
-void DeviceUpdate::expect(std::span<const int> order) {
-  if (matrices_) matrices_->expect();
-  StepWalk::expect(order);
-  if (host_) host_->expect(/*sums_of_step=*/true);
-}
-
 void DeviceUpdate::fetch(const Unit& unit) {
   if (host_) host_->fetch(unit);
 }
@@ -296,7 +287,7 @@ std::optional<DeviceUpdate::Decided> DeviceUpdate::wait_for_decision() const {
   return decided;
 }
 
-/// Of whole groups, since the host does not know who is used.
+/// Those of whole groups: the host does not know who is used.
 std::span<const std::int64_t> DeviceUpdate::records_of(std::span<const Visit> visits, StateKind kind) {
   order_.clear();
   for (const Visit& visit : visits) {
@@ -307,7 +298,9 @@ std::span<const std::int64_t> DeviceUpdate::records_of(std::span<const Visit> vi
   return order_;
 }
 
-void DeviceUpdate::announce(std::span<const Visit> visits, bool /*is_decided*/) {
+void DeviceUpdate::announce(std::span<const Visit> visits, bool is_decided) {
+  if (matrices_ && !is_decided) matrices_->expect();
+  if (host_ && !is_decided) host_->expect(/*sums_of_step=*/true);
   if (stream_) stream_->begin_pass(records_of(visits, StateKind::kMastersAndStates));
   if (mapped_) mapped_->begin_pass(records_of(visits, StateKind::kParameters));
 }
@@ -355,7 +348,7 @@ void DeviceUpdate::visit_records(const FlatGroup& group, const Visit& visit, con
   }
 }
 
-/// All of this rank's, from where `visit` reads them.
+/// Goes over all of this rank's masters in a group. `visit`: where they lie.
 void DeviceUpdate::visit_masters(const FlatGroup& group, const Visit& visit,
                                  c10::function_ref<void(const StateView&)> body) {
   if (visit.states != Access::kNone) {
@@ -429,17 +422,12 @@ void DeviceUpdate::launch_update(std::size_t index, const StateView& view) {
               : context_.kernels.update(run_of(g, view), tables_);
 }
 
-/// Under muon matrices without gradients are zeros.
+/// Under muon the host does not know who is used, and matrices without gradients are zeros.
 void DeviceUpdate::exchange(std::span<const Visit> visits) {
-  matrices_->exchange([&](std::size_t matrix) { return numbers_of_matrix(matrix); },
+  std::optional<MatrixUpdate::OfStep> step;
+  if (decided_) step.emplace(MatrixUpdate::OfStep{context_.rates, decided_->rates, steps_, decided_->used});
+  matrices_->exchange(step ? &*step : nullptr,
                       [&](const FlatGroup& group, auto body) { visit_masters(group, visits.front(), body); });
-}
-
-MatrixUpdate::Numbers DeviceUpdate::numbers_of_matrix(std::size_t matrix) const {
-  if (!decided_) return {};  // muon's
-  const auto [parameter, group] = dealt_[matrix];
-  return MatrixUpdate::numbers_of(context_.rates, decided_->rates, group, steps_[parameter],
-                                  decided_->used[parameter] != 0);
 }
 
 void DeviceUpdate::resume(std::span<const std::int64_t> steps) {

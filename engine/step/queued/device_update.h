@@ -69,8 +69,6 @@ class DeviceUpdate final : public StepWalk {
   /// Of a unit: which groups and parameters it has.
   UnitRequest request_for(const Unit& unit) const;
 
-  /// As StepWalk::expect.
-  void expect(std::span<const int> order);
   /// The sum of a unit's gradients is queued: where the host updates, they are copied. `forget`: those to come are no step's.
   void fetch(const Unit& unit);
   void forget();
@@ -127,7 +125,6 @@ class DeviceUpdate final : public StepWalk {
   template <class Launch, class OnHost>
   void pass_over(const Visit& visit, const Launch& launch, const OnHost& on_host);
   void launch_update(std::size_t group, const StateView& view);
-  MatrixUpdate::Numbers numbers_of_matrix(std::size_t matrix) const;
   std::optional<Decided> wait_for_decision() const;
   void begin(const Decided& decided);
 
@@ -137,12 +134,7 @@ class DeviceUpdate final : public StepWalk {
   std::vector<OptimizerConfig> configs_;  ///< of what is in no group, then of each group: the numbers of the next step
   std::vector<Group> groups_;
   std::size_t parameters_ = 0;
-  /// Under rules of whole tensors: in how many steps each parameter took part; and of each dealt matrix, which of them it is.
-  std::vector<std::int64_t> steps_;
-  struct Dealt {
-    std::size_t parameter, group;  ///< among all that train; FlatParameter::group
-  };
-  std::vector<Dealt> dealt_;
+  std::vector<std::int64_t> steps_;         ///< under rules of whole tensors: in how many each parameter took part
   std::unique_ptr<MatrixUpdate> matrices_;  ///< null where no group is one of matrices
   std::unique_ptr<OwnDeviceUpdate> own_;    ///< null where the program brings no rule
   std::unique_ptr<QueuedLayers> layers_;    ///< under lamb and lars; else null

@@ -37,14 +37,9 @@ void ElementUpdate::find_runs(const FlatGroup& group, Extent part, std::span<con
   }
 }
 
-StepScalars scalars_of(const LearningRates& learning_rates, const UpdateRates& rates, std::size_t group,
-                       std::int64_t step) {
-  const double lr = learning_rates.of(rates.lr, group);
-  return {rates.gradient_scale, rates.clip_value, static_cast<float>(lr), step, rates.is_first_of_run};
-}
-
 StepScalars ElementUpdate::scalars_of(const UpdateRates& rates, const UpdateRun& run) const {
-  return tessera::scalars_of(rates_, rates, run.group, run.step);
+  const double lr = rates_.of(rates.lr, run.group);
+  return {rates.gradient_scale, rates.clip_value, static_cast<float>(lr), run.step, rates.is_first_of_run};
 }
 
 void ElementUpdate::update(const Optimizer& optimizer, const OptimizerSlice& slice, const UpdateRates& rates,

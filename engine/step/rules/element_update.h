@@ -21,10 +21,6 @@ struct UpdateRates {
   bool is_first_of_run = false;  ///< StepScalars::is_first_of_run
 };
 
-/// Those of one group, FlatParameter::group. `step`: counted from 1.
-StepScalars scalars_of(const LearningRates& learning_rates, const UpdateRates& rates, std::size_t group,
-                       std::int64_t step);
-
 /// A run of elements that have taken part in equally many steps, and are updated with the same numbers. Or that this step
 /// leaves alone, though their average goes on.
 struct UpdateRun {

@@ -40,6 +40,12 @@ MatrixUpdate::MatrixUpdate(const StepContext& context, std::shared_ptr<const Ten
   const OptimizerConfig& optimizer = context.strategy.optimizer;
   add(optimizer);
   for (const ParameterGroup& group : optimizer.groups) add(config_of(optimizer, group));
+  std::size_t count = 0;
+  for_each_trainable(units_, [&](const FlatGroup& group) {
+    for (std::size_t i = 0; i < group.parameters.size(); ++i, ++count) {
+      if (!group.matrices.empty()) parameters_.push_back(count);
+    }
+  });
   exchange_.emplace(context, rule_ ? assigners_[0].get() : nullptr, device_, kernels);
   if (context.memory.tensor_state_records) states_.emplace(units_, context.plan, context.memory, kernels);
 }
@@ -70,19 +76,12 @@ StepArguments MatrixUpdate::step_arguments(const OptimizerSlice& slice) const {
   return rule_ ? assigners_[0]->arguments(slice) : directions_[0]->step_arguments(slice);
 }
 
-MatrixUpdate::Numbers MatrixUpdate::numbers_of(const LearningRates& rates, const UpdateRates& of_step,
-                                               std::size_t group, std::int64_t step, bool is_used) {
-  return {is_used, scalars_of(rates, of_step, group, step), rates.of(of_step.lr, group)};
-}
-
-void MatrixUpdate::exchange(c10::function_ref<Numbers(std::size_t)> numbers_of, VisitMasters visit_masters) {
-  const DealtMatrix* const first = deal_.matrices().data();
+void MatrixUpdate::exchange(const OfStep* step, VisitMasters visit_masters) {
   expect();
   for (const MatrixBatch& batch : deal_.batches()) {
     const auto run = [&] {
       exchange_->run(batch, visit_masters, [&](const DealtMatrix& matrix, const WholeMatrix& whole) {
-        const Numbers numbers = numbers_of(static_cast<std::size_t>(&matrix - first));
-        if (numbers.is_used) compute(matrix, whole, numbers);
+        if (!step || step->used[parameter_of(matrix)]) compute(matrix, whole, step);
       });
     };
     states_ ? states_->with(batch, run) : run();
@@ -90,8 +89,12 @@ void MatrixUpdate::exchange(c10::function_ref<Numbers(std::size_t)> numbers_of, 
   if (states_) states_->end();
 }
 
-void MatrixUpdate::compute(const DealtMatrix& matrix, const WholeMatrix& whole, const Numbers& numbers) const {
-  if (rule_) return apply_rule(matrix, whole, numbers);
+std::size_t MatrixUpdate::parameter_of(const DealtMatrix& matrix) const {
+  return parameters_[static_cast<std::size_t>(&matrix - deal_.matrices().data())];
+}
+
+void MatrixUpdate::compute(const DealtMatrix& matrix, const WholeMatrix& whole, const OfStep* step) const {
+  if (rule_) return apply_rule(matrix, whole, *step);
   orthogonalize_matrix(matrix, units_[matrix.unit]->groups[matrix.group]->parameters[matrix.tensor], whole);
 }
 
@@ -103,24 +106,24 @@ void MatrixUpdate::orthogonalize_matrix(const DealtMatrix& matrix, const FlatPar
 }
 
 /// As scaled_gradient.
-void MatrixUpdate::scale(std::span<float> gradient, const StepScalars& scalars) const {
+void MatrixUpdate::scale(std::span<float> gradient, const UpdateRates& rates) const {
   if (!device_.is_queued) {
-    for (float& g : gradient) g = scaled_gradient(g, scalars.gradient_scale, scalars.clip_value);
+    for (float& g : gradient) g = scaled_gradient(g, rates.gradient_scale, rates.clip_value);
     return;
   }
   const Unrecorded unrecorded;
   at::Tensor there =
       flat_view(gradient.data(), DType::kF32, static_cast<std::int64_t>(gradient.size()), device_.device);
-  there.mul_(scalars.gradient_scale);
-  if (scalars.clip_value > 0) there.clamp_(-scalars.clip_value, scalars.clip_value);
+  there.mul_(rates.gradient_scale);
+  if (rates.clip_value > 0) there.clamp_(-rates.clip_value, rates.clip_value);
 }
 
-void MatrixUpdate::apply_rule(const DealtMatrix& matrix, const WholeMatrix& whole, const Numbers& numbers) const {
+void MatrixUpdate::apply_rule(const DealtMatrix& matrix, const WholeMatrix& whole, const OfStep& step) const {
   const FlatGroup& group = *units_[matrix.unit]->groups[matrix.group];
   const FlatParameter& parameter = group.parameters[matrix.tensor];
-  const StepScalars& scalars = numbers.scalars;
-  scale(whole.gradient, scalars);
-  WholeTensor tensor{parameter, whole.masters, whole.gradient, {}, {}, numbers.lr, 0, scalars.step};
+  scale(whole.gradient, step.rates);
+  const double lr = step.learning_rates.of(step.rates.lr, parameter.group);
+  WholeTensor tensor{parameter, whole.masters, whole.gradient, {}, {}, lr, 0, step.steps[parameter_of(matrix)]};
   tensor.weight_decay = weight_decays_[parameter.group + 1];
   if (!group.tensor_states.empty()) {
     const std::size_t begin = group.tensor_states.first[matrix.tensor];

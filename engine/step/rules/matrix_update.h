@@ -2,8 +2,11 @@
 
 #include <c10/util/FunctionRef.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "engine/memory/brought_tensor_states.h"
@@ -35,20 +38,17 @@ class MatrixUpdate {
   void make_directions(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars,
                        std::size_t config) const;
 
-  /// One matrix's numbers in a step.
-  struct Numbers {
-    bool is_used = true;  ///< false: nothing becomes of it
-    StepScalars scalars;
-    double lr = 0;  ///< that of the scalars, not rounded
+  /// What a step's numbers are made of.
+  struct OfStep {
+    const LearningRates& learning_rates;
+    const UpdateRates& rates;
+    std::span<const std::int64_t> steps;  ///< [trainable parameter]: how many it took part in, with this one
+    std::span<const char> used;           ///< [trainable parameter]: whether it does in this one
   };
-  /// `group`: FlatParameter::group. `step`: of the matrix, with this one.
-  static Numbers numbers_of(const LearningRates& rates, const UpdateRates& of_step, std::size_t group,
-                            std::int64_t step, bool is_used);
-
-  /// Matrices of all ranks, batch by batch; what comes back lies in place of the gradients. Collective. `numbers_of(i)`: of
-  /// MemoryPlan::matrices().matrices()[i]; the same on all ranks. `visit_masters`: called for each group in order, but under muon. Throws
-  /// tessera::Error, and what a program's rule throws.
-  void exchange(c10::function_ref<Numbers(std::size_t)> numbers_of, VisitMasters visit_masters);
+  /// Matrices of all ranks, batch by batch; what comes back lies in place of the gradients. Collective. `step`: the same on
+  /// all ranks; null under muon where the host does not know it: nothing is left out then. `visit_masters`: called for each
+  /// group in order, but under muon. Throws tessera::Error, and what a program's rule throws.
+  void exchange(const OfStep* step, VisitMasters visit_masters);
 
   /// Muon's, of a GPU, whose directions and updates are kernels.
   const MuonOptimizer& muon_of(std::size_t config) const { return *directions_[config + 1]; }
@@ -64,10 +64,11 @@ class MatrixUpdate {
   std::int64_t streamed_bytes() const { return states_ ? states_->streamed_bytes() : 0; }
 
  private:
-  void compute(const DealtMatrix& matrix, const WholeMatrix& whole, const Numbers& numbers) const;
+  void compute(const DealtMatrix& matrix, const WholeMatrix& whole, const OfStep* step) const;
   void orthogonalize_matrix(const DealtMatrix& matrix, const FlatParameter& parameter, const WholeMatrix& whole) const;
-  void scale(std::span<float> gradient, const StepScalars& scalars) const;
-  void apply_rule(const DealtMatrix& matrix, const WholeMatrix& whole, const Numbers& numbers) const;
+  void scale(std::span<float> gradient, const UpdateRates& rates) const;
+  void apply_rule(const DealtMatrix& matrix, const WholeMatrix& whole, const OfStep& step) const;
+  std::size_t parameter_of(const DealtMatrix& matrix) const;
 
   const std::vector<std::unique_ptr<Unit>>& units_;
   const MatrixDeal& deal_;
@@ -78,6 +79,7 @@ class MatrixUpdate {
   std::vector<std::unique_ptr<MuonOptimizer>> directions_;
   std::vector<std::unique_ptr<MasterAssigner>> assigners_;
   std::vector<double> weight_decays_;
+  std::vector<std::size_t> parameters_;  ///< of each dealt matrix: its place among all that train
   std::optional<MatrixExchange> exchange_;
   std::optional<BroughtTensorStates> states_;  ///< where some lie below memory
 };

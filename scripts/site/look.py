@@ -9,16 +9,18 @@ import functools
 import http.server
 import json
 import pathlib
+import queue
 import shutil
 import subprocess
 import sys
 import threading
 
 WIDTHS = {"desktop": (1280, 900), "phone": (390, 844)}
+PATIENCE_S = 900
 DRAWN = ["index.html", "install.html", "start-python.html", "concepts.html", "guide/strategies.html", "recipes.html", "coming-from.html",
          "strategy.html", "errors.html", "cpp/engine.html"]
-# Opens page by page in a frame of a given width, and writes what it sees as JSON.
-EYE = """<!doctype html><meta charset="utf-8"><body style="margin:0"><pre id="seen"></pre><script>
+# Opens page by page in a frame of a given width, and sends what it sees as JSON.
+EYE = """<!doctype html><meta charset="utf-8"><body style="margin:0"><script>
 const pages = PAGES, widths = WIDTHS_, seen = [];
 const say = (page, width, text) => seen.push(`${page} (${width}): ${text}`);
 const wait = ms => new Promise(done => setTimeout(done, ms));
@@ -61,20 +63,29 @@ async function search(word) {
 (async () => {
   for (const page of pages) for (const name in widths) await look(page, name, widths[name]);
   await search("SHARD_GRAD_OP");
-  document.getElementById("seen").textContent = JSON.stringify({ pages: pages.length, seen });
+  await fetch("seen", { method: "POST", body: JSON.stringify({ pages: pages.length, seen }) });
 })();
 </script>
 """
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
+class Server(http.server.SimpleHTTPRequestHandler):
+    """Gives pages to Chromium, and takes what it has seen."""
+
+    seen = queue.Queue()
+
+    def do_POST(self):
+        self.seen.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(204)
+        self.end_headers()
+
     def log_message(self, *_):
         pass
 
 
 def chromium(*arguments):
-    return subprocess.run([shutil.which("chromium") or shutil.which("google-chrome"), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-                           *arguments], capture_output=True, text=True, timeout=600)
+    return subprocess.Popen([shutil.which("chromium") or shutil.which("google-chrome"), "--headless", "--no-sandbox", "--disable-gpu",
+                             "--hide-scrollbars", "--disable-dev-shm-usage", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def main(site, pictures):
@@ -85,16 +96,19 @@ def main(site, pictures):
     pages = sorted(page.relative_to(site).as_posix() for page in site.rglob("*.html") if page.name not in ("404.html", "eye.html"))
     eye = site / "eye.html"
     eye.write_text(EYE.replace("PAGES", json.dumps(pages)).replace("WIDTHS_", json.dumps(WIDTHS)), encoding="utf-8")
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=site))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Server, directory=site))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
     try:
-        said = chromium("--virtual-time-budget=3600000", "--dump-dom", f"{address}/eye.html").stdout
-        text = said.partition('<pre id="seen">')[2].partition("</pre>")[0]
-        if not text:
-            print("docs: Chromium did not come to the end of the pages", file=sys.stderr)
+        reader = chromium("--remote-debugging-port=0", f"{address}/eye.html")  # stays until it is ended
+        try:
+            seen = Server.seen.get(timeout=PATIENCE_S)
+        except queue.Empty:
+            print(f"docs: Chromium did not come to the end of the pages in {PATIENCE_S} s", file=sys.stderr)
             return 70
-        seen = json.loads(text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))
+        finally:
+            reader.terminate()
+            reader.wait()
         pictures.mkdir(parents=True, exist_ok=True)
         for page in DRAWN:
             for name, (width, height) in WIDTHS.items():
@@ -104,7 +118,7 @@ def main(site, pictures):
                     frame = site / "frame.html"
                     frame.write_text(f'<body style="margin:0"><iframe src="{page}" style="border:0;width:{width}px;height:{height}px">')
                     chromium(f"--blink-settings=preferredColorScheme={number}", f"--window-size={width},{height}", "--virtual-time-budget=3000",
-                             f"--screenshot={file}", f"{address}/frame.html")
+                             f"--screenshot={file}", f"{address}/frame.html").wait(PATIENCE_S)
     finally:
         server.shutdown()
         eye.unlink()

@@ -14,6 +14,7 @@
 #include "tessera/recompute.h"             // IWYU pragma: export
 #include "tessera/reduce_lr_on_plateau.h"  // IWYU pragma: export
 #include "tessera/run.h"                   // IWYU pragma: export
+#include "tessera/scaling.h"               // IWYU pragma: export
 #include "tessera/seed_for_rank.h"         // IWYU pragma: export
 #include "tessera/strategy.h"              // IWYU pragma: export
 #include "tessera/token_batches.h"         // IWYU pragma: export

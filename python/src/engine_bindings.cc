@@ -14,6 +14,7 @@
 #include "tessera/engine.h"
 #include "tessera/error.h"
 #include "tessera/module_view.h"
+#include "tessera/scaling.h"
 #include "tessera/uneven.h"
 
 namespace tessera::python {
@@ -71,6 +72,7 @@ py::dict dict_of(const StepResult& result) {
   fields["tokens"] = result.tokens;
   fields["seconds"] = result.seconds;
   fields["communication_seconds"] = result.communication_seconds;
+  fields["communication_share"] = result.communication_share();
   fields["tokens_per_second"] = result.tokens_per_second;
   fields["planned"] = dict_of(result.planned);
   fields["allocated"] = dict_of(result.allocated);
@@ -97,6 +99,7 @@ void bind_results(py::module_& module) {
       .def_readonly("tokens", &StepResult::tokens)
       .def_readonly("seconds", &StepResult::seconds)
       .def_readonly("communication_seconds", &StepResult::communication_seconds)
+      .def_property_readonly("communication_share", &StepResult::communication_share)
       .def_readonly("tokens_per_second", &StepResult::tokens_per_second)
       .def_property_readonly("planned", [](const StepResult& result) { return dict_of(result.planned); })
       .def_property_readonly("allocated", [](const StepResult& result) { return dict_of(result.allocated); })
@@ -398,6 +401,8 @@ void bind_engine(py::module_& module) {
         return std::make_unique<Guarding<EmaWeights>>(engine);
       });
   module.def("backward", &backward_of);
+  module.def("scaled_speedup", &scaled_speedup);
+  module.def("scaling_efficiency", &scaling_efficiency);
   py::class_<UnevenLooping>(module, "UnevenLoop", py::module_local())
       .def(py::init<EnginePointer, py::object>())
       .def("next", &UnevenLooping::next, Released());

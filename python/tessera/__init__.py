@@ -21,6 +21,7 @@ from tessera._engine import Engine, Evaluation, LoadedCheckpoint, backward, defe
 from tessera._error import Error  # noqa: E402
 from tessera._job import init, local_rank, rank, seed_for_rank, world_size  # noqa: E402
 from tessera._observers import answer_profilers  # noqa: E402
+from tessera._scaling import scaled_speedup, scaling_efficiency  # noqa: E402
 
 expect_one_torch()
 answer_profilers()
@@ -30,4 +31,4 @@ PlannedMemory = _native.PlannedMemory
 
 __all__ = ["Engine", "Error", "Evaluation", "LoadedCheckpoint", "PlannedMemory", "StepResult", "__version__", "all_gather",
            "all_reduce", "backward", "barrier", "broadcast", "deferred_init", "init", "load_weights", "local_rank", "mean_over_ranks", "plan", "rank",
-           "seed_for_rank", "uneven", "world_size"]
+           "scaled_speedup", "scaling_efficiency", "seed_for_rank", "uneven", "world_size"]

@@ -21,5 +21,18 @@ TEST(DurationText, IsShort) {
     EXPECT_EQ(duration_text(endless), "more than 30 years");
 }
 
+TEST(ShareText, TellsTheShareAndWhatItMakesOfTheRanks) {
+  EXPECT_EQ(share_text(0.123, 2), "comm 12.3 %, scaled speed-up 1.88 of 2");
+  EXPECT_EQ(share_text(0, 1), "comm 0.0 %, scaled speed-up 1.00 of 1");
+}
+
+TEST(CommunicationShare, IsThatOfTheSeconds) {
+  StepResult result;
+  EXPECT_EQ(result.communication_share(), 0);  // nothing was measured
+  result.seconds = 0.5;
+  result.communication_seconds = 0.125;
+  EXPECT_EQ(result.communication_share(), 0.25);
+}
+
 }  // namespace
 }  // namespace tessera::app

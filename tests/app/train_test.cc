@@ -413,6 +413,22 @@ TEST_F(Train, TheStatusLineTellsTheMeanTheEpochAndTheTimeLeft) {
   EXPECT_THAT(ended.out, ::testing::ContainsRegex("left [0-9]+ s"));
 }
 
+TEST_F(Train, MetricsAndAStatusLineTellTheShareOfCommunication) {
+  const Words command =
+      train(strategy("FULL_SHARD", R"(, "host_sharing": false)"), "share", {"--steps", "4", "--log-every", "4"});
+  EXPECT_THAT(run(launch(2) + command).out, ::testing::Not(HasSubstr("scaled speed-up")));
+  for (const json& step : steps("share")) {
+    const double share = step.at("communication_share").get<double>();
+    EXPECT_GT(share, 0) << step;
+    EXPECT_LT(share, 1) << step;
+    EXPECT_DOUBLE_EQ(share, step.at("communication_seconds").get<double>() / step.at("seconds").get<double>());
+    EXPECT_DOUBLE_EQ(step.at("scaled_speedup").get<double>(), 2 - share);
+    EXPECT_DOUBLE_EQ(step.at("scaling_efficiency").get<double>(), (2 - share) / 2);
+  }
+  const Ended shown = run(launch(2) + command + Words{"--overwrite", "--show", "share"});
+  EXPECT_THAT(shown.out, ::testing::ContainsRegex("step 4/4 .* comm [0-9.]+ %, scaled speed-up 1[.][0-9][0-9] of 2 "));
+}
+
 TEST_F(Train, TheProgramForAGptLearns) {
   write_file(path("example.json"), R"({"units": {"classes": ["Block"]}, "optimizer": {"lr": 0.003}})");
   const Ended ended = run(launch(2, {"--no-prefix"}) + Words{TESSERA_EXAMPLE, path("example.json"), path("text")});

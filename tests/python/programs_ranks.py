@@ -478,6 +478,10 @@ def results_of_steps(strategy):
     fields = result.asdict()
     assert fields["loss"] == result.loss and fields["tokens"] == 7 * tessera.world_size() and fields["allocated"] == result.allocated
     assert pickle.loads(pickle.dumps(fields)) == fields
+    share, ranks = result.communication_share, tessera.world_size()
+    assert share == result.communication_seconds / result.seconds and 0 <= share < 1
+    assert tessera.scaled_speedup(share) == ranks - share * (ranks - 1) and tessera.scaling_efficiency(share) == tessera.scaled_speedup(share) / ranks
+    assert tessera.scaled_speedup(0.25, 8) == 6.25 and tessera.scaling_efficiency(0.25, ranks=8) == 6.25 / 8
     assert repr(result) == f"StepResult({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
     assert set(fields) == {name for name in dir(result) if not name.startswith("_")} - {"asdict", "is_known", "wait"}
     engine.close()

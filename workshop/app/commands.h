@@ -82,6 +82,8 @@ struct TrainCommand {
   TextSampling sample;
   std::vector<std::string> command_line;  ///< all words of it, for the run directory
   std::string tensorboard = {};           ///< folder for an event file; empty: none
+  std::vector<std::string> show =
+      {};  ///< what status lines have beside the usual: "share" (share_text of train_report.h)
 };
 /// Trains. Each rank is a process.
 int run_train(const TrainCommand& command);

@@ -98,6 +98,7 @@ def options():
     yield Row("launch --rankz", ["launch", "--rankz", "2", "--", "/bin/true"], USAGE, ["has no option --rankz", "hint:"])
     yield Row("train -x", [*TRAIN, "-x"], USAGE, ["-x", "--help"])
     yield Row("train --data-format hdf5", [*TRAIN, "--data-format", "hdf5"], USAGE, ["hdf5", "auto, text, llmc or megatron"])
+    yield Row("train --show losses", [*TRAIN, "--show", "losses"], USAGE, ["--show", "losses", "share"])
     yield Row("train --tail keep", [*TRAIN, "--tail", "keep"], USAGE, ["--tail", "keep"])
     yield Row("bench --transport tcp", ["bench", "collectives", "--transport", "tcp"], USAGE, ["tcp", "host,gloo"])
 

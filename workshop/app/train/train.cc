@@ -1,6 +1,7 @@
 #include <ATen/Context.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
@@ -394,7 +395,8 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
       run.resumes, resume_durable_steps(command.checkpoints, engine, *run.batches, speaks), *run.batches);
   const double predicted_s = speaks ? predicted_seconds(command, run, engine, mesh) : 0;
   TrainReport report({command.steps, command.log_every, run.batches->steps_per_epoch(), run.outputs,
-                      run.evaluation.has_value(), predicted_s});
+                      run.evaluation.has_value(), predicted_s, mesh.world_size(),
+                      std::ranges::find(command.show, "share") != command.show.end()});
   std::optional<double> entropy;
   if (speaks) {
     throw_if_error(write_config(run.outputs, command, engine.strategy(), run.config, mesh.topology()));

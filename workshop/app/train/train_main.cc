@@ -96,6 +96,12 @@ void add_training(CLI::App& command, TrainCommand& train) {
   command.add_option("--log-every", train.log_every, "steps between status lines")
       ->transform(integer_from(1, kMostSteps))
       ->capture_default_str();
+  command
+      .add_option("--show", train.show,
+                  "what status lines have too: share, the share of time in communication, and the scaled speed-up")
+      ->delimiter(',')
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->check(CLI::IsMember({"share"}));
 }
 
 void add_checkpoints(CLI::App& command, CheckpointOptions& checkpoints) {

@@ -9,6 +9,7 @@
 #include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "tessera/scaling.h"
 #include "workshop/bench/number_text.h"
 
 namespace tessera::app {
@@ -29,6 +30,11 @@ std::string duration_text(double seconds) {
   if (whole < 3600) return pair(whole / 60, " min ", whole % 60, " s");
   if (whole < 24 * 3600) return pair(whole / 3600, " h ", whole % 3600 / 60, " min");
   return pair(whole / (24 * 3600), " d ", whole % (24 * 3600) / 3600, " h");
+}
+
+std::string share_text(double share, int ranks) {
+  return "comm " + number_text(100 * share, "%.1f") + " %, scaled speed-up " +
+         number_text(scaled_speedup(share, ranks), "%.2f") + " of " + std::to_string(ranks);
 }
 
 namespace {
@@ -76,6 +82,7 @@ absl::Status TrainReport::open(const std::vector<Metric>& about) {
 
 std::vector<Metric> TrainReport::metrics_of(const StepResult& result, std::int64_t epoch,
                                             const TrafficCounts& traffic) const {
+  const double share = result.communication_share();
   return {{"step", result.step},
           {"epoch", epoch},
           {"loss", result.loss},
@@ -88,6 +95,9 @@ std::vector<Metric> TrainReport::metrics_of(const StepResult& result, std::int64
           {"tokens_per_second", result.tokens_per_second},
           {"seconds", result.seconds},
           {"communication_seconds", result.communication_seconds},
+          {"communication_share", share},
+          {"scaled_speedup", scaled_speedup(share, options_.ranks)},
+          {"scaling_efficiency", scaling_efficiency(share, options_.ranks)},
           {"seconds_p50", times_.p50()},
           {"seconds_p95", times_.p95()},
           {"bytes_allocated", result.allocated.total()},
@@ -139,11 +149,13 @@ void TrainReport::print(const StepResult& result) const {
       left == 0 ? "" : "left " + duration_text(static_cast<double>(left) * times_.p50()) + "  ";
   const std::string predicted =
       options_.predicted_s > 0 ? ", predicted " + number_text(options_.predicted_s, "%.3f") + " s" : "";
+  const std::string share = options_.shows_share ? share_text(result.communication_share(), options_.ranks) + "  " : "";
   std::printf(
-      "step %*lld/%lld  loss %.4f  epoch %.2f  norm %.3f  lr %.2e  %.0f tok/s  step p50 %.3f s, p95 %.3f s%s  %s%s%s\n",
+      "step %*lld/%lld  loss %.4f  epoch %.2f  norm %.3f  lr %.2e  %.0f tok/s  step p50 %.3f s, p95 %.3f s%s  "
+      "%s%s%s%s\n",
       width, static_cast<long long>(result.step), static_cast<long long>(options_.steps), last_mean_loss_, epochs,
       result.grad_norm, result.lr, result.tokens_per_second, times_.p50(), times_.p95(), predicted.c_str(),
-      time_left.c_str(), memory_against_plan(result.allocated, result.planned).c_str(),
+      share.c_str(), time_left.c_str(), memory_against_plan(result.allocated, result.planned).c_str(),
       result.overflow ? "  overflow, skipped"
       : result.spike  ? "  spike, skipped"
                       : "");

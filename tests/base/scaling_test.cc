@@ -1,0 +1,31 @@
+#include "tessera/scaling.h"
+
+#include <gtest/gtest.h>
+
+namespace tessera {
+namespace {
+
+TEST(ScaledSpeedup, IsThatOfGustafson) {
+  // The three problems of his paper on 1024 processors, by the serial shares that he measured.
+  EXPECT_NEAR(scaled_speedup(0.004, 1024), 1020, 0.5);
+  EXPECT_NEAR(scaled_speedup(0.005, 1024), 1019, 0.5);
+  EXPECT_NEAR(scaled_speedup(0.007, 1024), 1017, 0.5);
+  EXPECT_DOUBLE_EQ(scaled_speedup(0.25, 8), 6.25);
+}
+
+TEST(ScaledSpeedup, LiesBetweenOneAndTheNumberOfRanks) {
+  for (const int ranks : {1, 2, 64}) {
+    EXPECT_EQ(scaled_speedup(0, ranks), ranks);
+    EXPECT_EQ(scaled_speedup(1, ranks), 1);
+  }
+}
+
+TEST(ScalingEfficiency, IsTheSpeedupOfOneRank) {
+  EXPECT_DOUBLE_EQ(scaling_efficiency(0.25, 8), 6.25 / 8);
+  EXPECT_EQ(scaling_efficiency(0, 8), 1);
+  EXPECT_EQ(scaling_efficiency(1, 8), 1.0 / 8);
+  EXPECT_EQ(scaling_efficiency(0.5, 1), 1);
+}
+
+}  // namespace
+}  // namespace tessera

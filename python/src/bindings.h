@@ -17,6 +17,7 @@ void bind_job(pybind11::module_& module);
 void bind_engine(pybind11::module_& module);
 void bind_checkpoints(pybind11::module_& module);
 void bind_collectives(pybind11::module_& module);
+void bind_loop(pybind11::module_& module);
 
 /// Translates exceptions. tessera::Error becomes tessera.Error with the same text and exit code; Python exceptions that
 /// crossed autograd become themselves again; other exceptions of LibTorch become RuntimeError with their text.

@@ -38,4 +38,5 @@ PYBIND11_MODULE(_native, module) {
   tessera::python::bind_engine(module);
   tessera::python::bind_checkpoints(module);
   tessera::python::bind_collectives(module);
+  tessera::python::bind_loop(module);
 }

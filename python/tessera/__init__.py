@@ -20,6 +20,7 @@ from tessera._collectives import all_gather, all_reduce, barrier, broadcast, mea
 from tessera._engine import Engine, Evaluation, LoadedCheckpoint, backward, deferred_init, load_weights, plan, uneven  # noqa: E402
 from tessera._error import Error  # noqa: E402
 from tessera._job import init, local_rank, rank, seed_for_rank, world_size  # noqa: E402
+from tessera._loop import DataParallel, SyncBatchNorm, convert_sync_batchnorm, span, start_trace, sync_buffers, write_trace  # noqa: E402
 from tessera._observers import answer_profilers  # noqa: E402
 from tessera._scaling import scaled_speedup, scaling_efficiency  # noqa: E402
 
@@ -29,6 +30,7 @@ answer_profilers()
 StepResult = _native.StepResult
 PlannedMemory = _native.PlannedMemory
 
-__all__ = ["Engine", "Error", "Evaluation", "LoadedCheckpoint", "PlannedMemory", "StepResult", "__version__", "all_gather",
-           "all_reduce", "backward", "barrier", "broadcast", "deferred_init", "init", "load_weights", "local_rank", "mean_over_ranks", "plan", "rank",
-           "scaled_speedup", "scaling_efficiency", "seed_for_rank", "uneven", "world_size"]
+__all__ = ["DataParallel", "Engine", "Error", "Evaluation", "LoadedCheckpoint", "PlannedMemory", "StepResult", "SyncBatchNorm", "__version__",
+           "all_gather", "all_reduce", "backward", "barrier", "broadcast", "convert_sync_batchnorm", "deferred_init", "init", "load_weights",
+           "local_rank", "mean_over_ranks", "plan", "rank", "scaled_speedup", "scaling_efficiency", "seed_for_rank", "span", "start_trace",
+           "sync_buffers", "uneven", "world_size", "write_trace"]

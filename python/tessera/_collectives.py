@@ -16,7 +16,7 @@ from tessera._job import expect_one_truth, init
 Text = TypeVar("Text", str, bytes)
 
 
-def _join() -> None:
+def join_if_needed() -> None:
     if _native.is_joined():
         expect_one_truth()
     else:
@@ -39,7 +39,7 @@ def all_reduce(value, op="sum"):
     A tensor (any shape, on any device) is changed in place and returned. A number or bool is returned as the type that
     it came as. Raises Error (64) for a bool with another `op` than "min" and "max".
     """
-    _join()
+    join_if_needed()
     if isinstance(value, torch.Tensor):
         _native.all_reduce(value, op)
         return value
@@ -58,7 +58,7 @@ def all_gather(value: Text) -> list[Text]: ...
 
 def all_gather(value):
     """Returns a list of each rank's tensor, str or bytes, in rank order. Texts may have different lengths."""
-    _join()
+    join_if_needed()
     if isinstance(value, torch.Tensor):
         return _native.all_gather(value)
     if isinstance(value, str):
@@ -74,7 +74,7 @@ def broadcast(value: Text, root: int = 0) -> Text: ...
 
 def broadcast(value, root=0):
     """Returns rank `root`'s tensor, str or bytes. A tensor is changed in place; other ranks' texts are not used."""
-    _join()
+    join_if_needed()
     if isinstance(value, torch.Tensor):
         _native.broadcast(value, root)
         return value
@@ -85,7 +85,7 @@ def broadcast(value, root=0):
 
 def barrier() -> None:
     """Returns when all ranks have called it."""
-    _join()
+    join_if_needed()
     _native.barrier()
 
 
@@ -94,5 +94,5 @@ def mean_over_ranks(mean: float, count: int = 1) -> float:
 
     A rank with a count of 0 does not count. Raises Error (64) on all ranks if a count is negative or all are 0.
     """
-    _join()
+    join_if_needed()
     return _native.mean_over_ranks(float(mean), count)

@@ -61,7 +61,7 @@ class _MirroredModule:
 
     def __init__(self, module: torch.nn.Module, path: str) -> None:
         self._module, self._path = module, path
-        self.native = _native.Mirror(type(module).__name__)
+        self.native = _native.Mirror(getattr(module, "class_for_strategies", type(module).__name__))
         self._parameters: set[str] = set()
         for name, parameter in module._parameters.items():
             if parameter is not None:

@@ -13,7 +13,8 @@ class TrainingTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             code, output = launch(2, "two_ranks.py", pathlib.Path(folder), at_rest=500)
         self.assertEqual(code, 0, output)
-        for line in ("trained like plain PyTorch", "trained like torch's Adafactor", "activations lay on disk", "statistics like DDP's"):
+        for line in ("trained like plain PyTorch", "trained like torch's Adafactor", "activations lay on disk", "statistics like DDP's",
+                     "a loop like plain PyTorch's"):
             self.assertEqual(output.count(line), 2, output)
 
     def test_three_ranks_over_gloo(self):

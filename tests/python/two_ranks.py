@@ -6,7 +6,7 @@ import sys
 
 FOLDER, scratch = pathlib.Path(__file__).resolve().parent, sys.argv[1]
 for program, *arguments in (["training_ranks.py"], ["adafactor_ranks.py"], ["activations_ranks.py", scratch],
-                            ["buffers_ranks.py", f"{scratch}/meet"]):
+                            ["buffers_ranks.py", f"{scratch}/meet"], ["loop_ranks.py", scratch]):
     print(program, flush=True)
     sys.argv = [program, *arguments]
     runpy.run_path(str(FOLDER / program), run_name="__main__")

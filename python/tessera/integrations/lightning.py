@@ -94,7 +94,8 @@ class TesseraStrategy(DDPStrategy):
             raise Error(f'TesseraStrategy does not take Trainer(precision="{precision.precision}"). [T0728] hint: leave it out '
                         'and set "mixed_precision": {"param": "bf16"} in the strategy; "bf16-mixed" is possible too')
         if self._layer_sync is not None:
-            raise Error("TesseraStrategy does not take Trainer(sync_batchnorm=True). [T0729] hint: leave it out")
+            raise Error("TesseraStrategy does not take Trainer(sync_batchnorm=True). [T0729] hint: leave it out, and call "
+                        "tessera.convert_sync_batchnorm(model) before fit")
 
     def _completed(self, trainer: Any) -> dict[str, Any]:
         """Returns the strategy with what the Trainer and the module's optimizer say."""

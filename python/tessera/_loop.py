@@ -1,0 +1,176 @@
+"""What a loop of plain PyTorch needs of many ranks beside an Engine, or without one: buffers made alike, batch norms over all ranks, averaged
+gradients, and traces. The same as include/tessera's sync_buffers.h, sync_batch_norm.h, data_parallel.h and trace.h."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from tessera import _native
+from tessera._collectives import join_if_needed
+from tessera._error import Error
+from tessera._job import closing
+from tessera._mirror import Mirror
+
+_SYNCS = ("from_rank_zero", "mean")
+_CONVERTED = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm)
+
+
+def sync_buffers(model: torch.nn.Module, how: str = "from_rank_zero") -> None:
+    """Makes the buffers of a module alike on all ranks: rank 0's, or with `how="mean"` the mean over the ranks, where integers and flags, such
+    as num_batches_tracked, are still rank 0's.
+
+    An Engine does that once, when it is made; afterwards each rank's forward writes its own. Call it before an evaluation, or before weights are
+    saved, which takes rank 0's. "broadcast_buffers" in the strategy has each step do it, and `convert_sync_batchnorm` keeps running statistics alike
+    all the time. Collective. Raises Error (64) on all ranks where their buffers have other shapes or dtypes.
+    """
+    if how not in _SYNCS:
+        raise Error(f"sync_buffers: how is one of {', '.join(_SYNCS)}, got {how!r}. [T0762] hint: leave it out for rank 0's values")
+    join_if_needed()
+    _native.sync_buffers(list(model.buffers()), how == "mean")
+
+
+def start_trace() -> None:
+    """Forgets what was recorded, and records spans of time on this rank from now on, for `write_trace`."""
+    _native.start_trace()
+
+
+def write_trace(path: str | os.PathLike) -> None:
+    """Ends the recording on all ranks, and writes their spans into one file on rank 0, for Perfetto (ui.perfetto.dev) or chrome://tracing.
+
+    An Engine records "backward", "step", "all_gather UNIT", "reduce UNIT", "agree", "update" and "publish"; `span` adds what the program names.
+    Collective. Raises Error (73) on all ranks where the file cannot be written.
+    """
+    join_if_needed()
+    _native.write_trace(os.fspath(path))
+
+
+@contextmanager
+def span(name: str) -> Iterator[None]:
+    """`with tessera.span("load"):` is a stretch of time of the program's own in a trace."""
+    begin = time.monotonic_ns()
+    try:
+        yield
+    finally:
+        _native.record_span(name, begin, time.monotonic_ns())
+
+
+class SyncBatchNorm(_BatchNorm):
+    """Batch normalisation over the samples of all ranks. Input [B, C], [B, C, L], [B, C, H, W] or [B, C, D, H, W]; B may differ between
+    ranks, and be 0 on some. It works on the CPU too, which torch.nn.SyncBatchNorm does not.
+
+    While training, mean and variance are those of the batches of all ranks together, forward and backward, as if one process had the
+    concatenated batch; running statistics are alike on all ranks. In eval mode it is BatchNorm, and ranks do not meet. Each forward and backward
+    while training is collective. Not differentiable twice. `torch.utils.checkpoint` counts a batch twice in the running statistics, as it does
+    with BatchNorm. Raises Error (64) on all ranks where they have one value a channel together.
+    """
+
+    class_for_strategies = "BatchNorm"  # "mixed_precision.keep_fp32" means it where it means a BatchNorm
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        if not (2 <= input.dim() <= 5 and input.size(1) == self.num_features and input.is_floating_point()):
+            raise Error(f"SyncBatchNorm wants a floating point input of 2 to 5 dimensions [B, {self.num_features}, ...], got {input.dtype} "
+                        f"{list(input.shape)}. [T0763] hint: its second dimension is that of channels")
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return super().forward(input)
+        self._check_input_dim(input)
+        join_if_needed()
+        momentum, mean, variance = self.momentum or 0.0, None, None
+        if self.track_running_stats and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            mean, variance = self.running_mean, self.running_var
+            if self.momentum is None:
+                momentum = 1.0 / float(self.num_batches_tracked)
+        return _native.sync_batch_norm(input, self.weight, self.bias, mean, variance, momentum, self.eps)
+
+
+def convert_sync_batchnorm(model: torch.nn.Module) -> list[str]:
+    """Makes each BatchNorm1d, 2d and 3d in `model`, and `model` itself, a `SyncBatchNorm`, and returns their paths. They stay the same objects, with
+    their parameters, buffers and hooks. Before the Engine is made, or later. Collective.
+
+    Raises Error (64) on all ranks for what is a BatchNorm with a forward of its own, or has no sizes yet.
+    """
+    join_if_needed()
+    found = {name: module for name, module in model.named_modules()
+             if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm)}
+    others = [f"module {name or '(root)'} is a {type(module).__name__}, which convert_sync_batchnorm cannot make a SyncBatchNorm of. [T0764] hint: run "
+              "one forward where it is lazy; where it has a forward of its own, write it as one that calls tessera.SyncBatchNorm"
+              for name, module in found.items() if type(module) not in _CONVERTED]
+    _native.meet_for_batch_norm(f"convert_sync_batchnorm of {', '.join(found)}", others[0] if others else "")
+    for module in found.values():
+        module.__class__ = SyncBatchNorm
+    return list(found)
+
+
+class DataParallel:
+    """Averages gradients over the ranks, and nothing else: each rank has the whole module, and any optimizer of torch.optim trains it.
+
+        parallel = tessera.DataParallel(model)
+        optimizer = torch.optim.LBFGS(model.parameters())
+        loss.backward()      # when it returns, every .grad is the mean over the ranks
+        optimizer.step()
+
+    For what an Engine does not have: an optimizer of your own, second-order methods. It costs the memory of NO_SHARD and does not overlap
+    communication with backward, so an Engine is smaller and faster. Call the model itself, there is no module around it.
+
+    Making one is collective, compares the modules and gives every rank rank 0's values. Each backward that reaches a parameter is collective at its
+    end. A parameter that some ranks did not use gets the mean in which they count as zero; one that no rank used keeps no `.grad`. Gradients have
+    the same bits on all ranks. What goes wrong in a backward comes out of it as a RuntimeError with the text of an Error. `bucket_mb`: MiB of fp32
+    gradients that are sent together.
+    """
+
+    def __init__(self, model: torch.nn.Module, *, bucket_mb: float = 25.0) -> None:
+        mirror = Mirror(model)
+        join_if_needed()
+        self.module = model
+        self._mirror: Mirror | None = mirror
+        self._native: _native.DataParallel | None = _native.DataParallel(mirror.native, bucket_mb)
+        closing.add(self)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """`with parallel.no_sync():` backward leaves gradients as this rank made them. They add up; the next backward outside averages the sum."""
+        scope = self._live().no_sync()
+        try:
+            yield
+        finally:
+            scope.end()
+
+    def set_weight(self, weight: float | torch.Tensor) -> None:
+        """The loss of the next backward that averages is a mean over so many things (samples, tokens), so gradients are means over all of them.
+
+        A SyncBatchNorm adds up ranks' gradients inside backward, before these weights count: with one, give an Engine the weight, or multiply the loss.
+        """
+        self._live().set_weight(float(weight))
+
+    def backward_nothing(self) -> None:
+        """For a rank without a batch, while others run a backward that averages: it counts nothing, and gets the mean in every `.grad`."""
+        self._live().backward_nothing()
+
+    def broadcast_buffers(self) -> None:
+        """Rank 0's buffers for every rank. Collective."""
+        parallel = self._live()
+        self._mirror.refresh()
+        parallel.broadcast_buffers()
+
+    @property
+    def num_buckets(self) -> int:
+        """Calls that each averaging takes, beside a small one."""
+        return self._live().num_buckets()
+
+    def close(self) -> None:
+        """Backward averages no longer."""
+        self._native = self._mirror = None
+
+    def enter_forked_process(self) -> None:
+        """Called by itself in a process that is forked from this one, which has no part in it."""
+
+    def _live(self) -> _native.DataParallel:
+        if self._native is None:
+            raise Error("this DataParallel was closed. [T0765] hint: make another one of the module")
+        return self._native

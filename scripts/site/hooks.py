@@ -5,6 +5,7 @@ Pages are written for a reader of the repository: a link may lead out of docs/, 
 - a public header is its page of the C++ API (cpp_api.py has made that),
 - a source is a page below project/ that shows it,
 - any other file is copied below project/.
+A link whose text is the file name of its page shows that page's title.
 A folder, and a file that is not there, are warnings, which end the build.
 """
 
@@ -66,6 +67,13 @@ def links_of(page, text):
         yield match, posixpath.normpath(posixpath.join(posixpath.dirname(page), match[2]))
 
 
+def title_of(path):
+    """The heading of a page; None where the file is none."""
+    if not path.endswith(".md") or not (ROOT / path).is_file():
+        return None
+    return next((line[2:] for line in (ROOT / path).read_text(encoding="utf-8").splitlines() if line.startswith("# ")), None)
+
+
 def on_files(files, config):
     for made in sorted(MADE.rglob("*.md")):
         files.append(File.generated(config, made.relative_to(MADE).as_posix(), abs_src_path=str(made)))
@@ -100,6 +108,9 @@ def on_page_markdown(markdown, page, config, files):
     source, out, end = in_repository(uri), [], 0
     for match, path in links_of(source, markdown):
         target = posixpath.relpath(in_site(path), posixpath.dirname(uri) or ".")
-        out += [markdown[end:match.start(2)], target]
+        opening = match[1]
+        if opening[1:-2] == posixpath.basename(path) and title_of(path):
+            opening = f"[{title_of(path)}]("
+        out += [markdown[end:match.start()], opening, target]
         end = match.end(2)
     return "".join(out) + markdown[end:]

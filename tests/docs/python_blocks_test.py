@@ -1,5 +1,6 @@
 """Python blocks of pages run, and JSON blocks are strategies and models: each as a reader would have it, with the names that it needs."""
 
+import ast
 import json
 import os
 import pathlib
@@ -12,6 +13,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler
 
 import blocks
+import check_blocks
 import tessera
 from tessera import _native
 
@@ -108,6 +110,25 @@ class PythonBlocks(unittest.TestCase):
                 said = subprocess.run([os.environ["TESSERA_BIN"], "plan", "--model", "model.json", "--strategy", "defaults.json", "--world-size", "1"],
                                       capture_output=True, text=True, timeout=120)
                 self.assertEqual(said.returncode, 0, said.stderr)
+
+    def test_what_diffs_make_calls_what_there_is_and_gives_it_strategies(self):
+        here = [block for block in FOUND if block.note == "before and after"]
+        self.assertGreater(len(here), 4)
+        for block in here:
+            strategies = 0
+            tree = ast.parse(check_blocks.sides_of(block.text)[1])
+            inner = {id(below) for node in ast.walk(tree) if isinstance(node, ast.Dict) for below in ast.walk(node) if below is not node}
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("tessera", "engine"):
+                    owner = tessera if node.value.id == "tessera" else tessera.Engine
+                    self.assertTrue(hasattr(owner, node.attr), f"{block.place}: {node.value.id} has no {node.attr}")
+                if isinstance(node, ast.Dict) and id(node) not in inner:
+                    _native.Strategy.from_json(json.dumps(ast.literal_eval(node)), block.place)
+                    strategies += 1
+                if isinstance(node, ast.Constant) and node.value == "strategy.json":
+                    strategies += 1
+            with self.subTest(block.place):
+                self.assertEqual(strategies, 1)
 
 
 if __name__ == "__main__":

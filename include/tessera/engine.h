@@ -58,8 +58,8 @@ struct StepResult {
   MemoryUse planned;               ///< planned bytes by category
   MemoryUse allocated;  ///< largest bytes by category since the last step; above the plan only where an Engine warned
 
-  /// s = T_comm / (T_comp + T_comm), the share of this rank's time that it communicates: communication_seconds / seconds. 0 where no time was
-  /// measured. tessera/scaling.h makes a speed-up of it.
+  /// s = T_comm / (T_comp + T_comm), the share of this rank's time that it communicates: communication_seconds /
+  /// seconds. 0 where no time was measured. tessera/scaling.h makes a speed-up of it.
   double communication_share() const { return seconds > 0 ? communication_seconds / seconds : 0.0; }
   /// False while a GPU still has to tell some of the fields; see `wait`.
   bool is_known() const;

@@ -21,7 +21,8 @@ namespace tessera::app {
 ///     step   20/300  loss 3.1042  epoch 0.13  norm 1.21  lr 5.00e-04  1830 tok/s  step p50 1.120 s, p95 1.200 s
 ///       left 5 min 14 s  44.10 MiB = plan                                              (one line)
 ///
-/// Behind p95 stands ", predicted 1.100 s" where a step was predicted, and behind that share_text where it was asked for. The loss of a line is the mean of the steps since the line before; all else is the line's own step.
+/// ", predicted 1.100 s" follows p95 where a step was predicted, and share_text follows that where it was asked for. The
+/// loss of a line is the mean of the steps since the line before; everything else is the line's own step.
 ///
 /// The metrics file holds a header, then an object for each step and for each evaluation. All carry the run's id:
 ///
@@ -42,8 +43,8 @@ class TrainReport {
     std::int64_t steps_per_epoch = 1;
     RunOutputs outputs;
     bool evaluates = false;    ///< there will be evaluations
-    double predicted_s = 0;    ///< of a step; 0: nothing was predicted
-    int ranks = 1;             ///< of the job
+    double predicted_s = 0;    ///< seconds of a step; 0: nothing was predicted
+    int ranks = 1;             ///< ranks of the job
     bool shows_share = false;  ///< status lines have share_text
   };
 

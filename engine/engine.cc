@@ -1,3 +1,7 @@
+// The public Engine: each call says what it may do now (Training), does it so that all ranks learn of a failure
+// (Job::or_abort), and leaves the doing to the part that it is about. Plans of Engines that are not made (plan_memory)
+// are at the end.
+
 #include "tessera/engine.h"
 
 #include <ATen/ops/full.h>

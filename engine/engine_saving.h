@@ -13,8 +13,8 @@
 
 namespace tessera {
 
-/// The save of a checkpoint that goes on beside training, as the Engine sees it: engine/saving makes it (BackgroundSave). Its destructor
-/// waits for the end.
+/// The save of a checkpoint that goes on beside training, as the Engine sees it: engine/saving makes it
+/// (BackgroundSave). Its destructor waits for the end.
 class SaveUnderWay {
  public:
   virtual ~SaveUnderWay() = default;
@@ -38,11 +38,11 @@ struct Saving {
 
   /// Whether every rank's thread has ended, where a save goes on. Collective then.
   bool save_has_ended() const;
-  /// Before training state changes: waits for the commit under way, which counts then, or is taken back on all ranks; its failure is
-  /// the next commit's. Collective where there is one.
+  /// Before training state changes: waits for the commit under way, which counts then, or is taken back on all ranks;
+  /// its failure is the next commit's. Collective where there is one.
   void settle_commit();
-  /// Waits for the commit under way when the Engine goes, without the other ranks. A failure that nobody was told of is logged, and ends
-  /// tessera::run with its exit code.
+  /// Waits for the commit under way when the Engine goes, without the other ranks. A failure that nobody was told of is
+  /// logged, and ends tessera::run with its exit code.
   void leave_commit();
 
   Job& job;

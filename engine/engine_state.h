@@ -13,20 +13,22 @@
 
 namespace tessera {
 
-/// What an Engine is made of. Who needs one part takes that part: a Training and a Saving know their Job, and neither knows the other.
+/// What an Engine is made of. Who needs one part takes that part: a Training and a Saving know their Job, and neither
+/// knows the other.
 struct Engine::State {
   /// `continues_after`: for planned_anew, the steps that training has made. They say whether outer steps are in effect
   /// (SyncConfig::start_step), and buffers stay as they are on each rank. Null: an Engine begins.
   State(std::shared_ptr<torch::nn::Module> module, std::shared_ptr<Strategy> strategy, const Mesh& mesh,
         OwnRules own_rules, std::optional<std::int64_t> continues_after);
-  /// A State over the same module, planned anew after `change`: it goes on with the values, optimizer states and counts of this one,
-  /// which is of no more use. Between steps. Collective.
-  /// `other`: a strategy with more groups of parameters, in place of the Engine's.
+  /// A State over the same module, planned anew after `change`: it goes on with the values, optimizer states and counts
+  /// of this one, which is of no more use. Between steps. Collective. `other`: a strategy with more groups of
+  /// parameters, in place of the Engine's.
   std::unique_ptr<State> planned_anew(std::int64_t steps, const std::function<void()>& change,
                                       std::shared_ptr<Strategy> other = nullptr);
   /// Throws tessera::Error (64) where a program may not plan anew now. `what`: the call.
   void expect_may_plan_anew(const char* what) const;
-  /// Plans `state` anew where outer steps begin or end with `steps`, and says whether it has. Between steps. Collective where it does.
+  /// Plans `state` anew where outer steps begin or end with `steps`, and says whether it has. Between steps. Collective
+  /// where it does.
   static bool follow_sync(std::unique_ptr<State>& state, std::int64_t steps);
 
   /// All of a backward but the backward itself.

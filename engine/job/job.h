@@ -20,19 +20,20 @@
 
 namespace tessera {
 
-/// The first of an Engine's three parts: what is trained, on which ranks and device, and how it ends when something fails. Training and
-/// Saving refer to it, and it outlives them.
+/// The first of an Engine's three parts: what is trained, on which ranks and device, and how it ends when something
+/// fails. Training and Saving refer to it, and it outlives them.
 struct Job {
   Job(std::shared_ptr<torch::nn::Module> module, std::shared_ptr<Strategy> strategy, const Mesh& mesh,
       OwnRules own_rules);
 
-  /// Makes the groups of the mesh and finds this rank's device. Collective. Throws tessera::Error: 78 where ranks have different
-  /// strategies, or the mesh another transport than the strategy asks for.
+  /// Makes the groups of the mesh and finds this rank's device. Collective. Throws tessera::Error: 78 where ranks have
+  /// different strategies, or the mesh another transport than the strategy asks for.
   void join();
   MeshShape shape_of_mesh() const { return mesh_shape(strategy, mesh.topology()); }
 
-  /// Runs `body`; if it throws, the other ranks are told, so that none waits for this one. What comes out is the reason that they are
-  /// told, which is the first: an operator whose unit could not be gathered throws LibTorch's error, not ours.
+  /// Runs `body`; if it throws, the other ranks are told, so that none waits for this one. What comes out is the reason
+  /// that they are told, which is the first: an operator whose unit could not be gathered throws LibTorch's error, not
+  /// ours.
   template <class Body>
   auto or_abort(const char* what, const Body& body) {
     try {

@@ -17,9 +17,9 @@
 
 namespace tessera {
 
-/// What "sync" makes of training: replicas that train apart, each over the axes of its own ranks, and meet in outer steps. A Training has
-/// one, tells it of its steps and of what changes masters beside them, and has it meet before others read. Where replicas do not train
-/// apart, all of that does nothing.
+/// What "sync" makes of training: replicas that train apart, each over the axes of its own ranks, and meet in outer
+/// steps. A Training has one, tells it of its steps and of what changes masters beside them, and has it meet before
+/// others read. Where replicas do not train apart, all of that does nothing.
 class ReplicaSync {
  public:
   /// `steps`: those that training has made.

@@ -34,7 +34,8 @@ std::string words_of_gathers(const PlanInput& input) {
   return form == WireForm::kPlain ? "" : " (over the network " + name_of(form) + ")";
 }
 
-/// Where units are updated in backward and their records are more than are read ahead: what would hide them. Empty otherwise.
+/// Where units are updated in backward and their records are more than are read ahead: what would hide them. Empty
+/// otherwise.
 std::string hint_of_queue_depth(const MemoryPlan& plan) {
   const bool gives_way = plan.input().is_queued && plan.parameters_below();  // as MemoryPlan::queue_depth
   if (!plan.input().updates_in_backward || gives_way) return "";

@@ -7,16 +7,16 @@
 
 namespace tessera {
 
-/// How a rank without a batch learns what ranks with one do together in a microbatch, before it has seen any: these meet it at every
-/// event of their RoundLog, just before it happens, and one of them says which it is. Collective over all ranks, at each event, so it is
-/// for a first microbatch alone; afterwards the rank knows.
+/// How a rank without a batch learns what ranks with one do together in a microbatch, before it has seen any: these
+/// meet it at every event of their RoundLog, just before it happens, and one of them says which it is. Collective over
+/// all ranks, at each event, so it is for a first microbatch alone; afterwards the rank knows.
 class RoundMeeting {
  public:
   /// `leader`: the rank that says. It has a batch.
   RoundMeeting(std::shared_ptr<Collectives> control, int leader) : control_(std::move(control)), leader_(leader) {}
 
-  /// A rank with a batch calls it when it is about to do what `event` stands for. Throws tessera::Error (70) if the leader is about to do
-  /// something else.
+  /// A rank with a batch calls it when it is about to do what `event` stands for. Throws tessera::Error (70) if the
+  /// leader is about to do something else.
   void meet(int event);
   /// A rank without calls it, and hears what comes now.
   int next();

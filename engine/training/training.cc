@@ -1,5 +1,6 @@
-// One step of training, in its order: begin_backward and end_backward for each microbatch, take_step, begin_next_step. Gradients come
-// meanwhile through the hooks to the reducer, and values through the gathering; what is left here is when each of these begins and ends.
+// One step of training, in its order: begin_backward and end_backward for each microbatch, take_step, begin_next_step.
+// Gradients come meanwhile through the hooks to the reducer, and values through the gathering; what is left here is
+// when each of these begins and ends.
 
 #include "engine/training/training.h"
 

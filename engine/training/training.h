@@ -88,9 +88,9 @@ struct StepTimes {
   UseTimes* uses = nullptr;  ///< of a StepProfiler, while one lives
 };
 
-/// The second of an Engine's three parts: parameters, gradients and optimizer states, where they lie, and what is done with them from the
-/// first forward to the end of a step. Members are destroyed last to first: watchers before units, units before memory. It is set up by
-/// look_at_module, make_plan and set_up, in this order (set_up.cc).
+/// The second of an Engine's three parts: parameters, gradients and optimizer states, where they lie, and what is done
+/// with them from the first forward to the end of a step. Members are destroyed last to first: watchers before units,
+/// units before memory. It is set up by look_at_module, make_plan and set_up, in this order (set_up.cc).
 struct Training {
   /// `steps`: those that training has made (ReplicaSync). Refers to `job`.
   Training(Job& job, std::int64_t steps);
@@ -103,28 +103,29 @@ struct Training {
   void make_plan(bool continues);
   /// `durable`: null without "durable". Collective.
   void set_up(DurableFiles* durable, bool continues);
-  /// What the strategy leaves out has the defaults of this version from now on (OptimizerConfig::defaults_version): those that a run began
-  /// with, when it goes on. Where a number changes, the step is made anew and true comes back: Step::resume must follow. Between steps.
+  /// What the strategy leaves out has the defaults of this version from now on (OptimizerConfig::defaults_version):
+  /// those that a run began with, when it goes on. Where a number changes, the step is made anew and true comes back:
+  /// Step::resume must follow. Between steps.
   bool use_defaults(std::int64_t version);
   void report_frozen_states() const;
-  /// Parameters that were gathered refuse access from now on, and their shards wait for the next Engine. Others stay readable: with their
-  /// memory, or as a copy of their own if ranks shared it.
+  /// Parameters that were gathered refuse access from now on, and their shards wait for the next Engine. Others stay
+  /// readable: with their memory, or as a copy of their own if ranks shared it.
   void detach_parameters();
   enum class When : std::uint8_t { kNow, kAtMost };  ///< at most: since the last step
   /// The plan's memory, and what was needed beyond it.
   MemoryUse allocated(When when) const;
 
-  // What a program may do now. All throw tessera::Error (64); `what`: the call. (expect.cc)
+  // What a program may do now (expect.cc). Each throws tessera::Error (64) where it may not. `what`: the call.
   void expect_microbatch(const at::Tensor& loss, const MicrobatchInfo& info) const;
   void expect_step(bool partial) const;
   void expect_nothing() const;
-  /// Between backward and step where backward has updated units already.
+  /// Throws between backward and step where backward has updated units already.
   void expect_not_updated(const char* what) const;
-  /// While parameters are averages.
+  /// Throws while parameters are averages.
   void expect_weights(const char* what) const;
   void warn_of_division(const at::Tensor& loss);
-  /// If a program did to parameters what it may not (ParameterChecks). Under Gathered(kWrite) it may. Waits for values that are on their
-  /// way. `may_unfreeze`: the call makes memory for what was frozen.
+  /// Throws if a program did to parameters what it may not (ParameterChecks). Under Gathered(kWrite) it may. Waits for
+  /// values that are on their way. `may_unfreeze`: the call makes memory for what was frozen.
   void expect_parameters(bool may_unfreeze = false);
 
   bool updates_in_backward() const { return plan.input().updates_in_backward; }
@@ -133,13 +134,13 @@ struct Training {
   void drop_gathered();
   /// Parameters have other values than graphs and checks know.
   void accept_new_values();
-  /// Of a group by name; of all, if it is null.
+  /// Sets the learning rate of a group; of all, if it is null.
   void set_lr(const std::string* group, double lr);
-  /// Likewise, by its key in the strategy's "optimizer".
+  /// Sets another number of the update rule likewise, by its key in the strategy's "optimizer".
   void set_option(const std::string* group, const std::string& name, std::span<const double> numbers);
-  /// Those of a group, or of what is in none (FlatParameter::kNoGroup), by key.
+  /// These numbers by key: a group's, or those of what is in none (FlatParameter::kNoGroup).
   std::map<std::string, std::vector<double>> options(std::size_t group) const;
-  /// Among optimizer.groups. Throws tessera::Error (64) if there is none of this name.
+  /// Where the group stands among optimizer.groups. Throws tessera::Error (64) if there is none of this name.
   std::size_t index_of_group(const char* what, const std::string& group) const;
 
   /// `weight`: of the microbatch.
@@ -147,16 +148,18 @@ struct Training {
   void end_backward(const at::Tensor& loss, const MicrobatchInfo& info);
   /// Backward is over. `ends`: and so is the microbatch. `has_batch`: it was one, with a loss.
   void end_round(bool ends, bool has_batch);
-  /// A microbatch of a rank without a batch: what the others do together, as the last microbatch here did it, or as they tell it now.
+  /// A microbatch of a rank without a batch: what the others do together, as the last microbatch here did it, or as
+  /// they tell it now.
   void run_nothing();
   /// Whether what ranks do together in a microbatch is more than sums of gradients in the order agreed on.
   bool gathers_with_others() const { return gathering.residency && job.mesh.world_size() > 1; }
-  /// Whether any rank has a batch, before a microbatch. Where a rank that has none cannot know what the others will do, these tell it
-  /// (RoundMeeting). Collective.
+  /// Whether any rank has a batch, before a microbatch. Where a rank that has none cannot know what the others will do,
+  /// these tell it (RoundMeeting). Collective.
   bool any_rank_has_batch(bool own);
   StepResult take_step();
   void drop_microbatches();
-  /// Where replicas may differ ("sync"), the outer step comes now. `what`: the call that needs it. Collective over the mesh.
+  /// Where replicas may differ ("sync"), the outer step comes now. `what`: the call that needs it. Collective over the
+  /// mesh.
   void bring_replicas_together(const char* what);
 
   Job& job;

@@ -12,7 +12,8 @@
 namespace tessera {
 namespace {
 
-/// Does what ranks with a batch do together, event by event. A unit stays in use until the next one is, or until something else happens.
+/// Does what ranks with a batch do together, event by event. A unit stays in use until the next one is, or until
+/// something else happens.
 class Follower {
  public:
   explicit Follower(Training& training) : training_(training) {}

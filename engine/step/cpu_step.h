@@ -49,7 +49,7 @@ class CpuStep final : public Step {
   const std::vector<std::unique_ptr<Unit>>& units_;
   const bool speaks_;  ///< for all ranks
   GradientNorm& norm_;
-  const double microbatches_;  ///< of a step, on all ranks
+  const double microbatches_;  ///< a step's, on all ranks
   const bool scales_loss_;
   StepAgreement agreement_;
   StragglerWatch stragglers_;

@@ -244,9 +244,10 @@ void OuterSteps::meet(Step& inner) {
   inner.resume(progress);
 }
 
-/// Of each count the largest becomes everybody's: replicas that skipped a step, or did not use a parameter, have smaller ones. Returns by how
-/// much a replica's states count in their sum for it to become the mean over the replicas that made updates: the number of replicas by
-/// that of these; 0 where this one made none, and its states say nothing; 1 where none did.
+/// Makes the largest of each count everybody's: replicas that skipped a step, or did not use a parameter, have smaller
+/// ones. Returns for each count the factor of this replica's states with which the mean over all replicas becomes the
+/// mean over the replicas that made updates: the number of all replicas divided by the number of these. It is 0 where
+/// this replica made none, since its states say nothing then, and 1 where no replica did.
 std::vector<double> OuterSteps::agree_on_counts(std::span<std::int64_t* const> counts) {
   std::vector<std::int64_t> own;
   for (const std::int64_t* count : counts) own.push_back(*count);

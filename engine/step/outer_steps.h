@@ -19,8 +19,8 @@
 
 namespace tessera {
 
-/// Where replicas train by themselves (SyncConfig): what they do together after every `every` steps. Each rank speaks, over the
-/// replicate axis, with those that have the same part of masters in the other replicas.
+/// Where replicas train by themselves (SyncConfig): what they do together after every `every` steps. Each rank speaks,
+/// over the replicate axis, with those that have the same part of masters in the other replicas.
 ///
 /// | type             | after an outer step all replicas have                                                |
 /// |------------------|--------------------------------------------------------------------------------------|
@@ -28,9 +28,9 @@ namespace tessera {
 /// | diloco           | outer weights w, moved by SGD with Nesterov momentum along w - mean of their masters |
 /// | streaming_diloco | the same, where all fragments step at once, which `step` does                        |
 ///
-/// With streaming_diloco, fragment f of F has its turn where the step's number modulo `every` is (f + 1) every / F: its outer gradients are
-/// sent then, beside compute where a group reduces in the background, and `delay` steps later each replica has
-/// mix * its own weights + (1 - mix) * outer weights. A fragment is applied before the next one is sent.
+/// With streaming_diloco, fragment f of F has its turn where the step's number modulo `every` is (f + 1) every / F: its
+/// outer gradients are sent then, beside compute where a group reduces in the background, and `delay` steps later each
+/// replica has mix * its own weights + (1 - mix) * outer weights. A fragment is applied before the next one is sent.
 ///
 /// Outer gradients go over a network in the forms that CompressionConfig says.
 ///
@@ -48,24 +48,27 @@ class OuterSteps {
   void step();
   /// Whether replicas may differ: inner steps were made since the last outer one.
   bool is_due() const { return is_due_; }
-  /// So that one state stands for all: an outer step if one is due; then optimizer states are averaged over the replicas that have updated
-  /// the parameter, and of each count of updates the largest is everybody's. Collective over the mesh.
+  /// So that one state stands for all: an outer step if one is due; then optimizer states are averaged over the
+  /// replicas that have updated the parameter, and of each count of updates the largest is everybody's. Collective over
+  /// the mesh.
   void meet(Step& step);
-  /// Masters were written, the same in all replicas: outer weights are these, and a fragment on its way is dropped. Momentum stays.
+  /// Masters were written, the same in all replicas: outer weights are these, and a fragment on its way is dropped.
+  /// Momentum stays.
   void adopt();
   void forget_momentum();
 
-  /// Visits the outer momentum of this rank's part of each parameter: `run` of the group's flat buffer, at `momentum`. Nothing with
-  /// local_sgd. An error ends it.
+  /// Visits the outer momentum of this rank's part of each parameter: `run` of the group's flat buffer, at `momentum`.
+  /// Nothing with local_sgd. An error ends it.
   using VisitMomentum =
       std::function<absl::Status(const FlatGroup& group, std::size_t parameter, Extent run, float* momentum)>;
   absl::Status for_each_momentum(const VisitMomentum& visit) const;
 
-  /// Sums over replicas begun so far, and the bytes that this rank gave to them, in the form in which they go over a network.
+  /// Sums over replicas begun so far, and the bytes that this rank gave to them, in the form in which they go over a
+  /// network.
   std::int64_t sums() const { return sums_; }
   std::int64_t sent_bytes() const { return sent_bytes_; }
 
-  std::int64_t memory_bytes() const;  ///< of outer weights and momentum
+  std::int64_t memory_bytes() const;  ///< outer weights and momentum
   std::int64_t scratch_bytes() const { return flat_.bytes() + sent_.bytes(); }
 
  private:
@@ -74,7 +77,7 @@ class OuterSteps {
     float *weights, *momentum;  ///< [optimizer part]; null with local_sgd
     std::int64_t fragment = 0;
   };
-  /// Of a fragment under way.
+  /// One group of the fragment under way.
   struct Sent {
     const Outer* outer;
     float* gradients;  ///< [optimizer part], in sent_: this replica's, then the sum
@@ -88,7 +91,8 @@ class OuterSteps {
   void write_gradients(const Outer& outer, const float* own, float* gradients) const;
   /// The outer optimizer's step. `gradients`: the sum over replicas.
   void update(const Outer& outer, const float* gradients) const;
-  /// Of a group, of which `flat` has this rank's part: where the ranks of a replica need it, gathers the rest; writes it.
+  /// Writes a group's new values. `flat` has this rank's part of them; the rest is gathered where the ranks of a
+  /// replica need it.
   void publish(FlatGroup& group, const at::Tensor& flat);
   void wait_until_published();
   ReduceOptions options() const;

@@ -24,8 +24,8 @@ class Publisher {
     if (behind_) behind_->drop(unit);
   }
 
-  /// Starts to make a group's values known. Over the replicate axis first, since its parts lie inside those of the shard
-  /// axis.
+  /// Starts to make a group's values known. Over the replicate axis first, since its parts lie inside those of the
+  /// shard axis.
   void publish(FlatGroup& group);
   /// Waits for what was started of all groups, but for what goes on behind.
   void wait();

@@ -22,7 +22,7 @@ namespace tessera {
 struct StepProgress {
   std::int64_t applied = 0;
   LossScalerState scaler;
-  std::map<const c10::TensorImpl*, std::int64_t> updates;  ///< of each trainable parameter
+  std::map<const c10::TensorImpl*, std::int64_t> updates;  ///< how often each trainable parameter was updated
   std::vector<double> rates;                               ///< as set by hand: everybody's, then each group's
   std::vector<double> options;                             ///< UpdateOptions::all
   SpikeHistory losses = {};                                ///< empty without Strategy::on_spike
@@ -31,14 +31,14 @@ struct StepProgress {
 /// The largest power of two that fp16 holds.
 constexpr double kMostFp16Seed = 32768;
 
-/// From the losses of a step's microbatches to updated parameters. CpuStep works while the caller waits; QueuedStep queues
-/// everything on a GPU. Both agree on the same numbers and follow the same rules, bit for bit.
+/// From the losses of a step's microbatches to updated parameters. CpuStep works while the caller waits; QueuedStep
+/// queues everything on a GPU. Both agree on the same numbers and follow the same rules, bit for bit.
 class Step {
  public:
   virtual ~Step() = default;
 
-  /// The loss scale times `weight` (weigh), for a loss of one element. Where the loss is fp16, which ends at 65504, the scale is split into
-  /// a seed and a factor.
+  /// The loss scale times `weight` (weigh), for a loss of one element. Where the loss is fp16, which ends at 65504, the
+  /// scale is split into a seed and a factor.
   virtual LossSeed seed_of(const at::Tensor& loss, double weight) const = 0;
 
   /// Adds `weight` times `loss` to the step's: the mean over `microbatches` of them.
@@ -50,16 +50,18 @@ class Step {
   /// Between updates in backward: what the next ones need from the disk is read ahead as far as there is room.
   virtual void read_ahead() {}
 
-  /// The sum of a unit's gradients in this backward is there, or queued; once more where a gradient came later (Reducer::OnReduced).
+  /// The sum of a unit's gradients in this backward is there, or queued; once more where a gradient came later
+  /// (Reducer::OnReduced).
   virtual void reduced(const Unit&) {}
 
-  /// In backward: the gradients of `unit` are summed, and it is updated at once (Reducer::OnSummed). Throws tessera::Error: 65
-  /// if a gradient is not finite, 70 if ranks gathered units in different orders; where that is known later, StepResult::wait does.
+  /// In backward: the gradients of `unit` are summed, and it is updated at once (Reducer::OnSummed). Throws
+  /// tessera::Error: 65 if a gradient is not finite, 70 if ranks gathered units in different orders; where that is
+  /// known later, StepResult::wait does.
   virtual void update(Unit& unit, const UnitAgreement& agreed) = 0;
 
-  /// Agrees with the other ranks, decides (overflow, spike, clip, learning rate) and updates. Fills in what is known when
-  /// it returns. Collective. Throws tessera::Error: 70 where ranks gathered units in different orders; 78 where a loss is negative,
-  /// with Strategy::on_spike.
+  /// Agrees with the other ranks, decides (overflow, spike, clip, learning rate) and updates. Fills in what is known
+  /// when it returns. Collective. Throws tessera::Error: 70 where ranks gathered units in different orders; 78 where a
+  /// loss is negative, with Strategy::on_spike.
   virtual void run(const LocalStep& local, StepResult& result) = 0;
 
   /// Sets the rate of a group, or everybody's, of which groups then have their share again.
@@ -71,15 +73,15 @@ class Step {
   /// The numbers of the update rule; what is set there counts from the next step on.
   virtual UpdateOptions& options() = 0;
 
-  /// Exchanges parameters and their averages (Strategy::ema) where a step has updated them, and makes the values known to all
-  /// ranks. Collective.
+  /// Exchanges parameters and their averages (Strategy::ema) where a step has updated them, and makes the values known
+  /// to all ranks. Collective.
   virtual void swap_averages() = 0;
 
   /// Drops the losses added since the last `run`.
   virtual void forget_losses() = 0;
 
-  /// The parameters that some rank used in the latest step of which this rank knows it [trainable parameter, in unit, group,
-  /// layout order]; null before. The same on all ranks.
+  /// The parameters that some rank used in the latest step of which this rank knows it [trainable parameter, in unit,
+  /// group, layout order]; null before. The same on all ranks.
   virtual const std::vector<char>* known_used() const = 0;
 
   /// The loss scale of the next backward.
@@ -92,7 +94,7 @@ class Step {
 
   /// Spent in the collectives of steps so far, as far as the host knows.
   virtual double communication_seconds() const = 0;
-  /// Of records that were copied to a GPU so far (TrafficCounts::streamed_bytes).
+  /// Bytes of records that were copied to a GPU so far (TrafficCounts::streamed_bytes).
   virtual std::int64_t streamed_bytes() const { return 0; }
   /// TrafficCounts::host_step.
   virtual HostStepBytes host_step() const { return {}; }

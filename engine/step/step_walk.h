@@ -14,13 +14,13 @@
 
 namespace tessera {
 
-/// Makes steps in the order of the plan's programs (StepProgram), from a step's last backward on: it announces records, goes
-/// from visit to visit, opens and closes sums of gradients that lie below memory, exchanges, and makes values known to the
-/// ranks that hold copies of them. Two programs take turns; which one comes next is known here alone.
+/// Makes steps in the order of the plan's programs (StepProgram), from a step's last backward on: it announces records,
+/// goes from visit to visit, opens and closes sums of gradients that lie below memory, exchanges, and makes values
+/// known to the ranks that hold copies of them. Two programs take turns; which one comes next is known here alone.
 ///
-/// Who derives from this says what a visit does: Update on the CPU, DeviceUpdate on a GPU, where all of it is queued. All of
-/// it is called by the thread that trains. Calls that exchange something are collective; they throw tessera::Error where a
-/// collective fails, and where records cannot be read or written (74).
+/// Who derives from this says what a visit does: Update on the CPU, DeviceUpdate on a GPU, where all of it is queued.
+/// All of it is called by the thread that trains. Calls that exchange something are collective; they throw
+/// tessera::Error where a collective fails, and where records cannot be read or written (74).
 ///
 /// | call          | when                                      | what it walks                        |
 /// |---------------|-------------------------------------------|--------------------------------------|
@@ -51,7 +51,8 @@ class StepWalk {
   /// Exchanges parameters and averages, and the next program's turn comes.
   void swap();
 
-  /// StepProgram::ends_when_skipped: the decision has to be known before `update_all`, which is not called where it is to skip.
+  /// StepProgram::ends_when_skipped: the decision has to be known before `update_all`, which is not called where it is
+  /// to skip.
   bool ends_when_skipped() const { return programs_.front().ends_when_skipped; }
   bool updates_in_backward() const { return in_backward_; }
   /// A unit's visits in backward. REQUIRES: updates_in_backward.
@@ -60,8 +61,8 @@ class StepWalk {
   double publication_seconds() const { return publisher_.seconds(); }
 
  private:
-  /// A pass begins: the records of its visits are read ahead. Without `is_decided` it begins when backward has ended, and so
-  /// does what the step brings beside; all are taken to be used then, which is nearly always so.
+  /// A pass begins: the records of its visits are read ahead. Without `is_decided` it begins when backward has ended,
+  /// and so does what the step brings beside; all are taken to be used then, which is nearly always so.
   virtual void announce(std::span<const Visit> visits, bool is_decided) = 0;
   /// No record is in use any more.
   virtual void end_pass() = 0;

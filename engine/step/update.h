@@ -22,8 +22,8 @@
 namespace tessera {
 
 /// Applies the optimizer to every rank's part of every trainable group, and makes the new values known to the ranks
-/// that hold copies of them. On the CPU; a GPU's is DeviceUpdate. The order in which it does that is StepWalk's: this has
-/// what one visit does, run by run, and announces the records of those runs, so that what is not used is not read.
+/// that hold copies of them. On the CPU; a GPU's is DeviceUpdate. The order in which it does that is StepWalk's: this
+/// has what one visit does, run by run, and announces the records of those runs, so that what is not used is not read.
 class Update final : public StepWalk {
  public:
   explicit Update(const StepContext& context);
@@ -38,9 +38,9 @@ class Update final : public StepWalk {
   /// Between updates in backward: what comes next is read ahead as far as there is room by now.
   void read_ahead();
 
-  /// Updates all units. `used`: as in AgreedStep. A parameter that got no gradient on any rank is left alone, moments and
-  /// all, and its bias correction counts only the steps it took part in, as in PyTorch. Its average, once begun, goes on.
-  /// `squares`: likewise.
+  /// Updates all units. `used`: as in AgreedStep. A parameter that got no gradient on any rank is left alone, moments
+  /// and all, and its bias correction counts only the steps it took part in, as in PyTorch. Its average, once begun,
+  /// goes on. `squares`: likewise.
   void apply(const Rates& rates, std::span<const char> used, std::span<const double> squares);
 
   /// Updates one unit in backward. `used`: of its trainable parameters. After the last one: `finish`.
@@ -61,7 +61,7 @@ class Update final : public StepWalk {
   struct Group {
     FlatGroup* group = nullptr;
     std::size_t first_parameter = 0;  ///< among all trainable ones
-    std::size_t begin = 0, end = 0;   ///< of its runs in this step
+    std::size_t begin = 0, end = 0;   ///< its runs in this step, in runs_
   };
   /// A pass through the records of one kind.
   struct Pass {
@@ -95,7 +95,7 @@ class Update final : public StepWalk {
   UpdateOptions options_;
   std::uint64_t followed_ = 0;  ///< the options' version that optimizers have
   ElementUpdate elements_;
-  std::optional<MatrixUpdate> matrices_;   ///< of groups of matrices, where there are some
+  std::optional<MatrixUpdate> matrices_;   ///< for groups of matrices, where there are some
   std::optional<LayerwiseUpdate> layers_;  ///< lamb, lars
   std::array<Pass, 2> passes_;
   std::vector<std::int64_t> steps_;  ///< applied, by trainable parameter

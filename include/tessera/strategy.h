@@ -366,7 +366,7 @@ struct NoMethodConfig {
 /// "power_sgd": gradients of matrices go as two factors, where those are shorter (PowerSGD, arXiv 1905.13727).
 struct PowerSgdConfig {
   static constexpr bool kKeepsGradients = true;
-  std::int64_t rank = 4;  ///< of the factors
+  std::int64_t rank = 4;  ///< how many columns each factor has
 };
 
 /// "top_k": a rank sends the gradients of largest magnitude.

@@ -19,7 +19,7 @@ struct OldKey {
   const char* name;
   bool chooses;        ///< whether it turned a method on; else it was a number of one
   const char* off;     ///< JSON: the value that said nothing
-  const char* types;   ///< of compression.method: the one, or "this or that"; of "sign", its beginning
+  const char* types;   ///< compression.method's: the one, or "this or that"; for "sign" its beginning
   const char* member;  ///< which has the value; null: the value chooses the type
 };
 constexpr OldKey kOldKeys[] = {{"power_sgd_rank", true, "0", "power_sgd", "rank"},
@@ -125,7 +125,7 @@ class Renewal {
   JsonNode& compression_;
   Diagnostics& diagnostics_;
   std::vector<JsonNode> old_;
-  const JsonNode* chosen_ = nullptr;  ///< of old_
+  const JsonNode* chosen_ = nullptr;  ///< one of old_
   std::string type_;
   JsonNode method_;
 };

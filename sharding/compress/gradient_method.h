@@ -11,8 +11,9 @@
 
 namespace tessera {
 
-/// Makes the sums of one group's gradients from less than all of them (CompressionConfig). Where a method is not unbiased, each rank keeps what
-/// its contribution lacked, and adds it to the next one (error feedback, arXiv 1901.09847).
+/// Makes the sums of one group's gradients from less than all of them (CompressionConfig). Where a method is not
+/// unbiased, each rank keeps what its contribution lacked, and adds it to the next one (error feedback, arXiv
+/// 1901.09847).
 class GradientMethod : public SumMethod {
  public:
   virtual ~GradientMethod() = default;

@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-/// What this rank keeps of gradients from one step to the next, by where it belongs (MemoryCategory::kFeedback). What is added to all
-/// contributions of an element together is the sum of its residuals over the ranks that hold one.
+/// What this rank keeps of gradients from one step to the next, by where it belongs (MemoryCategory::kFeedback). What
+/// is added to all contributions of an element together is the sum of its residuals over the ranks that hold one.
 struct KeptGradients {
   enum class What {
     kContributions,         ///< what this rank's contributions to the sum over the shard axis lacked so far
@@ -21,7 +21,7 @@ struct KeptGradients {
   struct Residual {
     FlatGroup* group = nullptr;
     What what = What::kContributions;
-    Extent run;               ///< of the group's flat buffer
+    Extent run;               ///< into the group's flat buffer
     float* values = nullptr;  ///< [run.numel]
   };
   /// What PowerSGD begins the next step with, of one parameter: the same on every rank.
@@ -38,8 +38,8 @@ struct KeptGradients {
 };
 
 /// Which elements of a reduction's input a rank rounds, one run behind the other, where it rounds one of `part` parts
-/// (Collectives::compressed_part). `scatters`: the reduction is a reduce_scatter. Of an all-reduce the fewer than `part` elements that are
-/// left are nobody's.
+/// (Collectives::compressed_part). `scatters`: the reduction is a reduce_scatter. Nobody rounds the elements, fewer
+/// than `part`, that an all-reduce leaves over.
 std::vector<Extent> rounded_runs(int rank, int ranks, int part, std::int64_t numel, bool scatters);
 
 }  // namespace tessera

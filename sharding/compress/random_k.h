@@ -7,11 +7,13 @@
 
 namespace tessera {
 
-/// Random-k: of this rank's contribution, with what its earlier ones lacked, some elements that are drawn anew for each reduction, the same
-/// on all ranks. So no places travel, and values are summed by an ordinary all-reduce of fp32; the others are kept.
+/// Random-k: of this rank's contribution, with what its earlier ones lacked, some elements that are drawn anew for each
+/// reduction, the same on all ranks. So no places travel, and values are summed by an ordinary all-reduce of fp32; the
+/// others are kept.
 ///
-/// The buffer is cut into as many stretches as elements are sent, of lengths that differ by one at most, and of each stretch one element is
-/// drawn (what is drawn of gaps sends zeros). In the mean an element waits for 1 / share reductions.
+/// The buffer is cut into as many stretches as elements are sent, of lengths that differ by one at most, and of each
+/// stretch one element is drawn (what is drawn of gaps sends zeros). In the mean an element waits for 1 / share
+/// reductions.
 class RandomK final : public GradientMethod {
  public:
   /// `count` elements of a flat buffer of `numel`. `kept` [numel], `work` [2 count].

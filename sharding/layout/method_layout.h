@@ -26,7 +26,7 @@ enum class Exchange {
 };
 struct MethodMessage {
   Exchange exchange = Exchange::kAllReduce;
-  std::int64_t words = 0;  ///< of 4 bytes
+  std::int64_t words = 0;  ///< each has 4 bytes
 };
 
 /// A reduction of one group. Without `messages` its gradients go as they are.

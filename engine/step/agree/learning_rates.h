@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-/// The learning rates of a run before its schedule: everybody's, of which each group (OptimizerConfig::groups) has a share,
-/// unless it was given one of its own.
+/// The learning rates of a run before its schedule: everybody's, of which each group (OptimizerConfig::groups) has a
+/// share, unless it was given one of its own.
 class LearningRates {
  public:
   explicit LearningRates(const OptimizerConfig& optimizer);
@@ -29,7 +29,7 @@ class LearningRates {
   void restore(std::span<const double> all) { rates_.assign(all.begin(), all.end()); }
 
  private:
-  std::vector<double> ratios_;  ///< of the groups
+  std::vector<double> ratios_;  ///< [group]: its share of everybody's rate
   std::vector<double> rates_;
 };
 

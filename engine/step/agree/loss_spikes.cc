@@ -22,7 +22,7 @@ LossSpikes::Verdict LossSpikes::add(double loss) {
 }
 
 double LossSpikes::find_median() {
-  sorted_ = losses_;  // of the same size: nothing is allocated
+  sorted_ = losses_;  // sizes are equal: nothing is allocated
   const auto middle = sorted_.begin() + static_cast<std::ptrdiff_t>(sorted_.size() / 2);
   std::nth_element(sorted_.begin(), middle, sorted_.end());
   if (sorted_.size() % 2 == 1) return *middle;

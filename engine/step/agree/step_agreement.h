@@ -38,7 +38,7 @@ struct AgreedStep {
       0.0;  ///< sum over ranks in rank order, divided by their number: see mean_loss (optim/arithmetic/weighted_mean.h)
   double weight = 0.0;  ///< sum over ranks in rank order
   std::int64_t tokens = 0, samples = 0;
-  double sum_of_squares = 0.0;  ///< of the summed, unscaled gradients of all parameters
+  double sum_of_squares = 0.0;  ///< over the summed, unscaled gradients of all parameters
   bool finite = true;
   /// [trainable parameter, in unit, group, layout order]: did any rank give it a gradient?
   std::vector<char> used;
@@ -57,8 +57,8 @@ class StepAgreement {
  public:
   StepAgreement(const StepContext& context, GradientNorm& norm);
 
-  /// Collective. The result is valid until the next call. Throws where ranks gathered units in different orders (70), or
-  /// were given different learning rates or options (64), of which it names the first.
+  /// Collective. The result is valid until the next call. Throws where ranks gathered units in different orders (70),
+  /// or were given different learning rates or options (64), of which it names the first.
   const AgreedStep& agree(const LocalStep& local);
 
   /// Spent so far on the exchange of messages.

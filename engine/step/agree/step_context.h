@@ -15,7 +15,8 @@ namespace tessera {
 
 class Publication;
 
-/// What a step and its parts are made from. They may keep a copy of it: the Engine owns all of this, and it outlives them.
+/// What a step and its parts are made from. They may keep a copy of it: the Engine owns all of this, and it outlives
+/// them.
 struct StepContext {
   const std::vector<std::unique_ptr<Unit>>& units;
   const Strategy& strategy;

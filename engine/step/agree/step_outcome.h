@@ -36,10 +36,10 @@ class StepOutcome {
 
   bool is_known() const { return decision_ || end_->passed(); }
   /// Returns the decision, and waits until it is there. Warns once if the step was skipped. Throws tessera::Error: the
-  /// failure of a group if one of its calls failed on the device (MeshAxes::status); exit code 70 if ranks gathered units
-  /// in different orders, in which case no rank has updated anything, or, where units are updated in backward, none from the first one on
-  /// whose ranks differed; 64 if ranks were given different rates or options, and then likewise; 65 if a gradient is not finite there; 78 if
-  /// the loss is negative where spikes are looked for.
+  /// failure of a group if one of its calls failed on the device (MeshAxes::status); exit code 70 if ranks gathered
+  /// units in different orders, in which case no rank has updated anything, or, where units are updated in backward,
+  /// none from the first one on whose ranks differed; 64 if ranks were given different rates or options, and then
+  /// likewise; 65 if a gradient is not finite there; 78 if the loss is negative where spikes are looked for.
   const DeviceDecision& wait();
   /// For how long the device's computation waited for collectives in this step. REQUIRES: wait() has returned.
   double exposed_seconds() const { return exposed_seconds_; }
@@ -58,7 +58,8 @@ class StepOutcome {
   std::optional<DeviceDecision> decision_;
 };
 
-/// Where units are updated in backward, and so the step cannot be skipped. `when`: begins the text. `whose`: a unit or parameter.
+/// Where units are updated in backward, and so the step cannot be skipped. `when`: begins the text. `whose`: a unit or
+/// parameter.
 [[noreturn]] void throw_not_finite_in_backward(const std::string& when, const std::string& whose);
 
 void warn_of_overflow(std::int64_t step, double loss_scale, const std::string& parameters);

@@ -8,16 +8,19 @@
 
 namespace tessera {
 
-/// Finds ranks that keep the others waiting. Of each step it is told how long every rank was busy: from the end of its last step to the
-/// agreement of this one, without what it waited in collectives, so with its data, its forward and its backward. A rank is slow if its
-/// median over a window of steps is more than 1.5 times that of the ranks' medians (the lower one of two), and 10 ms more.
+/// Finds ranks that keep the others waiting. CpuStep tells it, after each agreement, how long every rank was busy in
+/// the step: from the end of the rank's last step to this agreement, without the time for which it waited in
+/// collectives. That is the time for its data, its forward and its backward. A rank is slow if its median over a window
+/// of steps is more than 1.5 times the median of all ranks' medians (the lower one of the two in the middle), and at
+/// least 10 ms above it. One thread at a time; all memory is allocated at construction.
 class StragglerWatch {
  public:
   static constexpr std::size_t kWindow = 50;  ///< steps
 
   explicit StragglerWatch(std::size_t ranks);
 
-  /// By rank, of one step. At the end of a window a message that names the slow ranks, their times and the median; else empty.
+  /// Adds one step. `busy_seconds` [world rank]. Returns, at the end of a window in which some ranks were slow, a
+  /// message that names them, their times and the median; else an empty one.
   std::string add(std::span<const double> busy_seconds);
 
  private:

@@ -18,9 +18,9 @@ struct OptionKey {
   std::size_t first, count;  ///< which of UpdateOptions' numbers it is; "betas" are two
 };
 
-/// The numbers of the update rule that a program may change while it trains: everybody's, and each group's (OptimizerConfig::groups).
-/// What was not set by hand is as the strategy says. Where the rule keeps something of them (optimizers, kernels' tables), it looks at
-/// `version` when a step begins.
+/// The numbers of the update rule that a program may change while it trains: everybody's, and each group's
+/// (OptimizerConfig::groups). What was not set by hand is as the strategy says. Where the rule keeps something of them
+/// (optimizers, kernels' tables), it looks at `version` when a step begins.
 class UpdateOptions {
  public:
   static constexpr std::size_t kNumbers = 10;
@@ -35,7 +35,8 @@ class UpdateOptions {
   /// A place in `all` for people: "eps of group 1 (blocks)".
   static std::string words_of(const OptimizerConfig& optimizer, std::size_t place);
 
-  /// Sets a number of a group, or everybody's, which groups have that have none of their own, by hand or in the strategy.
+  /// Sets a number of a group, or everybody's, which groups have that have none of their own, by hand or in the
+  /// strategy.
   void set(std::size_t number, double value, std::optional<std::size_t> group);
 
   /// What a group is updated with, or what is in none (FlatParameter::kNoGroup). Without OptimizerConfig::groups.
@@ -62,7 +63,8 @@ class UpdateOptions {
 
 /// UpdateOptions::all for files: of each row the numbers that were set, by name. Empty where none was.
 std::vector<std::map<std::string, double>> options_by_name(std::span<const double> all);
-/// The way back, into `all`. Says what is wrong where the rows are of other groups, or a name is unknown, and changes nothing then.
+/// The way back, into `all`. Says what is wrong where the rows are of other groups, or a name is unknown, and changes
+/// nothing then.
 std::optional<std::string> read_options(const std::vector<std::map<std::string, double>>& rows,
                                         std::vector<double>& all);
 

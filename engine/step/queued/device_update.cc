@@ -184,7 +184,7 @@ void DeviceUpdate::fill_group_of_parameters(StepTables& tables, DeviceTables& me
   tables.group_number = memory.put<std::uint32_t>(number);
 }
 
-/// Of muon.
+/// Writes what the kernels of muon read.
 void DeviceUpdate::fill_matrices(StepTables& tables, DeviceTables& memory) const {
   if (!is_muon()) return;
   std::vector<std::uint8_t> is_matrix;
@@ -192,16 +192,16 @@ void DeviceUpdate::fill_matrices(StepTables& tables, DeviceTables& memory) const
   tables.is_matrix = memory.put<std::uint8_t>(is_matrix);
 }
 
-/// Some of its weights, which then are copied where their norms are wanted.
+/// Whether some weights of the group are offloaded; all of them are copied then where their norms are wanted.
 bool DeviceUpdate::weights_below(const Group& group) const {
   const FlatGroup& flat = *group.group;
   return context_.plan.weights_below(
       context_.plan.input().units[static_cast<std::size_t>(flat.unit->index)].groups[flat.index]);
 }
 
-/// Of lamb and lars.
+/// Makes the layers of lamb and lars.
 void DeviceUpdate::make_layers() {
-  // Its slices have weights alone.
+  // The slices of `bare` have weights alone.
   const RuleOptimizer bare(sgd_without_states(context_.strategy.optimizer), EmaConfig());
   std::vector<QueuedLayers::Part> parts;
   for (const Group& g : groups_) {
@@ -236,9 +236,9 @@ UnitRequest DeviceUpdate::request_for(const Unit& unit) const {
   return request;
 }
 
-/// The host waits for the decision where it makes updates itself, or queues those of a program's rule; and where nothing of a step that
-/// is skipped takes place, of which all ranks learn here. Else skipped steps, too, take records there and back, and meet the other ranks
-/// where values are made known.
+/// The host waits for the decision where it makes updates itself, or queues those of a program's rule; and where
+/// nothing of a step that is skipped takes place, of which all ranks learn here. Else skipped steps, too, take records
+/// there and back, and meet the other ranks where values are made known.
 void DeviceUpdate::update() {
   if (host_) host_->fetch_parameters();
   if (host_ || own_ || ends_when_skipped()) {
@@ -310,8 +310,8 @@ void DeviceUpdate::end_pass() {
   if (mapped_) mapped_->end_pass();
 }
 
-/// Calls `body` for the pieces of `run` whose parameters lie in one place, or for all of it where nobody asks for those. `view_of(piece)`
-/// has their masters and states. `visit`: what `body` does with them.
+/// Calls `body` for the pieces of `run` whose parameters lie in one place, or for all of it where nobody asks for
+/// those. `view_of(piece)` has their masters and states. `visit`: what `body` does with them.
 template <class ViewOf, class Body>
 void DeviceUpdate::visit_pieces(const FlatGroup& group, Extent run, const Visit& visit, const ViewOf& view_of,
                                 const Body& body) {
@@ -401,8 +401,8 @@ void DeviceUpdate::prepare(const Visit& visit) {
   if (copies_weights) layers_->add_copied(index_of(visit));
 }
 
-/// Calls `launch(view)` for all of a group that the device updates, each of which it reaches then, and `on_host()` where the host updates
-/// the rest.
+/// Calls `launch(view)` for all of a group that the device updates, each of which it reaches then, and `on_host()`
+/// where the host updates the rest.
 template <class Launch, class OnHost>
 void DeviceUpdate::pass_over(const Visit& visit, const Launch& launch, const OnHost& on_host) {
   const FlatGroup& flat = *groups_[index_of(visit)].group;

@@ -22,25 +22,29 @@
 
 namespace tessera {
 
-/// Applies the optimizer to every rank's part of every trainable group on a GPU, and makes the new values known to the ranks
-/// that hold copies of them. All of it is queued; whether the step is skipped the device alone knows, and its kernels change
-/// nothing then. The CPU's is Update. The order in which it does that is StepWalk's: this has what one visit queues.
+/// Applies the optimizer to every rank's part of every trainable group on a GPU, and makes the new values known to the
+/// ranks that hold copies of them. All of it is queued; whether the step is skipped the device alone knows, and its
+/// kernels change nothing then. The CPU's is Update. The order in which it does that is StepWalk's: this has what one
+/// visit queues.
 ///
-/// Masters and states in records of the host go through the device (StateStream), where one launch updates each; a step that is
-/// skipped takes back what it brought. Or the host updates them where they lie (HostUpdate): then it waits for the device's decision.
-/// Parameters in records of the host are changed there in either case (MappedRecords).
+/// Masters and states in records of the host go through the device (StateStream), where one launch updates each; a step
+/// that is skipped takes back what it brought. Or the host updates them where they lie (HostUpdate): then it waits for
+/// the device's decision. Parameters in records of the host are changed there in either case (MappedRecords).
 ///
-/// Some rules go over state twice. A first visit *prepares* a group: under lamb and muon directions take the place of its
-/// gradients, and under lamb and lars norms of its weights are added up. What follows is an update, under lamb and muon by SGD.
+/// Some rules go over state twice. A first visit *prepares* a group: under lamb and muon directions take the place of
+/// its gradients, and under lamb and lars norms of its weights are added up. What follows is an update, under lamb and
+/// muon by SGD.
 ///
-/// Under lamb and lars ranks agree on each parameter's norms between the passes, and its rate is known (QueuedLayers). Under muon owners make
-/// directions of matrices orthogonal there (MatrixUpdate): of all matrices, used or not, since the host does not know which are.
+/// Under lamb and lars ranks agree on each parameter's norms between the passes, and its rate is known (QueuedLayers).
+/// Under muon owners make directions of matrices orthogonal there (MatrixUpdate): of all matrices, used or not, since
+/// the host does not know which are.
 ///
-/// A program's own rule is called for what the device reaches, once the host has waited for its decision (OwnDeviceUpdate).
+/// A program's own rule is called for what the device reaches, once the host has waited for its decision
+/// (OwnDeviceUpdate).
 ///
-/// Under adafactor and own_matrix owners get gradients, masters and states, and what comes back are masters (TensorRule). Where masters lie below
-/// the device's memory, the first pass is one over them, and the exchange a part of it. The rule gets numbers: so the host waits for the
-/// device's decision before that.
+/// Under adafactor and own_matrix owners get gradients, masters and states, and what comes back are masters
+/// (TensorRule). Where masters lie below the device's memory, the first pass is one over them, and the exchange a part
+/// of it. The rule gets numbers: so the host waits for the device's decision before that.
 class DeviceUpdate final : public StepWalk {
  public:
   struct Group {
@@ -51,25 +55,27 @@ class DeviceUpdate final : public StepWalk {
     bool is_of_matrices() const { return !group->matrices.empty(); }
   };
 
-  /// `tables`: what groups and their parameters say is written there, into memory of `table_memory`; of the rest `used`, `steps` and
-  /// `decision` are there before the first update. All of these, and what the units have, outlive this.
+  /// `tables`: what groups and their parameters say is written there, into memory of `table_memory`; of the rest
+  /// `used`, `steps` and `decision` are there before the first update. All of these, and what the units have, outlive
+  /// this.
   DeviceUpdate(const QueuedContext& context, const RuleOptimizer& rules, StepTables& tables,
                DeviceTables& table_memory);
 
-  /// That train, in the order of units.
+  /// The groups that train, in the order of units.
   std::span<const Group> groups() const { return groups_; }
-  /// Of all groups.
+  /// The number of parameters in all groups.
   std::size_t parameters() const { return parameters_; }
-  /// What of a request does not change from step to step, but by `follow`.
+  /// The part of a request that stays the same from step to step, until `follow` changes it.
   StepRequest request() const;
-  /// From the next step on, these numbers.
+  /// These numbers count from the next step on.
   void follow(const UpdateOptions& options);
   /// The numbers of parameter groups (OptimizerConfig::groups), without rates set by hand.
   std::vector<GroupNumbers> group_numbers() const;
-  /// Of a unit: which groups and parameters it has.
+  /// Says which groups and parameters a unit has.
   UnitRequest request_for(const Unit& unit) const;
 
-  /// The sum of a unit's gradients is queued: where the host updates, they are copied. `forget`: those to come are no step's.
+  /// The sum of a unit's gradients is queued: where the host updates, they are copied. `forget`: those to come are no
+  /// step's.
   void fetch(const Unit& unit);
   void forget();
 
@@ -131,7 +137,7 @@ class DeviceUpdate final : public StepWalk {
   const QueuedContext context_;
   const RuleOptimizer& rules_;
   const StepTables& tables_;
-  std::vector<OptimizerConfig> configs_;  ///< of what is in no group, then of each group: the numbers of the next step
+  std::vector<OptimizerConfig> configs_;  ///< the next step's numbers: for what is in no group, then each group's
   std::vector<Group> groups_;
   std::size_t parameters_ = 0;
   std::vector<std::int64_t> steps_;         ///< under rules of whole tensors: in how many each parameter took part
@@ -141,8 +147,8 @@ class DeviceUpdate final : public StepWalk {
   std::unique_ptr<StateStream> stream_;     ///< null where all state is in the device's memory, or updated on the host
   std::unique_ptr<HostUpdate> host_;        ///< null where no state is updated on the host
   std::unique_ptr<MappedRecords> mapped_;   ///< null where all parameters are in the device's memory
-  std::optional<Decided> decided_;          ///< of this step, where the host waits for it and it is not skipped
-  std::vector<std::int64_t> order_;         ///< of a pass, of one kind of records
+  std::optional<Decided> decided_;          ///< this step's, where the host waits for it and it is not skipped
+  std::vector<std::int64_t> order_;         ///< the records of one kind that a pass visits
 };
 
 }  // namespace tessera

@@ -19,7 +19,7 @@ namespace {
 
 bool reads_parameter(const FlatGroup& group) { return holds_masters(group.master_kind, group.dtype); }
 
-/// Of the part's first element, on the GPU.
+/// Where the parameter of the part's first element lies on the GPU.
 std::byte* parameter_on_gpu(const FlatGroup& group, Extent part) {
   return group.shard + (part.offset - group.parameter_part.offset) * group.element_bytes();
 }

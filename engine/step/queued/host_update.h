@@ -19,17 +19,17 @@
 namespace tessera {
 
 /// The CPU's update of a GPU's masters and optimizer states where they lie, in records in pinned memory of its host
-/// (OffloadedStep::kCpu), and what goes between the two for it: sums of gradients there, and parameters that are masters, or half of them;
-/// new parameters back. Parameters that lie in the host's memory too are updated there. Copies run on queues of their own beside what is
-/// computed, and marks keep them in order:
+/// (OffloadedStep::kCpu), and what goes between the two for it: sums of gradients there, and parameters that are
+/// masters, or half of them; new parameters back. Parameters that lie in the host's memory too are updated there.
+/// Copies run on queues of their own beside what is computed, and marks keep them in order:
 ///
-/// 1. A unit's gradients are copied behind its reduction, in a step's last backward; those that lie in the host's memory anyway
-///    (DeviceGradients) are used there. A sum that changes once more is copied once more;
-///    copies to the host pass in the order in which they were queued, so the last one counts.
-/// 2. The host waits for a group's copies before it updates it. It takes groups in the order in which gradients come, the last first; or,
-///    where their sums lie below the GPU's memory, from the first to the last.
-/// 3. What is computed from then on waits for the copies of new parameters, and the host for the last such copy of a group before it
-///    writes what is copied again.
+/// 1. A unit's gradients are copied behind its reduction, in a step's last backward. Those that lie in the host's
+///    memory anyway (DeviceGradients) are used there. A sum that changes once more is copied once more: copies to the
+///    host pass in the order in which they were queued, so the last one counts.
+/// 2. The host waits for a group's copies before it updates the group. It takes groups in the order in which gradients
+///    come, the last first; where their sums lie below the GPU's memory, it goes from the first to the last.
+/// 3. Whatever is computed from then on waits for the copies of new parameters. The host waits for the last such copy
+///    of a group before it writes what is copied again.
 ///
 /// Records are visited by the host alone, so they are whole between steps.
 class HostUpdate {
@@ -41,18 +41,20 @@ class HostUpdate {
   HostUpdate(const HostUpdate&) = delete;
   HostUpdate& operator=(const HostUpdate&) = delete;
 
-  /// Whether sums of gradients are a step's from now on, and are fetched: from the beginning of its last backward to its end.
+  /// Whether sums of gradients are a step's from now on, and are fetched: from the beginning of its last backward to
+  /// its end.
   void expect(bool sums_of_step) { fetches_ = sums_of_step; }
   /// The sum of a unit's gradients is on the current stream: they are copied.
   void fetch(const Unit& unit);
-  /// Begins to copy the parameters that updates read, in the order of updates. At the step, since a program may write them until then.
+  /// Begins to copy the parameters that updates read, in the order of updates. At the step, since a program may write
+  /// them until then.
   void fetch_parameters();
 
-  /// A pass over all groups begins. `used`: which trainable parameters take part in this step, which counts for them. What is queued on the
-  /// current stream now may still read parameters.
+  /// A pass over all groups begins. `used`: which trainable parameters take part in this step, which counts for them.
+  /// What is queued on the current stream now may still read parameters.
   void begin(std::span<const char> used);
-  /// Updates a group's records and begins to copy its new parameters; what is queued on the current stream from now on finds them.
-  /// `group`: among all that train, in the order of units.
+  /// Updates a group's records and begins to copy its new parameters; what is queued on the current stream from now on
+  /// finds them. `group`: among all that train, in the order of units.
   void update(std::size_t group, const UpdateRates& rates);
   /// Exchanges masters and averages, likewise.
   void swap_averages(std::size_t group);
@@ -69,14 +71,14 @@ class HostUpdate {
   /// What has records of a flat group, and where its copies are.
   struct Group {
     FlatGroup* group = nullptr;
-    Extent part;  ///< of the flat buffer
+    Extent part;  ///< into the flat buffer
     std::size_t first_parameter = 0;
-    Extent on_gpu = {};                ///< of those, the first ones, whose parameters lie in the GPU's memory
+    Extent on_gpu = {};                ///< the first ones of `part`, whose parameters lie in the GPU's memory
     float* gradient = nullptr;         ///< pinned, as all here: [part]
     bool has_sums_here = false;        ///< they are where DeviceGradients keeps them
     std::byte* parameter = nullptr;    ///< [on_gpu], of the group's dtype
     std::vector<std::byte*> records;   ///< [chunk - RecordLayout::first_record]
-    std::vector<UpdateRun> runs = {};  ///< of this step
+    std::vector<UpdateRun> runs = {};  ///< this step's
     std::shared_ptr<DeviceKernels::Mark> gradient_came = {}, parameter_came = {}, sent = {};  ///< null: no copy
   };
   /// Elements of one record and one run, for one thread.
@@ -114,8 +116,8 @@ class HostUpdate {
   HostStepBytes copied_;
 };
 
-/// On how many threads the CPU updates what lies in a GPU's host's memory: LibTorch's, 8 at most (on_threads). A rule of the program's is
-/// called by one.
+/// On how many threads the CPU updates what lies in a GPU's host's memory: LibTorch's, 8 at most (on_threads). A rule
+/// of the program's is called by one.
 std::size_t host_update_threads();
 /// The most elements that one of them takes at once.
 constexpr std::int64_t kHostPiece = 1 << 16;

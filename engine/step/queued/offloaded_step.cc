@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::int64_t kMostCopiedBytes = std::int64_t{64} << 20, kMostElements = std::int64_t{8} << 20;
 
-/// Of a plan, those in records.
+/// Counts the elements of groups that train whose state a plan keeps in records.
 std::int64_t elements_below(const MemoryPlan& plan) {
   std::int64_t elements = 0;
   for (const UnitShape& unit : plan.input().units) {

@@ -13,10 +13,11 @@
 
 namespace tessera {
 
-/// Where the strategy leaves open who updates a GPU's masters and moments in its host's memory (OffloadedStep::kAuto): who does. Measured
-/// now on all ranks at once, which may share the bus and the processor, on memory that is given back; the slowest rank counts, so all choose
-/// alike. Rank 0 logs the choice with its figures. The GPU, where the plan has records that the CPU cannot update; the CPU, where only its plan
-/// fits memory.limit. Empty where nothing is to be chosen. `scene`: of the plan that is to be made. Collective over `control`.
+/// Where the strategy leaves open who updates a GPU's masters and moments in its host's memory (OffloadedStep::kAuto):
+/// who does. Measured now on all ranks at once, which may share the bus and the processor, on memory that is given
+/// back; the slowest rank counts, so all choose alike. Rank 0 logs the choice with its figures. The GPU, where the plan
+/// has records that the CPU cannot update; the CPU, where only its plan fits memory.limit. Empty where nothing is to be
+/// chosen. `scene`: of the plan that is to be made. Collective over `control`.
 std::optional<OffloadedStep> choose_offloaded_step(const std::vector<std::unique_ptr<Unit>>& units,
                                                    const Strategy& strategy, const PlanScene& scene,
                                                    const Optimizer& optimizer, Accelerator& accelerator,

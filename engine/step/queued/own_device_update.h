@@ -13,9 +13,10 @@
 
 namespace tessera {
 
-/// A program's own rule for elements (ElementwiseOptimizer) on a GPU: its operators are queued as all others, portion by portion, between a
-/// kernel that reads masters and one that takes in new ones. The rule gets numbers, and parameters that are not used do not come to it: so
-/// the host has to know what the device decided before it queues an update.
+/// A program's own rule for elements (ElementwiseOptimizer) on a GPU: its operators are queued as all others, portion
+/// by portion, between a kernel that reads masters and one that takes in new ones. The rule gets numbers, and
+/// parameters that are not used do not come to it: so the host has to know what the device decided before it queues an
+/// update.
 class OwnDeviceUpdate {
  public:
   /// `groups`, `parameters`: how many train.
@@ -24,13 +25,14 @@ class OwnDeviceUpdate {
   /// The slice as RuleOptimizer takes it.
   OptimizerSlice without_states(const OptimizerSlice& slice) const { return optimizer_of({}).without_states(slice); }
 
-  /// The step of a group, the `index`th of all that train, whose first parameter is the `first`th of those. `used`: of all parameters that
-  /// train, who takes part in it, which counts for them.
+  /// The step of a group, the `index`th of all that train, whose first parameter is the `first`th of those. `used`: of
+  /// all parameters that train, who takes part in it, which counts for them.
   void begin(std::size_t index, const FlatGroup& group, std::size_t first, std::span<const char> used);
-  /// Queues the update of a piece of the group. `run`: the piece, which the device reaches; `view` the same. Throws as OwnOptimizer::step.
+  /// Queues the update of a piece of the group. `run`: the piece, which the device reaches; `view` the same. Throws as
+  /// OwnOptimizer::step.
   void update(std::size_t index, const FlatGroup& group, const DeviceRun& run, const StateView& view,
               const UpdateRates& rates, const StepTables& tables);
-  /// From the next step on, these numbers.
+  /// These numbers count from the next step on.
   void follow(const UpdateOptions& options) { elements_.follow(options); }
   /// Step::resume: of each parameter, in how many steps it took part.
   void resume(std::span<const std::int64_t> steps) { steps_.assign(steps.begin(), steps.end()); }
@@ -42,7 +44,7 @@ class OwnDeviceUpdate {
   DeviceKernels& kernels_;
   const c10::Device device_;
   std::vector<std::int64_t> steps_;           ///< applied, by parameter that trains
-  std::vector<std::vector<UpdateRun>> runs_;  ///< of this step: [group]
+  std::vector<std::vector<UpdateRun>> runs_;  ///< [group]: this step's
 };
 
 }  // namespace tessera

@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-/// LAMB's and LARS's norms on a GPU, queued: between the passes of a step ranks agree on each parameter's, and its rate follows. What
-/// LayerNorms and LayerwiseUpdate are on the CPU, bit for bit.
+/// LAMB's and LARS's norms on a GPU, queued: between the passes of a step ranks agree on each parameter's, and its rate
+/// follows. What LayerNorms and LayerwiseUpdate are on the CPU, bit for bit.
 class QueuedLayers {
  public:
   /// This rank's optimizer part of a group.
@@ -29,8 +29,9 @@ class QueuedLayers {
   /// They are there, as far as kernels are queued: adds them up. `part`: among all.
   void add_copied(std::size_t part);
 
-  /// Collective. Weights are as the step finds them, those that are copied are added up, and directions are made. `request`, `tables`: of a
-  /// step that is decided, whose constants become those of the second pass. Throws tessera::Error.
+  /// Collective. Weights are as the step finds them, those that are copied are added up, and directions are made.
+  /// `request`, `tables`: of a step that is decided, whose constants become those of the second pass. Throws
+  /// tessera::Error.
   void agree(const StepRequest& request, const StepTables& tables);
 
  private:
@@ -42,11 +43,11 @@ class QueuedLayers {
   const std::shared_ptr<Collectives> world_;
   DeviceTables memory_;
   float* const copy_;
-  std::vector<NormTables> norms_;   ///< of this rank's parts, but for weights that are copied
-  std::vector<NormTables> copied_;  ///< [part]: of those
+  std::vector<NormTables> norms_;   ///< for this rank's parts, but for weights that are copied
+  std::vector<NormTables> copied_;  ///< [part]: for weights that are copied
   LayerTables tables_;
   double* message_ = nullptr;   ///< [kinds][most_sums]: this rank's
-  double* messages_ = nullptr;  ///< of all ranks
+  double* messages_ = nullptr;  ///< all ranks'
 };
 
 }  // namespace tessera

@@ -13,17 +13,17 @@ namespace tessera {
 /// What `launch` says, as kernels read it.
 NormTables norm_tables(const NormLaunch& launch, DeviceTables& memory);
 
-/// The norm's sums over this rank's gradients on a GPU, queued: of all gradients at once in the step, or, where the sums of units have no
-/// place of their own, of each unit when its sum is there.
+/// The norm's sums over this rank's gradients on a GPU, queued: of all gradients at once in the step, or, where the
+/// sums of units have no place of their own, of each unit when its sum is there.
 class QueuedNorm {
  public:
-  /// `groups`: that train, in the order of units. `sums`: memory of the device for what is added up, as many numbers as NormSums::count of
-  /// all groups' gradient parts. `kernels` outlive this.
+  /// `groups`: that train, in the order of units. `sums`: memory of the device for what is added up, as many numbers as
+  /// NormSums::count of all groups' gradient parts. `kernels` outlive this.
   QueuedNorm(std::span<FlatGroup* const> groups, double* sums, bool by_unit, DeviceKernels& kernels,
              c10::Device device);
 
-  /// A unit's sum of the step is on the current stream, perhaps once more, where FlatGroup::gradient of its groups says: one behind the
-  /// other (place_gradients).
+  /// A unit's sum of the step is on the current stream, perhaps once more, where FlatGroup::gradient of its groups
+  /// says: one behind the other (place_gradients).
   void add(const Unit& unit);
   /// All sums are.
   void finish();
@@ -34,7 +34,7 @@ class QueuedNorm {
  private:
   struct OfUnit {
     const FlatGroup* first = nullptr;  ///< null: it trains nothing
-    std::span<const double> sums;      ///< of the device
+    std::span<const double> sums;      ///< in the device's memory
     NormTables tables;                 ///< as if its gradients lay at `at`
     const float* at = nullptr;
   };

@@ -171,7 +171,7 @@ LossSeed QueuedStep::seed_of(const at::Tensor& loss, double weight) const {
 }
 
 void QueuedStep::update(Unit& unit, const UnitAgreement& agreed) {
-  if (downloaded_ && !std::exchange(is_begun_, true)) join_downloads();  // of the step before
+  if (downloaded_ && !std::exchange(is_begun_, true)) join_downloads();  // those that the step before queued
   norm_->add(unit);
   const std::span<const double> sums = norm_->sums_of(unit);
   UnitRequest of_unit = update_.request_for(unit);

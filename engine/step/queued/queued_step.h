@@ -31,13 +31,15 @@
 namespace tessera {
 
 /// The step of an Engine on a GPU: norm, agreement, decision and update, all queued and nothing waited for. What ranks
-/// agree on, and what follows from it, is what CpuStep does on the CPU, bit for bit. The update itself is DeviceUpdate's.
+/// agree on, and what follows from it, is what CpuStep does on the CPU, bit for bit. The update itself is
+/// DeviceUpdate's.
 ///
-/// Where units are updated in backward (OptimizerConfig::in_backward), each is begun by itself: the device looks whether its gradients are
-/// finite, and its parameters count the step. The host knows the rate beforehand, since no step is skipped. The step's end exchanges
-/// messages as ever, and finds out for all ranks whether it was good.
+/// Where units are updated in backward (OptimizerConfig::in_backward), each is begun by itself: the device looks
+/// whether its gradients are finite, and its parameters count the step. The host knows the rate beforehand, since no
+/// step is skipped. The step's end exchanges messages as ever, and finds out for all ranks whether it was good.
 ///
-/// Where nothing is updated by the host's CPU or by a rule of the program's, the host may be kMostStepsInFlight steps ahead of the device; then it waits for the oldest one.
+/// Where nothing is updated by the host's CPU or by a rule of the program's, the host may be kMostStepsInFlight steps
+/// ahead of the device; then it waits for the oldest one.
 class QueuedStep final : public Step {
  public:
   QueuedStep(const StepContext& context, const Optimizer& optimizer, Accelerator& accelerator);
@@ -55,7 +57,7 @@ class QueuedStep final : public Step {
   UpdateOptions& options() override { return options_; }
   void swap_averages() override;
   void forget_losses() override;
-  /// Of the step kMostStepsInFlight before the latest: that one the host has waited for, on every rank.
+  /// Tells of the step kMostStepsInFlight before the latest: the host has waited for that one, on every rank.
   const std::vector<char>* known_used() const override { return known_used_.empty() ? nullptr : &known_used_; }
   /// These two wait for the latest step.
   double loss_scale() const override { return scales_loss_ ? latest().scaler.scale : 1.0; }
@@ -74,7 +76,7 @@ class QueuedStep final : public Step {
     std::shared_ptr<std::byte> numbers;            ///< pinned: StepTables::group_numbers
     std::shared_ptr<std::byte> used;               ///< pinned: the flags of AgreedStep::used, which come back too
     std::shared_ptr<DeviceKernels::Mark> used_arrived;
-    std::shared_ptr<StepOutcome> outcome;  ///< of the step that last used them
+    std::shared_ptr<StepOutcome> outcome;  ///< that of the step which last used them
   };
 
   /// The latest step's decision; waits for it.
@@ -109,7 +111,7 @@ class QueuedStep final : public Step {
   NormTotals totals_;
   std::shared_ptr<const OutcomeContext> of_outcomes_;
   std::size_t sums_offset_ = 0, message_bytes_ = 0;
-  DeviceTables memory_;  ///< of all that follows
+  DeviceTables memory_;  ///< holds all that follows
   std::byte* message_ = nullptr;
   std::byte* messages_ = nullptr;
   StepTables tables_;
@@ -118,13 +120,13 @@ class QueuedStep final : public Step {
   std::optional<QueuedNorm> norm_;  ///< made with the tables
   bool is_begun_ = false;           ///< a unit of the step, where units are updated in backward
   bool sums_are_steps_ = false;     ///< from the beginning of a step's last backward to its end
-  at::Tensor loss_;                 ///< of `message_`
-  at::Tensor loss_scale_;           ///< of the decision: a scalar, fp32
+  at::Tensor loss_;                 ///< lies in `message_`
+  at::Tensor loss_scale_;           ///< lies in the decision: a scalar, fp32
   std::array<InFlight, kMostStepsInFlight> ring_;
-  std::unique_ptr<DeviceKernels::Mark> uploaded_, messages_read_;  ///< of the host's part; of the step before
-  std::unique_ptr<DeviceKernels::Mark> numbers_read_;              ///< of groups, by the step before
-  std::shared_ptr<DeviceKernels::Mark> used_downloaded_;           ///< of the latest step's flags
-  std::shared_ptr<DeviceKernels::Mark> downloaded_;                ///< of the latest decision
+  std::unique_ptr<DeviceKernels::Mark> uploaded_, messages_read_;  ///< host's part is there; step before has read them
+  std::unique_ptr<DeviceKernels::Mark> numbers_read_;              ///< the step before has read those of groups
+  std::shared_ptr<DeviceKernels::Mark> used_downloaded_;           ///< the latest step's flags are on the host
+  std::shared_ptr<DeviceKernels::Mark> downloaded_;                ///< the latest decision is on the host
   std::int64_t resumed_at_ = 0;                                    ///< StepProgress::applied
   std::int64_t steps_ = 0;                                         ///< queued since then
   std::vector<char> known_used_;

@@ -21,8 +21,8 @@ struct UpdateRates {
   bool is_first_of_run = false;  ///< StepScalars::is_first_of_run
 };
 
-/// A run of elements that have taken part in equally many steps, and are updated with the same numbers. Or that this step
-/// leaves alone, though their average goes on.
+/// A run of elements that have taken part in equally many steps, and are updated with the same numbers. Or that this
+/// step leaves alone, though their average goes on.
 struct UpdateRun {
   Extent extent;
   std::int64_t step = 0;                        ///< this one, counted from 1
@@ -30,16 +30,16 @@ struct UpdateRun {
   bool is_updated = true;
 };
 
-/// The CPU's update of elements, one by one: which of a flat group go together in a step, and the pass over them. Whose masters and
-/// states they are, the CPU's or those of a GPU in its host's memory, makes no difference.
+/// The CPU's update of elements, one by one: which of a flat group go together in a step, and the pass over them. Whose
+/// masters and states they are, the CPU's or those of a GPU in its host's memory, makes no difference.
 class ElementUpdate {
  public:
   /// `rates` outlives this.
   ElementUpdate(const Strategy& strategy, const OwnRules& own_rules, const LearningRates& rates);
 
-  /// Appends the runs of `part` of the group to `runs`. Neighbours that have taken part in equally many steps are one run, with the
-  /// padding up to the next. `used`: of the group's parameters, and more: which of them take part in this step. `steps`: of the group's
-  /// parameters, in how many steps they have; this one is added.
+  /// Appends the runs of `part` of the group to `runs`. Neighbours that have taken part in equally many steps are one
+  /// run, with the padding up to the next. `used`: of the group's parameters, and more: which of them take part in this
+  /// step. `steps`: of the group's parameters, in how many steps they have; this one is added.
   void find_runs(const FlatGroup& group, Extent part, std::span<const char> used, std::int64_t* steps,
                  std::vector<UpdateRun>& runs) const;
 
@@ -55,7 +55,7 @@ class ElementUpdate {
  private:
   const LearningRates& rates_;
   const bool averages_;                                 ///< strategy.ema
-  std::vector<std::unique_ptr<Optimizer>> optimizers_;  ///< of what is in no group, then of each group
+  std::vector<std::unique_ptr<Optimizer>> optimizers_;  ///< for what is in no group, then each group's
 };
 
 }  // namespace tessera

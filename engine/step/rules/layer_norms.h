@@ -11,10 +11,11 @@
 
 namespace tessera {
 
-/// The norms that LAMB and LARS compare: of each parameter's weights, and of its update. Added up by the trees of optim/grad_norm.h over what
-/// the optimizer parts of all ranks hold, so their bits are those of every strategy.
+/// The norms that LAMB and LARS compare: of each parameter's weights, and of its update. Added up by the trees of
+/// optim/grad_norm.h over what the optimizer parts of all ranks hold, so their bits are those of every strategy.
 ///
-///   begin(group); add_weights(group, ...), add_update(group, ...) from its beginning to its end; for all groups; then agree(): collective
+///   begin(group); add_weights(group, ...), add_update(group, ...) from its beginning to its end; for all groups; then
+///   agree(): collective
 class LayerNorms {
  public:
   /// `of_updates`: whether updates are added too.
@@ -22,13 +23,14 @@ class LayerNorms {
              bool of_updates);
 
   void begin(const FlatGroup& group);
-  /// fp32 values of the elements from `first` on, counted in the group's flat buffer. Elements that are left out count as zeros.
+  /// fp32 values of the elements from `first` on, counted in the group's flat buffer. Elements that are left out count
+  /// as zeros.
   void add_weights(const FlatGroup& group, std::int64_t first, std::span<const float> values);
   void add_update(const FlatGroup& group, std::int64_t first, std::span<const float> values);
   /// Collective. Throws tessera::Error.
   void agree();
 
-  /// Of the parameter with FlatParameter::number `number`, since the latest `agree`.
+  /// The norms of the parameter with FlatParameter::number `number`, as the latest `agree` found them.
   double weights(std::int64_t number) const;
   double update(std::int64_t number) const;
 
@@ -50,7 +52,7 @@ class LayerNorms {
   const NormTotals totals_;
   std::vector<std::size_t> first_of_unit_;
   std::vector<Kind> kinds_;                 ///< weights, and updates where they are added
-  std::vector<double> message_, messages_;  ///< of a rank; of all ranks
+  std::vector<double> message_, messages_;  ///< this rank's; all ranks'
   std::vector<const double*> parts_;
   double seconds_ = 0;
 };

@@ -12,7 +12,8 @@
 
 namespace tessera {
 
-/// LAMB's and LARS's updates: Update goes over all runs twice, and between the passes ranks agree on each parameter's norms.
+/// LAMB's and LARS's updates: Update goes over all runs twice, and between the passes ranks agree on each parameter's
+/// norms.
 class LayerwiseUpdate {
  public:
   explicit LayerwiseUpdate(const StepContext& context);
@@ -37,7 +38,7 @@ class LayerwiseUpdate {
  private:
   const LayerwiseOptimizer& optimizer_of(std::size_t config) const { return *optimizers_[config + 1]; }
 
-  std::vector<std::unique_ptr<LayerwiseOptimizer>> optimizers_;  ///< of what is in no group, then of each group
+  std::vector<std::unique_ptr<LayerwiseOptimizer>> optimizers_;  ///< for what is in no group, then each group's
   std::vector<bool> adapts_;                                     ///< likewise
   LayerNorms norms_;
   std::span<const double> squares_;

@@ -21,24 +21,25 @@ namespace tessera {
 struct WholeMatrix {
   std::span<float> gradient;  ///< [numel]: the gradient or direction; under muon what goes back is left here
   std::span<float> masters;   ///< [numel]: under rules of whole tensors, and what goes back is left here; else empty
-  std::span<float> states;    ///< of DealtMatrix::states; go back too
+  std::span<float> states;    ///< all of DealtMatrix::states; they go back too
   std::span<float> work;      ///< the rest of MatrixDeal::work_numel
 };
 
-/// Calls back with views of all that a rank holds of a group's optimizer part, masters among it, in the order of elements.
+/// Calls back with views of all that a rank holds of a group's optimizer part, masters among it, in the order of
+/// elements.
 using VisitMasters = c10::function_ref<void(const FlatGroup&, c10::function_ref<void(const StateView&)>)>;
 
-/// Brings to owners what lies, in pieces, in all ranks' memory of matrices, and back what they made of it: in place of the gradients, and
-/// in the groups' tensor states.
+/// Brings to owners what lies, in pieces, in all ranks' memory of matrices, and back what they made of it: in place of
+/// the gradients, and in the groups' tensor states.
 class MatrixExchange {
  public:
-  /// `masters`: reads those that go to owners; null under muon. `device`: where TrainingMemory::matrices are. `kernels`: of a GPU, which
-  /// read masters there; else null.
+  /// `masters`: reads those that go to owners; null under muon. `device`: where TrainingMemory::matrices are.
+  /// `kernels`: of a GPU, which read masters there; else null.
   MatrixExchange(const StepContext& context, const MasterAssigner* masters, ComputeDevice device,
                  DeviceKernels* kernels);
 
-  /// Calls `compute` for the matrices of this rank. Collective. Where work is queued, nothing is waited for, but what `visit_masters` waits for;
-  /// under muon that is not called. Throws tessera::Error.
+  /// Calls `compute` for the matrices of this rank. Collective. Where work is queued, nothing is waited for, but what
+  /// `visit_masters` waits for; under muon that is not called. Throws tessera::Error.
   void run(const MatrixBatch& batch, VisitMasters visit_masters,
            c10::function_ref<void(const DealtMatrix&, const WholeMatrix&)> compute);
 
@@ -91,9 +92,9 @@ class MatrixExchange {
   float* const sent_;
   float* const received_;
   const std::span<float> work_;
-  const std::span<float> own_masters_;        ///< of a batch, those that do not travel; empty where `join` reads them
-  std::vector<float*> places_;                ///< of a batch: where the masters go that this rank has of each matrix
-  std::vector<std::int64_t> read_, written_;  ///< of the messages from and to each rank
+  const std::span<float> own_masters_;        ///< a batch's that do not travel; empty where `join` reads them
+  std::vector<float*> places_;                ///< [matrix of the batch]: where this rank's masters of it go
+  std::vector<std::int64_t> read_, written_;  ///< [rank]: elements used of the messages from it and to it
   double seconds_ = 0;
 };
 

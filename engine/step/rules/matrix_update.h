@@ -19,8 +19,8 @@
 
 namespace tessera {
 
-/// Updates of whole matrices, by Muon or by a TensorRule. What happens to each element by itself, before the matrices are exchanged and
-/// after, is a pass of Update's.
+/// Updates of whole matrices, by Muon or by a TensorRule. What happens to each element by itself, before the matrices
+/// are exchanged and after, is a pass of Update's.
 class MatrixUpdate {
  public:
   /// `rule`: null under muon. `kernels`: of the GPU that is the `device`; else null.
@@ -45,9 +45,9 @@ class MatrixUpdate {
     std::span<const std::int64_t> steps;  ///< [trainable parameter]: how many it took part in, with this one
     std::span<const char> used;           ///< [trainable parameter]: whether it does in this one
   };
-  /// Matrices of all ranks, batch by batch; what comes back lies in place of the gradients. Collective. `step`: the same on
-  /// all ranks; null under muon where the host does not know it: nothing is left out then. `visit_masters`: called for each
-  /// group in order, but under muon. Throws tessera::Error, and what a program's rule throws.
+  /// Matrices of all ranks, batch by batch; what comes back lies in place of the gradients. Collective. `step`: the
+  /// same on all ranks; null under muon where the host does not know it: nothing is left out then. `visit_masters`:
+  /// called for each group in order, but under muon. Throws tessera::Error, and what a program's rule throws.
   void exchange(const OfStep* step, VisitMasters visit_masters);
 
   /// Muon's, of a GPU, whose directions and updates are kernels.
@@ -60,7 +60,7 @@ class MatrixUpdate {
 
   /// Spent in exchanges so far.
   double seconds() const { return exchange_->seconds(); }
-  /// Of states of whole tensors that were copied to the GPU so far.
+  /// Bytes of states of whole tensors that were copied to the GPU so far.
   std::int64_t streamed_bytes() const { return states_ ? states_->streamed_bytes() : 0; }
 
  private:
@@ -75,11 +75,11 @@ class MatrixUpdate {
   const MuonConfig muon_;
   const ComputeDevice device_;
   const std::shared_ptr<const TensorRule> rule_;
-  // Of what is in no group, then of each group; of the first two, one is empty.
+  // Each for what is in no group, then each group's; `directions_` or `assigners_` is empty.
   std::vector<std::unique_ptr<MuonOptimizer>> directions_;
   std::vector<std::unique_ptr<MasterAssigner>> assigners_;
   std::vector<double> weight_decays_;
-  std::vector<std::size_t> parameters_;  ///< of each dealt matrix: its place among all that train
+  std::vector<std::size_t> parameters_;  ///< [dealt matrix]: its place among all parameters that train
   std::optional<MatrixExchange> exchange_;
   std::optional<BroughtTensorStates> states_;  ///< where some lie below memory
 };

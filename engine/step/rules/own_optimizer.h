@@ -10,14 +10,16 @@
 
 namespace tessera {
 
-/// Of what is updated element by element: as make_optimizer of optim, or OwnOptimizer where the program brings a rule for elements. Under
-/// adafactor there is nothing such, and the optimizer is that of masters which are computed elsewhere. Throws tessera::Error (64) where
-/// the program brings a rule and optimizer.type is another than own or own_matrix, or the other way round.
+/// Makes the optimizer of what is updated element by element: as make_optimizer of optim does, or an OwnOptimizer where
+/// the program brings a rule for elements. Nothing is updated so under adafactor, and the optimizer is that of masters
+/// which are computed elsewhere. Throws tessera::Error (64) where the program brings a rule and optimizer.type is
+/// another than own or own_matrix, or the other way round.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config, const EmaConfig& ema,
                                           const OwnRules& own_rules);
 
-/// An ElementwiseOptimizer as all other code sees optimizers, and as OwnDeviceUpdate calls it on a GPU. Runs come to the program in portions that LibTorch's operators compute with
-/// whole vectors, so that an element's bits do not depend on where the run begins. One thread at a time.
+/// An ElementwiseOptimizer as all other code sees optimizers, and as OwnDeviceUpdate calls it on a GPU. Runs come to
+/// the program in portions that LibTorch's operators compute with whole vectors, so that an element's bits do not
+/// depend on where the run begins. One thread at a time.
 class OwnOptimizer final : public Optimizer {
  public:
   /// `config`: a group's. Throws tessera::Error (64) where the rule's states are too many or have bad names.
@@ -36,8 +38,8 @@ class OwnOptimizer final : public Optimizer {
   OptimizerSlice without_states(const OptimizerSlice& slice) const;
   /// How many elements the rule gets for `count`: whole vectors.
   static std::size_t filled_up(std::size_t count);
-  /// Calls the rule for `count` elements of the slice from `begin` on, which lie where `parameters` do: their masters [filled_up(count)].
-  /// Moves their states, and returns their new masters, likewise. Throws as `step`.
+  /// Calls the rule for `count` elements of the slice from `begin` on, which lie where `parameters` do: their masters
+  /// [filled_up(count)]. Moves their states, and returns their new masters, likewise. Throws as `step`.
   at::Tensor updated(const StepScalars& scalars, const OptimizerSlice& slice, std::size_t begin, std::size_t count,
                      const at::Tensor& parameters) const;
 

@@ -14,31 +14,35 @@
 
 namespace tessera {
 
-/// A tensor in whole, in the memory of its owner, where the rule computes. Elements lie as in the parameter's memory (FlatParameter::strides).
+/// A tensor in whole, in the memory of its owner, where the rule computes. Elements lie as in the parameter's memory
+/// (FlatParameter::strides).
 struct WholeTensor {
   const FlatParameter& parameter;
   std::span<float> masters;                                           ///< updated in place
   std::span<float> gradient;                                          ///< scaled and clipped; may be overwritten
   std::span<const TensorState> state_shapes;                          ///< what TensorRule::states_of said
-  std::array<std::span<float>, MatrixOptimizer::kMostStates> states;  ///< of these shapes; updated in place
+  std::array<std::span<float>, MatrixOptimizer::kMostStates> states;  ///< in these shapes; updated in place
   double lr = 0, weight_decay = 0;
-  std::int64_t step = 1;  ///< of this tensor, with this one
+  std::int64_t step = 1;  ///< how many this tensor took part in, with this one
 };
 
 /// An update rule that looks at all of a tensor at a time. One thread at a time. On a GPU what it does is queued.
 class TensorRule {
  public:
   virtual ~TensorRule() = default;
-  /// What is kept of a tensor: at most MatrixOptimizer::kMostStates. Throws tessera::Error (64) for a program's mistake.
+  /// What is kept of a tensor: at most MatrixOptimizer::kMostStates. Throws tessera::Error (64) for a program's
+  /// mistake.
   virtual std::vector<TensorState> states_of(const FlatParameter& parameter) const = 0;
   virtual void update(const WholeTensor& tensor) const = 0;
 };
 
-/// Of adafactor and own_matrix; null for other types. `kernels`: of the GPU that is the `device`, and outlives the rule; null on the CPU.
+/// Makes the rule of adafactor or own_matrix; null for other types. `kernels`: those of the GPU that is the `device`,
+/// which outlive the rule; null on the CPU.
 std::shared_ptr<const TensorRule> make_tensor_rule(const OptimizerConfig& optimizer, const OwnRules& own_rules,
                                                    c10::Device device = c10::kCPU, DeviceKernels* kernels = nullptr);
 
-/// Writes FlatGroup::tensor_states and tensor_state_shapes of all groups of matrices, for `parts` equal parts. `rule` may be null.
+/// Writes FlatGroup::tensor_states and tensor_state_shapes of all groups of matrices, for `parts` equal parts. `rule`
+/// may be null.
 void add_tensor_states(const std::vector<std::unique_ptr<Unit>>& units, const TensorRule* rule, int parts);
 
 }  // namespace tessera

@@ -5,8 +5,8 @@
 namespace tessera {
 namespace {
 
-/// Whether a pass goes the other way than the one before, whose last records are in memory still. On a CPU values that are
-/// waited for in the step go there and back too; others go in the order in which the next forward wants them.
+/// Whether a pass goes the other way than the one before, whose last records are in memory still. On a CPU values that
+/// are waited for in the step go there and back too; others go in the order in which the next forward wants them.
 bool alternates(const StepInput& input) {
   if (!input.executor.queued) return input.parameters.exist || input.states.exist || !input.publishes_behind;
   return !input.executor.host_updates && !input.gradients_below &&
@@ -132,7 +132,8 @@ class ProgramWriter {
     finish();
   }
 
-  /// Elements, and of matrices directions or masters, forward; then matrices. Or, by turns, elements come last, and backward.
+  /// Elements, and of matrices directions or masters, forward; then matrices. Or, by turns, elements come last, and
+  /// backward.
   void update_with_matrices() {
     const bool queued = input_.executor.queued, is_muon = input_.first_work == VisitWork::kDirections;
     const bool back = !queued || alternates(input_);
@@ -159,8 +160,8 @@ class ProgramWriter {
   StepProgram program_;
 };
 
-/// Those that measure begin forward in each step, and what backward left of gradients below memory is of the first units. On a CPU elements
-/// and matrices change places in each step, wherever they lie.
+/// Those that measure begin forward in each step, and what backward left of gradients below memory is of the first
+/// units. On a CPU elements and matrices change places in each step, wherever they lie.
 bool takes_turns(const StepInput& input) {
   if (input.updates_in_backward) return false;
   if (has_matrices(input)) return !input.executor.queued || alternates(input);

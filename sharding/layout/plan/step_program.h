@@ -7,12 +7,12 @@
 
 namespace tessera {
 
-/// The order of a training step, said once and in integers: which groups its passes visit and in which direction, which records they read
-/// and write, and when ranks agree, exchange matrices and make values known.
+/// The order of a training step, said once and in integers: which groups its passes visit and in which direction, which
+/// records they read and write, and when ranks agree, exchange matrices and make values known.
 ///
-/// MemoryPlan counts with it what a step reads and writes (record_traffic.h), the planner writes the script of a predicted
-/// step along it, and StepWalk makes steps by it. A program says what a step *may* visit: parameters that got no gradient are
-/// left out by who makes the step.
+/// MemoryPlan counts with it what a step reads and writes (record_traffic.h), the planner writes the script of a
+/// predicted step along it, and StepWalk makes steps by it. A program says what a step *may* visit: parameters that got
+/// no gradient are left out by who makes the step.
 
 /// What a visit does with a group.
 enum class VisitWork : std::uint8_t {
@@ -38,21 +38,22 @@ struct Visit {
   friend bool operator==(const Visit&, const Visit&) = default;
 };
 
-/// The first pass is announced before backward, and by who makes the step once more when it begins: it is known who is used then.
+/// The first pass is announced before backward, and by who makes the step once more when it begins: it is known who is
+/// used then.
 enum class StepOpKind : std::uint8_t {
   kRounds,            ///< `begin` microbatches before the last one: in each all units forward, and then all backward
   kForward,           ///< all units in the last microbatch
   kAnnounce,          ///< records of the visits [begin, end), which are one pass, are read ahead from here on
   kBackward,          ///< all units in the last microbatch, the last one first
-  kUpdateInBackward,  ///< the same; a unit's visits among [begin, end) follow its reduction and its own agreement and decision
+  kUpdateInBackward,  ///< the same; a unit's visits in [begin, end) follow its own reduction, agreement and decision
   kAgree,             ///< ranks tell each other loss, norm and what was used
   kDecide,            ///< whether the step is taken, at which rate, and how far gradients are clipped
   kVisit,             ///< the visits [begin, end), in this order
-  kAgreeOnNorms,  ///< of each layer
-  kExchange,  ///< matrices, or directions, go to their owners and results come back; it makes the visits [begin, end) itself
-  kEndPass,    ///< no record is in use; what was changed is written in the background
-  kPublished,  ///< what was published is waited for
-  kBarrier,    ///< ranks that share one copy of the parameters wait for each other
+  kAgreeOnNorms,      ///< ranks tell each other each layer's norms
+  kExchange,          ///< matrices or directions go to owners, results come back; makes the visits [begin, end) itself
+  kEndPass,           ///< no record is in use; what was changed is written in the background
+  kPublished,         ///< what was published is waited for
+  kBarrier,           ///< ranks that share one copy of the parameters wait for each other
 };
 
 /// `begin`, `end`: of visits, where the kind says so.
@@ -66,8 +67,8 @@ struct StepOp {
 struct StepProgram {
   std::vector<Visit> visits;
   std::vector<StepOp> ops;
-  /// A skipped step ends with kDecide, and the next step has this program again. Else, on a GPU whose host does not wait for the decision,
-  /// all that follows takes place and leaves values as they are.
+  /// A skipped step ends with kDecide, and the next step has this program again. Else, on a GPU whose host does not
+  /// wait for the decision, all that follows takes place and leaves values as they are.
   bool ends_when_skipped = true;
   std::span<const Visit> visits_of(const StepOp& op) const {
     return std::span(visits).subspan(static_cast<std::size_t>(op.begin), static_cast<std::size_t>(op.end - op.begin));
@@ -92,8 +93,8 @@ struct StepInput {
   };
   std::vector<Group> groups;  ///< those that train, in the order of units
   std::int64_t rounds = 1;    ///< microbatches
-  /// What the first of two passes does, over groups of matrices where it is kDirections or kReadMasters, else over all. kUpdate: a step has
-  /// one pass.
+  /// What the first of two passes does, over groups of matrices where it is kDirections or kReadMasters, else over all.
+  /// kUpdate: a step has one pass.
   VisitWork first_work = VisitWork::kUpdate;
   bool first_reads_parameters = false, first_reads_states = false;  ///< MemoryPlan::first_pass_of_matrices
   Records parameters, states;
@@ -104,12 +105,13 @@ struct StepInput {
   Executor executor;
 };
 
-/// The programs of steps that follow each other: one, or two that take turns. A pass goes on where the one before it ended, at the records
-/// that are in memory still, so a step whose passes go in another direction than those of the step before has a program of its own.
+/// The programs of steps that follow each other: one, or two that take turns. A pass goes on where the one before it
+/// ended, at the records that are in memory still, so a step whose passes go in another direction than those of the
+/// step before has a program of its own.
 std::vector<StepProgram> step_programs(const StepInput& input);
 
-/// The programs of Step::swap_averages, a pass between two steps: one, or two that take turns with each other and with those
-/// of steps. It goes on where the step before ended.
+/// The programs of Step::swap_averages, a pass between two steps: one, or two that take turns with each other and with
+/// those of steps. It goes on where the step before ended.
 std::vector<StepProgram> averages_programs(const StepInput& input);
 
 }  // namespace tessera

@@ -20,9 +20,10 @@ class EngineCheckpoints {
   /// No EngineCheckpoints of `engine` is of use after it, since it may plan anew (SyncConfig::start_step).
   static LoadedCheckpoint load(Engine& engine, const std::string& path);
   void finish();
-  /// After step number `step`, which was skipped for its loss: gives parameters and all that updates them the values of the last
-  /// checkpoint that was saved or loaded; step numbers, generators and rates set by hand go on. Waits for a save under way, whose error
-  /// finish() throws. Where there is none, or the same one was gone back to too often, nothing changes. Warns. Collective.
+  /// Goes back after step number `step`, which was skipped for its loss: parameters and all that updates them get the
+  /// values of the last checkpoint that was saved or loaded; step numbers, generators and rates set by hand go on. It
+  /// warns. It waits for a save under way, whose error finish() throws. Nothing changes where there is no checkpoint,
+  /// or where the same one was gone back to too often. Collective.
   void go_back(std::int64_t step);
   /// The caller will call finish() when all ranks' saves have ended, and a step does not look.
   void finish_by_hand() { saving_.ends_in_step = false; }

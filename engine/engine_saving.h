@@ -46,13 +46,13 @@ struct Saving {
   void leave_commit();
 
   Job& job;
-  std::shared_ptr<Collectives> group;       ///< of the thread that saves, where it may (CheckpointConfig::async)
+  std::shared_ptr<Collectives> group;       ///< the saving thread's; null unless CheckpointConfig::async
   std::unique_ptr<SaveUnderWay> under_way;  ///< on all ranks or on none
-  std::jthread removal;                     ///< of old checkpoints, beside training; rank 0's
+  std::jthread removal;                     ///< rank 0 removes old checkpoints beside training
   bool ends_in_step = true;                 ///< a step that sees the end of a save throws its error
   LastCheckpoint last_checkpoint;
   std::unique_ptr<DurableFiles> durable;  ///< null without "durable"
-  absl::Status commit_failure;            ///< of the latest commit, until the program is told
+  absl::Status commit_failure;            ///< the latest commit's, until the program is told
 };
 
 }  // namespace tessera

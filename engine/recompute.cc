@@ -65,8 +65,9 @@ class WithRandomStates {
   RandomStates before_;
 };
 
-/// Casts of parameters that autocast makes in here are not found by whoever comes after the optimizer's step: its cache is keyed by
-/// tensor, knows no versions, and is emptied by the program at the end of its own region only.
+/// Turns autocast's cache off while it lives. The cache would show casts of parameters that were made in here to
+/// whoever comes after the optimizer's step: its key is the tensor, it knows no versions, and only the program empties
+/// it, at the end of its own region.
 class WithoutCachedCasts {
  public:
   WithoutCachedCasts() : before_(at::autocast::is_autocast_cache_enabled()) {
@@ -80,11 +81,12 @@ class WithoutCachedCasts {
   const bool before_;
 };
 
-/// Ends the second run of a function as soon as backward has what it needs. No std::exception, so a program that catches those lets
-/// it pass.
+/// Ends the second run of a function as soon as backward has what it needs. It is no std::exception, so a program that
+/// catches those lets it pass.
 struct NothingIsMissing {};
 
-/// What lives anyway, and is not computed again: parameters. Storages of those of a unit are released and filled by others.
+/// Whether a tensor lives anyway and is not computed again, as parameters do. A unit's storages are released and filled
+/// by others.
 bool is_to_be_kept(const at::Tensor& tensor) {
   return (tensor.is_leaf() && tensor.requires_grad()) || unit_of(tensor) != nullptr;
 }
@@ -93,10 +95,10 @@ std::vector<std::int64_t> sizes_of(const at::Tensor& tensor) {
   return tensor.is_nested() ? std::vector<std::int64_t>() : tensor.sizes().vec();
 }
 
-/// One call of checkpoint(), for as long as its graph lives. The graph is that of the first run; what its operators saved for backward
-/// was not kept, but for parameters, which live anyway and whose storages are released and filled by others. The first
-/// node that wants such a tensor has the function run again, until all of them were saved once more. Nodes take them away one by one,
-/// so memory falls as backward proceeds.
+/// One call of checkpoint(); it lives as long as its graph. The graph is that of the first run. What its operators
+/// saved for backward was not kept, except for parameters, which live anyway and whose storages are released and filled
+/// by others. The first node that wants such a tensor makes the function run again, until all of them were saved once
+/// more. Nodes take them away one by one, so memory falls as backward proceeds.
 class Call : public SavedTensorHooks, public std::enable_shared_from_this<Call> {
  public:
   Call(TensorFunction function, const std::vector<at::Tensor>& inputs)
@@ -158,7 +160,7 @@ class Call : public SavedTensorHooks, public std::enable_shared_from_this<Call> 
   int graph_task_ ABSL_GUARDED_BY(mutex_) = -1;       ///< the backward that it was for
 };
 
-/// Of a tensor that the first run saves.
+/// Packs and unpacks one tensor that the first run saves.
 class Call::Hooks final : public autograd::SavedVariableHooks {
  public:
   explicit Hooks(std::shared_ptr<Call> call) : call_(std::move(call)) {}
@@ -178,10 +180,10 @@ class Call::Hooks final : public autograd::SavedVariableHooks {
   }
 
  private:
-  std::shared_ptr<Call> call_;  ///< of a tensor that is not kept
+  std::shared_ptr<Call> call_;  ///< null where the tensor is kept
   std::size_t index_ = 0;
   at::Tensor kept_;
-  SavedVersion version_;  ///< of one that is
+  SavedVersion version_;  ///< version of a tensor that is kept
 };
 
 std::unique_ptr<autograd::SavedVariableHooks> Call::make() { return std::make_unique<Hooks>(shared_from_this()); }

@@ -11,11 +11,12 @@
 
 namespace tessera {
 
-/// Times what a rank alone computes with each unit, for the prediction of steps of many ranks. Watches operators, which costs some
-/// microseconds each.
+/// Times what a rank alone computes with each unit; steps of many ranks are predicted from it. It watches operators,
+/// which costs some microseconds each.
 class StepProfiler {
  public:
-  /// Throws tessera::Error (64) on several ranks, on a GPU, and where parameters lie on disk: there a unit's time is not its own.
+  /// Throws tessera::Error (64) on several ranks, on a GPU, and where parameters lie on disk: there a unit's time is
+  /// not its own.
   explicit StepProfiler(Engine& engine);
   ~StepProfiler();
   StepProfiler(const StepProfiler&) = delete;
@@ -23,8 +24,8 @@ class StepProfiler {
 
   /// After each step. The first one of a run is best left out (`counts` false).
   void end_step(bool counts = true);
-  /// Medians over the steps that counted. Of microbatches, those count whose units are used in the order of the last one's. Throws
-  /// tessera::Error (64) where no step counted.
+  /// Returns medians over the steps that counted. A microbatch counts if its units are used in the order of the last
+  /// one's. Throws tessera::Error (64) where no step counted.
   StepProfile profile() const;
 
  private:

@@ -1,5 +1,6 @@
-// Physics: a network learns the solution of an equation from the equation alone. u'' = -4 u with u(0) = 1 and u'(0) = 0 has the solution
-// cos(2 t). Each rank draws points in time of its own, and the loss is how far the network is from the equation there.
+// Physics: a network learns the solution of an equation from the equation alone. u'' = -4 u with u(0) = 1 and u'(0) = 0
+// has the solution cos(2 t). Each rank draws points in time of its own, and the loss is how far the network is from the
+// equation there.
 #include <ATen/Functions.h>
 #include <tessera/tessera.h>
 #include <torch/csrc/autograd/autograd.h>

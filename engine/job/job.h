@@ -58,7 +58,7 @@ struct Job {
 
   Accelerator accelerator;
   std::optional<Uploader> uploader;
-  MeshAxes axes;  ///< of the whole mesh; see Training::axes
+  MeshAxes axes;  ///< axes of the whole mesh; see Training::axes
   MeshPosition position;
 
  private:

@@ -1,6 +1,6 @@
-// How a Training comes to be, and how it ends. What needs no other rank comes first (look_at_module), then the plan, which all ranks make
-// alike, then memory that is as large as the plan says, the values in it, and at last what moves gradients and values there. Ranks meet at
-// each of these, in one order on all of them.
+// How a Training comes to be, and how it ends. What needs no other rank comes first (look_at_module), then the plan,
+// which all ranks make alike, then memory that is as large as the plan says, the values in it, and at last what moves
+// gradients and values there. Ranks meet at each of these, in one order on all of them.
 
 #include <torch/nn/modules/embedding.h>
 

@@ -40,7 +40,7 @@ void Training::begin_backward(double weight) {
   if (window.microbatch > 0) hooks->expect_untouched();
   const std::int64_t plain_steps = job.strategy.compression.start_step;
   reducer->use_methods(plain_steps == 0 || step->applied() >= plain_steps, times.attempts + 1);
-  if (updates_in_backward() || kept_gradient_bytes(plan) > 0) settle_commit();  // of what backward changes
+  if (updates_in_backward() || kept_gradient_bytes(plan) > 0) settle_commit();  // backward changes what it holds
   if (updates_in_backward()) reducer->begin_round(digest_of_gathers(gathering.log->entries()), weight);
   if (window.microbatch + 1 == job.strategy.gradient_accumulation) step->expect_update(reducer->order());
   window.rounds.add(RoundLog::kBackward);

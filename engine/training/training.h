@@ -51,7 +51,7 @@ struct ValuesInUse {
 
 /// How an operator finds the values of the parameters that it reads. Members are destroyed last to first.
 struct Gathering {
-  std::optional<GatherLog> log;            ///< of this step
+  std::optional<GatherLog> log;            ///< gathers of this step
   std::optional<Publication> publication;  ///< where values are published behind the update
   std::unique_ptr<ShardSource> shards;     ///< null where no parameters lie below memory
   std::optional<Residency> residency;      ///< where parameters are sharded, or lie below memory
@@ -68,10 +68,10 @@ struct Window {
   }
 
   std::int64_t microbatch = 0;   ///< since the last step
-  std::optional<double> weight;  ///< of a microbatch that has more losses (MicrobatchInfo::retain_graph)
+  std::optional<double> weight;  ///< the microbatch's, if it has more losses (MicrobatchInfo::retain_graph)
   LocalStep local;
   RoundLog rounds;
-  std::optional<RoundMeeting> meeting;  ///< of the next microbatch, on a rank without a batch
+  std::optional<RoundMeeting> meeting;  ///< for the next microbatch, on a rank without a batch
   bool has_looked_at_loss = false;      ///< Training::warn_of_division
 };
 
@@ -85,7 +85,7 @@ struct StepTimes {
   double communication_before = 0;
   std::chrono::steady_clock::time_point last_end;
   double last_seconds = 0;
-  UseTimes* uses = nullptr;  ///< of a StepProfiler, while one lives
+  UseTimes* uses = nullptr;  ///< a StepProfiler's, while one lives
 };
 
 /// The second of an Engine's three parts: parameters, gradients and optimizer states, where they lie, and what is done
@@ -166,7 +166,7 @@ struct Training {
   /// Saving's, before training state changes: waits for the commit under way. Collective where there is one.
   std::function<void()> settle_commit;
   std::unique_ptr<Optimizer> optimizer;
-  MeshAxes axes;  ///< of this rank's replica, where replicas train by themselves ("sync"); else the mesh's
+  MeshAxes axes;  ///< this rank's replica's, where replicas train by themselves ("sync"); else the mesh's
   MemoryPlan plan;
   TrainingMemory memory;
   Footprint footprint;
@@ -181,7 +181,7 @@ struct Training {
   Window window;
   Gathering gathering;
   std::shared_ptr<SavedActivations> activations;  ///< null where they stay in memory
-  FrozenStates frozen_states;                     ///< of what trained before
+  FrozenStates frozen_states;                     ///< states of parameters that trained before
   StepTimes times;
 
  private:

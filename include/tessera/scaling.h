@@ -2,11 +2,12 @@
 
 namespace tessera {
 
-/// What Gustafson's law ("Reevaluating Amdahl's law", 1988) says of a run whose ranks communicate for a share s of their time,
-/// s = T_comm / (T_comp + T_comm): StepResult::communication_share. Each rank has work of its own, so the work grows with the ranks.
-/// Pure functions, for any thread. `ranks`: P, 1 or more.
+/// What Gustafson's law ("Reevaluating Amdahl's law", 1988) says of a run whose ranks communicate for a share s of
+/// their time, s = T_comm / (T_comp + T_comm) (StepResult::communication_share). Each rank has work of its own, so the
+/// work grows with the ranks. These are pure functions, for any thread. `ranks` is P, 1 or more.
 
-/// By which factor `ranks` ranks get through more work a second than one rank that does not communicate: P - s (P - 1).
+/// Returns by which factor P ranks get through more work a second than one rank that does not communicate: P - s (P -
+/// 1).
 constexpr double scaled_speedup(double share, int ranks) { return ranks - share * (ranks - 1); }
 
 /// The speed-up a rank, scaled_speedup / P: 1 where nobody communicates, 1 / P where ranks do nothing else.

@@ -8,7 +8,8 @@
 
 namespace tessera {
 
-/// How the rate grows with the global batch (LrScheduleConfig), plainly. `base`: the batch that optimizer.lr is for; 0: it does not grow.
+/// How the rate grows with the global batch (LrScheduleConfig), plainly. `base` is the batch that optimizer.lr is for;
+/// 0: the rate does not grow.
 struct BatchScale {
   std::int64_t base = 0;
   bool by_root = false;

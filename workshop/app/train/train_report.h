@@ -21,8 +21,8 @@ namespace tessera::app {
 ///     step   20/300  loss 3.1042  epoch 0.13  norm 1.21  lr 5.00e-04  1830 tok/s  step p50 1.120 s, p95 1.200 s
 ///       left 5 min 14 s  44.10 MiB = plan                                              (one line)
 ///
-/// ", predicted 1.100 s" follows p95 where a step was predicted, and share_text follows that where it was asked for. The
-/// loss of a line is the mean of the steps since the line before; everything else is the line's own step.
+/// ", predicted 1.100 s" follows p95 where a step was predicted, and share_text follows that where it was asked for. A
+/// line's loss is the mean of the steps since the line before; everything else is the line's own step.
 ///
 /// The metrics file holds a header, then an object for each step and for each evaluation. All carry the run's id:
 ///
@@ -88,8 +88,8 @@ class TrainReport {
 /// "44.10 MiB = plan", or by how much the two differ.
 std::string memory_against_plan(const MemoryUse& allocated, const MemoryUse& planned);
 
-/// "comm 12.3 %, scaled speed-up 1.88 of 2": rank 0's share of time in communication, and what it makes of so many ranks
-/// (tessera/scaling.h).
+/// "comm 12.3 %, scaled speed-up 1.88 of 2": rank 0's share of time in communication, and what it makes of so many
+/// ranks (tessera/scaling.h).
 std::string share_text(double share, int ranks);
 
 /// "12 s", "5 min 14 s", "3 h 20 min", "2 d 4 h".

@@ -55,7 +55,7 @@ class CpuStep final : public Step {
   StragglerWatch stragglers_;
   Update update_;
   LossScaler scaler_;
-  std::optional<LossSpikes> spikes_;  ///< with Strategy::on_spike
+  std::optional<LossSpikes> spikes_;  ///< empty without Strategy::on_spike
   std::int64_t applied_ = 0;
   const std::vector<char>* used_ = nullptr;  ///< the agreement's
   double loss_ = 0;                          ///< LocalStep::loss so far

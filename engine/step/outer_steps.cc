@@ -139,7 +139,7 @@ void OuterSteps::send(std::int64_t fragment, std::int64_t step_number) {
     Work work;
     if (part.numel > 0) {
       ReduceOptions beside = options();
-      // In shared memory a sum is no wait worth hiding, and few may be under way.
+      // A sum in shared memory is too short to hide, and only few may be under way there.
       if (replicate_->reduces_in_background()) beside.waits = Waits::kLater;
       work = sum_over_replicas(outer.group->unit->name, at, part.numel, beside);
     }
@@ -268,7 +268,8 @@ std::vector<double> OuterSteps::agree_on_counts(std::span<std::int64_t* const> c
   return shares;
 }
 
-/// All are fp32: strategy_rules.cc. `shares`: of each parameter (agree_on_counts), in the order of groups.
+/// All states are fp32: strategy_rules.cc sees to that. `shares` [parameter, in the order of groups]: the factors of
+/// agree_on_counts.
 void OuterSteps::average_states(std::span<const double> shares) {
   for (const Outer& outer : groups_) {
     const FlatGroup& group = *outer.group;

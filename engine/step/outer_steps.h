@@ -19,8 +19,9 @@
 
 namespace tessera {
 
-/// Where replicas train by themselves (SyncConfig): what they do together after every `every` steps. Each rank speaks,
-/// over the replicate axis, with those that have the same part of masters in the other replicas.
+/// What replicas that train by themselves (SyncConfig) do together after every `every` steps. The Engine owns it and
+/// calls it from the thread that trains, between inner steps. Each rank exchanges, over the replicate axis, with the
+/// ranks that have the same part of masters in the other replicas.
 ///
 /// | type             | after an outer step all replicas have                                                |
 /// |------------------|--------------------------------------------------------------------------------------|
@@ -37,7 +38,7 @@ namespace tessera {
 /// Optimizer states, averages of the weights among them, are a replica's own until `meet`.
 class OuterSteps {
  public:
-  /// Refers to all but the last. REQUIRES: units have their first values, the same in all replicas.
+  /// Keeps references to all but the last argument. REQUIRES: units have their first values, the same in all replicas.
   OuterSteps(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& replica,
              std::shared_ptr<Collectives> replicate);
   ~OuterSteps();
@@ -48,23 +49,23 @@ class OuterSteps {
   void step();
   /// Whether replicas may differ: inner steps were made since the last outer one.
   bool is_due() const { return is_due_; }
-  /// So that one state stands for all: an outer step if one is due; then optimizer states are averaged over the
-  /// replicas that have updated the parameter, and of each count of updates the largest is everybody's. Collective over
-  /// the mesh.
+  /// Makes all replicas equal, so that one state stands for all: makes an outer step if one is due, averages optimizer
+  /// states over the replicas that have updated the parameter, and makes the largest of each count of updates
+  /// everybody's. Collective over the mesh.
   void meet(Step& step);
-  /// Masters were written, the same in all replicas: outer weights are these, and a fragment on its way is dropped.
-  /// Momentum stays.
+  /// Call it after masters were written, the same in all replicas: outer weights become these, and a fragment on its
+  /// way is dropped. Momentum stays.
   void adopt();
   void forget_momentum();
 
-  /// Visits the outer momentum of this rank's part of each parameter: `run` of the group's flat buffer, at `momentum`.
-  /// Nothing with local_sgd. An error ends it.
+  /// Visits the outer momentum of this rank's part of each parameter: that of `run` of the group's flat buffer lies at
+  /// `momentum`. It visits nothing with local_sgd. An error of `visit` ends it and is returned.
   using VisitMomentum =
       std::function<absl::Status(const FlatGroup& group, std::size_t parameter, Extent run, float* momentum)>;
   absl::Status for_each_momentum(const VisitMomentum& visit) const;
 
-  /// Sums over replicas begun so far, and the bytes that this rank gave to them, in the form in which they go over a
-  /// network.
+  /// How many sums over replicas have begun so far, and how many bytes this rank gave to them, as the codec packs them
+  /// for a network.
   std::int64_t sums() const { return sums_; }
   std::int64_t sent_bytes() const { return sent_bytes_; }
 
@@ -110,7 +111,7 @@ class OuterSteps {
   const SyncConfig config_;
   Arena weights_, momentum_;
   Arena flat_;  ///< the largest group's masters, whole
-  Arena sent_;  ///< with streaming_diloco: this rank's part of the largest fragment
+  Arena sent_;  ///< this rank's part of the largest fragment, with streaming_diloco
   std::vector<Outer> groups_;
   bool is_due_ = false;
   std::int64_t sums_ = 0, sent_bytes_ = 0;

@@ -9,14 +9,16 @@
 
 namespace tessera {
 
-/// Makes updated values known to the ranks that hold copies of them. Collective.
+/// Makes updated values known to the ranks that hold copies of them, by all-gathers. StepWalk owns it and calls it from
+/// the thread that trains. Collective.
 class Publisher {
  public:
   /// `behind`: carries what is published over the shard axis into the next forward; null: `wait` waits for it.
   Publisher(const MemoryPlan& plan, const MeshAxes& axes, Publication* behind, QueueClock* waits = nullptr)
       : plan_(plan), axes_(axes), behind_(behind), waits_(waits) {}
 
-  /// Before values change, of all units or of `unit`: what was published before has come to all ranks.
+  /// Call it before values of all units, or of `unit`, change: returns when what was published before has come to all
+  /// ranks.
   void begin() {
     if (behind_) behind_->finish();
   }
@@ -24,7 +26,7 @@ class Publisher {
     if (behind_) behind_->drop(unit);
   }
 
-  /// Starts to make a group's values known. Over the replicate axis first, since its parts lie inside those of the
+  /// Starts to make a group's values known. The replicate axis comes first, since its parts lie inside those of the
   /// shard axis.
   void publish(FlatGroup& group);
   /// Waits for what was started of all groups, but for what goes on behind.

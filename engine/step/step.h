@@ -23,7 +23,7 @@ struct StepProgress {
   std::int64_t applied = 0;
   LossScalerState scaler;
   std::map<const c10::TensorImpl*, std::int64_t> updates;  ///< how often each trainable parameter was updated
-  std::vector<double> rates;                               ///< as set by hand: everybody's, then each group's
+  std::vector<double> rates;                               ///< those set by hand: everybody's, then each group's
   std::vector<double> options;                             ///< UpdateOptions::all
   SpikeHistory losses = {};                                ///< empty without Strategy::on_spike
 };
@@ -31,8 +31,9 @@ struct StepProgress {
 /// The largest power of two that fp16 holds.
 constexpr double kMostFp16Seed = 32768;
 
-/// From the losses of a step's microbatches to updated parameters. CpuStep works while the caller waits; QueuedStep
-/// queues everything on a GPU. Both agree on the same numbers and follow the same rules, bit for bit.
+/// Takes training from the losses of a step's microbatches to updated parameters. The Engine owns it and calls it from
+/// the thread that trains. CpuStep works while the caller waits; QueuedStep queues everything on a GPU. Both agree on
+/// the same numbers and follow the same rules, bit for bit.
 class Step {
  public:
   virtual ~Step() = default;
@@ -54,9 +55,9 @@ class Step {
   /// (Reducer::OnReduced).
   virtual void reduced(const Unit&) {}
 
-  /// In backward: the gradients of `unit` are summed, and it is updated at once (Reducer::OnSummed). Throws
-  /// tessera::Error: 65 if a gradient is not finite, 70 if ranks gathered units in different orders; where that is
-  /// known later, StepResult::wait does.
+  /// Updates `unit` in backward, at once after its gradients are summed (Reducer::OnSummed). Throws tessera::Error: 65
+  /// if a gradient is not finite, 70 if ranks gathered units in different orders; where that is known later,
+  /// StepResult::wait does.
   virtual void update(Unit& unit, const UnitAgreement& agreed) = 0;
 
   /// Agrees with the other ranks, decides (overflow, spike, clip, learning rate) and updates. Fills in what is known
@@ -92,7 +93,7 @@ class Step {
   /// Goes on from there. Parameters without an entry begin anew.
   virtual void resume(const StepProgress& progress) = 0;
 
-  /// Spent in the collectives of steps so far, as far as the host knows.
+  /// Seconds spent in the collectives of steps so far, as far as the host knows.
   virtual double communication_seconds() const = 0;
   /// Bytes of records that were copied to a GPU so far (TrafficCounts::streamed_bytes).
   virtual std::int64_t streamed_bytes() const { return 0; }

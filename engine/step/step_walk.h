@@ -57,12 +57,13 @@ class StepWalk {
   bool updates_in_backward() const { return in_backward_; }
   /// A unit's visits in backward. REQUIRES: updates_in_backward.
   std::span<const Visit> visits_of(int unit) const;
-  /// Spent so far on making values known.
+  /// Seconds spent so far on making values known.
   double publication_seconds() const { return publisher_.seconds(); }
 
  private:
-  /// A pass begins: the records of its visits are read ahead. Without `is_decided` it begins when backward has ended,
-  /// and so does what the step brings beside; all are taken to be used then, which is nearly always so.
+  /// A pass begins: the records of its visits are read ahead. It begins when backward has ended where `is_decided` is
+  /// false, and so does what the step brings beside; all parameters are taken to be used then, which is nearly always
+  /// so.
   virtual void announce(std::span<const Visit> visits, bool is_decided) = 0;
   /// No record is in use any more.
   virtual void end_pass() = 0;
@@ -92,7 +93,7 @@ class StepWalk {
   const std::vector<StepProgram> programs_, averages_;
   const bool in_backward_;
   std::size_t turn_ = 0;         ///< which program comes next, of steps and of averages
-  std::vector<Visit> expected_;  ///< in backward, in the order of `expect`
+  std::vector<Visit> expected_;  ///< visits in backward, in the order of `expect`
   Unit* held_ = nullptr;         ///< whose gradients are open
 };
 

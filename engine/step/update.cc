@@ -114,7 +114,7 @@ void Update::announce(std::span<const Visit> visits, bool is_decided) {
   }
 }
 
-/// Masters are read of all matrices, so that what moves is the same on each rank.
+/// The masters of all matrices are read, so that the same moves on each rank.
 void Update::append_to(Pass& pass, const Visit& visit, bool is_decided) const {
   const FlatGroup& flat = *group_of(visit).group;
   const auto append = [&](Extent run) { append_records(flat, pass.kind, run, direction_of(visit), pass.order); };
@@ -157,7 +157,7 @@ void Update::make(const Visit& visit) {
   }
 }
 
-/// In backward, records are announced before it is known who is used.
+/// Records are announced before it is known which parameters are used, where units are updated in backward.
 void Update::pass_over_unused(const Visit& visit) {
   if (!updates_in_backward()) return;
   for (const Pass& pass : passes_) {

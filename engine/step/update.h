@@ -22,8 +22,9 @@
 namespace tessera {
 
 /// Applies the optimizer to every rank's part of every trainable group, and makes the new values known to the ranks
-/// that hold copies of them. On the CPU; a GPU's is DeviceUpdate. The order in which it does that is StepWalk's: this
-/// has what one visit does, run by run, and announces the records of those runs, so that what is not used is not read.
+/// that hold copies of them. It works on the CPU; DeviceUpdate does the same on a GPU. The order in which it does that
+/// is StepWalk's: this class has what one visit does, run by run, and announces the records of those runs, so that what
+/// is not used is not read. CpuStep owns and calls it, from the thread that trains.
 class Update final : public StepWalk {
  public:
   explicit Update(const StepContext& context);
@@ -53,7 +54,7 @@ class Update final : public StepWalk {
   void write_counts(std::map<const c10::TensorImpl*, std::int64_t>& counts) const;
   void read_counts(const std::map<const c10::TensorImpl*, std::int64_t>& counts);
 
-  /// Spent so far on making values known, on exchanging matrices, and on agreeing on norms.
+  /// Seconds spent so far on making values known, on exchanging matrices, and on agreeing on norms.
   double communication_seconds() const;
 
  private:
@@ -67,7 +68,7 @@ class Update final : public StepWalk {
   struct Pass {
     StateKind kind;
     StateRecords* records;                 ///< null where there are none
-    std::vector<std::int64_t> order = {};  ///< as announced
+    std::vector<std::int64_t> order = {};  ///< records in the order announced
     std::vector<std::size_t> ends = {};    ///< [group]: in `order`, behind its own
   };
 

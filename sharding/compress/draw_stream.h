@@ -6,9 +6,9 @@
 
 namespace tessera {
 
-/// What a GradientMethod draws, of one group: each reduction has a key of its own, made of the seed, the group, the
-/// step and how many reductions the step had before. So a run draws the same again, also one that goes on from a
-/// checkpoint of the same kNoiseVersion.
+/// The random numbers that a GradientMethod draws for one group: each reduction has a key of its own, made of the seed,
+/// the group, the step and how many reductions the step had before. So a run draws the same again, also one that goes
+/// on from a checkpoint of the same kNoiseVersion.
 class DrawStream {
  public:
   /// `group`: its first parameter's number. `of_rank`: the rank, where each draws for itself, else -1.

@@ -8,7 +8,7 @@ namespace tessera {
 /// Tells the first reduction of a step from further ones, for what a method does once a step.
 class FirstOfStep {
  public:
-  /// As GradientMethod::begin_step.
+  /// Call it where GradientMethod::begin_step is called.
   void begin_step(std::int64_t step) {
     if (step != step_) is_next_ = true;
     step_ = step;

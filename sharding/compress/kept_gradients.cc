@@ -4,7 +4,7 @@ namespace tessera {
 
 std::vector<Extent> rounded_runs(int rank, int ranks, int part, std::int64_t numel, bool scatters) {
   if (part == 0) return {};
-  const int place = rank % part;  // on its host
+  const int place = rank % part;  // the rank's index on its host
   if (!scatters) {
     const std::int64_t each = numel / part;
     return {{place * each, each}};

@@ -14,14 +14,14 @@ namespace tessera {
 struct KeptGradients {
   enum class What {
     kContributions,         ///< what this rank's contributions to the sum over the shard axis lacked so far
-    kReplicaContributions,  ///< and those to the sum over the replicate axis
+    kReplicaContributions,  ///< the same for the sum over the replicate axis
     kSums,                  ///< what the sums that this rank made and sent to all lacked so far (OneBit)
     kMomentum,              ///< no residual: of this rank's gradients (TopK), or its share of that of all (OneBit)
   };
   struct Residual {
     FlatGroup* group = nullptr;
     What what = What::kContributions;
-    Extent run;               ///< into the group's flat buffer
+    Extent run;               ///< a run of the group's flat buffer
     float* values = nullptr;  ///< [run.numel]
   };
   /// What PowerSGD begins the next step with, of one parameter: the same on every rank.

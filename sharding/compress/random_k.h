@@ -7,13 +7,13 @@
 
 namespace tessera {
 
-/// Random-k: of this rank's contribution, with what its earlier ones lacked, some elements that are drawn anew for each
-/// reduction, the same on all ranks. So no places travel, and values are summed by an ordinary all-reduce of fp32; the
-/// others are kept.
+/// Random-k: each rank adds to its contribution what its earlier ones lacked, and sends some elements of that. They are
+/// drawn anew for each reduction, the same on all ranks. So no places travel, and values are summed by an ordinary
+/// all-reduce of fp32; the other elements are kept.
 ///
 /// The buffer is cut into as many stretches as elements are sent, of lengths that differ by one at most, and of each
-/// stretch one element is drawn (what is drawn of gaps sends zeros). In the mean an element waits for 1 / share
-/// reductions.
+/// stretch one element is drawn (what is drawn of gaps sends zeros). An element waits for 1 / share reductions on
+/// average.
 class RandomK final : public GradientMethod {
  public:
   /// `count` elements of a flat buffer of `numel`. `kept` [numel], `work` [2 count].

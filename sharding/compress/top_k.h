@@ -7,13 +7,14 @@
 
 namespace tessera {
 
-/// Top-k: of this rank's contribution, with what its last one lacked, the elements of largest magnitude. Ranks gather
-/// each other's (indices, then values) and add them rank by rank, in fp32; what a rank did not send it keeps.
+/// Top-k: each rank adds to its contribution what its last one lacked, and sends the elements of largest magnitude of
+/// that. Ranks gather each other's (indices, then values) and add them rank by rank, in fp32; what a rank did not send
+/// it keeps.
 ///
-/// With momentum m (Deep Gradient Compression, Lin et al., arXiv 1712.01887, section 3.2 and equation 4) ranks keep the
-/// momentum u of their own gradients g, too, and what is added to what is kept is that: u = m u + g, and what is sent
-/// is 0 in both afterwards (momentum factor masking). m counts once a step: further reductions of a step add their g to
-/// both.
+/// Ranks also keep the momentum u of their own gradients g where there is a momentum m (Deep Gradient Compression, Lin
+/// et al., arXiv 1712.01887, section 3.2 and equation 4). They add u = m u + g instead of g to what is kept, and what
+/// is sent is 0 in both afterwards (momentum factor masking). m counts once a step: further reductions of a step add
+/// their g to both.
 class TopK final : public GradientMethod {
  public:
   /// `count` elements of a flat buffer of `numel`. `kept` [numel, in whole lines; as many again where there is

@@ -14,13 +14,13 @@ namespace tessera {
 
 /// What a reduction needs of a group, in fp32 in whole cache lines.
 struct MethodMemory {
-  std::int64_t kept = 0;  ///< from step to step, of the group's own
+  std::int64_t kept = 0;  ///< fp32 kept from step to step; each group has its own
   std::int64_t work = 0;  ///< while the reduction is under way; groups have it by turns
 };
 
 /// What ranks exchange.
 enum class Exchange {
-  kAllReduce,  ///< as many fp32 are summed
+  kAllReduce,  ///< `words` fp32 are summed
   kAllGather,  ///< each rank sends as many words to each other one
   kOwners,  ///< each sum is made by one rank: as many words go to it from each other one, and as many come back to each
 };
@@ -29,7 +29,7 @@ struct MethodMessage {
   std::int64_t words = 0;  ///< each has 4 bytes
 };
 
-/// A reduction of one group. Without `messages` its gradients go as they are.
+/// A reduction of one group. Gradients go as they are where `messages` is empty.
 struct MethodLayout {
   MethodMemory memory = {};
   std::vector<MethodMessage> messages = {};

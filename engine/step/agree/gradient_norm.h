@@ -10,10 +10,10 @@
 
 namespace tessera {
 
-/// What `part` of a group's flat buffer holds of each parameter. A run's tensor is FlatParameter::number.
+/// Returns what `part` of a group's flat buffer holds of each parameter. A run's tensor is FlatParameter::number.
 std::vector<NormRun> norm_runs(const FlatGroup& group, Extent part);
 
-/// How the sums of `parts` equal parts of all trainable groups make the norm. Frozen parameters count nothing.
+/// Says how the sums of `parts` equal parts of all trainable groups make the norm. Frozen parameters count nothing.
 NormTotals norm_totals(const std::vector<std::unique_ptr<Unit>>& units, std::size_t parts);
 
 /// The norm's sums over this rank's gradient parts, filled while the reducer makes the gradients.
@@ -24,10 +24,11 @@ class GradientNorm final : public GradientVisitor {
   void begin(const FlatGroup& group) override;
   void visit(const FlatGroup& group, std::span<const float> values) override;
 
-  /// The complete sums of `group`. With one rank no reduction shows the gradients, so they are read from memory here.
+  /// The complete sums of `group`. No reduction shows the gradients where there is one rank, so they are read from
+  /// memory here.
   const NormSums& sums_of(const FlatGroup& group);
 
-  /// To be called after the optimizer has used the gradients.
+  /// Forgets the sums. Call it after the optimizer has used the gradients.
   void reset();
 
  private:

@@ -9,13 +9,14 @@
 
 namespace tessera {
 
-/// The learning rates of a run before its schedule: everybody's, of which each group (OptimizerConfig::groups) has a
-/// share, unless it was given one of its own.
+/// The learning rates of a run before its schedule multiplies them: everybody's, and those of the groups
+/// (OptimizerConfig::groups). A group has a share of everybody's rate unless it was given a rate of its own. Steps and
+/// update rules read it; Step::set_lr changes it between steps.
 class LearningRates {
  public:
   explicit LearningRates(const OptimizerConfig& optimizer);
 
-  /// A group's own rate; or everybody's, of which all groups have their shares again.
+  /// Sets a group's own rate. Without a group it sets everybody's, and all groups have their shares of that again.
   void set(double lr, std::optional<std::size_t> group);
   double everybodys() const { return rates_[0]; }
 

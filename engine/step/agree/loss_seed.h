@@ -4,14 +4,14 @@
 
 namespace tessera {
 
-/// What a backward begins with.
+/// What a backward begins with: Step::seed_of makes it from the loss scale, and the Engine starts the backward with it.
 struct LossSeed {
   at::Tensor seed;    ///< the gradient of the loss, of its sizes, dtype and device
   at::Tensor factor;  ///< what every gradient has to be multiplied by afterwards (a scalar, fp32); undefined: nothing
 };
 
-/// Multiplies it by `weight` (MicrobatchInfo::weight). A seed in bf16 would round most weights, and one in fp16 ends at
-/// 65504: there the weight goes into the factor.
+/// Multiplies the start by `weight` (MicrobatchInfo::weight). The weight goes into the seed where its dtype holds the
+/// weight exactly; it goes into the factor where bf16 would round it, and always in fp16, which ends at 65504.
 void weigh(LossSeed& start, double weight);
 
 }  // namespace tessera

@@ -50,7 +50,7 @@ class LossSpikes {
   const SpikeRule rule_;
   SpikeState state_;
   std::vector<double> losses_;  ///< a ring
-  std::vector<double> sorted_;  ///< in part, to find the median
+  std::vector<double> sorted_;  ///< scratch: sorted in part to find the median
 };
 
 /// Warns of the verdict on step `step`, if it is one to warn of. `median`: what the loss was compared with. Throws

@@ -38,18 +38,18 @@ struct AgreedStep {
       0.0;  ///< sum over ranks in rank order, divided by their number: see mean_loss (optim/arithmetic/weighted_mean.h)
   double weight = 0.0;  ///< sum over ranks in rank order
   std::int64_t tokens = 0, samples = 0;
-  double sum_of_squares = 0.0;  ///< over the summed, unscaled gradients of all parameters
+  double sum_of_squares = 0.0;  ///< that of all parameters' gradients, summed and unscaled
   bool finite = true;
   /// [trainable parameter, in unit, group, layout order]: did any rank give it a gradient?
   std::vector<char> used;
   /// [FlatParameter::number]: each parameter's share of sum_of_squares; 0 for frozen ones.
   std::vector<double> squares;
-  std::vector<double> busy_seconds;  ///< by world rank
+  std::vector<double> busy_seconds;  ///< [world rank]
 };
 
-/// Makes every rank agree, with one small all-gather a step. On the CPU; a GPU's is QueuedStep. The norm is a tree over
-/// each parameter's own blocks, and a sum over parameters in order of registration, so it has the same bits however
-/// parameters are put into units and gradients are sharded (optim/grad_norm.h).
+/// Makes every rank agree, with one small all-gather a step. CpuStep calls it; QueuedStep does the same on a GPU. The
+/// norm is a tree over each parameter's own blocks, and a sum over parameters in order of registration, so it has the
+/// same bits however parameters are put into units and gradients are sharded (optim/grad_norm.h).
 ///
 /// A rank's message is a header, a flag for each trainable parameter, and the norm's sums over this rank's parts; it is
 /// as long as the longest of all ranks. Its size is fixed, so everything is allocated once.
@@ -81,7 +81,7 @@ class StepAgreement {
   const OptimizerConfig& optimizer_;
   std::vector<int> ranks_with_parts_;  ///< whose gradient parts make up the whole, each part once
   NormTotals totals_;
-  std::size_t sums_offset_ = 0;  ///< into a message, bytes
+  std::size_t sums_offset_ = 0;  ///< offset of the sums in a message, bytes
   std::vector<std::byte> message_, messages_;
   std::vector<const double*> sums_;  ///< [part]: in its rank's message
   AgreedStep agreed_;

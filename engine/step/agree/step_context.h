@@ -25,7 +25,7 @@ struct StepContext {
   const TrainingMemory& memory;  ///< has the records of what lies below memory
   const OwnRules& own_rules;
   const Reducer& reducer;
-  Publication* behind;  ///< for the Publisher of the CPU; null: values are published before the step returns
+  Publication* behind;  ///< the CPU's Publisher uses it; null: values are published before the step returns
 };
 
 }  // namespace tessera

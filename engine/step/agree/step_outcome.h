@@ -41,7 +41,7 @@ class StepOutcome {
   /// none from the first one on whose ranks differed; 64 if ranks were given different rates or options, and then
   /// likewise; 65 if a gradient is not finite there; 78 if the loss is negative where spikes are looked for.
   const DeviceDecision& wait();
-  /// For how long the device's computation waited for collectives in this step. REQUIRES: wait() has returned.
+  /// Seconds for which the device's computation waited for collectives in this step. REQUIRES: wait() has returned.
   double exposed_seconds() const { return exposed_seconds_; }
 
  private:
@@ -58,8 +58,8 @@ class StepOutcome {
   std::optional<DeviceDecision> decision_;
 };
 
-/// Where units are updated in backward, and so the step cannot be skipped. `when`: begins the text. `whose`: a unit or
-/// parameter.
+/// Throws tessera::Error (65) for a gradient that is not finite where units are updated in backward, since the step
+/// cannot be skipped then. `when`: begins the text. `whose`: a unit or parameter.
 [[noreturn]] void throw_not_finite_in_backward(const std::string& when, const std::string& whose);
 
 void warn_of_overflow(std::int64_t step, double loss_scale, const std::string& parameters);

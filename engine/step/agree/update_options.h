@@ -35,19 +35,20 @@ class UpdateOptions {
   /// A place in `all` for people: "eps of group 1 (blocks)".
   static std::string words_of(const OptimizerConfig& optimizer, std::size_t place);
 
-  /// Sets a number of a group, or everybody's, which groups have that have none of their own, by hand or in the
-  /// strategy.
+  /// Sets a number of a group. Without a group it sets everybody's, which is used by the groups that have no such
+  /// number of their own, set by hand or in the strategy.
   void set(std::size_t number, double value, std::optional<std::size_t> group);
 
-  /// What a group is updated with, or what is in none (FlatParameter::kNoGroup). Without OptimizerConfig::groups.
+  /// The configuration with which a group is updated, or what is in none (FlatParameter::kNoGroup). Its
+  /// OptimizerConfig::groups is empty.
   OptimizerConfig of(std::size_t group) const;
   /// The numbers of a key, as they are in `config`.
   static std::vector<double> numbers_in(const OptimizerConfig& config, const OptionKey& key);
 
-  /// Another one after each change.
+  /// Changes with each change of a number.
   std::uint64_t version() const { return version_; }
 
-  /// As set by hand: everybody's [kNumbers], then each group's; NaN: not set.
+  /// The numbers set by hand: everybody's [kNumbers], then each group's [kNumbers]. NaN: not set.
   std::span<const double> all() const { return values_; }
   /// REQUIRES: `all` of options for the same groups.
   void restore(std::span<const double> all);
@@ -55,16 +56,17 @@ class UpdateOptions {
  private:
   void apply(std::size_t row, OptimizerConfig& config) const;
 
-  OptimizerConfig everybodys_;  ///< as in the strategy, without groups
+  OptimizerConfig everybodys_;  ///< copy of the strategy's, without groups
   std::vector<ParameterGroup> groups_;
   std::vector<double> values_;
   std::uint64_t version_ = 0;
 };
 
-/// UpdateOptions::all for files: of each row the numbers that were set, by name. Empty where none was.
+/// Returns UpdateOptions::all as files keep it: for each row the numbers that were set, by name. Empty where none was
+/// set.
 std::vector<std::map<std::string, double>> options_by_name(std::span<const double> all);
-/// The way back, into `all`. Says what is wrong where the rows are of other groups, or a name is unknown, and changes
-/// nothing then.
+/// Reads what options_by_name returned into `all`. Returns what is wrong, and changes nothing, where the rows belong to
+/// other groups or a name is unknown.
 std::optional<std::string> read_options(const std::vector<std::map<std::string, double>>& rows,
                                         std::vector<double>& all);
 

@@ -12,18 +12,19 @@
 
 namespace tessera {
 
-/// Small pieces of a device's memory, for what kernels of a step read and write. They live as long as this.
+/// Small pieces of a device's memory for what kernels of a step read and write. QueuedStep and its parts take them when
+/// they are made; the pieces live as long as this.
 class DeviceTables {
  public:
   explicit DeviceTables(c10::Device device) : device_(device) {}
 
-  /// Zeros.
+  /// Returns room for `count` zeros.
   template <class T>
   T* take(std::size_t count) {
     const auto bytes = static_cast<std::int64_t>(count * sizeof(T));
     return reinterpret_cast<T*>(memory_.emplace_back(Arena::plain("the step's tables", bytes, device_)).take(bytes));
   }
-  /// A copy of `values`.
+  /// Returns a copy of `values`.
   template <class T>
   T* put(std::span<const T> values) {
     T* const place = take<T>(values.size());

@@ -81,10 +81,11 @@ StepRequest DeviceUpdate::request() const {
   return request;
 }
 
-/// For people who weigh a smaller fraction against its memory.
+/// Logs the speed for people who weigh a smaller offloaded fraction against the memory that it takes.
 void DeviceUpdate::report_speed() const {
   constexpr std::int64_t kMeasuredBytes = std::int64_t{64} << 20;
-  const double bytes_per_second = stream_->measure(kMeasuredBytes);  // on all ranks, which may share the bus
+  const double bytes_per_second =
+      stream_->measure(kMeasuredBytes);  // all ranks at once: they may share the bus
   if (context_.axes.world->rank() != 0) return;
   const std::int64_t streamed = context_.plan.streamed_bytes();
   log_info("masters and moments in host memory are streamed at " +
@@ -92,7 +93,7 @@ void DeviceUpdate::report_speed() const {
            std::to_string(static_cast<double>(streamed) / bytes_per_second) + " s for " + format_bytes(streamed));
 }
 
-/// As the group's own, but over the view's elements.
+/// Returns the group's own run, but over the view's elements.
 DeviceRun DeviceUpdate::run_of(const Group& group, const StateView& view) const {
   const OptimizerSlice slice = optimizer_slice(*group.group, view);
   DeviceRun run = group.run;
@@ -115,7 +116,8 @@ DeviceRun DeviceUpdate::run_of(const Group& group, const StateView& view) const 
   return run;
 }
 
-/// The view's momenta, or of lamb moments and weights; what is written takes the place of the gradients.
+/// Returns the run that makes directions from the view's momenta (muon), or from its moments and weights (lamb).
+/// Directions take the place of the gradients.
 DeviceRun DeviceUpdate::directions_of(const Group& group, const StateView& view) const {
   const OptimizerSlice slice = optimizer_slice(*group.group, view);
   const std::span<float> place = gradients_of(*group.group, slice);
@@ -236,9 +238,9 @@ UnitRequest DeviceUpdate::request_for(const Unit& unit) const {
   return request;
 }
 
-/// The host waits for the decision where it makes updates itself, or queues those of a program's rule; and where
-/// nothing of a step that is skipped takes place, of which all ranks learn here. Else skipped steps, too, take records
-/// there and back, and meet the other ranks where values are made known.
+/// The host waits for the decision where it makes updates itself, or queues those of a program's rule. It also waits
+/// where a skipped step ends at the decision, since all ranks learn here that it does. In all other cases skipped
+/// steps, too, take records there and back, and take part in the collectives that make values known.
 void DeviceUpdate::update() {
   if (host_) host_->fetch_parameters();
   if (host_ || own_ || ends_when_skipped()) {

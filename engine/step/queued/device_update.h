@@ -24,12 +24,13 @@ namespace tessera {
 
 /// Applies the optimizer to every rank's part of every trainable group on a GPU, and makes the new values known to the
 /// ranks that hold copies of them. All of it is queued; whether the step is skipped the device alone knows, and its
-/// kernels change nothing then. The CPU's is Update. The order in which it does that is StepWalk's: this has what one
-/// visit queues.
+/// kernels change nothing then. The order in which it does that is StepWalk's: this class has what one visit queues.
+/// Update does the same on the CPU. QueuedStep owns and calls it, from the thread that trains.
 ///
 /// Masters and states in records of the host go through the device (StateStream), where one launch updates each; a step
-/// that is skipped takes back what it brought. Or the host updates them where they lie (HostUpdate): then it waits for
-/// the device's decision. Parameters in records of the host are changed there in either case (MappedRecords).
+/// that is skipped takes back what it brought. Otherwise the host updates them where they lie (HostUpdate), once it has
+/// waited for the device's decision. Parameters in records of the host are changed there in either case
+/// (MappedRecords).
 ///
 /// Some rules go over state twice. A first visit *prepares* a group: under lamb and muon directions take the place of
 /// its gradients, and under lamb and lars norms of its weights are added up. What follows is an update, under lamb and
@@ -137,7 +138,7 @@ class DeviceUpdate final : public StepWalk {
   const QueuedContext context_;
   const RuleOptimizer& rules_;
   const StepTables& tables_;
-  std::vector<OptimizerConfig> configs_;  ///< the next step's numbers: for what is in no group, then each group's
+  std::vector<OptimizerConfig> configs_;  ///< [0]: for what is in no group; [1 + group]: the next step's numbers
   std::vector<Group> groups_;
   std::size_t parameters_ = 0;
   std::vector<std::int64_t> steps_;         ///< under rules of whole tensors: in how many each parameter took part

@@ -46,8 +46,8 @@ class HostUpdate {
   void expect(bool sums_of_step) { fetches_ = sums_of_step; }
   /// The sum of a unit's gradients is on the current stream: they are copied.
   void fetch(const Unit& unit);
-  /// Begins to copy the parameters that updates read, in the order of updates. At the step, since a program may write
-  /// them until then.
+  /// Begins to copy the parameters that updates read, in the order of updates. It happens at the step, since a program
+  /// may write them until then.
   void fetch_parameters();
 
   /// A pass over all groups begins. `used`: which trainable parameters take part in this step, which counts for them.
@@ -59,7 +59,7 @@ class HostUpdate {
   /// Exchanges masters and averages, likewise.
   void swap_averages(std::size_t group);
 
-  /// From the next step on, these numbers.
+  /// These numbers count from the next step on.
   void follow(const UpdateOptions& options) { elements_.follow(options); }
 
   /// Step::resume: of each parameter, in how many steps it took part. [trainable parameter]
@@ -71,7 +71,7 @@ class HostUpdate {
   /// What has records of a flat group, and where its copies are.
   struct Group {
     FlatGroup* group = nullptr;
-    Extent part;  ///< into the flat buffer
+    Extent part;  ///< a part of the flat buffer
     std::size_t first_parameter = 0;
     Extent on_gpu = {};                ///< the first ones of `part`, whose parameters lie in the GPU's memory
     float* gradient = nullptr;         ///< pinned, as all here: [part]
@@ -116,8 +116,8 @@ class HostUpdate {
   HostStepBytes copied_;
 };
 
-/// On how many threads the CPU updates what lies in a GPU's host's memory: LibTorch's, 8 at most (on_threads). A rule
-/// of the program's is called by one.
+/// The number of threads with which the CPU updates what lies in the memory of a GPU's host: LibTorch's, 8 at most
+/// (on_threads). A rule of the program's is called by one.
 std::size_t host_update_threads();
 /// The most elements that one of them takes at once.
 constexpr std::int64_t kHostPiece = 1 << 16;

@@ -22,7 +22,7 @@ DeviceRun part_of(const DeviceRun& run, std::size_t begin, std::size_t count) {
   return part;
 }
 
-/// As kernels want it. A program may return a part of a larger tensor.
+/// Returns the values aligned as kernels want them. A program may return a part of a larger tensor.
 at::Tensor aligned(at::Tensor values) {
   constexpr std::uintptr_t kBytes = 16;
   return reinterpret_cast<std::uintptr_t>(values.data_ptr()) % kBytes == 0 ? std::move(values) : values.clone();

@@ -7,7 +7,8 @@
 
 namespace tessera {
 
-/// The same for a GPU's step, whose `rates` are the step's own.
+/// What the parts of a GPU's step (QueuedStep) are made from: a StepContext, and what only a GPU has. `rates` are the
+/// step's own.
 struct QueuedContext : StepContext {
   DeviceKernels& kernels;
   ComputeDevice device;

@@ -10,8 +10,9 @@
 
 namespace tessera {
 
-/// LAMB's and LARS's norms on a GPU, queued: between the passes of a step ranks agree on each parameter's, and its rate
-/// follows. What LayerNorms and LayerwiseUpdate are on the CPU, bit for bit.
+/// LAMB's and LARS's norms on a GPU, queued: ranks agree on each parameter's norms between the passes of a step, and
+/// its rate follows. DeviceUpdate owns and calls it. It is what LayerNorms and LayerwiseUpdate are on the CPU, bit for
+/// bit.
 class QueuedLayers {
  public:
   /// This rank's optimizer part of a group.
@@ -21,12 +22,14 @@ class QueuedLayers {
     bool is_copied;  ///< some weights lie below the device's memory: all are copied before they are added up
   };
 
-  /// `parts`: of all groups that train, in the order of units. `of_directions`: whether there are any.
+  /// `parts`: those of all groups that train, in the order of units. `of_directions`: whether the rule makes
+  /// directions, whose norms are added up too.
   QueuedLayers(const QueuedContext& context, std::span<const Part> parts, bool of_directions);
 
-  /// Where the weights of a part go that is copied, from its first element on: one part after the other.
+  /// Where the caller copies the weights of a part that is copied, from its first element on. Parts use this place one
+  /// after the other.
   float* copy() const { return copy_; }
-  /// They are there, as far as kernels are queued: adds them up. `part`: among all.
+  /// Adds up the weights that were copied to `copy`; kernels that copy them are queued. `part`: its index among all.
   void add_copied(std::size_t part);
 
   /// Collective. Weights are as the step finds them, those that are copied are added up, and directions are made.
@@ -43,7 +46,7 @@ class QueuedLayers {
   const std::shared_ptr<Collectives> world_;
   DeviceTables memory_;
   float* const copy_;
-  std::vector<NormTables> norms_;   ///< for this rank's parts, but for weights that are copied
+  std::vector<NormTables> norms_;   ///< this rank's parts without those that are copied
   std::vector<NormTables> copied_;  ///< [part]: for weights that are copied
   LayerTables tables_;
   double* message_ = nullptr;   ///< [kinds][most_sums]: this rank's

@@ -13,19 +13,19 @@ namespace tessera {
 /// What `launch` says, as kernels read it.
 NormTables norm_tables(const NormLaunch& launch, DeviceTables& memory);
 
-/// The norm's sums over this rank's gradients on a GPU, queued: of all gradients at once in the step, or, where the
-/// sums of units have no place of their own, of each unit when its sum is there.
+/// Queues the norm's sums over this rank's gradients on a GPU. It adds up all gradients at once in the step; where the
+/// sums of units have no place of their own, it adds up each unit when its sum is there. QueuedStep owns and calls it.
 class QueuedNorm {
  public:
-  /// `groups`: that train, in the order of units. `sums`: memory of the device for what is added up, as many numbers as
-  /// NormSums::count of all groups' gradient parts. `kernels` outlive this.
+  /// `groups`: those that train, in the order of units. `sums`: memory of the device for what is added up, as many
+  /// numbers as NormSums::count of all groups' gradient parts. `kernels` outlive this.
   QueuedNorm(std::span<FlatGroup* const> groups, double* sums, bool by_unit, DeviceKernels& kernels,
              c10::Device device);
 
   /// A unit's sum of the step is on the current stream, perhaps once more, where FlatGroup::gradient of its groups
   /// says: one behind the other (place_gradients).
   void add(const Unit& unit);
-  /// All sums are.
+  /// The sums of all units are on the current stream.
   void finish();
 
   /// What `add` fills for a unit that trains. REQUIRES: by unit.
@@ -34,8 +34,8 @@ class QueuedNorm {
  private:
   struct OfUnit {
     const FlatGroup* first = nullptr;  ///< null: it trains nothing
-    std::span<const double> sums;      ///< in the device's memory
-    NormTables tables;                 ///< as if its gradients lay at `at`
+    std::span<const double> sums;      ///< those in the device's memory
+    NormTables tables;                 ///< made for gradients that lie at `at`
     const float* at = nullptr;
   };
   const bool by_unit_;

@@ -104,7 +104,7 @@ void QueuedStep::allocate(const LossScalerState& scaler) {
   for (InFlight& slot : ring_) slot.numbers = kernels_.pinned_memory(groups * sizeof(GroupNumbers));
 }
 
-/// But for what groups and their parameters say (DeviceUpdate).
+/// Fills all tables except those of groups and their parameters, which DeviceUpdate fills.
 void QueuedStep::fill_tables() {
   StepTables& t = tables_;
   const std::size_t parameters = update_.parameters();
@@ -222,7 +222,7 @@ void QueuedStep::join_downloads() const {
   downloaded_->join();
 }
 
-/// The step's own. Waits for the step that used it last, of which the host then knows what became.
+/// Returns this step's slot. Waits for the step that used the slot last; the host then knows what became of that step.
 QueuedStep::InFlight& QueuedStep::take_slot() {
   InFlight& slot = ring_[static_cast<std::size_t>(steps_ % kMostStepsInFlight)];
   if (!slot.outcome) return slot;
@@ -254,7 +254,7 @@ void QueuedStep::send_host_part(InFlight& slot, const LocalStep& local) {
   if (!updates_in_backward()) send_numbers(slot);
 }
 
-/// Those of parameter groups, where there are some. What is queued from now on finds them.
+/// Sends the numbers of parameter groups, where there are some. Kernels that are queued from now on find them.
 void QueuedStep::send_numbers(InFlight& slot) {
   follow_options();
   if (!numbers_there_) return;
@@ -266,7 +266,7 @@ void QueuedStep::send_numbers(InFlight& slot) {
   kernels_.upload({&piece, 1}, numbers_read_.get())->join();
 }
 
-/// What the host has of the numbers goes with each launch, so it is of the steps that are queued from now on.
+/// Numbers that the host keeps go with each launch, so a change counts for the steps that are queued from now on.
 void QueuedStep::follow_options() {
   if (std::exchange(followed_, options_.version()) == options_.version()) return;
   update_.follow(options_);

@@ -105,7 +105,7 @@ class QueuedStep final : public Step {
   LearningRates rates_;
   UpdateOptions options_;
   std::uint64_t followed_ = 0;               ///< the options' version that the update has
-  std::vector<GroupNumbers> group_numbers_;  ///< with rates set by hand, when they are sent
+  std::vector<GroupNumbers> group_numbers_;  ///< they have the rates set by hand when they are sent
   GroupNumbers* numbers_there_ = nullptr;    ///< StepTables::group_numbers
   std::vector<int> ranks_with_parts_;        ///< whose gradient parts make up the whole, each part once
   NormTotals totals_;
@@ -116,7 +116,7 @@ class QueuedStep final : public Step {
   std::byte* messages_ = nullptr;
   StepTables tables_;
   DeviceUpdate update_;
-  StepRequest request_;             ///< but for what changes from step to step
+  StepRequest request_;             ///< without what changes from step to step
   std::optional<QueuedNorm> norm_;  ///< made with the tables
   bool is_begun_ = false;           ///< a unit of the step, where units are updated in backward
   bool sums_are_steps_ = false;     ///< from the beginning of a step's last backward to its end

@@ -21,8 +21,8 @@ struct UpdateRates {
   bool is_first_of_run = false;  ///< StepScalars::is_first_of_run
 };
 
-/// A run of elements that have taken part in equally many steps, and are updated with the same numbers. Or that this
-/// step leaves alone, though their average goes on.
+/// A run of elements that have taken part in equally many steps, and are updated with the same numbers. Without
+/// `is_updated` the step leaves them alone, though their average goes on.
 struct UpdateRun {
   Extent extent;
   std::int64_t step = 0;                        ///< this one, counted from 1
@@ -43,19 +43,19 @@ class ElementUpdate {
   void find_runs(const FlatGroup& group, Extent part, std::span<const char> used, std::int64_t* steps,
                  std::vector<UpdateRun>& runs) const;
 
-  /// From now on, these numbers. No call is under way.
+  /// These numbers count from now on. REQUIRES: no call is under way.
   void follow(const UpdateOptions& options);
 
   StepScalars scalars_of(const UpdateRates& rates, const UpdateRun& run) const;
   const Optimizer& optimizer_of(const UpdateRun& run) const { return *optimizers_[run.group + 1]; }
-  /// With an optimizer of matrices' groups too.
+  /// `optimizer`: that of the run, or one for groups of matrices.
   void update(const Optimizer& optimizer, const OptimizerSlice& slice, const UpdateRates& rates,
               const UpdateRun& run) const;
 
  private:
   const LearningRates& rates_;
   const bool averages_;                                 ///< strategy.ema
-  std::vector<std::unique_ptr<Optimizer>> optimizers_;  ///< for what is in no group, then each group's
+  std::vector<std::unique_ptr<Optimizer>> optimizers_;  ///< [0]: for what is in no group; [1 + group]
 };
 
 }  // namespace tessera

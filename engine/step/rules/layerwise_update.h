@@ -18,7 +18,7 @@ class LayerwiseUpdate {
  public:
   explicit LayerwiseUpdate(const StepContext& context);
 
-  /// From the next step on, these numbers.
+  /// These numbers count from the next step on.
   void follow(const UpdateOptions& options);
 
   /// The first pass over a group begins; its slices come in order.
@@ -38,7 +38,7 @@ class LayerwiseUpdate {
  private:
   const LayerwiseOptimizer& optimizer_of(std::size_t config) const { return *optimizers_[config + 1]; }
 
-  std::vector<std::unique_ptr<LayerwiseOptimizer>> optimizers_;  ///< for what is in no group, then each group's
+  std::vector<std::unique_ptr<LayerwiseOptimizer>> optimizers_;  ///< [0]: for what is in no group; [1 + group]
   std::vector<bool> adapts_;                                     ///< likewise
   LayerNorms norms_;
   std::span<const double> squares_;

@@ -156,7 +156,7 @@ void MatrixExchange::collect(const MatrixBatch& batch, VisitMasters visit_master
   exchange("matrices to owners", batch.collected);
 }
 
-/// In one pass over the group. `places`: of each matrix; null: nobody asks for them now.
+/// Reads masters in one pass over the group. `places`: where those of each matrix go; null: nobody asks for them now.
 void MatrixExchange::collect_masters(std::span<const DealtMatrix> of_group, std::span<float* const> places,
                                      VisitMasters visit_masters) const {
   const FlatGroup& group = group_of(of_group.front());

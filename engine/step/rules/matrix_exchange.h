@@ -29,8 +29,8 @@ struct WholeMatrix {
 /// elements.
 using VisitMasters = c10::function_ref<void(const FlatGroup&, c10::function_ref<void(const StateView&)>)>;
 
-/// Brings to owners what lies, in pieces, in all ranks' memory of matrices, and back what they made of it: in place of
-/// the gradients, and in the groups' tensor states.
+/// Brings the pieces of matrices that lie in all ranks' memory to the matrices' owners, and brings back what owners
+/// made of them: it takes the place of the gradients, and of the groups' tensor states. MatrixUpdate owns and calls it.
 class MatrixExchange {
  public:
   /// `masters`: reads those that go to owners; null under muon. `device`: where TrainingMemory::matrices are.
@@ -68,7 +68,7 @@ class MatrixExchange {
 
   Held collected_from(const DealtMatrix& matrix, int rank) const;
   Held returned_to(const DealtMatrix& matrix, int rank) const;
-  /// From the places where this rank holds them.
+  /// These read from the places where this rank holds them, and write there.
   void read_own(const DealtMatrix& matrix, Held own, float* gradient, float* states) const;
   void write_own(const DealtMatrix& matrix, Held own, const float* result, const float* states) const;
   void collect(const MatrixBatch& batch, VisitMasters visit_masters);

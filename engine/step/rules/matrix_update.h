@@ -27,7 +27,7 @@ class MatrixUpdate {
   MatrixUpdate(const StepContext& context, std::shared_ptr<const TensorRule> rule, ComputeDevice device = {},
                DeviceKernels* kernels = nullptr);
 
-  /// From the next step on, these numbers.
+  /// These numbers count from the next step on.
   void follow(const UpdateOptions& options);
 
   /// An exchange will come: what it needs from below memory is read ahead.
@@ -53,7 +53,7 @@ class MatrixUpdate {
   /// Muon's, of a GPU, whose directions and updates are kernels.
   const MuonOptimizer& muon_of(std::size_t config) const { return *directions_[config + 1]; }
 
-  /// On a GPU: the slice for the kernel that takes in what came back.
+  /// The slice for the kernel of a GPU that takes in what came back.
   StepArguments step_arguments(const OptimizerSlice& slice) const;
   /// Takes in what came back. `config`: FlatParameter::group.
   const Optimizer& optimizer_of(std::size_t config) const;

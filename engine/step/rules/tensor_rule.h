@@ -21,12 +21,12 @@ struct WholeTensor {
   std::span<float> masters;                                           ///< updated in place
   std::span<float> gradient;                                          ///< scaled and clipped; may be overwritten
   std::span<const TensorState> state_shapes;                          ///< what TensorRule::states_of said
-  std::array<std::span<float>, MatrixOptimizer::kMostStates> states;  ///< in these shapes; updated in place
+  std::array<std::span<float>, MatrixOptimizer::kMostStates> states;  ///< have these shapes; updated in place
   double lr = 0, weight_decay = 0;
   std::int64_t step = 1;  ///< how many this tensor took part in, with this one
 };
 
-/// An update rule that looks at all of a tensor at a time. One thread at a time. On a GPU what it does is queued.
+/// An update rule that looks at all of a tensor at a time. One thread at a time. What it does on a GPU is queued.
 class TensorRule {
  public:
   virtual ~TensorRule() = default;

@@ -5,8 +5,9 @@
 namespace tessera {
 namespace {
 
-/// Whether a pass goes the other way than the one before, whose last records are in memory still. On a CPU values that
-/// are waited for in the step go there and back too; others go in the order in which the next forward wants them.
+/// Whether a pass goes the other way than the one before, whose last records are in memory still. Passes on a CPU also
+/// go there and back where values are waited for in the step; values that are not go in the order in which the next
+/// forward wants them.
 bool alternates(const StepInput& input) {
   if (!input.executor.queued) return input.parameters.exist || input.states.exist || !input.publishes_behind;
   return !input.executor.host_updates && !input.gradients_below &&
@@ -20,7 +21,7 @@ bool has_matrices(const StepInput& input) {
 /// Writes the programs of one input.
 class ProgramWriter {
  public:
-  /// `turned`: of the two programs the second one.
+  /// `turned`: whether it is the second one of the two programs.
   ProgramWriter(const StepInput& input, bool turned) : input_(input), turned_(turned) {
     program_.ends_when_skipped = !input.executor.queued || input.first_work == VisitWork::kReadMasters;
   }
@@ -81,7 +82,7 @@ class ProgramWriter {
     }
   }
 
-  /// To the decision. [0, end) is the first pass, which is read ahead meanwhile.
+  /// Adds backward and all up to the decision. The visits [0, end) are the first pass, which is read ahead meanwhile.
   void train(std::int64_t end) {
     add(StepOpKind::kAnnounce, 0, end);
     add(StepOpKind::kBackward);
@@ -118,7 +119,7 @@ class ProgramWriter {
     finish();
   }
 
-  /// Forward to measure, in which norms are added up.
+  /// The pass that measures goes forward, since norms are added up in that order.
   void update_layers() {
     append(Which::kAll, input_.first_work, /*backward=*/false);
     const std::int64_t first = next();
@@ -132,8 +133,8 @@ class ProgramWriter {
     finish();
   }
 
-  /// Elements, and of matrices directions or masters, forward; then matrices. Or, by turns, elements come last, and
-  /// backward.
+  /// The first pass goes forward over elements, and over directions or masters of matrices; the second pass updates
+  /// matrices. The program of the other turn has elements last, in the second pass, and that one goes backward.
   void update_with_matrices() {
     const bool queued = input_.executor.queued, is_muon = input_.first_work == VisitWork::kDirections;
     const bool back = !queued || alternates(input_);
@@ -160,8 +161,9 @@ class ProgramWriter {
   StepProgram program_;
 };
 
-/// Those that measure begin forward in each step, and what backward left of gradients below memory is of the first
-/// units. On a CPU elements and matrices change places in each step, wherever they lie.
+/// Whether two programs take turns. Steps that measure always begin forward. Backward leaves the offloaded gradients of
+/// the first units in memory, so steps with such gradients begin there too. Elements and matrices change places in each
+/// step on a CPU, wherever they lie.
 bool takes_turns(const StepInput& input) {
   if (input.updates_in_backward) return false;
   if (has_matrices(input)) return !input.executor.queued || alternates(input);

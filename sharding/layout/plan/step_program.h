@@ -32,7 +32,7 @@ struct Visit {
   std::int32_t unit = 0;   ///< MemoryPlan::input().units
   std::int32_t group = 0;  ///< among the groups that train, in the order of units
   VisitWork work = VisitWork::kUpdate;
-  bool backward = false;         ///< from the last record to the first
+  bool backward = false;         ///< visits records from the last to the first
   bool needs_gradients = false;  ///< sums of gradients that lie below memory are open meanwhile, a unit's at a time
   Access parameters = Access::kNone, states = Access::kNone;
   friend bool operator==(const Visit&, const Visit&) = default;

@@ -84,8 +84,7 @@ StepRequest DeviceUpdate::request() const {
 /// Logs the speed for people who weigh a smaller offloaded fraction against the memory that it takes.
 void DeviceUpdate::report_speed() const {
   constexpr std::int64_t kMeasuredBytes = std::int64_t{64} << 20;
-  const double bytes_per_second =
-      stream_->measure(kMeasuredBytes);  // all ranks at once: they may share the bus
+  const double bytes_per_second = stream_->measure(kMeasuredBytes);  // all ranks at once: they may share the bus
   if (context_.axes.world->rank() != 0) return;
   const std::int64_t streamed = context_.plan.streamed_bytes();
   log_info("masters and moments in host memory are streamed at " +

@@ -10,6 +10,8 @@ A block begins with its language. A line directly before it may say how it is te
   syntax: WHY        Python that can be read, and why it is not run here
   not run: WHY       nothing is tried, and why
 
+A diff without a mark is a patch of git for files that are there; tests that apply it look at the rest.
+
 Bash and text: each call of `tessera` or of a script of ours has options that there are (check_blocks.py). JSON: a strategy, or a model where
 it has "model". C++ is compiled, Python run.
 """

@@ -43,7 +43,8 @@ class Blocks(unittest.TestCase):
                      block("bash", "tessera plan --model M.json\nscripts/go --far"), block("bash", "tessera launch -n 2 -- tessera bench steps --fast"),
                      block("text", "tessera plan --model M.json    what it needs, as --json says"), block("text", "step 1  loss 2"),
                      block("diff", "@@ main\n int main() {\n-  return 0;\n+  return 1;", "diff of main.cc"),
-                     block("diff", "-a = 1\n+a = 2\n b = a", "before and after"), block("cmake", "project(A)", "not run: it is short"),
+                     block("diff", "-a = 1\n+a = 2\n b = a", "before and after"), block("diff", "diff --git a/main.cc b/main.cc\n--- a/main.cc\n+++ b/main.cc"),
+                     block("diff", "diff --git a/new.cc b/new.cc\n--- /dev/null\n+++ b/new.cc"), block("cmake", "project(A)", "not run: it is short"),
                      "<!-- Made by a program. -->\n" + block("", "anything")):
             with self.subTest(page):
                 self.assertEqual(self.found_in(page), [])
@@ -56,7 +57,8 @@ class Blocks(unittest.TestCase):
                            (block("bash", "tessera plant"), "no plant"), (block("bash", "tessera launch -n 2 -- tessera plan --far"), "plan has no --far"),
                            (block("text", "tessera bench steps --slow    slowly"), "bench steps has no --slow"),
                            (block("bash", "scripts/gone"), "no scripts/gone"), (block("bash", "scripts/go --near"), "no --near"),
-                           (block("bash", "tessera plan 'a"), "no command"), (block("diff", "-a\n+b"), "a diff says"),
+                           (block("bash", "tessera plan 'a"), "no command"), (block("diff", "-a\n+b"), "a diff is a patch of git, or says"),
+                           (block("diff", "diff --git a/g.cc b/g.cc\n--- a/g.cc\n+++ b/g.cc"), "changes g.cc, which is not there"),
                            (block("diff", "@@ main\n int mein() {", "diff of main.cc"), "int mein"),
                            (block("diff", "-a = 1\n+a = ", "before and after"), "cannot be read")):
             with self.subTest(page):

@@ -101,13 +101,17 @@ def sides_of(diff):
 
 
 def complaints_of_diff(root, block):
+    if block.text.startswith("diff --git "):  # a patch
+        yield from (f"the patch changes {file}, which is not there" for file in re.findall(r"^--- a/(\S+)$", block.text, re.MULTILINE)
+                    if not (root / file).is_file())
+        return
     if block.note.startswith("diff of "):
         source = (root / block.note.removeprefix("diff of ")).read_text(encoding="utf-8").splitlines()
         yield from (f"{line[1:].strip()!r} stands not in {block.note.removeprefix('diff of ')}" for line in block.text.splitlines()
                     if line[:1] in (" ", "-") and line[1:] not in source)
         return
     if block.note != "before and after":
-        yield "a diff says `diff of FILE` or `before and after`"
+        yield "a diff is a patch of git, or says `diff of FILE` or `before and after`"
         return
     for side in sides_of(block.text):
         try:

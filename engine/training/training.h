@@ -76,7 +76,7 @@ struct Window {
 };
 
 /// The steps made, and when.
-struct StepTimes {
+struct TrainingTimes {
   void mark(UseTimes::Event event) const {
     if (uses) uses->mark(event);
   }
@@ -182,7 +182,7 @@ struct Training {
   Gathering gathering;
   std::shared_ptr<SavedActivations> activations;  ///< null where they stay in memory
   FrozenStates frozen_states;                     ///< states of parameters that trained before
-  StepTimes times;
+  TrainingTimes times;
 
  private:
   void report_plan(bool continues) const;

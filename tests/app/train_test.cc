@@ -71,17 +71,17 @@ TEST_F(Train, HybridOnTwoHostsEqualsFullShard) {
   const auto full = losses("full");
   EXPECT_EQ(full.size(), 3u);
   const std::string hybrid = strategy("HYBRID_SHARD");
-  run(launch(4, {"--hosts", "2"}) + train(hybrid, "hybrid"));
+  run(launch(4, {"--pretend-hosts", "2"}) + train(hybrid, "hybrid"));
   EXPECT_EQ(losses("hybrid"), full);
   expect_as_planned("hybrid", plan(hybrid, 4, 2));
   std::string text = read_file(hybrid);
   const auto at = text.find(R"("lr": 0.01)");
   ASSERT_NE(at, std::string::npos);
   write_file(hybrid, text.insert(at, R"("shard_over": "world", )"));
-  run(launch(4, {"--hosts", "2"}) + train(hybrid, "world"));
+  run(launch(4, {"--pretend-hosts", "2"}) + train(hybrid, "world"));
   EXPECT_EQ(losses("world"), full);
   expect_as_planned("world", plan(hybrid, 4, 2));
-  run(launch(4, {"--hosts", "2"}) + train(path("FULL_SHARD.json"), "across"));
+  run(launch(4, {"--pretend-hosts", "2"}) + train(path("FULL_SHARD.json"), "across"));
   EXPECT_EQ(losses("across"), full);
 }
 
@@ -123,7 +123,7 @@ TEST_F(Train, ATraceOfOperatorsShowsThoseOfTheLastSteps) {
 
 TEST_F(Train, PretendedHostsDoNotShareMemory) {
   const Ended ended = run_program(
-      launch(2, {"--hosts", "2"}) + train(strategy("FULL_SHARD", R"(, "comm": {"transport": "host"})"), "none"),
+      launch(2, {"--pretend-hosts", "2"}) + train(strategy("FULL_SHARD", R"(, "comm": {"transport": "host"})"), "none"),
       path("run"));
   EXPECT_EQ(ended.code, 78) << ended.err;
   EXPECT_THAT(ended.err, HasSubstr("2 hosts"));

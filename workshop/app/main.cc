@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,7 +25,7 @@ void add_launch(CLI::App& app, LaunchOptions& launch) {
   command->add_option("-n,--ranks", launch.ranks, "ranks to start")
       ->transform(integer_from(1, kMostLaunched))
       ->capture_default_str();
-  command->add_option("--hosts", launch.hosts, "pretended hosts, for tests")
+  command->add_option("--pretend-hosts", launch.hosts, "hosts that ranks are told of, for tests: all are started here")
       ->transform(integer_from(1, kMostLaunched))
       ->capture_default_str();
   command->add_option("--port", launch.port, "rendezvous port; 0: a free one")
@@ -56,11 +57,26 @@ std::vector<std::string> take_program(int& argc, char** argv) {
   return {};
 }
 
+/// The number behind --hosts, which meant pretended hosts in 0.1.
+std::optional<std::string> bare_hosts(const std::vector<std::string>& words) {
+  const std::string option = "--hosts";
+  std::string value;
+  if (words[0].starts_with(option + "=")) value = words[0].substr(option.size() + 1);
+  if (words[0] == option && words.size() > 1) value = words[1];
+  const bool is_number = !value.empty() && value.find_first_not_of("0123456789") == std::string::npos;
+  return is_number ? std::optional(value) : std::nullopt;
+}
+
 /// Takes a program that was given without "--": its words are those that `launch` did not take. Returns what is wrong
 /// with them.
 std::string take_words(const CLI::App& command, LaunchOptions& launch) {
   const std::vector<std::string> words = command.remaining();
   if (words.empty()) return "";
+  if (const std::optional<std::string> hosts = bare_hosts(words))
+    return "`tessera launch --hosts " + clipped(*hosts, 80) +
+           "`: --hosts takes no number. [T0761] hint: pretended hosts, for "
+           "tests, are --pretend-hosts " +
+           clipped(*hosts, 80);
   if (words[0].starts_with("-"))
     return "`tessera launch` has no option " + clipped(words[0], 80) +
            ". [T0018] hint: write tessera launch -n 4 -- program args";

@@ -35,8 +35,10 @@ absl::Status check(const LaunchOptions& options) {
     return refuse(fmt::format("the number of ranks must be 1 to {}, got {}. [T0592] hint: -n says how many", kMostRanks,
                               options.ranks));
   if (options.hosts < 1 || options.ranks % options.hosts != 0)
-    return refuse(fmt::format("{} pretended hosts do not divide {} ranks. [T0593] hint: give -n a multiple of --hosts",
-                              options.hosts, options.ranks));
+    return refuse(
+        fmt::format("{} pretended hosts do not divide {} ranks. [T0593] hint: give -n a multiple of "
+                    "--pretend-hosts",
+                    options.hosts, options.ranks));
   if (options.port < 0 || options.port > 65535)
     return refuse(
         fmt::format("port {} is outside of 0 to 65535. [T0594] hint: --port 0 takes a free one", options.port));

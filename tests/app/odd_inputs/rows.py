@@ -161,8 +161,12 @@ def launches():
     for value in some(["-1", "nan", "soon", "1e9"], 2):
         yield Row(f"launch --grace {value}", [*LAUNCH, "--grace", value, "--", "/bin/true"], USAGE,
                   ["--grace", "must be a number from 0"])
-    yield Row("launch of 3 ranks on 2 hosts", ["launch", "-n", "3", "--hosts", "2", "--", "/bin/true"], USAGE,
-              ["do not divide", "hint: give -n a multiple of --hosts"])
+    yield Row("launch of 3 ranks on 2 hosts", ["launch", "-n", "3", "--pretend-hosts", "2", "--", "/bin/true"], USAGE,
+              ["do not divide", "hint: give -n a multiple of --pretend-hosts"])
+    for words in (["--hosts", "2"], ["--hosts=2"]):
+        yield Row(f"launch {words[0]} with a number", [*LAUNCH, *words, "--", "/bin/true"], USAGE,
+                  ["--hosts takes no number", "hint: pretended hosts, for tests, are --pretend-hosts 2"])
+    yield Row("launch --hosts of names", [*LAUNCH, "--hosts", "a,b", "--", "/bin/true"], USAGE, ["has no option --hosts", "hint:"])
     yield Row("launch of nothing", LAUNCH, USAGE, ["no program given", "hint:"])
     yield Row("launch -- of nothing", [*LAUNCH, "--"], USAGE, ["no program given", "hint:"])
     yield Row("launch of an empty name", [*LAUNCH, "--", ""], USAGE, ["no program given", "hint:"])

@@ -65,8 +65,9 @@ TEST_F(Command, SchemaIsTheCommittedOne) {
 
 TEST_F(Command, DoctorLooksAtEverything) {
   const Ended ended = run({TESSERA_PROGRAM, "doctor"});
-  for (const char* what : {"Tessera", "LibTorch", "cores", "instruction set", "transparent huge pages", "locked memory",
-                           "/dev/shm", "shared memory between ranks", "pidfd", "loopback", "io_uring", "CUDA toolkit"})
+  for (const char* what :
+       {"Tessera", "LibTorch", "cores", "instruction set", "transparent huge pages", "locked memory", "/dev/shm",
+        "shared memory between ranks", "pidfd", "loopback", "io_uring", "CUDA toolkit", "RDMA between hosts"})
     EXPECT_THAT(ended.out, HasSubstr(what));
   std::istringstream lines(ended.out);  // every warning has its fix
   const std::string fixes = ended.out.substr(std::min(ended.out.find("how to mend it"), ended.out.size()));

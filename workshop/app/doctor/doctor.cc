@@ -43,6 +43,7 @@ int run_doctor(const DoctorCommand& command) {
       probe_io_uring(),
       probe_cuda_toolkit(),
       probe_cuda_driver(),
+      probe_rdma(),
   };
   for (const std::string& directory : command.disks) findings.push_back(probe_disk(directory));
   TextTable table({{"what"}, {""}, {"found"}});

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,17 @@ Finding probe_loopback();
 Finding probe_io_uring();
 Finding probe_cuda_toolkit();
 Finding probe_cuda_driver();
+/// Where probe_rdma looks.
+struct RdmaPlaces {
+  std::string devices;  ///< a folder that has one for each device, as the kernel's has
+  std::function<bool(const std::string& library)> loads;  ///< whether the loader finds it
+  std::string net_plugin;                                 ///< NCCL_NET_PLUGIN; empty: not set
+
+  static RdmaPlaces of_this_machine();
+};
+/// Which devices for RDMA there are (InfiniBand, RoCE, EFA), and whether NCCL or an MPI of this machine has what it takes to use them. Needs no
+/// GPU: it looks for devices and libraries, and opens no device.
+Finding probe_rdma(const RdmaPlaces& places = RdmaPlaces::of_this_machine());
 /// Writes and reads a private scratch file of 1 GiB in `directory`, as offload does.
 Finding probe_disk(const std::string& directory);
 

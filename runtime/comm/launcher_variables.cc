@@ -214,8 +214,8 @@ absl::StatusOr<std::optional<Candidate>> read_slurm(const LauncherVariables& var
 
 // ------------------------------------------------------------------------------------------- which launcher counts
 
-/// The same process, seen by two launchers in the same way. A process group has found out which ranks share a host; a launcher may
-/// say otherwise, as `tessera launch --pretend-hosts 2` does.
+/// Whether two launchers see the same process in the same way. A process group has found out which ranks share a host;
+/// a launcher may say otherwise, as `tessera launch --pretend-hosts 2` does.
 bool agree(const Candidate& a, const Candidate& b) {
   const bool of_group = a.dialect == &kProcessGroup || b.dialect == &kProcessGroup;
   const bool locals = of_group || !a.knows_locals() || !b.knows_locals() ||

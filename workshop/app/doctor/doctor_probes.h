@@ -41,8 +41,8 @@ struct RdmaPlaces {
 
   static RdmaPlaces of_this_machine();
 };
-/// Which devices for RDMA there are (InfiniBand, RoCE, EFA), and whether NCCL or an MPI of this machine has what it takes to use them. Needs no
-/// GPU: it looks for devices and libraries, and opens no device.
+/// Which devices for RDMA there are (InfiniBand, RoCE, EFA), and whether NCCL or an MPI of this machine has what it
+/// takes to use them. Needs no GPU: it looks for devices and libraries, and opens no device.
 Finding probe_rdma(const RdmaPlaces& places = RdmaPlaces::of_this_machine());
 /// Writes and reads a private scratch file of 1 GiB in `directory`, as offload does.
 Finding probe_disk(const std::string& directory);

@@ -17,7 +17,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What the kernel says of a device's first port: "InfiniBand", or "Ethernet", over which RDMA is RoCE. Empty where it says nothing (EFA).
+/// What the kernel says of a device's first port: "InfiniBand", or "Ethernet", over which RDMA is RoCE. Empty where it
+/// says nothing (EFA).
 std::string link_of(const fs::path& device) {
   std::ifstream file(device / "ports" / "1" / "link_layer");
   std::string word;

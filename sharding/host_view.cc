@@ -5,7 +5,7 @@
 #include <cstring>
 #include <utility>
 
-#include "runtime/comm/device/device_memory.h"
+#include "runtime/torch/tensor_on.h"
 #include "sharding/unrecorded.h"
 
 namespace tessera {

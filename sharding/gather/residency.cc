@@ -6,7 +6,7 @@
 #include "runtime/base/log.h"
 #include "runtime/border/phrase.h"
 #include "runtime/border/throw.h"
-#include "runtime/comm/device/device_memory.h"
+#include "runtime/torch/tensor_on.h"
 #include "sharding/unrecorded.h"
 #include "sharding/value_hash.h"
 #include "tessera/span.h"

@@ -1,6 +1,5 @@
 #include "runtime/comm/device/device_memory.h"
 
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
 #include <string>
@@ -19,15 +18,6 @@ absl::StatusOr<std::unique_ptr<CommBuffer>> DeviceBuffer::allocate(std::size_t b
                     "cannot allocate " + std::to_string(bytes) + " bytes on " + device.str() + ": " +
                         text_of_c10_exception(error) +
                         ". [T0455] hint: shard over more GPUs, or give \"offload\" a tier below memory");
-}
-
-at::Tensor tensor_on(c10::Device device, const void* data, std::size_t numel, at::ScalarType type) {
-  // A given device spares LibTorch asking CUDA each time whose memory it is.
-  const auto options = at::TensorOptions().dtype(type).device(device);
-  return at::for_blob(const_cast<void*>(data), {static_cast<std::int64_t>(numel)})
-      .options(options)
-      .target_device(device)
-      .make_tensor();
 }
 
 at::ScalarType sum_type_of(DType dtype) {

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "runtime/comm/collectives.h"
+#include "runtime/torch/tensor_on.h"
 
 namespace tessera {
 
@@ -22,9 +23,6 @@ class DeviceBuffer : public CommBuffer {
   explicit DeviceBuffer(at::Tensor memory) : memory_(std::move(memory)) {}
   const at::Tensor memory_;
 };
-
-/// Returns a tensor of `numel` numbers at `data` that does not own them.
-at::Tensor tensor_on(c10::Device device, const void* data, std::size_t numel, at::ScalarType type = at::kByte);
 
 /// LibTorch's type for a DType that can be summed.
 at::ScalarType sum_type_of(DType dtype);

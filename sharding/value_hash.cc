@@ -12,8 +12,12 @@ std::uint64_t never_0(const ValueHash& hash) { return hash.value() == 0 ? 1 : ha
 
 void ValueHash::add(MemoryPlace place, const void* memory, std::int64_t bytes) {
   view_in_portions(memory, bytes, place, [&](const std::byte* data, std::int64_t count) {
-    value_ = XXH3_64bits_withSeed(data, static_cast<std::size_t>(count), value_);
+    add({data, static_cast<std::size_t>(count)});
   });
+}
+
+void ValueHash::add(std::span<const std::byte> bytes) {
+  value_ = XXH3_64bits_withSeed(bytes.data(), bytes.size(), value_);
 }
 
 std::uint64_t hash_of_gathered(const Unit& unit, c10::Device device) {

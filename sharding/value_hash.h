@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "sharding/host_view.h"
 #include "sharding/unit.h"
@@ -12,6 +14,8 @@ namespace tessera {
 class ValueHash {
  public:
   void add(MemoryPlace place, const void* memory, std::int64_t bytes);
+  /// Adds what is no training state, in one portion.
+  void add(std::span<const std::byte> bytes);
   std::uint64_t value() const { return value_; }
 
  private:

@@ -117,7 +117,7 @@ void expect_equal_replicas(const std::vector<std::unique_ptr<Unit>>& units, cons
   Hashes together{};
   for (std::size_t kind = 0; kind < kKinds; ++kind) {
     ValueHash hash;
-    for (const Hashes& each : own) hash.add({c10::kCPU, /*in_record_given=*/true}, &each[kind], sizeof each[kind]);
+    for (const Hashes& each : own) hash.add(std::as_bytes(std::span(&each[kind], 1)));
     together[kind] = hash.value();
   }
   const Comparison digests(plan, control, {&together, 1});

@@ -408,10 +408,11 @@ class EmaWeights {
 /// `data_ptr()` or an accessor, initialisation by hand, and export. Collective: all ranks make and end it at the same
 /// place. Errors are tessera::Error, 64 for a call out of turn.
 ///
-///   { tessera::Gathered guard(engine); }                            // read { tessera::Gathered guard(engine,
-///   tessera::Gathered::kWrite); }  // changes made under it are kept: rank 0's values
-///                                                                // become every rank's parameters and master weights
+///   { tessera::Gathered guard(engine); }                             // read
+///   { tessera::Gathered guard(engine, tessera::Gathered::kWrite); }  // write
 ///   { tessera::Gathered guard(engine, tessera::Gathered::kEma); }    // read the averages of weights: see EmaWeights
+///
+/// Changes made under kWrite are kept: rank 0's values become every rank's parameters and master weights.
 class Gathered {
  public:
   /// What the program does under the guard: reads parameters, writes them, or reads averages.

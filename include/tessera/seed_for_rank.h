@@ -12,9 +12,7 @@ namespace tessera {
 ///   at::manual_seed(tessera::seed_for_rank(1, mesh.rank()));    // apart: what is drawn while training
 ///
 /// The rule is mix64(seed) + rank modulo 2^64, where mix64 is SplitMix64's finaliser:
-///
-///   x ^= x >> 30, x *= 0xbf58476d1ce4e5b9, x ^= x >> 27, x *= 0x94d049bb133111eb, x ^= x >> 31
-///
+/// x ^= x >> 30, x *= 0xbf58476d1ce4e5b9, x ^= x >> 27, x *= 0x94d049bb133111eb, x ^= x >> 31.
 /// Any two ranks of a run therefore differ in the low 32 bits, which are all that LibTorch's CPU generator takes.
 /// Neighbouring seeds give ranges of seeds that have nothing to do with each other. The rule will not change.
 std::uint64_t seed_for_rank(std::uint64_t seed, int rank);

@@ -32,13 +32,21 @@ CHECKPOINTS = ["fp32", "narrow", "compressed"]
 TOLERANCE = {"fp32": 1e-6, "narrow": 3e-4, "compressed": 1e-6, "durable": 1e-6}
 
 
+# Where keys of an earlier version stand now.
+MOVED = {"/compression/top_k": ("method", "fraction"), "/compression/top_k_momentum": ("method", "momentum")}
+
+
 def given_values(given, resolved, pointer=""):
     """(pointer, resolved value) of each key that a strategy file gives. A list is one value."""
     for key, value in given.items():
+        place = f"{pointer}/{key}"
         if isinstance(value, dict):
-            yield from given_values(value, resolved[key], f"{pointer}/{key}")
+            yield from given_values(value, resolved[key], place)
+        elif key in resolved:
+            yield place, resolved[key]
         else:
-            yield f"{pointer}/{key}", resolved[key]
+            first, second = MOVED[place]
+            yield place, resolved[first][second]
 
 
 def strategy_of(checkpoint):

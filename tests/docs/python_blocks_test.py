@@ -6,6 +6,7 @@ import os
 import pathlib
 import subprocess
 import tempfile
+import types
 import unittest
 
 import torch
@@ -56,6 +57,7 @@ def values():
         "model": {"model": model, "Model": Model, "strategy": strategy, "value": 1.0, "tensor": torch.ones(2), "text": "yes"},
         "weights": {"weights": model.state_dict(), "loader": loader, "loss_of": lambda batch: model(batch).mean()},
         "loss": {},
+        "result": {"result": types.SimpleNamespace(communication_share=0.25)},
         "loader": {"loader": loader},
         "loss_of": {"loss_of": lambda batch: model(batch).square().mean()},
         "data": {"data": data, "BatchSampler": BatchSampler, "DataLoader": DataLoader, "DistributedSampler": DistributedSampler},

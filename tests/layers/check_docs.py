@@ -2,7 +2,8 @@
 
 A name ends in .h, .cc, .cu, .cuh, .py or .md. In pages those in backticks and those that links lead to are looked at, in
 sources those in comments. With a '/' it is a path from the root, from include/ or docs/, or from the folder that names it. Without
-one it is the name of any file of this project. In pages, folders and programs that begin with a folder of ours count too.
+one it is the name of any file of this project. In pages, folders and programs that begin with a folder of ours count too. A link of a
+page is a path from the page's folder, as a browser follows it.
 
 A page of MOST_BYTES has no more than so many bytes, and neither has one of docs/, but for those that a program makes and LISTS.
 
@@ -29,6 +30,8 @@ SUFFIXES = (".h", ".cc", ".cu", ".cuh", ".py", ".md")
 # A comment may name a placeholder (DIRECTORY/strategy.md): then the folder is in capitals, and the name is not looked at.
 NAME = re.compile(r"(?<![\w/.:<~-])(?![A-Z]+/)((?:[\w.{},-]+/)*[\w{},-]+\.(?:h|cc|cuh|cu|py|md|\{[\w,]+\}))(?![\w/(-])")
 IN_BACKTICKS = re.compile(r"`([^`\n]+)`|\]\(([^)\n]+)\)")
+LINK = re.compile(r"\]\((?!\w+:)([^)\s#]+)(?:#[^)\s]*)?\)")
+BLOCK_OF_CODE = re.compile(r"^```.*?^```", re.M | re.S)
 TEST = re.compile(r"`(tests/[\w/]+\.(?:cc|py)): ([^`\n]+)`")
 ROWS = "tests/app/odd_inputs/rows.py"
 COMMENTS = {".py": re.compile(r'#.*|"""[\s\S]*?"""')}
@@ -86,6 +89,11 @@ def names_in(source):
             if one.endswith(SUFFIXES) and not ELSEWHERE.search(one)]
 
 
+def dead_links(page):
+    text = BLOCK_OF_CODE.sub("", page.read_text(encoding="utf-8"))
+    return [target for target in LINK.findall(text) if not (page.parent / target).exists()]
+
+
 def ours(root):
     """The files of this project, relative to the root; none of a build, a virtual environment or git."""
     for top in [root, *(root / folder for folder in [*CODE, "docs"])]:
@@ -105,16 +113,17 @@ def most_bytes(root, source):
 def complaints(root, files, source):
     basenames = {path.rsplit("/", 1)[-1] for path in files}
     folder = pathlib.PurePosixPath(source).parent
-    for name in names_in(root / source):
-        places = {name, f"include/{name}", f"docs/{name}", posixpath.normpath(folder / name)}
-        if name not in basenames and not places & files:
-            yield f"names {name}, which is not there"
+    gone = [name for name in names_in(root / source) if name not in basenames
+            and not {name, f"include/{name}", f"docs/{name}", posixpath.normpath(folder / name)} & files]
+    yield from (f"names {name}, which is not there" for name in gone)
     size, most = (root / source).stat().st_size, most_bytes(root, source)
     if most is not None and size > most:
         yield f"has {size} bytes, and {most} are the most"
     if source.endswith(".md"):
         yield from (f"names {name}, which is not there" for name in folders_and_programs_in(root / source)
                     if not (root / name).exists())
+        yield from (f"links to {target}, which is not there from this page" for target in dead_links(root / source)
+                    if target not in gone)
         yield from (f"names the test {file}: {name}, which is not there"
                     for file, name in TEST.findall((root / source).read_text(encoding="utf-8"))
                     if file in files and not has_test(root, file, name))

@@ -48,6 +48,11 @@ class Docs(unittest.TestCase):
             with self.subTest(text):
                 self.assertEqual(found_in({source: text}), [f"{source}: names {name}, which is not there"])
 
+    def test_a_link_is_followed_from_its_page(self):
+        pages = {"docs/guide/log.md": "The log\n", "docs/other.md": "[The log](log.md#lines), [the folder](guide/), [far](https://x.y/z.md)\n"
+                                                                     "```text\n[no](link.md)\n```\n", "docs/link.md": ""}
+        self.assertEqual(found_in(pages), ["docs/other.md: links to log.md, which is not there from this page"])
+
     def test_tests_that_are_gone_are_found(self):
         for name in ("tests/base/log_test.cc: Log.AreWhole", "tests/base/log_test.cc: Log.Line", "tests/base/log_test.cc: Lines",
                      "tests/base/log_test.cc: Log.Lines.More", "tests/python/log_test.py: lines", "tests/app/odd_inputs/rows.py: log"):

@@ -516,5 +516,28 @@ TEST(Launch, APortInUseIsNamed) {
   ::close(socket);
 }
 
+TEST(Launch, APortIsHeldForRankZeroWhileTheJobRuns) {
+  Launcher launcher(shell(1, "echo port=$MASTER_PORT; read line; exit 0"));
+  launcher.wait_for("\n");
+  const auto ports = numbers_after(launcher.out, "port=");
+  ASSERT_EQ(ports.size(), 1u);
+  // `reuse` is what c10d's store sets; the system chooses ports for programs as it does without.
+  const auto can_listen = [&](bool reuse) {
+    const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const int on = reuse;
+    ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(static_cast<std::uint16_t>(ports[0]));
+    const bool could =
+        ::bind(socket, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 && ::listen(socket, 1) == 0;
+    ::close(socket);
+    return could;
+  };
+  EXPECT_FALSE(can_listen(/*reuse=*/false));
+  EXPECT_TRUE(can_listen(/*reuse=*/true));
+}
+
 }  // namespace
 }  // namespace tessera

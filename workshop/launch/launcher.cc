@@ -52,30 +52,45 @@ absl::Status check(const LaunchOptions& options) {
   return absl::OkStatus();
 }
 
-/// Binds `port` (0: any free one) on the loopback interface and lets go of it again, for rank 0 to bind anew. If
-/// another program takes it in between, rank 0 finds it in use and says so (69).
-absl::StatusOr<int> find_port(int port) {
-  const OwnedFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!socket.is_open()) return make_error(ExitCode::kOsResource, "launch: no socket: " + reason_of(errno));
-  const int on = 1;  // the store's server sets it too: connections of an ended job do not count as a port in use
-  ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  address.sin_port = htons(static_cast<std::uint16_t>(port));
-  socklen_t length = sizeof address;
-  const auto raw = reinterpret_cast<sockaddr*>(&address);
-  if (::bind(socket.get(), raw, length) != 0)
-    return make_error(
-        ExitCode::kUnavailable,
-        fmt::format(
-            "launch: cannot use port {} of 127.0.0.1: {}. [T0597] hint: give another --port, or 0 for a free one", port,
-            std::generic_category().message(errno)));
-  if (::getsockname(socket.get(), raw, &length) != 0)
-    return make_error(ExitCode::kOsResource,
-                      "launch: the system does not tell which port it chose. [T0598] hint: name one by --port");
-  return ntohs(address.sin_port);
-}
+/// A port of the loopback interface that this job has while the object lives. It is bound here and nobody listens, so the
+/// system gives it to no other program, while rank 0 may bind it and listen: both set SO_REUSEADDR, as c10d does.
+class HeldPort {
+ public:
+  /// Takes `port`; 0 takes any free one.
+  static absl::StatusOr<HeldPort> take(int port) {
+    HeldPort held;
+    held.socket_ = OwnedFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const int fd = held.socket_.get();
+    if (!held.socket_.is_open()) return make_error(ExitCode::kOsResource, "launch: no socket: " + reason_of(errno));
+    const int on = 1;  // connections of an ended job do not count as a port in use
+    ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(static_cast<std::uint16_t>(port));
+    socklen_t length = sizeof address;
+    const auto raw = reinterpret_cast<sockaddr*>(&address);
+    if (::bind(fd, raw, length) != 0)
+      return make_error(
+          ExitCode::kUnavailable,
+          fmt::format(
+              "launch: cannot use port {} of 127.0.0.1: {}. [T0597] hint: give another --port, or 0 for a free one",
+              port, std::generic_category().message(errno)));
+    if (::getsockname(fd, raw, &length) != 0)
+      return make_error(ExitCode::kOsResource,
+                        "launch: the system does not tell which port it chose. [T0598] hint: name one by --port");
+    held.port_ = ntohs(address.sin_port);
+    return held;
+  }
+
+  int number() const { return port_; }
+
+ private:
+  HeldPort() = default;
+
+  OwnedFd socket_;
+  int port_ = 0;
+};
 
 /// A folder for the ranks' error files that lives as long as the object.
 class ErrorDirectory {
@@ -190,8 +205,9 @@ absl::StatusOr<Attempt> run_once(const LaunchOptions& options, const JobSettings
 absl::StatusOr<int> run(const LaunchOptions& options) {
   TESSERA_RETURN_IF_ERROR(check(options));
   fill_standard_descriptors();
+  TESSERA_ASSIGN_OR_RETURN(HeldPort port, HeldPort::take(options.port));
   JobSettings job;
-  TESSERA_ASSIGN_OR_RETURN(job.port, find_port(options.port));
+  job.port = port.number();
   TESSERA_ASSIGN_OR_RETURN(const ErrorDirectory directory, ErrorDirectory::make());
   job.error_directory = directory.path();
   job.run_id = fmt::format("{}-{}", ::getpid(), job.port);
@@ -204,7 +220,10 @@ absl::StatusOr<int> run(const LaunchOptions& options) {
     TESSERA_ASSIGN_OR_RETURN(const Attempt attempt, run_once(options, job, guard, signals));
     if (!attempt.may_be_repeated || job.restarts == options.max_restarts) return attempt.code;
     ++job.restarts;
-    TESSERA_ASSIGN_OR_RETURN(job.port, find_port(options.port));
+    if (options.port == 0) {  // late ranks of the attempt before must not meet those of this one
+      TESSERA_ASSIGN_OR_RETURN(port, HeldPort::take(0));
+      job.port = port.number();
+    }
     for (const std::string& file : files) ::unlink(file.c_str());  // removes the last words of ranks that are gone
     write_all(options.stderr_fd, fmt::format("tessera launch: restart {} of {}: all {} ranks begin anew\n",
                                              job.restarts, options.max_restarts, options.ranks));

@@ -116,7 +116,7 @@ class HostUpdate {
   HostStepBytes copied_;
 };
 
-/// The number of threads with which the CPU updates what lies in the memory of a GPU's host: LibTorch's, 8 at most
+/// The number of threads with which the CPU updates what lies in the memory of a GPU's host: LibTorch's
 /// (on_threads). A rule of the program's is called by one.
 std::size_t host_update_threads();
 /// The most elements that one of them takes at once.

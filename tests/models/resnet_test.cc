@@ -9,6 +9,7 @@
 
 #include <cmath>
 
+#include "tessera/error.h"
 #include "tests/models/model_tests.h"
 
 namespace tessera::models {
@@ -17,6 +18,19 @@ namespace {
 TEST(ResNet, DefaultIsResNet18) {
   const ResNet model;
   EXPECT_EQ(count_parameters(*model), 11173962);
+}
+
+TEST(ResNet, ConfigsHaveTheParametersOfTorchvisionsModels) {
+  EXPECT_EQ(count_parameters(*ResNet(resnet_config(18, /*side=*/224, /*channels=*/3, /*classes=*/1000))), 11689512);
+  EXPECT_EQ(count_parameters(*ResNet(resnet_config(50, /*side=*/224, /*channels=*/3, /*classes=*/1000))), 25557032);
+  EXPECT_EQ(count_parameters(*ResNet(resnet_config(18, /*side=*/32, /*channels=*/3, /*classes=*/10))), 11173962);
+  EXPECT_THROW(resnet_config(34, 32, 3, 10), Error);
+}
+
+TEST(ResNet, WideStemHalvesTheImageTwice) {
+  ResNet model(ResNetConfig{.classes = 5, .blocks = {1, 1}, .width = 8, .bottlenecks = true, .wide_stem = true});
+  const at::Tensor images = at::randn({2, 3, 64, 64});
+  EXPECT_EQ(model->forward(images).sizes(), (std::vector<std::int64_t>{2, 5}));
 }
 
 TEST(ResNet, HasTheRightShapesAndAllParametersLearn) {

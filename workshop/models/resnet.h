@@ -18,7 +18,13 @@ struct ResNetConfig {
   /// Blocks of each stage; every stage after the first halves the image.
   std::vector<std::int64_t> blocks = {2, 2, 2, 2};
   std::int64_t width = 64;  ///< channels of the first stage; each further stage doubles it
+  bool bottlenecks = false;  ///< blocks of three convolutions, with 4 x as many channels at their end (ResNet-50's)
+  bool wide_stem = false;    ///< a 7x7 convolution that halves the image, and pooling that does: for 224 x 224
 };
+
+/// The ResNet of He et al. with this many layers, 18 or 50, for images of `side` x `side` pixels: from 64 pixels on with
+/// a wide stem. Throws tessera::Error (64) for other numbers of layers.
+ResNetConfig resnet_config(int layers, std::int64_t side, std::int64_t channels, std::int64_t classes);
 
 /// Two 3x3 convolutions with batch norm, and a shortcut around them: the identity, or a 1x1 convolution where the shape
 /// changes (He et al., arXiv 1512.03385, figure 5 left, option B).
@@ -34,8 +40,23 @@ class BasicBlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(BasicBlock);
 
-/// ResNet for small images such as CIFAR's 32 x 32: a 3x3 stem without pooling, stages of basic blocks, the mean over
-/// the image, a linear head. The default config is ResNet-18, of 11 173 962 parameters.
+/// A 1x1 convolution that narrows, a 3x3 one, and a 1x1 one to 4 x `width` channels, with a shortcut around them (the
+/// same paper, figure 5 right). The 3x3 convolution has the stride.
+class BottleneckImpl : public torch::nn::Module {
+ public:
+  BottleneckImpl(std::int64_t in, std::int64_t width, std::int64_t stride);
+  at::Tensor forward(const at::Tensor& x);
+
+ private:
+  torch::nn::Conv2d conv1_, conv2_, conv3_;
+  torch::nn::BatchNorm2d norm1_, norm2_, norm3_;
+  torch::nn::Sequential shortcut_{nullptr};
+};
+TORCH_MODULE(Bottleneck);
+
+/// ResNet: a stem, stages of blocks, the mean over the image, a linear head. The default stem is a 3x3 convolution
+/// without pooling, for small images such as CIFAR's 32 x 32. The default config is ResNet-18, of 11 173 962
+/// parameters.
 class ResNetImpl : public torch::nn::Module {
  public:
   explicit ResNetImpl(const ResNetConfig& config = {});
@@ -45,6 +66,7 @@ class ResNetImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& images, const at::Tensor& labels);
 
  private:
+  bool wide_stem_;
   torch::nn::Conv2d stem_;
   torch::nn::BatchNorm2d norm_;
   torch::nn::Sequential stages_;

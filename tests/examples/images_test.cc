@@ -1,0 +1,121 @@
+// Tests the program examples/images: it learns, goes on where it stopped, and refuses files that are no pictures.
+
+#include <gmock/gmock.h>
+
+#include <fstream>
+#include <random>
+#include <sstream>
+
+#include "tests/support/workplace.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+/// The rows of a table, each by the names of its columns.
+std::vector<std::map<std::string, std::string>> rows_of(const std::string& path) {
+  std::ifstream file(path);
+  const auto cells = [](const std::string& line) {
+    std::istringstream text(line);
+    std::vector<std::string> found;
+    for (std::string cell; std::getline(text, cell, ',');) found.push_back(cell);
+    return found;
+  };
+  std::string line;
+  std::getline(file, line);
+  const std::vector<std::string> names = cells(line);
+  std::vector<std::map<std::string, std::string>> rows;
+  while (std::getline(file, line)) {
+    const std::vector<std::string> values = cells(line);
+    auto& row = rows.emplace_back();
+    for (std::size_t i = 0; i < std::min(names.size(), values.size()); ++i) row[names[i]] = values[i];
+  }
+  return rows;
+}
+
+class Images : public Workplace {
+ protected:
+  void SetUp() override {
+    Workplace::SetUp();
+    // Ten patterns of 8 x 8 that differ much, with some noise: what digits.py writes has this form.
+    std::mt19937 random(3);
+    std::ofstream file(path("digits.csv"));
+    std::vector<std::vector<int>> patterns(10, std::vector<int>(64));
+    for (auto& pattern : patterns)
+      for (int& pixel : pattern) pixel = random() % 2 == 0 ? 2 : 14;
+    for (int i = 0; i < 300; ++i) {
+      for (const int pixel : patterns[static_cast<std::size_t>(i % 10)]) file << pixel + static_cast<int>(random() % 5) - 2 << ',';
+      file << i % 10 << '\n';
+    }
+  }
+
+  Words command(const std::string& name, const std::string& out) const {
+    return {IMAGES, name, "--data", "digits:" + path("digits.csv"), "--out", path(out), "--width", "8"};
+  }
+  Ended images(int ranks, const Words& words) const {
+    return run(ranks == 1 ? words : launch(ranks, {"--no-prefix"}) + words, 120);
+  }
+};
+
+TEST_F(Images, PatternsAreLearntAndEpochsAreRows) {
+  images(2, command("train", "a") + Words{"--epochs", "5", "--batch", "24", "--rate", "3e-3"});
+  const auto rows = rows_of(path("a/epochs.csv"));
+  ASSERT_THAT(rows, SizeIs(5));
+  EXPECT_EQ(rows[4].at("step"), "5");
+  EXPECT_EQ(rows[4].at("ranks"), "2");
+  EXPECT_GT(std::stod(rows[4].at("accuracy")), 0.9);
+  EXPECT_GT(std::stod(rows[4].at("pictures_per_second")), 0);
+}
+
+TEST_F(Images, RunThatStoppedGoesOnWithTheSameBits) {
+  const Words more = {"--batch", "24"};
+  images(2, command("train", "whole") + Words{"--epochs", "3"} + more);
+  images(2, command("train", "halves") + Words{"--epochs", "1"} + more);
+  images(2, command("train", "halves") + Words{"--epochs", "3"} + more);
+  const auto whole = rows_of(path("whole/epochs.csv")), halves = rows_of(path("halves/epochs.csv"));
+  ASSERT_THAT(whole, SizeIs(3));
+  ASSERT_THAT(halves, SizeIs(3));
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(whole[i].at("loss"), halves[i].at("loss")) << i;
+    EXPECT_EQ(whole[i].at("accuracy"), halves[i].at("accuracy")) << i;
+  }
+}
+
+TEST_F(Images, OtherRanksGoOnAndMeasureTheCheckpoint) {
+  images(1, command("train", "b") + Words{"--epochs", "1", "--batch", "24"});
+  images(3, command("train", "b") + Words{"--epochs", "2", "--batch", "24"});
+  const auto rows = rows_of(path("b/epochs.csv"));
+  ASSERT_THAT(rows, SizeIs(2));
+  EXPECT_EQ(rows[0].at("ranks") + rows[1].at("ranks"), "13");
+  EXPECT_THAT(images(1, command("latency", "b") + Words{"--steps", "5"}).out,
+              AllOf(HasSubstr("batch  1  p50 "), HasSubstr("batch 32  p50 ")));
+}
+
+TEST_F(Images, BucketsOfAllSizesGiveOneLoss) {
+  images(2, command("sweep", "c") + Words{"--steps", "3", "--batch", "24", "--buckets", "0.01,0.05,25"});
+  const auto rows = rows_of(path("c/buckets.csv"));
+  ASSERT_THAT(rows, SizeIs(3));
+  EXPECT_EQ(rows[0].at("loss"), rows[1].at("loss"));
+  EXPECT_EQ(rows[0].at("loss"), rows[2].at("loss"));
+}
+
+TEST_F(Images, WrongPicturesAreNamedWithPlaceAndRemedy) {
+  std::ofstream(path("short.csv")) << "1,2,3\n";
+  std::ofstream(path("high.csv")) << std::string(64 * 2, ' ').replace(0, 3, "17,") << "\n";
+  const auto code_of = [&](const std::string& data, const std::string& text) {
+    const Ended ended = run_program({IMAGES, "train", "--data", data, "--out", path("no")}, path("run"));
+    EXPECT_THAT(ended.err, AllOf(HasSubstr(text), HasSubstr("hint: "))) << data;
+    return ended.code;
+  };
+  EXPECT_EQ(code_of("digits:" + path("short.csv"), "short.csv:1: want number 4 of 65"), 65);
+  EXPECT_EQ(code_of("digits:" + path("high.csv"), "high.csv:1: want number 1 of 65"), 65);
+  EXPECT_EQ(code_of("digits:" + path("nowhere"), "nowhere cannot be read"), 66);
+  EXPECT_EQ(code_of("cifar10:" + path("."), "data_batch_1.bin cannot be read"), 66);
+  EXPECT_EQ(code_of("photos", "none of cifar10:FOLDER"), 64);
+}
+
+}  // namespace
+}  // namespace tessera::testing

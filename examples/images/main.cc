@@ -58,7 +58,8 @@ tessera::Strategy strategy_of(const Options& options) {
 }
 
 tessera::models::ResNet model_of(const Options& options, const PictureData& data) {
-  auto config = tessera::models::resnet_config(options.layers, data.side, data.channels, data.classes);
+  auto config = (options.layers == 50 ? tessera::models::resnet50 : tessera::models::resnet18)(data.side, data.channels,
+                                                                                               data.classes);
   config.width = options.width;
   at::manual_seed(options.seed);
   return tessera::models::ResNet(config);
@@ -71,22 +72,24 @@ std::size_t microbatch_of(const Options& options, const tessera::Mesh& mesh) {
     throw tessera::Error(tessera::ExitCode::kUsage,
                          "--batch " + std::to_string(options.batch) + " is no multiple of " + std::to_string(parts) +
                              ", which is ranks * microbatches. hint: choose one that all numbers of ranks divide, such "
-                             "as " + std::to_string(12 * options.microbatches));
+                             "as " +
+                             std::to_string(12 * options.microbatches));
   return static_cast<std::size_t>(options.batch / parts);
 }
 
 auto loader_of(const PictureData& data, bool held_out, tessera::RankSampler sampler, std::size_t batch) {
   return torch::data::make_data_loader(
-      PictureDataset(data, held_out, /*augments=*/!held_out).map(torch::data::transforms::Stack<>()), std::move(sampler),
-      batch);
+      PictureDataset(data, held_out, /*augments=*/!held_out).map(torch::data::transforms::Stack<>()),
+      std::move(sampler), batch);
 }
 
 /// The share of held-out pictures that the model tells right; the same number on any number of ranks.
 double accuracy_of(tessera::Engine& engine, tessera::models::ResNet& model, const PictureData& data,
                    const tessera::Mesh& mesh) {
-  auto loader = loader_of(data, /*held_out=*/true,
-                          tessera::RankSampler(static_cast<std::size_t>(data.held_out->count()), mesh, {.shuffle = false}),
-                          /*batch=*/64);
+  auto loader =
+      loader_of(data, /*held_out=*/true,
+                tessera::RankSampler(static_cast<std::size_t>(data.held_out->count()), mesh, {.shuffle = false}),
+                /*batch=*/64);
   model->eval();
   const auto wrong = engine.evaluate(*loader, [&](auto& batch) {
     const at::Tensor misses = model->forward(batch.data).argmax(1).ne(batch.target).to(at::kFloat).mean();
@@ -208,9 +211,9 @@ Bucket run_bucket(const Options& options, const PictureData& data, const tessera
   tessera::convert_sync_batchnorm(model, mesh);
   tessera::Engine engine(model, strategy, mesh);
   const std::size_t microbatch = microbatch_of(options, mesh);
-  auto loader = loader_of(data, /*held_out=*/true,
-                          tessera::RankSampler(static_cast<std::size_t>(data.held_out->count()), mesh, {.shuffle = false}),
-                          microbatch);
+  auto loader = loader_of(
+      data, /*held_out=*/true,
+      tessera::RankSampler(static_cast<std::size_t>(data.held_out->count()), mesh, {.shuffle = false}), microbatch);
   const auto batch = *loader->begin();
   std::vector<double> seconds, shares;
   Bucket found;
@@ -237,8 +240,9 @@ void sweep(const Options& options) {
   for (const double megabytes : options.buckets) {
     const Bucket found = run_bucket(options, data, mesh, megabytes);
     if (loss.value_or(found.loss) != found.loss)
-      throw tessera::Error(tessera::ExitCode::kInternal, "buckets of " + std::to_string(megabytes) +
-                                                             " MB train to another loss, and must not. hint: report it");
+      throw tessera::Error(
+          tessera::ExitCode::kInternal,
+          "buckets of " + std::to_string(megabytes) + " MB train to another loss, and must not. hint: report it");
     loss = found.loss;
     if (!mesh.is_main()) continue;
     rows->write(++row, {{"bucket_mb", megabytes},
@@ -261,11 +265,15 @@ int main(int argc, char** argv) {
     command->add_option("--data", options.data, "cifar10:FOLDER, digits:FILE or folder:FOLDER")->required();
     command->add_option("--out", options.out, "folder of checkpoints/, epochs.csv and buckets.csv")->required();
     command->add_option("--strategy", options.strategy, "strategy file; default: FULL_SHARD, AdamW");
-    command->add_option("--layers", options.layers, "18 or 50")->capture_default_str();
+    command->add_option("--layers", options.layers, "of the ResNet")
+        ->capture_default_str()
+        ->check(CLI::IsMember({18, 50}));
     command->add_option("--side", options.side, "pixels of a folder's pictures")->capture_default_str();
     command->add_option("--width", options.width, "channels of the first stage")->capture_default_str();
     command->add_option("--seed", options.seed, "of weights, order and augmentation")->capture_default_str();
-    command->add_option("--microbatches", options.microbatches, "of a step")->capture_default_str()->check(CLI::Range(1, 1024));
+    command->add_option("--microbatches", options.microbatches, "of a step")
+        ->capture_default_str()
+        ->check(CLI::Range(1, 1024));
     return command;
   };
   const auto* training = add("train", "train, from the last checkpoint if there is one");
@@ -273,8 +281,12 @@ int main(int argc, char** argv) {
   const auto* buckets = add("sweep", "the step and its communication for sizes of buckets");
   for (CLI::App* command : app.get_subcommands({})) {
     const std::string name = command->get_name();
-    if (name != "latency") command->add_option("--batch", options.batch, "samples of a step, all ranks")->capture_default_str();
-    if (name != "train") command->add_option("--steps", options.steps, "that are measured")->capture_default_str()->check(CLI::PositiveNumber);
+    if (name != "latency")
+      command->add_option("--batch", options.batch, "samples of a step, all ranks")->capture_default_str();
+    if (name != "train")
+      command->add_option("--steps", options.steps, "that are measured")
+          ->capture_default_str()
+          ->check(CLI::PositiveNumber);
     if (name == "sweep") command->add_option("--buckets", options.buckets, "sizes in MB")->delimiter(',');
     if (name != "train") continue;
     command->add_option("--epochs", options.epochs, "")->capture_default_str();

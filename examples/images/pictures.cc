@@ -71,8 +71,7 @@ std::shared_ptr<const Pictures> cifar10_of(const fs::path& folder, const std::ve
     all += bytes;
   }
   const auto count = static_cast<std::int64_t>(all.size() / kRecord);
-  const at::Tensor records =
-      at::from_blob(all.data(), {count, static_cast<std::int64_t>(kRecord)}, at::kByte).clone();
+  const at::Tensor records = at::from_blob(all.data(), {count, static_cast<std::int64_t>(kRecord)}, at::kByte).clone();
   std::vector<std::int64_t> labels;
   for (std::int64_t i = 0; i < count; ++i) {
     labels.push_back(static_cast<unsigned char>(all[static_cast<std::size_t>(i) * kRecord]));
@@ -137,7 +136,8 @@ PictureData digits(const fs::path& file) {
 /// Files of pictures, which are decoded when they are wanted.
 class Files : public Pictures {
  public:
-  Files(std::vector<std::pair<fs::path, std::int64_t>> files, std::int64_t side) : files_(std::move(files)), side_(side) {}
+  Files(std::vector<std::pair<fs::path, std::int64_t>> files, std::int64_t side)
+      : files_(std::move(files)), side_(side) {}
   std::int64_t count() const override { return static_cast<std::int64_t>(files_.size()); }
 
   std::pair<at::Tensor, std::int64_t> get(std::int64_t i) const override {
@@ -169,8 +169,9 @@ std::vector<std::string> folders_in(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder, error))
     if (entry.is_directory()) names.push_back(entry.path().filename().string());
   if (names.empty())
-    throw Error(ExitCode::kNoInput, folder.string() + " has no folder for a class. hint: put each class's pictures into "
-                                                      "train/CLASS and val/CLASS");
+    throw Error(ExitCode::kNoInput, folder.string() +
+                                        " has no folder for a class. hint: put each class's pictures into "
+                                        "train/CLASS and val/CLASS");
   std::sort(names.begin(), names.end());
   return names;
 }
@@ -217,8 +218,7 @@ void measure(PictureData& data) {
   }
   const double pixels = static_cast<double>(data.training->count() * data.side * data.side);
   data.mean = (sum / pixels).to(at::kFloat).view({-1, 1, 1});
-  data.deviation =
-      (squares / pixels - (sum / pixels).square()).sqrt().clamp_min(1e-3).to(at::kFloat).view({-1, 1, 1});
+  data.deviation = (squares / pixels - (sum / pixels).square()).sqrt().clamp_min(1e-3).to(at::kFloat).view({-1, 1, 1});
 }
 
 }  // namespace
@@ -230,18 +230,26 @@ PictureData open_pictures(const std::string& source, std::int64_t side) {
   if (kind == "cifar10") {
     data = {cifar10_of(path, {"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin",
                               "data_batch_5.bin"}),
-            cifar10_of(path, {"test_batch.bin"}), /*classes=*/10, /*channels=*/3, /*side=*/32, {}, {}, true};
+            cifar10_of(path, {"test_batch.bin"}),
+            /*classes=*/10,
+            /*channels=*/3,
+            /*side=*/32,
+            {},
+            {},
+            true};
   } else if (kind == "digits") {
     data = digits(path);
   } else if (kind == "folder") {
 #ifdef HAVE_STB
     return folder_of(path, side);
 #else
-    throw Error(ExitCode::kUnavailable, "this build reads no folders of pictures. hint: install libstb-dev and build anew");
+    throw Error(ExitCode::kUnavailable,
+                "this build reads no folders of pictures. hint: install libstb-dev and build anew");
 #endif
   } else {
-    throw Error(ExitCode::kUsage, "--data " + source + " is none of cifar10:FOLDER, digits:FILE and folder:FOLDER. hint: "
-                                                       "images --help");
+    throw Error(ExitCode::kUsage, "--data " + source +
+                                      " is none of cifar10:FOLDER, digits:FILE and folder:FOLDER. hint: "
+                                      "images --help");
   }
   measure(data);
   return data;

@@ -23,7 +23,7 @@ class Pictures {
 struct PictureData {
   std::shared_ptr<const Pictures> training, held_out;
   std::int64_t classes = 0, channels = 0, side = 0;
-  at::Tensor mean, deviation;  ///< [channels, 1, 1], in [0, 1]
+  at::Tensor mean, deviation;   ///< [channels, 1, 1], in [0, 1]
   bool may_be_mirrored = true;  ///< whether a mirrored picture has the same label
 };
 

@@ -47,7 +47,8 @@ class Images : public Workplace {
     for (auto& pattern : patterns)
       for (int& pixel : pattern) pixel = random() % 2 == 0 ? 2 : 14;
     for (int i = 0; i < 300; ++i) {
-      for (const int pixel : patterns[static_cast<std::size_t>(i % 10)]) file << pixel + static_cast<int>(random() % 5) - 2 << ',';
+      for (const int pixel : patterns[static_cast<std::size_t>(i % 10)])
+        file << pixel + static_cast<int>(random() % 5) - 2 << ',';
       file << i % 10 << '\n';
     }
   }

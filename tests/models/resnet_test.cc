@@ -9,7 +9,6 @@
 
 #include <cmath>
 
-#include "tessera/error.h"
 #include "tests/models/model_tests.h"
 
 namespace tessera::models {
@@ -21,10 +20,9 @@ TEST(ResNet, DefaultIsResNet18) {
 }
 
 TEST(ResNet, ConfigsHaveTheParametersOfTorchvisionsModels) {
-  EXPECT_EQ(count_parameters(*ResNet(resnet_config(18, /*side=*/224, /*channels=*/3, /*classes=*/1000))), 11689512);
-  EXPECT_EQ(count_parameters(*ResNet(resnet_config(50, /*side=*/224, /*channels=*/3, /*classes=*/1000))), 25557032);
-  EXPECT_EQ(count_parameters(*ResNet(resnet_config(18, /*side=*/32, /*channels=*/3, /*classes=*/10))), 11173962);
-  EXPECT_THROW(resnet_config(34, 32, 3, 10), Error);
+  EXPECT_EQ(count_parameters(*ResNet(resnet18(/*side=*/224, /*channels=*/3, /*classes=*/1000))), 11689512);
+  EXPECT_EQ(count_parameters(*ResNet(resnet50(/*side=*/224, /*channels=*/3, /*classes=*/1000))), 25557032);
+  EXPECT_EQ(count_parameters(*ResNet(resnet18(/*side=*/32, /*channels=*/3, /*classes=*/10))), 11173962);
 }
 
 TEST(ResNet, WideStemHalvesTheImageTwice) {

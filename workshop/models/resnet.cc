@@ -5,10 +5,6 @@
 #include <ATen/ops/relu.h>
 #include <torch/nn/init.h>
 
-#include <string>
-
-#include "tessera/error.h"
-
 namespace tessera::models {
 namespace {
 
@@ -26,13 +22,14 @@ torch::nn::Sequential shortcut(std::int64_t in, std::int64_t out, std::int64_t s
 
 }  // namespace
 
-ResNetConfig resnet_config(int layers, std::int64_t side, std::int64_t channels, std::int64_t classes) {
-  ResNetConfig config{.classes = classes, .channels = channels};
-  if (layers != 18 && layers != 50)
-    throw Error(ExitCode::kUsage, "a ResNet of " + std::to_string(layers) + " layers is not known. hint: 18 or 50");
-  if (layers == 50) config.blocks = {3, 4, 6, 3};
-  config.bottlenecks = layers == 50;
-  config.wide_stem = side >= 64;
+ResNetConfig resnet18(std::int64_t side, std::int64_t channels, std::int64_t classes) {
+  return {.classes = classes, .channels = channels, .wide_stem = side >= 64};
+}
+
+ResNetConfig resnet50(std::int64_t side, std::int64_t channels, std::int64_t classes) {
+  ResNetConfig config = resnet18(side, channels, classes);
+  config.blocks = {3, 4, 6, 3};
+  config.bottlenecks = true;
   return config;
 }
 

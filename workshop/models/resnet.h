@@ -11,23 +11,23 @@
 
 namespace tessera::models {
 
-/// The shape of a ResNet.
+/// The shape of a ResNet (He et al., arXiv 1512.03385).
 struct ResNetConfig {
   std::int64_t classes = 10;
   std::int64_t channels = 3;  ///< channels of the images
   /// Blocks of each stage; every stage after the first halves the image.
   std::vector<std::int64_t> blocks = {2, 2, 2, 2};
-  std::int64_t width = 64;  ///< channels of the first stage; each further stage doubles it
+  std::int64_t width = 64;   ///< channels of the first stage; each further stage doubles it
   bool bottlenecks = false;  ///< blocks of three convolutions, with 4 x as many channels at their end (ResNet-50's)
   bool wide_stem = false;    ///< a 7x7 convolution that halves the image, and pooling that does: for 224 x 224
 };
 
-/// The ResNet of He et al. with this many layers, 18 or 50, for images of `side` x `side` pixels: from 64 pixels on with
-/// a wide stem. Throws tessera::Error (64) for other numbers of layers.
-ResNetConfig resnet_config(int layers, std::int64_t side, std::int64_t channels, std::int64_t classes);
+/// ResNet-18 and ResNet-50 of the same paper for images of `side` x `side` pixels: from 64 pixels on with a wide stem.
+ResNetConfig resnet18(std::int64_t side, std::int64_t channels, std::int64_t classes);
+ResNetConfig resnet50(std::int64_t side, std::int64_t channels, std::int64_t classes);
 
 /// Two 3x3 convolutions with batch norm, and a shortcut around them: the identity, or a 1x1 convolution where the shape
-/// changes (He et al., arXiv 1512.03385, figure 5 left, option B).
+/// changes (the paper's figure 5 left, option B).
 class BasicBlockImpl : public torch::nn::Module {
  public:
   BasicBlockImpl(std::int64_t in, std::int64_t out, std::int64_t stride);
@@ -41,7 +41,7 @@ class BasicBlockImpl : public torch::nn::Module {
 TORCH_MODULE(BasicBlock);
 
 /// A 1x1 convolution that narrows, a 3x3 one, and a 1x1 one to 4 x `width` channels, with a shortcut around them (the
-/// same paper, figure 5 right). The 3x3 convolution has the stride.
+/// paper's figure 5 right). The 3x3 convolution has the stride.
 class BottleneckImpl : public torch::nn::Module {
  public:
   BottleneckImpl(std::int64_t in, std::int64_t width, std::int64_t stride);

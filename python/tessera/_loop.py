@@ -1,5 +1,7 @@
-"""What a loop of plain PyTorch needs of many ranks beside an Engine, or without one: buffers made alike, batch norms over all ranks, averaged
-gradients, and traces. The same as include/tessera's sync_buffers.h, sync_batch_norm.h, data_parallel.h and trace.h."""
+"""What a loop of plain PyTorch needs of many ranks beside an Engine, or without one: buffers made alike, batch norms
+over all ranks, averaged gradients, and traces. The same as include/tessera's sync_buffers.h, sync_batch_norm.h,
+data_parallel.h and trace.h.
+"""
 
 import os
 import time
@@ -20,12 +22,13 @@ _CONVERTED = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, 
 
 
 def sync_buffers(model: torch.nn.Module, how: str = "from_rank_zero") -> None:
-    """Makes the buffers of a module alike on all ranks: rank 0's, or with `how="mean"` the mean over the ranks, where integers and flags, such
-    as num_batches_tracked, are still rank 0's.
+    """Makes the buffers of a module alike on all ranks: rank 0's, or with `how="mean"` the mean over the ranks, where
+    integers and flags, such as num_batches_tracked, are still rank 0's.
 
-    An Engine does that once, when it is made; afterwards each rank's forward writes its own. Call it before an evaluation, or before weights are
-    saved, which takes rank 0's. "broadcast_buffers" in the strategy has each step do it, and `convert_sync_batchnorm` keeps running statistics alike
-    all the time. Collective. Raises Error (64) on all ranks where their buffers have other shapes or dtypes.
+    An Engine does that once, when it is made; afterwards each rank's forward writes its own. Call it before an
+    evaluation, or before weights are saved, which takes rank 0's. "broadcast_buffers" in the strategy has each step do
+    it, and `convert_sync_batchnorm` keeps running statistics alike all the time. Collective. Raises Error (64) on all
+    ranks where their buffers have other shapes or dtypes.
     """
     if how not in _SYNCS:
         raise Error(f"sync_buffers: how is one of {', '.join(_SYNCS)}, got {how!r}. [T0762] hint: leave it out for rank 0's values")
@@ -39,10 +42,11 @@ def start_trace() -> None:
 
 
 def write_trace(path: str | os.PathLike) -> None:
-    """Ends the recording on all ranks, and writes their spans into one file on rank 0, for Perfetto (ui.perfetto.dev) or chrome://tracing.
+    """Ends the recording on all ranks, and writes their spans into one file on rank 0, for Perfetto (ui.perfetto.dev)
+    or chrome://tracing.
 
-    An Engine records "backward", "step", "all_gather UNIT", "reduce UNIT", "agree", "update" and "publish"; `span` adds what the program names.
-    Collective. Raises Error (73) on all ranks where the file cannot be written.
+    An Engine records "backward", "step", "all_gather UNIT", "reduce UNIT", "agree", "update" and "publish"; `span` adds
+    what the program names. Collective. Raises Error (73) on all ranks where the file cannot be written.
     """
     join_if_needed()
     _native.write_trace(os.fspath(path))
@@ -59,13 +63,14 @@ def span(name: str) -> Iterator[None]:
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Batch normalisation over the samples of all ranks. Input [B, C], [B, C, L], [B, C, H, W] or [B, C, D, H, W]; B may differ between
-    ranks, and be 0 on some. It works on the CPU too, which torch.nn.SyncBatchNorm does not.
+    """Batch normalisation over the samples of all ranks. Input [B, C], [B, C, L], [B, C, H, W] or [B, C, D, H, W]; B
+    may differ between ranks, and be 0 on some. It works on the CPU too, which torch.nn.SyncBatchNorm does not.
 
-    While training, mean and variance are those of the batches of all ranks together, forward and backward, as if one process had the
-    concatenated batch; running statistics are alike on all ranks. In eval mode it is BatchNorm, and ranks do not meet. Each forward and backward
-    while training is collective. Not differentiable twice. `torch.utils.checkpoint` counts a batch twice in the running statistics, as it does
-    with BatchNorm. Raises Error (64) on all ranks where they have one value a channel together.
+    While training, mean and variance are those of the batches of all ranks together, forward and backward, as if one
+    process had the concatenated batch; running statistics are alike on all ranks. In eval mode it is BatchNorm, and
+    ranks do not meet. Each forward and backward while training is collective. Not differentiable twice.
+    `torch.utils.checkpoint` counts a batch twice in the running statistics, as it does with BatchNorm. Raises Error
+    (64) on all ranks where they have one value a channel together.
     """
 
     class_for_strategies = "BatchNorm"  # "mixed_precision.keep_fp32" means it where it means a BatchNorm
@@ -90,8 +95,9 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def convert_sync_batchnorm(model: torch.nn.Module) -> list[str]:
-    """Makes each BatchNorm1d, 2d and 3d in `model`, and `model` itself, a `SyncBatchNorm`, and returns their paths. They stay the same objects, with
-    their parameters, buffers and hooks. Before the Engine is made, or later. Collective.
+    """Makes each BatchNorm1d, 2d and 3d in `model`, and `model` itself, a `SyncBatchNorm`, and returns their paths.
+    They stay the same objects, with their parameters, buffers and hooks. Before the Engine is made, or later.
+    Collective.
 
     Raises Error (64) on all ranks for what is a BatchNorm with a forward of its own, or has no sizes yet.
     """
@@ -108,20 +114,23 @@ def convert_sync_batchnorm(model: torch.nn.Module) -> list[str]:
 
 
 class DataParallel:
-    """Averages gradients over the ranks, and nothing else: each rank has the whole module, and any optimizer of torch.optim trains it.
+    """Averages gradients over the ranks, and nothing else: each rank has the whole module, and any optimizer of
+    torch.optim trains it.
 
         parallel = tessera.DataParallel(model)
         optimizer = torch.optim.LBFGS(model.parameters())
         loss.backward()      # when it returns, every .grad is the mean over the ranks
         optimizer.step()
 
-    For what an Engine does not have: an optimizer of your own, second-order methods. It costs the memory of NO_SHARD and does not overlap
-    communication with backward, so an Engine is smaller and faster. Call the model itself, there is no module around it.
+    For what an Engine does not have: an optimizer of your own, second-order methods. It costs the memory of NO_SHARD
+    and does not overlap communication with backward, so an Engine is smaller and faster. Call the model itself, there
+    is no module around it.
 
-    Making one is collective, compares the modules and gives every rank rank 0's values. Each backward that reaches a parameter is collective at its
-    end. A parameter that some ranks did not use gets the mean in which they count as zero; one that no rank used keeps no `.grad`. Gradients have
-    the same bits on all ranks. What goes wrong in a backward comes out of it as a RuntimeError with the text of an Error. `bucket_mb`: MiB of fp32
-    gradients that are sent together.
+    Making one is collective, compares the modules and gives every rank rank 0's values. Each backward that reaches a
+    parameter is collective at its end. A parameter that some ranks did not use gets the mean in which they count as
+    zero; one that no rank used keeps no `.grad`. Gradients have the same bits on all ranks. What goes wrong in a
+    backward comes out of it as a RuntimeError with the text of an Error. `bucket_mb`: MiB of fp32 gradients that are
+    sent together.
     """
 
     def __init__(self, model: torch.nn.Module, *, bucket_mb: float = 25.0) -> None:
@@ -134,7 +143,9 @@ class DataParallel:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """`with parallel.no_sync():` backward leaves gradients as this rank made them. They add up; the next backward outside averages the sum."""
+        """`with parallel.no_sync():` backward leaves gradients as this rank made them. They add up; the next backward
+        outside averages the sum.
+        """
         scope = self._live().no_sync()
         try:
             yield
@@ -142,14 +153,18 @@ class DataParallel:
             scope.end()
 
     def set_weight(self, weight: float | torch.Tensor) -> None:
-        """The loss of the next backward that averages is a mean over so many things (samples, tokens), so gradients are means over all of them.
+        """The loss of the next backward that averages is a mean over so many things (samples, tokens), so gradients are
+        means over all of them.
 
-        A SyncBatchNorm adds up ranks' gradients inside backward, before these weights count: with one, give an Engine the weight, or multiply the loss.
+        A SyncBatchNorm adds up ranks' gradients inside backward, before these weights count: with one, give an Engine
+        the weight, or multiply the loss.
         """
         self._live().set_weight(float(weight))
 
     def backward_nothing(self) -> None:
-        """For a rank without a batch, while others run a backward that averages: it counts nothing, and gets the mean in every `.grad`."""
+        """For a rank without a batch, while others run a backward that averages: it counts nothing, and gets the mean
+        in every `.grad`.
+        """
         self._live().backward_nothing()
 
     def broadcast_buffers(self) -> None:

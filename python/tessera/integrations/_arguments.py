@@ -8,7 +8,7 @@ from transformers import Trainer, TrainingArguments
 
 from tessera._engine import Strategy
 from tessera._error import Error
-from tessera.integrations._bridge import agree, copy_of, use_manual_schedule
+from tessera.integrations._bridge import agree, copy_of, name_units, use_manual_schedule
 
 _SHARDED_ALREADY = "[T0700] hint: leave it out, since the strategy says how the model is sharded"
 _STRATEGY_HAS_TYPES = "[T0701] hint: leave it out, since evaluation computes in the type that the strategy names"
@@ -54,9 +54,7 @@ def completed(strategy: Strategy, args: TrainingArguments, model: torch.nn.Modul
     if args.bf16 and strategy.get("mixed_precision", {}).get("param") == "fp16":
         raise Error('TrainingArguments.bf16 disagrees with "mixed_precision": {"param": "fp16"} in the strategy. '
                     "[T0711] hint: leave one of them out")
-    if "units" not in strategy:
-        blocks = set(getattr(model, "_no_split_modules", None) or ())
-        strategy["units"] = {"classes": sorted(blocks & {type(module).__name__ for module in model.modules()})}
+    name_units(strategy, model)
     optimizer = strategy.setdefault("optimizer", {})
     agree(optimizer, "lr", args.learning_rate, "TrainingArguments.learning_rate")
     if "type" in optimizer:

@@ -36,11 +36,19 @@ def use_manual_schedule(strategy: dict[str, Any], who: str) -> None:
                     "of the strategy")
 
 
+def name_units(strategy: dict[str, Any], model: torch.nn.Module) -> None:
+    """Makes the blocks that a model of transformers names in `_no_split_modules` the units, if the strategy has none.
+    """
+    if "units" not in strategy:
+        blocks = set(getattr(model, "_no_split_modules", None) or ())
+        strategy["units"] = {"classes": sorted(blocks & {type(module).__name__ for module in model.modules()})}
+
+
 def take_step(engine: Engine) -> _native.StepResult:
     """Makes a step of the microbatches that there are, and returns its result.
 
-    The last step of an epoch may lack some. They count as zero, as in Lightning, which divides each loss by the number
-    of a whole step.
+    The last step of an epoch may lack some. They count as zero, as in Lightning and accelerate, which divide each loss
+    by the number of a whole step.
     """
     while not engine.step_is_due():
         engine.backward(0 * next(each for each in engine.model.parameters() if each.requires_grad).sum())

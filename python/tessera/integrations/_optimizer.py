@@ -21,14 +21,15 @@ class FollowedOptimizer:
     """Passes on to an Engine what schedulers, callbacks and the program write into an optimizer's groups, and what
     trains.
 
-    The first group is the Engine's own; others are groups "1", "2", ... of the strategy.
+    The first group is the Engine's own; others are groups "1", "2", ... of the strategy. In errors, `who` trains, and
+    `maker` has made the optimizer.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, module: torch.nn.Module, who: str, maker: str) -> None:
         kind = type(optimizer)
+        self._who, self._maker = who, maker
         if kind not in _RULES:
-            raise Error("TesseraStrategy trains with AdamW, Adam or SGD of torch.optim, but configure_optimizers made "
-                        f"{kind.__name__}. [T0718] hint: make one of those, or write the loop with tessera.Engine, whose strategy has "
+            raise Error(f"{who} trains with AdamW, Adam or SGD of torch.optim, but {maker} made {kind.__name__}. [T0718] hint: make one of those, or write the loop with tessera.Engine, whose strategy has "
                         "other rules too")
         self._optimizer, self._module, self._kind = optimizer, module, kind
         self._rule, self._numbers = _RULES[kind]
@@ -40,22 +41,28 @@ class FollowedOptimizer:
 
     def add_to(self, strategy: dict[str, Any]) -> None:
         """Sets the strategy's "optimizer"."""
-        options, who = strategy.setdefault("optimizer", {}), "configure_optimizers"
+        options, who = strategy.setdefault("optimizer", {}), self._maker
         agree(options, "type", self._rule, who)
         names = {value: name for name, value in self._module.named_parameters()}
         groups = self._optimizer.param_groups
-        first = {key: groups[0][key] for key in ("lr", *self._numbers)}
+        first = {"lr": plain(groups[0].get("initial_lr", groups[0]["lr"])),  # a warm-up may have begun at 0
+                 **{key: groups[0][key] for key in self._numbers}}
         if "momentum" in first:  # there is memory for it if some group has one
             first["momentum"] = first["momentum"] or max(group["momentum"] for group in groups)
         for key, value in first.items():
             agree(options, key, list(value) if key == "betas" else value, who)
         for index, group in enumerate(groups):
+            unknown = [value for value in group["params"] if value not in names]
+            if unknown:
+                raise Error(f"group {index} of {self._kind.__name__}, which {self._maker} made, has a parameter of shape "
+                            f"{list(unknown[0].shape)} that is not the module's. [T0766] hint: make the optimizer of the module's "
+                            "own parameters(), after the module's last change")
             matched = [names.pop(value) for value in group["params"]]
             if index > 0:
                 options.setdefault("groups", []).append(self._said(index, group, matched))
         left_out = [name for value, name in names.items() if value.requires_grad]
         if left_out:
-            raise Error(f"configure_optimizers leaves {left_out[0]} out, which the Engine would train. [T0719] hint: freeze it "
+            raise Error(f"{self._maker} leaves {left_out[0]} out, which the Engine would train. [T0719] hint: freeze it "
                         "with requires_grad_(False)")
         self._frozen = [item for item in self._module.named_parameters() if not item[1].requires_grad]
         self._members = [[*group["params"]] for group in groups]
@@ -72,7 +79,8 @@ class FollowedOptimizer:
                 continue
             for key in set(self._usual) - {"lr", *self._numbers, "foreach", "fused", "capturable"}:
                 if group[key] != self._usual[key]:
-                    raise Error(f"TesseraStrategy cannot train with {key}={group[key]} of {self._kind.__name__}. [T0720] hint: leave it out")
+                    raise Error(f"{self._who} cannot train with {key}={group[key]} of {self._kind.__name__}. "
+                                "[T0720] hint: leave it out")
         watch(self._optimizer, self._usual, ("lr", *self._numbers), self._kind.__name__)
 
     def forget_sent(self) -> None:
@@ -138,7 +146,7 @@ class FollowedOptimizer:
         unknown = [value for value in group["params"] if value not in names]
         if unknown:
             raise Error(f"group {index} of {self._kind.__name__} has a parameter of shape {list(unknown[0].shape)} that is not the "
-                        "module's. [T0723] hint: register it in the module before the Trainer's fit")
+                        "module's. [T0723] hint: register it in the module before training begins")
         still = [names[value] for value in group["params"] if not value.requires_grad]
         added = [names[value] for value in group["params"]]
         engine.add_group(self._said(index, group, added))

@@ -105,7 +105,8 @@ class TesseraStrategy(DDPStrategy):
             key = "gradient_clip_value" if trainer.gradient_clip_algorithm == "value" else "gradient_clipping"
             agree(strategy, key, float(trainer.gradient_clip_val), "Trainer(gradient_clip_val)")
         use_manual_schedule(strategy, "the optimizer of configure_optimizers, with its schedulers,")
-        self._followed = FollowedOptimizer(self.optimizers[0], self.lightning_module)  # Lightning refuses several
+        self._followed = FollowedOptimizer(self.optimizers[0], self.lightning_module, "TesseraStrategy",
+                                          "configure_optimizers")  # Lightning refuses several optimizers
         self._followed.add_to(strategy)
         return strategy
 

@@ -1,0 +1,406 @@
+"""The Accelerator of Hugging Face's accelerate, with an Engine that trains the model.
+
+    accelerator = Accelerator(gradient_accumulation_steps=4, strategy={"gradient_clipping": 1.0})
+    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+
+`tessera launch`, `accelerate launch` or torchrun starts the ranks. The loop stays as it is. The program's AdamW, Adam
+or SGD, with its groups and schedulers, says how parameters are updated, and the Engine does it. The Accelerator says
+how many microbatches a step has. The strategy, a file or a dict, says the rest, clipping too. Values that both name
+have to be the same. All ranks call prepare, backward, the optimizer's step, get_state_dict, save_model, save_state and
+load_state.
+"""
+
+import inspect
+import math
+import os
+import weakref
+from collections.abc import Iterable
+from types import MethodType
+from typing import Any, NoReturn
+
+import accelerate
+import torch
+from accelerate.logging import get_logger
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.utils import DistributedDataParallelKwargs, DistributedType, DynamoBackend, is_compiled_module
+from accelerate.utils.deepspeed import DummyOptim, DummyScheduler
+
+from tessera._engine import Engine, Strategy
+from tessera._error import Error
+from tessera._job import world_size
+from tessera.integrations._bridge import (agree, copy_of, expect_device, name_units, take_step,
+                                          use_manual_schedule)
+from tessera.integrations._optimizer import FollowedOptimizer
+
+_log = get_logger(__name__)
+_FOLDER = "tessera"  # the Engine's checkpoint, in the folder of save_state
+_SHARDED_ALREADY = "[T0767] hint: leave it out, since the strategy says how the model is sharded"
+_COMPILED = "[T0768] hint: leave it out, and call compile() on the model's blocks before prepare"
+_REFUSED = {
+    "deepspeed_plugin": _SHARDED_ALREADY,
+    "deepspeed_plugins": _SHARDED_ALREADY,
+    "fsdp_plugin": _SHARDED_ALREADY,
+    "megatron_lm_plugin": _SHARDED_ALREADY,
+    "torch_tp_plugin": _SHARDED_ALREADY,
+    "parallelism_config": _SHARDED_ALREADY,
+    "dynamo_backend": _COMPILED,
+    "dynamo_plugin": _COMPILED,
+}
+# Variables of `accelerate launch`, from its configuration file or its options.
+_REFUSED_VARIABLES = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_MEGATRON_LM",
+                      "ACCELERATE_USE_PARALLELISM_CONFIG")
+_KINDS_OF_JOBS = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+# The Accelerator whose Engine shards a model.
+_owners: "weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Accelerator]]" = weakref.WeakKeyDictionary()
+
+
+class Accelerator(accelerate.Accelerator):
+    """An Accelerator that shards its model. Arguments other than `strategy` are those of accelerate's.
+
+    `engine` is the Engine, from the first `prepare` with a model on; `result` is what the last step did. `prepare`
+    returns the model itself, sharded. It takes one model and one optimizer. A model without one can be evaluated, and
+    may get its optimizer in a later call. Where there is no GPU, `cpu=True` is the default. If the strategy has no "units",
+    they are the blocks that the model names in `_no_split_modules`.
+    """
+
+    def __init__(self, *args: Any, strategy: Strategy | None = None, **kwargs: Any) -> None:
+        self._given = copy_of({} if strategy is None else strategy)
+        given = inspect.signature(accelerate.Accelerator.__init__).bind(self, *args, **kwargs).arguments
+        _expect_possible(given)
+        if "cpu" not in given and not torch.cuda.is_available():
+            kwargs["cpu"] = True  # without it, accelerate's processes on CPUs would not know of each other
+        self.engine: Engine | None = None
+        self.result: Any = None
+        self._followed: FollowedOptimizer | None = None
+        self._is_preparing = False
+        self._forget_window()
+        super().__init__(*args, **kwargs)
+        self._expect_state()
+
+    def _forget_window(self) -> None:
+        self._has_gradients = False  # of microbatches since the last step or zero_grad
+        self._has_stepped = False  # since the last zero_grad
+        self._norm = torch.full((), math.nan)
+
+    def _expect_state(self) -> None:
+        """Checks what environment variables, and the first Accelerator of the process, have decided."""
+        if self.distributed_type not in _KINDS_OF_JOBS:
+            raise Error(f"accelerate found a job of kind {self.distributed_type.value}, but Tessera trains on CPUs and NVIDIA's "
+                        "GPUs. [T0769] hint: pass cpu=True, or use accelerate's own Accelerator there")
+        if self.num_processes != world_size():
+            raise Error(f"accelerate sees {self.num_processes} processes, but the job has {world_size()} ranks. [T0770] hint: make this "
+                        "Accelerator before PartialState and others of accelerate's, or give all of them cpu=True")
+        if self.mixed_precision not in ("no", "bf16"):
+            raise Error(f'Accelerator does not take mixed_precision="{self.mixed_precision}". [T0771] hint: leave it out, and set '
+                        '"mixed_precision": {"param": "fp16"} in the strategy; "bf16", which is autocast, is possible')
+        if self.mixed_precision == "bf16" and self._given.get("mixed_precision", {}).get("param") == "fp16":
+            raise Error('mixed_precision="bf16" of Accelerator disagrees with "mixed_precision": {"param": "fp16"} in the strategy. '
+                        "[T0772] hint: leave one of them out")
+        if self.state.dynamo_plugin.backend != DynamoBackend.NO:
+            raise Error(f"Accelerator does not take ACCELERATE_DYNAMO_BACKEND={self.state.dynamo_plugin.backend.value}. [T0773] hint: leave "
+                        "the variable out, and call compile() on the model's blocks before prepare")
+
+    def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
+        """Prepares a model, its optimizer, data loaders and schedulers, and returns them in the same order. Collective.
+
+        The model comes back as it is, sharded. Raises Error (64) for a second model or optimizer.
+        """
+        self._expect_preparable(args)
+        known = len(self._models), len(self._optimizers)
+        self._is_preparing = True
+        try:
+            prepared = super().prepare(*args, device_placement=device_placement)
+        finally:
+            self._is_preparing = False
+        if known != (len(self._models), len(self._optimizers)):
+            self._make_engine()
+        return prepared
+
+    def prepare_model(self, model: torch.nn.Module, device_placement: bool | None = None,
+                      evaluation_mode: bool = False) -> torch.nn.Module:
+        """Does what `prepare` does. With `evaluation_mode`, the model gets autocast and a device, and is not sharded;
+        save_state and load_state leave it out.
+        """
+        if not self._is_preparing and not evaluation_mode:
+            return self.prepare(model, device_placement=[device_placement])
+        if not self._is_preparing and model not in self._models:
+            model = super().prepare_model(model, device_placement, True)
+            self._models.remove(model)
+            return model
+        return super().prepare_model(model, False, True)  # autocast, but no DDP; the Engine places the shards
+
+    def prepare_optimizer(self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None) -> AcceleratedOptimizer:
+        """Does what `prepare` does."""
+        if not self._is_preparing:
+            return self.prepare(optimizer, device_placement=[device_placement])
+        if not isinstance(optimizer, PreparedOptimizer):
+            optimizer = PreparedOptimizer(optimizer, self)
+        if optimizer not in self._optimizers:
+            self._optimizers.append(optimizer)
+        return optimizer
+
+    def _expect_preparable(self, args: Iterable[Any]) -> None:
+        models = _kinds(torch.nn.Module, (*self._models, *args))
+        if len(models) > 1:
+            raise Error(f"prepare got more than one model ({', '.join(models)}), but the Engine of an Accelerator trains one. [T0774] hint: make "
+                        "an Accelerator for each; after free_memory() one takes another")
+        optimizers = _kinds(torch.optim.Optimizer, (*self._optimizers, *args))
+        if len(optimizers) > 1:
+            raise Error(f"prepare got more than one optimizer ({', '.join(optimizers)}), but the Engine of an Accelerator has one. "
+                        "[T0775] hint: make one, with groups of parameters")
+        has_model = bool(self._models) or any(isinstance(each, torch.nn.Module) for each in args)
+        for each in args:
+            name = type(each).__name__
+            if isinstance(each, (DummyOptim, DummyScheduler)):
+                raise Error(f"prepare got a {name}, which stands for what DeepSpeed would make. [T0776] hint: give AdamW, Adam or SGD of "
+                            "torch.optim, and a scheduler of torch.optim.lr_scheduler")
+            if isinstance(each, torch.optim.Optimizer) and not has_model:
+                raise Error(f"prepare got {name} before the model that it updates. [T0777] hint: pass both together, or the model first")
+            if isinstance(each, AcceleratedOptimizer) and each not in self._optimizers:
+                raise Error(f"prepare got {type(each.optimizer).__name__} that another Accelerator has prepared. [T0778] hint: give it the "
+                            "optimizer itself")
+            if isinstance(each, torch.nn.parallel.DistributedDataParallel):
+                raise Error("prepare got what DistributedDataParallel made of a model. [T0779] hint: pass the model itself")
+            if is_compiled_module(each):
+                raise Error("prepare got what torch.compile made of a model. [T0780] hint: pass the model itself, and call compile() on its "
+                            "blocks before")
+            owner = _owners[each]() if isinstance(each, torch.nn.Module) and each in _owners else None
+            if owner is not None and owner is not self and owner.engine is not None:
+                raise Error(f"prepare got a {name} that another Accelerator has sharded. [T0781] hint: use that Accelerator, or call its "
+                            "free_memory() first")
+
+    def _make_engine(self) -> None:
+        """Shards the model, anew if it has got its optimizer after it was sharded."""
+        model, strategy = self._models[0], copy_of(self._given)
+        if self._optimizers:
+            self._followed = FollowedOptimizer(self._optimizers[0].optimizer, model, "Accelerator", "the program")
+            steps = self.gradient_accumulation_steps
+            if steps > 1:
+                agree(strategy, "gradient_accumulation", steps, "Accelerator(gradient_accumulation_steps)")
+            use_manual_schedule(strategy, "the program's optimizer, with its scheduler,")
+            self._followed.add_to(strategy)
+        else:
+            strategy["optimizer"] = {"type": "sgd", "weight_decay": 0.0}  # without state
+        name_units(strategy, model)
+        if self.engine is not None:
+            self.engine.close()
+        self.engine = Engine(model, strategy)
+        expect_device(self.engine, self.device, "Accelerator")
+        self._said = self.engine.strategy
+        self._forget_window()
+        if model not in _owners:
+            model.register_forward_pre_hook(_before_forward)
+            model.zero_grad = MethodType(_zero_grad, model)
+        _owners[model] = weakref.ref(self)
+
+    def _training(self, what: str) -> Engine:
+        """Returns the Engine, which has an optimizer."""
+        if self.engine is None or self._followed is None:
+            raise Error(f"{what} needs a model and its optimizer, but prepare got {'no model' if self.engine is None else 'no optimizer'}. "
+                        "[T0782] hint: model, optimizer = accelerator.prepare(model, optimizer)")
+        return self.engine
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        """Runs the Engine's backward. Collective.
+
+        As in accelerate, the loss is divided by gradient_accumulation_steps and added up until the optimizer steps.
+        `retain_graph=True` says that another loss of the same batch follows. Other arguments of Tensor.backward are an
+        Error.
+        """
+        engine = self._training("backward")
+        others = kwargs.keys() - {"retain_graph"}
+        if others:
+            raise Error(f"backward got {', '.join(sorted(others))}, which the Engine does not take. [T0783] hint: give a scalar loss, and "
+                        "retain_graph where more losses of the batch follow")
+        self._expect_zeroed("backward")
+        microbatches = self._said["gradient_accumulation"]
+        if engine.step_is_due():
+            raise Error(f"backward was called more than {microbatches} times before the optimizer's step. [T0784] hint: say "
+                        "Accelerator(gradient_accumulation_steps=N) and use accumulate(model), or \"gradient_accumulation\": N in the "
+                        "strategy if the loop counts them itself")
+        self._has_gradients = True
+        part = microbatches / self.gradient_accumulation_steps  # the Engine takes the mean
+        engine.backward(loss if part == 1 else loss * part, **kwargs)
+
+    def _expect_zeroed(self, what: str) -> None:
+        if self._has_stepped:
+            raise Error(f"{what} after an optimizer's step without zero_grad: PyTorch would add to the gradients of that step, which "
+                        "the Engine has used up. [T0785] hint: call optimizer.zero_grad() after each optimizer.step()")
+
+    def _step(self) -> bool:
+        """Makes the Engine's step, and returns whether it was skipped. Without a backward before, it does nothing, as
+        an optimizer whose parameters have no gradients. `optimizer.step()` calls it.
+        """
+        engine = self._training("step")
+        self._expect_zeroed("step")
+        if not self._has_gradients:
+            _expect_no_gradients(engine.model)
+            return False
+        self._followed.hand_on(engine)
+        self.result = take_step(engine)
+        self._norm.fill_(self.result.grad_norm)
+        self._forget_window()
+        self._has_stepped = True
+        return self.result.overflow or self.result.spike
+
+    def _zero_grad(self) -> None:
+        """Drops the gradients that have not made a step. `optimizer.zero_grad()` and `model.zero_grad()` call it."""
+        self._forget_window()
+        if self.engine is not None:
+            self.engine.zero_grad()
+            torch.nn.Module.zero_grad(self.engine.model)  # what stands in .grad says that the Engine has the gradient
+
+    def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> torch.Tensor:
+        """Checks that the strategy clips so, which the step that comes does. Returns a tensor that gets the norm in
+        that step, and is NaN until then.
+        """
+        if norm_type != 2:
+            raise Error(f"clip_grad_norm_ got norm_type={norm_type}, but the Engine has the 2-norm alone. [T0786] hint: leave it out")
+        self._expect_clipping("clip_grad_norm_", "gradient_clipping", parameters, max_norm)
+        return self._norm
+
+    def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
+        """Checks that the strategy clips so, which the step that comes does."""
+        self._expect_clipping("clip_grad_value_", "gradient_clip_value", parameters, clip_value)
+
+    def _expect_clipping(self, what: str, key: str, parameters: Any, wanted: float) -> None:
+        engine = self._training(what)
+        if self._said[key] != float(wanted):
+            raise Error(f'the strategy says "{key}": {self._said[key]}, but {what} says {float(wanted)}. [T0787] hint: the Engine clips, in each '
+                        f'step: say Accelerator(strategy={{"{key}": {float(wanted)}, ...}})')
+        given = {id(each) for each in ([parameters] if isinstance(parameters, torch.Tensor) else parameters)}
+        missing = [name for name, each in engine.model.named_parameters() if each.requires_grad and id(each) not in given]
+        if missing:
+            raise Error(f"{what} leaves {missing[0]} out, but the Engine clips all gradients together. [T0788] hint: pass model.parameters()")
+        if not self.sync_gradients:
+            raise Error(f"{what} between microbatches, but the Engine clips the gradients of a whole step. [T0789] hint: call it under `if "
+                        "accelerator.sync_gradients:`")
+
+    def join_uneven_inputs(self, joinables: Any, even_batches: bool | None = None) -> NoReturn:
+        raise Error("join_uneven_inputs needs DistributedDataParallel, which is not there. [T0790] hint: leave even_batches at True; with "
+                    "tessera.Engine, tessera.uneven is a loop for loaders of different lengths")
+
+    def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, Any]:
+        """Returns the model's whole state_dict on rank 0, and {} on other ranks. Collective."""
+        if self.engine is None or model is not self.engine.model:
+            return super().get_state_dict(model, unwrap)
+        return self.engine.state_dict()
+
+    def save_state(self, output_dir: str | None = None, safe_serialization: bool = True, **save_model_func_kwargs: Any) -> Any:
+        """Saves accelerate's files, with whole weights, and a folder "tessera" with all that training goes on from.
+        Collective, between steps.
+        """
+        location = super().save_state(output_dir, safe_serialization, **save_model_func_kwargs)
+        if self.engine is not None:
+            self.engine.save_checkpoint(os.path.join(location, _FOLDER), keep=1)
+        return location
+
+    def load_state(self, input_dir: str | None = None, load_kwargs: dict | None = None, **load_model_func_kwargs: Any) -> None:
+        """Loads what save_state saved, on any number of ranks; all that has generators needs the same number.
+        Collective.
+        """
+        # The Engine loads the weights, with the optimizer's states. accelerate passes on the folder that it has found.
+        found: list[str] = []
+        hook = self.register_load_state_pre_hook(lambda models, folder: found.append(folder))
+        models, self._models = self._models, []
+        try:
+            super().load_state(input_dir, load_kwargs, **load_model_func_kwargs)
+        finally:
+            self._models = models
+            hook.remove()
+        if self.engine is not None:
+            self._load_engine(self.engine, found[0])
+
+    def _load_engine(self, engine: Engine, folder: str) -> None:
+        path = os.path.join(folder, _FOLDER)
+        if not os.path.isdir(path):
+            raise Error(f"{folder} has no folder {_FOLDER}: another Accelerator wrote it. [T0791] hint: load its weights alone, with "
+                        "accelerator.engine.load_weights")
+        if self._followed is not None:
+            self._followed.follow(engine)
+            self._followed.forget_sent()
+        for text in engine.load_checkpoint(path).inexact:
+            _log.warning(text)
+
+    def free_memory(self, *objects: Any) -> Any:
+        """Ends the Engine too. The model can be prepared again, here or by another Accelerator."""
+        if self.engine is not None:
+            self.engine.close()
+        self.engine = self._followed = None
+        self._forget_window()
+        return super().free_memory(*objects)
+
+
+class PreparedOptimizer(AcceleratedOptimizer):
+    """What `prepare` returns for the program's optimizer, which never steps: the Engine does its work."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, accelerator: Accelerator) -> None:
+        super().__init__(optimizer, device_placement=False)
+        self._accelerator = accelerator
+
+    def step(self, closure: None = None) -> None:
+        if closure is not None:
+            raise Error("optimizer.step got a closure, which the Engine cannot call. [T0792] hint: call accelerator.backward, and then step()")
+        if self.gradient_state.sync_gradients:
+            self._is_overflow = self._accelerator._step()
+            self.optimizer._opt_called = True  # as schedulers expect
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        if self.gradient_state.sync_gradients:
+            self._accelerator._zero_grad()
+
+
+def _expect_no_gradients(model: torch.nn.Module) -> None:
+    """Raises Error for a gradient of loss.backward(), which the Engine has dropped; it leaves a tensor that cannot be
+    read.
+    """
+    if any(each.grad is not None for each in model.parameters()):
+        raise Error("step finds gradients of a backward that was not accelerator.backward, which are dropped. [T0793] hint: call "
+                    "accelerator.backward(loss) in place of loss.backward()")
+
+
+def _kinds(kind: type, objects: Iterable[Any]) -> list[str]:
+    """Returns the names of the classes of those objects that are of this kind, each object once."""
+    found = {id(each): each for each in objects if isinstance(each, kind)}
+    return [type(getattr(each, "optimizer", each)).__name__ for each in found.values()]
+
+
+def _owner(model: torch.nn.Module) -> Accelerator | None:
+    """Returns the Accelerator that trains a model; None of a copy of it."""
+    reference = _owners.get(model)
+    return None if reference is None else reference()
+
+
+def _before_forward(model: torch.nn.Module, _: Any) -> None:
+    """Makes the Engine train what requires gradients, and is in a group of the optimizer, now."""
+    owner = _owner(model)
+    if owner is not None and owner._followed is not None and torch.is_grad_enabled():
+        owner._followed.follow(owner.engine)
+
+
+def _zero_grad(model: torch.nn.Module, set_to_none: bool = True) -> None:
+    """Module.zero_grad of a prepared model, whose gradients the Engine has."""
+    owner = _owner(model)
+    if owner is None:
+        torch.nn.Module.zero_grad(model, set_to_none)
+    else:
+        owner._zero_grad()
+
+
+def _expect_possible(given: dict[str, Any]) -> None:
+    """Raises Error for an argument of accelerate's Accelerator, or a variable, that would do nothing or harm."""
+    for name, hint in _REFUSED.items():
+        if given.get(name) is not None:
+            raise Error(f"Accelerator does not take {name}={given[name]!r:.80}. {hint}")
+    for name in _REFUSED_VARIABLES:
+        if os.environ.get(name, "false").lower() == "true":
+            raise Error(f"{name}=true asks for another way to shard. [T0794] hint: make a strategy of that configuration with python -m "
+                        "tessera.import_config, and leave it out here; or start the ranks with `tessera launch`")
+    for handler in given.get("kwargs_handlers") or ():
+        if isinstance(handler, DistributedDataParallelKwargs):
+            raise Error("Accelerator does not take DistributedDataParallelKwargs, since DistributedDataParallel is not there. [T0795] hint: leave "
+                        "it out: unused parameters need no option, and the strategy has \"broadcast_buffers\" and \"compression\"")
+    project = given.get("project_config")
+    if project is not None and project.save_on_each_node:
+        raise Error("Accelerator does not take ProjectConfiguration(save_on_each_node=True). [T0796] hint: leave it out, since a checkpoint is "
+                    "one folder that all hosts must reach")

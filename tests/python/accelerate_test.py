@@ -1,0 +1,31 @@
+"""tessera.integrations.accelerate.Accelerator trains, evaluates, saves and resumes as accelerate's own with DDP does."""
+
+import importlib.util
+import sys
+import tempfile
+import unittest
+
+from launched import FOLDER, launch, main, run
+
+
+@unittest.skipUnless(importlib.util.find_spec("accelerate"), "no accelerate: scripts/setup --tests")
+class AccelerateTest(unittest.TestCase):
+    def test_two_ranks_beside_ddp(self):
+        with tempfile.TemporaryDirectory() as folder:
+            code, output = launch(2, "accelerate_ranks.py", folder, at_rest=500, TESSERA_LOG_LEVEL="error")
+        self.assertEqual(code, 0, output)
+        self.assertEqual(output.count("trained like DDP, and refused what it cannot do"), 2, output)
+
+    def test_two_processes_of_accelerate_launch(self):
+        """`--multi_gpu` makes it start processes by itself, GPUs or not; on CPUs it else needs MPI."""
+        with tempfile.TemporaryDirectory() as folder:
+            code, output = run([sys.executable, "-B", "-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu",
+                                "--num_machines", "1", "--num_processes", "2", "--main_process_port", "0", "--mixed_precision", "no",
+                                "--dynamo_backend", "no", FOLDER / "accelerate_ranks.py", folder, "once"],
+                               TESSERA_LOG_LEVEL="error", HF_HOME=folder)
+        self.assertEqual(code, 0, output)
+        self.assertEqual(output.count("trained like DDP"), 2, output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,5 @@
-"""The command `tessera` of an installed package: starts tessera/bin/tessera, without importing the package and torch.
+"""The command `tessera` of an installed package: starts tessera/bin/tessera, without importing the package and torch. Commands that
+are modules of the package run in this Python.
 """
 
 import importlib.util
@@ -6,8 +7,12 @@ import os
 import pathlib
 import sys
 
+_MODULES = {"import-config": "tessera.import_config", "report": "tessera.report"}
+
 
 def main() -> None:
+    if module := _MODULES.get(sys.argv[1] if len(sys.argv) > 1 else ""):
+        os.execv(sys.executable, [sys.executable, "-m", module, *sys.argv[2:]])
     found = importlib.util.find_spec("tessera")
     for folder in found.submodule_search_locations or [] if found else []:
         program = pathlib.Path(folder) / "bin" / "tessera"

@@ -28,6 +28,7 @@ constexpr Part kParts[] = {
     {"import-config", nullptr,
      "python -m tessera.import_config: a configuration of DeepSpeed, Accelerate or FSDP as a strategy file",
      "tessera.import_config"},
+    {"report", nullptr, "python -m tessera.report: one HTML page of runs, side by side", "tessera.report"},
 };
 
 int say_module(const Part& part) {

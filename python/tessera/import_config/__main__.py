@@ -4,31 +4,24 @@ The strategy goes to stdout or --out, what became of each key to stderr. Exit co
 """
 
 import argparse
-import errno
 import os
 import select
 import stat
 import sys
-from typing import NoReturn
 
 from tessera._error import Error
+from tessera._files import CORRUPT, MISSING, Parser, code_of, expect_free, print_all, write_whole
 from tessera.import_config import FORMATS, Translated, translate
 from tessera.import_config._documents import CONFIG, MOST_BYTES
 from tessera.import_config._session import IGNORED, MAPPED, REFUSED, setting_text
 
-_USAGE, _CORRUPT, _MISSING, _CANNOT_CREATE, _IO, _DENIED = 64, 65, 66, 73, 74, 77
 _PIPE_SECONDS = 3
 _MOST_NAMED = 20  # refused keys that the last line names
 _PREFIX = {MAPPED: "", IGNORED: "ignored: ", REFUSED: "REFUSED: "}
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(_USAGE, f"{self.prog}: {message}. [T0673] hint: --help lists the options\n")
-
-
 def _arguments(words: list[str] | None) -> argparse.Namespace:
-    parser = _Parser("python -m tessera.import_config", allow_abbrev=False,
+    parser = Parser("python -m tessera.import_config", allow_abbrev=False,
                      description="A configuration of DeepSpeed, Accelerate or FSDP as a strategy file (docs/import-config.md).")
     parser.add_argument("file", help="JSON or YAML")
     parser.add_argument("--format", choices=list(FORMATS), default="", help="default: the keys tell")
@@ -60,12 +53,6 @@ def _report(translated: Translated, name: str) -> str:
     return f"{text}keys: {counts}\n"
 
 
-def _code_of(error: OSError, without_place: int) -> int:
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return _DENIED
-    return without_place if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP) else _IO
-
-
 def _read(path: str) -> bytes:
     """Reads a regular file, or a pipe that somebody writes to."""
     hint = "[T0674] hint: name a configuration of DeepSpeed, Accelerate or FSDP (docs/import-config.md)"
@@ -74,10 +61,10 @@ def _read(path: str) -> bytes:
         try:
             mode = os.fstat(file).st_mode
             if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
-                raise Error(f"{path} is {'a directory' if stat.S_ISDIR(mode) else 'a device or socket'}, want a regular file. {hint}", _CORRUPT)
+                raise Error(f"{path} is {'a directory' if stat.S_ISDIR(mode) else 'a device or socket'}, want a regular file. {hint}", CORRUPT)
             while len(data) <= MOST_BYTES:
                 if stat.S_ISFIFO(mode) and not select.select([file], [], [], _PIPE_SECONDS)[0]:
-                    raise Error(f"{path} is a pipe that nobody wrote to for {_PIPE_SECONDS} s. {hint}", _CORRUPT)
+                    raise Error(f"{path} is a pipe that nobody wrote to for {_PIPE_SECONDS} s. {hint}", CORRUPT)
                 more = os.read(file, MOST_BYTES + 1 - len(data))
                 if not more:
                     return data
@@ -85,55 +72,14 @@ def _read(path: str) -> bytes:
         finally:
             os.close(file)
     except OSError as error:
-        raise Error(f"{path} cannot be read: {error.strerror}. {hint}", _code_of(error, _MISSING)) from error
+        raise Error(f"{path} cannot be read: {error.strerror}. {hint}", code_of(error, MISSING)) from error
     raise Error(f"{path}:1:1: /: larger than 256.00 KiB: this is no configuration. {hint}", CONFIG)
-
-
-def _expect_free(out: str, file: str, overwrite: bool) -> None:
-    """Checks, before any work, that no file would be destroyed by mistake."""
-    if os.path.lexists(out) and not os.path.islink(out) and os.path.samefile(out, file):
-        raise Error(f"--out {out} and the configuration {file} are the same file, which would be replaced. "
-                    "[T0675] hint: give --out another name", _USAGE)
-    if os.path.lexists(out) and (os.path.islink(out) or not os.path.isfile(out)):
-        raise Error(f"--out {out} is a link, a directory or a device. [T0676] hint: name a file that may be created", _CANNOT_CREATE)
-    if os.path.lexists(out) and not overwrite:
-        raise Error(f"--out {out} exists already, and is kept. [T0677] hint: --overwrite replaces it; another name keeps both", _CANNOT_CREATE)
-
-
-def _write(out: str, text: str, overwrite: bool) -> None:
-    """Writes the whole file or nothing: it gets its name when it is on the disk."""
-    partial = f"{out}.partial"
-    try:
-        os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
-        with open(partial, "xb") as file:
-            try:
-                file.write(text.encode())
-                file.flush()
-                os.fsync(file.fileno())
-                os.replace(partial, out)
-            except OSError:
-                os.unlink(partial)
-                raise
-    except OSError as error:
-        raise Error(f"--out {out} cannot be written: {error.strerror} ({error.filename or partial}). "
-                    "[T0678] hint: name a place that may be written and has "
-                    "room", _code_of(error, _CANNOT_CREATE)) from error
-
-
-def _print(text: str) -> None:
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python's last flush has nowhere to go
-        raise Error(f"standard output could not be written: {error.strerror}. [T0679] hint: what was printed is not complete; --out writes a file",
-                    _IO) from error
 
 
 def _import(options: argparse.Namespace) -> None:
     text = _read(options.file)
     if options.out:
-        _expect_free(options.out, options.file, options.overwrite)
+        expect_free(options.out, "the configuration", [options.file], options.overwrite)
     translated = translate(text, options.file, options.format, options.device)
     refused = translated.refused
     sys.stderr.write(_report(translated, options.file))
@@ -148,9 +94,9 @@ def _import(options: argparse.Namespace) -> None:
         raise Error(f"{options.file}: without the refused keys the strategy would contradict itself. "
                     "[T0681] hint: change them as the table says", CONFIG)
     if options.out:
-        _write(options.out, translated.strategy, options.overwrite)
+        write_whole(options.out, translated.strategy)
     else:
-        _print(translated.strategy)
+        print_all(translated.strategy)
 
 
 def main(words: list[str] | None = None) -> int:

@@ -74,6 +74,7 @@ def commands():
         yield Row(f"command {word[:12]!r}", [word], USAGE, ["has no command", "hint: known here: train"])
     yield Row("no command", [], USAGE, ["--help"])
     yield Row("import-config", ["import-config", "c.json"], USAGE, ["python -m tessera.import_config"])
+    yield Row("report", ["report", "runs/a"], USAGE, ["python -m tessera.report"])
     yield Row("import-cofig", ["import-cofig", "c.json"], USAGE, ['did you mean "import-config"?'])
     yield Row("bench alone", ["bench"], USAGE, ["--help"])
     yield Row("bench colectives", ["bench", "colectives"], USAGE, ['did you mean "collectives"?'])

@@ -1,0 +1,69 @@
+"""What modules that are commands share: their arguments, and files that are written whole or not at all."""
+
+import argparse
+import errno
+import os
+import sys
+from typing import NoReturn
+
+from tessera._error import Error
+
+USAGE, CORRUPT, MISSING, CANNOT_CREATE, IO, DENIED = 64, 65, 66, 73, 74, 77
+
+
+class Parser(argparse.ArgumentParser):
+    """Ends with 64 where the command line is wrong."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"{self.prog}: {message}. [T0673] hint: --help lists the options\n")
+
+
+def code_of(error: OSError, without_place: int) -> int:
+    """The exit code of an error of the system. `without_place`: the code where there is no such file or folder."""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return DENIED
+    return without_place if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP) else IO
+
+
+def expect_free(out: str, what: str, inputs: list[str], overwrite: bool) -> None:
+    """Checks, before any work, that no file would be destroyed by mistake. `what` are the inputs in an error."""
+    if os.path.lexists(out) and not os.path.islink(out):
+        for name in inputs:
+            if os.path.exists(name) and os.path.samefile(out, name):
+                raise Error(f"--out {out} and {what} {name} are the same file, which would be replaced. "
+                            "[T0675] hint: give --out another name", USAGE)
+    if os.path.lexists(out) and (os.path.islink(out) or not os.path.isfile(out)):
+        raise Error(f"--out {out} is a link, a directory or a device. [T0676] hint: name a file that may be created", CANNOT_CREATE)
+    if os.path.lexists(out) and not overwrite:
+        raise Error(f"--out {out} exists already, and is kept. [T0677] hint: --overwrite replaces it; another name keeps both", CANNOT_CREATE)
+
+
+def write_whole(out: str, text: str) -> None:
+    """Writes the whole file or nothing: it gets its name when it is on the disk."""
+    partial = f"{out}.partial"
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
+        with open(partial, "xb") as file:
+            try:
+                file.write(text.encode())
+                file.flush()
+                os.fsync(file.fileno())
+                os.replace(partial, out)
+            except OSError:
+                os.unlink(partial)
+                raise
+    except OSError as error:
+        raise Error(f"--out {out} cannot be written: {error.strerror} ({error.filename or partial}). "
+                    "[T0678] hint: name a place that may be written and has "
+                    "room", code_of(error, CANNOT_CREATE)) from error
+
+
+def print_all(text: str) -> None:
+    """Prints, and fails where what is printed is lost."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python's last flush has nowhere to go
+        raise Error(f"standard output could not be written: {error.strerror}. [T0679] hint: what was printed is not complete; --out writes a file",
+                    IO) from error

@@ -1,0 +1,108 @@
+"""Reads what `tessera train --metrics` or `--out` wrote (docs/metrics.md)."""
+
+import json
+import os
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tessera._error import Error
+from tessera._files import CORRUPT, MISSING, code_of
+
+METRICS = "metrics.jsonl"
+_HINT = "hint: name a folder of tessera train --out, or a file of --metrics that is no table"
+
+
+class Latency(NamedTuple):
+    """How long one kind of call took for one unit, over all calls since the process began."""
+
+    call: str
+    """"gather" or "reduce" """
+    unit: str
+    count: int
+    p50_seconds: float
+    p95_seconds: float
+    p99_seconds: float
+    max_seconds: float
+
+
+@dataclass
+class Run:
+    """One run. Steps that were made twice, since the job was restarted, are there once: the latest."""
+
+    name: str
+    """the path that was given"""
+    header: dict[str, Any] = field(default_factory=dict)
+    """the first line of the file: ranks, strategy, model and others"""
+    steps: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """by number, ascending"""
+    evaluations: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """by the step after which they were made, ascending"""
+    latencies: list[Latency] = field(default_factory=list)
+    """those of the last step that has any"""
+    starts: int = 0
+    """how often the job was started"""
+    is_cut: bool = False
+    """whether the last line is not whole, as where the process was killed"""
+
+    def column(self, key: str) -> list[tuple[int, float]]:
+        """The steps that have the number `key`, with that number."""
+        return [(step, float(line[key])) for step, line in self.steps.items() if _is_number(line.get(key))]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _latency(line: dict[str, Any]) -> Latency:
+    return Latency(*(kind(line[key]) for key, kind in Latency.__annotations__.items()))
+
+
+def _take(run: Run, line: dict[str, Any], latest: dict[str, int]) -> None:
+    """Adds a line. `latest["step"]` is the step whose latencies are kept."""
+    match line.get("event"):
+        case "start":
+            run.starts += 1
+            run.header = run.header or line
+        case "evaluation":
+            run.evaluations[int(line["after_step"])] = line
+        case "latency":
+            if latest.setdefault("step", int(line["after_step"])) != int(line["after_step"]):
+                latest["step"] = int(line["after_step"])
+                run.latencies.clear()
+            run.latencies.append(_latency(line))
+        case None:
+            step = int(line["step"])
+            run.steps.pop(step, None)  # a restarted job makes steps again; they move to their place by the sort
+            run.steps[step] = line
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.readlines()
+    except UnicodeDecodeError as error:
+        raise Error(f"{path} is no text in UTF-8, want lines of JSON. {_HINT}", CORRUPT) from error
+    except OSError as error:
+        raise Error(f"{path} cannot be read: {error.strerror}. {_HINT}", code_of(error, MISSING)) from error
+
+
+def read_run(path: str) -> Run:
+    """Reads a run directory, or a metrics file of JSON lines. Raises Error: 66 where there is none, 65 where it is
+    damaged (the text names file and line). A last line that is not whole is left out (`Run.is_cut`)."""
+    name = os.path.join(path, METRICS) if os.path.isdir(path) else path
+    run, latest, lines = Run(path), {}, _lines(name)
+    for number, text in enumerate(lines, 1):
+        try:
+            line = json.loads(text)
+            _take(run, line, latest)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if number == len(lines) > 1 and not text.endswith("\n"):
+                run.is_cut = True
+                break
+            what = f"{type(error).__name__}: {error}"
+            raise Error(f"{name}:{number}: is no line of metrics ({what}), want an object as docs/metrics.md lists them. {_HINT}", CORRUPT) from error
+    if not run.steps:
+        raise Error(f"{name}: has no step. hint: draw it when the first step has ended", CORRUPT)
+    run.steps = dict(sorted(run.steps.items()))
+    run.evaluations = dict(sorted(run.evaluations.items()))
+    return run

@@ -5,8 +5,8 @@
 //   images latency --data digits:digits.csv --out runs/digits
 //   tessera launch -n 2 -- images sweep --data digits:digits.csv --out runs/digits
 //
-// `train` goes on where the folder's last checkpoint is, on as many ranks as there are then: --batch is the samples of a
-// step over all ranks, so another number of ranks changes no rate. Each epoch is a row of epochs.csv.
+// `train` goes on where the folder's last checkpoint is, on as many ranks as there are then: --batch counts the samples
+// of a step over all ranks, so another number of ranks changes no rate. Each epoch is a row of epochs.csv.
 
 #include <ATen/Functions.h>
 #include <tessera/checkpoint.h>
@@ -113,7 +113,7 @@ void train(const Options& options) {
   auto model = model_of(options, data);
   tessera::convert_sync_batchnorm(model, mesh);
   tessera::Engine engine(model, strategy, mesh);
-  at::manual_seed(tessera::seed_for_rank(options.seed, mesh.rank()));  // of augmentation
+  at::manual_seed(tessera::seed_for_rank(options.seed, mesh.rank()));  // augmentation differs
 
   tessera::RankSampler place(count, mesh, {.seed = options.seed});
   const fs::path folder = options.out / "checkpoints";

@@ -34,8 +34,8 @@ namespace fs = std::filesystem;
 using tessera::Error;
 using tessera::ExitCode;
 
-constexpr std::int64_t kHeldOut = 5;      // of the digits every fifth is held out
-constexpr std::uint32_t kSplitSeed = 17;  // of the order in which they are counted
+constexpr std::int64_t kHeldOut = 5;      // every fifth digit is held out
+constexpr std::uint32_t kSplitSeed = 17;  // seed of the order in which they are counted
 
 /// Pictures in memory.
 class Kept : public Pictures {

@@ -41,8 +41,8 @@ PictureData open_pictures(const std::string& source, std::int64_t side);
 /// What LibTorch's DataLoader reads: pictures as fp32, normalised.
 class PictureDataset : public torch::data::datasets::Dataset<PictureDataset> {
  public:
-  /// `augments`: pictures are moved by up to an eighth of their side, and mirrored where that keeps the label. The random
-  /// numbers are those of LibTorch's default generator, which a program seeds for each rank.
+  /// `augments`: pictures are moved by up to an eighth of their side, and mirrored where that keeps the label. The
+  /// random numbers are those of LibTorch's default generator, which a program seeds for each rank.
   PictureDataset(const PictureData& data, bool held_out, bool augments);
   torch::data::Example<> get(std::size_t i) override;
   std::optional<std::size_t> size() const override;

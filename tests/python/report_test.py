@@ -20,7 +20,7 @@ from tessera.report.__main__ import main
 TREE = pathlib.Path(__file__).resolve().parents[2]
 DRAWS = importlib.util.find_spec("matplotlib") is not None
 needs_matplotlib = unittest.skipUnless(DRAWS, "no matplotlib: scripts/setup --tests")
-HEADER = {"run": "r", "event": "start", "started": "2026-01-02T03:04:05Z", "tessera": "0.2.0", "steps": 9, "ranks": 2, "strategy": "FULL_SHARD",
+HEADER = {"run": "r", "event": "start", "started": "2026-01-02T03:04:05Z", "tessera": "9.9", "steps": 9, "ranks": 2, "strategy": "FULL_SHARD",
           "model": "m.json", "parameters": 10, "seed": 1, "restart": 0}
 
 

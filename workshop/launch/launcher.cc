@@ -52,8 +52,8 @@ absl::Status check(const LaunchOptions& options) {
   return absl::OkStatus();
 }
 
-/// A port of the loopback interface that this job has while the object lives. It is bound here and nobody listens, so the
-/// system gives it to no other program, while rank 0 may bind it and listen: both set SO_REUSEADDR, as c10d does.
+/// A port of the loopback interface that this job has while the object lives. It is bound here and nobody listens, so
+/// the system gives it to no other program, while rank 0 may bind it and listen: both set SO_REUSEADDR, as c10d does.
 class HeldPort {
  public:
   /// Takes `port`; 0 takes any free one.

@@ -64,7 +64,7 @@ def _figures():
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise Error("drawing needs matplotlib, which is not installed. hint: pip install 'tessera_train[report]', or pip install matplotlib",
+        raise Error("drawing needs matplotlib, which is not installed. [T0797] hint: pip install 'tessera_train[report]', or pip install matplotlib",
                     _UNAVAILABLE) from error
     return matplotlib, Figure
 

@@ -9,7 +9,6 @@ from tessera._error import Error
 from tessera._files import CORRUPT, MISSING, code_of
 
 METRICS = "metrics.jsonl"
-_HINT = "hint: name a folder of tessera train --out, or a file of --metrics that is no table"
 
 
 class Latency(NamedTuple):
@@ -81,9 +80,11 @@ def _lines(path: str) -> list[str]:
         with open(path, encoding="utf-8") as file:
             return file.readlines()
     except UnicodeDecodeError as error:
-        raise Error(f"{path} is no text in UTF-8, want lines of JSON. {_HINT}", CORRUPT) from error
+        raise Error(f"{path} is no text in UTF-8, want lines of JSON. "
+                    "[T0798] hint: name a folder of tessera train --out, or a file of --metrics that is no table", CORRUPT) from error
     except OSError as error:
-        raise Error(f"{path} cannot be read: {error.strerror}. {_HINT}", code_of(error, MISSING)) from error
+        raise Error(f"{path} cannot be read: {error.strerror}. "
+                    "[T0799] hint: name a folder of tessera train --out, or a file of --metrics that is no table", code_of(error, MISSING)) from error
 
 
 def read_run(path: str) -> Run:
@@ -100,9 +101,10 @@ def read_run(path: str) -> Run:
                 run.is_cut = True
                 break
             what = f"{type(error).__name__}: {error}"
-            raise Error(f"{name}:{number}: is no line of metrics ({what}), want an object as docs/metrics.md lists them. {_HINT}", CORRUPT) from error
+            raise Error(f"{name}:{number}: is no line of metrics ({what}), want an object as docs/metrics.md lists them. "
+                    "[T0800] hint: name a folder of tessera train --out, or a file of --metrics that is no table", CORRUPT) from error
     if not run.steps:
-        raise Error(f"{name}: has no step. hint: draw it when the first step has ended", CORRUPT)
+        raise Error(f"{name}: has no step. [T0801] hint: draw it when the first step has ended", CORRUPT)
     run.steps = dict(sorted(run.steps.items()))
     run.evaluations = dict(sorted(run.evaluations.items()))
     return run

@@ -145,7 +145,8 @@ class ExitsTest(unittest.TestCase):
         self.assertEqual(before.count("is training"), 2, output)
         self.assertNotEqual(job.returncode, 0, output)
 
-    @unittest.skipUnless(LONG, "scripts/test --long")  # test_restarts has torchrun too, and test_error_file the file
+    # Other tests have torchrun and the error file too, each by itself.
+    @unittest.skipUnless(LONG, "scripts/test --long")
     def test_torchrun_and_its_error_file(self):
         with tempfile.TemporaryDirectory() as folder:
             script = pathlib.Path(folder) / "train.py"

@@ -148,8 +148,12 @@ class WholeStep {
   }
 
   void update_in_backward(int unit, UpdateScript& update) const {
-    for (const Visit& visit : updates_) {
-      if (visit.unit == unit) update.update(visit);
+    for (const StepOp& op : program_.unit_ops[static_cast<std::size_t>(unit)]) {
+      if (op.kind == StepOpKind::kAgreeOnNorms) update.agree_on_norms(unit);
+      if (op.kind != StepOpKind::kVisit) continue;  // the program's other operations are without time here too
+      for (const Visit& visit : program_.visits_of(op)) {
+        if (visit.work == VisitWork::kUpdate) update.update(visit);
+      }
     }
   }
 
@@ -159,7 +163,7 @@ class WholeStep {
   const std::vector<char> completes_;
   const StepInput input_;
   const StepProgram program_;
-  const std::vector<Visit> updates_;  ///< ordered by unit; all are made in the last pass, or each in backward
+  const std::vector<Visit> updates_;  ///< ordered by unit; all are made in the last pass
   std::size_t turn_ = 0;              ///< index of the first entry of backward
   GatherScript gathers_;
 };

@@ -42,6 +42,14 @@ void UpdateScript::agree() {
   writer_.call(Channel::kWorld, world_cost(agreement_bytes()), Spending::kAgreement, "agree");
 }
 
+/// About the bytes of that message (engine/step/rules/layer_norms.cc): two sums of squares for each parameter.
+void UpdateScript::agree_on_norms(int unit) {
+  constexpr std::int64_t kEach = 16;
+  if (plan_.input().mesh.world_size() == 1) return;
+  const std::int64_t bytes = kEach * plan_.input().units[static_cast<std::size_t>(unit)].trainable_parameters();
+  writer_.call(Channel::kWorld, world_cost(bytes), Spending::kAgreement, "layer norms", unit);
+}
+
 void UpdateScript::update(const Visit& visit) {
   const PlanInput& input = plan_.input();
   const GroupShape& group = *groups_[static_cast<std::size_t>(visit.group)];

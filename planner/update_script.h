@@ -22,6 +22,8 @@ class UpdateScript {
 
   /// Ranks tell each other loss, norm and so on.
   void agree();
+  /// Ranks tell each other the norms of a unit's layers, in backward.
+  void agree_on_norms(int unit);
   /// A group's turn: it is updated, and published too.
   void update(const Visit& visit);
   /// Called when an operator reads `unit`: waits for what was published of it.

@@ -5,6 +5,7 @@
 
 #include "engine/memory/make_plan.h"
 #include "runtime/border/throw.h"
+#include "runtime/config/strategy_names.h"
 #include "sharding/layout/plan/tier_choice.h"
 
 namespace tessera {
@@ -71,6 +72,12 @@ void expect_built_for_device(const Strategy& strategy, bool is_gpu) {
         std::string(
             "/sync/type: replicas of GPUs are not trained by themselves yet. [T0218] hint: leave \"sync\" out, or ") +
         kOnTheCpu);
+  }
+  if (strategy.optimizer.in_backward && adapts_layers(strategy.optimizer.type)) {
+    refuse("/optimizer/in_backward: under " + name_of(strategy.optimizer.type) +
+           " a GPU updates all units together, after backward: its ranks meet once a step about layers and whole "
+           "tensors. [T0802] hint: leave in_backward out, or " +
+           kOnTheCpu);
   }
   if (compresses(strategy.compression) || strategy.compression.gathers != WireForm::kPlain) {
     refuse(

@@ -39,12 +39,25 @@ StepWalk::StepWalk(const StepContext& context, QueueClock* waits)
 void StepWalk::expect(std::span<const int> order) {
   const StepProgram& program = next_of(programs_);
   if (!in_backward_) return announce(program.visits_of(first_of(program, StepOpKind::kAnnounce)), /*is_decided=*/false);
+  if (program.announces_units) {
+    order_.assign(order.begin(), order.end());
+    announced_ = 0;
+    return expect_next_unit();
+  }
   expected_.clear();
   for (const int unit : order) {
     const std::span<const Visit> visits = visits_of(unit);
     expected_.insert(expected_.end(), visits.begin(), visits.end());
   }
   announce(expected_, /*is_decided=*/false);
+}
+
+/// Its own operations announce it again when its turn comes: it is known who is used then.
+void StepWalk::expect_next_unit() {
+  if (announced_ == order_.size()) return;
+  const StepProgram& program = programs_.front();
+  const std::vector<StepOp>& ops = program.unit_ops[static_cast<std::size_t>(order_[announced_++])];
+  announce(program.visits_of(ops.front()), /*is_decided=*/false);
 }
 
 /// The program has the last unit first.
@@ -56,8 +69,10 @@ std::span<const Visit> StepWalk::visits_of(int unit) const {
 }
 
 void StepWalk::update_unit(Unit& unit) {
+  const StepProgram& program = programs_.front();
   publisher_.begin(unit);
-  visit_all(visits_of(unit.index));
+  for (const StepOp& op : program.unit_ops[static_cast<std::size_t>(unit.index)]) follow(program, op);
+  if (program.announces_units) expect_next_unit();
 }
 
 void StepWalk::finish() {

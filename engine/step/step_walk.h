@@ -25,7 +25,7 @@ namespace tessera {
 /// | call          | when                                      | what it walks                        |
 /// |---------------|-------------------------------------------|--------------------------------------|
 /// | `expect`      | a step's last backward begins             | the first announcement               |
-/// | `update_unit` | in backward, a unit's gradients are there | the unit's visits                    |
+/// | `update_unit` | in backward, a unit's gradients are there | the unit's operations                |
 /// | `finish`      | all units are updated in backward         | what follows the decision            |
 /// | `update_all`  | after backward, the step is decided       | the whole program, but for training  |
 /// | `swap`        | between two steps                         | the program that exchanges averages  |
@@ -71,7 +71,7 @@ class StepWalk {
   virtual bool is_updated(const Visit& visit) const = 0;
   /// Does a visit's work; what it updates is published behind it.
   virtual void make(const Visit& visit) = 0;
-  /// Ranks tell each other the norms that visits have measured.
+  /// Ranks tell each other the norms that visits have measured: of all units, or in backward of the one under way.
   virtual void agree_on_norms() = 0;
   /// Matrices go to their owners, and results come back. `visits`: those whose masters this reads; empty under muon.
   virtual void exchange(std::span<const Visit> visits) = 0;
@@ -80,6 +80,7 @@ class StepWalk {
   const StepProgram& next_of(const std::vector<StepProgram>& programs) const {
     return programs[turn_ % programs.size()];
   }
+  void expect_next_unit();
   void walk(const std::vector<StepProgram>& programs);
   void follow(const StepProgram& program, const StepOp& op);
   void visit_all(std::span<const Visit> visits);
@@ -94,6 +95,8 @@ class StepWalk {
   const bool in_backward_;
   std::size_t turn_ = 0;         ///< which program comes next, of steps and of averages
   std::vector<Visit> expected_;  ///< visits in backward, in the order of `expect`
+  std::vector<int> order_;       ///< where units announce their records (StepProgram::announces_units): their order,
+  std::size_t announced_ = 0;    ///< and how many have
   Unit* held_ = nullptr;         ///< whose gradients are open
 };
 

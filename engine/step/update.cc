@@ -58,13 +58,18 @@ void Update::apply(Unit& unit, const Rates& rates, std::span<const char> used) {
   const Span span("update", unit.name);
   follow_options();
   rates_ = rates;
+  unit_ = &unit;
   runs_.clear();
-  for (const Visit& visit : visits_of(unit.index)) {
-    Group& group = groups_[static_cast<std::size_t>(visit.group)];
+  for (Group& group : groups_of(unit)) {
     find_runs(group, used);
     used = used.subspan(group.group->parameters.size());
   }
   update_unit(unit);
+}
+
+std::span<Update::Group> Update::groups_of(const Unit& unit) {
+  const auto unit_of = [](const Group& group) { return group.group->unit->index; };
+  return std::ranges::equal_range(groups_, unit.index, {}, unit_of);
 }
 
 void Update::swap_averages() {
@@ -172,6 +177,11 @@ void Update::update_run(const FlatGroup& group, const OptimizerSlice& slice, con
 
 const Optimizer& Update::optimizer_of(const FlatGroup& group, const Run& run) const {
   return group.matrices.empty() ? elements_.optimizer_of(run) : matrices_->optimizer_of(run.group);
+}
+
+void Update::agree_on_norms() {
+  updates_in_backward() ? layers_->agree(*unit_, rates_.gradient_scale)
+                        : layers_->agree(squares_, rates_.gradient_scale);
 }
 
 void Update::exchange(std::span<const Visit> visits) {

@@ -76,11 +76,12 @@ class Update final : public StepWalk {
   void end_pass() override;
   bool is_updated(const Visit& visit) const override;
   void make(const Visit& visit) override;
-  void agree_on_norms() override { layers_->agree(squares_, rates_.gradient_scale); }
+  void agree_on_norms() override;
   void exchange(std::span<const Visit> visits) override;
 
   void follow_options();
   void find_runs(Group& group, std::span<const char> used);
+  std::span<Group> groups_of(const Unit& unit);
   const Group& group_of(const Visit& visit) const { return groups_[static_cast<std::size_t>(visit.group)]; }
   template <class Body>
   void for_runs(const Visit& visit, const Body& body) const;
@@ -105,6 +106,7 @@ class Update final : public StepWalk {
   Rates rates_;
   std::span<const char> used_;
   std::span<const double> squares_;
+  const Unit* unit_ = nullptr;  ///< that is updated in backward
   std::vector<Run> runs_;
 };
 

@@ -540,10 +540,6 @@ std::vector<StrategyRule> make_rules() {
           [](const Strategy& s) { return updates_whole_tensors(s.optimizer.type); },
           "ranks exchange the matrices of several units at once"),
       in_backward_rule(
-          "/optimizer/type", "optimizer.type lamb or lars",
-          [](const Strategy& s) { return adapts_layers(s.optimizer.type); },
-          "an update meets all ranks between its two passes, once for all units"),
-      in_backward_rule(
           "/offload/gradients/tier", "offload.gradients below memory",
           [](const Strategy& s) { return s.offload.gradients != Tier::kMemory; },
           "gradients that are used when they are summed need no place"),

@@ -119,7 +119,8 @@ StepInput random_input(Random& random) {
   input.parameters = {chance(random), true};
   input.states = {chance(random), true};
   input.gradients_below = input.first_work == VisitWork::kUpdate && chance(random);
-  input.updates_in_backward = input.first_work == VisitWork::kUpdate && chance(random);
+  const bool has_matrices = input.first_work == VisitWork::kDirections || input.first_work == VisitWork::kReadMasters;
+  input.updates_in_backward = !has_matrices && !input.gradients_below && chance(random);
   input.publishes_behind = chance(random);
   input.executor.queued = chance(random);
   return input;

@@ -83,16 +83,29 @@ std::string work_of(std::span<const Visit> visits) {
   return std::string(" ") + word_of(first.work) + " " + letter(first.parameters) + letter(first.states) + ":";
 }
 
-/// The program as text: one line for each operation, from the announcement of the first pass on.
+std::string words_of(const StepProgram& program, const StepOp& op) {
+  const std::span<const Visit> visits =
+      op.kind == StepOpKind::kRounds ? std::span<const Visit>() : program.visits_of(op);
+  std::string text = word_of(op.kind);
+  if (op.kind == StepOpKind::kRounds) text += " " + std::to_string(op.begin);
+  if (op.kind != StepOpKind::kAnnounce && !visits.empty()) text += work_of(visits);
+  return text + words_of(visits) + "\n";
+}
+
+/// The program as text: one line for each operation, from the announcement of the first pass on. Operations of units
+/// follow a line with the unit's number.
 std::string words_of(const StepProgram& program) {
   std::string text = program.ends_when_skipped ? "" : "(skipped steps too)\n";
   for (const StepOp& op : program.ops) {
-    const std::span<const Visit> visits =
-        op.kind == StepOpKind::kRounds ? std::span<const Visit>() : program.visits_of(op);
-    text += word_of(op.kind);
-    if (op.kind == StepOpKind::kRounds) text += " " + std::to_string(op.begin);
-    if (op.kind != StepOpKind::kAnnounce && !visits.empty()) text += work_of(visits);
-    text += words_of(visits) + "\n";
+    if (op.kind != StepOpKind::kUpdateInBackward) {
+      text += words_of(program, op);
+      continue;
+    }
+    text += std::string(word_of(op.kind)) + (program.announces_units ? ", unit by unit\n" : "\n");
+    for (std::size_t unit = program.unit_ops.size(); unit-- > 0;) {
+      if (!program.unit_ops[unit].empty()) text += "unit " + std::to_string(unit) + "\n";
+      for (const StepOp& of_unit : program.unit_ops[unit]) text += "  " + words_of(program, of_unit);
+    }
   }
   return text;
 }
@@ -165,8 +178,23 @@ TEST(StepProgram, UpdatesInBackwardAnnounceAndVisitUnitsAsTheyCome) {
   input.groups = {{0}, {0}, {1}, {2}, {2}};
   input.updates_in_backward = true;
   EXPECT_EQ(words_of(step_programs(input)),
-            "forward\nannounce 3> 4> 2> 0> 1>\nupdate in backward update ww: 3> 4> 2> 0> 1>\nagree\ndecide\npublished\n"
-            "end pass\n");
+            "forward\nannounce 3> 4> 2> 0> 1>\nupdate in backward\n"
+            "unit 2\n  visit update ww: 3> 4>\nunit 1\n  visit update ww: 2>\nunit 0\n  visit update ww: 0> 1>\n"
+            "agree\ndecide\npublished\nend pass\n");
+}
+
+/// A unit that does not train has nothing to do.
+TEST(StepProgram, LayersOfAUnitAreMeasuredAndUpdatedBehindItsOwnReduction) {
+  StepInput input = in_files(input_of(VisitWork::kLayerUpdates));
+  input.groups = {{0}, {2}, {2}};
+  input.updates_in_backward = true;
+  EXPECT_EQ(words_of(step_programs(input)),
+            "forward\nannounce 1> 2>\nupdate in backward, unit by unit\n"
+            "unit 2\n  announce 1> 2>\n  visit layer updates rw: 1> 2>\n  agree on norms\n  end pass\n"
+            "  announce 2< 1<\n  visit update ww: 2< 1<\n  end pass\n"
+            "unit 0\n  announce 0>\n  visit layer updates rw: 0>\n  agree on norms\n  end pass\n"
+            "  announce 0<\n  visit update ww: 0<\n  end pass\n"
+            "agree\ndecide\npublished\nend pass\n");
 }
 
 TEST(StepProgram, MicrobatchesAndASharedCopyHaveTheirPlace) {
@@ -268,10 +296,22 @@ void for_inputs(const Test& test) {
       input.executor.queued = has(3);
       input.publishes_behind = has(4) && !has(3);
       input.gradients_below = has(5) && work == VisitWork::kUpdate;
-      input.updates_in_backward = has(6) && work == VisitWork::kUpdate;
+      const bool has_matrices = work == VisitWork::kDirections || work == VisitWork::kReadMasters;
+      input.updates_in_backward = has(6) && !has_matrices && !input.gradients_below;
       test(input, step_programs(input));
     }
   }
+}
+
+/// With each unit's operations in place of kUpdateInBackward.
+std::vector<StepOp> all_ops_of(const StepProgram& program) {
+  std::vector<StepOp> all;
+  for (const StepOp& op : program.ops) {
+    if (op.kind != StepOpKind::kUpdateInBackward) all.push_back(op);
+    for (std::size_t unit = program.unit_ops.size(); op.kind == StepOpKind::kUpdateInBackward && unit-- > 0;)
+      all.insert(all.end(), program.unit_ops[unit].begin(), program.unit_ops[unit].end());
+  }
+  return all;
 }
 
 TEST(StepProgram, EveryGroupIsUpdatedOnceAndInAnAnnouncedPass) {
@@ -279,7 +319,7 @@ TEST(StepProgram, EveryGroupIsUpdatedOnceAndInAnAnnouncedPass) {
     for (const StepProgram& program : programs) {
       std::vector<std::int32_t> updated;
       std::int64_t announced = 0, visited = 0;
-      for (const StepOp& op : program.ops) {
+      for (const StepOp& op : all_ops_of(program)) {
         if (op.kind == StepOpKind::kAnnounce) {
           EXPECT_EQ(op.begin, visited) << "all visits that were announced have been made";
           announced = op.end;

@@ -171,6 +171,23 @@ TEST(StepScript, UnitsAreUpdatedInBackwardWhereTheStrategySaysSo) {
   EXPECT_EQ(script.shard.calls, 4 + 2 * 4 + 1);  // gathers (one block twice), reductions and what ranks tell each other
 }
 
+TEST(StepScript, RanksAgreeOnAUnitsNormsBeforeItIsUpdatedInBackward) {
+  TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 3);
+  timed.input.updates_in_backward = timed.input.updates_twice = true;
+  const StepScript script = script_of(timed);
+  const auto of_unit = [&](const char* what, int unit) {
+    return std::ranges::find_if(script.instructions,
+                                [=](const Instruction& i) { return i.what == std::string(what) && i.unit == unit; });
+  };
+  EXPECT_EQ(calls_of(script, "layer norms").size(), 4u);
+  for (int unit = 0; unit < 4; ++unit) {
+    EXPECT_EQ(calls_of(script, "layer norms")[unit], 1) << unit;
+    EXPECT_LT(of_unit("backward", unit), of_unit("update", unit)) << unit;
+  }
+  EXPECT_LT(of_unit("update", 3), of_unit("backward", 0)) << "the last unit is updated while backward goes on";
+  EXPECT_EQ(calls_of(script, "agree").size(), 1u);
+}
+
 TEST(StepScript, UnitsWithoutGradientsAreReducedToo) {
   TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 3);
   std::erase_if(timed.profile.entries, [](const ProfileEntry& e) { return e.unit == "blocks.1"; });

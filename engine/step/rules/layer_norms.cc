@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "engine/step/agree/step_agreement.h"
 #include "runtime/border/throw.h"
@@ -10,25 +11,61 @@
 namespace tessera {
 
 LayerNorms::LayerNorms(const std::vector<std::unique_ptr<Unit>>& units, AxisPlacement optimizer, const MeshAxes& axes,
-                       bool of_updates)
-    : units_(units),
-      world_(axes.world),
+                       Options options)
+    : world_(axes.world),
       ranks_with_parts_(owners_of_parts(optimizer, axes)),
-      totals_(norm_totals(units, ranks_with_parts_.size())),
-      kinds_(of_updates ? 2 : 1),
-      message_(totals_.most_sums() * kinds_.size()),
-      messages_(message_.size() * static_cast<std::size_t>(world_->size())),
+      kinds_(options.of_updates ? 2 : 1),
       parts_(ranks_with_parts_.size()) {
-  for (Kind& kind : kinds_) kind.squares.resize(totals_.tensors());
-  std::size_t groups = 0;
+  std::size_t groups = 0, most_numbers = 0, most_sums = 0, most_tensors = 0;
+  std::vector<const FlatGroup*> train;
   for (const auto& unit : units) {
     first_of_unit_.push_back(groups);
     groups += unit->groups.size();
     for (const auto& group : unit->groups) {
       const auto runs = group->trainable ? norm_runs(*group, group->optimizer_part) : std::vector<NormRun>();
       for (Kind& kind : kinds_) kind.sums.emplace_back(runs);
+      if (group->trainable) train.push_back(group.get());
+      for (const FlatParameter& parameter : group->parameters)
+        most_numbers = std::max(most_numbers, static_cast<std::size_t>(parameter.number) + 1);
+    }
+    if (options.by_unit) meetings_.push_back(meeting_of(std::exchange(train, {}), parts_.size()));
+  }
+  if (!options.by_unit) meetings_.push_back(meeting_of(std::move(train), parts_.size()));
+  for (const Meeting& meeting : meetings_) {
+    most_sums = std::max(most_sums, meeting.totals.most_sums());
+    most_tensors = std::max(most_tensors, meeting.numbers.size());
+  }
+  for (Kind& kind : kinds_) kind.squares.resize(most_numbers);
+  message_.resize(most_sums * kinds_.size());
+  messages_.resize(message_.size() * static_cast<std::size_t>(world_->size()));
+  squares_.resize(most_tensors);
+}
+
+/// Its totals number tensors from 0 on, in the order of the groups.
+LayerNorms::Meeting LayerNorms::meeting_of(std::vector<const FlatGroup*> groups, std::size_t parts) {
+  std::vector<std::size_t> numbers;
+  std::vector<std::uint64_t> numels;
+  std::vector<std::vector<NormRun>> runs(parts);
+  for (const FlatGroup* group : groups) {
+    const std::size_t first = numbers.size();
+    for (const FlatParameter& parameter : group->parameters) {
+      numbers.push_back(static_cast<std::size_t>(parameter.number));
+      numels.push_back(static_cast<std::uint64_t>(parameter.numel));
+    }
+    const auto place_of = [&](std::uint32_t number) {
+      const auto begin = numbers.begin() + static_cast<std::ptrdiff_t>(first);
+      return static_cast<std::uint32_t>(std::find(begin, numbers.end(), number) - numbers.begin());
+    };
+    const std::int64_t numel = group->layout.numel() / static_cast<std::int64_t>(parts);
+    for (std::size_t k = 0; k < parts; ++k) {
+      for (NormRun run : norm_runs(*group, {static_cast<std::int64_t>(k) * numel, numel})) {
+        run.tensor = place_of(run.tensor);
+        runs[k].push_back(run);
+      }
     }
   }
+  NormTotals totals(numels, runs);
+  return {std::move(groups), std::move(numbers), std::move(totals)};
 }
 
 NormSums& LayerNorms::sums_of(Kind& kind, const FlatGroup& group) {
@@ -53,25 +90,25 @@ void LayerNorms::add_update(const FlatGroup& group, std::int64_t first, std::spa
   add(kinds_[1], group, first, values);
 }
 
-void LayerNorms::agree() {
-  if (message_.empty()) return;  // nothing trains
+void LayerNorms::agree_on(const Meeting& meeting) {
+  const std::size_t most = meeting.totals.most_sums(), length = most * kinds_.size();
+  if (length == 0) return;  // nothing trains
   const Span span("layer norms", {}, &seconds_);
-  const std::size_t most = totals_.most_sums();
   for (std::size_t k = 0; k < kinds_.size(); ++k) {
     auto place = message_.begin() + static_cast<std::ptrdiff_t>(k * most);
-    for_each_trainable(units_, [&](const FlatGroup& group) {
-      NormSums& sums = sums_of(kinds_[k], group);
-      sums.skip_to(static_cast<std::uint64_t>(group.optimizer_part.numel));
+    for (const FlatGroup* group : meeting.groups) {
+      NormSums& sums = sums_of(kinds_[k], *group);
+      sums.skip_to(static_cast<std::uint64_t>(group->optimizer_part.numel));
       place = std::ranges::copy(sums.sums(), place).out;
-    });
-  }
-  throw_if_error(
-      world_->all_gather("layer norms", message_.data(), messages_.data(), message_.size() * sizeof(double)).wait());
-  for (std::size_t k = 0; k < kinds_.size(); ++k) {
-    for (std::size_t i = 0; i < parts_.size(); ++i) {
-      parts_[i] = messages_.data() + static_cast<std::size_t>(ranks_with_parts_[i]) * message_.size() + k * most;
     }
-    totals_.add_up(parts_, kinds_[k].squares);
+  }
+  throw_if_error(world_->all_gather("layer norms", message_.data(), messages_.data(), length * sizeof(double)).wait());
+  const std::span<double> squares = std::span(squares_).first(meeting.numbers.size());
+  for (std::size_t k = 0; k < kinds_.size(); ++k) {
+    for (std::size_t i = 0; i < parts_.size(); ++i)
+      parts_[i] = messages_.data() + static_cast<std::size_t>(ranks_with_parts_[i]) * length + k * most;
+    meeting.totals.add_up(parts_, squares);
+    for (std::size_t i = 0; i < squares.size(); ++i) kinds_[k].squares[meeting.numbers[i]] = squares[i];
   }
 }
 

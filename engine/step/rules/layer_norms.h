@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <vector>
@@ -12,25 +13,32 @@
 namespace tessera {
 
 /// The norms that LAMB and LARS compare: of each parameter's weights, and of its update. Added up by the trees of
-/// optim/grad_norm.h over what the optimizer parts of all ranks hold, so their bits are those of every strategy.
+/// optim/grad_norm.h over what the optimizer parts of all ranks hold, so their bits are those of every strategy, and
+/// the same whether ranks tell each other those of all units at once or of one at a time.
 ///
 ///   begin(group); add_weights(group, ...), add_update(group, ...) from its beginning to its end; for all groups; then
 ///   agree(): collective
+///   or the same for the groups of one unit, then agree(unit)
 class LayerNorms {
  public:
-  /// `of_updates`: whether updates are added too.
+  struct Options {
+    bool of_updates = false;  ///< updates are added too
+    bool by_unit = false;     ///< units are agreed on one by one, in backward
+  };
   LayerNorms(const std::vector<std::unique_ptr<Unit>>& units, AxisPlacement optimizer, const MeshAxes& axes,
-             bool of_updates);
+             Options options);
 
   void begin(const FlatGroup& group);
   /// fp32 values of the elements from `first` on, counted in the group's flat buffer. Elements that are left out count
   /// as zeros.
   void add_weights(const FlatGroup& group, std::int64_t first, std::span<const float> values);
   void add_update(const FlatGroup& group, std::int64_t first, std::span<const float> values);
-  /// Collective. Throws tessera::Error.
-  void agree();
+  /// Collective. Throws tessera::Error. REQUIRES: not Options::by_unit.
+  void agree() { agree_on(meetings_.front()); }
+  /// The same for one unit. REQUIRES: Options::by_unit.
+  void agree(const Unit& unit) { agree_on(meetings_[static_cast<std::size_t>(unit.index)]); }
 
-  /// The norms of the parameter with FlatParameter::number `number`, as the latest `agree` found them.
+  /// The norms of the parameter with FlatParameter::number `number`, as the latest `agree` on it found them.
   double weights(std::int64_t number) const;
   double update(std::int64_t number) const;
 
@@ -43,16 +51,24 @@ class LayerNorms {
     std::vector<NormSums> sums;   ///< [group, in unit order]; of frozen ones unused
     std::vector<double> squares;  ///< [FlatParameter::number]
   };
+  /// What ranks tell each other at a time: the norms of some groups that train.
+  struct Meeting {
+    std::vector<const FlatGroup*> groups;
+    std::vector<std::size_t> numbers;  ///< [tensor of `totals`]: FlatParameter::number
+    NormTotals totals;
+  };
+  static Meeting meeting_of(std::vector<const FlatGroup*> groups, std::size_t parts);
   NormSums& sums_of(Kind& kind, const FlatGroup& group);
   void add(Kind& kind, const FlatGroup& group, std::int64_t first, std::span<const float> values);
+  void agree_on(const Meeting& meeting);
 
-  const std::vector<std::unique_ptr<Unit>>& units_;
   const std::shared_ptr<Collectives> world_;
   const std::vector<int> ranks_with_parts_;
-  const NormTotals totals_;
   std::vector<std::size_t> first_of_unit_;
   std::vector<Kind> kinds_;                 ///< weights, and updates where they are added
+  std::vector<Meeting> meetings_;           ///< one, or [unit]
   std::vector<double> message_, messages_;  ///< this rank's; all ranks'
+  std::vector<double> squares_;             ///< [tensor of a meeting's totals]
   std::vector<const double*> parts_;
   double seconds_ = 0;
 };

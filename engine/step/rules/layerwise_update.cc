@@ -6,8 +6,10 @@
 namespace tessera {
 
 LayerwiseUpdate::LayerwiseUpdate(const StepContext& context)
-    : norms_(context.units, context.plan.input().placement.optimizer, context.axes,
-             context.strategy.optimizer.type == OptimizerType::kLamb) {
+    : in_backward_(context.plan.input().updates_in_backward),
+      norms_(context.units, context.plan.input().placement.optimizer, context.axes,
+             {.of_updates = in_backward_ || context.strategy.optimizer.type == OptimizerType::kLamb,
+              .by_unit = in_backward_}) {
   const auto add = [&](const OptimizerConfig& config, bool adapts) {
     optimizers_.push_back(std::make_unique<LayerwiseOptimizer>(config, context.strategy.ema));
     adapts_.push_back(adapts);
@@ -26,7 +28,8 @@ void LayerwiseUpdate::measure(const FlatGroup& group, const OptimizerSlice& slic
   const auto add = [&](std::size_t begin, std::span<const float> weights, std::span<const float> directions) {
     const auto first = static_cast<std::int64_t>(slice.first_element + begin);
     norms_.add_weights(group, first, weights);
-    if (!directions.empty()) norms_.add_update(group, first, directions);
+    if (!directions.empty()) return norms_.add_update(group, first, directions);
+    if (in_backward_) norms_.add_update(group, first, slice.gradient.subspan(begin, weights.size()));
   };
   optimizer_of(config).measure(scalars, slice, gradients_of(group, slice), add);
 }
@@ -35,6 +38,18 @@ void LayerwiseUpdate::agree(std::span<const double> squares, double gradient_sca
   squares_ = squares;
   gradient_scale_ = gradient_scale;
   norms_.agree();
+}
+
+void LayerwiseUpdate::agree(const Unit& unit, double gradient_scale) {
+  gradient_scale_ = gradient_scale;
+  norms_.agree(unit);
+}
+
+/// lars: that of the gradient, which is the same sum over the same tree wherever it was added up.
+double LayerwiseUpdate::norm_of_update(const LayerwiseOptimizer& optimizer, std::int64_t number) const {
+  if (optimizer.makes_directions()) return norms_.update(number);
+  const double norm = in_backward_ ? norms_.update(number) : std::sqrt(squares_[static_cast<std::size_t>(number)]);
+  return norm * gradient_scale_;
 }
 
 /// Parameter by parameter, since each has a rate of its own. Padding between them stays as it is.
@@ -48,10 +63,8 @@ void LayerwiseUpdate::step(const FlatGroup& group, const OptimizerSlice& slice, 
     StepScalars own = scalars;
     if (adapts_[config + 1]) {
       const std::int64_t number = group.parameters[i].number;
-      const double update = optimizer.makes_directions()
-                                ? norms_.update(number)
-                                : std::sqrt(squares_[static_cast<std::size_t>(number)]) * gradient_scale_;
-      own.lr = static_cast<float>(own.lr * optimizer.trust_ratio(norms_.weights(number), update));
+      own.lr =
+          static_cast<float>(own.lr * optimizer.trust_ratio(norms_.weights(number), norm_of_update(optimizer, number)));
     }
     optimizer.step(own, slice, static_cast<std::size_t>(part.offset - run.offset),
                    static_cast<std::size_t>(part.numel));

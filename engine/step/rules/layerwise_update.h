@@ -13,7 +13,7 @@
 namespace tessera {
 
 /// LAMB's and LARS's updates: Update goes over all runs twice, and between the passes ranks agree on each parameter's
-/// norms.
+/// norms. In backward it does so unit by unit. Ranks know no norm of a gradient then, so lars measures it too.
 class LayerwiseUpdate {
  public:
   explicit LayerwiseUpdate(const StepContext& context);
@@ -28,6 +28,8 @@ class LayerwiseUpdate {
 
   /// Collective. `squares`: AgreedStep::squares. `gradient_scale`: what makes gradients of sums. Throws tessera::Error.
   void agree(std::span<const double> squares, double gradient_scale);
+  /// The same for a unit in backward.
+  void agree(const Unit& unit, double gradient_scale);
 
   /// The second pass. `scalars.lr`: the rate before norms are looked at.
   void step(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars, std::size_t config) const;
@@ -37,9 +39,11 @@ class LayerwiseUpdate {
 
  private:
   const LayerwiseOptimizer& optimizer_of(std::size_t config) const { return *optimizers_[config + 1]; }
+  double norm_of_update(const LayerwiseOptimizer& optimizer, std::int64_t number) const;
 
   std::vector<std::unique_ptr<LayerwiseOptimizer>> optimizers_;  ///< [0]: for what is in no group; [1 + group]
   std::vector<bool> adapts_;                                     ///< likewise
+  const bool in_backward_;
   LayerNorms norms_;
   std::span<const double> squares_;
   double gradient_scale_ = 1;

@@ -1,6 +1,7 @@
 #include "sharding/layout/plan/record_traffic.h"
 
 #include <algorithm>
+#include <ranges>
 #include <utility>
 
 namespace tessera {
@@ -74,7 +75,7 @@ class StepPlayer {
         return go_backward(1);
       case StepOpKind::kUpdateInBackward:
         go_backward(1);
-        return visit(program.visits_of(op));
+        return update_in_backward(program, op);
       case StepOpKind::kVisit:
         return visit(program.visits_of(op));
       case StepOpKind::kExchange:
@@ -82,6 +83,14 @@ class StepPlayer {
         return visit(program.visits_of(op));
       default:
         return;
+    }
+  }
+
+  /// Where no unit comes back to a record, all units' visits are one pass.
+  void update_in_backward(const StepProgram& program, const StepOp& op) {
+    if (!program.announces_units) return visit(program.visits_of(op));
+    for (const std::vector<StepOp>& ops : program.unit_ops | std::views::reverse) {
+      for (const StepOp& of_unit : ops) play(program, of_unit);
     }
   }
 

@@ -108,15 +108,47 @@ class ProgramWriter {
 
   /// Units come as their gradients do. All ranks agree on that order as they train; it is mostly this one.
   void update_in_backward() {
+    program_.announces_units = input_.first_work != VisitWork::kUpdate;
+    std::int64_t announced = 0;
     for (std::size_t end = input_.groups.size(), begin = end; end > 0; end = begin) {
-      while (begin > 0 && input_.groups[begin - 1].unit == input_.groups[end - 1].unit) --begin;
-      for (std::size_t group = begin; group < end; ++group)
-        program_.visits.push_back(visit_of(group, VisitWork::kUpdate, /*backward=*/false));
+      const std::int32_t unit = input_.groups[end - 1].unit;
+      while (begin > 0 && input_.groups[begin - 1].unit == unit) --begin;
+      if (program_.unit_ops.empty()) program_.unit_ops.resize(static_cast<std::size_t>(unit) + 1);
+      std::vector<StepOp>& ops = program_.unit_ops[static_cast<std::size_t>(unit)];
+      ops = program_.announces_units ? update_layers_of(begin, end) : update_once_of(begin, end);
+      if (announced == 0) announced = ops.front().end;
     }
-    add(StepOpKind::kAnnounce, 0, next());
+    add(StepOpKind::kAnnounce, 0, program_.announces_units ? announced : next());
     add(StepOpKind::kUpdateInBackward, 0, next());
     decide();
     finish();
+  }
+
+  /// Appends visits of the groups [begin, end), which are a unit's.
+  void append(std::size_t begin, std::size_t end, VisitWork work, bool backward) {
+    for (std::size_t i = begin; i < end; ++i)
+      program_.visits.push_back(visit_of(backward ? begin + end - 1 - i : i, work, backward));
+  }
+
+  std::vector<StepOp> update_once_of(std::size_t begin, std::size_t end) {
+    const std::int64_t first = next();
+    append(begin, end, VisitWork::kUpdate, /*backward=*/false);
+    return {{StepOpKind::kVisit, first, next()}};
+  }
+
+  /// The same two passes as over all units.
+  std::vector<StepOp> update_layers_of(std::size_t begin, std::size_t end) {
+    const std::int64_t first = next();
+    append(begin, end, input_.first_work, /*backward=*/false);
+    const std::int64_t second = next();
+    append(begin, end, VisitWork::kUpdate, alternates(input_));
+    return {{StepOpKind::kAnnounce, first, second},
+            {StepOpKind::kVisit, first, second},
+            {StepOpKind::kAgreeOnNorms},
+            {StepOpKind::kEndPass},
+            {StepOpKind::kAnnounce, second, next()},
+            {StepOpKind::kVisit, second, next()},
+            {StepOpKind::kEndPass}};
   }
 
   /// The pass that measures goes forward, since norms are added up in that order.

@@ -45,7 +45,7 @@ enum class StepOpKind : std::uint8_t {
   kForward,           ///< all units in the last microbatch
   kAnnounce,          ///< records of the visits [begin, end), which are one pass, are read ahead from here on
   kBackward,          ///< all units in the last microbatch, the last one first
-  kUpdateInBackward,  ///< the same; a unit's visits in [begin, end) follow its own reduction, agreement and decision
+  kUpdateInBackward,  ///< the same; StepProgram::unit_ops, with their visits [begin, end), follow each unit's reduction
   kAgree,             ///< ranks tell each other loss, norm and what was used
   kDecide,            ///< whether the step is taken, at which rate, and how far gradients are clipped
   kVisit,             ///< the visits [begin, end), in this order
@@ -67,6 +67,12 @@ struct StepOp {
 struct StepProgram {
   std::vector<Visit> visits;
   std::vector<StepOp> ops;
+  /// [unit]: what follows a unit's own reduction, where units are updated in backward (kUpdateInBackward); else empty,
+  /// as for units that do not train. All in it is about this unit alone: norms that ranks agree on, and matrices.
+  std::vector<std::vector<StepOp>> unit_ops;
+  /// Whether each unit's operations announce its records, pass by pass; the next unit's first pass is announced when a
+  /// unit is done. Else all are announced at once, since each record comes once.
+  bool announces_units = false;
   /// A skipped step ends with kDecide, and the next step has this program again. Else, on a GPU whose host does not
   /// wait for the decision, all that follows takes place and leaves values as they are.
   bool ends_when_skipped = true;

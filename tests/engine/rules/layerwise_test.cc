@@ -264,11 +264,6 @@ TEST(Layerwise, RefusesWhatItCannotDo) {
       });
     });
   };
-  const auto in_backward = [](Strategy& s) {
-    s.gradient_clipping = 0;
-    s.optimizer.in_backward = true;
-  };
-  EXPECT_THAT(error_with(lamb(), in_backward), HasSubstr("cannot stand beside optimizer.type lamb or lars"));
   EXPECT_THAT(error_with(lars(0.9, false),
                          [](Strategy& s) {
                            s.gradient_clipping = 0;

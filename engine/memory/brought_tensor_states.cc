@@ -29,15 +29,28 @@ BroughtTensorStates::BroughtTensorStates(const std::vector<std::unique_ptr<Unit>
 
 void BroughtTensorStates::begin() { stream_ ? stream_->begin_pass(order_) : records_->begin_pass(order_); }
 
+/// Groups in unit order have records that follow each other.
+void BroughtTensorStates::begin(const MatrixBatch& batch) {
+  find_groups(batch);
+  if (groups_.empty()) return;
+  const auto first = static_cast<std::size_t>(groups_.front()->tensor_state_record);
+  const auto records = std::span(order_).subspan(first, groups_.size());
+  stream_ ? stream_->begin_pass(records) : records_->begin_pass(records);
+}
+
 void BroughtTensorStates::end() { stream_ ? stream_->end_pass() : records_->end_pass(); }
 
-void BroughtTensorStates::with(const MatrixBatch& batch, c10::function_ref<void()> body) {
+void BroughtTensorStates::find_groups(const MatrixBatch& batch) {
   groups_.clear();
   for (std::size_t unit = batch.begin_unit; unit < batch.end_unit; ++unit) {
     for (const auto& group : units_[unit]->groups) {
       if (group->tensor_state_record >= 0) groups_.push_back(group.get());
     }
   }
+}
+
+void BroughtTensorStates::with(const MatrixBatch& batch, c10::function_ref<void()> body) {
+  find_groups(batch);
   if (groups_.empty()) return body();
   try {
     stream_ ? pass_through(body) : hold(body);

@@ -28,6 +28,8 @@ class BroughtTensorStates {
   /// Announces that all batches of a step will come, in order, so that the first records are read ahead. A second call
   /// before the first batch changes nothing.
   void begin();
+  /// The same of one batch alone, where units are updated in backward.
+  void begin(const MatrixBatch& batch);
   /// Calls `body` while the batch's states are in memory, and takes back what it made of them. Throws what
   /// StateRecords::visit throws, and what `body` throws.
   void with(const MatrixBatch& batch, c10::function_ref<void()> body);
@@ -37,6 +39,7 @@ class BroughtTensorStates {
   std::int64_t streamed_bytes() const { return stream_ ? stream_->streamed_bytes() : 0; }
 
  private:
+  void find_groups(const MatrixBatch& batch);
   void pass_through(c10::function_ref<void()> body);
   void hold(c10::function_ref<void()> body);
   void take_away();

@@ -73,8 +73,9 @@ void expect_built_for_device(const Strategy& strategy, bool is_gpu) {
             "/sync/type: replicas of GPUs are not trained by themselves yet. [T0218] hint: leave \"sync\" out, or ") +
         kOnTheCpu);
   }
-  if (strategy.optimizer.in_backward && adapts_layers(strategy.optimizer.type)) {
-    refuse("/optimizer/in_backward: under " + name_of(strategy.optimizer.type) +
+  const OptimizerType type = strategy.optimizer.type;
+  if (strategy.optimizer.in_backward && (adapts_layers(type) || updates_whole_tensors(type))) {
+    refuse("/optimizer/in_backward: under " + name_of(type) +
            " a GPU updates all units together, after backward: its ranks meet once a step about layers and whole "
            "tensors. [T0802] hint: leave in_backward out, or " +
            kOnTheCpu);

@@ -27,6 +27,7 @@ Update::Update(const StepContext& context)
   });
   for (Pass& pass : passes_) pass.ends.resize(groups_.size());
   steps_.resize(count, 0);
+  if (updates_in_backward()) used_in_backward_.resize(count);
   runs_.reserve(count);
 }
 
@@ -59,9 +60,11 @@ void Update::apply(Unit& unit, const Rates& rates, std::span<const char> used) {
   follow_options();
   rates_ = rates;
   unit_ = &unit;
+  used_ = used_in_backward_;
   runs_.clear();
   for (Group& group : groups_of(unit)) {
     find_runs(group, used);
+    std::ranges::copy(used.first(group.group->parameters.size()), used_in_backward_.begin() + group.first_parameter);
     used = used.subspan(group.group->parameters.size());
   }
   update_unit(unit);
@@ -107,7 +110,7 @@ void Update::for_slices(const Visit& visit, const Body& body) const {
 }
 
 void Update::announce(std::span<const Visit> visits, bool is_decided) {
-  if (matrices_ && !is_decided) matrices_->expect();
+  if (matrices_ && !is_decided) expect_matrices(visits);
   for (Pass& pass : passes_) {
     if (!pass.records) continue;
     pass.order.clear();
@@ -117,6 +120,11 @@ void Update::announce(std::span<const Visit> visits, bool is_decided) {
     }
     pass.records->begin_pass(pass.order);
   }
+}
+
+/// In backward a pass is one unit's.
+void Update::expect_matrices(std::span<const Visit> visits) {
+  updates_in_backward() ? matrices_->expect(visits.front().unit) : matrices_->expect();
 }
 
 /// The masters of all matrices are read, so that the same moves on each rank.
@@ -192,7 +200,8 @@ void Update::exchange(std::span<const Visit> visits) {
     for_each_state(group, kind_of(first), group.optimizer_part, StateUse::kRead, visit);
   };
   const MatrixUpdate::OfStep step{learning_rates_, rates_, steps_, used_};
-  matrices_->exchange(&step, visit_masters);
+  updates_in_backward() ? matrices_->exchange(unit_->index, step, visit_masters)
+                        : matrices_->exchange(&step, visit_masters);
 }
 
 double Update::communication_seconds() const {

@@ -80,6 +80,7 @@ class Update final : public StepWalk {
   void exchange(std::span<const Visit> visits) override;
 
   void follow_options();
+  void expect_matrices(std::span<const Visit> visits);
   void find_runs(Group& group, std::span<const char> used);
   std::span<Group> groups_of(const Unit& unit);
   const Group& group_of(const Visit& visit) const { return groups_[static_cast<std::size_t>(visit.group)]; }
@@ -105,6 +106,7 @@ class Update final : public StepWalk {
   // What this step was told, and its runs.
   Rates rates_;
   std::span<const char> used_;
+  std::vector<char> used_in_backward_;  ///< `used_` where units are updated in backward: of those that were so far
   std::span<const double> squares_;
   const Unit* unit_ = nullptr;  ///< that is updated in backward
   std::vector<Run> runs_;

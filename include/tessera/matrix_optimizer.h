@@ -26,7 +26,8 @@ namespace tessera {
 /// ranks get about the same amount of work. Parameters, gradients and states are sharded, saved in checkpoints and
 /// averaged (Strategy::ema) like those of the built-in rules, and results have the same bits under every strategy. All
 /// tensors are the GPU's where one trains; what `update` does is queued, and the host waits once a step to learn which
-/// matrices are used.
+/// matrices are used. With optimizer.in_backward, on the CPU, the rule is called during Engine::backward, for the
+/// matrices of one unit after the other.
 class MatrixOptimizer {
  public:
   /// Largest number of states that a rule may keep of a matrix.
@@ -55,8 +56,8 @@ class MatrixOptimizer {
   /// of them "ema" or "master". The answer must stay the same for the object's life.
   virtual std::vector<State> states(std::int64_t rows, std::int64_t columns) const = 0;
   /// Updates parameter and states. The result may depend on nothing else: ranks and strategy decide which rank makes
-  /// the call, and a generator would draw other numbers on each rank. An exception that it throws leaves Engine::step
-  /// and ends the group on all ranks.
+  /// the call, and a generator would draw other numbers on each rank. An exception that it throws leaves Engine::step,
+  /// or Engine::backward with optimizer.in_backward, and ends the group on all ranks.
   virtual void update(Matrix& matrix) const = 0;
 };
 

@@ -536,10 +536,6 @@ std::vector<StrategyRule> make_rules() {
       offloaded_gradients_sync_rule(),
       lars_clip_rule(),
       in_backward_rule(
-          "/optimizer/type", "optimizer.type muon, adafactor or own_matrix",
-          [](const Strategy& s) { return updates_whole_tensors(s.optimizer.type); },
-          "ranks exchange the matrices of several units at once"),
-      in_backward_rule(
           "/offload/gradients/tier", "offload.gradients below memory",
           [](const Strategy& s) { return s.offload.gradients != Tier::kMemory; },
           "gradients that are used when they are summed need no place"),

@@ -12,7 +12,7 @@ std::int64_t MatrixDeal::cost_of(MatrixShape shape, MatrixWork work) {
 }
 
 MatrixDeal::MatrixDeal(std::span<const UnitShape> units, AxisPlacement optimizer, const MeshPosition& mesh,
-                       MatrixWork work)
+                       MatrixWork work, bool by_unit)
     : axes_(optimizer), work_(work), mesh_(mesh) {
   MatrixBatch batch;
   const auto close = [&] {
@@ -34,7 +34,7 @@ MatrixDeal::MatrixDeal(std::span<const UnitShape> units, AxisPlacement optimizer
     if (batch.end == matrices_.size()) continue;
     batch.end = matrices_.size();
     deal(batch);
-    if (is_even(batch)) close();
+    if (by_unit || is_even(batch)) close();
   }
   if (batch.begin == batch.end) return;
   if (!batches_.empty()) {  // too few are left to be dealt evenly by themselves
@@ -44,6 +44,11 @@ MatrixDeal::MatrixDeal(std::span<const UnitShape> units, AxisPlacement optimizer
     deal(batch);
   }
   close();
+}
+
+const MatrixBatch* MatrixDeal::batch_of(std::size_t unit) const {
+  const auto batch = std::ranges::lower_bound(batches_, unit + 1, {}, &MatrixBatch::end_unit);
+  return batch != batches_.end() && batch->end_unit == unit + 1 ? &*batch : nullptr;
 }
 
 /// Deals the costliest matrix first, and each to the rank that has the least so far.

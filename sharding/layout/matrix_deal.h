@@ -52,11 +52,15 @@ class MatrixDeal {
   static constexpr double kMostUneven = 1.1;
 
   MatrixDeal() = default;
-  /// `optimizer`: how optimizer state is cut over the mesh.
-  MatrixDeal(std::span<const UnitShape> units, AxisPlacement optimizer, const MeshPosition& mesh, MatrixWork work = {});
+  /// `optimizer`: how optimizer state is cut over the mesh. `by_unit`: units are updated one by one, in backward, so a
+  /// batch has the matrices of one unit, however evenly they can be dealt.
+  MatrixDeal(std::span<const UnitShape> units, AxisPlacement optimizer, const MeshPosition& mesh, MatrixWork work = {},
+             bool by_unit = false);
 
   std::span<const DealtMatrix> matrices() const { return matrices_; }
   std::span<const MatrixBatch> batches() const { return batches_; }
+  /// The batch of a unit's matrices; null where it has none. REQUIRES: they were dealt by unit.
+  const MatrixBatch* batch_of(std::size_t unit) const;
   std::span<const DealtMatrix> matrices_of(const MatrixBatch& batch) const {
     return matrices().subspan(batch.begin, batch.end - batch.begin);
   }

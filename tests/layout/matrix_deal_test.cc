@@ -218,6 +218,22 @@ TEST(MatrixDeal, ABatchIsNoLargerThanItMustBe) {
   EXPECT_EQ(MatrixDeal(blocks_of(12, 64, 2), placement.optimizer, {1, 2}).batches().size(), 6U);
 }
 
+TEST(MatrixDeal, ByUnitABatchHasOneUnitsMatricesHoweverEvenTheyAre) {
+  for (const int ranks : {1, 2, 4}) {
+    const Placement placement = placement_of(kFullShard, false);
+    const MatrixDeal deal(blocks_of(12, 64, ranks), placement.optimizer, {1, ranks}, {}, /*by_unit=*/true);
+    ASSERT_EQ(deal.batches().size(), 12U) << ranks;
+    EXPECT_EQ(deal.batch_of(0), nullptr) << "the root has none";
+    EXPECT_EQ(deal.batch_of(13), nullptr);
+    for (std::size_t unit = 1; unit <= 12; ++unit) {
+      const MatrixBatch* const batch = deal.batch_of(unit);
+      ASSERT_EQ(batch, &deal.batches()[unit - 1]) << ranks;
+      for (const DealtMatrix& matrix : deal.matrices_of(*batch)) EXPECT_EQ(matrix.unit, unit);
+      EXPECT_EQ(deal.matrices_of(*batch).size(), 4U);
+    }
+  }
+}
+
 TEST(MatrixDeal, IsInThePlanAsAreItsStates) {
   PlanInput input;
   input.units = blocks_of(4, 64, 2);

@@ -57,14 +57,25 @@ class SlowStep {
         for (; rounds < op.begin; ++rounds) backward(rounds);
       }
       if (op.kind == StepOpKind::kBackward || op.kind == StepOpKind::kUpdateInBackward) backward(rounds);
-      if (op.kind == StepOpKind::kExchange && kind_ == RecordKind::kTensorStates) {
-        for (std::size_t record = 0; record < records_.bytes.size(); ++record) slots_.use(record, true, true);
-      }
+      if (op.kind == StepOpKind::kExchange) exchange(0, records_.bytes.size());
       if (has_visits) visit(program.visits_of(op));
+      if (op.kind == StepOpKind::kUpdateInBackward) exchange_by_unit(program);
     }
   }
 
  private:
+  void exchange(std::size_t begin, std::size_t end) {
+    if (kind_ != RecordKind::kTensorStates) return;
+    for (std::size_t record = begin; record < end; ++record) slots_.use(record, true, true);
+  }
+
+  void exchange_by_unit(const StepProgram& program) {
+    for (std::size_t unit = program.unit_ops.size(); unit-- > 0;) {
+      if (std::ranges::count(program.unit_ops[unit], StepOpKind::kExchange, &StepOp::kind) > 0)
+        exchange(records_.first[unit], records_.first[unit + 1]);
+    }
+  }
+
   void backward(std::int64_t round) {
     if (kind_ != RecordKind::kGradients) return;
     for (std::size_t record = records_.bytes.size(); record-- > 0;) slots_.use(record, round > 0, true);
@@ -119,8 +130,7 @@ StepInput random_input(Random& random) {
   input.parameters = {chance(random), true};
   input.states = {chance(random), true};
   input.gradients_below = input.first_work == VisitWork::kUpdate && chance(random);
-  const bool has_matrices = input.first_work == VisitWork::kDirections || input.first_work == VisitWork::kReadMasters;
-  input.updates_in_backward = !has_matrices && !input.gradients_below && chance(random);
+  input.updates_in_backward = !input.gradients_below && chance(random);
   input.publishes_behind = chance(random);
   input.executor.queued = chance(random);
   return input;

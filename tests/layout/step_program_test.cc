@@ -296,11 +296,33 @@ void for_inputs(const Test& test) {
       input.executor.queued = has(3);
       input.publishes_behind = has(4) && !has(3);
       input.gradients_below = has(5) && work == VisitWork::kUpdate;
-      const bool has_matrices = work == VisitWork::kDirections || work == VisitWork::kReadMasters;
-      input.updates_in_backward = has(6) && !has_matrices && !input.gradients_below;
+      input.updates_in_backward = has(6) && !input.gradients_below;
       test(input, step_programs(input));
     }
   }
+}
+
+/// A unit's elements are updated while its matrices are on their way to owners.
+TEST(StepProgram, MatricesOfAUnitAreExchangedBehindItsOwnReduction) {
+  const auto in_backward = [](VisitWork work) {
+    StepInput input = in_files(input_of(work));
+    input.groups = {{0}, {1, true}, {1}, {1, true}};
+    input.updates_in_backward = true;
+    return words_of(step_programs(input));
+  };
+  const std::string before = "forward\nannounce 2> 1> 3>\nupdate in backward, unit by unit\n";
+  const std::string after =
+      "unit 0\n  announce 0>\n  visit update ww: 0>\n  end pass\nagree\ndecide\npublished\nend pass\n";
+  EXPECT_EQ(in_backward(VisitWork::kDirections),
+            before +
+                "unit 1\n  announce 2> 1> 3>\n  visit update ww: 2>\n  visit directions -w: 1> 3>\n  end pass\n"
+                "  announce 3< 1<\n  exchange\n  visit update ww: 3< 1<\n  end pass\n" +
+                after);
+  EXPECT_EQ(in_backward(VisitWork::kReadMasters),
+            before +
+                "unit 1\n  announce 2> 1> 3>\n  visit update ww: 2>\n  exchange masters -r: 1> 3>\n  end pass\n"
+                "  announce 3< 1<\n  visit update ww: 3< 1<\n  end pass\n" +
+                after);
 }
 
 /// With each unit's operations in place of kUpdateInBackward.

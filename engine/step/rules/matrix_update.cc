@@ -62,6 +62,11 @@ void MatrixUpdate::expect() {
   if (states_) states_->begin();
 }
 
+void MatrixUpdate::expect(int unit) {
+  const MatrixBatch* const batch = deal_.batch_of(static_cast<std::size_t>(unit));
+  if (states_ && batch) states_->begin(*batch);
+}
+
 void MatrixUpdate::make_directions(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars,
                                    std::size_t config) const {
   directions_[config + 1]->direction(scalars, slice, gradients_of(group, slice));
@@ -78,15 +83,23 @@ StepArguments MatrixUpdate::step_arguments(const OptimizerSlice& slice) const {
 
 void MatrixUpdate::exchange(const OfStep* step, VisitMasters visit_masters) {
   expect();
-  for (const MatrixBatch& batch : deal_.batches()) {
-    const auto run = [&] {
-      exchange_->run(batch, visit_masters, [&](const DealtMatrix& matrix, const WholeMatrix& whole) {
-        if (!step || step->used[parameter_of(matrix)]) compute(matrix, whole, step);
-      });
-    };
-    states_ ? states_->with(batch, run) : run();
-  }
+  for (const MatrixBatch& batch : deal_.batches()) exchange_batch(batch, step, visit_masters);
   if (states_) states_->end();
+}
+
+void MatrixUpdate::exchange(int unit, const OfStep& step, VisitMasters visit_masters) {
+  expect(unit);
+  exchange_batch(*deal_.batch_of(static_cast<std::size_t>(unit)), &step, visit_masters);
+  if (states_) states_->end();
+}
+
+void MatrixUpdate::exchange_batch(const MatrixBatch& batch, const OfStep* step, VisitMasters visit_masters) {
+  const auto run = [&] {
+    exchange_->run(batch, visit_masters, [&](const DealtMatrix& matrix, const WholeMatrix& whole) {
+      if (!step || step->used[parameter_of(matrix)]) compute(matrix, whole, step);
+    });
+  };
+  states_ ? states_->with(batch, run) : run();
 }
 
 std::size_t MatrixUpdate::parameter_of(const DealtMatrix& matrix) const {

@@ -32,6 +32,8 @@ class MatrixUpdate {
 
   /// An exchange will come: what it needs from below memory is read ahead.
   void expect();
+  /// The same of one unit, which is updated in backward.
+  void expect(int unit);
 
   /// Whether there is a pass before the exchange: Muon moves momenta, and leaves directions in place of the gradients.
   bool makes_directions() const { return !rule_; }
@@ -49,6 +51,8 @@ class MatrixUpdate {
   /// same on all ranks; null under muon where the host does not know it: nothing is left out then. `visit_masters`:
   /// called for each group in order, but under muon. Throws tessera::Error, and what a program's rule throws.
   void exchange(const OfStep* step, VisitMasters visit_masters);
+  /// The same of one unit's matrices, in backward. REQUIRES: it has some.
+  void exchange(int unit, const OfStep& step, VisitMasters visit_masters);
 
   /// Muon's, of a GPU, whose directions and updates are kernels.
   const MuonOptimizer& muon_of(std::size_t config) const { return *directions_[config + 1]; }
@@ -64,6 +68,7 @@ class MatrixUpdate {
   std::int64_t streamed_bytes() const { return states_ ? states_->streamed_bytes() : 0; }
 
  private:
+  void exchange_batch(const MatrixBatch& batch, const OfStep* step, VisitMasters visit_masters);
   void compute(const DealtMatrix& matrix, const WholeMatrix& whole, const OfStep* step) const;
   void orthogonalize_matrix(const DealtMatrix& matrix, const FlatParameter& parameter, const WholeMatrix& whole) const;
   void scale(std::span<float> gradient, const UpdateRates& rates) const;

@@ -55,7 +55,8 @@ MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
   plan_parameter_records(steps);
   plan_optimizer(steps);
   plan_weight_copy();
-  matrices_ = MatrixDeal(input_.units, input_.placement.optimizer, input_.mesh, input_.matrix_work);
+  matrices_ =
+      MatrixDeal(input_.units, input_.placement.optimizer, input_.mesh, input_.matrix_work, input_.updates_in_backward);
   use_[MemoryCategory::kStaging] += matrix_bytes();
   plan_tensor_states(steps);
   if (input_.copies_checkpoints) plan_checkpoint();

@@ -265,7 +265,7 @@ std::int64_t MemoryPlan::tensor_state_record_bytes_of(const GroupShape& group) c
   return in_pages(4 * tensor_state_part_of(group).numel);
 }
 
-/// Tensor states move batch by batch.
+/// Tensor states move batch by batch. Each unit is an owner of records, of none where its states stay in memory.
 void MemoryPlan::plan_tensor_states(Steps steps) {
   std::vector<std::int64_t> bytes;  // bytes of each group that has such states
   RecordList records;
@@ -305,7 +305,10 @@ void MemoryPlan::plan_tensor_states(Steps steps) {
     pool = plan_pool(records.bytes, /*cache=*/{}, most + more);
     pool.held = most;
   }
-  records.end_owner();
+  for (std::size_t unit = 0; unit < input_.units.size(); ++unit) {
+    const auto end = std::ranges::upper_bound(units, unit);
+    records.first.push_back(static_cast<std::size_t>(end - units.begin()));
+  }
   count(steps, RecordKind::kTensorStates, records, pool);
 }
 

@@ -1,7 +1,6 @@
 #include "sharding/layout/plan/record_traffic.h"
 
 #include <algorithm>
-#include <ranges>
 #include <utility>
 
 namespace tessera {
@@ -79,7 +78,7 @@ class StepPlayer {
       case StepOpKind::kVisit:
         return visit(program.visits_of(op));
       case StepOpKind::kExchange:
-        exchange();
+        exchange({0, records_.bytes.size()});
         return visit(program.visits_of(op));
       default:
         return;
@@ -89,8 +88,12 @@ class StepPlayer {
   /// Where no unit comes back to a record, all units' visits are one pass.
   void update_in_backward(const StepProgram& program, const StepOp& op) {
     if (!program.announces_units) return visit(program.visits_of(op));
-    for (const std::vector<StepOp>& ops : program.unit_ops | std::views::reverse) {
-      for (const StepOp& of_unit : ops) play(program, of_unit);
+    for (std::size_t unit = program.unit_ops.size(); unit-- > 0;) {
+      for (const StepOp& of_unit : program.unit_ops[unit]) {
+        if (of_unit.kind == StepOpKind::kExchange) exchange(states_of(unit));
+        if (of_unit.kind == StepOpKind::kExchange || of_unit.kind == StepOpKind::kVisit)
+          visit(program.visits_of(of_unit));
+      }
     }
   }
 
@@ -109,12 +112,16 @@ class StepPlayer {
     }
   }
 
-  /// Goes over states of whole tensors, one batch behind the other.
-  void exchange() {
+  /// Goes over states of whole tensors: all of them, one batch behind the other, or a unit's.
+  void exchange(Stretch states) {
     if (kind_ != RecordKind::kTensorStates) return;
-    const Stretch all = {0, records_.bytes.size()};
-    moves_.read += slots_.go_through({&all, 1});
-    moves_.written += bytes_of(all);
+    moves_.read += slots_.go_through({&states, 1});
+    moves_.written += bytes_of(states);
+  }
+
+  /// A unit's states of whole tensors.
+  Stretch states_of(std::size_t unit) const {
+    return kind_ == RecordKind::kTensorStates ? Stretch{records_.first[unit], records_.first[unit + 1]} : Stretch{};
   }
 
   void visit(std::span<const Visit> visits) {

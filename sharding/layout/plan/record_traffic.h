@@ -19,8 +19,8 @@ enum class RecordKind : std::uint8_t { kParameters, kStates, kTensorStates, kGra
 /// Records of one kind.
 struct RecordList {
   std::vector<std::int64_t> bytes;  ///< size of each
-  /// [owners + 1]: the first record of each group that trains, for gradients that of each unit. No visit goes beyond
-  /// the last entry.
+  /// [owners + 1]: the first record of each group that trains, for gradients and states of whole tensors that of each
+  /// unit. No visit goes beyond the last entry.
   std::vector<std::size_t> first = {0};
 
   /// Ends an owner: it has all records that were added since the owner before.

@@ -115,7 +115,7 @@ class ProgramWriter {
       while (begin > 0 && input_.groups[begin - 1].unit == unit) --begin;
       if (program_.unit_ops.empty()) program_.unit_ops.resize(static_cast<std::size_t>(unit) + 1);
       std::vector<StepOp>& ops = program_.unit_ops[static_cast<std::size_t>(unit)];
-      ops = program_.announces_units ? update_layers_of(begin, end) : update_once_of(begin, end);
+      ops = update_of(begin, end);
       if (announced == 0) announced = ops.front().end;
     }
     add(StepOpKind::kAnnounce, 0, program_.announces_units ? announced : next());
@@ -128,6 +128,11 @@ class ProgramWriter {
   void append(std::size_t begin, std::size_t end, VisitWork work, bool backward) {
     for (std::size_t i = begin; i < end; ++i)
       program_.visits.push_back(visit_of(backward ? begin + end - 1 - i : i, work, backward));
+  }
+
+  std::vector<StepOp> update_of(std::size_t begin, std::size_t end) {
+    if (has_matrices(input_)) return update_matrices_of(begin, end);
+    return program_.announces_units ? update_layers_of(begin, end) : update_once_of(begin, end);
   }
 
   std::vector<StepOp> update_once_of(std::size_t begin, std::size_t end) {
@@ -149,6 +154,34 @@ class ProgramWriter {
             {StepOpKind::kAnnounce, second, next()},
             {StepOpKind::kVisit, second, next()},
             {StepOpKind::kEndPass}};
+  }
+
+  /// What is over elements alone is updated in the first pass, before the unit's matrices are exchanged.
+  std::vector<StepOp> update_matrices_of(std::size_t begin, std::size_t end) {
+    const auto of_matrices = [&](std::size_t group) { return input_.groups[group].of_matrices; };
+    const bool is_muon = input_.first_work == VisitWork::kDirections;
+    const std::int64_t first = next();
+    for (std::size_t i = begin; i < end; ++i) {
+      if (!of_matrices(i)) append(i, i + 1, VisitWork::kUpdate, /*backward=*/false);
+    }
+    const std::int64_t matrices = next();
+    for (std::size_t i = begin; i < end; ++i) {
+      if (of_matrices(i)) append(i, i + 1, input_.first_work, /*backward=*/false);
+    }
+    const std::int64_t second = next();
+    for (std::size_t i = end; i-- > begin;) {
+      if (of_matrices(i)) append(i, i + 1, VisitWork::kUpdate, /*backward=*/true);
+    }
+    std::vector<StepOp> ops = {{StepOpKind::kAnnounce, first, second}};
+    if (matrices > first) ops.push_back({StepOpKind::kVisit, first, matrices});
+    if (second > matrices) ops.push_back({is_muon ? StepOpKind::kVisit : StepOpKind::kExchange, matrices, second});
+    ops.push_back({StepOpKind::kEndPass});
+    if (second == matrices) return ops;  // the unit has no matrices
+    ops.push_back({StepOpKind::kAnnounce, second, next()});
+    if (is_muon) ops.push_back({StepOpKind::kExchange});
+    ops.push_back({StepOpKind::kVisit, second, next()});
+    ops.push_back({StepOpKind::kEndPass});
+    return ops;
   }
 
   /// The pass that measures goes forward, since norms are added up in that order.

@@ -1,6 +1,6 @@
-// Tests "optimizer.in_backward" under rules that need more of a unit than its elements one by one: norms of its layers.
-// Training has the bits of the run that updates after backward; ranks meet as often as there are units; and memory and
-// what moves to and from the disk are the plan's.
+// Tests "optimizer.in_backward" under rules that need more of a unit than its elements one by one: norms of its layers,
+// or whole matrices. Training has the bits of the run that updates after backward; ranks meet as often as there are
+// units; and memory and what moves to and from the disk are the plan's.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,9 +16,11 @@
 #include <vector>
 
 #include "engine/memory/device_rules.h"
+#include "runtime/config/strategy_names.h"
 #include "tests/golden_steps/gloo_ranks.h"
 #include "tests/support/offloaded.h"
 #include "tests/support/pairwise.h"
+#include "tests/support/stand_ins/own_muon.h"
 #include "tests/support/stand_ins/wrapped_groups.h"
 
 namespace tessera::testing {
@@ -30,6 +32,7 @@ using ::testing::HasSubstr;
 struct Rule {
   std::string name;
   OptimizerConfig config;
+  OwnRules own = {};
 };
 
 Rule lamb() { return {"lamb", {.type = OptimizerType::kLamb, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1}}; }
@@ -44,7 +47,21 @@ Rule lars() {
            .trust_coefficient = 0.02}};
 }
 
-std::vector<Rule> rules() { return {lamb(), lars()}; }
+Rule adafactor() { return {"adafactor", {.type = OptimizerType::kAdafactor, .lr = 1e-1, .weight_decay = 0.1}}; }
+
+Rule muon() { return {"muon", {.type = OptimizerType::kMuon, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1}}; }
+
+Rule own_matrix() {
+  return {"own_matrix",
+          {.type = OptimizerType::kOwnMatrix, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1},
+          OwnRules::of(std::make_shared<OwnMuon>())};
+}
+
+std::vector<Rule> rules() { return {lamb(), lars(), adafactor(), muon(), own_matrix()}; }
+
+bool is_of_whole_tensors(const Rule& rule) {
+  return rule.config.type == OptimizerType::kAdafactor || rule.config.type == OptimizerType::kOwnMatrix;
+}
 
 /// Sets the rule with two groups: vectors without decay, whose rate layers do not adapt, and blocks at half the rate.
 void with_rule(Strategy& s, const Rule& rule) {
@@ -54,7 +71,7 @@ void with_rule(Strategy& s, const Rule& rule) {
   s.optimizer.groups = {
       {.match = {"*"}, .max_dim = 1, .weight_decay = 0.0},
       {.match = {"blocks.*.up.weight", "blocks.*.down.weight"}, .lr_ratio = 0.5, .weight_decay = 0.3}};
-  s.optimizer.groups[0].layer_adaptation = false;
+  if (adapts_layers(rule.config.type)) s.optimizer.groups[0].layer_adaptation = false;
   s.gradient_clipping = 0;
 }
 
@@ -72,7 +89,8 @@ Trained train(const Rule& rule, const Kept& kept, const Placed& placed, const Be
     s.optimizer.in_backward = in_backward;
     s.ema.decay = 0.9;
   };
-  return train_on_threads(ranks, strategy_for(placed, adjust, kept.param), {.model = kAwkward, .steps = 4});
+  return train_on_threads(ranks, strategy_for(placed, adjust, kept.param),
+                          {.model = kAwkward, .steps = 4, .own_rules = rule.own});
 }
 
 constexpr Kept kKinds[] = {{DType::kF32, MasterKind::kSplitBF16, StateDType::kF32},
@@ -80,9 +98,12 @@ constexpr Kept kKinds[] = {{DType::kF32, MasterKind::kSplitBF16, StateDType::kF3
                            {DType::kBF16, MasterKind::kF32, StateDType::k8Bit}};
 
 TEST(InBackwardRules, HaveTheBitsOfTheUpdateAfterBackward) {
+  const auto exists = [](const Rule& rule, const Placed&, Joined, int, const Kept& kept, const Below*) {
+    return kept.state == StateDType::kF32 || !is_of_whole_tensors(rule);  // those have no others
+  };
   MadeOnce<Trained> after;
-  for (const auto& each : pairwise_of(rules(), kOnePerPlacement, std::array{Joined::kThreads, Joined::kGloo},
-                                      std::array{1, 2, 3}, kKinds, kInMemoryAndBelow)) {
+  for (const auto& each : pairwise_where(exists, rules(), kOnePerPlacement, std::array{Joined::kThreads, Joined::kGloo},
+                                         std::array{1, 2, 3}, kKinds, kInMemoryAndBelow)) {
     const auto& [rule, placed, joined, ranks, kept, below] = each;
     const std::string of = rule.name + ", " + name_of(kept) + " on " + std::to_string(ranks) +
                            (joined == Joined::kGloo ? " over gloo, " : " ranks, ") + name_of(placed);
@@ -108,7 +129,7 @@ TEST(InBackwardRules, HaveTheSameBitsOnTwoAxes) {
       strategy.mesh = {2, 2};
       strategy.optimizer.shard_over_world = over_world && kind == ShardingStrategy::kHybridShard;
       strategy.optimizer.in_backward = in_backward;
-      return train_on_threads({.ranks = 4}, strategy, {.model = kAwkward});
+      return train_on_threads({.ranks = 4}, strategy, {.model = kAwkward, .own_rules = rule.own});
     };
     expect_same_bits(train(true), train(false), rule.name + ", " + name_of(Placed(kind, shared)) + ", two replicas");
   }
@@ -123,7 +144,7 @@ TEST(InBackwardRules, MoveWhatThePlanSaysToAndFromTheDisk) {
         put_below(s, below);
         s.optimizer.in_backward = true;
       };
-      Session session(mesh, strategy_for(ShardingStrategy::kFullShard, adjust, dtype), kWide);
+      Session session(mesh, strategy_for(ShardingStrategy::kFullShard, adjust, dtype), kWide, rule.own);
       expect_planned_disk_traffic(session, rule.name + ", " + std::string(name_of(dtype)));
     });
   }
@@ -138,7 +159,7 @@ TEST(InBackwardRules, KeepSumsOfAFewUnits) {
       };
       const TinyOptions deep{.width = 64, .hidden = 256, .blocks = 24};
       return train_on_threads({.ranks = 2}, strategy_for(ShardingStrategy::kFullShard, adjust),
-                              {.model = deep, .steps = 1})
+                              {.model = deep, .steps = 1, .own_rules = rule.own})
           .steps[0]
           .planned[MemoryCategory::kGradients];
     };
@@ -193,7 +214,7 @@ std::vector<CallsByLabel> calls_of_a_step(const Strategy& strategy, const Rule& 
     });
   };
   run_ranks({.ranks = ranks, .wrap_groups = wrap}, [&](const Mesh& mesh) {
-    Session session(mesh, strategy, kAwkward);
+    Session session(mesh, strategy, kAwkward, rule.own);
     session.train(0);
     own->clear();
     session.train(1);
@@ -233,6 +254,26 @@ TEST(InBackwardRules, LayersOfAUnitCostOneSmallMessage) {
         if (placed.kind != ShardingStrategy::kNoShard) continue;
         // Each rank has whole tensors: the squares of one are a number, of its weights and of its update.
         EXPECT_EQ(calls["layer norms"].bytes, 2 * 8 * parameters) << rule.name;
+      }
+    }
+  }
+}
+
+/// Matrices go to owners and back; of each unit by itself.
+TEST(InBackwardRules, MatricesOfAUnitAreExchangedByThemselves) {
+  const std::size_t units = trainable_of_units().size();
+  for (const auto& [rule, of_root] : {std::pair(adafactor(), 1U), {muon(), 0U}, {own_matrix(), 0U}}) {
+    for (const Placed& placed : {Placed(ShardingStrategy::kShardGradients), Placed(ShardingStrategy::kFullShard)}) {
+      const Adjust adjust = [&, &rule = rule](Strategy& s) {
+        with_rule(s, rule);
+        s.optimizer.in_backward = true;
+      };
+      // The root has vectors, which adafactor updates, and an embedding, which the others leave to AdamW.
+      const auto wanted = static_cast<std::int64_t>(units - 1 + of_root);
+      // Parts of three ranks cut matrices.
+      for (CallsByLabel& calls : calls_of_a_step(strategy_for(placed, adjust), rule, 3)) {
+        EXPECT_EQ(calls["matrices to owners"].calls, wanted) << rule.name << ", " << name_of(placed);
+        EXPECT_EQ(calls["matrices from owners"].calls, wanted) << rule.name << ", " << name_of(placed);
       }
     }
   }

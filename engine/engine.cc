@@ -155,8 +155,7 @@ void Engine::zero_grad() {
   training.expect_not_updated("zero_grad");
   training.job.or_abort("zero_grad", [&] {
     // What compression kept of the gradients that are dropped is theirs, too.
-    if (training.window.microbatch > 0 && training.plan.use()[MemoryCategory::kFeedback] > 0)
-      training.reducer->restore_feedback();
+    if (training.window.microbatch > 0 && training.plan.kept_gradient_numel() > 0) training.reducer->restore_feedback();
     training.drop_microbatches();
     training.step->forget_losses();
   });

@@ -18,11 +18,11 @@ std::string shapes_that_fit(int world_size) {
 }
 
 /// What Collectives::compressed_part would be in the group of `count` ranks from `first` on, `stride` apart. This is
-/// composed_group_factory's rule.
+/// composed_group_factory's rule; sums of GPUs that are compressed go over Gloo, whatever else does.
 int compressed_part(int first, int count, int stride, const Topology& topology, TransportChoice transport) {
   if (count == 1) return 0;
-  if (transport == TransportChoice::kGloo) return 1;
-  if (transport != TransportChoice::kAuto) return 0;
+  if (transport == TransportChoice::kHost) return 0;
+  if (transport != TransportChoice::kAuto) return 1;
   std::map<int, int> ranks_of_host;
   for (int i = 0; i < count; ++i) ++ranks_of_host[(first + i * stride) / topology.local_world_size];
   if (ranks_of_host.size() == 1) return 0;

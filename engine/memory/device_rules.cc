@@ -67,6 +67,16 @@ void expect_tiers_of_device(const OffloadConfig& offload, bool is_gpu) {
 void expect_built_for_device(const Strategy& strategy, bool is_gpu) {
   expect_tiers_of_device(strategy.offload, is_gpu);
   if (!is_gpu) return;
+  if (strategy.compression.gathers != WireForm::kPlain) {
+    refuse(
+        "/compression/gathers: a GPU gathers values as they are; \"gradients\", \"sums\" and \"method\" are what it "
+        "compresses. [T0803] hint: leave it out, or train on the CPU (comm.transport \"gloo\")");
+  }
+  if (strategy.sync.makes_outer_steps() && compresses(strategy.compression)) {
+    refuse(
+        "/compression: what replicas of GPUs send in outer steps (\"sync\") is not compressed. [T0804] hint: leave "
+        "\"compression\" out, or train on the CPU (comm.transport \"gloo\")");
+  }
   if (strategy.sync.makes_outer_steps()) {
     refuse(
         std::string(
@@ -79,11 +89,6 @@ void expect_built_for_device(const Strategy& strategy, bool is_gpu) {
            " a GPU updates all units together, after backward: its ranks meet once a step about layers and whole "
            "tensors. [T0802] hint: leave in_backward out, or " +
            kOnTheCpu);
-  }
-  if (compresses(strategy.compression) || strategy.compression.gathers != WireForm::kPlain) {
-    refuse(
-        "/compression: what GPUs send is not compressed yet. [T0219] hint: leave \"compression\" out, or train on the "
-        "CPU (comm.transport \"gloo\")");
   }
 }
 

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <span>
 #include <utility>
+#include <variant>
 
 #include "engine/memory/device_rules.h"
 #include "optim/master_assigner.h"
@@ -108,7 +109,10 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
     input.replica_gathers = gathers;
   if (compresses(strategy.compression)) {
     const CompressedAxes axes = strategy.compression.axes;
-    if (axes != CompressedAxes::kReplicate) input.compressed_shard_part = scene.shard_compressed_part;
+    // A program's hook sums over whatever joins the ranks, on a GPU over its host's memory.
+    const bool is_hook = std::holds_alternative<CommHookConfig>(strategy.compression.method);
+    if (axes != CompressedAxes::kReplicate || (scene.is_queued && is_hook))
+      input.compressed_shard_part = scene.shard_compressed_part;
     if (axes != CompressedAxes::kShard) input.compressed_replicate_part = scene.replicate_compressed_part;
   }
   input.filling_buckets = strategy.units.bucket_cap_mb ? 2 : 1;

@@ -178,7 +178,8 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
   memory.scratch = Arena::plain("scratch", scratch, device);
   memory.matrices = Arena::plain("matrices", plan.matrix_bytes(), device);
   memory.weight_copy = Arena::plain("a copy of weights", plan.weight_copy_bytes(), device);
-  memory.feedback = Arena::plain("feedback", use[MemoryCategory::kFeedback]);
+  const std::int64_t copies = input.compression.restore_skipped ? 2 : 1;
+  memory.feedback = Arena::plain("feedback", 4 * (plan.method_work_numel() + copies * plan.kept_gradient_numel()));
   memory.record_slots = Arena::plain("records on the device", plan.state_records().device_bytes(), device);
   memory.tensor_state_slots =
       Arena::plain("states of matrices on the device", plan.tensor_state_records().device_bytes(), device);
@@ -217,7 +218,7 @@ MemoryUse TrainingMemory::allocated() const {
   use[MemoryCategory::kOptimizer] = optimizer.taken();
   use[MemoryCategory::kStaging] = scratch.bytes() + matrices.bytes() + weight_copy.bytes();
   use[MemoryCategory::kCheckpoint] = checkpoint.bytes();
-  use[MemoryCategory::kFeedback] = feedback.bytes();
+  use[records_are_pinned ? MemoryCategory::kHostRecords : MemoryCategory::kFeedback] += feedback.bytes();
   use[MemoryCategory::kRecords] = record_slots.bytes() + tensor_state_slots.bytes();
   for (const auto& records : {parameter_records, state_records, tensor_state_records}) {
     if (!records) continue;

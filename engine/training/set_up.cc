@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "engine/activations/offload_activations.h"
+#include "engine/device/pinned_memory.h"
+#include "engine/device/sums_on_host.h"
 #include "engine/memory/kept_group.h"
 #include "engine/memory/records/device_shards.h"
 #include "engine/memory/records/shard_records.h"
@@ -86,6 +88,30 @@ void expect_forward_writes_nothing(const torch::nn::Module& module) {
   }
 }
 
+/// What Collectives::compressed_part is of the groups that compress a GPU's sums (MeshGroups::on_host).
+constexpr int kPartOnHost = 1;
+
+/// Has the hosts of GPUs make the sums that are compressed, in pinned memory as large as the plan says. Returns its
+/// bytes. Collective.
+std::int64_t compress_on_host(MeshAxes& axes, const MemoryPlan& plan, const Job& job) {
+  const MemoryPlan::SumsOnHost shard = plan.shard_sums_on_host(), replicate = plan.replicate_sums_on_host();
+  if (shard.bytes() + replicate.bytes() == 0) return 0;
+  const HostAxes host = value_or_throw(groups_of(job.mesh).on_host(axes));
+  DeviceKernels& kernels = *job.accelerator.kernels;
+  const auto give = pinned_memory_of(kernels, job.mesh.rank(), "gradients that are compressed",
+                                     "[T0805] hint: smaller modules in \"units\" need less of it");
+  const auto lead = [&](std::shared_ptr<Collectives>& axis, const std::shared_ptr<Collectives>& on_host,
+                        const MemoryPlan::SumsOnHost& sums) {
+    if (sums.bytes() == 0) return;
+    TORCH_INTERNAL_ASSERT(on_host->compressed_part() == kPartOnHost, "sums on the host are planned otherwise");
+    axis = sums_on_host(axis, on_host, kernels,
+                        {give(static_cast<std::size_t>(sums.bytes())), sums.slots, sums.slot_bytes});
+  };
+  lead(axes.reduce, host.reduce, shard);
+  lead(axes.replicate, host.replicate, replicate);
+  return shard.bytes() + replicate.bytes();
+}
+
 UnitKeeper::OnFailure failing(Job& job) {
   return [&job](const Error& error) { job.fail(make_error(error.exit_code(), error.message())); };
 }
@@ -123,12 +149,16 @@ bool Training::shares_memory() const {
 void Training::make_plan(bool continues) {
   const Strategy& strategy = job.strategy;
   const bool in_background = axes.reduce->reduces_in_background() || axes.replicate->reduces_in_background();
+  const bool compresses_on_host = job.accelerator.device.is_queued && compresses(strategy.compression);
+  const auto compressed_part = [&](const Collectives& group) {
+    return compresses_on_host && group.size() > 1 ? kPartOnHost : group.compressed_part();
+  };
   PlanScene scene{planned_position(sync.config(), job.position),
                   shares_memory(),
                   job.accelerator.device.is_queued,
                   in_background,
-                  axes.reduce->compressed_part(),
-                  axes.replicate->compressed_part(),
+                  compressed_part(*axes.reduce),
+                  compressed_part(*axes.replicate),
                   sync.config(),
                   job.position.replicate_size};
   scene.offloaded_step = choose_offloaded_step(units, strategy, scene, *optimizer, job.accelerator, *job.axes.control);
@@ -175,6 +205,7 @@ void Training::set_up_gradients() {
   const Strategy& strategy = job.strategy;
   const ComputeDevice device = job.accelerator.device;
   if (!device.is_queued) norm.emplace(units);
+  footprint.allocated[MemoryCategory::kHostRecords] += compress_on_host(axes, plan, job);
   Reducer::Memory gradient_memory{std::move(memory.buckets), std::move(memory.scratch), {}, std::move(memory.feedback)};
   gradient_memory.store = memory.gradient_store();
   if (updates_in_backward()) gradient_memory.sums = std::move(memory.gradients);

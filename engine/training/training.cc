@@ -99,7 +99,7 @@ StepResult Training::take_step() {
     if (job.accelerator.device.is_queued) static_cast<void>(step->progress());  // waits for the steps under way
     expect_equal_replicas(units, plan, *job.axes.control, times.attempts);
   }
-  if ((result.overflow || result.spike) && plan.use()[MemoryCategory::kFeedback] > 0) reducer->restore_feedback();
+  forget_what_is_skipped(result);
   make_buffers_alike();
   if (times.attempts == 1 && job.accelerator.allocated) note_activations();
   if (times.attempts == 1 && activations) note_offloaded_activations();
@@ -116,6 +116,15 @@ StepResult Training::take_step() {
   times.last_seconds = result.seconds;
   times.mark(UseTimes::Event::kStepEnd);
   return result;
+}
+
+/// What was kept of gradients that are dropped goes with them. A GPU's host waits here to hear of it: the next step's
+/// reductions add to what is kept.
+void Training::forget_what_is_skipped(const StepResult& result) {
+  if (plan.kept_gradient_numel() == 0) return;
+  StepResult known = result;
+  if (job.accelerator.device.is_queued) known.wait();
+  if (known.overflow || known.spike) reducer->restore_feedback();
 }
 
 void Training::bring_replicas_together(const char* what) {

@@ -194,6 +194,7 @@ struct Training {
   void expect_backward(const char* what) const;
   void expect_weight(const MicrobatchInfo& info) const;
   double communication_seconds() const;
+  void forget_what_is_skipped(const StepResult& result);
   void note_activations();
   void note_offloaded_activations() const;
   void make_buffers_alike();

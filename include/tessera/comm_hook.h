@@ -29,8 +29,8 @@ class Collectives;
 /// backward makes it. It therefore hides behind backward as all reductions do. One call runs at a time.
 ///
 /// A hook needs a strategy under which a rank has all gradients of a unit in one place: NO_SHARD, SHARD_OPTIMIZER or
-/// SHARD_GRADIENTS, with units or `units.bucket_cap_mb` as buckets. Hooks work on the CPU only. A job of one rank does
-/// not call them.
+/// SHARD_GRADIENTS, with units or `units.bucket_cap_mb` as buckets. Where GPUs train, their hosts make these sums, so a
+/// hook gets tensors on the CPU there too. A job of one rank does not call it.
 class CommHook {
  public:
   /// The gradients of one unit or one bucket; all belong to parameters of one dtype.

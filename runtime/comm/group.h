@@ -9,6 +9,7 @@ namespace tessera {
 enum class GroupUse {
   kGather,  ///< all-gathers: ranks gather from and into the same places of their memory of the group
   kOther,   ///< everything else, such as reductions: each rank decides for itself where a bucket waits
+  kOnHost,  ///< compressed sums of a GPU's ranks: the group is for the memory of their hosts (MeshGroups::on_host)
 };
 
 /// The ranks of a group, and which of them this one is. Messages name *world* ranks, so that a user need not know

@@ -49,6 +49,12 @@ struct MeshAxes {
   absl::Status status() const;
 };
 
+/// Groups of the axes along which a GPU's ranks sum gradients, for the memory of their hosts; null for an axis of one
+/// rank. They compress (Collectives::compressed_part).
+struct HostAxes {
+  std::shared_ptr<Collectives> reduce, replicate;
+};
+
 /// The inside of a Mesh, which all its copies share: it makes groups of its ranks and ends them. Thread-safe.
 class MeshGroups {
  public:
@@ -65,6 +71,10 @@ class MeshGroups {
   /// Returns the axes of this rank's replica, as if there were no other replica. Collective over the world. `axes` are
   /// the mesh's, and the shard axis is theirs. It is never used for a GPU's memory.
   absl::StatusOr<MeshAxes> within_replica(const MeshAxes& axes);
+
+  /// Makes the groups over which ranks with GPUs compress their sums: Gloo's, whatever joins the GPUs. Collective over
+  /// the world. `axes` are the mesh's. Errors: those of gloo_collectives.
+  absl::StatusOr<HostAxes> on_host(const MeshAxes& axes);
 
   /// Makes a new group of all ranks, for host memory, that nobody else uses. Collective. Its name contains `purpose`.
   absl::StatusOr<std::shared_ptr<Collectives>> world(const std::string& purpose);

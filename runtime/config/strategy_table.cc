@@ -46,7 +46,9 @@ const std::vector<StrategyGroup>& strategy_groups() {
       {"/offload/moments", "Optimizer states, the average of the weights among them."},
       {"/offload/gradients", "Sums of gradients, from their reduction to the update."},
       {"/offload/activations", "Tensors that forward saves for backward."},
-      {"/compression", "Gradients and parameters in fewer bits, where they go over a network."},
+      {"/compression",
+       "Gradients and parameters in fewer bits, where they go over a network. Gradients of a GPU then go through "
+       "the memory of its host and over Gloo, whatever joins the GPUs."},
       {"/checkpoint", "Where, when and how checkpoints are saved."},
       {"/on_spike", "Steps whose loss is far above those before them."},
       {"/durable", "Steps that outlive the process, without checkpoints."},

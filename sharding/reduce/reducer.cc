@@ -345,8 +345,10 @@ void Reducer::start(Entry& entry) {
   copies_.flush();
   if (updates_in_backward() && entry.sum.memory == nullptr) place_sum(entry);
   // Gaps stay zero where gradients lie in their sum's own place: no other unit uses it, so nothing but zeros ever came
-  // into them.
-  const bool gaps_are_zero = device_.is_queued && is_in_place(entry) && !updates_in_backward();
+  // into them. Only what is compressed may leave something there: a value that is not finite makes its neighbours NaN.
+  const PlanInput& input = plan_.input();
+  const bool is_compressed = input.compressed_shard_part > 0 || input.compressed_replicate_part > 0;
+  const bool gaps_are_zero = device_.is_queued && is_in_place(entry) && !updates_in_backward() && !is_compressed;
   if (memory_.store) open_sum(entry);
   UnitReduction& reduction = this->reduction(started_++);
   reduction.entry = &entry;

@@ -8,6 +8,7 @@
 #include "runtime/comm/compose/composed_groups.h"
 #include "runtime/comm/device/device_solo.h"
 #include "runtime/comm/device/staged_collectives.h"
+#include "runtime/comm/local/local_collectives.h"
 #include "runtime/comm/mesh_groups.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "tests/comm/collectives_properties.h"
@@ -76,12 +77,17 @@ TEST(StagedCollectives, CarryHostMemoryOverADevicesGroup) {
 }
 
 TEST(DeviceGroups, AreTheGivenOnesOnWhateverHostsRanksAre) {
-  int joined = 0;
+  int joined = 0, joined_on_hosts = 0;
   DeviceGroups groups;
   groups.join = [&](const Group& group) -> absl::StatusOr<std::shared_ptr<Collectives>> {
     ++joined;
     EXPECT_EQ(group.size(), 2);
     return solo_on_device(kCpu);
+  };
+  groups.join_on_host = [&](const Group& group) -> absl::StatusOr<std::shared_ptr<Collectives>> {
+    ++joined_on_hosts;
+    EXPECT_EQ(group.use, GroupUse::kOnHost);
+    return std::make_shared<LocalCollectives>();
   };
   groups.alone = [] { return solo_on_device(kCpu); };
   groups.control = [](std::shared_ptr<Collectives> group) { return staged_collectives(std::move(group), kCpu); };
@@ -91,7 +97,11 @@ TEST(DeviceGroups, AreTheGivenOnesOnWhateverHostsRanksAre) {
   const auto pair = factory->make("pair", {1, 3}, GroupUse::kOther);
   require_ok(pair.status());
   EXPECT_EQ(joined, 1);
+  EXPECT_EQ(joined_on_hosts, 0);
   EXPECT_NE(factory->control_of(*pair), *pair);
+  require_ok(factory->make("sums of the pair", {1, 3}, GroupUse::kOnHost).status());
+  EXPECT_EQ(joined, 1);
+  EXPECT_EQ(joined_on_hosts, 1);
 }
 
 }  // namespace

@@ -314,6 +314,37 @@ TEST_F(Gpu, UpdatesInBackwardChangeNoBit) {
   }
 }
 
+/// Hosts make these sums, over Gloo, so they have the same bits however strategies call for them.
+TEST_F(Gpu, CompressedSumsAreTheSameUnderEveryStrategy) {
+  constexpr ShardingStrategy kWhole[] = {ShardingStrategy::kNoShard, ShardingStrategy::kShardOptimizer,
+                                         ShardingStrategy::kShardGradients};
+  const CompressionConfig kCompressions[] = {{.method = PowerSgdConfig{.rank = 2}},
+                                             {.method = TopKConfig{.fraction = 0.1}},
+                                             {.gradients = WireForm::kInt8, .error_feedback = true}};
+  on_ranks(2, [&](int rank, int port) {
+    const Mesh mesh = mesh_of(rank, 2, port, TransportChoice::kCudaHost);
+    Strategy strategy = strategy_of(kWhole[0], DType::kF32, TransportChoice::kCudaHost);
+    const Trained plain = train_on(mesh, strategy, options_of());
+    std::string wrong;
+    for (const CompressionConfig& compression : kCompressions) {
+      const std::string what = "compression " + std::to_string(&compression - kCompressions);
+      std::optional<Trained> first;
+      for (const ShardingStrategy kind : kWhole) {
+        strategy = strategy_of(kind, DType::kF32, TransportChoice::kCudaHost);
+        strategy.compression = compression;
+        const Trained trained = train_on(mesh, strategy, options_of());
+        if (!first) first = trained;
+        wrong += difference(trained, *first, what + ", " + name_of(kind));
+        for (const StepResult& step : trained.steps) {
+          if (!(step.planned == step.allocated)) wrong += what + ": allocated is not planned; ";
+        }
+      }
+      if (difference(*first, plain, what).empty()) wrong += what + ": nothing was compressed; ";
+    }
+    return wrong;
+  });
+}
+
 /// State lies in the GPU's memory, or all of it is offloaded.
 TEST_F(Gpu, ARunGoesOnFromItsLastCommit) {
   for (const Tier tier : {Tier::kMemory, Tier::kHost, Tier::kNvme}) {

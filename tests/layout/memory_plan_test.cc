@@ -152,6 +152,29 @@ TEST(MemoryPlan, OnAGpuEveryReductionHasAUnitsTimeWhateverItCosts) {
   EXPECT_EQ(MemoryPlan(input).end_lag(), 0);
 }
 
+TEST(MemoryPlan, CompressedSumsOfAGpuGoThroughItsHostsMemory) {
+  PlanInput input = input_of(kMiB, 4, {1, 2, 0, 0});
+  input.is_queued = true;
+  const MemoryPlan plain(input);
+  input.compression = {.gradients = WireForm::kInt8, .error_feedback = true};
+  input.compressed_shard_part = 1;
+  const MemoryPlan plan(input);
+  EXPECT_EQ(plan.reduction_lag(), 1);
+  EXPECT_EQ(plan.end_lag(), 2);
+  EXPECT_EQ(plan.shard_sums_on_host().bytes(), 3 * 4 * kMiB);  // as many units are under way
+  EXPECT_EQ(plan.replicate_sums_on_host().bytes(), 0);
+  const std::int64_t kept = 4 * plan.kept_gradient_numel();
+  EXPECT_GT(kept, 4 * 4 * kMiB);
+  EXPECT_EQ(plan.use()[MemoryCategory::kHostRecords], 3 * 4 * kMiB + kept);
+  EXPECT_EQ(plan.use()[MemoryCategory::kFeedback], 0);
+  EXPECT_EQ(plan.use().limited(), plain.use().limited() + 4 * kMiB);  // a bucket for the unit that is under way longer
+  // A narrow contribution is summed to fp32 beside it: here this rank's half.
+  input.reduce = DType::kBF16;
+  EXPECT_EQ(MemoryPlan(input).shard_sums_on_host().slot_bytes, 2 * kMiB + 2 * kMiB);
+  input.is_queued = false;
+  EXPECT_EQ(MemoryPlan(input).shard_sums_on_host().bytes(), 0);
+}
+
 TEST(MemoryPlan, EveryUnitUnderWayHasItsScratch) {
   PlanInput input = input_of(kMiB / 4, 12, {1, 2, 0, 0});
   input.accumulation = 2;

@@ -85,7 +85,7 @@ class ComposedGroupFactory : public GroupFactory {
 class DeviceGroupFactory : public ComposedGroupFactory {
  public:
   DeviceGroupFactory(const GroupDefaults& defaults, DeviceGroups groups)
-      : ComposedGroupFactory(defaults, groups.join, groups.join), groups_(std::move(groups)) {}
+      : ComposedGroupFactory(defaults, by_use(groups), by_use(groups)), groups_(std::move(groups)) {}
 
   std::shared_ptr<Collectives> control_of(const std::shared_ptr<Collectives>& group) override {
     return groups_.control(group);
@@ -95,6 +95,12 @@ class DeviceGroupFactory : public ComposedGroupFactory {
   std::shared_ptr<Collectives> alone() override { return groups_.alone(); }
 
  private:
+  static JoinGroup by_use(const DeviceGroups& groups) {
+    return [join = groups.join, on_host = groups.join_on_host](const Group& group) {
+      return group.use == GroupUse::kOnHost ? on_host(group) : join(group);
+    };
+  }
+
   const DeviceGroups groups_;
 };
 

@@ -43,6 +43,7 @@ struct DeviceGroups {
   /// makes a group of this rank only
   std::function<std::shared_ptr<Collectives>()> alone;
   std::function<std::shared_ptr<Collectives>(std::shared_ptr<Collectives>)> control;  ///< GroupFactory::control_of
+  JoinGroup join_on_host;  ///< joins a group of more than one rank for the memory of their hosts (GroupUse::kOnHost)
 };
 /// Returns a factory that makes all groups by `groups`.
 std::shared_ptr<GroupFactory> device_group_factory(GroupDefaults defaults, DeviceGroups groups);

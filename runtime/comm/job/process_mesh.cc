@@ -51,6 +51,15 @@ absl::StatusOr<std::string> own_address(const Topology& topology, double init_ti
   return address_towards(topology.master_addr, init_timeout_s);
 }
 
+/// How ranks with GPUs join for the memory of their hosts. Most jobs make no such group, so what Gloo needs is looked
+/// for when one is made.
+JoinGroup gloo_on_hosts(const Topology& topology, const CommConfig& comm, const std::shared_ptr<C10dStore>& store) {
+  return [=](const Group& group) -> absl::StatusOr<std::shared_ptr<Collectives>> {
+    TESSERA_ASSIGN_OR_RETURN(const std::string address, own_address(topology, comm.init_timeout_s));
+    return gloo_collectives(group, address, store);
+  };
+}
+
 /// How one transport joins ranks on GPUs; `gpu` is this rank's.
 using JoinOnGpu = std::function<JoinGroup(int gpu, const std::shared_ptr<C10dStore>& store)>;
 
@@ -66,6 +75,7 @@ absl::StatusOr<Mesh> make_gpu_mesh(const Topology& topology, const CommConfig& c
     return make_mesh(topology, device_group_factory(defaults, std::move(groups)), memory_store());
   TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<C10dStore> store, tcp_store(topology, comm.init_timeout_s));
   groups.join = join(gpu, store);
+  groups.join_on_host = gloo_on_hosts(topology, comm, store);
   return make_mesh(topology, device_group_factory(defaults, std::move(groups)), store);
 }
 

@@ -208,7 +208,7 @@ void MemoryPlan::plan_lag() {
   const bool two_axes = input_.mesh.replicate_size > 1;
   if (input_.mesh.world_size() == 1) return;
   if (input_.is_queued) {
-    reduction_lag_ = two_axes ? 1 : 0;
+    reduction_lag_ = two_axes || sums_on_host() ? 1 : 0;
     end_lag_ = reduction_lag_ + 1;
     return;
   }
@@ -334,7 +334,63 @@ void MemoryPlan::plan_feedback() {
     }
   }
   const std::int64_t copies = input_.compression.restore_skipped ? 2 : 1;
-  use_[MemoryCategory::kFeedback] = (method_work_numel_ + copies * kept_gradient_numel_) * 4;
+  const MemoryCategory where = input_.is_queued ? MemoryCategory::kHostRecords : MemoryCategory::kFeedback;
+  use_[where] += (method_work_numel_ + copies * kept_gradient_numel_) * 4;
+  use_[MemoryCategory::kHostRecords] += shard_sums_on_host().bytes() + replicate_sums_on_host().bytes();
+}
+
+/// Whether a GPU's host makes sums on some axis: those that are compressed.
+bool MemoryPlan::sums_on_host() const {
+  return input_.is_queued && (input_.compressed_shard_part > 0 || input_.compressed_replicate_part > 0);
+}
+
+/// Reductions of groups over one axis.
+std::int64_t MemoryPlan::reductions_under_way() const {
+  std::int64_t most = 0;
+  for (const UnitShape& unit : input_.units)
+    most = std::max<std::int64_t>(most, std::ranges::count_if(unit.groups, &GroupShape::trainable));
+  return units_under_way() * most;
+}
+
+namespace {
+
+/// The place of a sum that is made of `numel` elements of `dtype`: fp32 takes the place of its own contribution.
+std::int64_t slot_bytes_of(DType dtype, std::int64_t numel, std::int64_t sum_numel) {
+  constexpr std::int64_t kCacheLine = 64;
+  const auto whole_lines = [](std::int64_t bytes) { return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine; };
+  const std::int64_t contribution = whole_lines(numel * static_cast<std::int64_t>(size_of(dtype)));
+  return dtype == DType::kF32 ? contribution : contribution + whole_lines(4 * sum_numel);
+}
+
+}  // namespace
+
+MemoryPlan::SumsOnHost MemoryPlan::shard_sums_on_host() const {
+  if (!input_.is_queued || input_.compressed_shard_part == 0) return {};
+  const DType dtype = bucket_mode_ == BucketMode::kInPlace ? DType::kF32 : input_.reduce;
+  SumsOnHost sums{reductions_under_way()};
+  for (const UnitShape& unit : input_.units) {
+    for (const GroupShape& group : unit.groups) {
+      if (!group.trainable) continue;
+      const std::int64_t numel = group.layout.numel();
+      const std::int64_t sum = owned({input_.placement.gradients.shard, false}, input_.mesh, numel).numel;
+      sums.slot_bytes = std::max(sums.slot_bytes, slot_bytes_of(dtype, numel, sum));
+    }
+  }
+  return sums;
+}
+
+MemoryPlan::SumsOnHost MemoryPlan::replicate_sums_on_host() const {
+  if (!input_.is_queued || input_.compressed_replicate_part == 0) return {};
+  SumsOnHost sums{reductions_under_way()};
+  for (const UnitShape& unit : input_.units) {
+    for (const GroupShape& group : unit.groups) {
+      if (!group.trainable) continue;
+      const AxisPlacement shards{input_.placement.gradients.shard, false};
+      const std::int64_t numel = owned(shards, input_.mesh, group.layout.numel()).numel;
+      sums.slot_bytes = std::max(sums.slot_bytes, slot_bytes_of(DType::kF32, numel, numel));
+    }
+  }
+  return sums;
 }
 
 void MemoryPlan::plan_outer() {

@@ -161,7 +161,7 @@ class MemoryPlan {
   ///   before it waits. If each unit costs two buckets, the lag is what fits 8 MiB, and 3 at most.
   /// - Network: the end is one unit later, or as late as transports allow where that costs nothing.
   /// - GPU: the share is done at the start, and the end is one unit later. Sums that go on over the replicate axis
-  ///   begin a unit later and end after another one.
+  ///   begin a unit later and end after another one, and so do sums that the host makes (SumsOnHost).
   std::int64_t reduction_lag() const { return reduction_lag_; }
   std::int64_t end_lag() const { return end_lag_; }
   std::int64_t bucket_bytes() const { return bucket_bytes_; }
@@ -233,6 +233,15 @@ class MemoryPlan {
   /// fp32 elements that all groups keep from step to step on both axes. CompressionConfig::restore_skipped adds a copy
   /// of them.
   std::int64_t kept_gradient_numel() const { return kept_gradient_numel_; }
+  /// Pinned memory through which a GPU's compressed sums go, on one axis, as its host makes them: each reduction of a
+  /// group that may be under way has a slot. On a GPU these, feedback and what methods keep count in
+  /// MemoryCategory::kHostRecords.
+  struct SumsOnHost {
+    std::int64_t slots = 0, slot_bytes = 0;
+    std::int64_t bytes() const { return slots * slot_bytes; }
+  };
+  SumsOnHost shard_sums_on_host() const;
+  SumsOnHost replicate_sums_on_host() const;
 
   /// How a trainable group's optimizer part is cut into records.
   RecordLayout records_of(const GroupShape& group) const;
@@ -338,6 +347,8 @@ class MemoryPlan {
   void plan_checkpoint();
   void plan_activations();
   void plan_feedback();
+  bool sums_on_host() const;
+  std::int64_t reductions_under_way() const;
   void plan_image();
   void plan_outer();
   /// Memory for records that stay there; the first `first` records get it before the others.

@@ -51,7 +51,7 @@ std::string MemoryPlan::to_table() const {
       "copy of what an asynchronous save writes, in host memory",
       "saved tensors on their way to and from their tier",
       "what gradients on the wire lacked, and their factors, fp32",
-      "records in pinned memory of the host, for its GPU"};
+      "the host's, for its GPU: records, and gradients that are compressed"};
   using Align = TextTable::Align;
   TextTable table(
       {{"category"}, {"bytes", Align::kRight}, {"per rank", Align::kRight}, {"share", Align::kRight}, {"what"}});

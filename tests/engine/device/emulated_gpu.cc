@@ -78,7 +78,7 @@ class LateCollectives : public Collectives {
   const std::shared_ptr<Collectives> group_;
 };
 
-/// Wraps each group of more than one rank with `wrap`.
+/// Wraps each group of more than one rank with `wrap`, but for those whose memory is the hosts'.
 class WrappedGroups : public GroupFactory {
  public:
   using Made = absl::StatusOr<std::shared_ptr<Collectives>>;
@@ -88,7 +88,7 @@ class WrappedGroups : public GroupFactory {
   WrappedGroups(std::shared_ptr<GroupFactory> groups, Wrap wrap) : groups_(std::move(groups)), wrap_(std::move(wrap)) {}
   Made make(const std::string& name, const std::vector<int>& ranks, GroupUse use) override {
     Made group = groups_->make(name, ranks, use);
-    if (!group.ok() || ranks.size() == 1) return group;
+    if (!group.ok() || ranks.size() == 1 || use == GroupUse::kOnHost) return group;
     return wrap_(name, ranks, *std::move(group));
   }
 
@@ -98,8 +98,8 @@ class WrappedGroups : public GroupFactory {
 };
 
 ThreadRanks wrapped(ThreadRanks ranks, const WrappedGroups::Wrap& wrap) {
-  ranks.wrap_groups = [wrap](std::shared_ptr<GroupFactory> groups) {
-    return std::make_shared<WrappedGroups>(std::move(groups), wrap);
+  ranks.wrap_groups = [wrap, before = ranks.wrap_groups](std::shared_ptr<GroupFactory> groups) {
+    return std::make_shared<WrappedGroups>(before ? before(std::move(groups)) : std::move(groups), wrap);
   };
   return ranks;
 }

@@ -1,0 +1,369 @@
+// Compression on an emulated GPU, whose host makes the sums that are compressed: training has the bits of the CPU's
+// ranks over Gloo, memory is the plan's, and checkpoints go from one to the other.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/checkpoint_folder.h"
+#include "checkpoint/saved_checkpoint.h"
+#include "device_runs.h"
+#include "emulated_gpu.h"
+#include "runtime/config/strategy_names.h"
+#include "tessera/checkpoint.h"
+#include "tessera/comm_hook.h"
+#include "tests/engine/wire/gradient_methods.h"
+#include "tests/golden_steps/gloo_ranks.h"
+#include "tests/support/pairwise.h"
+#include "tests/support/test_folder.h"
+
+namespace tessera::testing {
+namespace device_compression_test {
+
+using ::testing::HasSubstr;
+
+ThreadRanks gloo(int ranks) { return over_gloo({.ranks = ranks}); }
+
+using OnGpus = std::function<void(const ThreadRanks& joined, const std::string& what)>;
+
+/// Runs `body` for ranks with GPUs: as late as they may be, and in one of the other ways by turns (in all of them where
+/// tests are long): on one GPU, over a backend, or with copies that read at once.
+void on_gpus_over_gloo(int ranks, const OnGpus& body) {
+  static int turn = 0;
+  ++turn;
+  const auto is_due = [](int way) { return tests_are_long() || turn % 3 == way; };
+  {
+    const EmulatedGpus gpus;
+    body(late(gloo(ranks)), ", late");
+    if (is_due(0)) body(on_one_gpu(gloo(ranks)), ", on one GPU");
+    if (is_due(1)) body(over_backend(gloo(ranks)), ", over a backend");
+  }
+  if (!is_due(2)) return;
+  const EmulatedGpus gpus(CopiesRead::kAtOnce);
+  body(late(gloo(ranks)), ", copies at once");
+}
+
+/// What a run left, with the bytes of gradients that it sent.
+struct Course {
+  Told told;
+  std::int64_t reductions = 0, reduced_bytes = 0;
+};
+
+/// What rank 0's `body` returns.
+Course course_on(const ThreadRanks& ranks, const std::function<Course(const Mesh&)>& body) {
+  Course first;
+  run_ranks(ranks, [&](const Mesh& mesh) {
+    Course course = body(mesh);
+    if (mesh.rank() == 0) first = std::move(course);
+  });
+  return first;
+}
+
+void expect_same_course(const Course& got, const Course& wanted, const std::string& what) {
+  expect_same(got.told, wanted.told, what);
+  EXPECT_EQ(got.reductions, wanted.reductions) << what;
+  EXPECT_EQ(got.reduced_bytes, wanted.reduced_bytes) << what;
+}
+
+/// Checks that memory is the plan's, to the byte, and that a GPU has what compression needs in its host's memory alone.
+void expect_planned(const Engine& engine, const std::string& what) {
+  const MemoryUse use = engine.allocated();
+  EXPECT_EQ(use, engine.plan().use) << what;
+  const bool is_gpu = use[MemoryCategory::kHostRecords] > 0;
+  EXPECT_TRUE(!is_gpu || use[MemoryCategory::kFeedback] == 0) << what;
+}
+
+/// Six steps, between them one that is skipped, since its loss is no number, and gradients that are dropped.
+Course course(const Mesh& mesh, const Strategy& strategy, const std::string& what) {
+  Session session(mesh, strategy, kTwoBlocks);
+  std::vector<StepResult> steps = train(session, 0, 2);
+  if (!strategy.optimizer.in_backward) {
+    while (!session.engine.step_is_due())
+      session.engine.backward(session.loss(2) * std::numeric_limits<float>::quiet_NaN());
+    steps.push_back(session.engine.step());
+    for (StepResult& step : train(session, 2, 4)) steps.push_back(std::move(step));
+    session.engine.backward(session.loss(5));
+    session.engine.zero_grad();
+  }
+  for (StepResult& step : train(session, 4, 6)) steps.push_back(std::move(step));
+  expect_planned(session.engine, what);
+  const TrafficCounts traffic = session.engine.traffic();
+  return {told_by(session, std::move(steps)), traffic.reductions, traffic.reduced_bytes};
+}
+
+/// Checks that GPUs do under `strategy` what the CPU does over Gloo.
+void expect_as_over_gloo(int ranks, const Strategy& strategy, const std::string& what) {
+  const auto body = [&](const std::string& where) {
+    return [&strategy, where](const Mesh& mesh) { return course(mesh, strategy, where); };
+  };
+  Strategy in_memory = strategy;  // the CPU's gradients are in its host's memory anyway
+  in_memory.offload = {};
+  const Course wanted =
+      course_on(gloo(ranks), [&](const Mesh& mesh) { return course(mesh, in_memory, what + ", CPU"); });
+  on_gpus_over_gloo(ranks, [&](const ThreadRanks& joined, const std::string& how) {
+    expect_same_course(course_on(joined, body(what + how)), wanted, what + how);
+  });
+}
+
+struct Method {
+  const char* name;
+  Adjust adjust;
+};
+const Method kMethods[] = {{"PowerSGD", power_sgd(2)},
+                           {"top-k", top_k(0.05)},
+                           {"top-k with momentum", top_k(0.05, 0.5)},
+                           {"random-k", random_k(0.05)},
+                           {"signs by vote", with_method(SignMajorityConfig())},
+                           {"signs with feedback", with_method(SignFeedbackConfig())},
+                           {"one bit", one_bit()},
+                           {"one bit of momentum", one_bit_of_momentum},
+                           {"QSGD", with_method(QsgdConfig())},
+                           {"TernGrad", with_method(TernGradConfig())}};
+
+/// What else moves gradients.
+const Method kSettings[] = {
+    {"each microbatch", [](Strategy& s) { s.gradient_accumulation = 2; }},
+    {"last microbatch",
+     [](Strategy& s) {
+       s.gradient_accumulation = 2;
+       s.gradient_sync = GradientSync::kLastMicrobatch;
+     }},
+    {"in backward", update_in_backward},
+    {"restored", [](Strategy& s) { s.compression.restore_skipped = keeps_gradients(s.compression); }},
+    {"later", [](Strategy& s) { s.compression.start_step = 2; }},
+    {"gradients below memory", [](Strategy& s) { s.offload.gradients = Tier::kHost; }}};
+
+// Ranks compare no values on the way, for which the host would wait.
+TEST(DeviceCompression, MethodsHaveTheCpusBits) {
+  constexpr DType kDTypes[] = {DType::kF32, DType::kBF16};
+  for (const auto& [method, setting, kind, dtype] : pairwise_of(kMethods, kSettings, kWhole, kDTypes)) {
+    const Strategy strategy = strategy_for(
+        kind,
+        [&, &method = method, &setting = setting](Strategy& s) {
+          method.adjust(s);
+          setting.adjust(s);
+          s.check.replica_hash_every = 0;
+        },
+        dtype);
+    expect_as_over_gloo(2, strategy, std::string(method.name) + ", " + setting.name + ", " + name_of(kind));
+  }
+}
+
+struct Form {
+  const char* name;
+  WireForm gradients, sums;
+  bool feedback;
+};
+constexpr Form kForms[] = {{"int8", WireForm::kInt8, WireForm::kPlain, false},
+                           {"int4 with feedback", WireForm::kInt4, WireForm::kPlain, true},
+                           {"int8, sums too", WireForm::kInt8, WireForm::kInt8, true},
+                           {"lossless", WireForm::kLossless, WireForm::kLossless, false}};
+
+TEST(DeviceCompression, FormsHaveTheCpusBits) {
+  constexpr ShardingStrategy kKinds[] = {ShardingStrategy::kNoShard, ShardingStrategy::kShardOptimizer,
+                                         ShardingStrategy::kShardGradients, ShardingStrategy::kShardGradOp,
+                                         ShardingStrategy::kFullShard};
+  constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
+  const auto exists = [](const Form& form, const Method& setting, ShardingStrategy, DType dtype) {
+    const bool is_in_backward = std::string(setting.name) == "in backward";
+    return dtype != DType::kF16 || (!form.feedback && !is_in_backward);
+  };
+  for (const auto& [form, setting, kind, dtype] : pairwise_where(exists, kForms, kSettings, kKinds, kDTypes)) {
+    const Strategy strategy = strategy_for(
+        kind,
+        [&, &form = form, &setting = setting, dtype = dtype](Strategy& s) {
+          s.compression = {.gradients = form.gradients, .sums = form.sums, .error_feedback = form.feedback};
+          s.mixed_precision.reduce = dtype == DType::kBF16 ? DType::kBF16 : DType::kF32;
+          setting.adjust(s);
+          s.compression.start_step = 0;
+        },
+        dtype);
+    expect_as_over_gloo(3, strategy,
+                        c10::str(form.name, ", ", setting.name, ", ", name_of(kind), ", ", tessera::name_of(dtype)));
+  }
+}
+
+TEST(DeviceCompression, BothAxesHaveTheCpusBits) {
+  for (const CompressedAxes axes : {CompressedAxes::kBoth, CompressedAxes::kShard, CompressedAxes::kReplicate}) {
+    const Strategy strategy = strategy_for(ShardingStrategy::kHybridShard, [&](Strategy& s) {
+      s.mesh = {2, 2};
+      s.compression = {.gradients = WireForm::kInt8, .axes = axes, .error_feedback = true};
+      if (axes == CompressedAxes::kBoth) s.gradient_accumulation = 2;
+    });
+    expect_as_over_gloo(4, strategy, c10::str("axes ", static_cast<int>(axes)));
+  }
+}
+
+/// Sends contributions in bf16, and halves a bucket's first parameter.
+struct InBf16 final : CommHook {
+  void sum(Bucket& bucket, Ranks& ranks) override {
+    const at::Tensor own = bucket.gradients.to(at::kBFloat16);
+    bucket.gradients.zero_();
+    for (const at::Tensor& each : ranks.all_gather(own)) bucket.gradients.add_(each);
+    bucket.parts.front().gradient.mul_(0.5);
+  }
+};
+
+TEST(DeviceCompression, AHookHasTheCpusBits) {
+  for (const CompressedAxes axes : {CompressedAxes::kBoth, CompressedAxes::kReplicate}) {
+    const Strategy strategy = strategy_for(ShardingStrategy::kShardGradients, [&](Strategy& s) {
+      s.compression.method = CommHookConfig();
+      s.compression.axes = axes;
+    });
+    const auto body = [&](const Mesh& mesh) {
+      Tiny model = make_tiny(kTwoBlocks, true);
+      Engine engine(model, strategy, mesh, std::make_shared<InBf16>());
+      const std::vector<Batch> batches = make_batches(4, 24, 5, kTwoBlocks.vocab);
+      for (const Batch& batch : batches) {
+        engine.backward(model->forward(rows_of(batch.tokens, mesh), rows_of(batch.targets, mesh)));
+        engine.step();
+      }
+      expect_planned(engine, "hook");
+      const Gathered gathered(engine);
+      return Course{{{}, values_of(*model), {}}, engine.traffic().reductions, engine.traffic().reduced_bytes};
+    };
+    const Course wanted = course_on(gloo(2), body);
+    on_gpus_over_gloo(2, [&](const ThreadRanks& joined, const std::string& how) {
+      expect_same_course(course_on(joined, body), wanted, "hook" + how);
+    });
+  }
+}
+
+/// Everything that a checkpoint has of gradients that ranks keep, by name, rank and place.
+std::map<std::string, std::vector<std::byte>> kept_in(const TestFolder& folder, int ranks) {
+  std::map<std::string, std::vector<std::byte>> kept;
+  const auto checkpoint = SavedCheckpoint::open(*find_checkpoint(folder.path(), "test"), "test");
+  EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+  std::vector<std::string> words = {kFactors};
+  for (const char* const word : kKeptOfRanks) {
+    for (int rank = 0; rank < ranks; ++rank) words.push_back(of_rank(word, rank));
+  }
+  for (const SavedParameter& parameter : (*checkpoint)->manifest().parameters) {
+    for (const std::string& word : words) {
+      for (const SavedCheckpoint::Place& place : (*checkpoint)->pieces(word, parameter.name)) {
+        const std::int64_t first = place.piece.offset;
+        std::vector<std::byte>& bytes = kept[c10::str(word, " ", parameter.name, " ", first)];
+        bytes.resize(static_cast<std::size_t>(place.piece.numel) * sizeof(float));
+        EXPECT_TRUE((*checkpoint)->read(word, parameter.name, first, bytes).ok());
+      }
+    }
+  }
+  return kept;
+}
+
+TEST(DeviceCompression, CheckpointsGoFromTheCpuToAGpuAndBack) {
+  const Method kKept[] = {
+      {"PowerSGD", power_sgd(2)},
+      {"top-k with momentum", top_k(0.1, 0.5)},
+      {"one bit", one_bit()},
+      {"int4", [](Strategy& s) { s.compression = {.gradients = WireForm::kInt4, .error_feedback = true}; }}};
+  for (const Method& method : kKept) {
+    const Strategy strategy = strategy_for(ShardingStrategy::kShardGradients, method.adjust);
+    const auto save_to = [&](const TestFolder& folder) {
+      return [&](const Mesh& mesh) { return saved_and_trained_on(mesh, strategy, folder.path().string()); };
+    };
+    std::vector<std::string> inexact;
+    const auto load_from = [&](const TestFolder& folder) {
+      return [&](const Mesh& mesh) { return loaded_and_trained_on(mesh, strategy, folder.path().string(), inexact); };
+    };
+    const TestFolder of_cpu, of_gpu;
+    const Told wanted = told_on(gloo(2), save_to(of_cpu));
+    const auto kept = kept_in(of_cpu, 2);
+    EXPECT_FALSE(kept.empty()) << method.name;
+    {
+      const EmulatedGpus gpus;
+      expect_same(told_on(late(gloo(2)), save_to(of_gpu)), wanted, std::string(method.name) + ", saved");
+      expect_same(told_on(late(gloo(2)), load_from(of_cpu)), wanted, std::string(method.name) + ", the CPU's");
+    }
+    EXPECT_EQ(kept_in(of_gpu, 2), kept) << method.name;
+    expect_same(told_on(gloo(2), load_from(of_gpu)), wanted, std::string(method.name) + ", the GPU's");
+  }
+}
+
+TEST(DeviceCompression, APlanWithoutTheGpuIsTheEngines) {
+  Topology topology;
+  topology.world_size = topology.local_world_size = 2;
+  const Adjust kAdjusts[] = {one_bit(), [](Strategy& s) {
+                               s.gradient_accumulation = 2;
+                               s.mixed_precision.reduce = DType::kBF16;
+                               s.compression = {.gradients = WireForm::kInt8, .error_feedback = true};
+                             }};
+  for (const Adjust& adjust : kAdjusts) {
+    Strategy strategy = strategy_for(ShardingStrategy::kShardGradients, adjust);
+    MemoryUse use;
+    {
+      const EmulatedGpus gpus;
+      run_ranks(late(gloo(2)), [&](const Mesh& mesh) {
+        const Session session(mesh, strategy, kTwoBlocks);
+        if (mesh.rank() == 0) use = session.engine.plan().use;
+      });
+    }
+    for (const TransportChoice transport : {TransportChoice::kNccl, TransportChoice::kCudaHost}) {
+      strategy.comm.transport = transport;
+      EXPECT_EQ(plan_memory(*make_tiny(kTwoBlocks, true), strategy, topology).use, use);
+    }
+  }
+}
+
+/// What stops a GPU under this strategy.
+std::string refusal_of(const Adjust& adjust) {
+  const EmulatedGpus gpus;
+  return error_of([&] {
+    run_ranks(late(gloo(2)),
+              [&](const Mesh& mesh) { Session(mesh, strategy_for(ShardingStrategy::kFullShard, adjust)); });
+  });
+}
+
+TEST(DeviceCompression, WhatAGpuDoesNotCompressIsRefused) {
+  EXPECT_THAT(refusal_of([](Strategy& s) { s.compression.gathers = WireForm::kInt8; }),
+              HasSubstr("/compression/gathers: a GPU gathers values as they are"));
+  EXPECT_THAT(refusal_of([](Strategy& s) {
+                s.mesh = {2, 1};
+                s.strategy = ShardingStrategy::kHybridShard;
+                s.sync = {.type = SyncType::kDiloco, .every = 2};
+                s.compression = {.gradients = WireForm::kInt8, .axes = CompressedAxes::kReplicate};
+              }),
+              HasSubstr("/compression: what replicas of GPUs send in outer steps"));
+}
+
+/// Fails on one rank, in a step that is not the first.
+struct Failing final : CommHook {
+  explicit Failing(int rank) : rank(rank) {}
+  void sum(Bucket& bucket, Ranks& ranks) override {
+    if (bucket.step == 2 && rank == 1) throw std::runtime_error("the hook has had enough");
+    ranks.all_reduce(bucket.gradients);
+  }
+  const int rank;
+};
+
+TEST(DeviceCompression, AHookThatFailsEndsAllRanksAndIsNamed) {
+  const EmulatedGpus gpus;
+  for (const ThreadRanks& joined : {late(gloo(2)), on_one_gpu(gloo(2)), over_backend(gloo(2))}) {
+    EXPECT_THAT(error_of([&] {
+                  run_ranks(joined, [&](const Mesh& mesh) {
+                    const Strategy strategy = strategy_for(
+                        ShardingStrategy::kNoShard, [](Strategy& s) { s.compression.method = CommHookConfig(); });
+                    Tiny model = make_tiny(kTwoBlocks, true);
+                    Engine engine(model, strategy, mesh, std::make_shared<Failing>(mesh.rank()));
+                    const Batch batch = make_batches(1, 24, 5, kTwoBlocks.vocab)[0];
+                    for (int step = 0; step < 4; ++step) {
+                      engine.backward(model->forward(rows_of(batch.tokens, mesh), rows_of(batch.targets, mesh)));
+                      engine.step().wait();
+                    }
+                  });
+                }),
+                HasSubstr("the hook has had enough"));
+  }
+}
+
+}  // namespace device_compression_test
+}  // namespace tessera::testing

@@ -39,6 +39,14 @@ Arena Arena::plain(std::string name, std::int64_t bytes, c10::Device device) {
   return device.is_cpu() ? mapped(std::move(arena)) : on_device(std::move(arena), device);
 }
 
+Arena Arena::given(std::string name, std::int64_t bytes, std::shared_ptr<std::byte> memory) {
+  Arena arena;
+  arena.name_ = std::move(name);
+  arena.bytes_ = bytes;
+  arena.memory_ = std::move(memory);
+  return arena;
+}
+
 Arena Arena::mapped(Arena arena) {
   const std::int64_t bytes = arena.bytes_;
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -25,6 +25,8 @@ class Arena {
   static Arena shared(std::string name, std::int64_t bytes, Collectives& group);
   /// One memory for all ranks of `group`, which must share memory. Collective.
   static Arena common(std::string name, std::int64_t bytes, Collectives& group);
+  /// `memory`, of `bytes` zeros, which somebody else has allocated: pinned memory of a GPU's host.
+  static Arena given(std::string name, std::int64_t bytes, std::shared_ptr<std::byte> memory);
 
   /// Returns the next `bytes` bytes. Pieces are whole cache lines (layouts are multiples of 64 elements), so each
   /// begins on one.

@@ -195,7 +195,8 @@ void DurableFiles::take_memory(const TrainingMemory& memory, const MemoryPlan& p
   }
   for (const Arena* arena : {&memory.masters, &memory.optimizer}) add_piece(arena->data(), arena->taken(), device);
   const std::int64_t kept = kept_gradient_bytes(plan);  // they lie behind the scratch that reductions share
-  if (kept > 0) add_piece(memory.feedback.data() + memory.feedback.bytes() - kept, kept, c10::Device(c10::kCPU));
+  const MemoryPlace on_host(c10::Device(c10::kCPU), /*in_record=*/true);
+  if (kept > 0) add_piece(memory.feedback.data() + memory.feedback.bytes() - kept, kept, on_host);
   add_records(memory.parameter_records, plan.parameter_records(), "parameters");
   add_records(memory.state_records, plan.state_records(), "states");
   add_records(memory.tensor_state_records, plan.tensor_state_records(), "tensor_states");

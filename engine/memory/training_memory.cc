@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "engine/device/accelerator.h"
+#include "engine/device/pinned_memory.h"
 #include "engine/memory/durable_files.h"
 #include "engine/memory/make_records.h"
 #include "engine/memory/master_weights.h"
@@ -139,6 +140,17 @@ void put_back(FlatGroup& group, std::size_t i) {
   parameter.tensor.detach().copy_(value);
 }
 
+/// Memory for what compression keeps of gradients: the host's, whatever trains.
+Arena allocate_feedback(const MemoryPlan& plan, DeviceKernels* kernels, int rank) {
+  const std::int64_t copies = plan.input().compression.restore_skipped ? 2 : 1;
+  const std::int64_t bytes = 4 * (plan.method_work_numel() + copies * plan.kept_gradient_numel());
+  if (!kernels || bytes == 0) return Arena::plain("feedback", bytes);
+  const AlignedMemory::Give give = pinned_memory_of(*kernels, rank, "what compression keeps of gradients",
+                                                    "[T0806] hint: take a \"compression\" that keeps nothing, or leave "
+                                                    "out its \"restore_skipped\", which keeps a copy");
+  return Arena::given("feedback", bytes, give(static_cast<std::size_t>(bytes)));
+}
+
 void broadcast(const at::Tensor& tensor, const std::string& label, Collectives& control) {
   throw_if_error(control.broadcast(label, tensor.data_ptr(), tensor.nbytes(), 0).wait());
 }
@@ -178,8 +190,7 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
   memory.scratch = Arena::plain("scratch", scratch, device);
   memory.matrices = Arena::plain("matrices", plan.matrix_bytes(), device);
   memory.weight_copy = Arena::plain("a copy of weights", plan.weight_copy_bytes(), device);
-  const std::int64_t copies = input.compression.restore_skipped ? 2 : 1;
-  memory.feedback = Arena::plain("feedback", 4 * (plan.method_work_numel() + copies * plan.kept_gradient_numel()));
+  memory.feedback = allocate_feedback(plan, kernels, axes.world->rank());
   memory.record_slots = Arena::plain("records on the device", plan.state_records().device_bytes(), device);
   memory.tensor_state_slots =
       Arena::plain("states of matrices on the device", plan.tensor_state_records().device_bytes(), device);

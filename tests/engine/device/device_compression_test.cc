@@ -23,6 +23,7 @@
 #include "tessera/comm_hook.h"
 #include "tests/engine/wire/gradient_methods.h"
 #include "tests/golden_steps/gloo_ranks.h"
+#include "tests/support/durable_runs.h"
 #include "tests/support/pairwise.h"
 #include "tests/support/test_folder.h"
 
@@ -286,6 +287,19 @@ TEST(DeviceCompression, CheckpointsGoFromTheCpuToAGpuAndBack) {
     }
     EXPECT_EQ(kept_in(of_gpu, 2), kept) << method.name;
     expect_same(told_on(gloo(2), load_from(of_gpu)), wanted, std::string(method.name) + ", the GPU's");
+  }
+}
+
+TEST(DeviceCompression, ARunGoesOnFromItsCommitWithWhatItKept) {
+  const EmulatedGpus gpus;
+  const Method kKept[] = {
+      {"top-k with momentum", top_k(0.1, 0.5)},
+      {"int4", [](Strategy& s) { s.compression = {.gradients = WireForm::kInt4, .error_feedback = true}; }}};
+  for (const Method& method : kKept) {
+    const Strategy strategy = strategy_for(ShardingStrategy::kShardGradients, method.adjust);
+    const TestFolder folder;
+    run_ranks(late(gloo(2)),
+              [&](const Mesh& mesh) { expect_goes_on(mesh, strategy, kTwoBlocks, folder.path(), method.name); });
   }
 }
 

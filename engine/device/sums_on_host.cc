@@ -25,8 +25,8 @@ struct Sum {
   const void* input = nullptr;  ///< [numel] of `dtype`, on the GPU, like `output`
   DType dtype = DType::kF32;
   float* output = nullptr;
-  std::size_t numel = 0;      ///< of the contribution
-  std::size_t sum_numel = 0;  ///< of the output
+  std::size_t numel = 0;      ///< elements of the contribution
+  std::size_t sum_numel = 0;  ///< elements of the output
   ReduceOptions options;
 
   std::size_t input_bytes() const { return numel * size_of(dtype); }

@@ -16,16 +16,16 @@ struct SumSlots {
   std::int64_t slots = 0, slot_bytes = 0;
 };
 
-/// Returns a group for the memory of a GPU whose compressed sums the ranks' hosts make: those whose ReduceOptions have a
-/// method or a codec. All other calls are `group`'s. So a sum has the bits that the CPU's ranks get over `host`, a group
-/// of the same ranks for the memory of their hosts that compresses. An Engine on a GPU makes one for each axis that
-/// "compression" names; the Reducer calls it as any other group.
+/// Returns a group for the memory of a GPU whose compressed sums the ranks' hosts make: those whose ReduceOptions have
+/// a method or a codec. All other calls are `group`'s. So a sum has the bits that the CPU's ranks get over `host`, a
+/// group of the same ranks for the memory of their hosts that compresses. An Engine on a GPU makes one for each axis
+/// that "compression" names; the Reducer calls it as any other group.
 ///
-/// | call            | what happens                                                                              |
-/// |-----------------|-------------------------------------------------------------------------------------------|
-/// | the call itself | the contribution's copy to a slot is queued behind the current stream; nobody waits       |
-/// | Work::advance   | the host waits for that copy, and starts the sum over `host`, whose own thread goes on    |
-/// | Work::wait      | the host waits for the sum; its copy to the output is queued, and the stream waits for it |
+/// | call            | what happens                                                                           |
+/// |-----------------|----------------------------------------------------------------------------------------|
+/// | the call itself | the contribution's copy to a slot is queued behind the current stream; nobody waits    |
+/// | Work::advance   | the host waits for that copy, and starts the sum over `host`, whose own thread goes on |
+/// | Work::wait      | the host waits for the sum; its copy up is queued, and the current stream waits for it |
 ///
 /// Sums are advanced and waited for in the order in which they were started, on one thread. SumVisitors are refused.
 /// Errors: those of both groups. `kernels` must outlive all calls.

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "optim/adafactor.h"
+#include "optim/arithmetic/outer_rule.h"
 #include "optim/norm_launch.h"
 #include "optim/rules/muon.h"
 #include "optim/step_message.h"
@@ -35,6 +36,9 @@ class DeviceKernels {
   /// Read the run's masters, and put new ones in their place: see optim/cuda/device_step.h.
   virtual void read_weights(const DeviceRun& run, float* masters) = 0;
   virtual void assign_weights(const DeviceRun& run, const StepTables& tables) = 0;
+  /// Put masters in the place of weights, and make one pass of an outer step: see optim/cuda/device_outer.h.
+  virtual void write_weights(const StepArguments& to, const float* masters) = 0;
+  virtual void outer_pass(const OuterRun& run) = 0;
   /// Does what step_adafactor (adafactor.h) does, to the same bits. `scratch` has adafactor_scratch(tensor) numbers.
   virtual void adafactor(const AdafactorConfig& config, const AdafactorStep& numbers, const AdafactorTensor& tensor,
                          std::span<double> scratch) = 0;

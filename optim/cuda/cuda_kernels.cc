@@ -12,6 +12,7 @@
 #include "optim/cuda/device_adafactor.h"
 #include "optim/cuda/device_layers.h"
 #include "optim/cuda/device_norm.h"
+#include "optim/cuda/device_outer.h"
 #include "optim/cuda/device_step.h"
 
 namespace tessera {
@@ -166,6 +167,10 @@ class CudaKernels : public DeviceKernels {
   void assign_weights(const DeviceRun& run, const StepTables& tables) override {
     check(cuda::assign_weights(run, tables, stream_()), "assign_weights");
   }
+  void write_weights(const StepArguments& to, const float* masters) override {
+    check(cuda::write_weights(to, masters, stream_()), "write_weights");
+  }
+  void outer_pass(const OuterRun& run) override { check(cuda::outer_pass(run, stream_()), "outer_pass"); }
   void adafactor(const AdafactorConfig& config, const AdafactorStep& numbers, const AdafactorTensor& tensor,
                  std::span<double> scratch) override {
     check(cuda::step_adafactor(config, numbers, tensor, scratch, stream_()), "step_adafactor");

@@ -17,6 +17,7 @@
 #include "optim/cuda/device_adafactor.h"
 #include "optim/cuda/device_layers.h"
 #include "optim/cuda/device_norm.h"
+#include "optim/cuda/device_outer.h"
 #include "optim/cuda/device_step.h"
 
 namespace tessera::testing {
@@ -127,6 +128,22 @@ class EmulatedKernels : public DeviceKernels {
     expect_on_device(run);
     const std::lock_guard lock(gpu);
     check(cuda::assign_weights(run, tables, nullptr));
+  }
+  void write_weights(const StepArguments& to, const float* masters) override {
+    for (const void* memory : {static_cast<const void*>(to.master), static_cast<const void*>(to.low),
+                               static_cast<const void*>(to.parameter), static_cast<const void*>(masters)}) {
+      expect_pinned(memory, false, "what is written, or the masters for it,");
+    }
+    const std::lock_guard lock(gpu);
+    check(cuda::write_weights(to, masters, nullptr));
+  }
+  void outer_pass(const OuterRun& run) override {
+    for (const float* memory : {static_cast<const float*>(run.values), run.own, static_cast<const float*>(run.weights),
+                                static_cast<const float*>(run.momentum)}) {
+      expect_pinned(memory, false, "what an outer step reads or writes");
+    }
+    const std::lock_guard lock(gpu);
+    check(cuda::outer_pass(run, nullptr));
   }
   void adafactor(const AdafactorConfig& config, const AdafactorStep& numbers, const AdafactorTensor& tensor,
                  std::span<double> scratch) override {

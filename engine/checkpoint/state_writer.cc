@@ -169,9 +169,13 @@ void StateWriter::add(const std::string& what, const std::string& name, const at
 }
 
 void StateWriter::add(const std::string& what, const std::string& name, std::int64_t first,
-                      std::span<const float> values) {
-  sources_.push_back({{what, name, "F32", first, static_cast<std::int64_t>(values.size())},
-                      [values](const Sink& sink) { return append_bytes(std::as_bytes(values), sink); }});
+                      std::span<const float> values, MemoryPlace place) {
+  sources_.push_back(
+      {{what, name, "F32", first, static_cast<std::int64_t>(values.size())}, [values, place](const Sink& sink) {
+         return append_portions(sink, [&](const auto& append) {
+           view_in_portions(values.data(), static_cast<std::int64_t>(values.size_bytes()), place, append);
+         });
+       }});
 }
 
 void StateWriter::add(const std::string& what, const std::string& name, const std::string& dtype, std::int64_t first,

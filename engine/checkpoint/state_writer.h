@@ -14,6 +14,7 @@
 #include "checkpoint/shard_header.h"
 #include "checkpoint/shard_writer.h"
 #include "engine/checkpoint/stored_states.h"
+#include "sharding/host_view.h"
 #include "sharding/layout/plan/memory_plan.h"
 #include "sharding/unit.h"
 
@@ -33,9 +34,10 @@ class StateWriter {
   /// Adds the whole of a tensor that host_copy made. `what` and `name` are those of its Piece, here and below.
   void add(const std::string& what, const std::string& name, const at::Tensor& host);
 
-  /// Adds the elements of `name` from `first` on. The memory of `values` is read by `hold` or `write`, so it must live
-  /// until then.
-  void add(const std::string& what, const std::string& name, std::int64_t first, std::span<const float> values);
+  /// Adds the elements of `name` from `first` on. The memory of `values`, which is of `place`, is read by `hold` or
+  /// `write`, so it must live until then.
+  void add(const std::string& what, const std::string& name, std::int64_t first, std::span<const float> values,
+           MemoryPlace place = c10::Device(c10::kCPU));
 
   /// Adds the elements of `name` from `first` on, in memory that does not change and is shared. `dtype`: safetensors'
   /// word.

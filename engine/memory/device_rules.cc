@@ -11,8 +11,6 @@
 namespace tessera {
 namespace {
 
-constexpr const char kOnTheCpu[] = "train on the CPU (comm.transport \"host\" or \"gloo\")";
-
 /// Refuses tiers that the device does not have: the CPU's state is in the host's memory already.
 void expect_tiers_of_device(const OffloadConfig& offload, bool is_gpu) {
   const auto refuse = [](const char* key, const std::string& text) {
@@ -76,12 +74,6 @@ void expect_built_for_device(const Strategy& strategy, bool is_gpu) {
     refuse(
         "/compression: what replicas of GPUs send in outer steps (\"sync\") is not compressed. [T0804] hint: leave "
         "\"compression\" out, or train on the CPU (comm.transport \"gloo\")");
-  }
-  if (strategy.sync.makes_outer_steps()) {
-    refuse(
-        std::string(
-            "/sync/type: replicas of GPUs are not trained by themselves yet. [T0218] hint: leave \"sync\" out, or ") +
-        kOnTheCpu);
   }
   const OptimizerType type = strategy.optimizer.type;
   if (strategy.optimizer.in_backward && (adapts_layers(type) || updates_whole_tensors(type))) {

@@ -233,7 +233,7 @@ void CheckpointSave::add_outer_momentum() {
     const Extent written = intersect(run, written_part(axes, training_->job.position, group.layout.numel()));
     if (written.numel > 0) {
       writer_->add(kOuterMomentum, group.parameters[i].name, written.offset - group.layout.extent(i).offset,
-                   {momentum + (written.offset - run.offset), static_cast<std::size_t>(written.numel)});
+                   {momentum + (written.offset - run.offset), static_cast<std::size_t>(written.numel)}, group.device);
     }
     return absl::OkStatus();
   };

@@ -25,6 +25,7 @@
 #include "runtime/border/expect.h"
 #include "runtime/border/throw.h"
 #include "runtime/config/strategy_names.h"
+#include "sharding/host_view.h"
 #include "sharding/unrecorded.h"
 #include "sharding/whole_tensors.h"
 
@@ -219,8 +220,11 @@ class Load {
         all = false;
         return absl::OkStatus();
       }
-      return checkpoint_->read(kOuterMomentum, name, run.offset - group.layout.extent(i).offset,
-                               std::as_writable_bytes(std::span(momentum, static_cast<std::size_t>(run.numel))));
+      const HostView view(momentum, run.numel * 4, group.device, HostView::kUndefined);
+      TESSERA_RETURN_IF_ERROR(checkpoint_->read(kOuterMomentum, name, run.offset - group.layout.extent(i).offset,
+                                                {view.data(), static_cast<std::size_t>(run.numel) * 4}));
+      view.write_back();
+      return absl::OkStatus();
     };
     TESSERA_RETURN_IF_ERROR(training_.sync.for_each_momentum(read));
     if (!all)

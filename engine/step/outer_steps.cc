@@ -4,7 +4,6 @@
 #include <span>
 #include <utility>
 
-#include "engine/memory/master_weights.h"
 #include "engine/memory/state_views.h"
 #include "runtime/base/status.h"
 #include "runtime/border/throw.h"
@@ -17,28 +16,31 @@ namespace tessera {
 
 namespace {
 
-/// Multiplies each parameter's elements of `values`, which are `run` of the group, by its factor.
-void scale_parameters(const FlatGroup& group, Extent run, std::span<const double> factors, float* values) {
-  for (std::size_t i = 0; i < factors.size(); ++i) {
-    const Extent own = intersect(group.layout.extent(i), run);
-    if (own.numel <= 0 || factors[i] == 1) continue;
-    float* const begin = values + (own.offset - run.offset);
-    const auto factor = static_cast<float>(factors[i]);
-    std::for_each(begin, begin + own.numel, [factor](float& value) { value = factor == 0 ? 0 : value * factor; });
-  }
+OuterRule rule_of(const SyncConfig& config, int replicas) {
+  return {.lr = static_cast<float>(config.outer.lr),
+          .momentum = static_cast<float>(config.outer.momentum),
+          .mix = static_cast<float>(config.mix),
+          .replicas = static_cast<float>(replicas)};
 }
 
 }  // namespace
 
 OuterSteps::OuterSteps(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& replica,
-                       std::shared_ptr<Collectives> replicate)
-    : plan_(plan), replica_(replica), replicate_(std::move(replicate)), config_(plan.input().outer) {
+                       const MeshAxes& whole, std::unique_ptr<OuterPlace> place)
+    : plan_(plan),
+      replica_(replica),
+      whole_(whole),
+      replicate_(whole.replicate),
+      config_(plan.input().outer),
+      place_(std::move(place)),
+      rule_(rule_of(config_, replicate_->size())) {
   const MemoryPlan::OuterNumel& numel = plan.outer_numel();
-  flat_ = Arena::plain("masters on their way", numel.largest * 4);
-  sent_ = Arena::plain("outer gradients on their way", numel.sent * 4);
+  const c10::Device device = place_->device();
+  flat_ = Arena::plain("masters on their way", numel.largest * 4, device);
+  sent_ = Arena::plain("outer gradients on their way", numel.sent * 4, device);
   if (config_.has_outer_optimizer()) {
-    weights_ = Arena::plain("outer weights", numel.part * 4);
-    momentum_ = Arena::plain("outer momentum", numel.part * 4);
+    weights_ = Arena::plain("outer weights", numel.part * 4, device);
+    momentum_ = Arena::plain("outer momentum", numel.part * 4, device);
   }
   for (std::size_t i = 0; i < units.size(); ++i) {
     for (const auto& group : units[i]->groups) {
@@ -68,8 +70,18 @@ void OuterSteps::drop_sent() {
 
 std::int64_t OuterSteps::memory_bytes() const { return weights_.bytes() + momentum_.bytes(); }
 
-at::Tensor OuterSteps::flat_of(const FlatGroup& group) const {
-  return flat_view(flat_.data(), DType::kF32, group.layout.numel(), at::kCPU);
+OuterRun OuterSteps::run_of(const Outer& outer, OuterWork work, float* values) const {
+  return {.work = work,
+          .numel = static_cast<std::size_t>(outer.group->optimizer_part.numel),
+          .values = values,
+          .weights = outer.weights,
+          .momentum = outer.momentum,
+          .rule = rule_};
+}
+
+float* OuterSteps::read_own(const FlatGroup& group) {
+  place_->read(group, flat());
+  return flat() + group.optimizer_part.offset;
 }
 
 void OuterSteps::adopt() {
@@ -77,15 +89,14 @@ void OuterSteps::adopt() {
   is_due_ = false;
   if (!config_.has_outer_optimizer()) return;
   const Unrecorded unrecorded;
-  for (const Outer& outer : groups_) {
-    const at::Tensor flat = flat_of(*outer.group);
-    read_values(*outer.group, flat);
-    const Extent part = outer.group->optimizer_part;
-    std::copy_n(flat.const_data_ptr<float>() + part.offset, part.numel, outer.weights);
-  }
+  for (const Outer& outer : groups_) place_->pass(run_of(outer, OuterWork::kTake, read_own(*outer.group)));
 }
 
-void OuterSteps::forget_momentum() { std::fill_n(momentum_.data(), momentum_.bytes(), std::byte{0}); }
+void OuterSteps::forget_momentum() {
+  if (!config_.has_outer_optimizer()) return;
+  const Unrecorded unrecorded;
+  flat_view(momentum_.data(), DType::kU8, momentum_.bytes(), place_->device()).zero_();
+}
 
 void OuterSteps::after(std::int64_t step_number) {
   is_due_ = true;
@@ -111,19 +122,16 @@ void OuterSteps::step() {
 
 void OuterSteps::step(const Outer& outer) {
   FlatGroup& group = *outer.group;
-  const Extent part = group.optimizer_part;
-  const at::Tensor flat = flat_of(group);
-  read_values(group, flat);
-  float* const values = flat.mutable_data_ptr<float>() + part.offset;
+  const std::int64_t numel = group.optimizer_part.numel;
+  float* const values = read_own(group);
   if (config_.has_outer_optimizer()) {
     write_gradients(outer, values, values);
-    mean_over_replicas(group.unit->name, values, part.numel, options());
-    update(outer, values);
-    std::copy_n(outer.weights, part.numel, values);
+    mean_over_replicas(group.unit->name, values, numel, options());
+    place_->pass(run_of(outer, OuterWork::kStep, values));
   } else {
-    mean_over_replicas(group.unit->name, values, part.numel);
+    mean_over_replicas(group.unit->name, values, numel);
   }
-  publish(group, flat);
+  publish(group);
 }
 
 void OuterSteps::send(std::int64_t fragment, std::int64_t step_number) {
@@ -133,13 +141,12 @@ void OuterSteps::send(std::int64_t fragment, std::int64_t step_number) {
   for (const Outer& outer : groups_) {
     if (outer.fragment != fragment) continue;
     const Extent part = outer.group->optimizer_part;
-    const at::Tensor flat = flat_of(*outer.group);
-    read_values(*outer.group, flat);
-    write_gradients(outer, flat.const_data_ptr<float>() + part.offset, at);
+    write_gradients(outer, read_own(*outer.group), at);
     Work work;
     if (part.numel > 0) {
       ReduceOptions beside = options();
-      // A sum in shared memory is too short to hide, and only few may be under way there.
+      // A sum in shared memory is too short to hide, and only few may be under way there. A GPU makes each of its sums
+      // beside what is queued behind it.
       if (replicate_->reduces_in_background()) beside.waits = Waits::kLater;
       work = sum_over_replicas(outer.group->unit->name, at, part.numel, beside);
     }
@@ -153,50 +160,36 @@ void OuterSteps::send(std::int64_t fragment, std::int64_t step_number) {
 void OuterSteps::apply_sent() {
   const Span span("apply outer gradients");
   const Unrecorded unrecorded;
-  const auto mix = static_cast<float>(config_.mix);
   for (Sent& sent : under_way_) {
     throw_if_error(sent.work.wait());
     const Outer& outer = *sent.outer;
-    const Extent part = outer.group->optimizer_part;
-    divide_by_replicas(sent.gradients, part.numel);
-    update(outer, sent.gradients);
-    const at::Tensor flat = flat_of(*outer.group);
-    read_values(*outer.group, flat);
-    float* const values = flat.mutable_data_ptr<float>() + part.offset;
-    for (std::int64_t i = 0; i < part.numel; ++i) values[i] = mix * values[i] + (1 - mix) * outer.weights[i];
-    publish(*outer.group, flat);
+    divide_by_replicas(sent.gradients, outer.group->optimizer_part.numel);
+    place_->pass(run_of(outer, OuterWork::kStep, sent.gradients));
+    place_->pass(run_of(outer, OuterWork::kMix, read_own(*outer.group)));
+    publish(*outer.group);
   }
   under_way_.clear();
   wait_until_published();
 }
 
-void OuterSteps::write_gradients(const Outer& outer, const float* own, float* gradients) const {
-  const std::int64_t numel = outer.group->optimizer_part.numel;
-  for (std::int64_t i = 0; i < numel; ++i) gradients[i] = outer.weights[i] - own[i];
+/// Writes this replica's outer gradients.
+void OuterSteps::write_gradients(const Outer& outer, const float* own, float* gradients) {
+  OuterRun run = run_of(outer, OuterWork::kGradients, gradients);
+  run.own = own;
+  place_->pass(run);
 }
 
-/// Nesterov's momentum as torch::optim::SGD has it.
-void OuterSteps::update(const Outer& outer, const float* gradients) const {
-  const auto lr = static_cast<float>(config_.outer.lr), momentum = static_cast<float>(config_.outer.momentum);
-  const std::int64_t numel = outer.group->optimizer_part.numel;
-  for (std::int64_t i = 0; i < numel; ++i) {
-    outer.momentum[i] = momentum * outer.momentum[i] + gradients[i];
-    outer.weights[i] -= lr * (gradients[i] + momentum * outer.momentum[i]);
-  }
-}
-
-void OuterSteps::publish(FlatGroup& group, const at::Tensor& flat) {
+void OuterSteps::publish(FlatGroup& group) {
   const Extent part = group.optimizer_part;
   const Placement& placement = plan_.input().placement;
   const bool gathers = placement.optimizer.shard && !placement.parameters.shard && replica_.shard_size > 1;
   if (gathers) {
-    float* const whole = flat.mutable_data_ptr<float>();
     const auto bytes = static_cast<std::size_t>(part.numel) * 4;
     const GatherOptions options{.dtype = DType::kF32, .form = plan_.input().gathers};
-    throw_if_error(replica_.gather->all_gather(group.unit->name, whole + part.offset, whole, bytes, options).wait());
+    throw_if_error(replica_.gather->all_gather(group.unit->name, flat() + part.offset, flat(), bytes, options).wait());
   }
   const Extent written = gathers ? Extent{0, group.layout.numel()} : part;
-  write_values(group, flat.narrow(0, written.offset, written.numel), written);
+  place_->write(group, flat() + written.offset, written);
 }
 
 void OuterSteps::wait_until_published() {
@@ -226,9 +219,8 @@ Work OuterSteps::sum_over_replicas(const std::string& label, float* values, std:
   return replicate_->all_reduce(label, values, DType::kF32, values, count, nullptr, options);
 }
 
-void OuterSteps::divide_by_replicas(float* values, std::int64_t numel) const {
-  const auto replicas = static_cast<float>(replicate_->size());
-  for (std::int64_t i = 0; i < numel; ++i) values[i] /= replicas;
+void OuterSteps::divide_by_replicas(float* values, std::int64_t numel) {
+  place_->pass({.work = OuterWork::kMean, .numel = static_cast<std::size_t>(numel), .values = values, .rule = rule_});
 }
 
 void OuterSteps::meet(Step& inner) {
@@ -251,15 +243,17 @@ void OuterSteps::meet(Step& inner) {
 std::vector<double> OuterSteps::agree_on_counts(std::span<std::int64_t* const> counts) {
   std::vector<std::int64_t> own;
   for (const std::int64_t* count : counts) own.push_back(*count);
-  const auto replicas = static_cast<std::size_t>(replicate_->size());
-  std::vector<std::int64_t> all(own.size() * replicas);
-  throw_if_error(
-      replicate_->all_gather("counts of updates", own.data(), all.data(), own.size() * sizeof own[0]).wait());
+  const auto replicas = static_cast<std::size_t>(whole_.replicate_size);
+  const auto shard = static_cast<std::size_t>(whole_.shard_index);
+  Collectives& control = *whole_.control;  // `replicate_` may move a GPU's memory
+  std::vector<std::int64_t> all(own.size() * static_cast<std::size_t>(control.size()));
+  throw_if_error(control.all_gather("counts of updates", own.data(), all.data(), own.size() * sizeof own[0]).wait());
   std::vector<double> shares;
   for (std::size_t i = 0; i < counts.size(); ++i) {
     std::size_t updated = 0;
     for (std::size_t r = 0; r < replicas; ++r) {
-      const std::int64_t count = all[r * counts.size() + i];
+      const std::size_t rank = r * static_cast<std::size_t>(whole_.shard_size) + shard;
+      const std::int64_t count = all[rank * counts.size() + i];
       updated += count > 0 ? 1 : 0;
       *counts[i] = std::max(*counts[i], count);
     }
@@ -268,7 +262,20 @@ std::vector<double> OuterSteps::agree_on_counts(std::span<std::int64_t* const> c
   return shares;
 }
 
-/// All states are fp32: strategy_rules.cc sees to that. `shares` [parameter, in the order of groups]: the factors of
+/// Multiplies each parameter's elements of `values`, which are `run` of the group, by its factor.
+void OuterSteps::scale_parameters(const FlatGroup& group, Extent run, std::span<const double> factors, float* values) {
+  for (std::size_t i = 0; i < factors.size(); ++i) {
+    const Extent own = intersect(group.layout.extent(i), run);
+    if (own.numel <= 0 || factors[i] == 1) continue;
+    place_->pass({.work = OuterWork::kScale,
+                  .numel = static_cast<std::size_t>(own.numel),
+                  .values = values + (own.offset - run.offset),
+                  .rule = rule_,
+                  .factor = static_cast<float>(factors[i])});
+  }
+}
+
+/// All states are fp32: sync_rules.cc sees to that. `shares` [parameter, in the order of groups]: the factors of
 /// agree_on_counts.
 void OuterSteps::average_states(std::span<const double> shares) {
   for (const Outer& outer : groups_) {

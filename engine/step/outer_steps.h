@@ -1,6 +1,5 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <absl/status/status.h>
 
 #include <cstddef>
@@ -11,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/step/outer_place.h"
 #include "engine/step/step.h"
 #include "runtime/comm/mesh_groups.h"
 #include "sharding/arena.h"
@@ -36,11 +36,16 @@ namespace tessera {
 /// Outer gradients go over a network in the forms that CompressionConfig says.
 ///
 /// Optimizer states, averages of the weights among them, are a replica's own until `meet`.
+///
+/// This class says in which order an outer step does what; an OuterPlace does it where masters lie, to the same bits on
+/// the CPU and on a GPU. On a GPU all of it is queued, and the host waits in `meet` alone: a sum that began goes on
+/// beside the steps that are queued behind it, and waiting for it makes the queue wait.
 class OuterSteps {
  public:
-  /// Keeps references to all but the last argument. REQUIRES: units have their first values, the same in all replicas.
+  /// `replica`: the axes that training speaks over; `whole`: the mesh's. Keeps references to all but the last argument.
+  /// REQUIRES: units have their first values, the same in all replicas.
   OuterSteps(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& replica,
-             std::shared_ptr<Collectives> replicate);
+             const MeshAxes& whole, std::unique_ptr<OuterPlace> place);
   ~OuterSteps();
 
   /// After inner step `step`: what has its turn. Collective over the mesh then.
@@ -59,7 +64,8 @@ class OuterSteps {
   void forget_momentum();
 
   /// Visits the outer momentum of this rank's part of each parameter: that of `run` of the group's flat buffer lies at
-  /// `momentum`. It visits nothing with local_sgd. An error of `visit` ends it and is returned.
+  /// `momentum`, in memory of FlatGroup::device. It visits nothing with local_sgd. An error of `visit` ends it and is
+  /// returned.
   using VisitMomentum =
       std::function<absl::Status(const FlatGroup& group, std::size_t parameter, Extent run, float* momentum)>;
   absl::Status for_each_momentum(const VisitMomentum& visit) const;
@@ -88,27 +94,31 @@ class OuterSteps {
   void send(std::int64_t fragment, std::int64_t step);
   void apply_sent();
   void drop_sent();
-  /// This replica's outer gradients: outer weights - own.
-  void write_gradients(const Outer& outer, const float* own, float* gradients) const;
-  /// The outer optimizer's step. `gradients`: the sum over replicas.
-  void update(const Outer& outer, const float* gradients) const;
-  /// Writes a group's new values. `flat` has this rank's part of them; the rest is gathered where the ranks of a
+  void write_gradients(const Outer& outer, const float* own, float* gradients);
+  /// A pass over this rank's part of a group, whose `values` [optimizer part] are memory of the place.
+  OuterRun run_of(const Outer& outer, OuterWork work, float* values) const;
+  /// Reads a group's masters, and returns where this rank's part of them begins in `flat_`.
+  float* read_own(const FlatGroup& group);
+  /// Writes a group's new values. `flat_` has this rank's part of them; the rest is gathered where the ranks of a
   /// replica need it.
-  void publish(FlatGroup& group, const at::Tensor& flat);
+  void publish(FlatGroup& group);
   void wait_until_published();
   ReduceOptions options() const;
   Work sum_over_replicas(const std::string& label, float* values, std::int64_t numel, const ReduceOptions& options);
   std::vector<double> agree_on_counts(std::span<std::int64_t* const> counts);
   void average_states(std::span<const double> shares);
+  void scale_parameters(const FlatGroup& group, Extent run, std::span<const double> factors, float* values);
   void mean_over_replicas(const std::string& label, float* values, std::int64_t numel,
                           const ReduceOptions& options = {});
-  void divide_by_replicas(float* values, std::int64_t numel) const;
-  at::Tensor flat_of(const FlatGroup& group) const;
+  void divide_by_replicas(float* values, std::int64_t numel);
+  float* flat() const { return reinterpret_cast<float*>(flat_.data()); }
 
   const MemoryPlan& plan_;
-  const MeshAxes& replica_;
+  const MeshAxes &replica_, &whole_;
   const std::shared_ptr<Collectives> replicate_;
   const SyncConfig config_;
+  const std::unique_ptr<OuterPlace> place_;
+  const OuterRule rule_;
   Arena weights_, momentum_;
   Arena flat_;  ///< the largest group's masters, whole
   Arena sent_;  ///< this rank's part of the largest fragment, with streaming_diloco

@@ -6,6 +6,8 @@
 #include <memory>
 #include <vector>
 
+#include "engine/device/accelerator.h"
+#include "engine/step/outer_place.h"
 #include "engine/step/outer_steps.h"
 #include "engine/step/step.h"
 #include "runtime/border/throw.h"
@@ -38,11 +40,11 @@ class ReplicaSync {
   MeshAxes axes(const Mesh& mesh, const MeshAxes& whole) const {
     return is_apart() ? value_or_throw(groups_of(mesh).within_replica(whole)) : whole;
   }
-  /// Units have their first values. Adds what outer steps need to `use`. Refers to the first three.
+  /// Units have their first values. Adds what outer steps need to `use`. Refers to all but that.
   void begin(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& replica,
-             const MeshAxes& whole, MemoryUse& use) {
+             const MeshAxes& whole, const Accelerator& accelerator, MemoryUse& use) {
     if (!is_apart()) return;
-    outer_ = std::make_unique<OuterSteps>(units, plan, replica, whole.replicate);
+    outer_ = std::make_unique<OuterSteps>(units, plan, replica, whole, outer_place_of(accelerator));
     use[MemoryCategory::kOptimizer] += outer_->memory_bytes();
     use[MemoryCategory::kStaging] += outer_->scratch_bytes();
   }

@@ -218,7 +218,7 @@ void Training::set_up_gradients() {
   make_step();
   if (plan.steps_on_host() || (device.is_queued && plan.gradients_below()))
     reducer->on_reduced([this](const Unit& unit) { step->reduced(unit); });
-  sync.begin(units, plan, axes, job.axes, footprint.allocated);
+  sync.begin(units, plan, axes, job.axes, job.accelerator, footprint.allocated);
   if (updates_in_backward()) {
     reducer->on_summed([this](Unit& unit, const UnitAgreement& agreed) {
       step->update(unit, agreed);

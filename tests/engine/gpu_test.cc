@@ -695,5 +695,50 @@ TEST_F(Gpu, PlansAnewAndGoesOnFromACheckpointWithTheSameBits) {
   }
 }
 
+/// Two replicas that share a GPU meet in outer steps, with the same bits however a replica's state is sharded. A run
+/// that is saved between two of them goes on from there. tests/optim/device_outer_test.cc compares what the device
+/// computes with the CPU.
+TEST_F(Gpu, ReplicasThatTrainByThemselvesMeetWithTheSameBitsUnderEveryStrategy) {
+  const TestFolder folder;
+  for (const int shards : {1, 2}) {
+    for (const SyncType type :
+         {SyncType::kLocalSgd, SyncType::kPostLocalSgd, SyncType::kDiloco, SyncType::kStreamingDiloco}) {
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        on_ranks(2 * shards, [&](int rank, int port) {
+          const Mesh mesh = mesh_of(rank, 2 * shards, port, TransportChoice::kCudaHost);
+          std::string wrong;
+          std::optional<Trained> first;
+          for (const ShardingStrategy kind : {ShardingStrategy::kNoShard, ShardingStrategy::kShardOptimizer,
+                                              ShardingStrategy::kShardGradients, ShardingStrategy::kHybridShard}) {
+            Strategy strategy = strategy_of(kind, dtype, TransportChoice::kCudaHost);
+            strategy.mesh = {2, shards};
+            strategy.sync.type = type;
+            strategy.sync.every = 3;
+            if (type == SyncType::kPostLocalSgd) strategy.sync.start_step = 2;
+            if (type == SyncType::kStreamingDiloco) strategy.sync.fragments = 2;
+            const std::string what = name_of(Placed(kind)) + ", sync " + std::to_string(static_cast<int>(type));
+            const Trained trained = train_on(mesh, strategy, options_of(5));
+            if (!first) first = trained;
+            wrong += difference(trained, *first, what);
+            if (!(trained.steps.back().planned == trained.steps.back().allocated))
+              wrong += what + ": allocated is not planned; ";
+            const std::string path = (folder / (what + std::to_string(shards) + std::string(name_of(dtype)))).string();
+            const auto saved = trained_around(mesh, strategy, 0, 8, [&](Engine& engine, int i) {
+              if (i == 5) save_checkpoint(engine, path);
+            });
+            const auto loaded = trained_around(mesh, strategy, 5, 8, [&](Engine& engine, int i) {
+              if (i == 5) load_checkpoint(engine, path);
+            });
+            for (std::size_t i = 0; i < saved.size(); ++i) {
+              if (!same_bits(loaded[i].second, saved[i].second)) wrong += what + ", loaded: " + saved[i].first + "; ";
+            }
+          }
+          return wrong;
+        });
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tessera::testing

@@ -30,9 +30,11 @@ std::vector<StrategyKey> sync_keys() {
        .field = choice_field(AT(sync.type), sync_types()),
        .default_json = R"("each_step")",
        .example_json = R"("diloco")",
-       .doc = "How replicas stay one model. But with each_step nothing goes over the replicate axis between two "
-              "outer steps: loss, norm, clipping and skipped steps are a replica's. A save makes an outer step if one "
-              "is due, then averages optimizer states over replicas and goes on with those.",
+       .doc =
+           "How replicas stay one model. But with each_step nothing goes over the replicate axis between two "
+           "outer steps: loss, norm, clipping and skipped steps are a replica's. A save makes an outer step if one "
+           "is due, then averages optimizer states over replicas and goes on with those. A GPU does all of it in its "
+           "own memory, with the CPU's bits.",
        .cost = "Replicas differ between outer steps, which slows learning. Memory: 4 bytes for each parameter of the "
                "largest unit; with diloco and streaming_diloco 8 more for each of this rank's master weights."},
       {.pointer = "/sync/every",

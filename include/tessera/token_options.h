@@ -37,8 +37,11 @@ struct SamplerOptions {
   std::int64_t accumulation = 1;  ///< microbatches in a step
   int rank = 0;                   ///< this rank, and the number of ranks
   int world_size = 1;
-  std::uint64_t seed = 0;   ///< seed of the shuffle; the same on all ranks
-  bool shuffle = true;      ///< false: samples come in the order of the data set
+  std::uint64_t seed = 0;  ///< seed of the shuffle; the same on all ranks
+  bool shuffle = true;     ///< false: samples come in the order of the data set
+  /// A rank's microbatches of a step are neighbours. Else those that all ranks take at a time are. The run of
+  /// Strategy::reproducible with gradient_sync "last_microbatch" needs it.
+  bool runs = false;
   Tail tail = Tail::kDrop;  ///< what happens to an epoch's last samples
 
   /// Samples in one step of all ranks.

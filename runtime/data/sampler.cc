@@ -65,7 +65,7 @@ void DistributedSampler::start(std::int64_t epoch, std::int64_t consumed) {
   const std::uint64_t stream = seeded_fault(SeededFault::kEpochsAlike) ? 0 : static_cast<std::uint64_t>(epoch);
   order_ = Permutation(static_cast<std::uint64_t>(options_.num_samples), options_.seed, stream);
   epoch_ = epoch;
-  consumed_ = consumed;
+  consumed_ = begin_ = consumed;
   const std::int64_t left = std::max<std::int64_t>(0, options_.num_samples - consumed);
   const std::int64_t step = options_.global_batch();
   const std::int64_t steps = options_.tail == Tail::kDrop ? left / step : left / step + (left % step != 0);
@@ -74,11 +74,18 @@ void DistributedSampler::start(std::int64_t epoch, std::int64_t consumed) {
 
 bool DistributedSampler::next(std::span<std::int64_t> samples) {
   if (consumed_ >= end_) return false;
-  const std::int64_t first = consumed_ + options_.rank * options_.batch;
+  const std::int64_t first = next_position();
   for (std::size_t i = 0; i < samples.size(); ++i) samples[i] = sample_at(first + static_cast<std::int64_t>(i));
   counted_ = std::clamp<std::int64_t>(options_.num_samples - first, 0, options_.batch);
   consumed_ += options_.batch * options_.world_size;
   return true;
+}
+
+std::int64_t DistributedSampler::next_position() const {
+  if (!options_.runs) return consumed_ + options_.rank * options_.batch;
+  const std::int64_t at_once = options_.batch * options_.world_size;
+  const std::int64_t round = (consumed_ - begin_) / at_once % options_.accumulation;
+  return consumed_ - round * at_once + (options_.rank * options_.accumulation + round) * options_.batch;
 }
 
 std::int64_t DistributedSampler::sample_at(std::int64_t position) const {

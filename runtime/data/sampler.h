@@ -24,8 +24,9 @@ std::int64_t num_windows(std::int64_t num_tokens, std::int64_t seq_len);
 ///  1. An epoch has one *global order*: position p holds sample Permutation(num_samples, seed, epoch)(p). It depends on
 ///     nothing but num_samples, seed and epoch.
 ///  2. Microbatch m of the epoch takes positions [m * batch * world_size, (m + 1) * batch * world_size); rank r has the
-///     r-th run of `batch` of them. Step k therefore consumes the positions [k * G, (k + 1) * G) for every number of
-///     ranks and microbatches with the same global batch G, and in the same order if `batch` is the same.
+///     r-th run of `batch` of them. With `runs` rank r has the r-th run of `batch * accumulation` of a step's positions
+///     instead, one microbatch after the other. Step k therefore consumes the positions [k * G, (k + 1) * G) for every
+///     number of ranks and microbatches with the same global batch G, and in the same order if `batch` is the same.
 ///  3. No sample is given twice within an epoch, to one rank or two, except for the `padded_samples()` of Tail::kPad.
 ///  4. Every rank gets the same number of microbatches, a multiple of `accumulation`.
 class DistributedSampler {
@@ -59,11 +60,14 @@ class DistributedSampler {
  private:
   explicit DistributedSampler(const SamplerOptions& options);
   void start(std::int64_t epoch, std::int64_t consumed);
+  /// The position of this rank's next sample.
+  std::int64_t next_position() const;
 
   SamplerOptions options_;
   Permutation order_;
   std::int64_t epoch_ = 0;
   std::int64_t consumed_ = 0;
+  std::int64_t begin_ = 0;  ///< consumed_ when the epoch began, or was gone on with: between two steps
   std::int64_t counted_ = 0;
   std::int64_t end_ = 0;  ///< end of this epoch's last whole step, counted as consumed_ is
 };

@@ -261,5 +261,41 @@ TEST(Sampler, WindowsAreCopied) {
   EXPECT_THAT(message_of(status), HasSubstr("a.txt at byte 9: token 9 is 106"));
 }
 
+// The microbatches of a step are the same samples on any number of ranks; a rank has neighbours, and goes on so behind
+// a cursor.
+TEST(Sampler, RunsGiveEachRankNeighboursOfTheSameMicrobatches) {
+  constexpr std::int64_t kAll = 12;
+  for (const Tail tail : {Tail::kDrop, Tail::kPad}) {
+    for (const bool runs : {false, true}) {
+      SamplerOptions one{.num_samples = 200, .batch = 3, .accumulation = kAll, .seed = 5, .runs = runs, .tail = tail};
+      const std::vector<Samples> wanted = microbatches(one, 1);
+      for (const int ranks : {2, 3, 4, 12}) {
+        const std::int64_t each = kAll / ranks;
+        for (int rank = 0; rank < ranks; ++rank) {
+          SamplerOptions options = with_ranks(one, rank, ranks);
+          options.accumulation = each;
+          DistributedSampler sampler = make(options);
+          sampler.set_epoch(1);
+          Samples own(3);
+          for (std::size_t step = 0; step < wanted.size() / kAll; ++step) {
+            if (step == 1) {
+              const SamplerCursor cursor = sampler.cursor();
+              sampler = make(options);
+              ASSERT_TRUE(sampler.resume(cursor).ok());
+            }
+            for (std::int64_t round = 0; round < each; ++round) {
+              ASSERT_TRUE(sampler.next(own));
+              const std::int64_t index = runs ? rank * each + round : round * ranks + rank;
+              EXPECT_EQ(own, wanted[step * kAll + static_cast<std::size_t>(index)])
+                  << "rank " << rank << " of " << ranks << ", step " << step << ", round " << round;
+            }
+          }
+          EXPECT_FALSE(sampler.next(own));
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tessera

@@ -161,6 +161,8 @@ void Engine::zero_grad() {
   });
 }
 
+std::int64_t Engine::microbatch() const { return state_->training.microbatch(); }
+
 const Strategy& Engine::strategy() const { return state_->job.strategy; }
 PlannedMemory Engine::plan() const { return numbers_of(state_->training.plan); }
 MemoryUse Engine::allocated() const { return state_->training.allocated(Training::When::kNow); }

@@ -68,6 +68,8 @@ std::unique_ptr<Engine::State> Engine::State::planned_anew(std::int64_t steps, c
   progress.options.resize((1 + groups) * UpdateOptions::kNumbers, std::numeric_limits<double>::quiet_NaN());
   then.step->resume(progress);
   then.times.attempts = t.times.attempts;
+  then.window.seed = t.window.seed;
+  then.seed_microbatch();
   then.window.has_looked_at_loss = t.window.has_looked_at_loss;
   next->job.exceptions_at_start = job.exceptions_at_start;
   next->saving.ends_in_step = saving.ends_in_step;

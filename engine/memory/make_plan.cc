@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "engine/memory/device_rules.h"
+#include "engine/memory/expect_reproducible.h"
 #include "optim/master_assigner.h"
 #include "optim/muon_optimizer.h"
 #include "runtime/base/bytes.h"
@@ -62,6 +63,7 @@ bool compresses(const CompressionConfig& compression) {
 MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const PlanScene& scene,
                      const Optimizer& optimizer) {
   expect_built_for_device(strategy, scene.is_queued);
+  if (strategy.reproducible) expect_reproducible(strategy, scene);
   if (strategy.compression.has_method() && scene.mesh.replicate_size > 1) {
     throw Error(ExitCode::kConfig, c10::str("/compression/method: needs a mesh of one replica, whose ranks sum all "
                                             "gradients at once, got ",
@@ -101,6 +103,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   if (strategy.memory.limit_bytes > 0 && !input.offload.queue_depth) input.offload.queue_depth = kQueueDepth;
   input.copies_checkpoints = strategy.checkpoint.async;
   input.is_durable = strategy.durable.every > 0;
+  input.reproducible = strategy.reproducible;
   input.checks_values = strategy.check.values;
   input.compression = strategy.compression;
   const WireForm gathers = strategy.compression.gathers;

@@ -221,7 +221,7 @@ void CheckpointSave::add_tensors() {
   manifest_.data = items_.data;
   add_outer_momentum();
   if (manifest_.residuals) add_residuals(training_->reducer->kept(), rank_, *writer_);
-  writer_->add(kGenerator, std::to_string(rank_), state_of_generator(c10::Device(c10::kCPU)));
+  writer_->add(kGenerator, std::to_string(rank_), training_->generator_to_keep());
   const ComputeDevice& device = training_->job.accelerator.device;
   if (device.is_queued) writer_->add(kGpuGenerator, std::to_string(rank_), state_of_generator(device.device));
 }

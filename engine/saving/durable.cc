@@ -119,7 +119,7 @@ CommitParts parts_of(const Training& training) {
   CommitParts parts;
   for (const auto& buffer : whole_tensors(*job.module, job.strategy.units))
     parts[buffer_part(buffer.key())] = text_of(host_copy(buffer.value().detach()));
-  parts[kOwnGenerator] = text_of(state_of_generator(c10::Device(c10::kCPU)));
+  parts[kOwnGenerator] = text_of(training.generator_to_keep());
   const ComputeDevice device = job.accelerator.device;
   if (device.is_queued) parts[kOwnGpuGenerator] = text_of(state_of_generator(device.device));
   parts[kEngine] = engine.dump();
@@ -182,6 +182,8 @@ class Resume {
     });
     training_.step->resume(progress);
     training_.times.attempts = step_;
+    training_.take_seed();
+    training_.seed_microbatch();
     training_.frozen_states = std::move(frozen_);
     training_.accept_new_values();
     // Commits without the key were written before noise had versions.

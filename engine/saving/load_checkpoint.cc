@@ -259,21 +259,23 @@ class Load {
   }
 
   absl::Status read_generators() {
+    if (job_.strategy.reproducible) return read_generator(kGenerator, c10::Device(c10::kCPU), 0);
     if (manifest().generators < job_.mesh.world_size())
       matched_.inexact.push_back("the checkpoint is of " + std::to_string(manifest().generators) +
                                  " ranks, so ranks from that number on keep the generators that they have");
     if (rank_ >= manifest().generators) return absl::OkStatus();
-    TESSERA_RETURN_IF_ERROR(read_generator(kGenerator, c10::Device(c10::kCPU)));
+    TESSERA_RETURN_IF_ERROR(read_generator(kGenerator, c10::Device(c10::kCPU), rank_));
     const bool has_gpu = job_.accelerator.device.is_queued;
     const bool saved_gpu = !checkpoint_->pieces(kGpuGenerator, std::to_string(rank_)).empty();
     if (has_gpu != saved_gpu)
       matched_.inexact.push_back(has_gpu ? "the checkpoint is of a run on the CPU, so the GPU keeps its generator"
                                          : "the checkpoint is of a run on a GPU, whose generator's state was left out");
-    return has_gpu && saved_gpu ? read_generator(kGpuGenerator, job_.accelerator.device.device) : absl::OkStatus();
+    return has_gpu && saved_gpu ? read_generator(kGpuGenerator, job_.accelerator.device.device, rank_)
+                                : absl::OkStatus();
   }
 
-  absl::Status read_generator(const std::string& what, c10::Device device) {
-    const std::string name = std::to_string(rank_);
+  absl::Status read_generator(const std::string& what, c10::Device device, int of_rank) {
+    const std::string name = std::to_string(of_rank);
     std::int64_t bytes = 0;
     for (const SavedCheckpoint::Place& place : checkpoint_->pieces(what, name)) bytes += place.piece.numel;
     const std::int64_t wanted = state_of_generator(device).numel();
@@ -310,7 +312,9 @@ class Load {
       if (auto problem = read_options(manifest().options, progress.options))
         matched_.inexact.push_back(std::move(*problem));
       training_.times.attempts = manifest().step;
+      training_.take_seed();
     }
+    training_.seed_microbatch();
     training_.step->resume(progress);
     training_.frozen_states = std::move(frozen_);
     if (durable_) durable_->keep(write_frozen(training_.frozen_states, training_.units));

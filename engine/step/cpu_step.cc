@@ -53,6 +53,7 @@ CpuStep::CpuStep(const StepContext& context, GradientNorm& norm)
       update_(context),
       scaler_(strategy_.mixed_precision.loss_scale) {
   if (strategy_.on_spike.action != SpikeAction::kNone) spikes_.emplace(strategy_.on_spike);
+  if (strategy_.reproducible) losses_.resize(static_cast<std::size_t>(strategy_.gradient_accumulation));
 }
 
 LossSeed CpuStep::seed_of(const at::Tensor& loss, double weight) const {
@@ -64,8 +65,18 @@ LossSeed CpuStep::seed_of(const at::Tensor& loss, double weight) const {
   return result;
 }
 
-void CpuStep::add_loss(const at::Tensor& loss, double weight, std::int64_t microbatches) {
-  loss_ += weight * loss.item<double>() / static_cast<double>(microbatches);
+void CpuStep::add_loss(const at::Tensor& loss, double weight, std::int64_t round) {
+  const double weighted = weight * loss.item<double>();
+  loss_ += weighted / static_cast<double>(strategy_.gradient_accumulation);
+  if (losses_.empty()) return;
+  MicrobatchLoss& microbatch = losses_[static_cast<std::size_t>(round)];
+  microbatch.loss += weighted;
+  microbatch.weight = weight;  // all losses of a microbatch have the same
+}
+
+void CpuStep::forget_losses() {
+  loss_ = 0;
+  std::fill(losses_.begin(), losses_.end(), MicrobatchLoss());
 }
 
 double CpuStep::scheduled_lr(std::int64_t samples) const {
@@ -97,8 +108,8 @@ void CpuStep::run(const LocalStep& local, StepResult& result) {
   told.loss = loss_;
   told.rates = update_.learning_rates().all();
   told.options = update_.options().all();
-  loss_ = 0;
-  const AgreedStep& agreed = agreement_.agree(told);
+  const AgreedStep& agreed = agreement_.agree(told, losses_);
+  forget_losses();
   used_ = &agreed.used;
   const std::string slow = stragglers_.add(agreed.busy_seconds);
   if (speaks_ && !slow.empty()) log_warning("step " + std::to_string(result.step) + ": " + slow);

@@ -19,7 +19,7 @@ class CpuStep final : public Step {
   CpuStep(const StepContext& context, GradientNorm& norm);
 
   LossSeed seed_of(const at::Tensor& loss, double weight) const override;
-  void add_loss(const at::Tensor& loss, double weight, std::int64_t microbatches) override;
+  void add_loss(const at::Tensor& loss, double weight, std::int64_t round) override;
   void expect_update(std::span<const int> order) override { update_.expect(order); }
   void read_ahead() override;
   void update(Unit& unit, const UnitAgreement& agreed) override;
@@ -28,7 +28,7 @@ class CpuStep final : public Step {
   double lr(std::optional<std::size_t> group) const override;
   UpdateOptions& options() override { return update_.options(); }
   void swap_averages() override { update_.swap_averages(); }
-  void forget_losses() override { loss_ = 0; }
+  void forget_losses() override;
   const std::vector<char>* known_used() const override { return used_; }
   double loss_scale() const override { return scales_loss_ ? scaler_.scale() : 1.0; }
   std::int64_t applied() const override { return applied_; }
@@ -59,6 +59,7 @@ class CpuStep final : public Step {
   std::int64_t applied_ = 0;
   const std::vector<char>* used_ = nullptr;  ///< the agreement's
   double loss_ = 0;                          ///< LocalStep::loss so far
+  std::vector<MicrobatchLoss> losses_;       ///< [round], under Strategy::reproducible; else empty
 };
 
 }  // namespace tessera

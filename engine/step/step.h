@@ -42,8 +42,9 @@ class Step {
   /// scale is split into a seed and a factor.
   virtual LossSeed seed_of(const at::Tensor& loss, double weight) const = 0;
 
-  /// Adds `weight` times `loss` to the step's: the mean over `microbatches` of them.
-  virtual void add_loss(const at::Tensor& loss, double weight, std::int64_t microbatches) = 0;
+  /// Adds `weight` times `loss` to the step's, which is the mean over this rank's microbatches. `round`: which of them
+  /// it is of, from 0 on.
+  virtual void add_loss(const at::Tensor& loss, double weight, std::int64_t round) = 0;
 
   /// A step's last backward begins. `order`: indices of the units, as they will be reduced.
   virtual void expect_update(std::span<const int> order) = 0;

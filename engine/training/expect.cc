@@ -51,6 +51,11 @@ void Training::expect_microbatch(const at::Tensor& loss, const MicrobatchInfo& i
          "backward with retain_graph: several losses a microbatch do not go with optimizer.in_backward, which updates "
          "parameters with the gradients of the first. [T0119] hint: add the losses up before one backward, or set "
          "\"optimizer\": {\"in_backward\": false}");
+  expect(!info.retain_graph || !job.strategy.reproducible || plan.keeps_gradients(),
+         "backward with retain_graph under \"reproducible\": ranks would sum the gradients of each loss by itself, and "
+         "one rank sums those of a microbatch. [T0814] hint: add the losses up before one backward, or set "
+         "gradient_sync to "
+         "\"last_microbatch\"");
   expect(loss.defined(),
          "backward wants a scalar loss, got an undefined tensor. [T0734] hint: pass the loss that forward "
          "returned");

@@ -10,6 +10,7 @@
 #include "engine/activations/offload_activations.h"
 #include "engine/device/pinned_memory.h"
 #include "engine/device/sums_on_host.h"
+#include "engine/memory/expect_reproducible.h"
 #include "engine/memory/kept_group.h"
 #include "engine/memory/records/device_shards.h"
 #include "engine/memory/records/shard_records.h"
@@ -131,6 +132,7 @@ void Training::look_at_module() {
   const Strategy& strategy = job.strategy;
   throw_if_error(check_strategy(strategy));
   expect_forward_writes_nothing(*job.module);
+  expect_no_running_statistics(strategy, *job.module);
   expect_comm_hook(strategy.compression, job.own_rules.comm_hook.get());
   optimizer = make_optimizer(strategy.optimizer, strategy.ema, job.own_rules);
   const int parts = parts_for(strategy, job.shape_of_mesh().position_of(job.mesh.rank()));
@@ -148,6 +150,7 @@ bool Training::shares_memory() const {
 
 void Training::make_plan(bool continues) {
   const Strategy& strategy = job.strategy;
+  expect_pairwise_transport(strategy, axes, job.mesh.topology());
   const bool in_background = axes.reduce->reduces_in_background() || axes.replicate->reduces_in_background();
   const bool compresses_on_host = job.accelerator.device.is_queued && compresses(strategy.compression);
   const auto compressed_part = [&](const Collectives& group) {
@@ -197,6 +200,7 @@ void Training::set_up(DurableFiles* durable, bool continues) {
   checks->accept();
   if (job.accelerator.allocated) footprint.at_start = job.accelerator.allocated().now;
   if (job.accelerator.forget_peak) job.accelerator.forget_peak();
+  agree_on_seed();
   times.last_end = std::chrono::steady_clock::now();
 }
 

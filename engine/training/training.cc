@@ -49,6 +49,7 @@ void Training::begin_backward(double weight) {
 void Training::end_round(bool ends, bool has_batch) {
   window.rounds.announce(ends ? RoundLog::kEnd : RoundLog::kEndOfLoss);
   const bool last = ends && window.microbatch + 1 == job.strategy.gradient_accumulation;
+  if (ends && job.strategy.reproducible) reducer->end_microbatch();
   reducer->finish(last || job.strategy.gradient_sync == GradientSync::kEachMicrobatch, has_batch);
   if (gathering.residency) gathering.residency->end_round();
   window.rounds.add(RoundLog::kEnd);
@@ -57,7 +58,7 @@ void Training::end_round(bool ends, bool has_batch) {
 
 void Training::end_backward(const at::Tensor& loss, const MicrobatchInfo& info) {
   end_round(/*ends=*/!info.retain_graph, /*has_batch=*/true);
-  if (info.weight > 0) step->add_loss(loss, info.weight, job.strategy.gradient_accumulation);
+  if (info.weight > 0) step->add_loss(loss, info.weight, window.microbatch);
   window.local.tokens += info.tokens;
   window.local.samples += info.samples;
   if (info.retain_graph) {
@@ -67,6 +68,7 @@ void Training::end_backward(const at::Tensor& loss, const MicrobatchInfo& info) 
     window.local.weight += info.weight;
     window.weight.reset();
     window.rounds.end_microbatch();
+    seed_microbatch();
   }
   times.mark(UseTimes::Event::kBackwardEnd);
 }
@@ -176,9 +178,11 @@ void Training::begin_next_step() {
   if (gathering.residency) gathering.residency->release_all();
   gathering.log->reset();
   drop_microbatches();
-  // Where units are updated in backward, one whose gradients were taken for complete could not take another, so all are
-  // waited for. And a step in which nothing counted says nothing of the next one.
-  const std::vector<char>* const used = updates_in_backward() ? nullptr : step->known_used();
+  // Where units are updated in backward, or sums are a tree over microbatches, a unit whose gradients were taken for
+  // complete could not take another, so all are waited for. And a step in which nothing counted says nothing of the
+  // next one.
+  const bool waits_for_all = updates_in_backward() || job.strategy.reproducible;
+  const std::vector<char>* const used = waits_for_all ? nullptr : step->known_used();
   if (used && std::ranges::any_of(*used, [](char each) { return each != 0; })) reducer->expect(*used);
   for (auto& unit : units) unit->reopen();
   accept_new_values();
@@ -206,6 +210,7 @@ void Training::drop_microbatches() {
   if (norm) norm->reset();
   hooks->begin_step();
   window.begin();
+  seed_microbatch();
 }
 
 }  // namespace tessera

@@ -73,6 +73,7 @@ struct Window {
   RoundLog rounds;
   std::optional<RoundMeeting> meeting;  ///< for the next microbatch, on a rank without a batch
   bool has_looked_at_loss = false;      ///< Training::warn_of_division
+  std::uint32_t seed = 0;               ///< under "reproducible": of the run's random numbers (Training::take_seed)
 };
 
 /// The steps made, and when.
@@ -129,6 +130,18 @@ struct Training {
   void expect_parameters(bool may_unfreeze = false);
 
   bool updates_in_backward() const { return plan.input().updates_in_backward; }
+  /// The number, in its step over all ranks, of the microbatch that this rank computes next (MicrobatchOrder).
+  std::int64_t microbatch() const;
+  // Under "reproducible", else nothing (microbatch_seed.cc).
+  /// Takes the run's seed from LibTorch's generator: rank 0's for all ranks. Collective.
+  void agree_on_seed();
+  /// The same where all ranks have the run's generator, as a checkpoint keeps it (generator_to_keep).
+  void take_seed();
+  /// Sets LibTorch's generator for the microbatch that comes next.
+  void seed_microbatch() const;
+  /// The state of LibTorch's generator that checkpoints and commits hold: under "reproducible" that of the run's seed,
+  /// which is the same on all ranks.
+  at::Tensor generator_to_keep() const;
   bool step_is_due() const { return window.microbatch == job.strategy.gradient_accumulation; }
   /// What this rank has gathered is stale soon, and given up.
   void drop_gathered();

@@ -71,6 +71,7 @@ void Training::run_nothing() {
     window.rounds.forget();
   }
   ++window.microbatch;
+  seed_microbatch();
   times.mark(UseTimes::Event::kBackwardEnd);
 }
 

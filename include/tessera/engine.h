@@ -187,6 +187,12 @@ class Engine {
   /// whose gradient is not finite updates nothing from there on.
   void backward(const at::Tensor& loss, const MicrobatchInfo& info = {});
 
+  /// Returns the number of the microbatch that this rank computes next, among those of its step on all ranks: which
+  /// data to take so that any number of ranks trains on the same (docs/reproducible.md). It is round * ranks + rank, as
+  /// TokenBatches deals samples; with Strategy::reproducible and gradient_sync "last_microbatch", where a rank has
+  /// neighbours (SamplerOptions::runs), it is rank * gradient_accumulation + round.
+  std::int64_t microbatch() const;
+
   /// Runs a microbatch on a rank that has no batch while other ranks have one. It takes part in collectives and counts
   /// nothing, like a backward with weight 0 whose forward need not be run. It repeats the communication of this rank's
   /// latest microbatch, so a first one must have come before (since `set_trainable`, if that was called). The loop of

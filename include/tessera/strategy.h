@@ -493,6 +493,8 @@ struct Strategy {
   /// Units whose reductions may be under way while other gradients are made. Empty: as many as the transport can use.
   std::optional<std::int64_t> reductions_ahead;
   bool host_sharing = true;  ///< ranks of one host hold one copy of sharded parameters together, and gather nothing
+  /// A step's sums are a tree over its microbatches, so any number of ranks gives the same bits (docs/reproducible.md).
+  bool reproducible = false;
   MixedPrecisionConfig mixed_precision;                        ///< dtypes
   std::int64_t gradient_accumulation = 1;                      ///< microbatches a step
   GradientSync gradient_sync = GradientSync::kEachMicrobatch;  ///< when gradients are reduced

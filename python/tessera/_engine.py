@@ -139,6 +139,13 @@ class Engine:
         """Returns True if all microbatches of a step are there, so the next call is `step`."""
         return self._live().step_is_due()
 
+    def microbatch(self) -> int:
+        """Returns the number of the microbatch that this rank computes next, among those of its step on all ranks.
+
+        It says which data to take so that any number of ranks trains on the same (docs/reproducible.md).
+        """
+        return self._live().microbatch()
+
     def zero_grad(self) -> None:
         """Drops the microbatches begun since the last step. All ranks call it at the same place."""
         self._live().zero_grad()

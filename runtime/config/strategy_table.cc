@@ -61,7 +61,7 @@ const std::vector<StrategyGroup>& strategy_groups() {
 }
 
 const std::vector<UnavailableKey>& unavailable_keys() {
-  static const std::vector<UnavailableKey> keys = {{"/reproducible", "the same bits on any number of ranks"}};
+  static const std::vector<UnavailableKey> keys = {{"/deal", "microbatches dealt to ranks by their speed"}};
   return keys;
 }
 

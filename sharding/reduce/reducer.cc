@@ -4,13 +4,14 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 #include <utility>
 
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
-#include "runtime/comm/sum/pairwise_sum.h"
+#include "runtime/comm/sum/joined_sum.h"
 #include "runtime/comm/sum/visited_sum.h"
 #include "runtime/comm/sum/wire_codec.h"
 #include "sharding/compress/comm_hook_method.h"
@@ -30,7 +31,9 @@ namespace {
 // groups (`start`, `start_group`) and then lets those before it go on (`follow`): the ones `reduction_lag` units back
 // do this rank's share (`advance`), the ones `end_lag` units back end (`complete`). Reductions under way lie in a ring
 // (`reduction(number)`). `finish` reduces what is left at the end of a backward, then what came late, and ends all.
-// Where gradients accumulate in place, everything happens in `finish`.
+// Where gradients accumulate in place, everything happens in `finish`. Under "reproducible" each microbatch's are made
+// anew there, and `end_microbatch` joins them to the sums that wait; elsewhere `start_group` tells Accumulation which
+// sums join what ranks have summed.
 //
 // Where units are updated in backward, notes travel with each reduction (`start_notes`), and a complete unit is handed
 // over (`hand_over`).
@@ -52,32 +55,42 @@ void narrow_in_place(std::byte* memory, DType dtype, std::int64_t numel, Compute
 
 static_assert(MemoryPlan::kMostUnderWay <= Collectives::kMostUnderWay);
 
-/// Adds the last sum's pieces onto what earlier reductions of the step left in `group.gradient` (or finds them there),
-/// and shows it to `visitor`. It is for sums that the host makes.
+/// Adds the last sum's pieces onto what earlier reductions of the step left (or finds them in their place), and shows
+/// the result to `visitor`. It is for sums that the host makes.
 class Reducer::Accumulation final : public SumVisitor {
  public:
-  Accumulation(const FlatGroup& group, bool adds, GradientVisitor* visitor)
-      : group_(group), adds_(adds), visitor_(visitor) {}
+  Accumulation(const FlatGroup& group, GradientVisitor* visitor) : group_(group), visitor_(visitor) {}
+
+  /// The last sum is to be added onto `earlier`; those that were named first are added first.
+  void add_onto(const float* earlier) { earlier_[count_++] = earlier; }
+  bool adds() const { return count_ > 0; }
+  /// Where the result goes.
+  void write_to(float* place) { place_ = place; }
+  float* place() const { return place_; }
 
   void visit(std::size_t offset, const float* values, std::size_t numel) override {
     if (offset == 0) visitor_->begin(group_);
-    if (adds_) {
-      float* gradient = group_.gradient + offset;
-      pairwise_sum(std::array<const void*, 2>{gradient, values}, DType::kF32, gradient, numel);
-      values = gradient;
+    if (count_ > 0) {
+      std::array<const float*, kMost> earlier{};
+      std::transform(earlier_.begin(), earlier_.begin() + count_, earlier.begin(),
+                     [&](const float* sum) { return sum + offset; });
+      joined_sum({earlier.data(), count_}, values, place_ + offset, numel);
+      values = place_ + offset;
     }
     visitor_->visit(group_, {values, numel});
   }
 
  private:
+  static constexpr std::size_t kMost = SumCounter::kMostLevels;
   const FlatGroup& group_;
-  const bool adds_;
   GradientVisitor* const visitor_;
+  float* place_ = nullptr;
+  std::size_t count_ = 0;
+  std::array<const float*, kMost> earlier_{};
 };
 
 struct Reducer::GroupReduction {
   FlatGroup* group;
-  bool adds;               ///< added onto what earlier reductions of the step left
   float* sum;              ///< the sum over the shard axis
   std::int64_t numel;      ///< elements of `sum`
   float* total = nullptr;  ///< the sum over both axes; set when the last sum starts
@@ -139,6 +152,10 @@ Reducer::Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxe
     }
     reductions_.push_back(std::move(reduction));
   }
+  for (Entry& entry : entries_) {
+    const std::int64_t bytes = plan_.waiting_sums() * plan_.waiting_numel_of(entry.unit->shape()) * 4;
+    if (bytes > 0) entry.waiting = reinterpret_cast<float*>(memory_.scratch.take(bytes));
+  }
   memory_.scratch.expect_full();
   memory_.sums.expect_full();
 }
@@ -178,12 +195,7 @@ void Reducer::use_methods(bool on, std::int64_t step) {
   }
 }
 
-bool Reducer::accumulates() const {
-  if (updates_in_backward()) return false;
-  const BucketMode mode = plan_.bucket_mode();
-  return is_alone_in_place() || mode == BucketMode::kAccumulator ||
-         (mode == BucketMode::kInPlace && plan_.input().accumulation > 1);
-}
+bool Reducer::accumulates() const { return plan_.keeps_gradients(); }
 
 /// A single rank takes gradients straight into their sum's place, and nothing is reduced.
 bool Reducer::is_alone_in_place() const { return plan_.input().mesh.world_size() == 1 && !memory_.store; }
@@ -196,6 +208,7 @@ void Reducer::take(FlatGroup& group, std::size_t parameter, bool counts) {
   Entry& entry = this->entry(*group.unit);
   at::Tensor& gradient = group.parameters[parameter].tensor.mutable_grad();
   if (updates_in_backward()) expect_not_updated(entry, group, parameter);
+  if (makes_tree() && !accumulates()) expect_in_leaf(entry, group, parameter);
   if (on_gradient_) on_gradient_();
   if (group.unit->use_log) group.unit->use_log->note_gradient(group.unit->index);
   const bool was_ready = entry.phase == Phase::kReady;  // one more gradient comes all the same: it is added
@@ -238,9 +251,23 @@ void Reducer::expect_not_updated(const Entry& entry, const FlatGroup& group, std
           "the graph with a backward of their own inside this one. [T0622] hint: set optimizer.in_backward to false");
 }
 
+void Reducer::expect_in_leaf(const Entry& entry, const FlatGroup& group, std::size_t parameter) const {
+  if (!entry.reduced) return;
+  throw Error(
+      ExitCode::kUsage,
+      "parameter " + group.parameters[parameter].name + " of unit " + entry.unit->name +
+          " got one more gradient in the same backward after the unit's gradients were complete, and \"reproducible\" "
+          "has sent them: the sum of ranks would not be that of one rank. That happens where parameters are shared by "
+          "parts of the graph with a backward of their own inside this one. [T0816] hint: set gradient_sync to "
+          "\"last_microbatch\", which waits for the end of backward");
+}
+
 void Reducer::open(Entry& entry) {
   entry.phase = Phase::kFilling;
-  if (accumulates()) return;  // what has arrived counts until reset
+  if (accumulates()) {
+    if (makes_tree()) entry.gradients.begin();
+    return;  // else what has arrived counts until reset
+  }
   entry.gradients.begin();
   if (plan_.bucket_mode() == BucketMode::kShared) {
     take_place(entry.bucket, buckets_, *entry.unit, entry.bucket_bytes);
@@ -291,7 +318,58 @@ bool Reducer::is_in_place(const Entry& entry) const {
   return plan_.bucket_mode() == BucketMode::kInPlace && entry.bucket.overflow.bytes() == 0;
 }
 
+bool Reducer::is_leaf_in_waiting() const {
+  if (!makes_tree() || !accumulates() || round_ >= plan_.input().accumulation) return false;
+  return !counter().is_last(round_) && counter().place(round_) == 0;
+}
+
+/// The sum of a group that waits on a level. Where ranks have summed it, the highest level is the sum's own place.
+float* Reducer::waiting_of(const Entry& entry, const FlatGroup& group, int level) const {
+  if (level == plan_.waiting_sums()) return group.gradient;
+  const bool is_whole = accumulates();
+  const auto numel_of = [&](const FlatGroup& each) {
+    return !each.trainable ? 0 : is_whole ? each.layout.numel() : each.gradient_part.numel;
+  };
+  std::int64_t all = 0, before = 0;
+  for (const auto& each : entry.unit->groups) {
+    if (each->index < group.index) before += numel_of(*each);
+    all += numel_of(*each);
+  }
+  return entry.waiting + level * all + before;
+}
+
+/// Where what ranks sum in this reduction goes, with all that it joins.
+float* Reducer::place_of_sum(const FlatGroup& group) const {
+  if (!makes_tree() || accumulates() || counter().is_last(round_)) return group.gradient;
+  return waiting_of(entries_[group.unit->index], group, counter().place(round_));
+}
+
+void Reducer::end_microbatch() {
+  if (!accumulates()) return;
+  copies_.flush();
+  const bool is_last = counter().is_last(round_);
+  const std::uint64_t joined = counter().joined(round_);
+  std::array<const float*, SumCounter::kMostLevels> waiting{};
+  for (const int index : order_) {
+    Entry& entry = entries_[index];
+    if (entry.phase == Phase::kIdle) entry.gradients.begin();  // this rank gave it nothing
+    entry.phase = Phase::kIdle;
+    for (const auto& group : entry.unit->groups) {
+      if (!group->trainable) continue;
+      auto* const leaf = reinterpret_cast<float*>(bucket_of(entry, *group));
+      entry.gradients.fill_missing(*group, reinterpret_cast<std::byte*>(leaf), /*gaps_are_zero=*/false);
+      std::size_t count = 0;
+      for (std::uint64_t left = joined; left != 0; left &= left - 1)
+        waiting[count++] = waiting_of(entry, *group, std::countr_zero(left));
+      float* const to = is_last ? leaf : waiting_of(entry, *group, counter().place(round_));
+      joined_sum({waiting.data(), count}, leaf, to, static_cast<std::size_t>(group->layout.numel()));
+    }
+  }
+  ++round_;
+}
+
 std::byte* Reducer::bucket_of(const Entry& entry, const FlatGroup& group) const {
+  if (is_leaf_in_waiting()) return reinterpret_cast<std::byte*>(waiting_of(entry, group, 0));
   if (is_in_place(entry)) return reinterpret_cast<std::byte*>(group.gradient);
   std::byte* bucket = entry.bucket.memory;
   for (std::size_t i = 0; i < group.index; ++i) {
@@ -349,12 +427,13 @@ void Reducer::start(Entry& entry) {
   const PlanInput& input = plan_.input();
   const bool is_compressed = input.compressed_shard_part > 0 || input.compressed_replicate_part > 0;
   const bool gaps_are_zero = device_.is_queued && is_in_place(entry) && !updates_in_backward() && !is_compressed;
+  const bool is_filled = makes_tree() && accumulates();  // end_microbatch has
   if (memory_.store) open_sum(entry);
   UnitReduction& reduction = this->reduction(started_++);
   reduction.entry = &entry;
   for (auto& group : entry.unit->groups) {
     if (!group->trainable) continue;
-    entry.gradients.fill_missing(*group, bucket_of(entry, *group), gaps_are_zero);
+    if (!is_filled) entry.gradients.fill_missing(*group, bucket_of(entry, *group), gaps_are_zero);
     start_group(reduction, *group);
   }
   ++counts_.reductions;
@@ -537,6 +616,19 @@ UnitAgreement Reducer::agreement_on(UnitReduction& reduction) {
   return agreed;
 }
 
+/// What a sum over ranks is added onto: all that is there of earlier microbatches; in a tree what it joins there.
+Reducer::Accumulation Reducer::accumulation_of(const Entry& entry, const FlatGroup& group) const {
+  Accumulation accumulation(group, visitor_);
+  accumulation.write_to(place_of_sum(group));
+  if (!makes_tree()) {
+    if (entry.has_sum) accumulation.add_onto(group.gradient);
+  } else if (!accumulates()) {
+    for (std::uint64_t left = counter().joined(round_); left != 0; left &= left - 1)
+      accumulation.add_onto(waiting_of(entry, group, std::countr_zero(left)));
+  }
+  return accumulation;
+}
+
 /// Turns one bucket into this rank's part of the sum: over the shard axis, then over the replicate axis, then onto what
 /// earlier reductions of this step left. Each is a reduce-scatter where the placement says sharded, else an all-reduce.
 void Reducer::start_group(UnitReduction& reduction, FlatGroup& group) {
@@ -559,11 +651,12 @@ void Reducer::start_group(UnitReduction& reduction, FlatGroup& group) {
                                     : static_cast<std::int64_t>(wire_bytes(options.contributions, wire, count));
   }
   const std::int64_t numel = owned({placement.shard, false}, mesh, group.layout.numel()).numel;
-  const bool replicated = mesh.replicate_size > 1, adds = entry.has_sum;
-  float* sum = adds || (replicated && placement.replicate) ? scratch(reduction, numel) : group.gradient;
-  const Accumulation accumulation(group, adds, visitor_);
+  const bool replicated = mesh.replicate_size > 1;
+  const Accumulation accumulation = accumulation_of(entry, group);
+  float* sum =
+      accumulation.adds() || (replicated && placement.replicate) ? scratch(reduction, numel) : accumulation.place();
   GroupReduction& started =
-      reduction.groups.emplace_back(GroupReduction{&group, adds, sum, numel, sum, accumulation, Work(), Work()});
+      reduction.groups.emplace_back(GroupReduction{&group, sum, numel, sum, accumulation, Work(), Work()});
   SumVisitor* last = replicated || device_.is_queued ? nullptr : &started.accumulation;
   if (method && !options.method) {  // a transport without a network knows no methods
     auto* const values = reinterpret_cast<float*>(bucket);
@@ -626,7 +719,7 @@ void Reducer::complete(GroupReduction& reduction) {
       throw_if_error(sum_over_replicas(reduction).wait());
     return;
   }
-  if (!reduction.adds) return;
+  if (!reduction.accumulation.adds()) return;
   const Unrecorded unrecorded;
   const std::int64_t numel = reduction.group->gradient_part.numel;
   const at::Tensor gradient = flat_view(reduction.group->gradient, DType::kF32, numel, device_.device);
@@ -643,7 +736,8 @@ Work Reducer::sum_over_replicas(GroupReduction& reduction) {
     return axes_.replicate->all_reduce(name, sum, DType::kF32, sum, reduction.numel, last, options);
   }
   const Extent part = group.gradient_part;
-  reduction.total = reduction.adds ? sum + part.offset % reduction.numel : group.gradient;
+  const Accumulation& accumulation = reduction.accumulation;
+  reduction.total = accumulation.adds() ? sum + part.offset % reduction.numel : accumulation.place();
   return axes_.replicate->reduce_scatter(name, sum, DType::kF32, reduction.total, part.numel, last, options);
 }
 
@@ -686,6 +780,7 @@ void Reducer::finish(bool reduce_now, bool has_batch) {
   reduce_late(has_batch);
   end_reductions();
   for (Entry& entry : entries_) entry.reduced = false;
+  if (makes_tree()) ++round_;
   next_ = 0;
   if (!order_agreed_) agree_on_order();
   completed_.clear();
@@ -737,6 +832,7 @@ void Reducer::reset() {
   copies_.drop();  // a backward that did not end may have left some
   counts_.overflow_peak = counts_.overflow_bytes;
   has_copy_ = false;
+  round_ = 0;
   for (Entry& entry : entries_) {
     for (Feedback& feedback : entry.feedback) {
       if (feedback.method)

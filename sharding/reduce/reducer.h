@@ -15,6 +15,7 @@
 #include "sharding/compress/kept_gradients.h"
 #include "sharding/compute_device.h"
 #include "sharding/gather/unit_slots.h"
+#include "sharding/layout/plan/sum_counter.h"
 #include "sharding/reduce/gradient_packer.h"
 #include "sharding/reduce/gradient_store.h"
 #include "sharding/reduce/gradient_visitor.h"
@@ -63,6 +64,11 @@ struct ReducerCounts {
 /// since this rank has then read it for the last time; so when a sum is there, all ranks have read the unit. The
 /// reduction also carries which parameters a rank used, and in which order it gathered units in forward. A gradient
 /// that comes after that is an error.
+///
+/// Under "reproducible" (PlanInput::reproducible) a microbatch's gradients are a leaf of the step's tree, and sums join
+/// by a binary counter (SumCounter): what a rank keeps until a backward has ended joins there (`end_microbatch`), what
+/// ranks have summed joins as it comes. A gradient that comes after its unit was reduced would be no part of its leaf,
+/// and is an error.
 ///
 /// The thread that runs backward calls all of it. Errors of transports are thrown as tessera::Error.
 class Reducer {
@@ -113,6 +119,10 @@ class Reducer {
   /// Called from the hook when `parameter`'s gradient is in `.grad`; it is taken and reset. A gradient that does not
   /// count is taken as zeros, and makes no parameter a used one.
   void take(FlatGroup& group, std::size_t parameter, bool counts = true);
+
+  /// Under "reproducible", before `finish` of a microbatch's last backward: gradients that were kept are a leaf now,
+  /// and join the tree.
+  void end_microbatch();
 
   /// Ends a microbatch's backward. Gradients stay in their (unsharded) accumulators if `reduce` is false. Afterwards
   /// every unit's gradient is in place. `has_batch` false: this rank did nothing, and it takes part in the late
@@ -171,6 +181,7 @@ class Reducer {
     Bucket bucket;
     Bucket sum;                      ///< where units are updated in backward
     std::vector<Feedback> feedback;  ///< [group]
+    float* waiting = nullptr;        ///< sums that wait in the tree [level, element of the unit]
     bool reduced = false;            ///< this round
     bool has_sum = false;            ///< gradient holds a sum since reset, or will
     std::int64_t taken = 0,
@@ -186,6 +197,14 @@ class Reducer {
   bool is_alone_in_place() const;
   bool updates_in_backward() const { return plan_.input().updates_in_backward; }
   void expect_not_updated(const Entry& entry, const FlatGroup& group, std::size_t parameter) const;
+  void expect_in_leaf(const Entry& entry, const FlatGroup& group, std::size_t parameter) const;
+  SumCounter counter() const { return SumCounter(plan_.input().accumulation); }
+  bool makes_tree() const { return plan_.input().reproducible; }
+  /// Whether this microbatch's gradients go to where their sum waits: none waits for them there.
+  bool is_leaf_in_waiting() const;
+  float* waiting_of(const Entry& entry, const FlatGroup& group, int level) const;
+  float* place_of_sum(const FlatGroup& group) const;
+  Accumulation accumulation_of(const Entry& entry, const FlatGroup& group) const;
   void open(Entry& entry);
   /// Gives `bucket` one of `slots`, or memory beyond the plan.
   void take_place(Bucket& bucket, UnitSlots& slots, const Unit& unit, std::int64_t bytes);
@@ -250,7 +269,8 @@ class Reducer {
   bool expects_all_ = true;     ///< a gradient of every trainable parameter is expected
   bool warned_ = false;
   bool uses_methods_ = true, has_hook_ = false;
-  bool has_copy_ = false;  ///< a copy was made of what was kept before the step's first reduction
+  bool has_copy_ = false;   ///< a copy was made of what was kept before the step's first reduction
+  std::int32_t round_ = 0;  ///< under "reproducible": this rank's microbatches that have joined the tree since `reset`
   /// Reductions are numbered from 0; the k-th is in [k % size] until it is over.
   std::vector<std::unique_ptr<UnitReduction>> reductions_;
   std::int64_t started_ = 0, advanced_ = 0, over_ = 0;  ///< how many

@@ -75,7 +75,7 @@ const BadFile kSyntax[] = {
     {"LoneSurrogate", "{\"strategy\": \"\\ud800\"}",
      R"(s.json:1:14: /: not JSON: in value: invalid string: surrogate U+D800..U+DBFF must be followed by U+DC00..U+DFFF. [T0510] hint: repair this place; json.org shows the grammar)"},
     {"NotAnObject", "[1, 2]",
-     R"(s.json:1:1: /: must be an object (keys: strategy, mesh, units, prefetch, prefetch_bytes, reductions_ahead, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, gradient_clipping, gradient_clip_value, broadcast_buffers, optimizer, ema, lr_schedule, offload, compression, checkpoint, on_spike, durable, sync, memory, check, comm), got a list of 2)"},
+     R"(s.json:1:1: /: must be an object (keys: strategy, mesh, units, prefetch, prefetch_bytes, reductions_ahead, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, reproducible, gradient_clipping, gradient_clip_value, broadcast_buffers, optimizer, ema, lr_schedule, offload, compression, checkpoint, on_spike, durable, sync, memory, check, comm), got a list of 2)"},
     {"DuplicateKeys", "{\"prefetch\": 1,\n \"optimizer\": {\"lr\": 1, \"lr\": 2},\n \"prefetch\": 1}",
      R"(s.json:2:25: /optimizer/lr: given twice. [T0496] hint: remove one; the first is at 2:16)"
      "\n"
@@ -104,9 +104,20 @@ const BadFile kValues[] = {
     {"UnknownKeyWithoutGuess", R"({"memory": {"zzz": 1}})",
      R"(s.json:1:13: /memory/zzz: unknown key. [T0517] hint: known here: limit, tensor_heap)"},
     {"KeysAreEscaped", "{\"a/b~c\\n\": 1}",
-     R"(s.json:1:2: /a~1b~0c\n: unknown key. [T0517] hint: known here: strategy, mesh, units, prefetch, prefetch_bytes, reductions_ahead, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, gradient_clipping, gradient_clip_value, broadcast_buffers, optimizer, ema, lr_schedule, offload, compression, checkpoint, on_spike, durable, sync, memory, check, comm)"},
-    {"NotAvailableYet", R"({"prefetch": 1, "reproducible": true})",
-     R"(s.json:1:17: /reproducible: not available in this version (the same bits on any number of ranks). [T0515] hint: leave it out)"},
+     R"(s.json:1:2: /a~1b~0c\n: unknown key. [T0517] hint: known here: strategy, mesh, units, prefetch, prefetch_bytes, reductions_ahead, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, reproducible, gradient_clipping, gradient_clip_value, broadcast_buffers, optimizer, ema, lr_schedule, offload, compression, checkpoint, on_spike, durable, sync, memory, check, comm)"},
+    {"NotAvailableYet", R"({"prefetch": 1, "deal": {"by": "speed"}})",
+     R"(s.json:1:17: /deal: not available in this version (microbatches dealt to ranks by their speed). [T0515] hint: leave it out)"},
+    {"ReproducibleBesideRoundedSums", R"({"reproducible": true, "mixed_precision": {"reduce": "bf16"}})",
+     R"(s.json:1:18: /reproducible: cannot stand beside mixed_precision.reduce bf16 or fp16: what is rounded before it is sent is a rank's sum, and one rank sends nothing. [T0815] hint: leave one of them out; parameters may be bf16 or fp16)"},
+    {"ReproducibleBesideOthersThatDependOnRanks",
+     R"({"reproducible": true, "compression": {"gradients": "int4"}, "optimizer": {"in_backward": true}, "units": {"ignored": ["a"]}})",
+     R"(s.json:1:18: /reproducible: cannot stand beside compression.gradients or sums of int8 or int4: what is rounded before it is sent is a rank's sum, and one rank sends nothing. [T0815] hint: leave one of them out; "lossless" goes with it)"
+     "\n"
+     R"(s.json:1:18: /reproducible: cannot stand beside optimizer.in_backward: it has one microbatch a step on each rank, so another number of ranks has another number of microbatches. [T0815] hint: leave one of them out)"
+     "\n"
+     R"(s.json:1:18: /reproducible: cannot stand beside units.ignored: the program sums the gradients of these parameters, in an order that the Engine does not know. [T0815] hint: leave one of them out)"},
+    {"ReproducibleBesideOuterSteps", R"({"sync": {"type": "local_sgd", "every": 7}, "reproducible": true})",
+     R"(s.json:1:62: /reproducible: cannot stand beside a sync.type other than each_step: another number of replicas trains another model. [T0815] hint: leave one of them out)"},
     {"UnknownChoice", R"({"strategy": "FULL_SHRAD", "comm": {"transport": "mpi"}})",
      R"(s.json:1:14: /strategy: must be one of NO_SHARD, SHARD_OPTIMIZER, SHARD_GRADIENTS, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD, got the string "FULL_SHRAD". [T0426] hint: did you mean "FULL_SHARD"?)"
      "\n"

@@ -97,6 +97,31 @@ TEST(MemoryPlan, GradientsOnDiskNeedSlotsOfUnitsAndTheRootsOwn) {
   EXPECT_EQ(on_disk.disk().durable_bytes, in_memory.disk().durable_bytes) << "no commit needs gradients";
 }
 
+// Eight microbatches: three sums wait at a time. Where ranks have summed them, one of these has the gradient's place.
+TEST(MemoryPlan, ReproducibleCountsTheSumsThatWaitInTheTree) {
+  const auto added = [](MeshPosition mesh, std::int64_t accumulation, GradientSync sync) {
+    PlanInput input = input_of(kMiB, 12, mesh);
+    input.accumulation = accumulation;
+    input.sync = sync;
+    const MemoryPlan without(input);
+    input.reproducible = true;
+    const MemoryPlan with(input);
+    EXPECT_EQ(with.use().total() - without.use().total(), with.waiting_bytes());
+    EXPECT_EQ(with.use()[MemoryCategory::kStaging] - without.use()[MemoryCategory::kStaging], with.waiting_bytes());
+    EXPECT_EQ(with.to_table().find("reproducible: ") != std::string::npos, with.waiting_bytes() > 0);
+    EXPECT_EQ(without.waiting_bytes(), 0);
+    return with.waiting_bytes();
+  };
+  constexpr GradientSync kEach = GradientSync::kEachMicrobatch, kLast = GradientSync::kLastMicrobatch;
+  const std::int64_t whole = 4 * (512 + 12 * kMiB), alone = 4 * (256 + 12 * kMiB);  // bytes of all gradients
+  EXPECT_EQ(added({1, 2, 0, 0}, 8, kLast), 3 * whole);
+  EXPECT_EQ(added({1, 2, 0, 0}, 8, kEach), 2 * whole / 2);
+  EXPECT_EQ(added({1, 2, 0, 0}, 2, kEach), 0);
+  EXPECT_EQ(added({1, 1, 0, 0}, 8, kEach), 3 * alone);
+  EXPECT_EQ(added({1, 1, 0, 0}, 8, kLast), 3 * alone);
+  EXPECT_EQ(added({1, 2, 0, 0}, 1, kEach), 0);
+}
+
 TEST(MemoryPlan, OverANetworkTheNextUnitIsComputedWhileOneIsReduced) {
   const auto plan_of = [](MeshPosition mesh, std::optional<std::int64_t> ahead, bool accumulates = false) {
     PlanInput input = input_of(64 * kMiB, 12, mesh);

@@ -74,10 +74,13 @@ StepAgreement::StepAgreement(const StepContext& context, GradientNorm& norm)
       norm_(norm),
       optimizer_(context.strategy.optimizer),
       ranks_with_parts_(owners_of_parts(context.plan.input().placement.gradients, axes_)),
-      totals_(norm_totals(units_, ranks_with_parts_.size())) {
+      totals_(norm_totals(units_, ranks_with_parts_.size())),
+      order_(microbatch_order(context.strategy, axes_.world->size())) {
   std::size_t flags = 0;
   for_each_trainable(units_, [&](const FlatGroup& group) { flags += group.parameters.size(); });
-  sums_offset_ = (sizeof(Header) + flags + 7) / 8 * 8;
+  losses_offset_ = (sizeof(Header) + flags + 7) / 8 * 8;
+  const std::int64_t losses = context.strategy.reproducible ? order_.each : 0;
+  sums_offset_ = losses_offset_ + static_cast<std::size_t>(losses) * sizeof(MicrobatchLoss);
   message_.resize(sums_offset_ + totals_.most_sums() * sizeof(double));
   messages_.resize(message_.size() * static_cast<std::size_t>(axes_.world->size()));
   for (const int rank : ranks_with_parts_) {
@@ -88,8 +91,8 @@ StepAgreement::StepAgreement(const StepContext& context, GradientNorm& norm)
   agreed_.busy_seconds.resize(static_cast<std::size_t>(axes_.world->size()));
 }
 
-const AgreedStep& StepAgreement::agree(const LocalStep& local) {
-  write_message(local);
+const AgreedStep& StepAgreement::agree(const LocalStep& local, std::span<const MicrobatchLoss> losses) {
+  write_message(local, losses);
   exchange();
   agreed_.loss = agreed_.weight = 0.0;
   agreed_.tokens = agreed_.samples = 0;
@@ -98,13 +101,21 @@ const AgreedStep& StepAgreement::agree(const LocalStep& local) {
   const int ranks = axes_.world->size();
   const int heard = seeded_fault(SeededFault::kLastRankUnheard) ? std::max(1, ranks - 1) : ranks;
   for (int rank = 0; rank < heard; ++rank) read_message(rank);
+  if (!losses.empty()) {
+    const auto of = [&](int rank) {
+      return reinterpret_cast<const MicrobatchLoss*>(message_of(rank) + losses_offset_);
+    };
+    const MicrobatchLoss sum = sum_of_losses(order_, of, 0, order_.all());
+    agreed_.loss = sum.loss / static_cast<double>(order_.all());
+    agreed_.weight = sum.weight;
+  }
   check_gathers(local.gathered);
   check_numbers(local);
   agreed_.sum_of_squares = totals_.add_up(sums_, agreed_.squares);
   return agreed_;
 }
 
-void StepAgreement::write_message(const LocalStep& local) {
+void StepAgreement::write_message(const LocalStep& local, std::span<const MicrobatchLoss> losses) {
   Header header{.loss = local.loss,
                 .weight = local.weight,
                 .tokens = local.tokens,
@@ -114,6 +125,7 @@ void StepAgreement::write_message(const LocalStep& local) {
                 .numbers = digest_of_numbers(local.rates, local.options),
                 .busy_seconds = local.busy_seconds};
   std::byte* flag = message_.data() + sizeof(Header);
+  if (!losses.empty()) std::memcpy(message_.data() + losses_offset_, losses.data(), losses.size_bytes());
   std::byte* place = message_.data() + sums_offset_;
   for_each_trainable(units_, [&](const FlatGroup& group) {
     for (std::size_t i = 0; i < group.parameters.size(); ++i) *flag++ = std::byte{reducer_.used(group, i)};

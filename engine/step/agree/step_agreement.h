@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/step/agree/gradient_norm.h"
+#include "engine/step/agree/microbatch_losses.h"
 #include "engine/step/agree/step_context.h"
 #include "runtime/comm/mesh_groups.h"
 #include "sharding/reduce/reducer.h"
@@ -51,21 +52,24 @@ struct AgreedStep {
 /// norm is a tree over each parameter's own blocks, and a sum over parameters in order of registration, so it has the
 /// same bits however parameters are put into units and gradients are sharded (optim/grad_norm.h).
 ///
-/// A rank's message is a header, a flag for each trainable parameter, and the norm's sums over this rank's parts; it is
-/// as long as the longest of all ranks. Its size is fixed, so everything is allocated once.
+/// A rank's message is a header, a flag for each trainable parameter, its microbatches' losses under "reproducible",
+/// and the norm's sums over this rank's parts; it is as long as the longest of all ranks. Its size is fixed, so
+/// everything is allocated once.
 class StepAgreement {
  public:
   StepAgreement(const StepContext& context, GradientNorm& norm);
 
   /// Collective. The result is valid until the next call. Throws where ranks gathered units in different orders (70),
   /// or were given different learning rates or options (64), of which it names the first.
-  const AgreedStep& agree(const LocalStep& local);
+  /// `losses`: this rank's microbatches [round], under Strategy::reproducible; the loss and the weight are then sums in
+  /// the tree over all microbatches.
+  const AgreedStep& agree(const LocalStep& local, std::span<const MicrobatchLoss> losses);
 
   /// Spent so far on the exchange of messages.
   double exchange_seconds() const { return exchange_seconds_; }
 
  private:
-  void write_message(const LocalStep& local);
+  void write_message(const LocalStep& local, std::span<const MicrobatchLoss> losses);
   void exchange();
   void read_message(int rank);
   void check_gathers(std::span<const int> own) const;
@@ -81,7 +85,8 @@ class StepAgreement {
   const OptimizerConfig& optimizer_;
   std::vector<int> ranks_with_parts_;  ///< whose gradient parts make up the whole, each part once
   NormTotals totals_;
-  std::size_t sums_offset_ = 0;  ///< offset of the sums in a message, bytes
+  const MicrobatchOrder order_;
+  std::size_t losses_offset_ = 0, sums_offset_ = 0;  ///< offsets in a message, bytes
   std::vector<std::byte> message_, messages_;
   std::vector<const double*> sums_;  ///< [part]: in its rank's message
   AgreedStep agreed_;

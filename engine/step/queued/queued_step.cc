@@ -127,11 +127,11 @@ void QueuedStep::fill_tables() {
   if (watches_for_spikes()) t.losses = memory_.take<double>(static_cast<std::size_t>(request_.spikes.window));
 }
 
-void QueuedStep::add_loss(const at::Tensor& loss, double weight, std::int64_t microbatches) {
+void QueuedStep::add_loss(const at::Tensor& loss, double weight, std::int64_t /*round*/) {
   const Unrecorded unrecorded;
   at::Tensor counted = loss.detach().reshape({1}).to(at::kDouble);
   if (weight != 1.0) counted = counted.mul(weight);
-  loss_.add_(counted.div(static_cast<double>(microbatches)));
+  loss_.add_(counted.div(static_cast<double>(strategy_.gradient_accumulation)));
 }
 
 double QueuedStep::lr(std::optional<std::size_t> group) const {

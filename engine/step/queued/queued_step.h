@@ -45,7 +45,7 @@ class QueuedStep final : public Step {
   QueuedStep(const StepContext& context, const Optimizer& optimizer, Accelerator& accelerator);
 
   LossSeed seed_of(const at::Tensor& loss, double weight) const override;
-  void add_loss(const at::Tensor& loss, double weight, std::int64_t microbatches) override;
+  void add_loss(const at::Tensor& loss, double weight, std::int64_t round) override;
   /// Begins to bring records.
   void expect_update(std::span<const int> order) override;
   void reduced(const Unit& unit) override;

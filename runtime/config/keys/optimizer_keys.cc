@@ -244,6 +244,17 @@ std::vector<StrategyKey> step_keys() {
        .example_json = R"("last_microbatch")",
        .doc = "When gradients are reduced under gradient accumulation. The same with one microbatch a step.",
        .cost = "last_microbatch: 4 bytes a parameter, unsharded."},
+      {.pointer = "/reproducible",
+       .field = boolean_field(AT(reproducible)),
+       .default_json = "false",
+       .example_json = "true",
+       .doc =
+           "The same bits on any number of ranks that make the same microbatches: a step's sums are one tree over its "
+           "microbatches, whoever computes them, and the Engine sets LibTorch's generator for each microbatch. "
+           "docs/reproducible.md says which numbers of ranks and microbatches go together.",
+       .cost =
+           "Memory for the sums that wait for others, where a rank has several microbatches a step; the plan says how "
+           "much. Sums are of fp32, and gradients of parameters that go unused are waited for."},
       {.pointer = "/gradient_clipping",
        .field = number_field(AT(gradient_clipping)),
        .range = {0, 1e30},

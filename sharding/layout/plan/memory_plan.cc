@@ -4,6 +4,7 @@
 #include <numeric>
 #include <span>
 
+#include "sharding/layout/plan/sum_counter.h"
 #include "sharding/layout/written_part.h"
 
 namespace tessera {
@@ -126,13 +127,13 @@ std::int64_t MemoryPlan::bucket_bytes_of(const UnitShape& unit) const {
 void MemoryPlan::plan_gradients() {
   const AxisPlacement axes = input_.placement.gradients;
   const int world = input_.mesh.world_size();
-  const bool once = input_.accumulation == 1 || input_.sync == GradientSync::kLastMicrobatch;
+  const bool last = input_.sync == GradientSync::kLastMicrobatch, once = input_.accumulation == 1 || last;
   const bool replicated =
       !(axes.shard && input_.mesh.shard_size > 1) && !(axes.replicate && input_.mesh.replicate_size > 1);
   const bool has_place = !gradients_below();  // sums have a place of their own, which peers see
   if (has_place && (world == 1 || (replicated && input_.reduce == DType::kF32 && once))) {
     bucket_mode_ = BucketMode::kInPlace;
-  } else if (input_.accumulation > 1 && input_.sync == GradientSync::kLastMicrobatch) {
+  } else if ((input_.accumulation > 1 || input_.reproducible) && last) {
     bucket_mode_ = BucketMode::kAccumulator;
   }
   std::int64_t largest_part = 0;  // largest part of a unit
@@ -160,8 +161,32 @@ void MemoryPlan::plan_gradients() {
     shared_buckets_ = std::min(input_.filling_buckets + end_lag_, others);
     use_[MemoryCategory::kBuckets] = bucket_bytes_of(input_.units[0]) + shared_buckets_ * bucket_bytes_;
   }
-  use_[MemoryCategory::kStaging] = units_under_way() * scratch_numel_ * 4;
+  use_[MemoryCategory::kStaging] = units_under_way() * scratch_numel_ * 4 + waiting_bytes();
   if (input_.updates_in_backward) plan_sums();
+}
+
+bool MemoryPlan::keeps_gradients() const {
+  if (input_.updates_in_backward) return false;
+  if (input_.mesh.world_size() == 1 && !gradients_below()) return true;
+  const bool for_tree = input_.reproducible && input_.sync == GradientSync::kLastMicrobatch;
+  return bucket_mode_ == BucketMode::kAccumulator ||
+         (bucket_mode_ == BucketMode::kInPlace && (input_.accumulation > 1 || for_tree));
+}
+
+int MemoryPlan::waiting_sums() const {
+  if (!input_.reproducible) return 0;
+  const int levels = SumCounter(input_.accumulation).levels();
+  return keeps_gradients() ? levels : std::max(levels - 1, 0);
+}
+
+std::int64_t MemoryPlan::waiting_numel_of(const UnitShape& unit) const {
+  return keeps_gradients() ? unit.trainable_numel() : sum_bytes_of(unit) / 4;
+}
+
+std::int64_t MemoryPlan::waiting_bytes() const {
+  std::int64_t numel = 0;
+  for (const UnitShape& unit : input_.units) numel += waiting_numel_of(unit);
+  return waiting_sums() * numel * 4;
 }
 
 DType MemoryPlan::bucket_dtype() const { return input_.mesh.world_size() == 1 ? DType::kF32 : input_.reduce; }

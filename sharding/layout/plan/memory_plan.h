@@ -64,7 +64,8 @@ struct PlanInput {
   WireForm gathers = WireForm::kPlain, replica_gathers = WireForm::kPlain;
   /// Collectives::compressed_part of each axis's group; also 0 where `compression` leaves the axis as it is.
   int compressed_shard_part = 0, compressed_replicate_part = 0;
-  bool is_durable = false;  ///< DurableConfig
+  bool is_durable = false;    ///< DurableConfig
+  bool reproducible = false;  ///< Strategy::reproducible
   /// CheckConfig::values: all values are checked after each step. No number of bytes depends on it
   /// (MemoryPlan::publishes_behind).
   bool checks_values = false;
@@ -168,6 +169,15 @@ class MemoryPlan {
   /// fp32 elements of scratch for one unit's reduction; every unit whose reduction may be under way has its own.
   std::int64_t scratch_numel() const { return scratch_numel_; }
   std::int64_t units_under_way() const { return end_lag_ + 1; }
+  /// Whether a unit's gradients stay where they are until a microbatch's backward has ended: they accumulate there over
+  /// microbatches, or join a tree (`sums_wait`).
+  bool keeps_gradients() const;
+  /// Under "reproducible": how many sums of a unit wait for others of the tree at a time, in memory of their own
+  /// (SumCounter), and the fp32 elements of one. They are sums of whole gradients where those are kept, else of this
+  /// rank's part, whose highest level is the sum's own place.
+  int waiting_sums() const;
+  std::int64_t waiting_numel_of(const UnitShape& unit) const;
+  std::int64_t waiting_bytes() const;
   /// Bytes of one unit's bucket, in full.
   std::int64_t bucket_bytes_of(const UnitShape& unit) const;
   /// Dtype of gradients in buckets that units share: the wire's dtype; fp32 where there is one rank, since nothing is

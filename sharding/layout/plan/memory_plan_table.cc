@@ -69,6 +69,12 @@ std::string MemoryPlan::to_table() const {
   add("total", use_.total(), "without activations and the module's buffers");
   if (use_.limited() < use_.total()) add("of the GPU", use_.limited(), "the total without host_records");
   std::string text = table.to_string();
+  if (const int waiting = waiting_sums(); waiting > 0) {
+    text += "reproducible: " + std::to_string(waiting) + (waiting == 1 ? " sum" : " sums") + " of each unit's " +
+            (keeps_gradients() ? "whole gradients wait" : "part of the gradients wait") +
+            " for others of the step's tree in scratch, " + format_bytes(waiting_bytes()) + " (" +
+            std::to_string(waiting_bytes()) + " bytes)\n";
+  }
   if (streamed_bytes_ > 0) {
     text += "through the GPU: a step copies " + format_bytes(streamed_bytes_) + " (" + std::to_string(streamed_bytes_) +
             " bytes) of " + std::to_string(state_records_.records + tensor_state_records_.records) +

@@ -165,6 +165,7 @@ absl::StatusOr<TokenBatches> open_batches(const TrainCommand& command, const Str
   sampling.rank = mesh.rank();
   sampling.world_size = mesh.world_size();
   sampling.seed = command.seed;
+  sampling.runs = strategy.reproducible && strategy.gradient_sync == GradientSync::kLastMicrobatch;
   sampling.tail = command.pad_tail ? Tail::kPad : Tail::kDrop;
   return TokenStream::batches_of(std::move(dataset), seq_len, vocab_size, sampling);
 }
@@ -460,8 +461,9 @@ int train_on(const TrainCommand& command, const Strategy& strategy, const Mesh& 
   throw_if_error(agree(mine, {mesh.rank(), mesh.world_size(), strategy.comm.init_timeout_s}, groups_of(mesh).store()));
   const int threads = set_threads_of_rank(mesh.topology().local_world_size);
   Engine engine(run->model, strategy, mesh);
-  // Weights are the same on all ranks; what is drawn while training (dropout) is not.
-  at::manual_seed(seed_for_rank(command.seed, mesh.rank()));
+  // Weights are the same on all ranks; what is drawn while training (dropout) is not. Under "reproducible" the Engine
+  // sets the generator for each microbatch.
+  if (!strategy.reproducible) at::manual_seed(seed_for_rank(command.seed, mesh.rank()));
   return train(command, mesh, *run, engine, threads);
 }
 

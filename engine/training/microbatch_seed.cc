@@ -1,0 +1,59 @@
+// Random numbers under "reproducible": those of a microbatch are the same on whichever rank it is computed. LibTorch's
+// generator of the CPU is set from (the run's seed, step, number of the microbatch) when the backward or the step
+// before it returns, and where training begins or goes on.
+
+#include <ATen/CPUGeneratorImpl.h>
+
+#include <mutex>
+
+#include "engine/checkpoint/generators.h"
+#include "engine/training/training.h"
+#include "runtime/base/noise.h"
+#include "runtime/border/throw.h"
+#include "sharding/layout/plan/microbatch_order.h"
+
+namespace tessera {
+namespace {
+
+at::Generator cpu_generator() { return at::globalContext().defaultGenerator(at::kCPU); }
+
+/// Mersenne's twister, LibTorch's generator of the CPU, takes 32 bits. A seed of so many stays as it is.
+std::uint32_t folded(std::uint64_t seed) { return static_cast<std::uint32_t>(seed ^ (seed >> 32)); }
+
+}  // namespace
+
+std::int64_t Training::microbatch() const {
+  const std::int64_t round = step_is_due() ? 0 : window.microbatch;
+  return microbatch_order(job.strategy, job.mesh.world_size()).index(job.mesh.rank(), round);
+}
+
+void Training::agree_on_seed() {
+  if (!job.strategy.reproducible) return;
+  take_seed();
+  throw_if_error(job.axes.control->broadcast("seed", &window.seed, sizeof window.seed, 0).wait());
+  seed_microbatch();
+}
+
+void Training::take_seed() {
+  if (!job.strategy.reproducible) return;
+  at::Generator generator = cpu_generator();
+  const std::lock_guard lock(generator.mutex());
+  window.seed = folded(generator.current_seed());
+}
+
+void Training::seed_microbatch() const {
+  if (!job.strategy.reproducible || step_is_due()) return;
+  const auto step = static_cast<std::uint64_t>(times.attempts) + 1, index = static_cast<std::uint64_t>(microbatch());
+  const std::uint64_t seed = mix_bits(mix_bits(mix_bits(window.seed) + step) + index);
+  at::Generator generator = cpu_generator();
+  const std::lock_guard lock(generator.mutex());
+  generator.set_current_seed(seed);
+}
+
+at::Tensor Training::generator_to_keep() const {
+  const c10::Device cpu(c10::kCPU);
+  if (!job.strategy.reproducible) return state_of_generator(cpu);
+  return at::detail::createCPUGenerator(window.seed).get_state();
+}
+
+}  // namespace tessera

@@ -1,0 +1,389 @@
+// Tests of "reproducible": any number of ranks that make the same microbatches give the same bits.
+
+#include <gtest/gtest.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/linear.h>
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "runtime/comm/shared/run_ranks.h"
+#include "tessera/checkpoint.h"
+#include "tests/engine/on_hosts.h"
+#include "tests/support/pairwise.h"
+#include "tests/support/test_folder.h"
+#include "tests/support/train_helpers.h"
+
+namespace tessera::testing {
+namespace reproducible_test {
+
+constexpr std::int64_t kSteps = 3, kBatch = 24, kLength = 5;
+
+/// Trains Tiny on this rank with the microbatches that the Engine names: `all` of them make a step.
+Trained train_microbatches(const Mesh& mesh, const Strategy& strategy, const TinyOptions& model_options,
+                           std::int64_t all) {
+  at::set_num_threads(1);
+  Tiny model = make_tiny(model_options, /*deferred=*/true);
+  Engine engine(model.ptr(), strategy, mesh);
+  Trained trained;
+  for (const Batch& batch : make_batches(kSteps, kBatch, kLength, model_options.vocab)) {
+    for (std::int64_t round = 0; round < strategy.gradient_accumulation; ++round) {
+      const std::int64_t rows = kBatch / all, begin = engine.microbatch() * rows;
+      const at::Tensor tokens = batch.tokens.narrow(0, begin, rows), targets = batch.targets.narrow(0, begin, rows);
+      engine.backward(model->forward(tokens, targets), {.tokens = tokens.numel(), .samples = rows});
+    }
+    trained.steps.push_back(engine.step());
+    EXPECT_EQ(trained.steps.back().planned, trained.steps.back().allocated);
+  }
+  const Gathered gathered(engine);
+  trained.values = values_of(*model);
+  return trained;
+}
+
+/// The same on threads; every rank's result is rank 0's.
+Trained train(const ThreadRanks& ranks, Strategy strategy, const TinyOptions& model, std::int64_t all) {
+  strategy.gradient_accumulation = all / ranks.ranks;
+  std::vector<Trained> each(static_cast<std::size_t>(ranks.ranks));
+  run_ranks(ranks, [&](const Mesh& mesh) {
+    each[static_cast<std::size_t>(mesh.rank())] = train_microbatches(mesh, strategy, model, all);
+  });
+  for (std::size_t rank = 1; rank < each.size(); ++rank)
+    expect_same_bits(each[rank], each[0], "rank " + std::to_string(rank));
+  return each[0];
+}
+
+/// What the optimizer and its states are.
+struct Rule {
+  const char* name;
+  OptimizerType type;
+  StateDType states = StateDType::kF32;
+};
+
+constexpr Rule kRules[] = {{"adamw", OptimizerType::kAdamW},
+                           {"muon", OptimizerType::kMuon},
+                           {"lamb", OptimizerType::kLamb},
+                           {"8bit", OptimizerType::kAdamW, StateDType::k8Bit}};
+
+Strategy reproducible(const Placed& placed, DType dtype, const Rule& rule, GradientSync sync) {
+  Strategy strategy = tiny_strategy(placed, dtype);
+  strategy.reproducible = true;
+  strategy.gradient_sync = sync;
+  strategy.gradient_clipping = 0.5;
+  strategy.optimizer.type = rule.type;
+  strategy.optimizer.state_dtype = rule.states;
+  return strategy;
+}
+
+const Placed kPlaced[] = {ShardingStrategy::kNoShard,
+                          ShardingStrategy::kShardOptimizer,
+                          ShardingStrategy::kShardGradients,
+                          ShardingStrategy::kShardGradOp,
+                          ShardingStrategy::kFullShard,
+                          Placed(ShardingStrategy::kShardOptimizer, /*shared=*/true),
+                          Placed(ShardingStrategy::kFullShard, /*shared=*/true)};
+
+/// Ranks, the hosts that they are on, and the microbatches of a step.
+struct World {
+  int ranks, hosts;
+  std::int64_t all;
+};
+
+std::string text_of(const World& world) {
+  return std::to_string(world.ranks) + " ranks on " + std::to_string(world.hosts) + " hosts, " +
+         std::to_string(world.all) + " microbatches";
+}
+
+bool goes(const World& world, GradientSync sync) {
+  const auto is_power_of_two = [](std::int64_t number) { return (number & (number - 1)) == 0; };
+  const std::int64_t each = world.all / world.ranks;
+  return each == 1 || is_power_of_two(sync == GradientSync::kLastMicrobatch ? each : world.ranks);
+}
+
+TEST(Reproducible, AnyNumberOfRanksGivesTheBitsOfOne) {
+  const World worlds[] = {{2, 1, 8},  {4, 1, 8},  {8, 1, 8},  {2, 2, 8},  {4, 2, 8},
+                          {3, 1, 12}, {6, 1, 12}, {3, 3, 12}, {3, 1, 24}, {4, 1, 24}};
+  constexpr DType kDTypes[] = {DType::kF32, DType::kBF16};
+  constexpr GradientSync kSyncs[] = {GradientSync::kEachMicrobatch, GradientSync::kLastMicrobatch};
+  const auto exists = [](const World& world, const Placed&, DType, const Rule&, GradientSync sync) {
+    return goes(world, sync);
+  };
+  MadeOnce<Trained> alone;
+  int runs = 0;
+  for (const auto& each : pairwise_where(exists, worlds, kPlaced, kDTypes, kRules, kSyncs)) {
+    const auto& [world, placed, dtype, rule, sync] = each;
+    const std::string what = std::string(name_of(dtype)) + ", " + rule.name + ", " + std::to_string(world.all);
+    const Trained& wanted = alone(what, [&, &dtype = dtype, &rule = rule, &world = world] {
+      return train({}, reproducible(ShardingStrategy::kFullShard, dtype, rule, GradientSync::kEachMicrobatch), {},
+                   world.all);
+    });
+    const Trained trained =
+        train({.ranks = world.ranks, .hosts = world.hosts}, reproducible(placed, dtype, rule, sync), {}, world.all);
+    expect_same_bits(trained, wanted,
+                     what + ", " + name_of(placed) + " on " + text_of(world) +
+                         (sync == GradientSync::kLastMicrobatch ? ", last" : ", each"));
+    ++runs;
+  }
+  EXPECT_GT(runs, 50);
+}
+
+// Without the key another number of ranks adds in another order, or the test above would show nothing.
+TEST(Reproducible, WithoutTheKeyBitsDependOnRanks) {
+  Strategy strategy = tiny_strategy(ShardingStrategy::kFullShard);
+  strategy.reproducible = false;
+  const Trained one = train({}, strategy, {}, 8), four = train({.ranks = 4}, strategy, {}, 8);
+  bool differs = false;
+  for (std::size_t i = 0; i < one.values.size(); ++i)
+    differs = differs || !same_bits(one.values[i].second, four.values[i].second);
+  EXPECT_TRUE(differs);
+}
+
+TEST(Reproducible, ReplicasGiveTheSameBits) {
+  for (const GradientSync sync : {GradientSync::kEachMicrobatch, GradientSync::kLastMicrobatch}) {
+    const Trained wanted = train({}, reproducible(ShardingStrategy::kFullShard, DType::kF32, kRules[0], sync), {}, 8);
+    for (const bool shared : {false, true}) {
+      for (const bool over_world : {false, true}) {
+        const Placed placed(ShardingStrategy::kHybridShard, shared);
+        Strategy strategy = reproducible(placed, DType::kF32, kRules[0], sync);
+        strategy.optimizer.shard_over_world = over_world;
+        expect_same_bits(train({.ranks = 4, .hosts = 2}, strategy, {}, 8), wanted,
+                         name_of(placed) + (over_world ? " over the world" : ""));
+      }
+    }
+  }
+}
+
+// A parameter that only some microbatches use, one that none uses, and one that forward uses twice.
+TEST(Reproducible, UnusedAndSharedParametersGiveTheSameBits) {
+  const TinyOptions models[] = {
+      {.unused_block = true}, {.shared_block = true}, {.tied_head = true}, {.frozen_first_block = true}};
+  for (const TinyOptions& model : models) {
+    for (const GradientSync sync : {GradientSync::kEachMicrobatch, GradientSync::kLastMicrobatch}) {
+      const Strategy strategy = reproducible(ShardingStrategy::kFullShard, DType::kF32, kRules[0], sync);
+      expect_same_bits(train({.ranks = 4}, strategy, model, 8), train({}, strategy, model, 8), "four ranks");
+    }
+  }
+}
+
+/// A model that draws random numbers in forward.
+struct DroppingImpl : torch::nn::Module {
+  DroppingImpl()
+      : up(register_module("up", torch::nn::Linear(6, 40))),
+        drop(register_module("drop", torch::nn::Dropout(0.4))),
+        down(register_module("down", torch::nn::Linear(40, 3))) {}
+  at::Tensor forward(const at::Tensor& x) { return down(drop(at::relu(up(x)))); }
+  torch::nn::Linear up;
+  torch::nn::Dropout drop;
+  torch::nn::Linear down;
+};
+TORCH_MODULE(Dropping);
+
+/// A part of a run of Dropping, with eight microbatches a step.
+struct Part {
+  std::int64_t begin = 0, end = 6;           ///< steps
+  std::filesystem::path from = {}, to = {};  ///< a checkpoint's folder to go on from; where checkpoint or values go
+  bool saves = false;                        ///< saves a checkpoint, and not values
+  std::uint64_t seed = 7;
+};
+
+void train_dropping(const Mesh& mesh, const Part& part, GradientSync sync) {
+  constexpr std::int64_t kAll = 8, kRows = 3;
+  at::manual_seed(part.seed);
+  Dropping model;
+  Strategy strategy;
+  strategy.reproducible = true;
+  strategy.gradient_sync = sync;
+  strategy.gradient_accumulation = kAll / mesh.world_size();
+  strategy.optimizer.lr = 0.05;
+  Engine engine(model, strategy, mesh);
+  if (!part.from.empty()) {
+    const LoadedCheckpoint loaded = load_checkpoint(engine, part.from);
+    require(loaded.inexact.empty() && loaded.step == part.begin, "the checkpoint was not read exactly");
+  }
+  std::vector<double> losses;
+  for (std::int64_t step = part.begin; step < part.end; ++step) {
+    const at::Tensor x = at::sin(at::arange(kAll * kRows * 6, at::kFloat) * (1.0 + static_cast<double>(step)))
+                             .reshape({kAll * kRows, 6});
+    for (std::int64_t round = 0; round < strategy.gradient_accumulation; ++round) {
+      const at::Tensor rows = x.narrow(0, engine.microbatch() * kRows, kRows);
+      engine.backward((model->forward(rows) - rows.narrow(1, 0, 3)).square().mean());
+    }
+    losses.push_back(engine.step().loss);
+  }
+  if (part.saves) {
+    save_checkpoint(engine, part.to);
+    return;
+  }
+  const Gathered gathered(engine);
+  if (mesh.rank() != 0) return;
+  std::ofstream out(part.to, std::ios::binary);
+  out.write(reinterpret_cast<const char*>(losses.data() + losses.size() - 1), sizeof(double));
+  for (const auto& [name, value] : values_of(*model))
+    out.write(static_cast<const char*>(value.const_data_ptr()), static_cast<std::streamsize>(value.nbytes()));
+}
+
+std::string bytes_of_file(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+/// The last loss and all values of that part of a run, as bytes.
+std::string dropped(int ranks, int hosts, GradientSync sync, Part part) {
+  const TestFolder folder;
+  part.to = folder.path() / "values";
+  on_hosts(ranks, hosts, [&](const Mesh& mesh) { train_dropping(mesh, part, sync); });
+  return bytes_of_file(part.to);
+}
+
+constexpr GradientSync kBothSyncs[] = {GradientSync::kEachMicrobatch, GradientSync::kLastMicrobatch};
+
+// Ranks are processes here, each with a generator of its own.
+TEST(ReproducibleProcesses, DropoutIsTheSameWhoeverComputesAMicrobatch) {
+  at::set_num_threads(1);
+  const std::string alone = dropped(1, 1, GradientSync::kEachMicrobatch, {});
+  ASSERT_GT(alone.size(), sizeof(double));
+  EXPECT_NE(dropped(1, 1, GradientSync::kEachMicrobatch, {.seed = 8}), alone) << "the run's seed counts";
+  for (const auto& [ranks, hosts] : {std::pair(2, 1), {2, 2}, {4, 1}, {4, 2}, {8, 1}}) {
+    for (const GradientSync sync : kBothSyncs)
+      EXPECT_TRUE(dropped(ranks, hosts, sync, {}) == alone) << ranks << " ranks on " << hosts << " hosts";
+  }
+}
+
+TEST(ReproducibleProcesses, ACheckpointGoesOnWithOtherRanksToTheSameBits) {
+  at::set_num_threads(1);
+  const std::string alone = dropped(1, 1, GradientSync::kEachMicrobatch, {});
+  for (const GradientSync sync : kBothSyncs) {
+    const TestFolder folder;
+    on_hosts(2, 1, [&](const Mesh& mesh) {
+      train_dropping(mesh, {.end = 3, .to = folder.path() / "saved", .saves = true}, sync);
+    });
+    // Another seed at the start: the run's is the checkpoint's.
+    const Part rest{.begin = 3, .from = folder.path() / "saved", .seed = 99};
+    for (const int ranks : {1, 4})
+      EXPECT_TRUE(dropped(ranks, 1, sync, rest) == alone) << "went on with " << ranks << " ranks";
+  }
+}
+
+// A block that runs twice, each time with a backward of its own, has two gradients in one backward.
+TEST(Reproducible, SeveralGradientsOfOneBackwardAreOfOneLeafOrRefused) {
+  const TinyOptions model{.shared_block = true, .recompute = true};
+  Strategy strategy = reproducible(ShardingStrategy::kFullShard, DType::kF32, kRules[0], GradientSync::kLastMicrobatch);
+  expect_same_bits(train({.ranks = 4}, strategy, model, 8), train({}, strategy, model, 8), "last_microbatch");
+  expect_same_bits(train({.ranks = 8}, strategy, model, 8), train({}, strategy, model, 8), "one microbatch a rank");
+  strategy.gradient_sync = GradientSync::kEachMicrobatch;
+  std::string told;
+  try {
+    train({.ranks = 4}, strategy, model, 8);
+  } catch (const std::exception& error) {
+    told = error.what();
+  }
+  EXPECT_NE(told.find("got one more gradient in the same backward"), std::string::npos) << told;
+  EXPECT_NE(told.find("set gradient_sync to \"last_microbatch\""), std::string::npos) << told;
+}
+
+// Two losses of a microbatch are one leaf where gradients are kept until it ends.
+TEST(Reproducible, SeveralLossesOfAMicrobatchAreOneLeafOrRefused) {
+  const auto train_twice = [](const Mesh& mesh, GradientSync sync) {
+    at::set_num_threads(1);
+    Tiny model = make_tiny({}, /*deferred=*/false);
+    Strategy strategy = reproducible(ShardingStrategy::kFullShard, DType::kF32, kRules[0], sync);
+    strategy.gradient_accumulation = 4 / mesh.world_size();
+    Engine engine(model.ptr(), strategy, mesh);
+    const Batch batch = make_batches(1, 8, kLength, 19)[0];
+    for (std::int64_t round = 0; round < strategy.gradient_accumulation; ++round) {
+      const std::int64_t begin = 2 * engine.microbatch();
+      const at::Tensor loss = model->forward(batch.tokens.narrow(0, begin, 2), batch.targets.narrow(0, begin, 2));
+      engine.backward(loss, {.retain_graph = true});
+      engine.backward(loss * 0.5);
+    }
+    const StepResult step = engine.step();
+    const Gathered gathered(engine);
+    return std::pair(step.grad_norm, values_of(*model));
+  };
+  std::vector<std::pair<double, std::vector<std::pair<std::string, at::Tensor>>>> results;
+  for (const int ranks : {1, 2, 4}) {
+    run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+      auto result = train_twice(mesh, GradientSync::kLastMicrobatch);
+      if (mesh.rank() == 0) results.push_back(std::move(result));
+    });
+  }
+  for (const auto& result : results) {
+    EXPECT_EQ(result.first, results[0].first);
+    for (std::size_t i = 0; i < result.second.size(); ++i)
+      EXPECT_TRUE(same_bits(result.second[i].second, results[0].second[i].second)) << result.second[i].first;
+  }
+  std::string told;
+  try {
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) { train_twice(mesh, GradientSync::kEachMicrobatch); });
+  } catch (const std::exception& error) {
+    told = error.what();
+  }
+  EXPECT_NE(told.find("backward with retain_graph under \"reproducible\""), std::string::npos) << told;
+}
+
+/// The error that an Engine over so many ranks ends with.
+std::string refusal(const ThreadRanks& ranks, const Strategy& strategy) {
+  try {
+    run_ranks(ranks, [&](const Mesh& mesh) {
+      Tiny model = make_tiny({}, /*deferred=*/false);
+      const Engine engine(model.ptr(), strategy, mesh);
+    });
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Reproducible, RanksThatWouldCutSubtreesAreRefusedWithWhatWorks) {
+  Strategy strategy = reproducible(ShardingStrategy::kFullShard, DType::kF32, kRules[0], GradientSync::kEachMicrobatch);
+  strategy.gradient_accumulation = 4;
+  const std::string each = refusal({.ranks = 3}, strategy);
+  EXPECT_NE(each.find("got 4 microbatches a step on each of 3 ranks"), std::string::npos) << each;
+  EXPECT_NE(each.find("take \"gradient_sync\": \"last_microbatch\""), std::string::npos) << each;
+  strategy.gradient_sync = GradientSync::kLastMicrobatch;
+  EXPECT_EQ(refusal({.ranks = 3}, strategy), "");
+  strategy.gradient_accumulation = 3;
+  const std::string last = refusal({.ranks = 2}, strategy);
+  EXPECT_NE(last.find("take \"gradient_sync\": \"each_microbatch\""), std::string::npos) << last;
+  strategy.strategy = ShardingStrategy::kHybridShard;
+  strategy.gradient_accumulation = 1;
+  const std::string replicas = refusal({.ranks = 6, .hosts = 2}, strategy);
+  EXPECT_NE(replicas.find("a replica has a power of two of ranks, got 3"), std::string::npos) << replicas;
+  strategy.strategy = ShardingStrategy::kFullShard;
+  const std::string hosts = refusal({.ranks = 6, .hosts = 2}, strategy);
+  EXPECT_NE(hosts.find("a host has a power of two of ranks, got 3"), std::string::npos) << hosts;
+}
+
+TEST(Reproducible, RunningStatisticsAreRefusedByName) {
+  struct Normed : torch::nn::Module {
+    Normed() : norm(register_module("norm", torch::nn::BatchNorm1d(4))) {}
+    torch::nn::BatchNorm1d norm;
+  };
+  const auto told = [](bool trains) {
+    std::string text;
+    run_ranks({}, [&](const Mesh& mesh) {
+      auto model = std::make_shared<Normed>();
+      model->train(trains);
+      Strategy strategy;
+      strategy.reproducible = true;
+      try {
+        const Engine engine(model, strategy, mesh);
+      } catch (const std::exception& error) {
+        text = error.what();
+      }
+    });
+    return text;
+  };
+  EXPECT_NE(told(true).find("module norm keeps running statistics"), std::string::npos) << told(true);
+  EXPECT_EQ(told(false), "");
+}
+
+}  // namespace reproducible_test
+}  // namespace tessera::testing

@@ -35,7 +35,7 @@ json strategy_with_lr(double lr) {
   return {{"strategy", {{"optimizer", {{"lr", lr}}}, {"units", json::array({"Block"})}}}};
 }
 
-TEST(Agreement, EqualRanksAgree) {
+TEST(Agreement, EqualStrategiesOnAllRanksPass) {
   for (int ranks : {1, 2, 5})
     for (const absl::Status& end : agree_on(ranks, [](int) { return strategy_with_lr(0.1); })) EXPECT_TRUE(end.ok());
 }
@@ -63,7 +63,7 @@ TEST(Agreement, NamesTheVersionThatDiffers) {
   }
 }
 
-TEST(Agreement, ARankThatFailedEndsAllOthersWithoutAWait) {
+TEST(Agreement, FailedRankEndsAllOthersWithoutAWait) {
   for (int failing : {0, 1}) {
     const auto ends = agree_on(3, [&](int rank) -> absl::StatusOr<json> {
       if (rank == failing) return make_error(ExitCode::kNoInput, "no such file: corpus.bin");

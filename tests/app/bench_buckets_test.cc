@@ -33,7 +33,7 @@ class BenchBuckets : public Workplace {
   }
 };
 
-TEST_F(BenchBuckets, MeasuresBothModelsUnderEveryBucket) {
+TEST_F(BenchBuckets, BothModelsAreMeasuredUnderEveryBucketSize) {
   const Ended ended = run(bench({"--json", path("out.json"), "--csv", path("out.csv")}));
   EXPECT_THAT(ended.out, AllOf(HasSubstr("host, 2 ranks"), HasSubstr("resnet18: "), HasSubstr("gpt: "),
                                HasSubstr("the best bucket is "), HasSubstr("goal 1.20x"), HasSubstr("alpha = "),
@@ -69,7 +69,7 @@ TEST_F(BenchBuckets, TrainsOnCifar10OverGloo) {
   EXPECT_THAT(ended.out, AllOf(HasSubstr("gloo, 2 ranks"), HasSubstr("CIFAR-10, 40 images")));
 }
 
-TEST_F(BenchBuckets, RefusesWhatItCannotUse) {
+TEST_F(BenchBuckets, MissingDataAndWrongOptionsAreRefused) {
   const Ended missing = run_program(bench({"--cifar10", path("nothing")}), path("run"));
   EXPECT_EQ(missing.code, 66);
   EXPECT_THAT(missing.err, HasSubstr("data_batch_1.bin"));

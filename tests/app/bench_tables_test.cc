@@ -39,7 +39,7 @@ std::vector<std::string> names(const json& table) {
   return names;
 }
 
-TEST_F(BenchTables, StepPutsEveryStrategyBesideRanksThatTrainAlone) {
+TEST_F(BenchTables, StepTableComparesStrategiesWithNoCommunication) {
   const json table = bench("step");
   EXPECT_THAT(names(table), ElementsAre("no communication", "NO_SHARD", "SHARD_OPTIMIZER", "SHARD_GRADIENTS",
                                         "SHARD_GRAD_OP", "FULL_SHARD", "FULL_SHARD, private copies"));
@@ -57,7 +57,7 @@ TEST_F(BenchTables, StepPutsEveryStrategyBesideRanksThatTrainAlone) {
   }
 }
 
-TEST_F(BenchTables, LaunchesPutStrategiesBesideThePlainModule) {
+TEST_F(BenchTables, LaunchesTableComparesStrategiesWithThePlainModule) {
   const json table = bench("launches");
   EXPECT_THAT(names(table), ElementsAre("plain module", "NO_SHARD", "SHARD_GRADIENTS", "FULL_SHARD"));
   const double plain = cell(table, "plain module", "step_s");
@@ -70,7 +70,7 @@ TEST_F(BenchTables, LaunchesPutStrategiesBesideThePlainModule) {
   EXPECT_GE(cell(table, "FULL_SHARD", "over_plain_unit_p90_s").get<double>(), of_unit);
 }
 
-TEST_F(BenchTables, MemoryIsWhatWasPlanned) {
+TEST_F(BenchTables, MemoryTableEqualsThePlan) {
   const json table = bench("memory");
   EXPECT_EQ(names(table).size(), 6u);
   for (const std::string& name : names(table)) {
@@ -85,14 +85,14 @@ TEST_F(BenchTables, MemoryIsWhatWasPlanned) {
   EXPECT_EQ(cell(table, "SHARD_GRADIENTS", "formula_bytes"), 10 * parameters);
 }
 
-TEST_F(BenchTables, OverheadIsBesideThePlainModules) {
+TEST_F(BenchTables, OverheadTableComparesWithThePlainModule) {
   const json table = bench("overhead");
   EXPECT_EQ(names(table).size(), 14u);
   EXPECT_EQ(cell(table, "plain module", "over_plain_s"), 0.0);
   for (const std::string& name : names(table)) EXPECT_GT(cell(table, name, "median_s").get<double>(), 0) << name;
 }
 
-TEST_F(BenchTables, OverlapPutsWhatIsSeenOfCommunicationBesideAllOfIt) {
+TEST_F(BenchTables, OverlapTableComparesExposedAndWholeCommunication) {
   const json table = bench("overlap");
   EXPECT_THAT(names(table), ElementsAre("NO_SHARD", "NO_SHARD, reductions_ahead 0", "SHARD_OPTIMIZER",
                                         "SHARD_GRADIENTS", "FULL_SHARD", "FULL_SHARD, reductions_ahead 0"));
@@ -105,7 +105,7 @@ TEST_F(BenchTables, OverlapPutsWhatIsSeenOfCommunicationBesideAllOfIt) {
   }
 }
 
-TEST_F(BenchTables, FitOfCollectivesIsWrittenAndTrainingGoesByIt) {
+TEST_F(BenchTables, FitOfCollectivesIsWrittenAndUsedByTraining) {
   run({TESSERA_PROGRAM, "bench", "collectives", "--fit", "--quick", "--ranks", "3", "--json", path("out.json"),
        "--fit-file", path("fit.json")});
   const json report = json::parse(read_file(path("out.json"))), fit = json::parse(read_file(path("fit.json")));
@@ -136,7 +136,7 @@ TEST_F(BenchTables, FitOfCollectivesIsWrittenAndTrainingGoesByIt) {
   EXPECT_THAT(ended.err, AllOf(HasSubstr("message_s"), HasSubstr("add_s")));
 }
 
-TEST_F(BenchTables, RanksThatWouldChooseDifferentlyAreRefused) {
+TEST_F(BenchTables, DifferentNetworkFitsOnRanksAreRefused) {
   const auto transport = [](const std::string& fit) {
     return R"(, "comm": {"transport": "gloo", "network_fit": ")" + fit + R"("})";
   };
@@ -149,7 +149,7 @@ TEST_F(BenchTables, RanksThatWouldChooseDifferentlyAreRefused) {
   EXPECT_THAT(ended.err, HasSubstr(R"(comm.network_fit is "" here, and "measured" on rank 0)"));
 }
 
-TEST_F(BenchTables, OneRankIsRefused) {
+TEST_F(BenchTables, TablesOfOneRankAreRefused) {
   for (const std::string section : {"step", "memory", "overhead", "overlap"}) {
     const Ended ended = run_program({TESSERA_PROGRAM, "bench", section, "--quick", "--ranks", "1"}, path("run"));
     EXPECT_EQ(ended.code, 64) << section;

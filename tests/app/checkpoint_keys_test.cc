@@ -27,7 +27,7 @@ class CheckpointKeys : public Workplace {
   }
 };
 
-TEST_F(CheckpointKeys, TheFileSaysWhereAndWhenAndFlagsWin) {
+TEST_F(CheckpointKeys, StrategysKeysAreUsedUnlessFlagsOverrideThem) {
   const std::string keys = R"("checkpoint": {"dir": ")" + path("file") + R"(", "every_steps": 2, "keep": 1})";
   const Ended by_file = run_with(keys, "a.jsonl", {"--steps", "5"});
   EXPECT_EQ(by_file.code, 0) << by_file.err;
@@ -46,7 +46,7 @@ TEST_F(CheckpointKeys, TheFileSaysWhereAndWhenAndFlagsWin) {
 }
 
 // F22: a full disk need not end training.
-TEST_F(CheckpointKeys, SoManySavesMayFailInARow) {
+TEST_F(CheckpointKeys, TrainingEndsAfterTheAllowedFailedSaves) {
   const auto full_in = [](std::initializer_list<int> steps) {
     std::string rules;
     for (const int step : steps)
@@ -83,7 +83,7 @@ std::string text_with_a_surprise() {
 }
 
 // The run that goes on from the middle meets the same spikes, and goes back to the same checkpoints.
-TEST_F(CheckpointKeys, SpikesGoBackToTheLastCheckpointWhileDataGoOn) {
+TEST_F(CheckpointKeys, SpikeRollsBackToTheLastCheckpointAndDataGoOn) {
   write_file(path("text"), text_with_a_surprise());
   const auto keys = [&](const std::string& folder) {
     return R"("on_spike": {"action": "rollback", "factor": 5, "window": 8}, "lr_schedule": {"type": "cosine", "total_steps": 100},

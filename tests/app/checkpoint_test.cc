@@ -167,7 +167,7 @@ class MemoryGroup {
   bool exists_ = false;
 };
 
-TEST_F(Checkpoints, MoreStepsGoOnWithTheSameBits) {
+TEST_F(Checkpoints, ResumedRunGivesTheBitsOfOneRun) {
   for (const int ranks : {1, 2}) {
     const std::string n = std::to_string(ranks);
     run(run_of(ranks, "12", "whole" + n, "whole.jsonl" + n));
@@ -186,7 +186,7 @@ TEST_F(Checkpoints, MoreStepsGoOnWithTheSameBits) {
 }
 
 // The text has few samples, so some runs go on in the next epoch.
-TEST_F(Checkpoints, ARunKilledAtAnyMomentGoesOnWithTheSameBits) {
+TEST_F(Checkpoints, RunKilledAtAnyMomentResumesWithTheSameBits) {
   const std::string steps = "400";  // so many that none of the runs below comes to its end before it is killed
   run(run_of(2, steps, "whole", "whole.jsonl"));
   ASSERT_GT(by_step("whole.jsonl").size(), 100u);
@@ -269,7 +269,7 @@ TEST_F(Checkpoints, SignalsEndTheStepSaveAndExitWithZero) {
 
 // F7: the second signal ends a rank at once. Here it comes in the save that the first one asked for, which would never
 // end.
-TEST_F(Checkpoints, TheSecondSignalEndsARankAtOnce) {
+TEST_F(Checkpoints, SecondSignalEndsARankAtOnce) {
   run(run_of(2, "4", "parts", "parts.jsonl"));
   Program job(run_of(2, "1000000", "parts", "more.jsonl"), path("job"),
               {{"TESSERA_TEST_FAULTS", "fsync path=parts every=1 delay=600000"}});
@@ -286,7 +286,7 @@ TEST_F(Checkpoints, TheSecondSignalEndsARankAtOnce) {
 }
 
 // F20, F28: the folder is tried before training: this run must be able to write there, and no other run may do so.
-TEST_F(Checkpoints, TheFolderIsTriedBeforeTraining) {
+TEST_F(Checkpoints, UnusableFolderIsAnErrorBeforeTraining) {
   write_file(path("file"), "x");
   const Ended no_folder = run_program(run_of(2, "3", "file/parts", "none.jsonl"), path("run"));
   EXPECT_EQ(no_folder.code, 73) << no_folder.err;
@@ -306,7 +306,7 @@ TEST_F(Checkpoints, TheFolderIsTriedBeforeTraining) {
 }
 
 // F22: a file system that is really full, and too small for a second checkpoint.
-TEST_F(Checkpoints, AFullFileSystemKeepsTheCheckpointBefore) {
+TEST_F(Checkpoints, FullFileSystemKeepsTheCheckpointBefore) {
   std::filesystem::create_directory(path("small"));
   std::string train;
   for (const std::string& word : run_of(2, "6", "small/parts", "full.jsonl", {"--every-steps", "3"}))
@@ -327,7 +327,7 @@ TEST_F(Checkpoints, AFullFileSystemKeepsTheCheckpointBefore) {
 // F27: while a save goes on beside training, the memory of the ranks' group runs out, and the kernel kills one rank.
 // The launcher is in the group around it, which has a limit of its own. When memory is short, the kernel kills further
 // processes of a group before the first one's memory is free; it could kill the launcher too, and nobody would report.
-TEST_F(Checkpoints, ARankThatTheKernelKillsForItsMemoryIsExplained) {
+TEST_F(Checkpoints, RankKilledForItsMemoryIsExplained) {
   run(run_of(2, "4", "parts", "parts.jsonl"));
   const MemoryGroup of_job("/sys/fs/cgroup/memory/tessera-test-" + std::to_string(::getpid()));
   const MemoryGroup of_ranks(of_job.file("ranks"));
@@ -354,7 +354,7 @@ TEST_F(Checkpoints, ARankThatTheKernelKillsForItsMemoryIsExplained) {
 
 // F2: a rank dies at any operation of a save. The others end too, the old checkpoint or the new one is whole, and the
 // next run ends with the bits of a run that was not disturbed.
-TEST_F(Checkpoints, ARankThatDiesInASaveLeavesAWholeCheckpoint) {
+TEST_F(Checkpoints, RankThatDiesInASaveLeavesAWholeCheckpoint) {
   run(run_of(2, "2", "before", "before.jsonl"));
   run(run_of(2, "3", "whole", "whole.jsonl"));
   for (const std::string site : {"open", "write", "fsync", "rename", "mkdir"}) {
@@ -370,7 +370,7 @@ TEST_F(Checkpoints, ARankThatDiesInASaveLeavesAWholeCheckpoint) {
 }
 
 // F3: the same for asynchronous saves. Two follow each other, and the first one goes on beside a step.
-TEST_F(Checkpoints, ARankThatDiesInASaveBesideTrainingLeavesAWholeCheckpoint) {
+TEST_F(Checkpoints, DeathInASaveBesideTrainingLeavesAWholeCheckpoint) {
   run(run_of(2, "2", "before", "before.jsonl"));
   run(run_of(2, "4", "whole", "whole.jsonl"));
   saves_beside_training_ = true;
@@ -384,7 +384,7 @@ TEST_F(Checkpoints, ARankThatDiesInASaveBesideTrainingLeavesAWholeCheckpoint) {
 
 // F3: rank 1 dies at any operation of a load. Rank 0 ends too, the checkpoint stays as it is, and the next run loads
 // it.
-TEST_F(Checkpoints, ARankThatDiesInALoadLeavesTheCheckpointAsItIs) {
+TEST_F(Checkpoints, RankThatDiesInALoadLeavesTheCheckpointAsItIs) {
   run(run_of(2, "2", "parts", "parts.jsonl"));
   const auto contents = [&] {
     std::map<std::string, std::string> files;
@@ -417,7 +417,7 @@ TEST_F(Checkpoints, ARankThatDiesInALoadLeavesTheCheckpointAsItIs) {
 
 // F1, F2: a rank dies in a save, twice. The launcher starts all ranks again, and they go on from the last whole
 // checkpoint.
-TEST_F(Checkpoints, RestartsGoOnByThemselves) {
+TEST_F(Checkpoints, RestartedRanksResumeFromTheLastCheckpoint) {
   run(run_of(2, "9", "whole", "whole.jsonl"));
   const Words dying = {"/bin/sh", "-c",
                        "if [ $RANK = 1 ] && [ $TORCHELASTIC_RESTART_COUNT -lt 2 ]; then "
@@ -432,7 +432,7 @@ TEST_F(Checkpoints, RestartsGoOnByThemselves) {
 }
 
 // A run goes on with the same data in the same order, on more ranks and under another strategy.
-TEST_F(Checkpoints, OtherRanksGoOn) {
+TEST_F(Checkpoints, MoreRanksResumeUnderAnotherStrategy) {
   run(run_of(2, "4", "parts", "parts.jsonl"));
   const std::string file = strategy("SHARD_GRADIENTS");
   const Ended ended = run(launch(3) + train(file, "more.jsonl", {"--steps", "8", "--resume", path("parts")}));
@@ -440,7 +440,7 @@ TEST_F(Checkpoints, OtherRanksGoOn) {
   EXPECT_EQ(steps("more.jsonl").size(), 4u);
 }
 
-TEST_F(Checkpoints, OneInAnotherNumberOfFilesGoesOnWithTheSameBits) {
+TEST_F(Checkpoints, ReshardedCheckpointResumesWithTheSameBits) {
   run(run_of(2, "5", "whole", "whole.jsonl"));
   run(run_of(2, "3", "parts", "parts.jsonl"));
   EXPECT_THAT(look({"reshard", path("parts"), path("one"), "--files", "1"}).out, HasSubstr("in 1 file\n"));
@@ -453,7 +453,7 @@ TEST_F(Checkpoints, OneInAnotherNumberOfFilesGoesOnWithTheSameBits) {
 }
 
 // A step has the same samples on any number of ranks: they accumulate as many microbatches as it takes.
-TEST_F(Checkpoints, OtherRanksGoOnWithTheSameGlobalBatch) {
+TEST_F(Checkpoints, OtherNumberOfRanksResumesWithTheSameGlobalBatch) {
   run(elastic_run(2, 6, "whole", "whole.jsonl"));
   int steps = 0;
   for (const int ranks : {2, 3, 1}) {
@@ -499,7 +499,7 @@ TEST_F(Checkpoints, RandomKillsAndOtherRanksChangeNoLoss) {
 }
 
 // The best one stays beside the newest, also where a later run goes on.
-TEST_F(Checkpoints, TheBestOneStays) {
+TEST_F(Checkpoints, BestCheckpointStaysBesideTheNewest) {
   write_file(path("held_out"), read_file(path("text")).substr(0, 2000));
   const Words evaluate = {"--eval-data", path("held_out"), "--eval-every", "1", "--keep", "1", "--keep-best"};
   const auto strategy_with = [&](const char* rate) {
@@ -528,7 +528,7 @@ TEST_F(Checkpoints, TheBestOneStays) {
   EXPECT_THAT(without.err, HasSubstr("--eval-data"));
 }
 
-TEST_F(Checkpoints, WhatCannotBeResumedIsAnError) {
+TEST_F(Checkpoints, UnresumableCheckpointIsAnError) {
   run(run_of(1, "3", "parts", "parts.jsonl"));
   const auto fail = [&](const Words& more) {
     return run_program(run_of(1, "5", "other", "other.jsonl", more), path("run"));
@@ -560,7 +560,7 @@ TEST_F(Checkpoints, WhatCannotBeResumedIsAnError) {
   EXPECT_THAT(gone.err, AllOf(HasSubstr("latest"), HasSubstr("not there")));
 }
 
-TEST_F(Checkpoints, TheToolSaysWhatIsThere) {
+TEST_F(Checkpoints, CheckpointToolShowsListsAndCompares) {
   run(run_of(2, "3", "parts", "parts.jsonl", {"--every-steps", "2"}));
   EXPECT_THAT(
       look({"show", path("parts")}).out,

@@ -18,7 +18,7 @@ class Command : public Workplace {};
 
 const std::string kExamples = TESSERA_SOURCE "/examples/";
 
-TEST_F(Command, WrongUsageIs64) {
+TEST_F(Command, WrongUsageExitsWith64) {
   for (const Words& words : {Words{}, Words{"fly"}, Words{"train"}, Words{"plan", "--world-size", "two"},
                              Words{"launch", "-n", "2"}, Words{"launch", "-n", "0", "--", "true"}}) {
     const Ended ended = run_program(Words{TESSERA_PROGRAM} + words, path("run"));
@@ -27,13 +27,13 @@ TEST_F(Command, WrongUsageIs64) {
   EXPECT_EQ(run_program(train(strategy("FULL_SHARD"), "none", {"--steps", "0"}), path("run")).code, 64);
 }
 
-TEST_F(Command, HelpAndVersion) {
+TEST_F(Command, HelpAndVersionArePrinted) {
   EXPECT_THAT(run({TESSERA_PROGRAM, "--help"}).out,
               AllOf(HasSubstr("train"), HasSubstr("doctor"), HasSubstr("launch")));
   EXPECT_THAT(run({TESSERA_PROGRAM, "--version"}).out, HasSubstr("tessera "));
 }
 
-TEST_F(Command, WhatAModuleOfThePythonPackageHasIsSaidInOneLine) {
+TEST_F(Command, CommandsOfThePythonPackageAreExplainedInOneLine) {
   EXPECT_THAT(run({TESSERA_PROGRAM, "--help"}).out, HasSubstr("import-config"));
   const Ended ended = run_program({TESSERA_PROGRAM, "import-config", "ds.json", "--out", "s.json"}, path("run"));
   EXPECT_EQ(ended.code, 64);
@@ -44,7 +44,7 @@ TEST_F(Command, WhatAModuleOfThePythonPackageHasIsSaidInOneLine) {
 }
 
 // A full device takes nothing, and only programs that check their output notice.
-TEST_F(Command, WhatCannotBePrintedIs74InEveryProgram) {
+TEST_F(Command, FailedOutputExitsWith74InEveryProgram) {
   const std::string checkpoints = path("checkpoints");
   run(train(strategy("NO_SHARD"), "metrics", {"--checkpoint-dir", checkpoints}));
   for (const Words& command :
@@ -59,11 +59,11 @@ TEST_F(Command, WhatCannotBePrintedIs74InEveryProgram) {
   }
 }
 
-TEST_F(Command, SchemaIsTheCommittedOne) {
+TEST_F(Command, PrintedSchemaIsTheCommittedOne) {
   EXPECT_EQ(run({TESSERA_PROGRAM, "schema"}).out, read_file(TESSERA_SOURCE "/docs/strategy.schema.json"));
 }
 
-TEST_F(Command, DoctorLooksAtEverything) {
+TEST_F(Command, DoctorReportsEveryCheckAndAFixForEachWarning) {
   const Ended ended = run({TESSERA_PROGRAM, "doctor"});
   for (const char* what :
        {"Tessera", "LibTorch", "cores", "instruction set", "transparent huge pages", "locked memory", "/dev/shm",
@@ -77,14 +77,14 @@ TEST_F(Command, DoctorLooksAtEverything) {
   }
 }
 
-TEST_F(Command, BenchOnAGpuSaysWhatIsMissing) {
+TEST_F(Command, BenchWithoutAGpuNamesWhatIsMissing) {
   const Ended ended = run_program({TESSERA_PROGRAM, "bench", "optimizer", "--gpu", "--quick"}, path("run"),
                                   /*seconds=*/60, {{"CUDA_VISIBLE_DEVICES", ""}});
   EXPECT_EQ(ended.code, 69) << ended.out << ended.err;
   EXPECT_THAT(ended.err, ::testing::AnyOf(HasSubstr("no CUDA kernels"), HasSubstr("cudaMalloc: ")));
 }
 
-TEST_F(Command, PlanOfAWorldThatIsNotThere) {
+TEST_F(Command, PlanOf512RanksNeedsNoneOfThem) {
   const Words base = {TESSERA_PROGRAM, "plan", "--model", kExamples + "configs/gpt_69m.json",
                       "--world-size",  "512",  "--hosts", "64"};
   const Ended table = run(base + Words{"--strategy", kExamples + "strategies/hybrid.json"});
@@ -106,7 +106,7 @@ TEST_F(Command, PlanOfAWorldThatIsNotThere) {
             64);
 }
 
-TEST_F(Command, PlanRefusesWhatExceedsTheLimit) {
+TEST_F(Command, PlanAboveTheMemoryLimitIsRefused) {
   const Ended ended = run_program({TESSERA_PROGRAM, "plan", "--model", path("model.json"), "--strategy",
                                    strategy("FULL_SHARD", R"(, "memory": {"limit": "1KiB"})"), "--world-size", "4"},
                                   path("run"));
@@ -114,7 +114,7 @@ TEST_F(Command, PlanRefusesWhatExceedsTheLimit) {
   EXPECT_THAT(ended.err, HasSubstr("/memory/limit"));
 }
 
-TEST_F(Command, EveryExampleFileIsRead) {
+TEST_F(Command, EveryExampleConfigIsPlanned) {
   for (const auto& config : std::filesystem::directory_iterator(kExamples + "configs")) {
     const bool llama = config.path().filename().string().find("llama") != std::string::npos;
     for (const auto& file : std::filesystem::directory_iterator(kExamples + "strategies")) {
@@ -131,7 +131,7 @@ TEST_F(Command, LaunchGivesTheProgramItsOwnArguments) {
   EXPECT_EQ(run_program(launch(2) + Words{"/bin/sh", "-c", "exit 9"}, path("run")).code, 9);
 }
 
-TEST_F(Command, ThePageForCppShowsTheExample) {
+TEST_F(Command, CppPageShowsTheExampleProgram) {
   const std::string program = read_file(kExamples + "train_gpt.cc");
   ASSERT_FALSE(program.empty());
   EXPECT_THAT(read_file(TESSERA_SOURCE "/docs/start-cpp.md"), HasSubstr("```cpp\n" + program + "```\n"));

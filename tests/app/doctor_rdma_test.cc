@@ -33,7 +33,7 @@ class Rdma : public ::testing::Test {
   TestFolder folder_;
 };
 
-TEST_F(Rdma, NoDeviceIsNoneFound) {
+TEST_F(Rdma, MissingDeviceIsReportedAsNoneFound) {
   for (const Libraries& libraries :
        std::vector<Libraries>{{}, {"libnccl.so.2", "libibverbs.so.1", "libmpi.so.40", "libucp.so.0"}}) {
     const Finding finding = probe(libraries);
@@ -43,16 +43,16 @@ TEST_F(Rdma, NoDeviceIsNoneFound) {
   }
 }
 
-TEST_F(Rdma, NoSuchFolderIsNoneFound) {
+TEST_F(Rdma, MissingFolderIsReportedAsNoneFound) {
   EXPECT_THAT(probe_rdma({path() + "/none", [](const std::string&) { return true; }, "none"}).found,
               HasSubstr("none found: no device in " + path() + "/none"));
 }
 
-TEST_F(Rdma, APluginWithoutADeviceIsSaid) {
+TEST_F(Rdma, PluginWithoutADeviceIsReported) {
   EXPECT_THAT(probe({"libnccl.so.2", "libnccl-net.so"}).found, HasSubstr("NCCL has a net plug-in, libnccl-net.so"));
 }
 
-TEST_F(Rdma, DevicesAndWhatUsesThemAreSaid) {
+TEST_F(Rdma, DevicesAreReportedWithTheirUsers) {
   add_device("mlx5_1", "Ethernet");
   add_device("mlx5_0", "InfiniBand");
   const Finding finding = probe({"libnccl.so.2", "libibverbs.so.1", "libmpi.so.40", "libucp.so.0"});
@@ -61,7 +61,7 @@ TEST_F(Rdma, DevicesAndWhatUsesThemAreSaid) {
             "mlx5_0 (InfiniBand), mlx5_1 (RoCE): NCCL by libibverbs.so.1, MPI (libmpi.so.40) by libucp.so.0");
 }
 
-TEST_F(Rdma, ThePluginOfTheEnvironmentIsNcclsWay) {
+TEST_F(Rdma, PluginNamedInTheEnvironmentIsUsedByNccl) {
   add_device("efa_0", "");
   EXPECT_EQ(probe({"libnccl.so.2", "libnccl-net-ofi.so", "libibverbs.so.1"}, "ofi").found,
             "efa_0: NCCL by libnccl-net-ofi.so");
@@ -69,7 +69,7 @@ TEST_F(Rdma, ThePluginOfTheEnvironmentIsNcclsWay) {
             "efa_0: NCCL by libibverbs.so.1");
 }
 
-TEST_F(Rdma, DevicesThatNobodyCanUseAreAWarning) {
+TEST_F(Rdma, UnusableDevicesAreAWarning) {
   add_device("mlx5_0", "InfiniBand");
   for (const Libraries& libraries :
        std::vector<Libraries>{{"libibverbs.so.1"}, {"libnccl.so.2"}, {"libmpi.so.40"}, {"libucp.so.0"}}) {

@@ -59,7 +59,7 @@ class DurableSteps : public Workplace {
   }
 };
 
-TEST_F(DurableSteps, ARunThatIsKilledGoesOnFromItsLastCommit) {
+TEST_F(DurableSteps, KilledRunResumesFromItsLastCommit) {
   run_whole("60");
   // Commits are so slow that no run ends before it is killed.
   const std::string slow = "rename path=durable every=1 delay=" + std::to_string(patient(60ms).count());
@@ -78,7 +78,7 @@ TEST_F(DurableSteps, ARunThatIsKilledGoesOnFromItsLastCommit) {
 }
 
 // The same command goes on with the metrics of the run that was killed, from the first step again.
-TEST_F(DurableSteps, ARunThatIsKilledBeforeItsFirstCommitStartsAgain) {
+TEST_F(DurableSteps, RunKilledBeforeItsFirstCommitStartsAgain) {
   run_whole("6");
   Program job(run_of("1000", 900, "parts.jsonl"), path("job"));
   wait_for_step(job, 2);
@@ -93,7 +93,7 @@ class DurableStepsDying : public DurableSteps, public ::testing::WithParamInterf
 
 // Both ranks, or one of them, die at the n-th operation of a kind on the files of commits: in the first commits of a
 // run or in later ones. The next run goes on, and so does a run after one that died while it went on.
-TEST_P(DurableStepsDying, AtAnyOperationLosesNoCommit) {
+TEST_P(DurableStepsDying, DeathAtAnyOperationLosesNoCommit) {
   const std::string site = GetParam();
   if (!tests_are_long() && site != "write" && site != "rename") GTEST_SKIP() << "with TESSERA_LONG_TESTS";
   run_whole("6");
@@ -150,7 +150,7 @@ TEST_F(DurableSteps, RandomKillsChangeNoBits) {
   expect_the_same_end(all_steps, "");
 }
 
-TEST_F(DurableSteps, TheLastCommitIsWaitedForAndItsFailureTold) {
+TEST_F(DurableSteps, LastCommitIsAwaitedAndItsFailureReported) {
   const Ended ended = run_program(run_of("2", 1, "parts.jsonl"), path("run"), 60,
                                   {{"TESSERA_TEST_FAULTS", "rename path=rank-00001.commit nth=3 errno=ENOSPC"}});
   EXPECT_EQ(ended.code, 74) << ended.err;
@@ -159,7 +159,7 @@ TEST_F(DurableSteps, TheLastCommitIsWaitedForAndItsFailureTold) {
 }
 
 // A run saves such a checkpoint at its end, or after a signal.
-TEST_F(DurableSteps, ALaterCheckpointIsWhatARunGoesOnFrom) {
+TEST_F(DurableSteps, CheckpointLaterThanTheCommitIsResumed) {
   run_whole("7");
   run(run_of("5", 3, "parts.jsonl", {"--checkpoint-dir", path("parts")}));
   const Ended last = run(run_of("7", 3, "parts.jsonl", {"--checkpoint-dir", path("parts")}));
@@ -170,7 +170,7 @@ TEST_F(DurableSteps, ALaterCheckpointIsWhatARunGoesOnFrom) {
 
 // The commit holds the least loss, with which the best checkpoint is compared. So a run that goes on from a commit, and
 // only gets worse, saves no best checkpoint.
-TEST_F(DurableSteps, TheLeastLossGoesOn) {
+TEST_F(DurableSteps, BestLossIsRestoredFromACommit) {
   write_file(path("held_out"), read_file(path("text")).substr(0, 2000));
   const auto run_to = [&](const char* rate, const char* steps) {
     write_file(path("rate.json"),
@@ -188,7 +188,7 @@ TEST_F(DurableSteps, TheLeastLossGoesOn) {
   EXPECT_FALSE(fs::exists(path("parts/best")));
 }
 
-TEST_F(DurableSteps, WhatIsMissingIsSaid) {
+TEST_F(DurableSteps, MissingFolderAndUnwantedResumeAreNamed) {
   const Ended no_dir =
       run_program(train(strategy("FULL_SHARD", R"(, "durable": {"every": 1})"), "a.jsonl"), path("run"));
   EXPECT_EQ(no_dir.code, 78);

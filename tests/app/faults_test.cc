@@ -34,7 +34,7 @@ class Faults : public Workplace {
 bool is_soon(const Ended& ended) { return in_time(ended.seconds, 40); }
 
 // F45. The machine's GPUs are hidden from the run.
-TEST_F(Faults, TrainingOnAGpuThatIsNotThereSaysSoAtOnce) {
+TEST_F(Faults, TrainingWithoutAGpuSaysSoAtOnce) {
   for (const char* transport : {"nccl", "cuda_host"}) {
     const std::string on_gpu =
         strategy("FULL_SHARD", R"(, "comm": {"transport": ")" + std::string(transport) + R"("})");
@@ -48,7 +48,7 @@ TEST_F(Faults, TrainingOnAGpuThatIsNotThereSaysSoAtOnce) {
   }
 }
 
-TEST_F(Faults, BadStrategyFile) {
+TEST_F(Faults, BadStrategyFileIsRefusedWithAllErrors) {
   write_file(path("bad.json"), R"({"strategy": "FULL_SHARDS", "optimizer": {"lr": "fast"}})");
   const Ended ended = fail(launch(2) + train(path("bad.json"), "none"));
   EXPECT_EQ(ended.code, 78);
@@ -56,7 +56,7 @@ TEST_F(Faults, BadStrategyFile) {
               AllOf(HasSubstr("/strategy"), HasSubstr("FULL_SHARD"), HasSubstr("/optimizer/lr"), HasSubstr("hint:")));
 }
 
-TEST_F(Faults, RanksWithDifferentStrategies) {
+TEST_F(Faults, DifferentStrategiesOnRanksAreNamed) {
   strategy("FULL_SHARD");
   write_file(path("s0.json"), read_file(path("FULL_SHARD.json")));
   write_file(path("s1.json"),
@@ -67,7 +67,7 @@ TEST_F(Faults, RanksWithDifferentStrategies) {
   EXPECT_TRUE(is_soon(ended)) << ended.seconds;
 }
 
-TEST_F(Faults, RanksWithDifferentModels) {
+TEST_F(Faults, DifferentModelsOnRanksAreNamed) {
   write_file(path("m0.json"), read_file(path("model.json")));
   write_file(path("m1.json"),
              R"({"model": "gpt", "vocab_size": 256, "seq_len": 16, "layers": 3, "width": 64, "heads": 2})");
@@ -77,7 +77,7 @@ TEST_F(Faults, RanksWithDifferentModels) {
   EXPECT_THAT(ended.err, HasSubstr("rank 1/2: /model/width: 64, rank 0 has 32"));
 }
 
-TEST_F(Faults, DataMissingOnOneRank) {
+TEST_F(Faults, DataMissingOnOneRankEndsAllAtOnce) {
   write_file(path("text0"), read_file(path("text")));
   const Ended ended = fail(launch(2) + by_rank(train(strategy("FULL_SHARD"), "none", {"--data", path("text$RANK")})));
   EXPECT_EQ(ended.code, 66) << ended.err;
@@ -85,7 +85,7 @@ TEST_F(Faults, DataMissingOnOneRank) {
   EXPECT_TRUE(is_soon(ended)) << ended.seconds;
 }
 
-TEST_F(Faults, TokenOutsideOfTheVocabulary) {
+TEST_F(Faults, TokenOutsideTheVocabularyEndsTheRunAtOnce) {
   write_file(path("model.json"),
              R"({"model": "gpt", "vocab_size": 60, "seq_len": 16, "layers": 1, "width": 32, "heads": 2})");
   const Ended ended = fail(launch(2) + train(strategy("FULL_SHARD"), "none"));
@@ -94,7 +94,7 @@ TEST_F(Faults, TokenOutsideOfTheVocabulary) {
 }
 
 // F47. The run's output goes through a pipe, since the limit would hold for a file of output too.
-TEST_F(Faults, ALimitOfFileSizesEndsARunByNameAndLeavesNothingHalf) {
+TEST_F(Faults, FileSizeLimitIsNamedAndLeavesNothingHalf) {
   for (const char* option : {"--save-weights", "--checkpoint-dir"}) {
     const Words command = train(strategy("FULL_SHARD"), "metrics", {option, path("limited"), "--overwrite"});
     const Ended ended =
@@ -106,7 +106,7 @@ TEST_F(Faults, ALimitOfFileSizesEndsARunByNameAndLeavesNothingHalf) {
   }
 }
 
-TEST_F(Faults, LastWordsGoToTheLaunchersFile) {
+TEST_F(Faults, LastErrorIsWrittenToTheLaunchersErrorFile) {
   const Ended ended = fail(train(path("no-such.json"), "none"), {{"TORCHELASTIC_ERROR_FILE", path("error.json")}});
   EXPECT_NE(ended.code, 0);
   const auto words = nlohmann::json::parse(read_file(path("error.json")), nullptr, false);
@@ -118,7 +118,7 @@ TEST_F(Faults, LastWordsGoToTheLaunchersFile) {
   EXPECT_GT(std::stoll(words.at("message").at("extraInfo").at("timestamp").get<std::string>()), 1500000000);
 }
 
-TEST_F(Faults, AKilledRankEndsAllAndLeavesNothing) {
+TEST_F(Faults, KilledRankEndsAllAndLeavesNothing) {
   const auto shared_before = shared_memory_names();
   Program job(launch(2) + train(strategy("FULL_SHARD"), "killed", {"--steps", "1000000"}), path("run"));
   wait_for(job, path("killed"), "\"step\":20,");

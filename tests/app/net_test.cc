@@ -44,7 +44,7 @@ class Net : public Workplace {
   }
 };
 
-TEST_F(Net, LossesAreThoseOfOneHost) {
+TEST_F(Net, LossesOverNetworksEqualThoseOfOneHost) {
   struct Case {
     const char* strategy;
     int hosts, ranks_per_host;
@@ -91,7 +91,7 @@ class Hosts {
   const std::string folder_, name_;
 };
 
-TEST_F(Net, AHostThatVanishesIsNamedInTime) {
+TEST_F(Net, VanishedHostIsNamedInTime) {
   const std::string file = strategy("FULL_SHARD", R"(, "comm": {"timeout_s": 4})");
   const Hosts hosts(path("lab"));
   const Words command = Words{TESSERA_NET_LAB, "run", "--lab", hosts.name(), "--timeout", "60", "--"} +

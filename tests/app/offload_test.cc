@@ -39,7 +39,7 @@ constexpr char kParametersToo[] = R"(, "parameters": {"tier": "nvme"})";
 constexpr char kGradientsToo[] = R"(, "gradients": {"tier": "nvme"})";
 constexpr char kNotShared[] = R"(, "host_sharing": false)";
 
-TEST_F(OffloadCommand, TrainsWithTheSameBitsAndMovesWhatWasPlanned) {
+TEST_F(OffloadCommand, OffloadedRunHasTheSameBitsAndPlannedTraffic) {
   const Words six = {"--steps", "6"};
   run(launch(2) + train(strategy("FULL_SHARD"), "memory", six));
   const std::string verify = R"(, "verify": true)";
@@ -66,7 +66,7 @@ TEST_F(OffloadCommand, TrainsWithTheSameBitsAndMovesWhatWasPlanned) {
 }
 
 // A run with the queue depth that the message names gets no message.
-TEST_F(OffloadCommand, UpdatesInBackwardSayWhichQueueDepthHidesThem) {
+TEST_F(OffloadCommand, MessageNamesAQueueDepthThatHidesTheDisk) {
   const auto said = [&](const std::string& depth, const std::string& in_backward) {
     write_file(path("said.json"), R"({"units": {"classes": ["Block"]}, "optimizer": {"in_backward": )" + in_backward +
                                       R"(}, "offload": {"moments": {"tier": "nvme"}, "paths": [")" + path("disk0") +
@@ -85,7 +85,7 @@ TEST_F(OffloadCommand, UpdatesInBackwardSayWhichQueueDepthHidesThem) {
   EXPECT_EQ(said("null", "true"), std::stoi("0" + wanted) > kMostChosen ? wanted : "");
 }
 
-TEST_F(OffloadCommand, ADiskThatFailsEndsAllRanksAndNamesTheParameter) {
+TEST_F(OffloadCommand, FailedDiskEndsAllRanksAndNamesTheParameter) {
   for (const std::string& variant : {offload(), offload(kParametersToo), offload(kParametersToo) + kNotShared}) {
     for (const char* nth : {"20", "40", "61", "150"}) {  // set-up, forward, backward, a step
       const Ended ended = run_program(
@@ -98,7 +98,7 @@ TEST_F(OffloadCommand, ADiskThatFailsEndsAllRanksAndNamesTheParameter) {
 }
 
 // Only one of two disks fails.
-TEST_F(OffloadCommand, OneDiskOfTwoThatFailsIsNamed) {
+TEST_F(OffloadCommand, FailedDiskOfTwoIsNamed) {
   for (const char* more : {"", kGradientsToo}) {
     for (const char* nth : {"5", "31", "70"}) {
       const Ended ended = run_program(
@@ -111,7 +111,7 @@ TEST_F(OffloadCommand, OneDiskOfTwoThatFailsIsNamed) {
   }
 }
 
-TEST_F(OffloadCommand, GradientsThatCannotBeKeptEndAllRanksAndNameTheUnit) {
+TEST_F(OffloadCommand, FailedGradientTransferEndsAllAndNamesTheUnit) {
   const std::string only =
       R"(, "offload": {"gradients": {"tier": "nvme"}, "paths": [")" + path("disk0") + R"("]}, "reductions_ahead": 0)";
   // The model has so many units that some must be read: three have slots.
@@ -128,7 +128,7 @@ TEST_F(OffloadCommand, GradientsThatCannotBeKeptEndAllRanksAndNameTheUnit) {
 
 // F1: rank 1 dies at the same moments. Rank 0 ends too, nothing is left behind, and the next run goes on with the same
 // bits.
-TEST_F(OffloadCommand, ARankThatDiesInAnyPartOfAStepEndsAllAndTheNextRunGoesOn) {
+TEST_F(OffloadCommand, RankThatDiesAnywhereInAStepEndsAllAndRunResumes) {
   const std::string file = strategy("FULL_SHARD", offload(kParametersToo));
   const Words saves = {"--checkpoint-dir", path("parts"), "--every-steps", "1"};
   run(launch(2) + train(file, "whole", {"--steps", "6"}));
@@ -158,7 +158,7 @@ TEST_F(OffloadCommand, ARankThatDiesInAnyPartOfAStepEndsAllAndTheNextRunGoesOn) 
 
 // F46: each transfer takes 10 ms more, and 50 ms more on rank 1. The run takes longer than comm.timeout_s; no call
 // does.
-TEST_F(OffloadCommand, ASlowDiskMakesStepsLongerAndEndsNothing) {
+TEST_F(OffloadCommand, SlowDiskMakesStepsLongerButEndsNothing) {
   run(launch(2) + train(strategy("FULL_SHARD", offload(kParametersToo)), "fast", {"--steps", "3"}));
   const std::string file = strategy("FULL_SHARD", offload(kParametersToo) + R"(, "comm": {"timeout_s": 3})");
   const Words slow = {"/bin/sh", "-c",
@@ -176,7 +176,7 @@ TEST_F(OffloadCommand, ASlowDiskMakesStepsLongerAndEndsNothing) {
   EXPECT_GT(waited_s, 0.1);
 }
 
-TEST_F(OffloadCommand, ADirectoryThatIsNotThereIsRefusedBeforeTheFirstStep) {
+TEST_F(OffloadCommand, MissingDirectoryIsRefusedBeforeTheFirstStep) {
   std::filesystem::remove(path("disk1"));
   const Ended ended = run_program(train(strategy("FULL_SHARD", offload()), "none"), path("run"));
   EXPECT_EQ(ended.code, 73) << ended.err;

@@ -25,13 +25,13 @@ class OutputFiles : public ::testing::Test {
   TestFolder folder_;
 };
 
-TEST_F(OutputFiles, CheckingLeavesNothingBehind) {
+TEST_F(OutputFiles, CheckMakesFoldersButNoFile) {
   EXPECT_EQ(check("new/folder/file"), ExitCode::kOk);
   EXPECT_TRUE(fs::is_directory(folder_ / "new/folder"));
   EXPECT_TRUE(fs::is_empty(folder_ / "new/folder"));
 }
 
-TEST_F(OutputFiles, InputsAreRefusedUnderEveryName) {
+TEST_F(OutputFiles, InputFileIsRefusedAsOutputUnderEveryName) {
   fs::create_hard_link(folder_ / "data", folder_ / "hard");
   fs::create_directory_symlink(folder_.path(), folder_ / "here");
   for (const char* name : {"data", "./data", "hard", "here/data", "new/../data"})
@@ -39,7 +39,7 @@ TEST_F(OutputFiles, InputsAreRefusedUnderEveryName) {
   EXPECT_EQ(folder_.read("data"), "words");
 }
 
-TEST_F(OutputFiles, ExistingFilesAreKeptUnlessTheyMayBeReplaced) {
+TEST_F(OutputFiles, ExistingFileIsKeptUnlessItMayBeReplaced) {
   folder_.write("old", "results");
   EXPECT_EQ(check("old"), ExitCode::kCannotCreate);
   EXPECT_EQ(check("old", Existing::kReplaced), ExitCode::kOk);
@@ -48,7 +48,7 @@ TEST_F(OutputFiles, ExistingFilesAreKeptUnlessTheyMayBeReplaced) {
   EXPECT_EQ(folder_.read("old"), "new");
 }
 
-TEST_F(OutputFiles, AFileThatAppearsMeanwhileIsKeptAndNothingIsLost) {
+TEST_F(OutputFiles, FileThatAppearsMeanwhileIsKeptBesideTheOutput) {
   EXPECT_EQ(check("out"), ExitCode::kOk);
   folder_.write("out", "somebody else's");
   const absl::Status status = write_output(folder_ / "out", "ours", Existing::kKept, "test");
@@ -59,7 +59,7 @@ TEST_F(OutputFiles, AFileThatAppearsMeanwhileIsKeptAndNothingIsLost) {
   EXPECT_EQ(check("out2"), ExitCode::kOk);
 }
 
-TEST_F(OutputFiles, LinksDevicesAndFoldersAreNoOutputs) {
+TEST_F(OutputFiles, LinksDevicesAndFoldersAreRefusedAsOutput) {
   fs::create_symlink(folder_ / "data", folder_ / "link");
   fs::create_symlink(folder_ / "nowhere", folder_ / "dangling");
   for (const std::string name : {"link", "dangling", ".", "folder/"})
@@ -68,7 +68,7 @@ TEST_F(OutputFiles, LinksDevicesAndFoldersAreNoOutputs) {
   EXPECT_FALSE(fs::exists(folder_ / "nowhere"));
 }
 
-TEST_F(OutputFiles, AFolderOfInputsTakesNoOutputThatWouldBeReadAgain) {
+TEST_F(OutputFiles, OutputIntoTheInputFolderIsRefusedIfItWouldBeRead) {
   const auto check_in = [&](const char* name, std::vector<std::string> extensions) {
     return check_outputs({{"--out", folder_ / name}}, {{"--data", folder_.path(), std::move(extensions)}},
                          Existing::kKept)

@@ -43,7 +43,7 @@ class Prediction : public Workplace {
   }
 };
 
-TEST_F(Prediction, FollowsFromWhatWasMeasured) {
+TEST_F(Prediction, MeasuredProfileAndLinksPredictAndSimulate) {
   measure();
   const json profile = file("profile.json"), links = file("links.json");
   std::set<std::string> units;
@@ -136,7 +136,7 @@ TEST_F(Prediction, StrategiesAreComparedByTime) {
   EXPECT_FALSE(std::filesystem::exists(path("chosen.json")));
 }
 
-TEST_F(Prediction, WhatIsMissingOrDoesNotFitIsSaid) {
+TEST_F(Prediction, MissingOrMismatchedInputsAreNamed) {
   measure();
   EXPECT_EQ(fail({TESSERA_PROGRAM, "plan", "--model", path("model.json"), "--strategy", strategy("FULL_SHARD"),
                   "--world-size", "2", "--links", path("links.json")})

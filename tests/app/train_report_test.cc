@@ -9,7 +9,7 @@
 namespace tessera::app {
 namespace {
 
-TEST(DurationText, IsShort) {
+TEST(DurationText, DurationsAreShortInTheirTwoLargestUnits) {
   EXPECT_EQ(duration_text(0), "0 s");
   EXPECT_EQ(duration_text(-1), "0 s");
   EXPECT_EQ(duration_text(59.4), "59 s");
@@ -21,12 +21,12 @@ TEST(DurationText, IsShort) {
     EXPECT_EQ(duration_text(endless), "more than 30 years");
 }
 
-TEST(ShareText, TellsTheShareAndWhatItMakesOfTheRanks) {
+TEST(ShareText, GivesTheShareAndTheScaledSpeedup) {
   EXPECT_EQ(share_text(0.123, 2), "comm 12.3 %, scaled speed-up 1.88 of 2");
   EXPECT_EQ(share_text(0, 1), "comm 0.0 %, scaled speed-up 1.00 of 1");
 }
 
-TEST(CommunicationShare, IsThatOfTheSeconds) {
+TEST(CommunicationShare, EqualsCommunicationSecondsOverAllSeconds) {
   StepResult result;
   EXPECT_EQ(result.communication_share(), 0);  // nothing was measured
   result.seconds = 0.5;

@@ -44,7 +44,7 @@ class Train : public Workplace {
   }
 };
 
-TEST_F(Train, EveryStrategyGivesTheSameBitsAndWhatWasPlanned) {
+TEST_F(Train, EveryStrategyGivesTheSameBitsAndPlannedTraffic) {
   std::vector<std::string> first;
   for (const std::string name : {"NO_SHARD", "SHARD_OPTIMIZER", "SHARD_GRADIENTS", "SHARD_GRAD_OP", "FULL_SHARD"}) {
     run(launch(2) + train(strategy(name), name));
@@ -55,7 +55,7 @@ TEST_F(Train, EveryStrategyGivesTheSameBitsAndWhatWasPlanned) {
   }
 }
 
-TEST_F(Train, ThePlanIsOneLineUnlessItIsAskedFor) {
+TEST_F(Train, PlanIsOneLineUnlessTheTableIsRequested) {
   const Words command = train(strategy("FULL_SHARD"), "metrics", {"--steps", "1", "--overwrite"});
   const auto with_table = HasSubstr("this rank's part of the parameters");
   const auto with_line = AllOf(HasSubstr("plan of FULL_SHARD"), HasSubstr(" a rank beside activations"));
@@ -85,7 +85,7 @@ TEST_F(Train, HybridOnTwoHostsEqualsFullShard) {
   EXPECT_EQ(losses("across"), full);
 }
 
-TEST_F(Train, ATraceShowsWhatEveryRankDid) {
+TEST_F(Train, TraceShowsTheSpansOfEveryRank) {
   const std::string file = strategy("FULL_SHARD", R"(, "host_sharing": false)");
   run(launch(2) + train(file, "traced", {"--steps", "5", "--trace", path("trace.json")}));
   std::map<int, std::map<std::string, int>> counts;
@@ -109,7 +109,7 @@ TEST_F(Train, ATraceShowsWhatEveryRankDid) {
   }
 }
 
-TEST_F(Train, ATraceOfOperatorsShowsThoseOfTheLastSteps) {
+TEST_F(Train, OperatorTraceShowsTheLastSteps) {
   run(launch(2) + train(strategy("FULL_SHARD"), "traced", {"--steps", "5", "--trace-operators", path("ops.json")}));
   int attentions = 0, embeddings = 0;
   const json trace = json::parse(read_file(path("ops.json")));
@@ -159,7 +159,7 @@ TEST_F(Train, OneRankNeedsNoLauncher) {
   expect_as_planned("alone", plan(path("FULL_SHARD.json"), 1));
 }
 
-TEST_F(Train, TheSeedDecidesTheRun) {
+TEST_F(Train, SameSeedGivesTheSameLosses) {
   const std::string file = strategy("FULL_SHARD");
   run(train(file, "a"));
   run(train(file, "b"));
@@ -177,7 +177,7 @@ TEST_F(Train, RecomputationDoesNotChangeTheBits) {
   EXPECT_EQ(losses("recompute"), losses("plain"));
 }
 
-TEST_F(Train, WeightsOfShardedRanksSpeakElsewhere) {
+TEST_F(Train, SavedWeightsGenerateTheSameTextElsewhere) {
   const Words more = {
       "--save-weights", path("weights.pt"), "--prompt", "gather ", "--sample-tokens", "20", "--temperature", "0"};
   const Ended trained = run(launch(2, {"--no-prefix"}) + train(strategy("FULL_SHARD"), "weights", more));
@@ -197,7 +197,7 @@ TEST_F(Train, WeightsOfShardedRanksSpeakElsewhere) {
   EXPECT_THAT(wrong.err, HasSubstr("the model has no such tensor"));
 }
 
-TEST_F(Train, WeightsThatAreLoadedAreThoseThatTrainingStartsFrom) {
+TEST_F(Train, TrainingStartsFromLoadedWeights) {
   run(launch(2) + train(strategy("FULL_SHARD"), "made", {"--save-weights", path("made.pt")}));
   std::string text = read_file(path("FULL_SHARD.json"));
   const std::string rate = R"("lr": 0.01)";
@@ -208,7 +208,7 @@ TEST_F(Train, WeightsThatAreLoadedAreThoseThatTrainingStartsFrom) {
   EXPECT_EQ(read_file(path("again.pt")), read_file(path("made.pt")));
 }
 
-TEST_F(Train, ARunDirectoryHoldsAllThatBelongsToARun) {
+TEST_F(Train, RunDirectoryHoldsAllFilesOfARun) {
   const Words all = train(strategy("FULL_SHARD"), "plain", {"--out", path("runs/a"), "--trace", "trace.json"});
   Words command;  // no --metrics: --out has a file of metrics of its own
   for (std::size_t i = 0; i < all.size(); ++i) all[i] == "--metrics" ? void(++i) : command.push_back(all[i]);
@@ -234,7 +234,7 @@ TEST_F(Train, ARunDirectoryHoldsAllThatBelongsToARun) {
   EXPECT_NE(read_lines(path("runs/a/metrics.jsonl"))[0].at("run"), config.at("run"));
 }
 
-TEST_F(Train, AFailingMetricsFileCostsAWarningAndTheExitCodeAndNotTheTraining) {
+TEST_F(Train, FailedMetricsFileSetsTheExitCodeButTrainingGoesOn) {
   // No file may grow beyond 8 KiB; the lines of 20 steps fill that.
   const Words command = train(strategy("FULL_SHARD"), "limited", {"--steps", "40", "--log-every", "20"});
   const Ended ended = run_program(Words{"/bin/bash", "-c", "ulimit -f 8; exec \"$@\"", "bash"} + command, path("run"));
@@ -283,7 +283,7 @@ std::vector<json> events_of(const std::string& folder, std::size_t files, const 
   return events;
 }
 
-TEST_F(Train, TablesAndEventFilesHaveWhatLinesOfJsonHave) {
+TEST_F(Train, CsvAndEventFilesHoldTheNumbersOfJsonLines) {
   write_file(path("held_out"), read_file(path("text")).substr(0, 2000));
   const Words evaluate = {"--eval-data", path("held_out"), "--eval-every", "2"};
   const std::string file = strategy("FULL_SHARD");
@@ -328,7 +328,7 @@ TEST_F(Train, TablesAndEventFilesHaveWhatLinesOfJsonHave) {
     EXPECT_EQ(scalars.count(name), name == "run" || name == "step" ? 0u : 1u) << name;
 }
 
-TEST_F(Train, ARestartedJobGoesOnInItsTableAndAnEventFileBesideItsOwn) {
+TEST_F(Train, RestartedJobAppendsToCsvAndAddsAnEventFile) {
   const Words command = train(strategy("FULL_SHARD"), "again.csv", {"--tensorboard", path("board")});
   run(command);
   const Ended kept = run_program(command, path("run"));
@@ -353,7 +353,7 @@ TEST_F(Train, ARestartedJobGoesOnInItsTableAndAnEventFileBesideItsOwn) {
                        {1, false}, {2, false}, {3, false}, {1, true}, {1, false}, {2, false}, {3, false}}));
 }
 
-TEST_F(Train, FailingTablesAndEventFilesCostWarningsAndEndWhole) {
+TEST_F(Train, FailedCsvAndEventFilesGiveWarningsAndStayWhole) {
   std::string line = "trap '' XFSZ; ulimit -f 8; exec";  // KiB of a file: a row is some 250 bytes, an event 650
   for (const std::string& word : train(strategy("FULL_SHARD"), "limited.csv",
                                        {"--steps", "50", "--log-every", "50", "--tensorboard", path("board")}))
@@ -369,7 +369,7 @@ TEST_F(Train, FailingTablesAndEventFilesCostWarningsAndEndWhole) {
   EXPECT_GT(events_of(path("board"), 1, path("read")).size(), 100u);
 }
 
-TEST_F(Train, ARestartedJobGoesOnInItsMetrics) {
+TEST_F(Train, RestartedJobAppendsToItsMetrics) {
   const Words command = train(strategy("FULL_SHARD"), "again", {"--save-weights", path("w.pt")});
   run(command);
   const std::map<std::string, std::string> restarted = {{"RANK", "0"},
@@ -382,7 +382,7 @@ TEST_F(Train, ARestartedJobGoesOnInItsMetrics) {
   EXPECT_EQ(steps("again").size(), 6u);
 }
 
-TEST_F(Train, EvaluationIsTheSameOnAnyRankAndChangesNothing) {
+TEST_F(Train, EvaluationIsTheSameOnAnyRanksAndChangesNothing) {
   const std::string file = strategy("FULL_SHARD", R"(, "host_sharing": false)");
   write_file(path("held_out"), read_file(path("text")).substr(0, 2000));
   const Words evaluate = {"--eval-data", path("held_out"), "--eval-every", "2"};
@@ -402,7 +402,7 @@ TEST_F(Train, EvaluationIsTheSameOnAnyRankAndChangesNothing) {
   EXPECT_LE(steps("evaluated")[2].at("bytes_gathered"), steps("plain")[2].at("bytes_gathered"));
 }
 
-TEST_F(Train, TheStatusLineTellsTheMeanTheEpochAndTheTimeLeft) {
+TEST_F(Train, StatusLineTellsMeanLossEpochAndTimeLeft) {
   const Ended ended = run(train(strategy("FULL_SHARD"), "status", {"--steps", "8", "--log-every", "4"}));
   double mean = 0;
   for (const json& step : steps("status"))
@@ -413,7 +413,7 @@ TEST_F(Train, TheStatusLineTellsTheMeanTheEpochAndTheTimeLeft) {
   EXPECT_THAT(ended.out, ::testing::ContainsRegex("left [0-9]+ s"));
 }
 
-TEST_F(Train, MetricsAndAStatusLineTellTheShareOfCommunication) {
+TEST_F(Train, MetricsAndStatusLineTellTheCommunicationShare) {
   const Words command =
       train(strategy("FULL_SHARD", R"(, "host_sharing": false)"), "share", {"--steps", "4", "--log-every", "4"});
   EXPECT_THAT(run(launch(2) + command).out, ::testing::Not(HasSubstr("scaled speed-up")));
@@ -429,7 +429,7 @@ TEST_F(Train, MetricsAndAStatusLineTellTheShareOfCommunication) {
   EXPECT_THAT(shown.out, ::testing::ContainsRegex("step 4/4 .* comm [0-9.]+ %, scaled speed-up 1[.][0-9][0-9] of 2 "));
 }
 
-TEST_F(Train, TheProgramForAGptLearns) {
+TEST_F(Train, GptExampleLearns) {
   write_file(path("example.json"), R"({"units": {"classes": ["Block"]}, "optimizer": {"lr": 0.003}})");
   const Ended ended = run(launch(2, {"--no-prefix"}) + Words{TESSERA_EXAMPLE, path("example.json"), path("text")});
   const auto loss_at = [&](int step) {

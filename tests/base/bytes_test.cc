@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::int64_t kGiB = std::int64_t{1} << 30;
 
-TEST(FormatBytes, PicksTheUnit) {
+TEST(FormatBytes, PicksAReadableUnit) {
   EXPECT_EQ(format_bytes(0), "0 B");
   EXPECT_EQ(format_bytes(1023), "1023 B");
   EXPECT_EQ(format_bytes(1024), "1.00 KiB");
@@ -44,7 +44,7 @@ TEST(ParseBytes, ReadsNumbersAndUnits) {
   EXPECT_EQ(*parse_bytes("9223372036854775807"), std::numeric_limits<std::int64_t>::max());
 }
 
-TEST(ParseBytes, RefusesAndExplains) {
+TEST(ParseBytes, WrongTextIsRefusedWithItsReason) {
   for (const char* text : {"", " ", "GiB", "-1", "+1", "1.", ".5GiB", "1e3", "1 GiB ", "1  GiB", " 1", "0x10", "1,5GiB",
                            "8192PiB", "9223372036854775808", "1iB", "NaN", "inf"}) {
     const auto bytes = parse_bytes(text);
@@ -55,7 +55,7 @@ TEST(ParseBytes, RefusesAndExplains) {
   EXPECT_THAT(message_of(parse_bytes(std::string(100'000, '9')).status()), ::testing::HasSubstr("more than 2^63 - 1"));
 }
 
-TEST(ParseBytes, ThePatternOfTheSchemaSaysTheSame) {
+TEST(ParseBytes, SchemaPatternAcceptsTheSameTexts) {
   const std::regex pattern(kBytesPattern);
   std::mt19937 random(1);
   const std::string alphabet = "0129. KMGTPiBb";

@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-TEST(Crc32c, IsThatOfRfc3720) {
+TEST(Crc32c, EqualsTheTestVectorsOfRfc3720) {
   EXPECT_EQ(crc32c(""), 0u);
   EXPECT_EQ(crc32c("123456789"), 0xE3069283u);
   EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8A9136AAu);

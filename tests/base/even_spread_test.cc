@@ -27,7 +27,7 @@ void for_all_spreads(const Body& body) {
   }
 }
 
-TEST(EvenSpread, ChoosesSoManyAndTheFirstOnesBeforeTheOthers) {
+TEST(EvenSpread, ChoosesExactlyTheCountAndFillsTheFirstPartFirst) {
   for_all_spreads([](std::int64_t all, std::int64_t chosen, std::int64_t first) {
     const EvenSpread spread(all, chosen, first);
     EXPECT_EQ(chosen_in(spread, 0, all), chosen);
@@ -36,7 +36,7 @@ TEST(EvenSpread, ChoosesSoManyAndTheFirstOnesBeforeTheOthers) {
   });
 }
 
-TEST(EvenSpread, NumbersEachKindInOrder) {
+TEST(EvenSpread, ChosenAndOthersAreNumberedInOrder) {
   for_all_spreads([](std::int64_t all, std::int64_t chosen, std::int64_t first) {
     const EvenSpread spread(all, chosen, first);
     std::int64_t next[2] = {0, 0};
@@ -45,7 +45,7 @@ TEST(EvenSpread, NumbersEachKindInOrder) {
 }
 
 // Any run of a part has its share of the chosen elements, up to less than one.
-TEST(EvenSpread, EachRunHasItsShare) {
+TEST(EvenSpread, EveryRunHasItsShareUpToOneElement) {
   for_all_spreads([](std::int64_t all, std::int64_t chosen, std::int64_t first) {
     const EvenSpread spread(all, chosen, first);
     const struct {
@@ -63,7 +63,7 @@ TEST(EvenSpread, EachRunHasItsShare) {
   });
 }
 
-TEST(EvenSpread, HasNothingByDefault) {
+TEST(EvenSpread, DefaultChoosesNothing) {
   const EvenSpread none;
   EXPECT_FALSE(none.has(0));
   EXPECT_EQ(none.index(3), 3);

@@ -28,11 +28,11 @@ TEST(Log, LineHasTimeLevelRankAndMessage) {
   EXPECT_THAT(text, ContainsRegex("^[0-9:]{8}\\.[0-9]{3} warning \\[rank 3/8\\] disk \\{\\} is 90% full\n$"));
 }
 
-TEST(Log, ALoneRankHasNoPrefix) {
+TEST(Log, LoneRankHasNoPrefix) {
   EXPECT_THAT(stderr_of([] { log_error("x {} y"); }), ContainsRegex("error   x \\{\\} y\n$"));
 }
 
-TEST(Log, LevelsHideWhatIsLessImportant) {
+TEST(Log, QuietLevelsHideLessImportantLines) {
   const auto all = [] {
     log_info("one");
     log_warning("two");
@@ -54,7 +54,7 @@ TEST(Log, LevelsHideWhatIsLessImportant) {
       << "quiet made it talk";
 }
 
-TEST(Log, ThreadsHaveTheirOwnRankAndLinesStayWhole) {
+TEST(Log, LinesOfManyThreadsStayWholeWithTheirOwnRank) {
   constexpr int kRanks = 8, kLines = 200;
   const std::string text = stderr_of([] {
     std::vector<std::thread> threads;
@@ -77,7 +77,7 @@ TEST(Log, ThreadsHaveTheirOwnRankAndLinesStayWhole) {
   EXPECT_EQ(count, kRanks * kLines);
 }
 
-TEST(Log, AThreadTakesOverTheRankItIsGiven) {
+TEST(Log, RankIsPerThreadAndCanBePassedOn) {
   set_log_rank(1, 4);
   const LogRank mine = log_rank();
   set_log_rank(0, 1);

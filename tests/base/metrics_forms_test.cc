@@ -36,13 +36,13 @@ class MetricsForms : public ::testing::Test {
   const std::filesystem::path path_ = folder_ / "metrics";
 };
 
-TEST_F(MetricsForms, AreChosenByTheName) {
+TEST_F(MetricsForms, FormatIsChosenByTheFileNamesEnding) {
   EXPECT_EQ(metrics_format_of("runs/a/metrics.csv"), MetricsFormat::kCsv);
   EXPECT_EQ(metrics_format_of("runs/a/metrics.jsonl"), MetricsFormat::kJsonLines);
   EXPECT_EQ(metrics_format_of("runs.csv/metrics"), MetricsFormat::kJsonLines);
 }
 
-TEST_F(MetricsForms, ATableHasTheFirstRowsNamesAsColumns) {
+TEST_F(MetricsForms, CsvColumnsAreTheFirstRowsNames) {
   MetricsWriter writer = open(MetricsFormat::kCsv);
   EXPECT_EQ(content(), "");
   ASSERT_TRUE(writer.write({{"step", 1}, {"loss", 0.1}, {"overflow", false}, {"note", "a, \"b\"\nc"}}).ok());
@@ -56,7 +56,7 @@ TEST_F(MetricsForms, ATableHasTheFirstRowsNamesAsColumns) {
   EXPECT_THAT(content(), ::testing::EndsWith("\n3,-inf,,\n"));
 }
 
-TEST_F(MetricsForms, NumbersOfATableReadBackToTheSameBits) {
+TEST_F(MetricsForms, CsvNumbersReadBackToTheSameBits) {
   MetricsWriter writer = open(MetricsFormat::kCsv, Start::kNew, {"a", "b", "c"});
   EXPECT_EQ(content(), "a,b,c\n") << "columns that are known are there at once";
   const double third = 1.0 / 3, tiny = std::numeric_limits<double>::denorm_min();
@@ -69,7 +69,7 @@ TEST_F(MetricsForms, NumbersOfATableReadBackToTheSameBits) {
   EXPECT_EQ(c, std::numeric_limits<long long>::max());
 }
 
-TEST_F(MetricsForms, ATableIsGoneOnWithAfterItsLastWholeRow) {
+TEST_F(MetricsForms, AppendingToCsvContinuesAfterTheLastWholeRow) {
   folder_.write("metrics", "step,\"a \"\"b\"\"\"\n1,0.5\n2,0.2");
   ASSERT_TRUE(open(MetricsFormat::kCsv).write({{"a \"b\"", 0.75}, {"step", 2}}).ok());
   ASSERT_TRUE(open(MetricsFormat::kCsv, Start::kAppend, {"step", "a \"b\""}).write({{"step", 3}}).ok());
@@ -83,7 +83,7 @@ TEST_F(MetricsForms, ATableIsGoneOnWithAfterItsLastWholeRow) {
   EXPECT_EQ(content(), "step\n1\n");
 }
 
-TEST_F(MetricsForms, AnEventFileIsANewOneAndSaysSo) {
+TEST_F(MetricsForms, EventFileBeginsWithItsVersionRecord) {
   MetricsWriter writer = open(MetricsFormat::kEvents, Start::kNew);
   const std::string beginning = content();
   // Length 24 and its CRC; field 1 (wall_time) as 8 bytes; field 3 (file_version) as 13 bytes.
@@ -104,7 +104,7 @@ TEST_F(MetricsForms, AnEventFileIsANewOneAndSaysSo) {
 
 // A file may grow to a bound only: a row that is cut short is removed, and the file is whole. The limit belongs to the
 // process, so a child process reaches it.
-TEST_F(MetricsForms, WhatIsCutShortIsCutOff) {
+TEST_F(MetricsForms, RowCutByAFileLimitIsRemoved) {
   for (const MetricsFormat format : {MetricsFormat::kCsv, MetricsFormat::kEvents}) {
     std::filesystem::remove(path_);
     MetricsWriter writer = open(format, Start::kNew);

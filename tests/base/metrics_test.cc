@@ -63,13 +63,13 @@ TEST_F(MetricsWriterTest, NumbersReadBackToTheSameBits) {
   EXPECT_EQ(line["tiny"].get<double>(), tiny);
 }
 
-TEST_F(MetricsWriterTest, WhatJsonCannotSayBecomesNullOrReplaced) {
+TEST_F(MetricsWriterTest, NonFiniteNumbersBecomeNullAndBadUtf8IsReplaced) {
   MetricsWriter writer = open();
   ASSERT_TRUE(writer.write({{"nan", std::nan("")}, {"inf", HUGE_VAL}, {"text", "\xFF"}}).ok());
   EXPECT_EQ(content(), "{\"nan\":null,\"inf\":null,\"text\":\"\xEF\xBF\xBD\"}\n");
 }
 
-TEST_F(MetricsWriterTest, AppendsAndEndsALineThatACrashCut) {
+TEST_F(MetricsWriterTest, AppendingEndsTheLineThatACrashCut) {
   { std::ofstream(path_) << "{\"step\":1}\n{\"step\":2,\"lo"; }
   ASSERT_TRUE(open().write({{"step", 3}}).ok());
   EXPECT_EQ(content(), "{\"step\":1}\n{\"step\":2,\"lo\n{\"step\":3}\n");
@@ -77,7 +77,7 @@ TEST_F(MetricsWriterTest, AppendsAndEndsALineThatACrashCut) {
   EXPECT_THAT(content(), ::testing::EndsWith("{\"step\":3}\n{\"step\":4}\n"));
 }
 
-TEST_F(MetricsWriterTest, RefusesNamesThatWouldBeLost) {
+TEST_F(MetricsWriterTest, EmptyAndRepeatedNamesAreRefused) {
   MetricsWriter writer = open();
   EXPECT_EQ(exit_code_of(writer.write({{"a", 1}, {"a", 2}})), ExitCode::kInternal);
   EXPECT_EQ(exit_code_of(writer.write({{"", 1}})), ExitCode::kInternal);
@@ -109,7 +109,7 @@ TEST_F(MetricsWriterTest, WritesAfterCloseOrMoveFail) {
 
 // The file may grow only to 15 bytes, so the second line is cut. The limit belongs to the process, so a child process
 // reaches it.
-TEST_F(MetricsWriterTest, ALineCutByALimitSpoilsNoOther) {
+TEST_F(MetricsWriterTest, LineCutByAFileLimitSpoilsNoOther) {
   const pid_t child = ::fork();
   if (child == 0) {
     MetricsWriter writer = open();
@@ -148,7 +148,7 @@ TEST(StepTimes, EmptyHasNoPercentiles) {
   EXPECT_EQ(StepTimes().count(), 0u);
 }
 
-TEST(StepTimes, NearestRankOfKnownNumbers) {
+TEST(StepTimes, PercentilesOf1To100AreTheNearestRanks) {
   StepTimes times;
   for (int i = 100; i >= 1; --i) times.add(i);
   EXPECT_EQ(times.p50(), 50);
@@ -157,7 +157,7 @@ TEST(StepTimes, NearestRankOfKnownNumbers) {
   EXPECT_EQ(times.percentile(0.1), 1);
 }
 
-TEST(StepTimes, EqualsSortingTheLastOnes) {
+TEST(StepTimes, PercentilesEqualSortingTheWindow) {
   std::mt19937 random(3);
   for (const std::size_t window : {1u, 2u, 7u, 100u}) {
     StepTimes times(window);

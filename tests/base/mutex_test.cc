@@ -17,7 +17,7 @@ struct Counter {
   int count ABSL_GUARDED_BY(mutex) = 0;
 };
 
-TEST(Mutex, HeldByOneThreadAtATime_LosesNoCount) {
+TEST(Mutex, IncrementsUnderTheLockLoseNoCount) {
   Counter counter;
   const auto count = [&] {
     for (int i = 0; i < 1000; ++i) {
@@ -32,7 +32,7 @@ TEST(Mutex, HeldByOneThreadAtATime_LosesNoCount) {
   EXPECT_EQ(counter.count, 4000);
 }
 
-TEST(CondVar, NotifiedBetweenWaits_LetsTwoThreadsTakeTurns) {
+TEST(CondVar, NotifiedThreadsTakeTurns) {
   Counter counter;
   const auto take_turns = [&](int first) {
     for (int turn = first; turn < 100; turn += 2) {
@@ -47,7 +47,7 @@ TEST(CondVar, NotifiedBetweenWaits_LetsTwoThreadsTakeTurns) {
   EXPECT_EQ(counter.count, 100);
 }
 
-TEST(CondVar, NobodyNotifies_ReturnsFalseAtTheDeadlineAndHoldsTheMutex) {
+TEST(CondVar, UnnotifiedWaitEndsAtTheDeadlineHoldingTheMutex) {
   Counter counter;
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
   {

@@ -69,7 +69,7 @@ TEST(Noise, IsUncorrelatedBetweenElementsHalvesStepsAndStreams) {
 }
 
 // An element's own noise over the steps is what makes its moments right on average.
-TEST(Noise, OfOneElementIsUniformOverSteps) {
+TEST(Noise, OneElementsNoiseIsUniformOverSteps) {
   constexpr int kSteps = 1 << 14;
   const double limit = 6.0 * 18918.0 / std::sqrt(kSteps);  // 18918: standard deviation of a uniform 16-bit number
   for (std::uint32_t element : {0u, 1u, 255u, 1u << 20, 0xffffffffu}) {
@@ -98,7 +98,7 @@ TEST(Noise, EveryBitOfTheKeyMatters) {
   }
 }
 
-TEST(Noise, TwoNumbersOfAnElementTakeItsTwoEnds) {
+TEST(Noise, TwoDrawsOfAnElementUseOppositeEndsOfItsBits) {
   EXPECT_EQ((own_noise<true, 15>(0x9234d678u)), 0x5678u);
   EXPECT_EQ((own_noise<true, 16>(0x9234d678u)), 0xd678u);
   EXPECT_EQ((own_noise<false, 14>(0x9234d678u)), 0x9234d678u >> 18);
@@ -106,7 +106,7 @@ TEST(Noise, TwoNumbersOfAnElementTakeItsTwoEnds) {
 
 // A run that goes on from a checkpoint, or on another processor, must draw the same numbers. A change of them needs a
 // new kNoiseVersion.
-TEST(Noise, IsTheSameInOneVersion) {
+TEST(Noise, NumbersOfVersion3AreTheStoredOnes) {
   EXPECT_EQ(kNoiseVersion, 3);
   EXPECT_EQ(noise(0, 1, 0), 0x7535934eu);
   EXPECT_EQ(noise(5, 100, 12345), 0xf599879fu);

@@ -26,7 +26,7 @@ std::set<Pair> pairs_of(const std::vector<GridPoint>& points) {
   return pairs;
 }
 
-TEST(Pairwise, EveryPairIsInAPoint) {
+TEST(Pairwise, EveryPairOfValuesIsInSomePoint) {
   for (const std::vector<std::size_t>& sizes :
        {std::vector<std::size_t>{}, {4}, {3, 5}, {2, 2, 2}, {5, 3, 2}, {6, 3, 3, 10}, {2, 3, 2, 3, 2}}) {
     const std::vector<GridPoint> all = grid_product(sizes), sample = pairwise_sample(sizes);
@@ -43,9 +43,9 @@ TEST(Pairwise, IsMuchShorterThanTheProduct) {
   EXPECT_LE(pairwise_sample({2, 2, 2, 2, 2, 2}).size(), 64U / 6);
 }
 
-TEST(Pairwise, OfTwoDimensionsIsAll) { EXPECT_EQ(pairwise_sample({3, 5}), grid_product({3, 5})); }
+TEST(Pairwise, TwoDimensionsGiveTheWholeProduct) { EXPECT_EQ(pairwise_sample({3, 5}), grid_product({3, 5})); }
 
-TEST(Pairwise, HasOnlyPointsThatThereAre) {
+TEST(Pairwise, FilteredPointsAreNotSampled) {
   const GridFilter exists = [](const GridPoint& point) { return point[0] != 1 || point[2] == 0; };
   const std::vector<std::size_t> sizes = {3, 4, 3};
   const std::vector<GridPoint> sample = pairwise_sample(sizes, exists);
@@ -61,7 +61,7 @@ TEST(Pairwise, GivesValuesInTheOrderOfNestedLoops) {
   EXPECT_EQ(of, wanted);
 }
 
-TEST(MadeOnce, MakesEachOnce) {
+TEST(MadeOnce, SameNameIsMadeOnlyOnce) {
   MadeOnce<int> made;
   int calls = 0;
   for (const char* const name : {"a", "b", "a"}) made(name, [&] { return ++calls; });
@@ -69,7 +69,7 @@ TEST(MadeOnce, MakesEachOnce) {
   EXPECT_EQ(made("a", [] { return 0; }), 1);
 }
 
-TEST(Pairwise, LongTestsRunAll) {
+TEST(Pairwise, LongTestsRunTheWholeProduct) {
   const std::vector<std::size_t> sizes = {3, 3, 3};
   EXPECT_EQ(pairwise(sizes), tests_are_long() ? grid_product(sizes) : pairwise_sample(sizes));
   EXPECT_EQ(grid_product(sizes).size(), 27U);

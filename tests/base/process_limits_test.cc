@@ -35,7 +35,7 @@ bool set(decltype(RLIMIT_FSIZE) resource, rlim_t soft, rlim_t hard) {
   return ::setrlimit(resource, &limit) == 0;
 }
 
-TEST(ProcessLimits, AWriteBeyondTheLimitOfFileSizesIsAnError) {
+TEST(ProcessLimits, WriteBeyondTheFileSizeLimitIsAnError) {
   EXPECT_EQ(in_child([] {
               turn_size_signal_into_error();
               const int fd = ::memfd_create("limited", MFD_CLOEXEC);
@@ -46,7 +46,7 @@ TEST(ProcessLimits, AWriteBeyondTheLimitOfFileSizesIsAnError) {
             0);
 }
 
-TEST(ProcessLimits, AWriteToAPeerThatIsGoneIsAnError) {
+TEST(ProcessLimits, WriteToAGonePeerIsAnError) {
   EXPECT_EQ(in_child([] {
               int ends[2];
               if (::pipe(ends) != 0) return false;
@@ -57,7 +57,7 @@ TEST(ProcessLimits, AWriteToAPeerThatIsGoneIsAnError) {
             0);
 }
 
-TEST(ProcessLimits, AProgramThatIsStartedHasTheSignalAsBefore) {
+TEST(ProcessLimits, StartedProgramGetsTheDefaultSizeSignal) {
   const int status = in_child([] {
     turn_size_signal_into_error();
     ::execl("/bin/sh", "sh", "-c", "kill -s XFSZ $$", nullptr);
@@ -67,7 +67,7 @@ TEST(ProcessLimits, AProgramThatIsStartedHasTheSignalAsBefore) {
   EXPECT_EQ(WTERMSIG(status), SIGXFSZ);
 }
 
-TEST(ProcessLimits, AProgramsOwnHandlerStays) {
+TEST(ProcessLimits, ProgramsOwnSignalHandlerStays) {
   EXPECT_EQ(in_child([] {
               ::signal(SIGXFSZ, SIG_IGN);
               turn_size_signal_into_error();
@@ -76,7 +76,7 @@ TEST(ProcessLimits, AProgramsOwnHandlerStays) {
             0);
 }
 
-TEST(ProcessLimits, TheSoftLimitOfDescriptorsBecomesTheHardOne) {
+TEST(ProcessLimits, SoftDescriptorLimitIsRaisedToTheHardOne) {
   EXPECT_EQ(in_child([] {
               rlimit limit{};
               if (!set(RLIMIT_NOFILE, 20, 40)) return false;
@@ -87,7 +87,7 @@ TEST(ProcessLimits, TheSoftLimitOfDescriptorsBecomesTheHardOne) {
             0);
 }
 
-TEST(ProcessLimits, ThreadsThatTheSystemRefusesAreAnErrno) {
+TEST(ProcessLimits, RefusedThreadsReturnEagain) {
   EXPECT_EQ(try_threads(3), 0);
   EXPECT_THAT(limit_hint(EAGAIN), HasSubstr("processes and threads (ulimit -u)"));
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

@@ -5,7 +5,7 @@
 namespace tessera {
 namespace {
 
-TEST(ScaledSpeedup, IsThatOfGustafson) {
+TEST(ScaledSpeedup, EqualsGustafsonsPublishedNumbers) {
   // The three problems of his paper on 1024 processors, by the serial shares that he measured.
   EXPECT_NEAR(scaled_speedup(0.004, 1024), 1020, 0.5);
   EXPECT_NEAR(scaled_speedup(0.005, 1024), 1019, 0.5);
@@ -20,7 +20,7 @@ TEST(ScaledSpeedup, LiesBetweenOneAndTheNumberOfRanks) {
   }
 }
 
-TEST(ScalingEfficiency, IsTheSpeedupOfOneRank) {
+TEST(ScalingEfficiency, EqualsSpeedupDividedByRanks) {
   EXPECT_DOUBLE_EQ(scaling_efficiency(0.25, 8), 6.25 / 8);
   EXPECT_EQ(scaling_efficiency(0, 8), 1);
   EXPECT_EQ(scaling_efficiency(1, 8), 1.0 / 8);

@@ -29,13 +29,13 @@ class SeededFaultDeathTest : public ::testing::Test {
   }
 };
 
-TEST_F(SeededFaultDeathTest, TheVariableSwitchesOneOn) {
+TEST_F(SeededFaultDeathTest, VariableSwitchesOnOnlyTheNamedFault) {
   EXPECT_EXIT(end_with("no_last_gap", SeededFault::kNoLastGap), ::testing::ExitedWithCode(1), "");
   EXPECT_EXIT(end_with("no_last_gap", SeededFault::kEpochsAlike), ::testing::ExitedWithCode(0), "");
   EXPECT_EXIT(end_with("", SeededFault::kNoLastGap), ::testing::ExitedWithCode(0), "");
 }
 
-TEST_F(SeededFaultDeathTest, AnUnknownNameEndsTheProcess) {
+TEST_F(SeededFaultDeathTest, UnknownNameEndsTheProcess) {
   EXPECT_EXIT(end_with("no_such", SeededFault::kNoLastGap),
               ::testing::ExitedWithCode(static_cast<int>(ExitCode::kConfig)), "there is no fault \"no_such\"");
 }

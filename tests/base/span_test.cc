@@ -48,7 +48,7 @@ TEST(Trace, NumbersThreadsAndKeepsAnyName) {
   EXPECT_NE(recorded[0]["tid"], recorded[1]["tid"]);
 }
 
-TEST(Trace, ASpanAddsItsTimeWithOrWithoutATrace) {
+TEST(Trace, SpanAddsItsTimeWithOrWithoutATrace) {
   const auto begin = std::chrono::steady_clock::now();
   double seconds = 0;
   for (int i = 0; i < 2; ++i) {

@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-TEST(StateBytes, AreOneNumberAnElementAndOneScaleABlock) {
+TEST(StateBytes, EightBitStatesAddOneScalePerBlock) {
   EXPECT_EQ(state_bytes(StateDType::kF32, 1000).total(), 4000);
   EXPECT_EQ(state_bytes(StateDType::kBF16, 1000).total(), 2000);
   const StateBytes eight = state_bytes(StateDType::k8Bit, 1000);
@@ -20,7 +20,7 @@ TEST(StateBytes, AreOneNumberAnElementAndOneScaleABlock) {
   }
 }
 
-TEST(MasterBytes, AreWhatTheParameterLacks) {
+TEST(MasterBytes, AreOnlyTheBytesThatTheParameterLacks) {
   EXPECT_EQ(master_bytes(MasterKind::kSplitBF16, DType::kF32, 100), 0);
   EXPECT_EQ(master_bytes(MasterKind::kF32, DType::kF32, 100), 0);
   EXPECT_EQ(master_bytes(MasterKind::kSplitBF16, DType::kBF16, 100), 200);

@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-TEST(Error, RemembersItsExitCode) {
+TEST(Error, StatusKeepsItsExitCodeAndMessage) {
   for (const ExitCode code : {ExitCode::kUsage, ExitCode::kCorruptData, ExitCode::kNoInput, ExitCode::kUnavailable,
                               ExitCode::kInternal, ExitCode::kOsResource, ExitCode::kCannotCreate, ExitCode::kIo,
                               ExitCode::kPeerLost, ExitCode::kPermission, ExitCode::kConfig}) {
@@ -19,7 +19,7 @@ TEST(Error, RemembersItsExitCode) {
   EXPECT_EQ(exit_code_of(absl::OkStatus()), ExitCode::kOk);
 }
 
-TEST(Error, StatusesMadeElsewhereGetTheNearestCode) {
+TEST(Error, ForeignStatusesGetTheNearestExitCode) {
   EXPECT_EQ(exit_code_of(absl::DeadlineExceededError("")), ExitCode::kPeerLost);
   EXPECT_EQ(exit_code_of(absl::NotFoundError("")), ExitCode::kNoInput);
   EXPECT_EQ(exit_code_of(absl::UnimplementedError("")), ExitCode::kInternal);

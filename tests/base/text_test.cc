@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-TEST(QuotedText, IsSafeToPrint) {
+TEST(QuotedText, EscapesControlCharactersAndNeverCutsOne) {
   EXPECT_EQ(quoted_text("a\"b\n"), R"("a\"b\n")");
   EXPECT_EQ(quoted_text("\x1b[31m"), "\"\\u001b[31m\"");
   EXPECT_EQ(quoted_text("\xFF"), "\"\xEF\xBF\xBD\"");
@@ -22,14 +22,14 @@ TEST(TextWidth, CountsCharacters) {
   EXPECT_EQ(text_width("5 \xC2\xB5s"), 4u);
 }
 
-TEST(EditDistance, CountsSlips) {
+TEST(EditDistance, CountsEditsAndSwapsButNotCase) {
   EXPECT_EQ(edit_distance("", "abc"), 3u);
   EXPECT_EQ(edit_distance("kitten", "sitting"), 3u);
   EXPECT_EQ(edit_distance("FULL_SHRAD", "FULL_SHARD"), 1u) << "neighbours swapped";
   EXPECT_EQ(edit_distance("AdamW", "adamw"), 0u);
 }
 
-TEST(EditDistance, IsAMeasure) {
+TEST(EditDistance, IsSymmetricAndZeroOnlyForEqualWords) {
   const std::vector<std::string> words = {"",         "a",         "lr",       "betas", "beta",
                                           "momentum", "dampening", "nesterov", "ab",    "ba"};
   for (const std::string& a : words) {
@@ -41,7 +41,7 @@ TEST(EditDistance, IsAMeasure) {
   }
 }
 
-TEST(Nearest, GuessesSlipsOnly) {
+TEST(Nearest, SuggestsOnlyWordsThatAreCloseEnough) {
   const std::vector<std::string> words = {"optimizer", "units", "lr"};
   EXPECT_EQ(nearest("optimiser", words), "optimizer");
   EXPECT_EQ(nearest("LR", words), "lr");
@@ -58,13 +58,13 @@ TEST(Joined, PutsSeparatorsBetween) {
   EXPECT_EQ(joined({"a", "b", "c"}), "a, b, c");
 }
 
-TEST(Clipped, SaysHowMuchIsLeftOut) {
+TEST(Clipped, SaysHowManyBytesAreLeftOut) {
   EXPECT_EQ(clipped("short", 10), "short");
   EXPECT_EQ(clipped(std::string(12345, 'x'), 3), "xxx... (12,342 bytes more)");
   EXPECT_EQ(clipped("a\xC3\xA4z", 2), "a... (3 bytes more)");  // not half of a character
 }
 
-TEST(NumberRanges, AreShort) {
+TEST(NumberRanges, LongListsAreShortenedToRanges) {
   EXPECT_EQ(number_ranges({}), "");
   EXPECT_EQ(number_ranges({3}), "3");
   EXPECT_EQ(number_ranges({3, 4}), "3, 4");

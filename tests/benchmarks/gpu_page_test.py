@@ -51,7 +51,7 @@ class Tables(unittest.TestCase):
     def setUp(self):
         self.results = tables.GpuResults(made_up())
 
-    def test_limits_pool_the_rounds(self):
+    def test_limit_is_the_median_over_all_rounds(self):
         row = rows(tables.limits(self.results))[tables.LIMITS["copy"]]
         self.assertEqual((row["samples"], row["median, ms"], row["rate"], row["unit"]), (3, 2000.0, 1000.0, "GB/s"))
         row = rows(tables.limits(self.results))[tables.LIMITS["gemm"]]
@@ -59,7 +59,7 @@ class Tables(unittest.TestCase):
         row = rows(tables.limits(self.results))[tables.LIMITS["h2d"]]
         self.assertEqual((row["rate"], row["note"]), (None, "not run: it was not asked for"))
 
-    def test_optimizers_beside_the_copy(self):
+    def test_optimizer_rates_are_compared_with_the_copy_limit(self):
         table = rows(tables.optimizer(self.results))
         row = table["PyTorch fused_fp32"]  # 28 GB at 1000 GB/s are 28 ms
         self.assertEqual((row["parameters"], row["GB/s"], row["of the copy limit"]), (10**9, 500.0, 0.5))
@@ -67,13 +67,13 @@ class Tables(unittest.TestCase):
         self.assertAlmostEqual(row["of the copy limit"], 0.925)
         self.assertIn("3 s of 380 were left", table["PyTorch chain_bf16"]["note"])
 
-    def test_shares_need_a_limit(self):
+    def test_shares_are_empty_without_a_limit(self):
         results = tables.GpuResults(made_up(limits=[]))
         self.assertIsNone(rows(tables.optimizer(results))["PyTorch fused_fp32"]["of the copy limit"])
         row = rows(tables.steps(results, WORK))["torch_eager"]
         self.assertIsNone(row["model FLOP/s of the matrix product's"])
 
-    def test_steps_beside_the_plain_module_and_the_product(self):
+    def test_steps_are_compared_with_plain_module_and_matrix_product(self):
         table = rows(tables.steps(self.results, WORK))
         row = table["tessera_full_shard"]
         self.assertEqual((row["samples"], row["tokens/s"]), (1, 62500.0))
@@ -104,7 +104,7 @@ class Tables(unittest.TestCase):
         self.assertNotIn(("torch_eager", "tessera_no_shard"), table)  # it takes no part in this work
 
 
-    def test_what_a_unit_costs_the_host(self):
+    def test_unit_cost_on_the_host_is_over_the_plain_module(self):
         table = rows(tables.launches(self.results))
         self.assertEqual((table["plain module"]["step, ms"], table["plain module"]["over the plain module, us a unit"]),
                          (2.0, None))
@@ -120,7 +120,7 @@ class Page(unittest.TestCase):
             lines = [line.replace("\\|", "") for line in block.splitlines() if line.startswith("|")]
             self.assertEqual(len({line.count("|") for line in lines} or {0}), 1, block)
 
-    def test_it_names_gpu_commit_and_what_is_missing(self):
+    def test_page_names_gpu_commit_and_missing_parts(self):
         text = page.text(made_up())
         for wanted in ("# Tessera on GPU X", "| run 1 | limits, gpt_1b5: commit abc, 2000", "80.0 GiB, driver 580", "- gpt_1b5: PyTorch: alike",
                        "No test was run", "## Failed", "  trace\n  OutOfMemoryError: 90 GiB", "## Not run",
@@ -135,11 +135,11 @@ class Page(unittest.TestCase):
         table["rows"][1][1] = "why"
         self.assertEqual(pages.markdown_table(table), "## T\n\n| a | note |\n| ---: | --- |\n| 1 |  |\n| 2 | why |\n")
 
-    def test_smoke_tests_say_so(self):
+    def test_page_of_a_smoke_test_says_so(self):
         for changes in ({"quick": True}, {"gpu": None}):
             self.assertIn("its figures mean nothing", page.text(made_up(**changes)))
 
-    def test_tests_are_listed(self):
+    def test_page_lists_the_tests(self):
         tests = [{"name": "device_kernels_test", "status": "passed", "seconds": 2.5, "message": ""}]
         self.assertIn("| device_kernels_test | passed | 2.5 |", page.text(made_up(tests=tests)))
 
@@ -149,7 +149,7 @@ class Page(unittest.TestCase):
             runs = [run | {"commit": {"hash": "abc", "dirty": dirty}}]
             self.assertIn(wanted, page.text(made_up(runs=runs)))
 
-    def test_cells(self):
+    def test_cells_are_rounded_and_escaped(self):
         self.assertEqual([pages.markdown_cell(value) for value in (None, 0.12345678, 123456.7, 1 << 20, "a|b\nc")],
                          ["", "0.1235", "123,457", "1,048,576", "a\\|b c"])
 

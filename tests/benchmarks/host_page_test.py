@@ -51,12 +51,12 @@ class Tables(unittest.TestCase):
         self.assertEqual(len(found), 1, (file, key))
         return found[0]
 
-    def test_steps_pool_the_rounds(self):
+    def test_step_quantiles_are_over_all_rounds(self):
         row = self.row("steps.csv", contender="PyTorch FSDP2")
         self.assertEqual(numbers(row, "samples", "median_s", "p10_s", "p90_s"), [3, 4.0, 3.2, 4.8])
         self.assertEqual(numbers(row, "tokens_per_s"), [50.0])  # two ranks of 100 tokens in 4 s
 
-    def test_each_family_is_held_to_its_own_step_without_communication(self):
+    def test_exposed_time_is_over_the_familys_step_without_communication(self):
         row = self.row("steps.csv", contender="PyTorch FSDP2")
         self.assertEqual(numbers(row, *COSTS), [3.0, 0.75, 0.25])
         row = self.row("steps.csv", contender="DeepSpeed ZeRO-3")  # to PyTorch's, on which it runs
@@ -65,13 +65,13 @@ class Tables(unittest.TestCase):
         self.assertEqual(numbers(row, *COSTS), [0.25, 0.25, 0.75])
         self.assertEqual(self.row("steps.csv", contender="PyTorch, no communication")["exposed_s"], "")
 
-    def test_memory_beside_the_formula(self):
+    def test_memory_is_compared_with_the_formula(self):
         row = self.row("memory.csv", contender="Tessera FULL_SHARD")  # 16P/N of 2^20 parameters: 8 MiB; measured 16 MiB
         self.assertEqual(numbers(row, "measured_bytes", "formula_bytes", "measured_over_formula", "planned_bytes"),
                          [2**24, 2**23, 2.0, 9000000])
         self.assertEqual(self.row("memory.csv", contender="PyTorch FSDP2")["planned_bytes"], "")
 
-    def test_ratios_are_theirs_over_ours_and_judged(self):
+    def test_ratio_is_peer_over_tessera_and_judged_by_its_target(self):
         row = self.row("ratios.csv", measure="step", subject="w", peer="PyTorch FSDP2")
         self.assertEqual((*numbers(row, "measured_ratio"), row["target"], row["reached"]), (4.0, "", ""))
         row = self.row("ratios.csv", measure="step", subject="w", peer="DeepSpeed ZeRO-3")
@@ -83,7 +83,7 @@ class Tables(unittest.TestCase):
         # Targets of one work are not judged on another.
         self.assertNotIn("no communication,Tessera FULL_SHARD", self.files["ratios.csv"])
 
-    def test_one_python_model_is_held_to_pytorch_without_communication(self):
+    def test_python_steps_are_compared_with_pytorch_alone(self):
         row = self.row("python.csv", contender="Tessera in Python, FULL_SHARD")
         self.assertEqual(numbers(row, "samples", "median_s", "tokens_per_s", "exposed_s", "measured_bytes"),
                          [2, 1.25, 160.0, 0.25, 2**21])
@@ -95,14 +95,14 @@ class Tables(unittest.TestCase):
         row = self.row("ratios.csv", measure="python_memory")
         self.assertEqual((*numbers(row, "measured_ratio"), row["reached"]), (2.0, "yes"))
 
-    def test_optimizer_ratios_are_of_a_parameters_time(self):
+    def test_optimizer_ratio_compares_time_per_parameter(self):
         # torch 3 us for 1000 parameters, Tessera 4 us for 2000.
         row = self.row("ratios.csv", measure="optimizer", peer="fused_fp32")
         self.assertEqual(numbers(row, "measured_ratio"), [1.5])
         self.assertEqual(numbers(self.row("ratios.csv", measure="optimizer", peer="limit"), "measured_ratio"), [0.975])
         self.assertEqual(numbers(self.row("optimizer.csv", contender="fused_fp32"), "parameters_per_s"), [1000 / 3e-6])
 
-    def test_optimizers_with_avx2_are_of_the_same_rounds(self):
+    def test_avx2_optimizer_ratio_uses_the_avx2_rounds(self):
         # DeepSpeed 7 us for 1000 parameters, Tessera 7 us for 2000, with bf16 moments 5.6 us.
         row = self.row("ratios.csv", measure="optimizer_avx2", peer="deepspeed_fp32")
         self.assertEqual((*numbers(row, "measured_ratio", "target"), row["reached"]), (2.0, 1.0, "yes"))
@@ -111,7 +111,7 @@ class Tables(unittest.TestCase):
         self.assertEqual(numbers(self.row("optimizer_avx2.csv", contender="tessera fp32"), "samples", "share_of_limit"), [2, 0.9])
         self.assertEqual(self.row("optimizer_avx2.csv", contender="deepspeed_fp32")["share_of_limit"], "")
 
-    def test_collective_ratios_compare_like_with_like(self):
+    def test_collective_ratio_needs_the_same_bytes_and_dtype(self):
         row = self.row("ratios.csv", measure="collective", subject="barrier", bytes="0")
         self.assertEqual(numbers(row, "measured_ratio"), [200.0])
         # fp32 with fp32: the bf16 case would give another ratio. 4 bytes were not measured on Tessera's side: no row.
@@ -123,7 +123,7 @@ class Tables(unittest.TestCase):
         row = self.row("collectives.csv", contender="gloo", collective="all_reduce", bytes="1048576")
         self.assertEqual(numbers(row, "bytes_per_s", "share_of_limit"), [1048576e3, 0.1])
 
-    def test_crowded_ranks_are_held_to_the_fewest(self):
+    def test_crowded_ranks_are_compared_with_the_fewest_ranks(self):
         row = self.row("crowded.csv", contender="Tessera FULL_SHARD", ranks="4")  # 400 tokens in 0.5 s; 200 in 0.2 s
         self.assertEqual(numbers(row, "tokens_per_s", "over_fewest_ranks"), [800.0, 0.8])
         row = self.row("ratios.csv", measure="crowded_work", subject="4 ranks")
@@ -139,7 +139,7 @@ class Tables(unittest.TestCase):
         row = self.row("ratios.csv", measure="buckets_communication", subject="resnet18")
         self.assertEqual(numbers(row, "measured_ratio"), [3.0])
 
-    def test_buckets_have_quantiles_and_what_the_fit_says(self):
+    def test_buckets_have_quantiles_and_the_fits_seconds(self):
         row = self.row("buckets.csv", bucket_bytes="")  # one collective a tensor: 62 x 10 us + 10 MB at 10 GB/s
         self.assertEqual(numbers(row, "p50_s", "p95_s", "p99_s", "communication_s"), [0.3, 0.3, 0.3, 0.06])
         self.assertAlmostEqual(float(row["communication_by_fit_s"]), 62 * 1e-5 + 1e-3, places=8)
@@ -197,7 +197,7 @@ class Page(unittest.TestCase):
     def setUpClass(cls):
         cls.page = page_of(made_up())
 
-    def test_is_well_formed_and_loads_nothing(self):
+    def test_page_is_well_formed_and_loads_nothing(self):
         parser = Balanced()
         parser.feed(self.page)
         self.assertEqual((parser.problems, parser.open), ([], []))
@@ -224,7 +224,7 @@ class Page(unittest.TestCase):
         self.assertIn('<td>FULL_SHARD beside PyTorch FSDP2</td><td class="number no">1.25 (2.00)</td>', summary)
         self.assertIn("Peak memory of a rank, A work, beside PyTorch FSDP2: 1.25 of 2", summary)
 
-    def test_names_are_readable(self):
+    def test_page_shows_readable_names(self):
         words = re.sub(r"<style>.*?</style>|<[^>]*>", " ", self.page, flags=re.DOTALL)
         for name in ("fused_fp32", "deepspeed_fp32", "all_reduce", "measured_ratio", "resnet18", "peak_memory",
                      "per_tensor", "1048576"):
@@ -233,7 +233,7 @@ class Page(unittest.TestCase):
             self.assertIn(name, words)
         self.assertIn("<li>A work: 1 strategies, 5 steps: losses equal bit for bit</li>", self.page)
 
-    def test_says_what_sharing_on_one_host_means(self):
+    def test_page_explains_sharing_on_one_host(self):
         self.assertIn("With ranks of one host sharing one copy of the parameters nothing is gathered", self.page)
         self.assertIn("This run has no rows with private copies", self.page)
         data = made_up()
@@ -255,7 +255,7 @@ class Page(unittest.TestCase):
         # Outside the style nothing has a colour of its own.
         self.assertEqual(re.findall(r'(?:fill|stroke)(?:: |=")(?!none|var\(|url\().*', self.page.replace(style, "")), [])
 
-    def test_names_commit_command_and_checks(self):
+    def test_page_names_commit_command_and_checks(self):
         self.assertIn("0123456789abcdef0123456789abcdef01234567 with uncommitted changes", self.page)
         self.assertIn("benchmarks/run --rounds 1", self.page)
         self.assertIn("losses equal bit for bit", self.page)
@@ -264,14 +264,14 @@ class Page(unittest.TestCase):
         self.assertIn("Made-up &lt;CPU&gt;", self.page)
         self.assertNotIn("<CPU>", self.page)
 
-    def test_says_what_won_and_why(self):
+    def test_page_names_the_best_bucket_and_why(self):
         # alpha 10 us, 1/beta 10 GB/s: half-way at 100000 bytes.
         self.assertIn("The best bucket is 4 MiB (12 collectives a step): 1.50 times as fast", self.page)
         self.assertIn("3.00 times in communication alone, which is 20 % of a step", self.page)
         self.assertIn("made-up &lt;images&gt;", self.page)
         self.assertRegex(self.page, r"alpha = 10 µs and 1/beta = 10 GB/s: below 97\.7 KiB")
 
-    def test_shows_every_section_and_what_is_missing(self):
+    def test_page_shows_every_section_and_missing_parts(self):
         for words in ("Ratios", "Step time: A work", "Peak memory: A work", "One Python model", "Optimizer step", "Collectives",
                       "Latencies", "More ranks than cores", "Buckets", "One step", "What the Engine costs an operator",
                       "Not in this run", "This run"):
@@ -284,11 +284,11 @@ class Page(unittest.TestCase):
         self.assertEqual(csv_of(data), {})
         self.assertEqual(re.findall("<h2[^>]*>([^<]*)", page_of(data)), ["This run"])
 
-    def test_a_smoke_test_says_so(self):
+    def test_page_of_a_smoke_test_says_so(self):
         self.assertNotIn("smoke test", self.page)
         self.assertIn("smoke test", page_of(made_up() | {"quick": True}))
 
-    def test_thinned_samples_are_told(self):
+    def test_page_tells_that_samples_were_thinned(self):
         self.assertNotIn("thinned", self.page)
         self.assertIn("lists of samples were thinned evenly, to 300 each", page_of(made_up() | {"thinned_to": 300}))
 
@@ -339,31 +339,31 @@ class Disk(unittest.TestCase):
         self.assertEqual(len(found), 1)
         return found[0]
 
-    def test_mixed_passes_move_twice_the_bytes(self):
+    def test_mixed_pass_counts_bytes_read_and_written(self):
         row = next(row for row in rows_of(self.files["disk.csv"]) if row["contender"] == "tessera")
         self.assertEqual(numbers(row, "bytes_per_s", "cpu_s_per_gib"), [2.0**30, 0.1])
 
-    def test_the_faster_peer_counts_and_defaults_only_where_they_are_slow(self):
+    def test_target_is_set_against_the_faster_disk_peer(self):
         self.assertEqual(numbers(self.ratio("fio", "disk"), "measured_ratio", "target"), [2.0, 0.98])
         defaults = self.ratio("deepspeed_aio", "disk")
         self.assertEqual(numbers(defaults, "measured_ratio"), [1.5])
         self.assertEqual(defaults["target"], "")  # they were faster than fio
         self.assertEqual(numbers(self.ratio("deepspeed_aio", "disk_cpu"), "measured_ratio"), [4.0])
 
-    def test_steps_are_compared_a_parameter_and_with_their_limit(self):
+    def test_disk_steps_are_compared_per_parameter_and_with_their_limit(self):
         self.assertEqual(numbers(self.ratio("deepspeed_swapper", "disk_step"), "measured_ratio", "target"), [1.5, 1.5])
         self.assertEqual(numbers(self.ratio("disk_limit", "disk_step"), "measured_ratio"), [0.9])
         cached = self.ratio("deepspeed_swapper", "disk_step", cached=True)
         self.assertEqual(numbers(cached, "measured_ratio", "target"), [3.0, 1.5])
 
     @paths.NEEDS_MATPLOTLIB
-    def test_the_page_shows_them(self):
+    def test_page_shows_the_disk_tables(self):
         page = page_of(self.data)
         self.assertIn("Passes over a disk: mixed", page)
         self.assertIn("DeepSpeed&#x27;s swapper, fp32", page)
 
     @paths.NEEDS_MATPLOTLIB
-    def test_sections_of_another_time_say_so(self):
+    def test_sections_of_a_later_run_name_that_run(self):
         first, = self.data["runs"]
         later = first | {"sections": ["disk"], "commit": {"hash": "abc123", "dirty": True}, "started": "then", "command": "run",
                          "machine": first["machine"] | {"cpu": "another", "cores": 3}}

@@ -89,7 +89,7 @@ class Launching(unittest.TestCase):
         self.assertEqual(run.losses, [[5.0, 4.0, 3.0, 2.0, 1.0], [6.0, 5.0, 4.0, 3.0, 2.0]])
         self.assertEqual((run.peak_bytes, run.facts), (50.0, {"allocated_peak_bytes": 7}))
 
-    def test_checks_time_no_steps(self):
+    def test_run_for_checks_times_no_steps(self):
         program = self.script(TESSERA)
         run = Launcher(program, {}).train(CONTENDERS["tessera_full_shard"], WORK, self.folder, steps=5)
         self.assertEqual((run.samples_s, run.losses), ([[]], [[5.0, 4.0, 3.0, 2.0, 1.0]]))
@@ -103,14 +103,14 @@ class Launching(unittest.TestCase):
 
         self.assertEqual(self.train("tessera_no_shard", TESSERA, used_bytes).facts["device_bytes"], 48)
 
-    def test_a_failure_says_what_was_said_and_old_metrics_do_not_count(self):
+    def test_failure_quotes_the_output_and_ignores_old_metrics(self):
         (self.folder / "metrics.0.jsonl").write_text(json.dumps(METRICS[1]) + "\n")
         with self.assertRaisesRegex(ranks.ContenderFailed, "(?s)ended with 69.*no NCCL here"):
             self.train("tessera_full_shard", "#!/bin/sh\necho no NCCL here >&2\nexit 69\n")
         with self.assertRaisesRegex(ranks.ContenderFailed, "it left no metrics"):
             self.train("tessera_full_shard", "#!/bin/sh\n")
 
-    def test_whoever_trained_something_else_failed(self):
+    def test_run_that_trained_something_else_has_failed(self):
         start, *steps = METRICS
         for found, lines in (("7 parameters instead of", [{"parameters": 7}, *steps]), ("0 parameters instead of", steps),
                              ("4 steps instead of 5", METRICS[:-1]), (r"losses are \[nan, 4.0", [start, steps[0] | {"loss": math.nan}, *steps[1:]])):
@@ -118,7 +118,7 @@ class Launching(unittest.TestCase):
             with self.subTest(found), self.assertRaisesRegex(ranks.ContenderFailed, found):
                 launch.read(self.folder, WORK)
 
-    def test_strategies_are_those_of_fsdp2_with_masters(self):
+    def test_strategy_files_match_fsdp2_with_fp32_masters(self):
         strategy = strategy_file(CONTENDERS["tessera_shard_gradients"], WORK, "cuda")
         self.assertEqual(strategy["strategy"], "SHARD_GRADIENTS")
         self.assertEqual(strategy["mixed_precision"], {"param": "bf16", "reduce": "fp32"})
@@ -142,7 +142,7 @@ class JUnit(unittest.TestCase):
                          ["", "norm 3, wanted 4", "SKIP_REGULAR_EXPRESSION_MATCHED", "Unable to find executable"])
         self.assertEqual(tests[0]["seconds"], 1.5)
 
-    def test_no_file_is_no_tests(self):
+    def test_missing_file_gives_no_tests(self):
         self.assertEqual(junit.read("/nowhere/tests.xml"), [])
 
 

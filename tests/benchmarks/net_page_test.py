@@ -52,22 +52,22 @@ class Tables(unittest.TestCase):
         self.assertEqual(self.row("tessera_no_shard")["over_fsdp2"], 0.5 / 4.0)  # the second round has no FSDP2
         self.assertIsNone(tables.ratio({1: 1.0}, {2: 1.0}))
 
-    def test_exposed_is_beyond_the_own_rank_alone(self):
+    def test_exposed_time_is_over_one_rank_alone(self):
         self.assertEqual(self.row("tessera_no_shard")["exposed_s"], (0.25 + 2.5) / 2)
         self.assertEqual(self.row("torch_ddp")["exposed_s"], (0.5 + 1.5) / 2)
         self.assertEqual((self.row("torch_alone")["exposed_s"], self.row("tessera_alone")["alone_s"]), (None, 0.375))
 
-    def test_the_wire_alone_is_the_busier_direction_over_its_speed(self):
+    def test_wire_time_is_the_busier_directions_bytes_over_its_speed(self):
         self.assertEqual((self.row("torch_ddp")["link_bytes"], self.row("torch_ddp")["wire_s"]), (100_000_000, 0.5))
         self.assertIsNone(self.row("torch_fsdp2")["wire_s"])
 
-    def test_predictions_are_beside_the_median(self):
+    def test_predicted_time_is_compared_with_the_median(self):
         row = self.row("tessera_no_shard")
         self.assertEqual(row["predicted_s"], 2.1)
         self.assertAlmostEqual(row["predicted_off"], 0.2)
         self.assertAlmostEqual(*self.results.predictions_off(), 0.2)
 
-    def test_what_has_no_sample_has_no_row(self):
+    def test_contender_without_samples_has_no_row(self):
         self.assertIsNone(self.results.row("unlimited", "torch_ddp"))
         table = tables.table(self.results)
         self.assertEqual([row[table["columns"].index("contender")] for row in table["rows"]], [CONTENDERS[name].label for name in NAMES])
@@ -89,7 +89,7 @@ class Page(unittest.TestCase):
         from net import page
         cls.page = page.Page(copy.deepcopy(DATA)).text()
 
-    def test_it_says_what_was_run_and_what_was_not(self):
+    def test_page_tells_what_was_run_and_what_was_not(self):
         for wanted in ("2 hosts with 1 rank of one thread each", "2 rounds a rate", "no limit is not measured; 1 Gbit/s is 200 MB/s",
                        "abc with uncommitted changes, then, 60 s", "CPU &lt;X&gt;, 1 GiB", "<code>benchmarks/run_net</code>",
                        "PyTorch FSDP2 at 1 Gbit/s, round 2: exit code 1<details>", "no &lt;luck&gt;", "DeepSpeed ZeRO-3: not installed",
@@ -100,17 +100,17 @@ class Page(unittest.TestCase):
         titles = re.findall("<h2[^>]*>([^<]*)", self.page)
         self.assertEqual(titles, ["Targets", "Step time and rate", "At 1 Gbit/s", "Not in this run, or failed", "This run"])
 
-    def test_predictions_are_targets(self):
+    def test_page_judges_predictions_by_their_target(self):
         self.assertRegex(self.page, "the farthest off of 1</td><td>step</td><td>all</td>.*?0.10</td>.*?0.200</td><td class=\"no\">no")
 
 
 class Rates(unittest.TestCase):
-    def test_they_are_tcs(self):
+    def test_rates_are_read_as_tc_writes_them(self):
         self.assertEqual([rates.bits_per_s(rate) for rate in ("unlimited", "10gbit", "200mbit", "8kbit", "9bit")],
                          [None, 10**10, 2 * 10**8, 8000, 9])
         self.assertEqual([rates.rate_label(rate) for rate in ("unlimited", "10gbit", "200mbit")], ["no limit", "10 Gbit/s", "200 Mbit/s"])
 
-    def test_others_are_refused(self):
+    def test_other_rates_are_refused(self):
         for text, said in (("fast", "wants rates such as 2gbit"), ("1gbit,1000mbit", "names a rate twice")):
             with self.assertRaisesRegex(Exception, said):
                 measure.rates_of(text)

@@ -20,7 +20,7 @@ class Charts(unittest.TestCase):
         import plots
         self.plots = plots
 
-    def test_bars_are_as_long_as_their_values_and_references_stand_at_theirs(self):
+    def test_bars_and_references_stand_at_their_values(self):
         values = [1.0, 4.0, 2.0, 0.75]
         figure = self.plots.bars([bar(family, value, low=value / 2, high=value * 2, mark=3.0) for family, value in zip(FAMILIES, values)],
                                  "seconds", FAMILIES, [("alone", 0.75)])
@@ -63,7 +63,7 @@ class Charts(unittest.TestCase):
         self.assertEqual([(patch.get_x(), patch.get_width(), round(patch.get_y())) for patch in patches], [(0.1, 0.9, 1), (0.0, 0.4, 0)])
         self.assertEqual(len({patch.get_alpha() for patch in patches}), 2)
 
-    def test_inline_colours_are_variables_and_ids_are_used_and_of_one_picture(self):
+    def test_inline_svg_uses_colour_variables_and_unique_ids(self):
         first, second = (self.plots.svg(self.plots.bars([bar(family, 1.0, low=0.9, high=1.1) for family in FAMILIES], "s", FAMILIES), title)
                          for title in ("A & <b>", "C"))
         self.assertTrue(first.startswith('<svg viewBox="0 0 900 164" role="img" aria-label="A &amp; &lt;b&gt;"><title>A &amp;'), first[:200])
@@ -75,7 +75,7 @@ class Charts(unittest.TestCase):
         self.assertEqual(ids[0], set(re.findall(r'(?:url\(#|href="#)([^")]*)', first)))
         self.assertTrue(ids[0] and not ids[0] & ids[1], ids)
 
-    def test_a_file_of_its_own_has_its_colours(self):
+    def test_standalone_svg_has_fixed_colours(self):
         text = self.plots.svg(self.plots.curves([{"label": "a", "points": [(1, 2), (2, 1)]}], "step", "loss", (1, 4)), "T", inline=False)
         self.assertIn('xmlns="http://www.w3.org/2000/svg"', text)
         self.assertRegex(text, "stroke: #[0-9a-f]{6}")
@@ -86,7 +86,7 @@ class Charts(unittest.TestCase):
 
 
 class Labels(unittest.TestCase):
-    def test_units(self):
+    def test_labels_pick_a_readable_unit(self):
         self.assertEqual([readable.size_label(size) for size in (4, 1024, 1536, 1 << 27)],
                          ["4 B", "1 KiB", "1.5 KiB", "128 MiB"])
         self.assertEqual([readable.time_label(t) for t in (2.0, 0.0125, 3e-6, 5e-8, -0.5)], ["2 s", "12.5 ms", "3 µs", "50 ns", "-500 ms"])
@@ -97,7 +97,7 @@ class Labels(unittest.TestCase):
         self.assertEqual([readable.shown(*cell) for cell in cells],
                          ["500 ms", "2 GB/s", "0.5 G/s", "1 KiB", "50 %", "1,000", "1,234", "one a tensor", ""])
 
-    def test_lists(self):
+    def test_lists_are_joined_with_commas_and_and(self):
         self.assertEqual([readable.listed(words) for words in (["a"], ["a", "b"], ["a", "b", "c"])], ["a", "a and b", "a, b and c"])
 
 

@@ -38,7 +38,7 @@ class Watch:
 
 
 class Ranks(unittest.TestCase):
-    def test_each_rank_learns_its_place(self):
+    def test_each_rank_gets_its_environment(self):
         script = ("import os, sys\n"
                   "print(*(os.environ[name] for name in ('RANK', 'WORLD_SIZE', 'OMP_NUM_THREADS')), sys.argv[1])")
         watch = Watch()
@@ -49,7 +49,7 @@ class Ranks(unittest.TestCase):
     def test_ranks_share_one_port(self):
         self.assertEqual(len({environment["MASTER_PORT"] for environment in ranks.rank_environments(4)}), 1)
 
-    def test_a_failure_ends_all_and_says_what_was_said(self):
+    def test_failure_ends_all_ranks_and_quotes_the_output(self):
         script = "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit('no luck')\ntime.sleep(600)"
         watch, start = Watch(), time.monotonic()
         with self.assertRaisesRegex(ranks.ContenderFailed, "(?s)rank 1 .*ended with 1.*no luck"):
@@ -57,7 +57,7 @@ class Ranks(unittest.TestCase):
         self.assertTrue(in_time(time.monotonic() - start, 30))
         self.assertEqual([alive(pid) for pid in watch.pids], [False, False])
 
-    def test_a_limit_is_kept(self):
+    def test_time_limit_ends_all_ranks(self):
         watch = Watch()
         with self.assertRaisesRegex(ranks.ContenderFailed, "was not done after 0.5 s"):
             ranks.run_ranks(python("import time; time.sleep(600)"), ranks.rank_environments(2), 0.5, watch)

@@ -42,7 +42,7 @@ class File(unittest.TestCase):
         self.assertEqual([round(1e9 * sample) for sample in got], [round(1e9 * sample) for sample in samples])
         self.assertEqual(self.written(samples[::-1]), [float(f"{sample:.9g}") for sample in samples[::-1]])
 
-    def test_other_numbers_stay(self):
+    def test_numbers_that_are_no_samples_stay(self):
         case = {"bytes": 168501248.0, "limit_s": 0.1 + 0.2, "row": ["text", 0.1 + 0.2], "none": None}
         self.assertEqual(results.write(self.path, made_up(disk=[case]))["disk"], [case])
 
@@ -57,7 +57,7 @@ class File(unittest.TestCase):
         self.assertEqual(short, [float(f"{sample:.9g}") for sample in few])
         self.assertNotIn("thinned_to", results.write(self.path, made_up()))
 
-    def test_what_is_no_sample_cannot_be_thinned(self):
+    def test_file_too_large_without_samples_is_an_error(self):
         with self.assertRaisesRegex(ValueError, "bytes without samples, more than the 100"):
             results.write(self.path, made_up(), most_bytes=100)
 
@@ -83,12 +83,12 @@ class Added(unittest.TestCase):
             self.assertEqual(merged[name], DATA[name], name)
         self.assertEqual(merged["versions"], {"torch": "2.15", "cuda": "13"})
 
-    def test_what_failed_and_was_measured_belongs_to_the_work(self):
+    def test_new_measurement_clears_the_works_old_failures(self):
         merged = self.added(["w"], steps=[{"work": "w", "rounds_s": []}])
         self.assertEqual(merged["steps"], [{"work": "w", "rounds_s": []}])
         self.assertEqual((merged["failed"], merged["checks"], merged["not_run"]), ([], [], DATA["not_run"]))
 
-    def test_of_runs_whose_sections_are_all_replaced_nothing_is_left(self):
+    def test_run_with_all_sections_replaced_is_removed(self):
         self.assertEqual([run["command"] for run in self.added(RUN["sections"])["runs"]], ["later"])
 
     def test_works_that_are_not_measured_keep_their_contenders(self):
@@ -103,7 +103,7 @@ class Added(unittest.TestCase):
         merged = results.added(earlier, made_up(tests=[{"name": "a"}, {"name": "b"}], failed=[]), [])
         self.assertEqual((len(merged["tests"]), merged["failed"]), (2, []))
 
-    def test_keys_name_their_section(self):
+    def test_section_is_read_from_a_key(self):
         self.assertEqual([results.section_of(key) for key in ("optimizer/fp32", "gpt_7b/torch_ddp", "tessera:step/bench", "tests", "build")],
                          ["optimizer", "gpt_7b", "tessera:step", None, None])
 

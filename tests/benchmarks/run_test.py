@@ -51,7 +51,7 @@ class CommandLine(unittest.TestCase):
                 self.assertEqual(code, 2, text)
                 self.assertIn(wanted, text)
 
-    def test_its_old_names_are_places(self):
+    def test_old_program_names_still_select_a_place(self):
         for name, wanted in (("run_net", "--ranks-per-host"), ("run_gpu", "--seconds"), ("run", "--disk")):
             code, text = said("--help", program=RUN.with_name(name))
             self.assertEqual(code, 0)

@@ -18,7 +18,7 @@ class Clock:
 
 
 class Budgets(unittest.TestCase):
-    def test_time_runs_out_and_not_below_nothing(self):
+    def test_time_left_never_falls_below_zero(self):
         clock = Clock()
         budget = Budget(60, clock)
         self.assertEqual((budget.spent(), budget.left()), (0, 60))
@@ -27,7 +27,7 @@ class Budgets(unittest.TestCase):
         clock.now += 45
         self.assertEqual((budget.spent(), budget.left()), (90, 0))
 
-    def test_what_fits_exactly_fits(self):
+    def test_task_that_fits_exactly_is_allowed(self):
         budget = Budget(60, Clock())
         self.assertIsNone(budget.refusal(60))
         self.assertEqual(budget.refusal(61), "60 s of 60 were left, and it takes about 61")
@@ -66,7 +66,7 @@ class Schedules(unittest.TestCase):
         self.assertEqual(schedule.failed, [{"key": "a", "what": "task a", "round": 1, "why": "ValueError: no luck"}])
         self.assertEqual(self.said, ["failed: task a, round 1: ValueError: no luck"])
 
-    def test_a_task_may_fail_so_often_before_it_is_given_up(self):
+    def test_task_is_given_up_after_the_allowed_failures(self):
         schedule = self.schedule(100, most_failures=2)
         schedule.run([self.task("a", 1, error=ContenderFailed("no luck"))], rounds=3)
         self.assertEqual(self.ran, ["a", "a"])
@@ -78,27 +78,27 @@ class Schedules(unittest.TestCase):
         self.assertEqual(self.said, ["failed: task a, round 1: no luck"])
         self.assertIn("trace", schedule.failed[0]["why"])
 
-    def test_what_the_budget_ends_has_not_failed(self):
+    def test_task_ended_by_the_budget_counts_as_not_run(self):
         late = subprocess.TimeoutExpired("tessera", 20)
         schedule = self.schedule(30)
         schedule.run([self.task("a", 10, limit=10, error=late), self.task("b", 20, limit=100, error=late)], rounds=1)
         self.assertEqual([entry["key"] for entry in schedule.failed], ["a"])
         self.assertEqual(self.said[1:], ["not run: task b, round 1: it did not end in the 20 s that were left"])
 
-    def test_what_does_not_fit_is_listed_and_smaller_ones_still_run(self):
+    def test_task_that_does_not_fit_is_listed_and_smaller_ones_run(self):
         schedule = self.schedule(10)
         schedule.run([self.task("a", 4), self.task("large", 0, estimate=20), self.task("b", 1)], rounds=1)
         self.assertEqual(self.ran, ["a", "b"])
         self.assertEqual(schedule.not_run, [{"key": "large", "what": "task large", "round": 1,
                                              "why": "6 s of 10 were left, and it takes about 20"}])
 
-    def test_the_second_time_it_is_known_how_long_it_takes(self):
+    def test_second_round_uses_the_measured_duration(self):
         schedule = self.schedule(10)
         schedule.run([self.task("a", 6, estimate=1)], rounds=3)
         self.assertEqual(self.ran, ["a"])
         self.assertEqual([entry["round"] for entry in schedule.not_run], [2])  # and on
 
-    def test_no_task_gets_more_than_what_is_left(self):
+    def test_task_gets_no_more_time_than_is_left(self):
         schedule = self.schedule(10)
         schedule.run([self.task("a", 4, limit=5), self.task("b", 1, limit=100)], rounds=1)
         self.assertEqual(self.limits, [5, 6])

@@ -17,21 +17,21 @@ class Thinned(unittest.TestCase):
 
 
 class Percentiles(unittest.TestCase):
-    def test_known_values_in_any_order(self):
+    def test_percentiles_are_exact_in_any_order(self):
         samples = list(range(1, 12))  # 1 .. 11
         random.Random(3).shuffle(samples)
         self.assertEqual(stats.summary(samples), {"n": 11, "p10": 2, "median": 6, "p90": 10})
 
-    def test_between_samples_it_interpolates(self):
+    def test_percentile_between_samples_is_interpolated(self):
         self.assertEqual(stats.median([1.0, 2.0]), 1.5)
         self.assertAlmostEqual(stats.percentile([0.0, 10.0], 90), 9.0)
 
-    def test_ends_and_single_samples_are_samples(self):
+    def test_percentiles_0_and_100_are_the_extreme_samples(self):
         self.assertEqual(stats.percentile([3.0, 1.0, 2.0], 0), 1.0)
         self.assertEqual(stats.percentile([3.0, 1.0, 2.0], 100), 3.0)
         self.assertEqual(stats.summary([7.0]), {"n": 1, "p10": 7.0, "median": 7.0, "p90": 7.0})
 
-    def test_refuses_what_has_no_answer(self):
+    def test_empty_samples_and_percentiles_above_100_are_refused(self):
         with self.assertRaises(ValueError):
             stats.median([])
         with self.assertRaises(ValueError):
@@ -39,7 +39,7 @@ class Percentiles(unittest.TestCase):
 
 
 class AlphaBetaFit(unittest.TestCase):
-    def test_exact_on_a_line(self):
+    def test_fit_is_exact_on_a_line(self):
         alpha, beta = 3e-6, 1 / 10e9
         points = [(size, alpha + beta * size) for size in (4, 4096, 1 << 20, 1 << 27)]
         got = stats.alpha_beta_fit(points)
@@ -52,7 +52,7 @@ class AlphaBetaFit(unittest.TestCase):
         points.append((1 << 27, (alpha + beta * 2**27) * 1.1))
         self.assertLess(abs(stats.alpha_beta_fit(points)[0] / alpha - 1), 0.05)
 
-    def test_refuses_one_size_and_no_time(self):
+    def test_one_size_or_a_zero_time_is_refused(self):
         with self.assertRaises(ValueError):
             stats.alpha_beta_fit([(8, 1.0), (8, 2.0)])
         with self.assertRaises(ValueError):
@@ -70,20 +70,20 @@ class Histograms(unittest.TestCase):
         for low, high, count in bins:
             self.assertEqual(count, sum(low * (1 + 1e-12) <= sample < high * (1 + 1e-12) for sample in samples))
 
-    def test_refuses_zero(self):
+    def test_zero_sample_is_refused(self):
         with self.assertRaises(ValueError):
             stats.log_histogram([0.0, 1.0])
 
 
 class Communication(unittest.TestCase):
-    def test_terms_belong_together(self):
+    def test_exposed_fraction_and_gustafson_agree(self):
         cost = stats.communication(1.25, 1.0)
         self.assertEqual(cost, {"exposed_s": 0.25, "fraction": 0.2, "gustafson": 0.8})
         self.assertEqual(stats.communication(2.0, 2.0)["gustafson"], 1.0)
 
 
 class Formulas(unittest.TestCase):
-    def test_bf16_is_the_papers(self):
+    def test_bf16_memory_equals_the_zero_papers_formulas(self):
         p, n = 1000, 4
         got = [memory.formula_bytes(stage, p, n, "bf16") for stage in range(4)]
         self.assertEqual(got, [16 * p, 4 * p + 12 * p / n, 2 * p + 14 * p / n, 16 * p / n])
@@ -124,13 +124,13 @@ class Sampling(unittest.TestCase):
 
 
 class RatioByTurns(unittest.TestCase):
-    def test_what_slows_both_does_not_move_it(self):
+    def test_slowdown_of_both_does_not_change_the_ratio(self):
         # Twice as fast in every turn, though the machine became three times slower in between.
         longer, shorter = [20, 20, 20, 60, 60, 60, 60, 60, 60], [10, 10, 90, 30, 30, 30, 30, 30, 30]
         self.assertEqual(stats.ratio_by_turns(longer, shorter, 3), 2.0)
         self.assertEqual(stats.ratio_by_turns(longer, shorter[:6], 3), 2.0)
 
-    def test_refuses_less_than_a_turn(self):
+    def test_fewer_samples_than_a_turn_are_refused(self):
         with self.assertRaises(ValueError):
             stats.ratio_by_turns([1.0], [1.0, 2.0], 2)
 

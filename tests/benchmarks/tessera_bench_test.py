@@ -34,14 +34,14 @@ class TesseraBench(unittest.TestCase):
                              '*) printf "  train x\\n  bench x\\n";; esac')
         self.assertEqual(tessera_bench.offered_sections(binary), ["collectives", "buckets"])
 
-    def test_collectives_come_in_the_peers_terms(self):
+    def test_collectives_have_the_peers_names_and_seconds(self):
         data = json.dumps({"cases": [CASE]})
         binary = self.binary(f"echo \"$@\" >&2; [ \"$3\" = --json ] && [ \"$5\" = --quick ] && echo '{data}' >\"$4\"")
         case, = tessera_bench.run_section(binary, "collectives", quick=True)["cases"]
         self.assertEqual(case["collective"], "all_gather")
         self.assertEqual([round(sample * 1e9) for sample in case["samples_s"]], [1500, 2500])
 
-    def test_a_failure_says_what_was_said(self):
+    def test_failed_bench_quotes_its_output(self):
         with self.assertRaisesRegex(tessera_bench.BenchFailed, "(?s)ended with 70.*sums differ"):
             tessera_bench.run_section(self.binary("echo sums differ >&2; exit 70"), "collectives", quick=False)
 

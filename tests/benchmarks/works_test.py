@@ -20,7 +20,7 @@ EVERY_WORK = [work for quick in (False, True) for work in
 
 
 class Sizes(unittest.TestCase):
-    def test_parameter_count_is_the_models(self):
+    def test_parameter_count_equals_the_models(self):
         try:
             import torch
         except ImportError:
@@ -31,11 +31,11 @@ class Sizes(unittest.TestCase):
             with self.subTest(work.name), torch.device("meta"):
                 self.assertEqual(work.parameters(), sum(p.numel() for p in make_model(work.model).parameters()))
 
-    def test_timed_steps_are_warm(self):
+    def test_every_work_has_warm_up_steps(self):
         for work in EVERY_WORK:
             self.assertGreaterEqual(work.warm_up, 1 if work.name in ("crowded", "gpt_7b_host") else 2, work.name)
 
-    def test_sizes_of_a_gpu_are_those_of_their_names(self):
+    def test_gpu_works_have_the_sizes_of_their_names(self):
         wanted = {"124m": 124, "1b5": 1558, "7b": 6654}
         for work in OF_GPU:
             self.assertAlmostEqual(work.parameters() / 1e6, wanted[work.name.split("_")[1]], delta=1)
@@ -49,18 +49,18 @@ class Sizes(unittest.TestCase):
         self.assertTrue(120 < needs["gpt_7b"] < 139, needs)
         self.assertLess(needs["gpt_1b5"], 78)
 
-    def test_tokens_of_a_step_are_in_the_file(self):
+    def test_tokens_of_a_step_fit_into_the_file(self):
         for work in EVERY_WORK:
             self.assertLess(work.tokens(), works.TOKENS, work.name)
 
 
 class Flops(unittest.TestCase):
-    def test_formula_by_hand(self):
+    def test_flops_equal_a_hand_computed_example(self):
         model = {"layers": 2, "width": 3, "vocab_size": 5, "seq_len": 7}
         # Matrices: 2 layers of 12 * 9, and a head of 15: 231 parameters. Attention: 12 * 2 * 3 * 7 = 504.
         self.assertEqual(works.flops_per_token(model), 6 * 231 + 504)
 
-    def test_most_of_it_is_six_for_each_parameter(self):
+    def test_flops_are_about_six_per_parameter(self):
         for work in OF_GPU:
             self.assertTrue(1.0 < works.flops_per_token(work.model) / (6 * work.parameters()) < 1.2, work.name)
 
@@ -89,7 +89,7 @@ class Contenders(unittest.TestCase):
                 self.assertNotIn("host_sharing", strategy_file(shared, work))
                 self.assertEqual(strategy_file(contender, work), strategy_file(shared, work) | {"host_sharing": False})
 
-    def test_stages_are_those_of_what_is_sharded(self):
+    def test_zero_stage_matches_what_is_sharded(self):
         stages = {name: CONTENDERS[name].stage for name in those_of("host") + those_of("python")}
         self.assertEqual({name for name, stage in stages.items() if stage == 3},
                          {"torch_fsdp2", "deepspeed_zero3", "tessera_full_shard", "tessera_full_shard_private", "python_full_shard",
@@ -116,7 +116,7 @@ class Contenders(unittest.TestCase):
 
 
 class Tokens(unittest.TestCase):
-    def test_file_is_llmcs_and_the_same_every_time(self):
+    def test_token_file_is_llmc_format_and_deterministic(self):
         with tempfile.TemporaryDirectory() as folder:
             first, second = pathlib.Path(folder) / "a", pathlib.Path(folder) / "b"
             works.write_tokens(first, 300)

@@ -76,7 +76,7 @@ std::vector<std::string> listed(const std::string& folder) {
   return names;
 }
 
-TEST(CheckpointFolder, TheLatestIsTheOneCommittedLast) {
+TEST(CheckpointFolder, LatestIsTheLastCommitted) {
   const ScratchFolder scratch;
   const std::string folder = scratch.file("runs/a");  // is made
   for (const std::int64_t step : {10, 20, 5}) {
@@ -93,7 +93,7 @@ TEST(CheckpointFolder, TheLatestIsTheOneCommittedLast) {
   EXPECT_EQ(info.st_mode & 0777, 0700u);
 }
 
-TEST(CheckpointFolder, AStepSavedAgainReplacesNothing) {
+TEST(CheckpointFolder, StepSavedAgainGetsANewName) {
   const ScratchFolder folder;
   for (const char* name : {"step-000000000010", "step-000000000010.1", "step-000000000010.2"}) {
     EXPECT_EQ(*save(folder.path(), 10), folder.file(name));
@@ -103,7 +103,7 @@ TEST(CheckpointFolder, AStepSavedAgainReplacesNothing) {
   EXPECT_EQ(listed(folder.path()).size(), 3u);
 }
 
-TEST(CheckpointFolder, TheBestStays) {
+TEST(CheckpointFolder, BestCheckpointIsKept) {
   const ScratchFolder folder;
   EXPECT_EQ(exit_code_of(best_checkpoint(folder.path(), "test").status()), ExitCode::kNoInput);
   for (const std::int64_t step : {1, 2, 3, 4, 5}) {
@@ -146,7 +146,7 @@ TEST(CheckpointFolder, KeepsTheNewestAndNeverLessThanTheLatest) {
   EXPECT_EQ(latest_step(folder.path()), 6);
 }
 
-TEST(CheckpointFolder, TheNextSaveRemovesWhatAKilledOneLeftAndNothingElse) {
+TEST(CheckpointFolder, NextSaveRemovesOnlyWhatAKilledOneLeft) {
   const ScratchFolder folder;
   ASSERT_TRUE(save(folder.path(), 1).ok());
   for (const char* name : {"step-000000000002.tmp-77-0", "step-000000000001.tmp-pruned"}) {
@@ -193,7 +193,7 @@ TEST(CheckpointFolder, TwoRunsAtOnceAreRefused) {
   EXPECT_TRUE(lock_for_run(runs, "fourth").ok()) << "the first one has left";
 }
 
-TEST(CheckpointFolder, OneThatWasNotCommittedLeavesNothing) {
+TEST(CheckpointFolder, UncommittedSaveLeavesNothing) {
   const ScratchFolder folder;
   {
     const auto unfinished = UnfinishedCheckpoint::begin(folder.path(), 1, "rank 0");
@@ -225,7 +225,7 @@ TEST(CheckpointFolder, BadFoldersAreNamed) {
 }
 
 // Something stands where a save writes: the error names it and says what to do.
-TEST(CheckpointFolder, WhatStandsInTheWayOfASaveIsNamed) {
+TEST(CheckpointFolder, ObstacleOfASaveIsNamed) {
   const ScratchFolder folder, other;
   std::filesystem::create_symlink(other.file("lock"), folder.file("lock"));
   absl::Status status = save(folder.path(), 1).status();
@@ -282,7 +282,7 @@ TEST(CheckpointFolder, EveryFailedOperationLeavesTheOldCheckpointOrTheNewOne) {
 }
 
 // F2, F26: killed, or without power, at any operation.
-TEST(CheckpointFolder, AQuotaThatIsUsedUpSaysSo) {
+TEST(CheckpointFolder, ExceededQuotaIsNamed) {
   for (const FaultSite site : {FaultSite::kMkdir, FaultSite::kWrite}) {
     const ScratchFolder folder;
     ASSERT_TRUE(save(folder.path(), 1).ok());
@@ -328,7 +328,7 @@ TEST(CheckpointFolder, AnyCrashLeavesTheOldCheckpointOrTheNewOne) {
 }
 
 // The test above can fail: if shards are not synced, a power loss destroys the checkpoint.
-TEST(CheckpointFolder, WithoutSyncAPowerLossWouldShow) {
+TEST(CheckpointFolder, PowerLossDamagesASaveThatWasNotSynced) {
   const ScratchFolder folder;
   const ChildEnd end = in_child([&] {
     ScopedFaults faults(

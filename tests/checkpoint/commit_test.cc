@@ -39,7 +39,7 @@ void expect_same(const Commit& got, const Commit& wanted) {
   EXPECT_EQ(got.parts, wanted.parts);
 }
 
-TEST(Commit, ComesBack) {
+TEST(Commit, WrittenCommitReadsBackTheSame) {
   const auto read = read_commit("file", write_commit(some_commit(3)));
   ASSERT_TRUE(read.ok()) << read.status();
   expect_same(*read, some_commit(3));
@@ -55,7 +55,7 @@ TEST(Commit, EveryFlippedBitAndEveryCutIsNoticed) {
   }
 }
 
-TEST(CommitLog, KeepsTheLastTwo) {
+TEST(CommitLog, LastTwoCommitsAreKept) {
   const ScratchFolder folder;
   EXPECT_FALSE(CommitLog::was_opened(folder.path() + "/new", 12));
   auto log = CommitLog::open(folder.path() + "/new", 12, "rank 12");
@@ -75,7 +75,7 @@ TEST(CommitLog, KeepsTheLastTwo) {
   expect_same((*log)->read()->back(), some_commit(3));
 }
 
-TEST(CommitLog, IsLockedWhileItLives) {
+TEST(CommitLog, OpenLogIsLocked) {
   const ScratchFolder folder;
   auto log = CommitLog::open(folder.path(), 0, "rank 0");
   ASSERT_TRUE(log.ok()) << log.status();
@@ -85,7 +85,7 @@ TEST(CommitLog, IsLockedWhileItLives) {
   EXPECT_THAT(message_of(second.status()), AllOf(HasSubstr(folder.path()), HasSubstr("hint:")));
 }
 
-TEST(CommitLog, ADamagedFileIsNoCommitAndWhatAKillLeftIsRemoved) {
+TEST(CommitLog, DamagedCommitIsSkippedAndLeftoversAreRemoved) {
   const ScratchFolder folder;
   const std::string stem = folder.path() + "/rank-00000";
   {
@@ -104,7 +104,7 @@ TEST(CommitLog, ADamagedFileIsNoCommitAndWhatAKillLeftIsRemoved) {
   expect_same(read->front(), some_commit(1));
 }
 
-TEST(CommitLog, WhatIsKeptBesideCommitsComesBackOrIsDamage) {
+TEST(CommitLog, FilesKeptBesideCommitsComeBackOrAreDamage) {
   const ScratchFolder folder;
   auto log = CommitLog::open(folder.path(), 3, "rank 3");
   const std::string bytes(5000, '\7');
@@ -124,7 +124,7 @@ TEST(CommitLog, WhatIsKeptBesideCommitsComesBackOrIsDamage) {
 }
 
 // A folder without a whole commit belongs to a run before its first commit only if there never was one.
-TEST(CommitLog, AFolderWhoseCommitsAreLostIsDamaged) {
+TEST(CommitLog, FolderWithLostCommitsIsDamaged) {
   const auto refusal = [](bool begun, bool two, const std::function<void(const std::string& file)>& damage) {
     const ScratchFolder folder;
     const std::string stem = folder.path() + "/rank-00000";
@@ -151,7 +151,7 @@ TEST(CommitLog, AFolderWhoseCommitsAreLostIsDamaged) {
   EXPECT_EQ(refusal(false, false, removed), "0 commits");
 }
 
-TEST(Commit, PartsHavePartsOfTheirOwn) {
+TEST(Commit, NestedPartsReadBackAndCutsAreRefused) {
   const CommitParts parts = {{"a", std::string("b\0c", 3)}, {"", ""}};
   CommitParts read;
   const std::string text = write_parts(parts);
@@ -163,7 +163,7 @@ TEST(Commit, PartsHavePartsOfTheirOwn) {
 }
 
 // A process that was forked from a rank, such as a DataLoader's worker, neither releases the lock nor keeps it.
-TEST(CommitLog, AForkedProcessHasNoPartInTheLock) {
+TEST(CommitLog, ForkedProcessNeitherKeepsNorReleasesTheLock) {
   const ScratchFolder folder;
   auto log = CommitLog::open(folder.path(), 0, "rank 0");
   ASSERT_TRUE(log.ok());
@@ -186,7 +186,7 @@ TEST(CommitLog, AForkedProcessHasNoPartInTheLock) {
 }
 
 // The n-th operation of a kind fails: the commit before is there, and this one is whole or not there at all.
-TEST(CommitLog, AFailedOperationLosesNothing) {
+TEST(CommitLog, EveryFailedOperationKeepsTheCommitBefore) {
   for (const FaultSite site : {FaultSite::kOpen, FaultSite::kWrite, FaultSite::kFsync, FaultSite::kRename}) {
     for (std::int64_t n = 1;; ++n) {
       const ScratchFolder folder;

@@ -25,7 +25,7 @@ std::string some_text() {
   return write_made_up_checkpoint(folder.path());
 }
 
-TEST(Manifest, ComesBack) {
+TEST(Manifest, WrittenManifestReadsBackTheSame) {
   const std::string text = some_text();
   const auto manifest = read_manifest("manifest.json", text);
   ASSERT_TRUE(manifest.ok()) << manifest.status();
@@ -43,13 +43,13 @@ TEST(Manifest, ComesBack) {
   EXPECT_EQ(manifest->strategy, R"({"strategy": "FULL_SHARD"})");
 }
 
-TEST(Manifest, OneWithoutNoiseIsFromBeforeItHadVersions) {
+TEST(Manifest, MissingNoiseKeyMeansTheFirstNoiseVersion) {
   const std::string text = some_text();
   EXPECT_EQ(read_manifest("manifest.json", text)->noise_version, kNoiseVersion);
   EXPECT_EQ(read_manifest("manifest.json", changed_manifest(text, "\"noise\"", "\"old\""))->noise_version, 1);
 }
 
-TEST(Manifest, OneWithoutDefaultsIsFromBeforeTheyHadVersions) {
+TEST(Manifest, MissingDefaultsKeyMeansTheFirstDefaults) {
   const std::string text = some_text();
   const auto version_in = [&](const std::string& from, const std::string& to) {
     return read_manifest("manifest.json", changed_manifest(text, from, to))->defaults_version;
@@ -59,7 +59,7 @@ TEST(Manifest, OneWithoutDefaultsIsFromBeforeTheyHadVersions) {
 }
 
 // Another program reads it without knowing Tessera.
-TEST(Manifest, IsJson) {
+TEST(Manifest, ManifestIsPlainJson) {
   const auto json = nlohmann::json::parse(some_text());
   EXPECT_EQ(json.at("tessera_checkpoint"), 2);
   EXPECT_EQ(json.at("files").size(), 2u);
@@ -100,7 +100,7 @@ TEST(Manifest, AnotherVersionIsNamed) {
 }
 
 // A manifest that 0.1 can read is written as 0.1 wrote it.
-TEST(Manifest, OneWithoutStatesOfFrozenParametersHasTheVersionThatDoesNotKnowThem) {
+TEST(Manifest, ManifestWithoutFrozenStatesHasTheOldVersion) {
   Manifest manifest = *read_manifest("manifest.json", some_text());
   EXPECT_TRUE(manifest.parameters[2].keeps_states());
   EXPECT_TRUE(manifest.parameters[2].has_state("exp_avg"));
@@ -116,7 +116,7 @@ TEST(Manifest, OneWithoutStatesOfFrozenParametersHasTheVersionThatDoesNotKnowThe
 }
 
 // F37: these manifests have a hash that fits.
-TEST(Manifest, HostileOnesAreRefused) {
+TEST(Manifest, HostileManifestsAreRefused) {
   const std::string text = some_text();
   ASSERT_TRUE(read_manifest("m", changed_manifest(text, R"("step":)", R"("step":)")).ok());
   struct Change {
@@ -178,7 +178,7 @@ TEST(Manifest, HostileOnesAreRefused) {
   EXPECT_FALSE(read_manifest("m", changed_manifest(text, "\"units\": [", "\"units\": [" + deep)).ok());
 }
 
-TEST(Manifest, NothingMayBeMissing) {
+TEST(Manifest, EveryRequiredKeyIsNeeded) {
   const std::string text = some_text();
   const auto json = nlohmann::ordered_json::parse(text);
   for (const auto& [key, value] : json.items()) {
@@ -192,7 +192,7 @@ TEST(Manifest, NothingMayBeMissing) {
   }
 }
 
-TEST(Manifest, PlainNames) {
+TEST(Manifest, OnlyPlainFileNamesAreAccepted) {
   for (const char* name : {"rank-00000.safetensors", "a", "A_9.-"}) EXPECT_TRUE(is_plain_name(name)) << name;
   for (const char* name : {"", ".", "..", ".a", "a/b", "/a", "a b", "a\\b", "\xc3\xa9"})
     EXPECT_FALSE(is_plain_name(name)) << name;

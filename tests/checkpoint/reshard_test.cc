@@ -86,7 +86,7 @@ Manifest without_files(Manifest manifest) {
   return manifest;
 }
 
-TEST(Reshard, HoldsTheSameInAnyNumberOfFiles) {
+TEST(Reshard, AnyNumberOfFilesHoldsTheSameTensors) {
   const ScratchFolder made, folder;
   write_made_up_checkpoint(made.path());
   const auto from = opened(made.path());
@@ -109,7 +109,7 @@ TEST(Reshard, HoldsTheSameInAnyNumberOfFiles) {
 }
 
 // There is a matrix, in the second of many files, and a parameter without elements whose states have some.
-TEST(Reshard, StatesOfShapesOfTheirOwnStayWhole) {
+TEST(Reshard, StatesOfOtherShapesStayWhole) {
   const ScratchFolder made;
   Manifest manifest;
   manifest.states = {{"m", "fp32"}, {"rows", "fp32"}};
@@ -144,7 +144,7 @@ TEST(Reshard, StatesOfShapesOfTheirOwnStayWhole) {
   }
 }
 
-TEST(Reshard, ThereAndBackAreTheSameFiles) {
+TEST(Reshard, ReshardingThereAndBackGivesTheSameFiles) {
   const ScratchFolder made, folder, there, back;
   write_made_up_checkpoint(made.path());
   const auto two = reshard_checkpoint(*opened(made.path()), folder.path(), 2, kWho);
@@ -157,7 +157,7 @@ TEST(Reshard, ThereAndBackAreTheSameFiles) {
     EXPECT_EQ(content_of(*two + file), content_of(*again + file)) << file;
 }
 
-TEST(Reshard, AnErrorLeavesNothing) {
+TEST(Reshard, FailedReshardingLeavesNothing) {
   const ScratchFolder made;
   write_made_up_checkpoint(made.path());
   for (const FaultSite site : {FaultSite::kOpen, FaultSite::kWrite, FaultSite::kFsync, FaultSite::kRename}) {
@@ -180,7 +180,7 @@ TEST(Reshard, AnErrorLeavesNothing) {
   }
 }
 
-TEST(Reshard, WhatIsDamagedIsNotCopied) {
+TEST(Reshard, DamagedCheckpointIsNotCopied) {
   const ScratchFolder made, folder;
   write_made_up_checkpoint(made.path());
   const std::string name = opened(made.path())->manifest().files[0].name, file = made.file(name);

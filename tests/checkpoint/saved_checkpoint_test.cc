@@ -111,7 +111,7 @@ TEST(SavedCheckpoint, EveryFlippedBitIsNoticed) {
   EXPECT_TRUE(read_all(folder.path()).ok());
 }
 
-TEST(SavedCheckpoint, ADamagedChunkIsNamedByItsParameter) {
+TEST(SavedCheckpoint, DamagedChunkIsNamedByItsParameter) {
   const ScratchFolder folder;
   write_made_up_checkpoint(folder.path());
   std::string bytes = content_of(folder.file("rank-00001.safetensors"));
@@ -121,7 +121,7 @@ TEST(SavedCheckpoint, ADamagedChunkIsNamedByItsParameter) {
 }
 
 // F31, F32.
-TEST(SavedCheckpoint, FilesThatAreMissingCutLongerOrOthersAreNoticed) {
+TEST(SavedCheckpoint, MissingCutLongerAndForeignFilesAreNoticed) {
   const ScratchFolder folder, other;
   write_made_up_checkpoint(folder.path());
   const std::string path = folder.file("rank-00000.safetensors"), bytes = content_of(path);
@@ -168,7 +168,7 @@ TEST(SavedCheckpoint, LinksPipesAndFoldersAreNotOpened) {
 }
 
 // The folder of checkpoints itself may be a link, since the user chose it; what lies in it may not.
-TEST(SavedCheckpoint, NoPartBelowTheFolderOfCheckpointsIsALink) {
+TEST(SavedCheckpoint, LinksBelowTheCheckpointsFolderAreRefused) {
   const ScratchFolder folder, other;
   const std::string name = "step-000000000004", step = folder.file(name);
   std::filesystem::create_directory(step);
@@ -185,7 +185,7 @@ TEST(SavedCheckpoint, NoPartBelowTheFolderOfCheckpointsIsALink) {
 }
 
 // A hostile writer may give bad pieces the right hashes.
-TEST(SavedCheckpoint, TensorsAreThereOnceAndWhole) {
+TEST(SavedCheckpoint, PiecesThatMissOrRepeatATensorAreRefused) {
   const auto with = [](std::vector<Piece> first, std::vector<Piece> second, const std::string& what, const char* text) {
     const ScratchFolder folder;
     Manifest manifest;
@@ -216,7 +216,7 @@ TEST(SavedCheckpoint, TensorsAreThereOnceAndWhole) {
 }
 
 // Residuals of a rank need not cover a parameter, but must be a part of one that trains.
-TEST(SavedCheckpoint, ResidualsArePartsOfParametersThatTrain) {
+TEST(SavedCheckpoint, ResidualsOutsideTrainedParametersAreRefused) {
   const auto with = [](const std::vector<Piece>& pieces, bool has_residuals, const char* text) {
     const ScratchFolder folder;
     Manifest manifest;
@@ -304,7 +304,7 @@ TEST(SavedCheckpoint, EveryFailedWriteIsAnError) {
 
 // Portions end around the edges of chunks and of the blocks that are written past the page cache; one file system has
 // no such writes.
-TEST(SavedCheckpoint, AFileHoldsWhatWasAppendedInAnyPortions) {
+TEST(SavedCheckpoint, FileHoldsTheBytesAppendedInAnyPortions) {
   constexpr std::int64_t kMiB = std::int64_t{1} << 20;
   std::mt19937 random(5);
   const ScratchFolder folder;
@@ -345,7 +345,7 @@ TEST(SavedCheckpoint, AFileHoldsWhatWasAppendedInAnyPortions) {
   }
 }
 
-TEST(SavedCheckpoint, ShortWritesAreContinuedAndWrongSizesAreBugs) {
+TEST(SavedCheckpoint, ShortWritesAreContinuedAndWrongSizesRefused) {
   const ScratchFolder folder;
   const Piece piece{"master", "w", "F32", 0, 3000000};
   ShardHeader header{{piece}};

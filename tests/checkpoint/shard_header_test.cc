@@ -25,7 +25,7 @@ ShardHeader some_header() {
   return header;
 }
 
-TEST(ShardHeader, ComesBack) {
+TEST(ShardHeader, WrittenHeaderReadsBackTheSame) {
   const ShardHeader header = some_header();
   const std::string head = write_header(header);
   EXPECT_EQ(head.size() % 64, 0u);
@@ -107,7 +107,7 @@ TEST(ShardHeader, HostileHeadersAreRefused) {
   }
 }
 
-TEST(ShardHeader, LengthsAreChecked) {
+TEST(ShardHeader, FlippedLengthBitsAreRefused) {
   const std::string head = write_header(some_header());
   EXPECT_FALSE(read_header("f", head.substr(0, 7), some_header().data_bytes()).ok());
   for (int byte = 0; byte < 8; ++byte) {
@@ -120,7 +120,7 @@ TEST(ShardHeader, LengthsAreChecked) {
 }
 
 // The parser sees damaged headers only behind a hash that fits, but no damage may do harm.
-TEST(ShardHeader, AnyByteChangedIsAnErrorOrAnotherHeader) {
+TEST(ShardHeader, ChangedByteIsAnErrorOrAnotherHeader) {
   const std::string head = write_header(some_header());
   for (std::size_t i = 8; i < head.size(); ++i) {
     for (const char byte : {'\0', '"', '{', ']', '9', ',', '\xff'}) {

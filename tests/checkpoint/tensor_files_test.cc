@@ -50,7 +50,7 @@ class TensorFilesTest : public ::testing::Test {
   ScratchFolder scratch_;
 };
 
-TEST_F(TensorFilesTest, WhatIsWrittenIsReadAgainInOneFileOrInSeveral) {
+TEST_F(TensorFilesTest, WrittenTensorsReadBackFromOneOrSeveralFiles) {
   std::vector<std::byte> bytes(24 + 10 + 8);
   fill_pattern(bytes, 1);
   for (const std::int64_t most : {std::int64_t{1} << 30, std::int64_t{30}, std::int64_t{1}}) {
@@ -76,7 +76,7 @@ TEST_F(TensorFilesTest, WhatIsWrittenIsReadAgainInOneFileOrInSeveral) {
   }
 }
 
-TEST_F(TensorFilesTest, AModelThatIsThereIsKeptOrReplacedWhole) {
+TEST_F(TensorFilesTest, ExistingModelIsKeptOrReplacedWhole) {
   const std::string folder = scratch_.file("model");
   const auto write_model = [&](std::int64_t most, Existing existing) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(auto writer, TensorFilesWriter::create(folder, some_tensors(), most, existing, "who"));
@@ -163,7 +163,7 @@ TEST_F(TensorFilesTest, PicklesLinksAndFoldersWithoutAModelAreRefusedWithAHint) 
   EXPECT_THAT(message_of(TensorFiles::open(scratch_.path(), "who").status()), HasSubstr("scripts/to_safetensors.py"));
 }
 
-TEST_F(TensorFilesTest, AnIndexNamesFilesOfItsOwnFolder) {
+TEST_F(TensorFilesTest, IndexNamesOnlyFilesOfItsOwnFolder) {
   const std::string folder = scratch_.path() + "/";
   write("a.safetensors", head_of("{" + entry("a", "U8", "[1]", "[0,1]") + "}") + "x");
   write("b.safetensors", head_of("{" + entry("b", "U8", "[1]", "[0,1]") + "}") + "y");

@@ -69,7 +69,7 @@ struct Background : ::testing::Test {
   std::shared_ptr<Collectives> group = reducing_in_background(slow);
 };
 
-TEST_F(Background, ReductionsAreMadeInTheirOrderWhileTheCallerGoesOn) {
+TEST_F(Background, ReductionsRunInOrderWhileTheCallerGoesOn) {
   Work a = reduce("a", 0), b = reduce("b", 1);  // neither has a sum yet
   EXPECT_THAT(slow->calls(), ElementsAre());
   slow->let_go(1);
@@ -84,7 +84,7 @@ TEST_F(Background, ReductionsAreMadeInTheirOrderWhileTheCallerGoesOn) {
   EXPECT_NE(slow->thread_of_reductions(), std::this_thread::get_id());
 }
 
-TEST_F(Background, OtherCallsComeBehindWhatIsUnderWay) {
+TEST_F(Background, OtherCallsRunAfterReductionsUnderWay) {
   Work a = reduce("a", 0), b = reduce("b", 1);
   slow->let_go(3);
   EXPECT_TRUE(group->barrier("meet").wait().ok());
@@ -95,7 +95,7 @@ TEST_F(Background, OtherCallsComeBehindWhatIsUnderWay) {
   EXPECT_TRUE(a.wait().ok());  // they may be waited for in any order
 }
 
-TEST_F(Background, AVisitorSeesTheSumsOnTheCallersThread) {
+TEST_F(Background, VisitorSeesSumsOnTheCallersThread) {
   struct Seen : SumVisitor {
     void visit(std::size_t offset, const float* sums, std::size_t numel) override {
       EXPECT_EQ(std::this_thread::get_id(), caller);
@@ -110,7 +110,7 @@ TEST_F(Background, AVisitorSeesTheSumsOnTheCallersThread) {
   EXPECT_EQ(seen.values, input[1]);
 }
 
-TEST_F(Background, AFailureIsThatOfAllThatFollow) {
+TEST_F(Background, FailedReductionFailsAllLaterOnes) {
   slow->fail_at("b");
   slow->let_go(3);
   Work a = reduce("a", 0), b = reduce("b", 1), c = reduce("c", 2);
@@ -119,7 +119,7 @@ TEST_F(Background, AFailureIsThatOfAllThatFollow) {
   EXPECT_EQ(c.wait(), b.wait());
 }
 
-TEST_F(Background, AWorkThatIsDroppedWaitsForItsMemory) {
+TEST_F(Background, DroppedWorkWaitsUntilItsMemoryIsFree) {
   {
     const Work dropped = reduce("a", 0);
     slow->let_go(1);
@@ -129,7 +129,7 @@ TEST_F(Background, AWorkThatIsDroppedWaitsForItsMemory) {
 
 // Reductions and gathers that the thread makes keep their order, and calls that are not for the thread come behind
 // them.
-TEST_F(Background, GathersAreMadeByTheThreadWhereTheTransportHasNoneOfItsOwn) {
+TEST_F(Background, ThreadMakesGathersForTransportsWithoutTheirOwn) {
   EXPECT_FALSE(group->gathers_in_background());
   const auto both = working_in_background(slow);
   EXPECT_TRUE(both->gathers_in_background());
@@ -148,7 +148,7 @@ TEST_F(Background, GathersAreMadeByTheThreadWhereTheTransportHasNoneOfItsOwn) {
   EXPECT_EQ(exit_code_of(c.wait()), ExitCode::kPeerLost);
 }
 
-TEST_F(Background, TheGroupCanGoWithoutEverHavingReduced) { group.reset(); }
+TEST_F(Background, GroupThatNeverReducedCanBeDestroyed) { group.reset(); }
 
 class BackgroundRanks : public ::testing::TestWithParam<int> {};
 

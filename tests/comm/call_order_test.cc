@@ -33,27 +33,27 @@ WaitReport waiting(WaitReport report, const std::string& group, int thread = 1) 
   return report;
 }
 
-TEST(CallOrder, TwoRanksInCallsThatTheOtherHasNotBegunDisagree) {
+TEST(CallOrder, RanksInCallsThatTheOtherHasNotBegunDisagree) {
   const std::string text = disagreement_of({waiting(at(0, 5, 2), "gather"), waiting(at(1, 4, 3), "reduce")});
   EXPECT_EQ(text,
             "ranks disagree: rank 0 waits in gather (#5), which rank 1 has not begun; rank 1 waits in reduce (#3), "
             "which rank 0 has not begun");
 }
 
-TEST(CallOrder, ARankThatComputesIsNotAccused) {
+TEST(CallOrder, ComputingRankIsNotAccused) {
   EXPECT_EQ(disagreement_of({waiting(at(0, 5, 2), "gather"), at(1, 4, 3)}), "");
   EXPECT_EQ(disagreement_of({waiting(at(0, 5, 2), "gather")}), "");
 }
 
 // Rank 0 has handed on what rank 2 has not got yet, and waits in the next call: the transport is at work.
-TEST(CallOrder, ACallThatAllHaveBegunIsUnderWay) {
+TEST(CallOrder, CallThatAllRanksHaveBegunIsNoDisagreement) {
   EXPECT_EQ(disagreement_of({waiting(at(0, 5, 3, 0, 3), "reduce"), waiting(at(1, 5, 3, 0, 3), "reduce"),
                              waiting(at(2, 5, 2, 0, 3), "gather")}),
             "");
   EXPECT_EQ(disagreement_of({waiting(at(0, 5, 2), "gather"), waiting(at(1, 5, 2), "gather")}), "");
 }
 
-TEST(CallOrder, RanksThatWaitForEachOtherInARingDisagree) {
+TEST(CallOrder, RanksThatWaitInARingDisagree) {
   WaitReport a = at(0, 1, 0, 0, 3), b = at(1, 0, 1, 0, 3), c = at(2, 0, 0, 1, 3);
   a.groups["user"].begun = 0, b.groups["gather"].begun = 0, c.groups["reduce"].begun = 0;
   a.groups["reduce"].begun = 1, b.groups["user"].begun = 1, c.groups["gather"].begun = 1;  // no two prove it
@@ -62,14 +62,14 @@ TEST(CallOrder, RanksThatWaitForEachOtherInARingDisagree) {
   EXPECT_THAT(text, HasSubstr("rank 2 waits in user (#1), which rank 0 has not begun"));
 }
 
-TEST(CallOrder, ARankThatIsNoMemberOfAGroupIsNotWaitedForThere) {
+TEST(CallOrder, NonMemberIsNotWaitedForInAGroup) {
   WaitReport a = at(0, 5, 2), b = at(1, 4, 3);
   a.groups["gather"].count = b.groups["gather"].count = 1;
   EXPECT_EQ(disagreement_of({waiting(a, "gather"), waiting(b, "reduce")}), "");
 }
 
 // Each thread trains a model of its own, so the order of their calls is chance.
-TEST(CallOrder, CallsOfThreadsThatShareNoGroupHaveNoOrder) {
+TEST(CallOrder, ThreadsThatShareNoGroupHaveNoCommonOrder) {
   WaitReport a = at(0, 5, 0, 2), b = at(1, 4, 0, 3);
   for (WaitReport* report : {&a, &b}) report->groups["user"].threads = {2};
   EXPECT_EQ(disagreement_of({waiting(a, "gather", 1), waiting(b, "user", 2)}), "");
@@ -85,7 +85,7 @@ TEST(CallOrder, CallsOfOneEngineHaveAnOrderOnAnyThreads) {
   EXPECT_NE(disagreement_of({waiting(a, "gather", 1), waiting(b, "reduce", 2)}), "");
 }
 
-TEST(CallOrder, OneNumberOfTwoCallsIsADisagreement) {
+TEST(CallOrder, SameNumberForDifferentCallsIsADisagreement) {
   WaitReport a = waiting(at(0, 5, 2), "gather"), b = waiting(at(1, 6, 2), "gather");
   b.groups["gather"].latest[5] = "barrier (#5)";
   EXPECT_EQ(disagreement_of({a, b}), "ranks disagree: rank 0 calls gather (#5), rank 1 calls barrier (#5)");
@@ -93,7 +93,7 @@ TEST(CallOrder, OneNumberOfTwoCallsIsADisagreement) {
   EXPECT_EQ(disagreement_of({a, b}), "");
 }
 
-TEST(CallOrder, ARankThatMakesAGroupAloneIsNamed) {
+TEST(CallOrder, RankThatMakesAGroupAloneIsNamed) {
   WaitReport a = at(0, 5, 2), b = at(1, 6, 2);
   a.groups["other"] = {
       .first = 0, .count = 2, .stride = 1, .family = "other", .begun = 0, .threads = {1}, .latest = {}};
@@ -101,7 +101,7 @@ TEST(CallOrder, ARankThatMakesAGroupAloneIsNamed) {
 }
 
 // Calls of another library are observed from outside. A rank where nobody has observed them may have begun any of them.
-TEST(CallOrder, ARankThatSaysNothingOfAnOutsideGroupLacksNoCallOfIt) {
+TEST(CallOrder, RankSilentAboutAnOutsideGroupIsNotAccused) {
   WaitReport a = at(0, 5, 2), b = at(1, 5, 3);
   const auto begun = [](std::uint64_t calls) {
     return WaitReport::Group{.first = 0,

@@ -184,7 +184,7 @@ void play(const Scene& scene, std::vector<absl::Status>& ends) {
   });
 }
 
-TEST(CallWatch, RanksThatWaitForEachOtherAreNamedAndOthersAreLeftAlone) {
+TEST(CallWatch, MutuallyWaitingRanksAreNamedAndOthersLeftAlone) {
   constexpr std::size_t kCount = std::size(kScenes);
   std::vector<std::vector<absl::Status>> ends(kCount);
   std::vector<std::jthread> threads;

@@ -25,7 +25,7 @@ CallWork tree(int ranks) {
   return {2 * up, 2 * up, 2 * up * kBytes, up * kNumel};
 }
 
-TEST(HalvingAllReduce, TakesTheRoundsOfATreeAndSendsAndAddsLess) {
+TEST(HalvingAllReduce, HasATreesRoundsButSendsAndAddsLess) {
   for (int ranks = 2; ranks <= 130; ++ranks) {
     const CallWork work = halving(Operation::kAllReduce, ranks);
     EXPECT_EQ(work.rounds, tree(ranks).rounds) << ranks;
@@ -38,7 +38,7 @@ TEST(HalvingAllReduce, TakesTheRoundsOfATreeAndSendsAndAddsLess) {
   }
 }
 
-TEST(HalvingAllReduce, IsLessThanATreeByWhatThePageSaysAtPowersOfTwo) {
+TEST(HalvingAllReduce, SavesThePagesFormulaAtPowersOfTwo) {
   for (const int ranks : {2, 4, 8, 16, 32, 64, 128}) {
     const CallWork work = halving(Operation::kAllReduce, ranks);
     const double less = levels(ranks) - 1 + 1.0 / ranks;
@@ -48,7 +48,7 @@ TEST(HalvingAllReduce, IsLessThanATreeByWhatThePageSaysAtPowersOfTwo) {
   }
 }
 
-TEST(HalvingAllReduce, SendsMoreMessagesThanATreeBehindAPowerOfTwo) {
+TEST(HalvingAllReduce, SendsMoreMessagesThanATreeJustAboveAPowerOfTwo) {
   for (const int ranks : {9, 17, 33}) {
     const CallWork work = halving(Operation::kAllReduce, ranks);
     EXPECT_EQ(work.messages, 2.0 * (ranks - 1)) << ranks;
@@ -68,7 +68,7 @@ TEST(Doubling, TakesHalfTheRoundsOfATreeAndFewerMessages) {
   }
 }
 
-TEST(HalvingReduceScatter, TakesAtMostARoundMoreThanATreesWayUpAndSendsLess) {
+TEST(HalvingReduceScatter, TakesAtMostOneRoundMoreThanATreeAndSendsLess) {
   for (int ranks = 2; ranks <= 130; ++ranks) {
     const CallWork work = halving(Operation::kReduceScatter, ranks);
     const bool is_power = std::has_single_bit(static_cast<unsigned>(ranks));

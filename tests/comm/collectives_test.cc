@@ -47,7 +47,7 @@ TEST_P(ThreadCollectives, EveryOperationIsExact) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, ThreadCollectives, ::testing::Values(1, 2, 3, 4, 5, 8));
 
-TEST(ThreadCollectives, ManySmallCallsInARow) {
+TEST(ThreadCollectives, ManySmallCallsInARowAreExact) {
   run_ranks({.ranks = 3}, [](const Mesh& mesh) {
     const MeshAxes axes = world_axes(mesh);
     for (int i = 0; i < 2000; ++i) {
@@ -112,7 +112,7 @@ TEST(ThreadFailures, DifferentOperationsAndLabelsAreNoticed) {
   }
 }
 
-TEST(ThreadFailures, AFailureIsSticky) {
+TEST(ThreadFailures, FailedGroupReturnsTheSameErrorAgain) {
   statuses(2, [](const Mesh& mesh) {
     const MeshAxes axes = world_axes(mesh);
     float value = 1;
@@ -124,7 +124,7 @@ TEST(ThreadFailures, AFailureIsSticky) {
 }
 
 // A rank that learned of a failure may call again while another rank still looks at the call before.
-TEST(ThreadFailures, TheReasonReachesRanksThatAreLateThoughOthersGoOnCalling) {
+TEST(ThreadFailures, ReasonReachesLateRanksWhileOthersGoOnCalling) {
   for (int trial = 0; trial < 300; ++trial) {
     const auto results = statuses(3, [&](const Mesh& mesh) {
       const MeshAxes axes = world_axes(mesh);
@@ -160,7 +160,7 @@ TEST(ThreadFailures, ExceptionOfOneRankEndsTheOthersAndIsRethrown) {
   EXPECT_EQ(told, 2);
 }
 
-TEST(ThreadFailures, ARankThatReturnsEarlyHasLeft) {
+TEST(ThreadFailures, RankThatReturnsEarlyIsNamedAsLeft) {
   const auto results = statuses(3, [](const Mesh& mesh) {
     const MeshAxes axes = world_axes(mesh);
     TESSERA_RETURN_IF_ERROR(axes.world->barrier("first").wait());
@@ -174,7 +174,7 @@ TEST(ThreadFailures, ARankThatReturnsEarlyHasLeft) {
   EXPECT_THAT(message_of(results[0]) + message_of(results[2]), HasSubstr("rank 1 has left, last in barrier 'first'"));
 }
 
-TEST(ThreadFailures, ARankWhoseProgramEndsIsNotWaitedForWhileItsGroupsLive) {
+TEST(ThreadFailures, EndedRankIsNotWaitedForWhileItsGroupsLive) {
   const auto results = statuses(3, [](const Mesh& mesh) {
     const MeshAxes axes = world_axes(mesh);
     TESSERA_ASSIGN_OR_RETURN(const auto user, groups_of(mesh).user_group());
@@ -277,7 +277,7 @@ TEST(ThreadFailures, AbortEndsCallsUnderWayInEveryGroupWithItsReason) {
   EXPECT_THAT(message_of(results[0]), HasSubstr("rank 2 gave up"));
 }
 
-TEST(ThreadFailures, RanksThatMeanDifferentPlacesOfCommonMemoryAllFail) {
+TEST(ThreadFailures, DifferentPlacesOfCommonMemoryFailOnAllRanks) {
   const auto results = statuses(2, [](const Mesh& mesh) {
     const MeshAxes axes = world_axes(mesh);
     auto buffer = axes.world->allocate_common(4096);
@@ -289,7 +289,7 @@ TEST(ThreadFailures, RanksThatMeanDifferentPlacesOfCommonMemoryAllFail) {
     EXPECT_THAT(message_of(result), AllOf(HasSubstr("blocks.3 all_gather"), HasSubstr("different places"))) << result;
 }
 
-TEST(ThreadFailures, OneRankInCommonMemoryAndOneElsewhereDisagree) {
+TEST(ThreadFailures, CommonAndOwnMemoryInOneCallIsADisagreement) {
   const auto results = statuses(2, [](const Mesh& mesh) {
     const MeshAxes axes = world_axes(mesh);
     auto buffer = axes.world->allocate_common(4096);
@@ -313,7 +313,7 @@ TEST(ThreadFailures, WrongArgumentsAreRefusedOnAllRanks) {
   EXPECT_THAT(message_of(results[1]), HasSubstr("rank 0 gave up"));
 }
 
-TEST(RunRanks, RefusesHostsThatRanksDoNotFill) {
+TEST(RunRanks, RanksThatDoNotFillTheirHostsAreRefused) {
   EXPECT_THROW(run_ranks({.ranks = 3, .hosts = 2}, [](const Mesh&) {}), std::invalid_argument);
 }
 

@@ -22,7 +22,7 @@ struct Hosts {
 class Hierarchical : public ::testing::TestWithParam<Hosts> {};
 
 // Hosts have 1, 2 or 4 ranks. These are powers of two, so sums must have the bits of the flat tree.
-TEST_P(Hierarchical, EveryOperationIsThatOfTheFlatGroup) {
+TEST_P(Hierarchical, EveryOperationGivesTheBitsOfTheFlatGroup) {
   const auto [ranks, hosts] = GetParam();
   run_ranks({.ranks = ranks, .hosts = hosts}, [hosts = hosts, ranks = ranks](const Mesh& mesh) {
     auto axes = groups_of(mesh).axes(1, mesh.world_size());
@@ -37,7 +37,7 @@ TEST_P(Hierarchical, EveryOperationIsThatOfTheFlatGroup) {
 
 INSTANTIATE_TEST_SUITE_P(Hosts, Hierarchical, ::testing::Values(Hosts{4, 2}, Hosts{6, 3}, Hosts{8, 2}, Hosts{3, 3}));
 
-TEST(HierarchicalTest, AFailureOfOneRankReachesEveryHost) {
+TEST(HierarchicalTest, FailureOfOneRankReachesEveryHost) {
   std::vector<absl::Status> results(4);
   run_ranks({.ranks = 4, .hosts = 2}, [&](const Mesh& mesh) {
     auto axes = groups_of(mesh).axes(1, 4);
@@ -57,7 +57,7 @@ TEST(Solo, OneRankGetsItsInputBack) {
   EXPECT_EQ(solo.bytes_received(), 0u);
 }
 
-TEST(Fake, DoesOwnPartAndCountsTheRest) {
+TEST(Fake, OwnPartIsDoneAndOtherBytesAreCounted) {
   LocalCollectives fake(2, 1000);
   std::vector<std::byte> shard(8, std::byte{7}), full(8000);
   ASSERT_TRUE(fake.all_gather("", shard.data(), full.data(), 8).wait().ok());
@@ -71,7 +71,7 @@ TEST(Fake, DoesOwnPartAndCountsTheRest) {
   EXPECT_EQ(fake.bytes_received(), 999u * (8 + 16));
 }
 
-TEST(Fake, AVisitorSeesTheOutputAsItIs) {
+TEST(Fake, VisitorSeesTheOutputUnchanged) {
   LocalCollectives fake(1, 3);
   std::vector<float> input(3000);
   std::iota(input.begin(), input.end(), 0.0f);
@@ -80,7 +80,7 @@ TEST(Fake, AVisitorSeesTheOutputAsItIs) {
   EXPECT_EQ(visitor.seen(), std::vector<float>(input.begin() + 1000, input.begin() + 2000));
 }
 
-TEST(CommonMemory, IsForTheRanksOfOneHost) {
+TEST(CommonMemory, ExistsOnlyForRanksOfOneHost) {
   run_ranks({.ranks = 4, .hosts = 2}, [](const Mesh& mesh) {
     auto axes = groups_of(mesh).axes(2, 2);
     require_ok(axes.status());
@@ -99,7 +99,7 @@ TEST(CommonMemory, IsForTheRanksOfOneHost) {
   EXPECT_EQ(exit_code_of(axes->world->allocate_common(64).status()), ExitCode::kUnavailable);
 }
 
-TEST(Fake, MeshHasTheAxesOfAnyWorld) {
+TEST(Fake, MeshOf1024RanksHasItsAxes) {
   Topology topology;
   topology.rank = 517;
   topology.world_size = 1024;

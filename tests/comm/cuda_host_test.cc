@@ -45,7 +45,7 @@ TEST_P(CudaHost, EveryOperationIsExact) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, CudaHost, ::testing::Values(2, 3, 4, 8));
 
-TEST(CudaHost, NothingMovesBeforeSomebodyWaits) {
+TEST(CudaHost, NothingMovesBeforeTheWait) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     const auto group = join(mesh);
     const auto mine = static_cast<std::byte>(mesh.rank() + 1);
@@ -57,7 +57,7 @@ TEST(CudaHost, NothingMovesBeforeSomebodyWaits) {
   });
 }
 
-TEST(CudaHost, MoreCallsUnderWayThanAnyEngineHas) {
+TEST(CudaHost, ManyCallsUnderWayAreExact) {
   run_ranks({.ranks = 3}, [](const Mesh& mesh) {
     const auto group = join(mesh);
     std::array<float, 100> inputs{}, outputs{};
@@ -74,7 +74,7 @@ TEST(CudaHost, MoreCallsUnderWayThanAnyEngineHas) {
   });
 }
 
-TEST(CudaHost, SumsInPlaceTakeNoMoreMemoryWithEveryStep) {
+TEST(CudaHost, InPlaceSumsAllocateNothingAfterTheFirstStep) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     auto axes = groups_of(mesh).axes(1, 2);
     require_ok(axes.status());
@@ -121,7 +121,7 @@ TEST(CudaHost, RanksThatDisagreeAllLearnBothCalls) {
           AllOf(HasSubstr("blocks.3"), HasSubstr("of 32 bytes"), HasSubstr("of 64 bytes"))));
 }
 
-TEST(CudaHost, ARankThatGivesUpEndsTheOthers) {
+TEST(CudaHost, RankThatGivesUpEndsTheOthers) {
   EXPECT_THAT(
       [] {
         run_ranks({.ranks = 3}, [](const Mesh& mesh) {
@@ -135,7 +135,7 @@ TEST(CudaHost, ARankThatGivesUpEndsTheOthers) {
       ::testing::ThrowsMessage<std::runtime_error>(HasSubstr("rank 1 has no data")));
 }
 
-TEST(CudaHost, WhatADeviceCannotSumIsRefused) {
+TEST(CudaHost, SumsOfOtherDtypesAreRefused) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     const auto group = join(mesh);
     std::array<float, 2> values{};
@@ -145,7 +145,7 @@ TEST(CudaHost, WhatADeviceCannotSumIsRefused) {
   });
 }
 
-TEST(CudaHost, MoreRanksThanItsKernelsAddUpAreRefused) {
+TEST(CudaHost, MoreRanksThanTheKernelsSupportAreRefused) {
   Group group;
   group.world_size = 9;
   for (int rank = 0; rank < 9; ++rank) group.world_ranks.push_back(rank);

@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 
 const c10::Device kCpu(c10::kCPU);
 
-TEST(DeviceSolo, DoesItsOwnPartOfEveryCall) {
+TEST(DeviceSolo, EveryCallDoesItsOwnPart) {
   const auto solo = solo_on_device(kCpu);
   std::vector<std::uint16_t> halves = {0x3f80, 0x4000, 0xc040};  // bf16: 1, 2, -3
   std::vector<float> sums(3);
@@ -41,7 +41,7 @@ TEST(DeviceSolo, DoesItsOwnPartOfEveryCall) {
   EXPECT_TRUE(std::all_of((*buffer)->data(), (*buffer)->data() + 100, [](std::byte b) { return b == std::byte{}; }));
 }
 
-TEST(DeviceSolo, RefusesWhatADeviceCannotDoAndEveryCallAfterAnAbort) {
+TEST(DeviceSolo, VisitorsAndCallsAfterAnAbortAreRefused) {
   const auto solo = solo_on_device(kCpu);
   struct : SumVisitor {
     void visit(std::size_t, const float*, std::size_t) override {}
@@ -56,7 +56,7 @@ TEST(DeviceSolo, RefusesWhatADeviceCannotDoAndEveryCallAfterAnAbort) {
   EXPECT_EQ(solo->all_gather("", &value, &value, 4).wait().message(), "no disk");
 }
 
-TEST(StagedCollectives, CarryHostMemoryOverADevicesGroup) {
+TEST(StagedCollectives, CarryHostMemoryOverADeviceGroup) {
   run_ranks({.ranks = 3}, [](const Mesh& mesh) {
     auto axes = groups_of(mesh).axes(1, 3);
     require_ok(axes.status());
@@ -76,7 +76,7 @@ TEST(StagedCollectives, CarryHostMemoryOverADevicesGroup) {
   });
 }
 
-TEST(DeviceGroups, AreTheGivenOnesOnWhateverHostsRanksAre) {
+TEST(DeviceGroups, GivenGroupsServeRanksOfAnyHosts) {
   int joined = 0, joined_on_hosts = 0;
   DeviceGroups groups;
   groups.join = [&](const Group& group) -> absl::StatusOr<std::shared_ptr<Collectives>> {

@@ -100,7 +100,7 @@ TEST(DeviceSum, GivesTheCpusBits) {
   }
 }
 
-TEST(DeviceSum, RefusesWhatItCannotAddUp) {
+TEST(DeviceSum, NoInputsAndIntegersAreRefused) {
   float output = 0;
   cuda::SumInputs none;
   EXPECT_EQ(cuda::device_sum(none, DType::kF32, &output, 1, nullptr), cudaErrorInvalidValue);

@@ -26,7 +26,7 @@ std::vector<TimedWork> calls_by(const LinkFit& fit, int ranks, double off = 0) {
   return calls;
 }
 
-TEST(FitLinks, FindsTheCostsThatCallsHave) {
+TEST(FitLinks, ExactTimesGiveTheExactCosts) {
   const LinkFit costs{.round_s = 40e-6, .message_s = 5e-6, .byte_s = 8e-10, .add_s = 2e-10};
   const LinkFit fit = fit_links(calls_by(costs, 8));
   EXPECT_NEAR(fit.round_s, costs.round_s, 1e-9);
@@ -35,7 +35,7 @@ TEST(FitLinks, FindsTheCostsThatCallsHave) {
   EXPECT_NEAR(fit.add_s, costs.add_s, 1e-14);
 }
 
-TEST(FitLinks, IsNearWhereTimesAreOff) {
+TEST(FitLinks, NoisyTimesGiveNearlyTheCosts) {
   const LinkFit costs{.round_s = 40e-6, .message_s = 5e-6, .byte_s = 8e-10, .add_s = 0};
   const LinkFit fit = fit_links(calls_by(costs, 8, 0.05));
   EXPECT_NEAR(fit.round_s, costs.round_s, 0.2 * costs.round_s);
@@ -44,7 +44,7 @@ TEST(FitLinks, IsNearWhereTimesAreOff) {
 }
 
 // Each round of two ranks is one message, so only the sum of both costs is known.
-TEST(FitLinks, LeavesOutWhatIsNotToldApart) {
+TEST(FitLinks, TwoRanksGiveOnlyTheSumOfRoundAndMessageCosts) {
   const LinkFit costs{.round_s = 30e-6, .message_s = 10e-6, .byte_s = 1e-9, .add_s = 0};
   const LinkFit fit = fit_links(calls_by(costs, 2));
   EXPECT_NEAR(fit.round_s + fit.message_s, 40e-6, 1e-9);
@@ -52,14 +52,14 @@ TEST(FitLinks, LeavesOutWhatIsNotToldApart) {
 }
 
 // The best line through these calls has a slope below 0.
-TEST(FitLinks, HasNoNumberBelowZero) {
+TEST(FitLinks, FittedCostsAreNeverNegative) {
   const LinkFit fit = fit_links(std::vector<TimedWork>{{{1, 1, 10, 0}, 2e-3}, {{1, 1, 1000, 0}, 1e-3}});
   EXPECT_GT(fit.round_s + fit.message_s, 0);
   for (const double each : {fit.round_s, fit.message_s, fit.byte_s, fit.add_s}) EXPECT_GE(each, 0);
   EXPECT_EQ(fit.byte_s, 0);
 }
 
-TEST(FitLinks, RefusesWhatHasNoTimes) {
+TEST(FitLinks, CallsWithoutTimesAreRefused) {
   EXPECT_THROW(fit_links({}), std::invalid_argument);
   EXPECT_THROW(fit_links(std::vector<TimedWork>{{{1, 1, 8, 0}, 0}}), std::invalid_argument);
 }

@@ -44,7 +44,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, HostCollectives, ::testing::Values(2, 3, 4, 8, 9
 
 // Each check's first call on two ranks is one in which a MailboxWay tries both ways: it has more than seven rounds, in
 // bf16 too, and is the first of eight.
-TEST(HostCollectivesTest, BuffersLargerThanMailboxesNeedNotBeShared) {
+TEST(HostCollectivesTest, LargePrivateBuffersAreSummedThroughMailboxes) {
   for (const int ranks : {2, 3}) {
     expect_all_ok(fork_ranks(ranks, [ranks](int rank, KeyValueStore& store) -> absl::Status {
       TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(world_of(rank, ranks), store));
@@ -73,7 +73,7 @@ TEST(HostCollectivesTest, BuffersLargerThanMailboxesNeedNotBeShared) {
   }
 }
 
-TEST(HostCollectivesTest, FewBytesOfCommonMemoryAreReadBeforeAnyoneWritesThem) {
+TEST(HostCollectivesTest, SmallSumsReadCommonMemoryBeforeAnyRankWrites) {
   expect_all_ok(fork_ranks(3, [](int rank, KeyValueStore& store) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(world_of(rank, 3), store));
     constexpr std::size_t kNumel = 1000;
@@ -96,7 +96,7 @@ std::string maps_of_this_process() {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-TEST(HostCollectivesTest, CommonMemoryIsOneNamelessSegmentThatGoesWithItsBuffers) {
+TEST(HostCollectivesTest, CommonMemoryIsUnnamedAndEndsWithItsBuffers) {
   const std::size_t files = shared_memory_files();
   expect_all_ok(fork_ranks(3, [files](int rank, KeyValueStore& store) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(world_of(rank, 3), store));
@@ -110,7 +110,7 @@ TEST(HostCollectivesTest, CommonMemoryIsOneNamelessSegmentThatGoesWithItsBuffers
   }));
 }
 
-TEST(HostCollectivesTest, RanksMayDifferInWhereTheirBuffersAre) {
+TEST(HostCollectivesTest, RanksMayMixSharedAndPrivateBuffers) {
   expect_all_ok(fork_ranks(3, [](int rank, KeyValueStore& store) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(world_of(rank, 3), store));
     constexpr std::size_t kNumel = 50'000;
@@ -145,7 +145,7 @@ absl::Status work_until_failure(int rank, int ranks, KeyValueStore& store, doubl
   }
 }
 
-TEST(HostFailures, OthersNameAKilledRankWithinTwoSecondsAndNothingIsLeft) {
+TEST(HostFailures, KilledRankIsNamedWithinTwoSecondsAndNothingIsLeft) {
   const std::size_t files = shared_memory_files();
   ForkedRanks ranks(3, [](int rank, KeyValueStore& store) { return work_until_failure(rank, 3, store, kNeverPassed); });
   for (int rank = 0; rank < 3; ++rank) ASSERT_TRUE(told(ranks.store(), "working/" + std::to_string(rank)).ok());
@@ -163,7 +163,7 @@ TEST(HostFailures, OthersNameAKilledRankWithinTwoSecondsAndNothingIsLeft) {
   EXPECT_EQ(shared_memory_files(), files);
 }
 
-TEST(HostFailures, OthersNameAKilledRankWhoseReductionsAreUnderWay) {
+TEST(HostFailures, RankKilledWithReductionsUnderWayIsNamed) {
   ForkedRanks ranks(2, [](int rank, KeyValueStore& store) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(world_of(rank, 2), store));
     TESSERA_ASSIGN_OR_RETURN(auto buffer, group->allocate(1 << 20));
@@ -187,7 +187,7 @@ TEST(HostFailures, OthersNameAKilledRankWhoseReductionsAreUnderWay) {
                                  HasSubstr("rank 1 (pid " + std::to_string(ranks.pid(1)) + ") is gone")));
 }
 
-TEST(HostFailures, OthersNameAStoppedRankAtTheTimeLimit) {
+TEST(HostFailures, StoppedRankIsNamedAtTheTimeLimit) {
   const double timeout_s = patient_s(1);
   ForkedRanks ranks(3, [=](int rank, KeyValueStore& store) { return work_until_failure(rank, 3, store, timeout_s); });
   for (int rank = 0; rank < 3; ++rank) ASSERT_TRUE(told(ranks.store(), "working/" + std::to_string(rank)).ok());
@@ -203,7 +203,7 @@ TEST(HostFailures, OthersNameAStoppedRankAtTheTimeLimit) {
   EXPECT_EQ(ranks.wait(2).exit_code, ExitCode::kPeerLost);
 }
 
-TEST(HostFailures, AMissingRankIsNamedAtStart) {
+TEST(HostFailures, MissingRankIsNamedAtStart) {
   const double init_timeout_s = patient_s(0.3);
   ForkedRanks ranks(2, [=](int rank, KeyValueStore& store) -> absl::Status {
     Group group = world_of(rank, 3);
@@ -216,7 +216,7 @@ TEST(HostFailures, AMissingRankIsNamedAtStart) {
   EXPECT_EQ(ranks.wait(1).exit_code, ExitCode::kPeerLost);
 }
 
-TEST(HostFailures, ALeftRankIsNamed) {
+TEST(HostFailures, RankThatLeftIsNamed) {
   const auto ends = fork_ranks(2, [](int rank, KeyValueStore& store) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(world_of(rank, 2), store));
     return rank == 1 ? absl::OkStatus() : group->barrier("alone").wait();
@@ -225,7 +225,7 @@ TEST(HostFailures, ALeftRankIsNamed) {
   EXPECT_THAT(ends[0].message, AllOf(HasSubstr("rank 1 (pid "), HasSubstr("has left, which has made no call yet")));
 }
 
-TEST(HostFailures, TooMuchMemoryIsAnErrorOnAllRanksNotASignal) {
+TEST(HostFailures, TooMuchMemoryIsAnErrorOnAllRanksAndNoSignal) {
   const auto ends = fork_ranks(2, [](int rank, KeyValueStore& store) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(world_of(rank, 2), store));
     return group->allocate(std::size_t{1} << 50).status();

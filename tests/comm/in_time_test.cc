@@ -16,7 +16,7 @@ using namespace std::chrono_literals;
 
 // F4: the rank that serves the store stands still. The first caller waits for it; other groups of the process do not
 // wait again.
-TEST(AskInTime, OneQuestionWithoutAnAnswerIsWaitedForOnce) {
+TEST(AskInTime, UnansweredStoreIsWaitedForOnlyOnce) {
   const std::shared_ptr<KeyValueStore> store = memory_store();
   const auto continued = std::make_shared<std::promise<void>>();
   const std::shared_future<void> goes_on = continued->get_future().share();

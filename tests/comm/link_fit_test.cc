@@ -33,7 +33,7 @@ void expect_choices(const LinkFit& fit, const std::vector<Choice>& choices) {
 
 // Rounds cost little and messages much, as where one core sends them all. The fewest messages win, unless there are
 // many bytes.
-TEST(LinkFit, ChoosesFewMessagesWhereTheyAreWhatCosts) {
+TEST(LinkFit, CostlyMessagesChooseAlgorithmsWithFewMessages) {
   const LinkFit fit{.round_s = 1e-6, .message_s = 20e-6, .byte_s = 1e-9, .add_s = 1e-10};
   expect_choices(fit, {
                           {Operation::kAllGather, 2, DType::kU8, 4 * kKiB, Algorithm::kDirect},  // all are the same
@@ -54,7 +54,7 @@ TEST(LinkFit, ChoosesFewMessagesWhereTheyAreWhatCosts) {
 
 // Rounds cost most, as over a long way. The direct way has the fewest of them; in all-reduces it sends everything to
 // all.
-TEST(LinkFit, ChoosesFewRoundsWhereTheWayIsLong) {
+TEST(LinkFit, CostlyRoundsChooseAlgorithmsWithFewRounds) {
   const LinkFit fit{.round_s = 1e-3, .message_s = 0, .byte_s = 1e-8, .add_s = 0};
   expect_choices(fit, {
                           {Operation::kAllGather, 8, DType::kU8, kKiB, Algorithm::kDirect},
@@ -67,7 +67,7 @@ TEST(LinkFit, ChoosesFewRoundsWhereTheWayIsLong) {
 
 // Partial sums are fp32, so halving sends up to twice the bytes for bf16. The direct way wins earlier there than for
 // fp32.
-TEST(LinkFit, KnowsTheBytesOfPartialSums) {
+TEST(LinkFit, WiderPartialSumsOfBf16CountInTheChoice) {
   const LinkFit fit{.round_s = 0, .message_s = 10e-6, .byte_s = 1e-9, .add_s = 0};
   expect_choices(fit, {
                           {Operation::kReduceScatter, 8, DType::kF32, 256 * kKiB, Algorithm::kHalving},
@@ -75,7 +75,7 @@ TEST(LinkFit, KnowsTheBytesOfPartialSums) {
                       });
 }
 
-TEST(LinkFit, OfNothingChangesNothing) {
+TEST(LinkFit, EmptyFitChoosesTheDirectWay) {
   expect_choices({}, {
                          {Operation::kAllGather, 16, DType::kU8, 256, Algorithm::kDirect},
                          {Operation::kReduceScatter, 16, DType::kBF16, 256, Algorithm::kDirect},
@@ -84,7 +84,7 @@ TEST(LinkFit, OfNothingChangesNothing) {
 }
 
 // These numbers are easily counted: 4 ranks of 1024 fp32.
-TEST(CallWork, IsThatOfTheBusiestRank) {
+TEST(CallWork, CountsTheWorkOfTheBusiestRank) {
   const auto expect = [](Operation operation, Algorithm algorithm, int ranks, const CallWork& expected) {
     const CallWork work = work_of(operation, algorithm, ranks, DType::kF32, 4096);
     const std::string call = std::string(name_of(algorithm)) + " " + std::string(name_of(operation));

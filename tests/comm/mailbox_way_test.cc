@@ -42,12 +42,12 @@ class Rank {
   MailboxWay::Clock::time_point now_{};
 };
 
-TEST(MailboxWayTest, TheFasterWayIsFoundInTheFirstCall) {
+TEST(MailboxWayTest, FasterWayIsFoundInTheFirstCall) {
   EXPECT_FALSE(Rank().call(40, 70).back());
   EXPECT_TRUE(Rank().call(70, 40).back());
 }
 
-TEST(MailboxWayTest, BothWaysAreTriedInOneCallOfEight) {
+TEST(MailboxWayTest, OneCallInEightTriesBothWays) {
   Rank rank;
   const std::vector<bool> tried = {false, false, false, false, true, true, true, false, false, false, false, false};
   EXPECT_EQ(rank.call(40, 70), tried);
@@ -55,7 +55,7 @@ TEST(MailboxWayTest, BothWaysAreTriedInOneCallOfEight) {
   EXPECT_EQ(rank.call(40, 70), tried);
 }
 
-TEST(MailboxWayTest, RanksThatMoveToOtherCoresAreFollowed) {
+TEST(MailboxWayTest, ChangedSpeedsChangeTheWay) {
   Rank rank;
   rank.call(40, 70);
   EXPECT_TRUE(rank.streams_after(70, 40));
@@ -63,7 +63,7 @@ TEST(MailboxWayTest, RanksThatMoveToOtherCoresAreFollowed) {
   EXPECT_FALSE(rank.streams_after(40, 70));
 }
 
-TEST(MailboxWayTest, ALittleFasterIsNoReasonToChange) {
+TEST(MailboxWayTest, SlightlyFasterWayIsNotTaken) {
   Rank rank;
   EXPECT_FALSE(rank.call(40, 38).back());
   for (int call = 0; call < 7; ++call) rank.call(70, 40);
@@ -71,14 +71,14 @@ TEST(MailboxWayTest, ALittleFasterIsNoReasonToChange) {
   EXPECT_TRUE(rank.streams_after(38, 40));
 }
 
-TEST(MailboxWayTest, OneDisturbedRoundDecidesNothing) {
+TEST(MailboxWayTest, OneSlowRoundDoesNotDecide) {
   for (std::size_t round = 0; round < kRounds; ++round) {
     EXPECT_FALSE(Rank().call(40, 70, kRounds, round).back()) << round;
     EXPECT_TRUE(Rank().call(70, 40, kRounds, round).back()) << round;
   }
 }
 
-TEST(MailboxWayTest, AShortLastRoundDecidesNothing) {
+TEST(MailboxWayTest, ShortLastRoundDoesNotDecide) {
   for (std::size_t rounds = 1; rounds <= kRounds; ++rounds) {
     Rank rank;
     rank.call(40, 60, rounds, kRounds, true);
@@ -86,7 +86,7 @@ TEST(MailboxWayTest, AShortLastRoundDecidesNothing) {
   }
 }
 
-TEST(MailboxWayTest, CallsOfFewRoundsTryNothing) {
+TEST(MailboxWayTest, CallsOfFewRoundsTryOnlyOneWay) {
   Rank rank;
   for (std::size_t rounds = 1; rounds <= 7; ++rounds) {
     EXPECT_EQ(rank.call(70, 40, rounds), std::vector<bool>(rounds, false));

@@ -25,7 +25,7 @@ std::vector<Algorithm> choices(const ChooseAlgorithm& choose) {
 }
 
 // A transport of threads asks for no algorithm, so the test asks.
-TEST(MeasuredGroups, ChooseAlikeOnAllRanksAndAreMeasuredOnce) {
+TEST(MeasuredGroups, AllRanksChooseAlikeFromOneMeasurement) {
   constexpr int kRanks = 4;
   std::mutex mutex;
   std::vector<std::vector<Algorithm>> of_ranks;
@@ -55,7 +55,7 @@ TEST(MeasuredGroups, ChooseAlikeOnAllRanksAndAreMeasuredOnce) {
   for (const auto& chosen : of_ranks) EXPECT_EQ(chosen, of_ranks.front());
 }
 
-TEST(MeasuredGroups, TellWhatTheirFirstGroupMet) {
+TEST(MeasuredGroups, FirstGroupsErrorIsReturned) {
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     const auto join = measured_groups([](const Group& group, ChooseAlgorithm) {
       return absl::StatusOr<std::shared_ptr<Collectives>>(
@@ -69,7 +69,7 @@ TEST(MeasuredGroups, TellWhatTheirFirstGroupMet) {
   });
 }
 
-TEST(TimedCalls, AreAllAlgorithmsOfAllCollectives) {
+TEST(TimedCalls, CoverAllAlgorithmsOfAllCollectives) {
   // There are 3 + 2 (2 + 3) calls for few bytes, and 3 + 2 (2 + 2) for many, where no all_reduce goes by doubling.
   EXPECT_EQ(calls_to_time(4, 64).size(), 13u);
   const std::vector<TimedCall> calls = calls_to_time(3, 1 << 20);

@@ -101,7 +101,7 @@ void check_against_direct(Collectives& group, Algorithm& now, std::size_t numel)
 
 class NetworkAlgorithms : public ::testing::TestWithParam<int> {};
 
-TEST_P(NetworkAlgorithms, HaveTheBitsOfTheDirectWay) {
+TEST_P(NetworkAlgorithms, GiveTheBitsOfTheDirectWay) {
   const int ranks = GetParam(), port = free_port();
   expect_all_ok(fork_ranks(ranks, [&](int rank, KeyValueStore&) -> absl::Status {
     const auto now = std::make_shared<Algorithm>(Algorithm::kDirect);
@@ -142,7 +142,7 @@ void check_gathers_under_way(Collectives& group, Algorithm& now) {
 
 // Calls over Gloo do ask for an algorithm: all there are while a group is measured, and after that what ranks have
 // found.
-TEST(MeasuredNetwork, IsAskedForEachCallAndHasTheSameSums) {
+TEST(MeasuredNetwork, EachCallAsksForItsAlgorithmAndSumsStayTheSame) {
   const int port = free_port();
   expect_all_ok(fork_ranks(3, [&](int rank, KeyValueStore&) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const auto store, tcp_store(topology_of(rank, 3, port), 20));
@@ -163,7 +163,7 @@ TEST(MeasuredNetwork, IsAskedForEachCallAndHasTheSameSums) {
 
 class AllOperationsInRounds : public ::testing::TestWithParam<int> {};
 
-TEST_P(AllOperationsInRounds, DoWhatEveryTransportDoes) {
+TEST_P(AllOperationsInRounds, EveryOperationIsExact) {
   const int ranks = GetParam(), port = free_port();
   expect_all_ok(fork_ranks(ranks, [&](int rank, KeyValueStore&) -> absl::Status {
     const auto now = std::make_shared<Algorithm>(Algorithm::kDirect);
@@ -243,7 +243,7 @@ std::size_t messages_of_addition(std::size_t ranks) {
   return messages;
 }
 
-TEST(SentByNetworkAlgorithms, AreTheFormulasMessagesAndBytes) {
+TEST(SentByNetworkAlgorithms, MessagesAndBytesEqualTheFormulas) {
   constexpr std::size_t kPart = 160, kNarrow = 2, kWide = 4;
   for (int n = 2; n <= 16; ++n) {
     const auto ranks = static_cast<std::size_t>(n), first_block = std::bit_floor(ranks);
@@ -275,7 +275,7 @@ TEST(SentByNetworkAlgorithms, AreTheFormulasMessagesAndBytes) {
 }
 
 // A call for which there is no such algorithm goes directly.
-TEST(SentByNetworkAlgorithms, AreTheDirectOnesWhereACallHasNoSuchAlgorithm) {
+TEST(SentByNetworkAlgorithms, CallsWithoutTheAlgorithmAreSentDirectly) {
   EXPECT_EQ(sent_by_all(4, Algorithm::kRing, Operation::kAllReduce, DType::kF32, 10), (Sent{12, 12 * 40}));
   EXPECT_EQ(sent_by_all(4, Algorithm::kHalving, Operation::kAllGather, DType::kF32, 10), (Sent{12, 12 * 40}));
   EXPECT_EQ(sent_by_all(4, Algorithm::kDoubling, Operation::kReduceScatter, DType::kF32, 10), (Sent{12, 12 * 40}));
@@ -331,7 +331,7 @@ std::pair<double, double> packed_shares(int ranks, DType dtype, const std::vecto
 }
 
 // The input has several pieces, and the last one is padded.
-TEST(SentByNetworkAlgorithms, IsLessWhereItIsPackedAndHasTheSameBits) {
+TEST(SentByNetworkAlgorithms, PackedCallsSendLessAndGiveTheSameBits) {
   std::mt19937 random(5);
   std::normal_distribution<float> draw;
   for (const int ranks : {2, 3, 4}) {
@@ -380,7 +380,7 @@ std::size_t gathered_bytes(int ranks, DType dtype, WireForm form, std::size_t nu
   return sent;
 }
 
-TEST(SentByNetworkAlgorithms, OfGathersIsWhatTheirFormTakes) {
+TEST(SentByNetworkAlgorithms, GathersSendTheBytesOfTheirForm) {
   constexpr std::size_t kNumel = 300'000;
   for (const int ranks : {2, 3}) {
     const auto messages = static_cast<std::size_t>(ranks * (ranks - 1));
@@ -396,13 +396,13 @@ TEST(SentByNetworkAlgorithms, OfGathersIsWhatTheirFormTakes) {
 }
 
 // Short messages, and numbers that cannot be packed, go as they are.
-TEST(SentByNetworkAlgorithms, IsWhatItWasWhereItIsNotPacked) {
+TEST(SentByNetworkAlgorithms, ShortMessagesAreSentUnpacked) {
   EXPECT_EQ(packed_shares(2, DType::kF32, std::vector<float>(30'000)), (std::pair{1.0, 1.0}));
 }
 
 // A call costs what its messages cost. Where all ranks send alike, each sends exactly that much; where some send less,
 // none sends more.
-TEST(SentByNetworkAlgorithms, IsTheWorkThatChoicesGoBy) {
+TEST(SentByNetworkAlgorithms, MeasuredTrafficEqualsTheModelOfChoices) {
   const auto check = [](int ranks, Algorithm algorithm, Operation operation, std::size_t numel, bool is_alike) {
     const std::size_t input = numel * 2 * (operation == Operation::kReduceScatter ? ranks : 1);
     const CallWork work = work_of(operation, algorithm, ranks, DType::kBF16, input);
@@ -484,12 +484,12 @@ class FailuresInRounds : public ::testing::TestWithParam<Failing> {
   }
 };
 
-TEST_P(FailuresInRounds, OthersNameAKilledRank) { expect_named(kNeverPassed, SIGKILL); }
+TEST_P(FailuresInRounds, KilledRankIsNamedByTheOthers) { expect_named(kNeverPassed, SIGKILL); }
 
-TEST_P(FailuresInRounds, OthersNameAStoppedRankAtTheTimeLimit) { expect_named(patient_s(1), SIGSTOP); }
+TEST_P(FailuresInRounds, StoppedRankIsNamedAtTheTimeLimit) { expect_named(patient_s(1), SIGSTOP); }
 
 // The thread that gathers gets the reason, and the caller must learn it.
-TEST(AbortInRounds, TellsThePeersWhy) {
+TEST(AbortInRounds, PeersLearnTheReason) {
   const int port = free_port();
   const auto ends = fork_ranks(3, [&](int rank, KeyValueStore& outside) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const auto group, join_gloo(rank, 3, port, std::make_shared<Algorithm>(Algorithm::kRing)));

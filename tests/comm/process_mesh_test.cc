@@ -70,7 +70,7 @@ struct World {
 
 class ProcessMesh : public testing::TestWithParam<World> {};
 
-TEST_P(ProcessMesh, EveryOperationIsExactOnTheTransportOfTheRule) {
+TEST_P(ProcessMesh, EveryOperationIsExactOnTheChosenTransport) {
   const World world = GetParam();
   const int port = free_port();
   expect_all_ok(fork_ranks(world.ranks, [&](int rank, KeyValueStore&) -> absl::Status {
@@ -93,7 +93,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, ProcessMesh,
                                          World{4, 2, TransportChoice::kGloo, "gloo"}));
 
 // This holds between hosts too, where a group consists of one inside each host and one across hosts.
-TEST(ProcessMeshTest, CallsOverGlooAskHowToGo) {
+TEST(ProcessMeshTest, CallsOverGlooAskForTheirAlgorithm) {
   for (const World& world :
        {World{3, 1, TransportChoice::kGloo, "gloo"}, World{4, 2, TransportChoice::kAuto, "hierarchical(host, gloo)"}}) {
     const int port = free_port();
@@ -186,7 +186,7 @@ void check_whole_numbers_stay(Collectives& group) {
   }
 }
 
-TEST(GathersInForms, BringTheSameToAllRanks) {
+TEST(GathersInForms, BringTheSameValuesToAllRanks) {
   for (const auto& [ranks, hosts] : {std::pair(2, 2), {3, 3}, {4, 2}}) {
     const int port = free_port();
     expect_all_ok(fork_ranks(ranks, [&, hosts = hosts, ranks = ranks](int rank, KeyValueStore&) -> absl::Status {
@@ -205,7 +205,7 @@ TEST(GathersInForms, BringTheSameToAllRanks) {
 }
 
 // Shared memory rounds nothing.
-TEST(GathersInForms, HaveNoEffectOnOneHost) {
+TEST(GathersInForms, RoundNothingOnOneHost) {
   const int port = free_port();
   expect_all_ok(fork_ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const Mesh mesh, make_process_mesh(topology_of(rank, 2, 1, port), over()));
@@ -257,7 +257,7 @@ void check_compressed_sums(Collectives& group, Forms forms, Waits waits, DType d
   }
 }
 
-TEST(CompressedSums, AreThoseOfWhatWasSent) {
+TEST(CompressedSums, EqualSumsOfTheRoundedContributions) {
   for (int ranks : {2, 3}) {
     const int port = free_port();
     expect_all_ok(fork_ranks(ranks, [&](int rank, KeyValueStore&) -> absl::Status {
@@ -288,7 +288,7 @@ TEST(CompressedSums, AreThoseOfWhatWasSent) {
 
 // There are two hosts of two ranks. Ranks of a host are summed exactly, and what goes to the other host is rounded
 // once.
-TEST(CompressedSums, RanksOfAHostAreSummedFirst) {
+TEST(CompressedSums, RanksOfAHostAreSummedExactlyFirst) {
   const int port = free_port();
   expect_all_ok(fork_ranks(4, [&](int rank, KeyValueStore&) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const Mesh mesh, make_process_mesh(topology_of(rank, 4, 2, port), over()));
@@ -313,7 +313,7 @@ TEST(CompressedSums, RanksOfAHostAreSummedFirst) {
   }));
 }
 
-TEST(ProcessMeshTest, OneRankNeedsNoPort) {
+TEST(ProcessMeshTest, LoneRankNeedsNoPort) {
   Topology alone;
   alone.master_port = -1;
   auto mesh = make_process_mesh(alone, over());
@@ -323,7 +323,7 @@ TEST(ProcessMeshTest, OneRankNeedsNoPort) {
   EXPECT_EQ(axes->world->transport(), "solo");
 }
 
-TEST(ProcessMeshTest, WorksInFloatsAndBytesAreStartedBeforeTheyAreWaitedFor) {
+TEST(ProcessMeshTest, ReductionAndGatherMayBeUnderWayTogether) {
   const int port = free_port();
   expect_all_ok(fork_ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const Mesh mesh,
@@ -359,7 +359,7 @@ TEST(TcpStore, MissingRanksAreListed) {
   }
 }
 
-TEST(TcpStore, ARankThatNobodyServesSaysWhere) {
+TEST(TcpStore, UnservedRankNamesTheStoresAddress) {
   const auto store = tcp_store(topology_of(1, 2, 1, free_port()), 1.0);
   EXPECT_EQ(exit_code_of(store.status()), ExitCode::kPeerLost);
   EXPECT_THAT(message_of(store.status()), HasSubstr("rank 1/2: no store at 127.0.0.1:"));
@@ -384,7 +384,7 @@ class SilentListener {
   int fd_, port_ = 0;
 };
 
-TEST(TcpStore, AListenerThatKeepsSilentIsNamedInTime) {
+TEST(TcpStore, SilentListenerIsNamedInTime) {
   const SilentListener listener;
   // The rank is a process of its own, which ends with its error, and its thread with it.
   ForkedRanks ranks(
@@ -396,7 +396,7 @@ TEST(TcpStore, AListenerThatKeepsSilentIsNamedInTime) {
                                  HasSubstr("choose another MASTER_PORT")));
 }
 
-TEST(TcpStore, ARankZeroThatStandsStillIsNamedInTime) {
+TEST(TcpStore, StoppedRankZeroIsNamedInTime) {
   const int port = free_port();
   ForkedRanks ranks(2, [&](int rank, KeyValueStore& outside) -> absl::Status {
     if (rank == 0) return tcp_store(topology_of(0, 3, 1, port), kNeverPassed).status();
@@ -411,7 +411,7 @@ TEST(TcpStore, ARankZeroThatStandsStillIsNamedInTime) {
   EXPECT_THAT(end.message, HasSubstr("no store at 127.0.0.1:"));
 }
 
-TEST(TcpStore, AHostThatNobodyKnowsTakesNoLongerThanItMay) {
+TEST(TcpStore, UnknownHostIsAnErrorWithinTheTimeLimit) {
   for (const int rank : {0, 1}) {
     Topology topology = topology_of(rank, 2, 1, free_port());
     topology.master_addr = "no-such-host.invalid";
@@ -423,7 +423,7 @@ TEST(TcpStore, AHostThatNobodyKnowsTakesNoLongerThanItMay) {
   }
 }
 
-TEST(TcpStore, AnIPv6LoopbackServes) {
+TEST(TcpStore, Ipv6LoopbackServesTheStore) {
   const int port = free_port();
   const double init_timeout_s = patient_s(5);  // it passes where this machine has no IPv6
   const auto ends = fork_ranks(2, [&](int rank, KeyValueStore& outside) -> absl::Status {
@@ -438,14 +438,14 @@ TEST(TcpStore, AnIPv6LoopbackServes) {
   for (const auto& end : ends) EXPECT_TRUE(!has_ipv6 || end.exit_code == ExitCode::kOk) << end.message;
 }
 
-TEST(TcpStore, AWorldOfManyMissingRanksIsAShortMessage) {
+TEST(TcpStore, ManyMissingRanksGiveAShortMessage) {
   const auto store = tcp_store(topology_of(0, 100'000, 1, free_port()), 0.5);
   EXPECT_EQ(exit_code_of(store.status()), ExitCode::kPeerLost);
   EXPECT_THAT(message_of(store.status()), HasSubstr("99999 of 100000 ranks are still missing"));
   EXPECT_LT(message_of(store.status()).size(), 500u);
 }
 
-TEST(TcpStore, ARankClaimedTwiceIsRefused) {
+TEST(TcpStore, RankClaimedTwiceIsRefused) {
   const int port = free_port();
   const double init_timeout_s = patient_s(1);
   const auto ends = fork_ranks(3, [&](int process, KeyValueStore&) -> absl::Status {
@@ -475,7 +475,7 @@ bool listens_on(const std::string& address_and_port) {
   return false;
 }
 
-TEST(TcpStore, OfOneHostListensOnLoopbackOnlyAndSurvivesGarbage) {
+TEST(TcpStore, OneHostsStoreListensOnLoopbackAndSurvivesGarbage) {
   const int port = free_port();
   expect_all_ok(fork_ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(auto store, tcp_store(topology_of(rank, 2, 1, port), kNeverPassed));
@@ -505,7 +505,7 @@ TEST(TcpStore, OfOneHostListensOnLoopbackOnlyAndSurvivesGarbage) {
   }));
 }
 
-TEST(TcpStore, TorchrunsAgentServesSeveralLivesOfAJob) {
+TEST(TcpStore, TorchrunAgentsStoreServesARestartedJob) {
   const int port = free_port();
   expect_all_ok(fork_ranks(3, [&](int process, KeyValueStore& outside) -> absl::Status {
     if (process == 2) {  // the agent
@@ -553,7 +553,7 @@ void wait_until_working(ForkedRanks& ranks, int count) {
   for (int rank = 0; rank < count; ++rank) ASSERT_TRUE(told(ranks.store(), "working/" + std::to_string(rank)).ok());
 }
 
-TEST(GlooFailures, OthersNameAKilledRank) {
+TEST(GlooFailures, KilledRankIsNamedByTheOthers) {
   ForkedRanks ranks(3, sum_until_failure(3, free_port(), kNeverPassed));
   wait_until_working(ranks, 3);
   Deadline soon(5s);
@@ -568,7 +568,7 @@ TEST(GlooFailures, OthersNameAKilledRank) {
   EXPECT_FALSE(soon.passed());
 }
 
-TEST(GlooFailures, OthersNameAKilledRankZeroWhichServesTheStore) {
+TEST(GlooFailures, KilledRankZeroThatServesTheStoreIsNamed) {
   ForkedRanks ranks(3, sum_until_failure(3, free_port(), kNeverPassed));
   wait_until_working(ranks, 3);
   Deadline soon(5s);
@@ -584,7 +584,7 @@ TEST(GlooFailures, OthersNameAKilledRankZeroWhichServesTheStore) {
 }
 
 // F4: ranks talk through the store alone between the roll call and the first collective.
-TEST(TcpStore, ThatGoesAwayIsALostPeer) {
+TEST(TcpStore, StoreThatGoesAwayIsALostPeer) {
   const int port = free_port();
   ForkedRanks ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const auto store, tcp_store(topology_of(rank, 2, 1, port), kNeverPassed));
@@ -599,7 +599,7 @@ TEST(TcpStore, ThatGoesAwayIsALostPeer) {
 
 // F1: rank 1 has announced itself and dies before the ranks have met in a transport. Gloo does not say which rank it
 // is.
-TEST(ProcessMeshTest, ARankThatDiesBeforeTheFirstCallIsMissed) {
+TEST(ProcessMeshTest, RankThatDiesBeforeTheFirstCallIsMissed) {
   for (const TransportChoice transport : {TransportChoice::kGloo, TransportChoice::kAuto}) {
     const int port = free_port();
     CommConfig config = over(transport);
@@ -661,7 +661,7 @@ void connect_in_silence(int port, int count, std::vector<int>& sockets) {
 
 // F21: strangers hold more connections than a rank may have descriptors, before the ranks have met and after. The
 // limits are Debian's soft limit, which a job raises, and a hard limit that this many strangers do not fill.
-TEST(ProcessMeshTest, MoreStrangersThanTheSoftLimitOfDescriptorsEndNoRank) {
+TEST(ProcessMeshTest, StrangersBeyondTheDescriptorLimitEndNoRank) {
   constexpr int kDescriptors = 1024, kHardLimit = 8192, kStrangers = 1100;
   const int port = free_port();
   take_process_limits();  // this process holds the strangers' ends
@@ -709,7 +709,7 @@ TEST(ProcessMeshTest, MoreStrangersThanTheSoftLimitOfDescriptorsEndNoRank) {
 }
 
 // F21: a job over Gloo goes on, while strangers hold many connections to each of its ports and send random bytes.
-TEST(ProcessMeshTest, StrangersWhoKeepConnectionsOpenDisturbNobody) {
+TEST(ProcessMeshTest, StrangersHoldingConnectionsDisturbNoRank) {
   constexpr int kStrangers = 200;
   const int port = free_port();
   ForkedRanks ranks(2, [&](int rank, KeyValueStore& outside) -> absl::Status {
@@ -763,7 +763,7 @@ TEST(ProcessMeshTest, StrangersWhoKeepConnectionsOpenDisturbNobody) {
   for (const int fd : strangers) close(fd);
 }
 
-TEST(GlooFailures, OthersNameAStoppedRankEvenIfItServesTheStore) {
+TEST(GlooFailures, StoppedRankIsNamedEvenIfItServesTheStore) {
   for (int stopped : {0, 1}) {
     ForkedRanks ranks(2, sum_until_failure(2, free_port(), patient_s(1)));
     wait_until_working(ranks, 2);
@@ -797,7 +797,7 @@ ForkedRanks::Body in_different_groups(const World& world, int port) {
   };
 }
 
-TEST(CallsOfRanks, WaitsInDifferentGroupsAreNamedOverEveryTransport) {
+TEST(CallsOfRanks, RanksWaitingInDifferentGroupsAreNamed) {
   const World worlds[] = {{2, 1, TransportChoice::kHost, "host"},
                           {2, 1, TransportChoice::kGloo, "gloo"},
                           {4, 2, TransportChoice::kAuto, "hierarchical(host, gloo)"}};
@@ -818,7 +818,7 @@ TEST(CallsOfRanks, WaitsInDifferentGroupsAreNamedOverEveryTransport) {
   }
 }
 
-TEST(GlooFailures, AbortTellsThePeersWhy) {
+TEST(GlooFailures, PeersLearnTheReasonOfAnAbort) {
   const int port = free_port();
   const auto ends = fork_ranks(2, [&](int rank, KeyValueStore& outside) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const Mesh mesh,

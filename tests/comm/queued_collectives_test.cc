@@ -105,7 +105,7 @@ void check_sums(Collectives& group, DType dtype, bool in_place) {
   for (std::size_t i = 0; i < output.size(); ++i) require(all[i] == sum_at(ranks, i), "all_reduce");
 }
 
-TEST(QueuedCollectives, DoWhatOthersDo) {
+TEST(QueuedCollectives, EveryOperationIsExact) {
   for (const int ranks : {1, 2, 3, 4}) {
     on_queued(ranks, 60, [&](Queued& queued) {
       Collectives& group = *queued.group;
@@ -133,7 +133,7 @@ TEST(QueuedCollectives, DoWhatOthersDo) {
   }
 }
 
-TEST(QueuedCollectives, RefuseAVisitorAndWhatCannotBeAddedUp) {
+TEST(QueuedCollectives, VisitorsAndIntegerSumsAreRefused) {
   on_queued(1, 60, [](Queued& queued) {
     RecordingVisitor visitor(1);
     float value = 1;
@@ -146,7 +146,7 @@ TEST(QueuedCollectives, RefuseAVisitorAndWhatCannotBeAddedUp) {
 }
 
 /// The caller has long gone on when a call turns out to stand still.
-TEST(QueuedCollectives, ACallThatStandsStillEndsTheGroup) {
+TEST(QueuedCollectives, StuckCallEndsTheGroup) {
   on_queued(1, little_s(), [](Queued& queued) {
     int data = 0;
     require_ok(queued.group->broadcast("first", &data, sizeof data, 0).wait());
@@ -167,7 +167,7 @@ TEST(QueuedCollectives, ACallThatStandsStillEndsTheGroup) {
 }
 
 /// Each of these takes less than the time that one may take; together they take more.
-TEST(QueuedCollectives, CallsThatWaitForOthersDoNotStandStill) {
+TEST(QueuedCollectives, TimeLimitCountsEachCallByItself) {
   const double timeout_s = patient_s(1);
   on_queued(1, timeout_s, [&](Queued& queued) {
     int data = 0;
@@ -182,7 +182,7 @@ TEST(QueuedCollectives, CallsThatWaitForOthersDoNotStandStill) {
 }
 
 /// Compute may take as long as it likes before the device comes to a call; then the call's time begins.
-TEST(QueuedCollectives, ACallWaitsForComputeAsLongAsItTakes) {
+TEST(QueuedCollectives, TimeLimitBeginsWhenTheDeviceReachesTheCall) {
   on_queued(1, little_s(), [](Queued& queued) {
     queued.is_reached = false;
     queued.backend->fault = Fault::kStandsStill;
@@ -196,7 +196,7 @@ TEST(QueuedCollectives, ACallWaitsForComputeAsLongAsItTakes) {
 }
 
 /// NCCL connects as late as in the first call, which then waits for peers before it is queued.
-TEST(QueuedCollectives, ACallThatBlocksTheHostIsWatchedToo) {
+TEST(QueuedCollectives, CallThatBlocksTheHostIsEndedAtTheTimeLimit) {
   on_queued(1, little_s(), [](Queued& queued) {
     queued.backend->fault = Fault::kBlocksTheHost;
     EXPECT_THAT(text_of(queued.group->barrier("step").wait()),
@@ -206,7 +206,7 @@ TEST(QueuedCollectives, ACallThatBlocksTheHostIsWatchedToo) {
 }
 
 /// A device that stands still in one group's call never comes to another's.
-TEST(QueuedCollectives, ARanksGroupsEndTogether) {
+TEST(QueuedCollectives, StuckCallEndsAllGroupsOfTheRank) {
   on_queued(1, little_s(), [](Queued& queued) {
     const auto make = [&](const char* name) {
       const Group group{.name = name, .rank = 0, .world_ranks = {0}, .world_size = 1, .timeout_s = 60};
@@ -228,7 +228,7 @@ TEST(QueuedCollectives, ARanksGroupsEndTogether) {
   });
 }
 
-TEST(QueuedCollectives, WhatCannotBeAbortedEndsTheProcess) {
+TEST(QueuedCollectives, FailedAbortEndsTheProcess) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(on_queued(1, little_s(),
                         [](Queued& queued) {
@@ -240,7 +240,7 @@ TEST(QueuedCollectives, WhatCannotBeAbortedEndsTheProcess) {
               ::testing::ExitedWithCode(static_cast<int>(ExitCode::kPeerLost)), "cannot be aborted");
 }
 
-TEST(QueuedCollectives, ACallThatFailsOnTheDeviceEndsTheGroup) {
+TEST(QueuedCollectives, CallThatFailsOnTheDeviceEndsTheGroup) {
   on_queued(2, 60, [](Queued& queued) {
     require_ok(queued.group->barrier("all").wait());
     if (queued.group->rank() == 0) queued.backend->fault = Fault::kFailsOnTheDevice;
@@ -256,7 +256,7 @@ TEST(QueuedCollectives, ACallThatFailsOnTheDeviceEndsTheGroup) {
 }
 
 /// A rank that gives up for its own reasons frees those that wait for it, long before their time is over.
-TEST(QueuedCollectives, AnAbortReachesTheOthers) {
+TEST(QueuedCollectives, AbortReachesTheOtherRanks) {
   on_queued(3, 60, [](Queued& queued) {
     if (queued.group->rank() == 1) {
       queued.group->abort(make_error(ExitCode::kIo, "rank 1/3: no disk"));
@@ -270,7 +270,7 @@ TEST(QueuedCollectives, AnAbortReachesTheOthers) {
   });
 }
 
-TEST(QueuedCollectives, AFailureOfTheRecordIsToldWithTheOther) {
+TEST(QueuedCollectives, FailedFlightRecordIsReportedWithTheCause) {
   const std::shared_ptr<KeyValueStore> store = memory_store();
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
     auto axes = groups_of(mesh).axes(1, 1);
@@ -293,7 +293,7 @@ TEST(QueuedCollectives, AFailureOfTheRecordIsToldWithTheOther) {
 }
 
 /// Both hosts have long gone on. Each device has come to a call that the other rank has not queued.
-TEST(QueuedCollectives, DevicesThatStandStillInDifferentCallsAreNamed) {
+TEST(QueuedCollectives, DevicesStuckInDifferentCallsAreNamed) {
   const std::shared_ptr<KeyValueStore> store = memory_store();
   const auto queue = [&](const std::string& use, std::shared_ptr<Collectives> moves) {
     const int rank = moves->rank(), size = moves->size();

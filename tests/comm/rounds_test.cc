@@ -177,7 +177,7 @@ TEST(Rounds, HalvingAllReduceAddsAsThePairwiseTree) {
   }
 }
 
-TEST(StridedSlices, OfOneRemainderAreNeighbours) {
+TEST(StridedSlices, SlicesOfOneRemainderAreNeighbours) {
   for (std::size_t count = 1; count <= 40; ++count) {
     const StridedSlices slices(count);
     ASSERT_EQ(slices.order().size(), count);

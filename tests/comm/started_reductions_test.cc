@@ -40,7 +40,7 @@ struct Sums {
   std::vector<std::vector<float>> input, output;
 };
 
-TEST(StartedReductions, ARankStartsThemWithoutItsPeers) {
+TEST(StartedReductions, RankStartsReductionsWithoutItsPeers) {
   std::atomic<bool> started = false;
   const auto results = statuses(2, [&](int rank, Collectives& group) -> absl::Status {
     constexpr std::size_t kCount = Collectives::kMostUnderWay;
@@ -58,7 +58,7 @@ TEST(StartedReductions, ARankStartsThemWithoutItsPeers) {
   for (const absl::Status& result : results) EXPECT_TRUE(result.ok()) << result;
 }
 
-TEST(StartedReductions, ARankThatHasDoneItsShareKeepsNobodyWaiting) {
+TEST(StartedReductions, RankWithItsShareDoneKeepsNobodyWaiting) {
   std::atomic<bool> waited = false;
   const auto results = statuses(2, [&](int rank, Collectives& group) -> absl::Status {
     Sums sums(group, 2);
@@ -72,7 +72,7 @@ TEST(StartedReductions, ARankThatHasDoneItsShareKeepsNobodyWaiting) {
   for (const absl::Status& result : results) EXPECT_TRUE(result.ok()) << result;
 }
 
-TEST(StartedReductions, ManyInARowWithRanksThatDawdleInTurn) {
+TEST(StartedReductions, ManyInARowAreExactWithRanksThatDelayInTurn) {
   for (const int ranks : {2, 3, 8}) {
     const auto results = statuses(ranks, [&](int rank, Collectives& group) -> absl::Status {
       constexpr std::size_t kUnderWay = 7, kCalls = 300;
@@ -112,7 +112,7 @@ TEST(StartedReductions, RanksThatDisagreeAllFailWithBothCalls) {
   }
 }
 
-TEST(StartedReductions, TooManyAreRefused) {
+TEST(StartedReductions, MoreThan16UnderWayAreRefused) {
   const auto results = statuses(1 + 1, [](int, Collectives& group) {
     Sums sums(group, Collectives::kMostUnderWay + 1);
     std::vector<Work> works;
@@ -128,7 +128,7 @@ TEST(StartedReductions, TooManyAreRefused) {
 
 // The exception destroys the buffers while the peer may be about to read them (ASan and TSan watch this). The peer must
 // get the exception's text.
-TEST(StartedReductions, AnExceptionWhileTheyAreUnderWayIsWhatThePeersHear) {
+TEST(StartedReductions, PeersGetTheTextOfAnExceptionWhileUnderWay) {
   for (int round = 0; round < 20; ++round) {
     std::string told;
     const auto body = [&](const Mesh& mesh) {
@@ -152,7 +152,7 @@ TEST(StartedReductions, AnExceptionWhileTheyAreUnderWayIsWhatThePeersHear) {
   }
 }
 
-TEST(StartedReductions, OneThatIsDroppedEndsTheGroup) {
+TEST(StartedReductions, DroppedReductionEndsTheGroup) {
   const auto results = statuses(2, [](int rank, Collectives& group) {
     Sums sums(group, 1);
     Work work = sums.start(group, 0);

@@ -71,14 +71,14 @@ const Variables kAllocation = {{"SLURM_JOB_ID", "77"},
 const Variables kBatch =
     with(kAllocation, {{"ENVIRONMENT", "BATCH"}, {"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}, {"SLURM_NODEID", "0"}});
 
-TEST(Topology, NoLauncherIsOneRank) {
+TEST(Topology, NoLauncherGivesOneRank) {
   const auto topology = resolve({});
   ASSERT_TRUE(topology.ok());
   EXPECT_EQ(topology->describe(), "rank 0/1 (single), host 0, local rank 0");
   EXPECT_EQ(topology->num_hosts(), 1);
 }
 
-TEST(Topology, Torchrun) {
+TEST(Topology, TorchrunsVariablesAreRead) {
   const auto topology = resolve(kTorchrun);
   ASSERT_TRUE(topology.ok()) << topology.status();
   EXPECT_EQ(topology->describe(), "rank 5/8 (torchrun), host 1, local rank 1");
@@ -91,7 +91,7 @@ TEST(Topology, Torchrun) {
   EXPECT_TRUE(topology->agent_store);
 }
 
-TEST(Topology, TesseraLaunchSpeaksTorchrun) {
+TEST(Topology, TesseraLaunchIsReadLikeTorchrun) {
   const auto topology =
       resolve(with(kTorchrun, {{"TESSERA_LAUNCHER", "tessera"}, {"TORCHELASTIC_USE_AGENT_STORE", ""}}));
   ASSERT_TRUE(topology.ok()) << topology.status();
@@ -99,7 +99,7 @@ TEST(Topology, TesseraLaunchSpeaksTorchrun) {
   EXPECT_FALSE(topology->agent_store);
 }
 
-TEST(Topology, Slurm) {
+TEST(Topology, SlurmsVariablesAreRead) {
   const auto topology = resolve(kSlurm);
   ASSERT_TRUE(topology.ok()) << topology.status();
   EXPECT_EQ(topology->describe(), "rank 5/8 (slurm), host 1, local rank 1");
@@ -112,7 +112,7 @@ TEST(Topology, Slurm) {
   EXPECT_NE(topology->master_port, resolve(with(kSlurm, {{"SLURM_JOB_ID", "78"}}))->master_port);
 }
 
-TEST(Topology, SlurmTasksPerNode) {
+TEST(Topology, SlurmTasksPerNodeAreReadInEachFormOrRefused) {
   const Variables bare = with(kSlurm, {{"SLURM_TASKS_PER_NODE", ""}});
   EXPECT_EQ(resolve(with(bare, {{"SLURM_NTASKS_PER_NODE", "4"}}))->num_hosts(), 2);
   EXPECT_EQ(resolve(with(bare, {{"SLURM_STEP_TASKS_PER_NODE", "4,4"}}))->num_hosts(), 2);
@@ -128,7 +128,7 @@ TEST(Topology, SlurmTasksPerNode) {
 }
 
 /// The step's number of tasks goes before the job's: salloc's shell is a step of one task in a job of many.
-TEST(Topology, SlurmsStepGoesBeforeItsJob) {
+TEST(Topology, SlurmStepsTasksGoBeforeTheJobs) {
   const Variables shell = {
       {"SLURM_PROCID", "0"},         {"SLURM_NTASKS", "4"},          {"SLURM_LOCALID", "0"},
       {"SLURM_NODEID", "0"},         {"SLURM_STEP_NUM_TASKS", "1"},  {"SLURM_STEP_ID", "4294967290"},
@@ -163,7 +163,7 @@ Variables group_on_hosts(const std::string& rank, const std::string& size, const
                                   {"port of torch.distributed's store", "4321"}});
 }
 
-TEST(Topology, AProcessGroupAloneSaysWhoIsWho) {
+TEST(Topology, TorchProcessGroupAloneGivesRankAndHosts) {
   EXPECT_EQ(resolve(group("1", "2"))->describe(), "rank 1/2 (torch.distributed), host 0, local rank 1");
   const auto topology = resolve(with(group_on_hosts("5", "8", "4"), {{"MASTER_PORT", "1"}}));
   ASSERT_TRUE(topology.ok()) << topology.status();
@@ -173,7 +173,7 @@ TEST(Topology, AProcessGroupAloneSaysWhoIsWho) {
   EXPECT_TRUE(topology->agent_store);
 }
 
-TEST(Topology, SlurmNodeLists) {
+TEST(Topology, FirstNodeOfASlurmListIsTheMaster) {
   const std::map<std::string, std::string> first = {{"node[03-05,9],x1", "node03"},
                                                     {"alone", "alone"},
                                                     {"a,b", "a"},
@@ -190,7 +190,7 @@ TEST(Topology, SlurmNodeLists) {
                 HasSubstr("SLURM_JOB_NODELIST="));
 }
 
-TEST(Topology, Mpis) {
+TEST(Topology, OpenMpiPmiAndMvapichVariablesAreRead) {
   EXPECT_EQ(resolve(kOpenMpi)->describe(), "rank 3/4 (openmpi), host 0, local rank 3");
   EXPECT_EQ(resolve(kPmi)->describe(), "rank 3/4 (pmi), host 1, local rank 1");
   EXPECT_EQ(resolve(kMvapich)->describe(), "rank 3/4 (mvapich2), host 0, local rank 3");
@@ -213,7 +213,7 @@ struct Refusal {
   std::vector<std::string> said;  ///< parts the message must hold
 };
 
-TEST(Topology, Refusals) {
+TEST(Topology, ContradictoryVariablesAreRefusedByName) {
   const std::vector<Refusal> table = {
       {"rank = world", with(kTorchrun, {{"RANK", "8"}}), {"RANK=8", "WORLD_SIZE=8", "torchrun"}},
       {"negative rank", with(kTorchrun, {{"RANK", "-1"}}), {"RANK=-1", "torchrun"}},
@@ -269,7 +269,7 @@ struct Nesting {
   const char* launcher;  ///< nullptr: refused
 };
 
-TEST(Topology, OneLauncherInsideAnother) {
+TEST(Topology, NestedLaunchersAreOrderedOrRefused) {
   const Variables four = {{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "3"}, {"LOCAL_WORLD_SIZE", "4"}};
   const Variables one_task = {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}, {"SLURM_LOCALID", "0"}};
   const Variables task_a_host =
@@ -341,7 +341,7 @@ TEST(Topology, OneLauncherInsideAnother) {
   }
 }
 
-TEST(Topology, PretendedHosts) {
+TEST(Topology, PretendedHostsSplitOneHost) {
   Variables four = {{"WORLD_SIZE", "4"}, {"LOCAL_WORLD_SIZE", "4"}, {"TESSERA_HOSTS", "2"}};
   for (int rank = 0; rank < 4; ++rank) {
     four["RANK"] = four["LOCAL_RANK"] = std::to_string(rank);
@@ -360,7 +360,7 @@ TEST(Topology, PretendedHosts) {
 }
 
 /// Every launcher, every rank of every even layout: the ranks tile the world.
-TEST(Topology, EveryRankHasItsOwnPlace) {
+TEST(Topology, RanksTileHostsUnderEveryLauncher) {
   for (int hosts = 1; hosts <= 4; ++hosts) {
     for (int local = 1; local <= 4; ++local) {
       std::set<std::pair<int, int>> places;

@@ -46,7 +46,7 @@ std::vector<std::string> methods() {
   return all;
 }
 
-TEST(CompressionMethods, GoWithAllGradientsInFp32OfOneReplica) {
+TEST(CompressionMethods, UnsupportedStrategiesAndKeysBesideAMethodAreRefused) {
   for (const std::string& method : methods()) {
     const std::string compression = R"({"method": )" + method + "}";
     const auto with = [&](const std::string& more) { return problem_of(R"({"method": )" + method + more); };
@@ -65,7 +65,7 @@ TEST(CompressionMethods, GoWithAllGradientsInFp32OfOneReplica) {
   }
 }
 
-TEST(CompressionMethods, MomentumOfOneBitGoesWithWhatSquaresNoSingleGradient) {
+TEST(CompressionMethods, OneBitMomentumRefusesOptimizersThatSquareGradients) {
   const std::string one_bit = R"({"method": {"type": "one_bit", "momentum": 0.9}, "start_step": )";
   const auto problem = [&](int start_step, const std::string& optimizer) {
     return problem_of(one_bit + std::to_string(start_step) + "}", R"(, "optimizer": )" + optimizer);
@@ -88,7 +88,7 @@ TEST(CompressionMethods, MomentumOfOneBitGoesWithWhatSquaresNoSingleGradient) {
     EXPECT_THAT(problem(10, R"({"type": ")" + type + R"("})"), HasSubstr("too wrong for " + type)) << type;
 }
 
-TEST(CompressionMethods, WhatHasNoEffectIsRefused) {
+TEST(CompressionMethods, KeysWithoutEffectAreRefused) {
   EXPECT_EQ(problem_of(R"({"start_step": 10})"),
             "s.json:1:56: /compression/start_step: 10 has no effect: it needs a compression.method other than none. "
             "[T0518] hint: leave it out, or change that");
@@ -105,7 +105,7 @@ TEST(CompressionMethods, WhatHasNoEffectIsRefused) {
               HasSubstr("a step whose updates are under way is not skipped"));
 }
 
-TEST(CompressionMethods, AreDescribedAsTheFileHasThem) {
+TEST(CompressionMethods, DescriptionUsesTheNamesOfTheFile) {
   EXPECT_EQ(describe(TopKConfig{.fraction = 0.25}), "top_k, fraction 0.25, momentum 0.0");
   EXPECT_EQ(describe(PowerSgdConfig{}), "power_sgd, rank 4");
   EXPECT_EQ(describe(SignMajorityConfig{}), "sign_majority");
@@ -132,7 +132,7 @@ constexpr OldAndNew kOldAndNew[] = {
 };
 
 // A strategy is all that training depends on.
-TEST(OldCompressionKeys, MeanWhatTheWarningSaysInTheNewForm) {
+TEST(OldCompressionKeys, GiveTheStrategyOfTheNewFormInTheWarning) {
   for (const auto& [old, now] : kOldAndNew) {
     EXPECT_THAT(log_of(old), HasSubstr("hint: write \"compression\": " + std::string(now) + "\n")) << old;
     EXPECT_EQ(log_of(now), "");
@@ -140,7 +140,7 @@ TEST(OldCompressionKeys, MeanWhatTheWarningSaysInTheNewForm) {
   }
 }
 
-TEST(OldCompressionKeys, AreWarnedOfByRankZeroAlone) {
+TEST(OldCompressionKeys, OnlyRankZeroWarns) {
   ::setenv("RANK", "1", 1);
   EXPECT_EQ(log_of(R"({"top_k": 0.1})"), "");
   ::setenv("RANK", "0", 1);
@@ -148,7 +148,7 @@ TEST(OldCompressionKeys, AreWarnedOfByRankZeroAlone) {
   ::unsetenv("RANK");
 }
 
-TEST(OldCompressionKeys, ThatNameNoMethodOrTwoAreRefused) {
+TEST(OldCompressionKeys, NamingNoMethodOrTwoIsRefused) {
   EXPECT_EQ(problem_of(R"({"method": {"type": "hook"}, "top_k": 0.1})"),
             "s.json:1:79: /compression/top_k: cannot stand beside \"method\", which took its place. [T0736] hint: "
             "leave it out");
@@ -162,7 +162,7 @@ TEST(OldCompressionKeys, ThatNameNoMethodOrTwoAreRefused) {
   EXPECT_THAT(problem_of(R"({"top_k": 0.1, "seed": 1})"), HasSubstr("of type random_k or qsgd or terngrad."));
 }
 
-TEST(OldCompressionKeys, ThatAreWrongAreRefusedInTheirPlace) {
+TEST(OldCompressionKeys, WrongValuesAreRefusedAtTheirPlace) {
   EXPECT_THAT(problem_of(R"({"top_k": 1.5})"),
               HasSubstr("s.json:1:51: /compression/method/fraction: must be a number above 0, at most 1, got 1.5"));
   EXPECT_THAT(problem_of(R"({"power_sgd_rank": true})"), HasSubstr("/compression/method/rank: must be an integer"));

@@ -15,7 +15,7 @@ void collect(const JsonNode& node, std::string_view text, std::vector<std::strin
   for (const JsonNode& child : node.children) collect(child, text, found);
 }
 
-TEST(JsonDocument, EveryKeyAndValueKnowsItsPlace) {
+TEST(JsonDocument, EveryKeyAndValueHasItsOffsetInTheText) {
   const std::string text = "\n [1 , -20,\t\"x\",{\"a\":null , \"b\" :[ ] },true,{\"c\":{\"d\":1.5}}, {} , [[7],8] ] \n";
   Diagnostics diagnostics("x", text);
   const auto root = parse_json(text, diagnostics);
@@ -40,7 +40,7 @@ TEST(JsonDocument, EscapedKeysAreDecoded) {
   EXPECT_EQ(root->children.at(0).offset, text.find(": ") + 2);
 }
 
-TEST(JsonDocument, KeysAreTheSameHoweverTheyAreSpelled) {
+TEST(JsonDocument, EscapedSpellingOfAKeyCountsAsADuplicate) {
   const std::string text = R"({"a": 1, "\u0061": 2})";
   Diagnostics diagnostics("x", text);
   EXPECT_TRUE(parse_json(text, diagnostics).has_value());
@@ -66,13 +66,13 @@ TEST(JsonDocument, NumberOfValuesIsLimited) {
   }
 }
 
-TEST(JsonPointer, IsEscapedAndCut) {
+TEST(JsonPointer, SpecialCharactersAreEscapedAndLongKeysCut) {
   EXPECT_EQ(json_pointer("/a", "b/c~d"), "/a/b~1c~0d");
   EXPECT_EQ(json_pointer("", "x\ny"), "/x\\ny");
   EXPECT_LT(json_pointer("", std::string(100'000, 'k')).size(), 100u);
 }
 
-TEST(Diagnostics, SortsByPlaceAndKnowsWhatIsTouched) {
+TEST(Diagnostics, ErrorsAreSortedByTheirPlaceInTheText) {
   const std::string text = "ab\ncd\n";
   Diagnostics diagnostics("f", text);
   EXPECT_TRUE(diagnostics.to_status().ok());
@@ -83,7 +83,7 @@ TEST(Diagnostics, SortsByPlaceAndKnowsWhatIsTouched) {
             "f:1:1: /a: first 2:2\nf:2:2: /b/c: second\nf:3:1: /: behind the end");
 }
 
-TEST(Diagnostics, TouchesHoldersAndContents) {
+TEST(Diagnostics, AnErrorTouchesItsParentsAndChildren) {
   Diagnostics diagnostics("f", "");
   diagnostics.add(0, "/b/c", "");
   EXPECT_TRUE(diagnostics.touches("/b"));

@@ -47,7 +47,7 @@ TEST(StrategyDocs, ExampleOfThePageIsAccepted) {
   EXPECT_EQ(schema_errors(json::parse(strategy_example())), "");
 }
 
-TEST(StrategyDocs, ErrorsOfThePageAreWhatTheReaderSays) {
+TEST(StrategyDocs, ErrorsShownOnThePageAreTheReadersOwn) {
   const auto strategy = parse_strategy(
       "{\n\n\n  \"optimizer\": {\"type\": \"adamw\", \"lr\": \"fast\"},\n\n  \"gradient_cliping\": 1.0\n}",
       "strategy.json");
@@ -55,7 +55,7 @@ TEST(StrategyDocs, ErrorsOfThePageAreWhatTheReaderSays) {
   EXPECT_THAT(strategy_reference(), HasSubstr("```\n" + std::string(strategy.status().message()) + "\n```"));
 }
 
-TEST(StrategyDocs, DefaultsOfARulesNumbersAreListedByRule) {
+TEST(StrategyDocs, DefaultsThatDifferByRuleAreListedByRule) {
   EXPECT_THAT(strategy_reference(),
               HasSubstr("| `0.01` (adamw, lamb, own, own_matrix), `0.0` (adam, sgd, lion, adagrad, "
                         "rmsprop, lars, adafactor), `0.1` (muon) |"));

@@ -21,7 +21,7 @@ std::ostream& operator<<(std::ostream& out, const BadFile& file) { return out <<
 
 class StrategyErrors : public ::testing::TestWithParam<BadFile> {};
 
-TEST_P(StrategyErrors, ReadAs) {
+TEST_P(StrategyErrors, WrongFileGivesItsListedErrors) {
   const auto strategy = parse_strategy(GetParam().text, "s.json");
   ASSERT_FALSE(strategy.ok());
   EXPECT_EQ(exit_code_of(strategy.status()), ExitCode::kConfig);
@@ -397,14 +397,14 @@ const BadFile kOffloadedSteps[] = {
 INSTANTIATE_TEST_SUITE_P(OffloadedSteps, StrategyErrors, ::testing::ValuesIn(kOffloadedSteps),
                          [](const auto& info) { return std::string(info.param.name); });
 
-TEST(StrategyErrors, NulIsNotTheEndOfTheFile) {
+TEST(StrategyErrors, NulByteIsRefusedAsNotATextFile) {
   const auto strategy = parse_strategy(std::string("{}\0{\"offload\": 1}", 17), "s.json");
   EXPECT_EQ(
       message_of(strategy.status()),
       "s.json:1:3: /: a NUL byte: this is not a text file. [T0511] hint: name the right file; this one is binary");
 }
 
-TEST(StrategyErrors, AMillionBracketsNeedNoStack) {
+TEST(StrategyErrors, MillionNestedBracketsAreRefusedWithoutRecursion) {
   for (const char* opening : {"[", "{\"a\":"}) {
     std::string text;
     while (text.size() + 8 < (1 << 20)) text += opening;

@@ -66,7 +66,7 @@ const std::vector<std::string>& surroundings() {
   return files;
 }
 
-TEST(StrategyTable, DefaultsAreThoseOfTheStruct) {
+TEST(StrategyTable, DefaultsEqualThoseOfTheStruct) {
   const Strategy strategy;
   for (const StrategyKey& key : strategy_keys()) {
     EXPECT_EQ(key.field.get(strategy), ordered_json::parse(key.default_json)) << key.pointer;
@@ -74,7 +74,7 @@ TEST(StrategyTable, DefaultsAreThoseOfTheStruct) {
 }
 
 // An object whose type says which keys it has is a variant.
-TEST(StrategyTable, TypesOfAVariantAreWholeAndReadIntoTheirOwnMembers) {
+TEST(StrategyTable, EveryVariantTypeIsDocumentedAndReadBack) {
   std::size_t types = 0;
   for (const StrategyKey& key : strategy_keys()) {
     EXPECT_EQ(key.field.kind == ValueKind::kVariant, !key.field.types.empty()) << key.pointer;
@@ -105,7 +105,7 @@ TEST(StrategyTable, TypesOfAVariantAreWholeAndReadIntoTheirOwnMembers) {
   EXPECT_EQ(types, std::variant_size_v<CompressionMethod>);
 }
 
-TEST(StrategyTable, RowsAreWhole) {
+TEST(StrategyTable, EveryRowIsUniqueAndDocumented) {
   std::set<std::string> pointers;
   for (const StrategyKey& key : strategy_keys()) {
     EXPECT_TRUE(pointers.insert(key.pointer).second) << key.pointer << " has two rows";
@@ -123,7 +123,7 @@ TEST(StrategyTable, RowsAreWhole) {
 }
 
 // Each row reaches a member of its own: setting one key changes what that key gives, and nothing else.
-TEST(StrategyTable, EveryExampleIsReadIntoItsOwnMember) {
+TEST(StrategyTable, EachKeysExampleSetsItsOwnMemberAlone) {
   for (const StrategyKey& key : strategy_keys()) {
     bool accepted = false;
     for (const std::string& surrounding : surroundings()) {
@@ -208,7 +208,7 @@ TEST(Strategy, ResolvedStrategyReadsBackTheSame) {
   }
 }
 
-TEST(Strategy, WhatIsLeftOutIsAsTheRuleHasIt) {
+TEST(Strategy, MissingOptimizerKeysGetTheRulesDefaults) {
   const auto read = [](const std::string& optimizer) {
     const auto strategy = parse_strategy(R"({"optimizer": )" + optimizer + "}");
     EXPECT_TRUE(strategy.ok()) << strategy.status();
@@ -234,12 +234,12 @@ TEST(Strategy, WhatIsLeftOutIsAsTheRuleHasIt) {
 }
 
 /// This version must read a file of all keys that 0.1 wrote.
-TEST(Strategy, DefaultsOfEarlierVersionsSayNothingWhereTheyHaveNoEffect) {
+TEST(Strategy, DefaultsWrittenBy01AreAcceptedWhereTheyHaveNoEffect) {
   EXPECT_TRUE(parse_strategy(R"({"optimizer": {"type": "sgd", "muon": {"adjust_lr": "match_rms_adamw"}}})").ok());
   EXPECT_FALSE(parse_strategy(R"({"optimizer": {"type": "sgd", "eps": 1e-10}})").ok());
 }
 
-TEST(Strategy, DefaultsThatChangedAreTold) {
+TEST(Strategy, ChangedDefaultsAreListedWithOldAndNewValue) {
   const auto keys = [](OptimizerConfig optimizer) {
     std::vector<std::string> names;
     for (const ChangedDefault& each : changed_defaults(optimizer))
@@ -263,7 +263,7 @@ TEST(Strategy, NumbersKeepAllTheirBits) {
   EXPECT_EQ(parse_strategy(strategy->to_json())->optimizer.lr, 0.00012345678901234567);
 }
 
-TEST(Strategy, ValuesThatSayNothingAreAllowedAnywhere) {
+TEST(Strategy, NeutralValuesAreAllowedWithEveryRule) {
   EXPECT_TRUE(parse_strategy(R"({"optimizer": {"type": "adamw", "momentum": 0, "nesterov": false}})").ok());
   EXPECT_TRUE(parse_strategy(R"({"mesh": {"replicate": 1}})").ok());
   EXPECT_TRUE(parse_strategy(R"({"strategy": "SHARD_GRAD_OP", "mesh": {"replicate": 2}})").ok());
@@ -271,7 +271,7 @@ TEST(Strategy, ValuesThatSayNothingAreAllowedAnywhere) {
   EXPECT_TRUE(parse_strategy(R"({"strategy": "NO_SHARD", "prefetch": 4})").ok());
 }
 
-TEST(Strategy, NullBucketsAreNone) {
+TEST(Strategy, NullBucketCapMeansNoBuckets) {
   const auto strategy = parse_strategy(R"({"units": {"bucket_cap_mb": null, "classes": ["Block"]}})");
   ASSERT_TRUE(strategy.ok()) << strategy.status();
   EXPECT_FALSE(strategy->units.bucket_cap_mb.has_value());
@@ -284,13 +284,13 @@ TEST(Strategy, ByteOrderMarkIsSkipped) {
   EXPECT_THAT(std::string(wrong.status().message()), HasSubstr("strategy:1:14: /prefetch"));
 }
 
-TEST(Strategy, NamesOfEnumerators) {
+TEST(Strategy, EnumeratorsHaveTheNamesOfTheFile) {
   EXPECT_EQ(name_of(ShardingStrategy::kShardGradOp), "SHARD_GRAD_OP");
   EXPECT_EQ(name_of(OptimizerType::kAdam), "adam");
   EXPECT_EQ(name_of(LrScheduleType::kOneCycle), "one_cycle");
 }
 
-TEST(StrategyFile, IsReadAndNamedInErrors) {
+TEST(StrategyFile, ErrorsNameTheFileAndLine) {
   const auto path = temporary("strategy.json");
   std::ofstream(path) << R"({"prefetch": 2})";
   const auto strategy = read_strategy(path);
@@ -325,7 +325,7 @@ TEST(StrategyFile, SizeIsLimited) {
   std::filesystem::remove(path);
 }
 
-TEST(StrategyFile, APipeWillDo) {
+TEST(StrategyFile, StrategyIsReadFromAPipe) {
   const auto path = temporary("pipe");
   ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
   const pid_t writer = ::fork();
@@ -339,7 +339,7 @@ TEST(StrategyFile, APipeWillDo) {
   std::filesystem::remove(path);
 }
 
-TEST(StrategyFile, APipeWithoutAWriterIsAnErrorAndNoWait) {
+TEST(StrategyFile, PipeWithoutAWriterIsAnErrorAtOnce) {
   const auto path = temporary("silent");
   ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
   const auto strategy = read_strategy(path);
@@ -348,7 +348,7 @@ TEST(StrategyFile, APipeWithoutAWriterIsAnErrorAndNoWait) {
   std::filesystem::remove(path);
 }
 
-TEST(Strategy, UnderTesseraStrictHasPrivateCopiesAndChecksValues) {
+TEST(Strategy, TesseraStrictTurnsOnPrivateCopiesAndValueChecks) {
   const auto usual = parse_strategy("{}");
   ::setenv("TESSERA_STRICT", "1", 1);
   const auto strict = parse_strategy("{}");

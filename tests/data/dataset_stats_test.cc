@@ -20,7 +20,7 @@ double entropy_of(const std::string& text) {
   return *unigram_entropy(**open_dataset(folder.write("a.txt", text)));
 }
 
-TEST(DatasetStats, UnigramEntropy) {
+TEST(DatasetStats, EntropyOfBytesEqualsTheFormula) {
   EXPECT_DOUBLE_EQ(entropy_of("aaaa"), 0);
   EXPECT_DOUBLE_EQ(entropy_of("abab"), std::log(2));
   EXPECT_NEAR(entropy_of("aaab"), 0.75 * std::log(4 / 3.0) + 0.25 * std::log(4), 1e-12);
@@ -29,14 +29,14 @@ TEST(DatasetStats, UnigramEntropy) {
   EXPECT_NEAR(entropy_of(all), std::log(256), 1e-12);
 }
 
-TEST(DatasetStats, UnigramEntropyOfLargeTokens) {
+TEST(DatasetStats, EntropyOfFourBillionTokenIdsEqualsTheFormula) {
   const TestFolder folder;
   const std::vector<std::int64_t> tokens = {4'000'000'000, 4'000'000'001, 4'000'000'000, 5};
   ASSERT_TRUE(write_llmc(folder / "a.bin", tokens, TokenType::kU32).ok());
   EXPECT_NEAR(*unigram_entropy(**open_dataset(folder / "a.bin")), 0.5 * std::log(2) + 0.5 * std::log(4), 1e-12);
 }
 
-TEST(DatasetStats, Vocabulary) {
+TEST(DatasetStats, TokenOutsideTheVocabularyIsNamedWithItsPlace) {
   const TestFolder folder;
   std::vector<std::int64_t> tokens(200'000, 7);
   tokens[150'000] = 50257;

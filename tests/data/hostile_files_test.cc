@@ -40,13 +40,13 @@ absl::Status open_megatron_bytes(const TestFolder& folder, const std::string& in
   return open_megatron(folder / "x").status();
 }
 
-TEST(HostileFiles, TheirModelsAreSound) {
+TEST(HostileFiles, UnchangedFilesAreAccepted) {
   const TestFolder folder;
   EXPECT_TRUE(open_llmc_bytes(folder, kLlmc).ok());
   EXPECT_TRUE(open_megatron_bytes(folder, kIndex, kTokens).ok());
 }
 
-TEST(HostileFiles, LlmcCutOrLengthened) {
+TEST(HostileFiles, LlmcOfWrongLengthIsRefusedAtItsByte) {
   const TestFolder folder;
   for (std::size_t size = 0; size < kLlmc.size(); ++size) {
     const auto status = open_llmc_bytes(folder, kLlmc.substr(0, size));
@@ -56,7 +56,7 @@ TEST(HostileFiles, LlmcCutOrLengthened) {
   EXPECT_EQ(exit_code_of(open_llmc_bytes(folder, kLlmc + "x")), ExitCode::kCorruptData);
 }
 
-TEST(HostileFiles, MegatronCutOrLengthened) {
+TEST(HostileFiles, MegatronOfWrongLengthIsRefusedAtItsByte) {
   const TestFolder folder;
   for (std::size_t size = 0; size < kIndex.size(); ++size) {
     const auto status = open_megatron_bytes(folder, kIndex.substr(0, size), kTokens);
@@ -70,7 +70,7 @@ TEST(HostileFiles, MegatronCutOrLengthened) {
   EXPECT_THAT(message_of(open_megatron_bytes(folder, kIndex, kTokens + "xx")), HasSubstr("do not belong together"));
 }
 
-TEST(HostileFiles, LlmcHeader) {
+TEST(HostileFiles, WrongLlmcHeaderFieldIsNamed) {
   const TestFolder folder;
   struct Row {
     std::string bytes;
@@ -93,7 +93,7 @@ TEST(HostileFiles, LlmcHeader) {
   }
 }
 
-TEST(HostileFiles, MegatronIndex) {
+TEST(HostileFiles, WrongMegatronIndexFieldIsNamed) {
   const TestFolder folder;
   const auto index = [](std::vector<std::int32_t> lengths, std::vector<std::int64_t> pointers,
                         std::vector<std::int64_t> documents) {
@@ -146,7 +146,7 @@ TEST(HostileFiles, MegatronIndex) {
 
 /// One to four random bytes of a header change: the file is refused, or it is a dataset all of whose tokens can be
 /// read.
-TEST(HostileFiles, RandomlyChangedHeaders) {
+TEST(HostileFiles, RandomHeaderBytesAreRefusedOrReadWhole) {
   const TestFolder folder;
   std::mt19937 random(11);
   int accepted = 0;
@@ -170,7 +170,7 @@ TEST(HostileFiles, RandomlyChangedHeaders) {
   EXPECT_GT(accepted, 0);  // some bytes mean nothing
 }
 
-TEST(HostileFiles, NotFilesAtAll) {
+TEST(HostileFiles, PipesFoldersAndDanglingLinksAreRefused) {
   const TestFolder folder;
   ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
   std::filesystem::create_directory(folder / "empty");

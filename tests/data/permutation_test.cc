@@ -43,7 +43,7 @@ TEST(Permutation, IsABijection) {
   }
 }
 
-TEST(Permutation, SeedAndStreamMatter) {
+TEST(Permutation, OtherSeedOrStreamGivesAnotherOrder) {
   const auto base = all_of({1000, 1, 1});
   EXPECT_EQ(base, all_of({1000, 1, 1}));
   for (const auto& other : {all_of({1000, 2, 1}), all_of({1000, 1, 2}), all_of({1000, 2, 2}), all_of({1000, 0, 0})}) {
@@ -55,7 +55,7 @@ TEST(Permutation, SeedAndStreamMatter) {
 
 /// The documented algorithm must never change: another order would break every run that is resumed. The numbers come
 /// from a second implementation, which was written from the header's description.
-TEST(Permutation, Golden) {
+TEST(Permutation, OrdersAreTheStoredOnesOfTheDocumentedAlgorithm) {
   EXPECT_THAT(all_of({10, 42, 0}), ElementsAre(9, 8, 7, 5, 2, 3, 4, 1, 6, 0));
   const Permutation large(std::uint64_t{1} << 40, 42, 7);
   EXPECT_THAT((std::vector{large(0), large(1), large(2)}), ElementsAre(1004899996949, 12391034717, 553234217142));
@@ -63,7 +63,7 @@ TEST(Permutation, Golden) {
   EXPECT_THAT((std::vector{odd(0), odd(1), odd(1'000'002)}), ElementsAre(655698, 618531, 877944));
 }
 
-TEST(Permutation, SmallOnesComeOutEquallyOften) {
+TEST(Permutation, EveryOrderOfFewElementsIsEquallyOften) {
   for (const std::uint64_t n : {2, 3, 4, 5}) {
     std::map<std::vector<std::uint64_t>, double> count;
     double factorial = 1;
@@ -77,7 +77,7 @@ TEST(Permutation, SmallOnesComeOutEquallyOften) {
 }
 
 /// Each element lands at each place equally often, over epochs and over seeds.
-TEST(Permutation, PlacesAreUniform) {
+TEST(Permutation, EachElementLandsAtEachPlaceEquallyOften) {
   for (const std::uint64_t n : {16, 100, 257}) {
     for (const bool over_seeds : {false, true}) {
       std::vector<double> counts(n * n);
@@ -91,7 +91,7 @@ TEST(Permutation, PlacesAreUniform) {
 }
 
 /// No trace of the data's order stays: neighbours do not stay neighbours, and ranks are not correlated with places.
-TEST(Permutation, OrderIsForgotten) {
+TEST(Permutation, NeighboursAndPlacesAreUncorrelated) {
   constexpr std::uint64_t n = 100'000;
   const auto order = all_of({n, 3, 0});
   double neighbours = 0, sum = 0;

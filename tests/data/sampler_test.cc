@@ -59,7 +59,7 @@ Samples flat(const std::vector<Samples>& parts) {
   return result;
 }
 
-TEST(Sampler, Windows) {
+TEST(Sampler, WindowCountLeavesOneTokenForTheLastTarget) {
   EXPECT_EQ(num_windows(0, 4), 0);
   EXPECT_EQ(num_windows(4, 4), 0);
   EXPECT_EQ(num_windows(5, 4), 1);
@@ -68,7 +68,7 @@ TEST(Sampler, Windows) {
 }
 
 /// Each sample comes once, for every size, number of ranks, batch, accumulation, tail and epoch.
-TEST(Sampler, EachSampleOnce) {
+TEST(Sampler, EachSampleComesOnceOverAllRanks) {
   for (const std::int64_t samples : {1, 2, 7, 8, 31, 64, 100}) {
     for (int world = 1; world <= 8; ++world) {
       for (const std::int64_t batch : {1, 2, 3}) {
@@ -134,7 +134,7 @@ TEST(Sampler, StepsDoNotDependOnTheRanks) {
   }
 }
 
-TEST(Sampler, ARankTakesItsRunOfTheGlobalBatch) {
+TEST(Sampler, RankTakesItsRunOfTheGlobalBatch) {
   SamplerOptions options;
   options.num_samples = 40;
   options.batch = 3;
@@ -160,7 +160,7 @@ TEST(Sampler, EpochsDiffer) {
 }
 
 /// Dropping is fair over many epochs: each sample is left out about as often as any other.
-TEST(Sampler, DroppingIsFair) {
+TEST(Sampler, EachSampleIsDroppedEquallyOften) {
   SamplerOptions options;
   options.num_samples = 10;
   options.batch = 8;
@@ -206,7 +206,7 @@ TEST(Sampler, ResumesWithAnotherNumberOfRanks) {
   }
 }
 
-TEST(Sampler, ResumeRefusesOtherData) {
+TEST(Sampler, ResumingWithOtherDataIsRefused) {
   SamplerOptions options;
   options.num_samples = 50;
   options.seed = 1;
@@ -226,7 +226,7 @@ TEST(Sampler, ResumeRefusesOtherData) {
   refused([](auto& c) { c.epoch = -1; }, ExitCode::kCorruptData);
 }
 
-TEST(Sampler, OptionsThatMakeNoSense) {
+TEST(Sampler, WrongOptionsAreRefused) {
   const auto code = [](auto change) {
     SamplerOptions options;
     options.num_samples = 100;
@@ -246,7 +246,7 @@ TEST(Sampler, OptionsThatMakeNoSense) {
   EXPECT_EQ(code([](auto& o) { o.num_samples = -5; }), ExitCode::kCorruptData);
 }
 
-TEST(Sampler, WindowsAreCopied) {
+TEST(Sampler, WindowsAreCopiedAndBadTokensNamed) {
   const TestFolder folder;
   const auto dataset = open_dataset(folder.write("a.txt", "abcdefghij"));
   ASSERT_TRUE(dataset.ok());

@@ -35,7 +35,7 @@ void expect_no_windows_outside(const TokenDataset& dataset) {
     EXPECT_EQ(exit_code_of(dataset.copy(begin, out)), ExitCode::kInternal) << begin;
 }
 
-TEST(TokenDataset, TextIsBytes) {
+TEST(TokenDataset, TextFileIsReadAsBytes) {
   const TestFolder folder;
   const auto dataset = open_dataset(folder.write("a.txt", "h\xc3\xa9!\n"));
   ASSERT_TRUE(dataset.ok()) << dataset.status();
@@ -45,7 +45,7 @@ TEST(TokenDataset, TextIsBytes) {
   EXPECT_THAT((*dataset)->describe(), HasSubstr("5 bytes in 1 file"));
 }
 
-TEST(TokenDataset, ADirectoryIsItsFilesInOrder) {
+TEST(TokenDataset, DirectoryIsReadAsItsFilesInOrder) {
   const TestFolder folder;
   folder.write("b/z.txt", "4");
   folder.write("b.txt", "3");  // '.' sorts before '/'
@@ -66,7 +66,7 @@ TEST(TokenDataset, ADirectoryIsItsFilesInOrder) {
   EXPECT_THAT((*text)->location_of(2), HasSubstr("2.txt at byte 1"));
 }
 
-TEST(TokenDataset, Llmc) {
+TEST(TokenDataset, LlmcFilesOfBothVersionsAreRead) {
   const TestFolder folder;
   const auto gpt2 = open_dataset(folder.write(
       "gpt2.bin", llmc_header(20240520, 1, 4) + Bytes().all(std::vector<std::uint16_t>{7, 0, 50256, 65535}).str()));
@@ -95,7 +95,7 @@ void expect_megatron_type(std::uint8_t code, const std::vector<T>& values) {
   }
 }
 
-TEST(TokenDataset, MegatronTypes) {
+TEST(TokenDataset, EveryMegatronTokenTypeIsRead) {
   expect_megatron_type<std::uint8_t>(1, {0, 5, 255});
   expect_megatron_type<std::int8_t>(2, {0, 5, 127, -1});
   expect_megatron_type<std::int16_t>(3, {0, 5, 32767});
@@ -117,14 +117,14 @@ TEST(TokenDataset, MegatronSequencesNeedNotLieInOrder) {
   EXPECT_THAT((*dataset)->describe(), HasSubstr("4 sequences, 2 documents"));
 }
 
-TEST(TokenDataset, MegatronNameWithDots) {
+TEST(TokenDataset, MegatronPrefixMayHaveDots) {
   const TestFolder folder;
   folder.write("v1.5_text.bin", Bytes().put(std::uint8_t{9}));
   folder.write("v1.5_text.idx", megatron_index(1, {1}, {0}, {0, 1}));
   EXPECT_TRUE(open_dataset(folder / "v1.5_text").ok());
 }
 
-TEST(TokenDataset, WhatIsWrittenIsRead) {
+TEST(TokenDataset, WrittenTokensAreReadBackInEveryType) {
   const TestFolder folder;
   std::mt19937_64 random(3);
   for (const TokenType type : {TokenType::kU8, TokenType::kI8, TokenType::kI16, TokenType::kU16, TokenType::kI32,
@@ -153,7 +153,7 @@ TEST(TokenDataset, WhatIsWrittenIsRead) {
   }
 }
 
-TEST(TokenDataset, WritersRefuseWhatDoesNotFit) {
+TEST(TokenDataset, WritersRefuseTokensThatDoNotFitTheType) {
   const TestFolder folder;
   EXPECT_EQ(exit_code_of(write_llmc(folder / "x", Tokens{65536}, TokenType::kU16)), ExitCode::kCorruptData);
   EXPECT_EQ(exit_code_of(write_llmc(folder / "x", Tokens{-1}, TokenType::kU16)), ExitCode::kCorruptData);
@@ -162,7 +162,7 @@ TEST(TokenDataset, WritersRefuseWhatDoesNotFit) {
   EXPECT_EQ(exit_code_of(write_llmc(folder / "no" / "x", Tokens{1}, TokenType::kU16)), ExitCode::kCannotCreate);
 }
 
-TEST(TokenDataset, AFormatCanBeForced) {
+TEST(TokenDataset, GivenFormatOverridesTheFilesBeginning) {
   const TestFolder folder;
   const std::string content = llmc_header(20240520, 1, 1) + Bytes().put(std::uint16_t{7}).str();
   const auto path = folder.write("x.bin", content);

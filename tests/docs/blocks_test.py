@@ -81,7 +81,7 @@ class Blocks(unittest.TestCase):
         found = list(blocks.blocks_of("page.md", block("cpp", "f(motor);", "with motor")))
         self.assertIn("page.md:2: no block knows the name motor", cpp_blocks.source_of(found)[1][0])
 
-    def test_what_other_tests_compile_is_left_to_them(self):
+    def test_blocks_compiled_by_other_tests_are_skipped(self):
         found = list(blocks.blocks_of("page.md", block("cpp", "a", "from main.cc") + block("cpp", "a", "not run: short") + block("cpp", "a")))
         self.assertEqual([each.note for each in cpp_blocks.compiled(found)], [""])
 

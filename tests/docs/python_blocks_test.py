@@ -113,7 +113,7 @@ class PythonBlocks(unittest.TestCase):
                                       capture_output=True, text=True, timeout=120)
                 self.assertEqual(said.returncode, 0, said.stderr)
 
-    def test_what_diffs_make_calls_what_there_is_and_gives_it_strategies(self):
+    def test_results_of_diffs_use_existing_names_and_one_strategy(self):
         here = [block for block in FOUND if block.note == "before and after"]
         self.assertGreater(len(here), 4)
         for block in here:

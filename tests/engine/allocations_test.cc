@@ -69,7 +69,7 @@ std::int64_t plain_allocations(const Mesh& mesh, const Batch& batch) {
   return count;
 }
 
-TEST(Allocations, ASteadyStepTakesNothingFromTheHeap) {
+TEST(Allocations, SteadyStepAllocatesNothing) {
   const auto body = [](const Mesh& mesh, const Strategy& strategy) {
     Session session(mesh, strategy);
     for (std::size_t i = 0; i < kWarmUp; ++i) session.train(i);
@@ -83,7 +83,7 @@ TEST(Allocations, ASteadyStepTakesNothingFromTheHeap) {
 }
 
 // Gathers, releases, prefetches and reductions are counted with them.
-TEST(Allocations, ForwardAndBackwardTakeWhatThePlainModuleTakes) {
+TEST(Allocations, ForwardAndBackwardAllocateNoMoreThanThePlainModule) {
   // The scaled seed of backward and reading the loss allocate once each, whatever the size of the model. Autograd also
   // makes a list for each parameter with a hook before accumulation (engine/parameters/gradient_hooks.h).
   constexpr std::int64_t kOfOneBackward = 10;

@@ -99,7 +99,7 @@ std::string failure_of(const Placed& placed, std::int64_t nth, Values* values = 
   return text;
 }
 
-TEST(FailedAllocations, AreErrorsAndLeaveNothingBehind) {
+TEST(FailedAllocations, EveryFailedAllocationIsAnErrorAndTrainingCanStartAgain) {
   static FailingHeap heap;
   c10::SetCPUAllocator(&heap, /*priority=*/200);
   const std::int64_t stride = tests_are_long() ? 1 : 11;

@@ -123,7 +123,7 @@ std::string difference(const Trained& a, const Trained& b, const std::string& wh
   return text.str();
 }
 
-TEST_F(Gpu, OneRankTrainsAsTheCpuDoesAndEveryStrategyAlike) {
+TEST_F(Gpu, OneRankTrainsAsOnTheCpuUnderEveryStrategy) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     on_ranks(1, [&](int, int port) -> std::string {
       const Mesh mesh = mesh_of(0, 1, port, TransportChoice::kNccl);
@@ -153,7 +153,7 @@ TEST_F(Gpu, OneRankTrainsAsTheCpuDoesAndEveryStrategyAlike) {
 
 /// Records lie in pinned memory of the host, and in files. Some are so large that several are under way, others are
 /// small.
-TEST_F(Gpu, MastersAndStatesBelowItsMemoryChangeNoBit) {
+TEST_F(Gpu, OffloadedMastersAndStatesChangeNoBits) {
   for (const int ranks : {1, 2}) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       on_ranks(ranks, [&](int rank, int port) {
@@ -193,7 +193,7 @@ TEST_F(Gpu, MastersAndStatesBelowItsMemoryChangeNoBit) {
 }
 
 /// Activations lie in files, too.
-TEST_F(Gpu, ParametersAndGradientsBelowItsMemoryChangeNoBit) {
+TEST_F(Gpu, OffloadedParametersAndGradientsChangeNoBits) {
   struct Lying {
     Tier parameters, gradients, states;
     OffloadedStep step = OffloadedStep::kGpu;
@@ -249,7 +249,7 @@ struct WantsTooMuch : torch::autograd::Function<WantsTooMuch> {
 };
 
 /// LibTorch's own allocator fails, and the Engine says what memory holds and what would need less.
-TEST_F(Gpu, WhatDoesNotFitIsExplained) {
+TEST_F(Gpu, OutOfMemoryIsExplained) {
   on_ranks(1, [](int, int port) -> std::string {
     const Mesh mesh = mesh_of(0, 1, port, TransportChoice::kNccl);
     Session session(mesh, strategy_of(ShardingStrategy::kNoShard, DType::kF32, TransportChoice::kNccl));
@@ -346,7 +346,7 @@ TEST_F(Gpu, CompressedSumsAreTheSameUnderEveryStrategy) {
 }
 
 /// State lies in the GPU's memory, or all of it is offloaded.
-TEST_F(Gpu, ARunGoesOnFromItsLastCommit) {
+TEST_F(Gpu, RunResumesFromItsLastCommit) {
   for (const Tier tier : {Tier::kMemory, Tier::kHost, Tier::kNvme}) {
     const TestFolder folder;
     on_ranks(2, [&](int rank, int port) {
@@ -415,7 +415,7 @@ TEST_F(Gpu, TwoRanksGiveTheBitsOfOneThatAccumulates) {
 }
 
 /// NCCL needs one GPU for each rank, so one rank is tested here: communicators, memory of each kind, calls, the end.
-TEST_F(Gpu, NcclDoesEveryCallOfOneRankFromEachKindOfMemory) {
+TEST_F(Gpu, NcclRunsEveryCallOfOneRankFromEachKindOfMemory) {
   for (const NcclBuffers kind : {NcclBuffers::kPlain, NcclBuffers::kRegistered}) {
     on_ranks(1, [&](int, int port) -> std::string {
       const auto store = value_or_throw(tcp_store(topology_of(0, 1, port), 60));
@@ -493,17 +493,17 @@ void expect_own_rule_as_on_the_cpu(OptimizerType type, const OwnRules& own_rules
   }
 }
 
-TEST_F(Gpu, AProgramsOwnRuleTrainsAsOnTheCpuAndEveryStrategyAlike) {
+TEST_F(Gpu, OwnRuleTrainsAsOnTheCpuUnderEveryStrategy) {
   expect_own_rule_as_on_the_cpu(OptimizerType::kOwn, OwnRules::of(std::make_shared<OwnAdamW>()));
 }
 
-TEST_F(Gpu, AProgramsOwnRuleOfMatricesTrainsAsOnTheCpuAndEveryStrategyAlike) {
+TEST_F(Gpu, OwnMatrixRuleTrainsAsOnTheCpuUnderEveryStrategy) {
   expect_own_rule_as_on_the_cpu(OptimizerType::kOwnMatrix, OwnRules::of(std::make_shared<OwnMuon>()));
 }
 
 /// These are Muon, LAMB, LARS and Adafactor. cuBLAS makes products of whole matrices, the same on every rank. So
 /// strategies give the same bits, close to the CPU's.
-TEST_F(Gpu, RulesOfSeveralPassesTrainAsOnTheCpuAndEveryStrategyAlike) {
+TEST_F(Gpu, RulesOfSeveralPassesTrainAsOnTheCpu) {
   const std::pair<const char*, OptimizerConfig> rules[] = {
       {"muon", {.type = OptimizerType::kMuon, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1}},
       {"lamb", {.type = OptimizerType::kLamb, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1}},
@@ -541,7 +541,7 @@ TEST_F(Gpu, RulesOfSeveralPassesTrainAsOnTheCpuAndEveryStrategyAlike) {
 }
 
 /// Tests rules that go over state twice, rules of whole tensors, and a program's own, in backward too.
-TEST_F(Gpu, StateOfEveryRuleBelowItsMemoryChangesNoBit) {
+TEST_F(Gpu, OffloadedStateOfEveryRuleChangesNoBits) {
   struct Lying {
     Tier parameters, states;
     std::int64_t queue_depth;
@@ -603,7 +603,7 @@ TEST_F(Gpu, StateOfEveryRuleBelowItsMemoryChangesNoBit) {
 }
 
 /// CUDA cuts small pieces of pinned memory from larger ones.
-TEST_F(Gpu, PinnedMemoryBeginsAtAPageWhateverItsSize) {
+TEST_F(Gpu, PinnedMemoryIsPageAlignedAtAnySize) {
   on_ranks(1, [](int, int) -> std::string {
     const Accelerator gpu = cuda_accelerator(0);
     std::vector<std::shared_ptr<std::byte>> all;
@@ -618,7 +618,7 @@ TEST_F(Gpu, PinnedMemoryBeginsAtAPageWhateverItsSize) {
   });
 }
 
-TEST_F(Gpu, UploadsBesideWhatIsComputed) {
+TEST_F(Gpu, UploadsBesideComputeBringTheirValues) {
   on_ranks(1, [&](int, int port) -> std::string {
     const Mesh mesh = mesh_of(0, 1, port, TransportChoice::kNccl);
     Tiny model = make_tiny({}, true);
@@ -660,7 +660,7 @@ std::vector<std::pair<std::string, at::Tensor>> trained_around(const Mesh& mesh,
   return values_of(*model);
 }
 
-TEST_F(Gpu, PlansAnewAndGoesOnFromACheckpointWithTheSameBits) {
+TEST_F(Gpu, ReplanningAndACheckpointKeepTheBits) {
   const TestFolder folder;
   for (const int ranks : {1, 2}) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
@@ -698,7 +698,7 @@ TEST_F(Gpu, PlansAnewAndGoesOnFromACheckpointWithTheSameBits) {
 /// Two replicas that share a GPU meet in outer steps, with the same bits however a replica's state is sharded. A run
 /// that is saved between two of them goes on from there. tests/optim/device_outer_test.cc compares what the device
 /// computes with the CPU.
-TEST_F(Gpu, ReplicasThatTrainByThemselvesMeetWithTheSameBitsUnderEveryStrategy) {
+TEST_F(Gpu, OuterStepsGiveTheSameBitsUnderEveryStrategy) {
   const TestFolder folder;
   for (const int shards : {1, 2}) {
     for (const SyncType type :

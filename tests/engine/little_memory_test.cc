@@ -98,18 +98,18 @@ std::int64_t allocated_now() {
   std::_Exit(0);
 }
 
-TEST(LittleMemory, TrainsAModelWhoseStateIsFourTimesIt) {
+TEST(LittleMemory, ModelWithStateOfFourTimesTheMemoryTrains) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(train_in(kStateBytes / 4, OnDisk::kStates), ::testing::ExitedWithCode(0), "");
 }
 
-TEST(LittleMemory, TrainsAModelWhoseParametersAreTwiceIt) {
+TEST(LittleMemory, ModelWithParametersOfTwiceTheMemoryTrains) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(train_in(kParameters, OnDisk::kAll), ::testing::ExitedWithCode(0), "");  // parameters have 2 bytes each
 }
 
 // This shows that the limits above do limit.
-TEST(LittleMemory, WhichFailsByNameWithMoreInMemory) {
+TEST(LittleMemory, SameModelsFailByNameWithoutOffload) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto fails = ::testing::ExitedWithCode(static_cast<int>(ExitCode::kOsResource));
   EXPECT_EXIT(train_in(kStateBytes / 4, OnDisk::kNothing), fails, "cannot allocate .* for ");

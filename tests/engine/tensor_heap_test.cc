@@ -25,7 +25,7 @@ void train_once(bool tensor_heap) {
 }
 
 // The whole process changes, so this order is part of the test.
-TEST(TensorHeap, IsTheEnginesUnlessTheStrategySaysNo) {
+TEST(TensorHeap, EngineInstallsItUnlessTheStrategyForbids) {
   c10::Allocator* const libtorchs = c10::GetCPUAllocator();
   const at::Tensor before = at::arange(100);
   train_once(false);
@@ -35,7 +35,7 @@ TEST(TensorHeap, IsTheEnginesUnlessTheStrategySaysNo) {
   EXPECT_EQ(before[99].item<int>(), 99);  // its own allocator frees it later
 }
 
-TEST(TensorHeap, TensorsAreAligned) {
+TEST(TensorHeap, TensorsAre64ByteAligned) {
   install_tensor_heap();
   for (std::int64_t bytes : {1, 16, 63, 64, 1000, 4096, 1 << 20}) {
     const at::Tensor tensor = at::empty({bytes}, at::kByte);
@@ -44,7 +44,7 @@ TEST(TensorHeap, TensorsAreAligned) {
   EXPECT_EQ(at::empty({0}).data_ptr(), nullptr);
 }
 
-TEST(TensorHeap, ATensorLiesWhereOneOfItsSizeLay) {
+TEST(TensorHeap, FreedPlaceIsReusedForTheSameSize) {
   install_tensor_heap();
   const auto make = [](std::int64_t bytes) { return at::empty({bytes}, at::kByte); };
   make(20'000'000);  // freed: from here on blocks of up to this size are the heap's, not mappings of their own
@@ -66,7 +66,7 @@ long faults() {
 
 // A malloc without this setting gives the heap's end back, so the second step's tensors fault as many pages as the
 // first's.
-TEST(TensorHeap, KeepsWhatAStepGaveBack) {
+TEST(TensorHeap, FreedMemoryOfAStepIsKeptForTheNext) {
 #ifdef __SANITIZE_ADDRESS__
   GTEST_SKIP() << "a sanitizer has a malloc of its own";
 #endif
@@ -82,7 +82,7 @@ TEST(TensorHeap, KeepsWhatAStepGaveBack) {
   EXPECT_LE(second, first / 10);
 }
 
-TEST(TensorHeap, TooMuchIsAnError) {
+TEST(TensorHeap, TooLargeAllocationIsAnError) {
   install_tensor_heap();
   EXPECT_THROW(at::empty({std::numeric_limits<std::int64_t>::max() / 2}, at::kByte), c10::Error);
 }

@@ -31,13 +31,13 @@ class Examples : public Workplace {
   }
 };
 
-TEST_F(Examples, ThePlainClassifierLearns) {
+TEST_F(Examples, PlainClassifierLearns) {
   const auto last = last_line(output_of(PLAIN_CLASSIFIER, 1), "epoch");
   EXPECT_EQ(last.at("epoch"), 15);
   EXPECT_GT(last.at("right"), 0.9);
 }
 
-TEST_F(Examples, WithThePagesDiffItLearnsOnAnyNumberOfRanks) {
+TEST_F(Examples, ShardedClassifierLearnsOnAnyNumberOfRanks) {
   for (const int ranks : {1, 2, 3}) {
     const std::string output = output_of(SHARDED_CLASSIFIER, ranks);
     const auto last = last_line(output, "epoch");
@@ -46,7 +46,7 @@ TEST_F(Examples, WithThePagesDiffItLearnsOnAnyNumberOfRanks) {
   }
 }
 
-TEST_F(Examples, AnUpdateRuleOfTheProgramsOwnLearns) {
+TEST_F(Examples, OwnUpdateRuleLearns) {
   for (const int ranks : {1, 2}) {
     const auto last = last_line(output_of(OWN_OPTIMIZER, ranks), "step");
     EXPECT_EQ(last.at("step"), 300) << ranks;
@@ -54,19 +54,19 @@ TEST_F(Examples, AnUpdateRuleOfTheProgramsOwnLearns) {
   }
 }
 
-TEST_F(Examples, AnUpdateRuleForMatricesOfTheProgramsOwnLearns) {
+TEST_F(Examples, OwnMatrixUpdateRuleLearns) {
   const auto last = last_line(output_of(OWN_MATRIX_OPTIMIZER, 2), "step");
   EXPECT_EQ(last.at("step"), 200);
   EXPECT_LT(last.at("loss"), 1.0);
 }
 
-TEST_F(Examples, GradientsSummedByTheProgramsOwnRuleLearn) {
+TEST_F(Examples, OwnGradientSumLearns) {
   const auto last = last_line(output_of(OWN_COMM_HOOK, 2), "step");
   EXPECT_EQ(last.at("step"), 200);
   EXPECT_LT(last.at("loss"), 1.0);
 }
 
-TEST_F(Examples, AScriptLearnsAndTakesItsWeightsBack) {
+TEST_F(Examples, ScriptLearnsAndTakesItsWeightsBack) {
   const Words script = {TORCH_PYTHON, "-B", TESSERA_SOURCE "/examples/python/script_classifier.py",
                         path("classifier.pt")};
   const Ended scripted = run_program(script, path("run"));
@@ -80,20 +80,20 @@ TEST_F(Examples, AScriptLearnsAndTakesItsWeightsBack) {
   EXPECT_GT(last_line(run(script + Words{path("weights.pt")}).out, "points").at("right"), 0.9);
 }
 
-TEST_F(Examples, AGeneratorLearnsThroughItsDiscriminator) {
+TEST_F(Examples, GeneratorLearnsThroughItsDiscriminator) {
   const auto last = last_line(output_of(GAN, 2), "step");
   EXPECT_EQ(last.at("step"), 600);
   EXPECT_NEAR(last.at("x"), 2, 0.4);
   EXPECT_NEAR(last.at("y"), -1, 0.4);
 }
 
-TEST_F(Examples, ANetworkLearnsTheSolutionOfAnEquation) {
+TEST_F(Examples, NetworkLearnsTheSolutionOfAnEquation) {
   const auto last = last_line(output_of(OSCILLATOR, 2), "step");
   EXPECT_EQ(last.at("step"), 600);
   EXPECT_LT(last.at("error"), 0.05);
 }
 
-TEST_F(Examples, FineTuningLearnsWithAFrozenBodyAndBetterWithAll) {
+TEST_F(Examples, FineTuningLearnsFrozenAndBetterUnfrozen) {
   const std::string output = output_of(FINETUNE, 2, {path("weights.pt")});
   const double pretrained = last_line(output, "pretrained").at("loss");
   const double head = last_line(output, "head").at("loss"), all = last_line(output, "all").at("loss");
@@ -102,7 +102,7 @@ TEST_F(Examples, FineTuningLearnsWithAFrozenBodyAndBetterWithAll) {
   EXPECT_LT(all, head);
 }
 
-TEST_F(Examples, AConvolutionalNetworkWithBatchNormsOverAllRanksLearns) {
+TEST_F(Examples, ConvolutionalNetworkWithSyncBatchNormLearns) {
   const auto last = last_line(output_of(CNN, 2), "epoch");
   EXPECT_EQ(last.at("epoch"), 4);
   EXPECT_GT(last.at("right"), 0.9);

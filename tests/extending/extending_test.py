@@ -67,7 +67,7 @@ class Extending(unittest.TestCase):
             run(["git", "apply", "--check", "-"], ROOT, input=patches()[0].replace("\n ", "\n  ", 3))
 
     @unittest.skipUnless(LONG, "scripts/test --long")
-    def test_what_a_patch_adds_builds_and_passes_its_tests(self):
+    def test_patched_tree_builds_and_passes_its_tests(self):
         for patch in patches():
             with tempfile.TemporaryDirectory() as scratch:
                 copy = pathlib.Path(scratch) / "tree"

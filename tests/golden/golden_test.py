@@ -128,7 +128,7 @@ class Golden(unittest.TestCase):
 
         self.check_each(["fp32"], check)
 
-    def test_keys_of_a_strategy_mean_what_they_meant(self):
+    def test_strategy_keys_keep_their_meaning(self):
         def check(version, copy, name, _):
             given = json.loads((version / f"{name}.json").read_text())
             before = strategy_of(copy / name / f"step-{KEPT:012d}")
@@ -137,14 +137,14 @@ class Golden(unittest.TestCase):
 
         self.check_each(CHECKPOINTS, check)
 
-    def test_what_a_strategy_leaves_out_is_as_in_the_run_that_began(self):
+    def test_missing_strategy_keys_come_from_the_saved_run(self):
         def check(version, copy, name, _):
             before, now = (strategy_of(copy / name / f"step-{step:012d}")["optimizer"] for step in (KEPT, NEXT))
             self.assertEqual(now, {**now, **before})
 
         self.check_each(CHECKPOINTS, check)
 
-    def test_weights_are_read(self):
+    def test_old_weights_generate_the_stored_sample(self):
         def check(version, copy, *_):
             expected = json.loads((version / "expected.json").read_text())["sample"]
             self.assertEqual(run(make_golden.sample_command(TESSERA), copy), expected)

@@ -88,7 +88,7 @@ class GoldenPlans : public ::testing::TestWithParam<Configuration> {
   static void TearDownTestSuite() { golden().write(); }
 };
 
-TEST_P(GoldenPlans, BytesTrafficAndSecondsAreTheStoredOnes) {
+TEST_P(GoldenPlans, BytesTrafficAndSecondsEqualTheStoredOnes) {
   const Configuration& configuration = GetParam();
   const Strategy strategy = configuration.planned();
   GoldenFile::Lines lines;
@@ -107,7 +107,7 @@ TEST_P(GoldenPlans, BytesTrafficAndSecondsAreTheStoredOnes) {
   if (GoldenFile::is_written_anew()) GTEST_SKIP() << "stored, and not compared";
 }
 
-TEST(GoldenPlansFile, HasASectionForEachConfigurationAndNoOther) { golden().expect_no_other_sections(); }
+TEST(GoldenPlansFile, SectionsAreExactlyTheConfigurations) { golden().expect_no_other_sections(); }
 
 INSTANTIATE_TEST_SUITE_P(Configurations, GoldenPlans, ::testing::ValuesIn(configurations()),
                          [](const auto& info) { return name_of_case(info.param); });

@@ -321,7 +321,7 @@ class GoldenRuns : public ::testing::TestWithParam<Configuration> {
   }
 };
 
-TEST_P(GoldenRuns, BitsAndTrafficAreTheStoredOnes) {
+TEST_P(GoldenRuns, BitsAndTrafficEqualTheStoredOnes) {
   const Configuration& configuration = GetParam();
   if (!tests_are_long() && !GoldenFile::is_written_anew())
     GTEST_SKIP() << "scripts/test --long and golden_runs_test with TESSERA_LONG_TESTS=1 run it";
@@ -337,13 +337,13 @@ TEST_P(GoldenRuns, BitsAndTrafficAreTheStoredOnes) {
 INSTANTIATE_TEST_SUITE_P(Configurations, GoldenRuns, ::testing::ValuesIn(configurations()),
                          [](const auto& info) { return name_of_case(info.param); });
 
-TEST(GoldenRunsFiles, HaveASectionForEachConfigurationAndNoOther) {
+TEST(GoldenRunsFiles, SectionsAreExactlyTheConfigurations) {
   golden_traffic().expect_no_other_sections();
   if (golden_bits().is_there()) golden_bits().expect_no_other_sections();
 }
 
 /// Gloo's connections end with a rank, which ends the waits of other ranks for it.
-TEST(RanksOverGloo, EndAtOnceWhereOneOfThemFails) {
+TEST(RanksOverGloo, OneFailedRankEndsAllAtOnce) {
   const auto begin = std::chrono::steady_clock::now();
   const auto body = [](const Mesh& mesh) {
     const MeshAxes axes = value_or_throw(groups_of(mesh).axes(1, mesh.world_size()));

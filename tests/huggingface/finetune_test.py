@@ -124,7 +124,7 @@ class FineTuning(unittest.TestCase):
             transformers.AutoModelForCausalLM.from_pretrained(target)
         self.assertIn("exists already", run(TESSERA, "checkpoint", "export", self.folder / "out" / "checkpoints", target, code=73))
 
-    def test_tokens_on_disk_train_alike(self):
+    def test_tokens_on_disk_give_the_losses_of_text(self):
         run(TESSERA, "tokenize", "--tokenizer", self.folder / "model", "--data", self.folder / "text.txt", "--out", self.folder / "tokens")
 
         def losses_on(data):
@@ -143,7 +143,7 @@ class FineTuning(unittest.TestCase):
         self.assertIn("model.safetensors", said)
         self.assertIn("The Engine is not as it was", said)
 
-    def test_what_does_not_fit_is_an_error_of_all_ranks(self):
+    def test_mismatched_model_is_an_error_on_all_ranks(self):
         def train(*options, code):
             return run(TESSERA, "launch", "-n", 2, "--", TESSERA, "train", "--strategy", ROOT / "examples/finetune_language_model/strategy.json",
                        "--data", self.folder / "text.txt", "--steps", 1, "--batch", 1, "--seq-len", 16, *options, code=code)

@@ -62,7 +62,7 @@ class HuggingFace : public ::testing::Test {
 std::optional<TestFolder> HuggingFace::folder_;
 std::vector<std::string> HuggingFace::names_;
 
-TEST_F(HuggingFace, LogitsLossAndGradientsAreThoseOfTransformers) {
+TEST_F(HuggingFace, LogitsLossAndGradientsEqualTransformers) {
   EXPECT_EQ(names_.size(), 10u);
   for (const std::string& name : names_) {
     SCOPED_TRACE(name);
@@ -89,7 +89,7 @@ TEST_F(HuggingFace, LogitsLossAndGradientsAreThoseOfTransformers) {
   }
 }
 
-TEST_F(HuggingFace, WhatEnginesExportTransformersReads) {
+TEST_F(HuggingFace, TransformersReadsExportedModels) {
   for (const std::string& name : names_) {
     SCOPED_TRACE(name);
     const ModelConfig config = config_of(name);

@@ -82,7 +82,7 @@ class ToSafetensors(unittest.TestCase):
             self.assertEqual(got[name].dtype, tensor.dtype, name)
             self.assertTrue(torch.equal(got[name], tensor), name)
 
-    def test_files_of_torch_save(self):
+    def test_torch_save_files_are_converted(self):
         state = some_state()
         torch.save(state, self.folder / "a.pt")
         self.expect_same(self.convert(self.folder / "a.pt"), state)
@@ -101,7 +101,7 @@ class ToSafetensors(unittest.TestCase):
         narrow = self.convert(self.folder / "a.pt", "--dtype", "bf16")
         self.assertEqual({each.dtype for name, each in narrow.items() if name != "steps"}, {torch.bfloat16})
 
-    def test_folders_of_transformers(self):
+    def test_transformers_folders_are_converted(self):
         state = some_state()
         names = sorted(state)
         (self.folder / "m").mkdir()
@@ -118,7 +118,7 @@ class ToSafetensors(unittest.TestCase):
         index.write_text('{"weight_map": {"a": "../m/pytorch_model-1.bin"}}')
         self.assertIn("this folder", self.convert(self.folder / "m", code=65))
 
-    def test_dcp(self):
+    def test_dcp_checkpoint_is_converted(self):
         import torch.distributed.checkpoint as dcp
         state = some_state()
         del state["head.weight"]
@@ -126,7 +126,7 @@ class ToSafetensors(unittest.TestCase):
         self.expect_same(self.convert(self.folder / "dcp", "--prefix", "model."), state)
         self.assertIn("note", self.said)
 
-    def test_dcp_of_several_ranks(self):
+    def test_dcp_checkpoint_of_several_ranks_is_converted(self):
         # It ends by itself once all is saved: PyTorch 2.11's Gloo group aborts now and then ("terminate called without an active
         # exception", one run in twenty on two cores) when it is taken down.
         program = ("import os, sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp\n"
@@ -148,7 +148,7 @@ class ToSafetensors(unittest.TestCase):
         (self.folder / "two" / ".metadata").write_bytes(pickle.dumps(metadata))
         self.assertIn("does not fit the others", self.convert(self.folder / "two", code=65))
 
-    def test_deepspeed(self):
+    def test_deepspeed_checkpoint_is_converted(self):
         generator = torch.Generator().manual_seed(2)
         wanted = {name: torch.randn(shape, generator=generator) for name, shape in
                   {"a.weight": (5, 3), "a.bias": (5,), "b.weight": (2, 7)}.items()}
@@ -205,7 +205,7 @@ class ToSafetensors(unittest.TestCase):
         self.convert(self.folder / "dcp", code=65)
         self.assertFalse(marker.exists())
 
-    def test_what_is_missing_or_there_already(self):
+    def test_missing_damaged_and_existing_files_are_refused(self):
         self.convert(self.folder / "none.pt", code=66)
         (self.folder / "empty").mkdir()
         self.convert(self.folder / "empty", code=66)

@@ -62,7 +62,7 @@ class TokenizersPackage : public ::testing::Test {
 std::optional<TestFolder> TokenizersPackage::folder_;
 bool TokenizersPackage::is_made_ = false;
 
-TEST_F(TokenizersPackage, GivesTheSameTokensAndTheSameText) {
+TEST_F(TokenizersPackage, TokensAndTextEqualThePackages) {
   const std::string text = TestFolder::content_of(*folder_ / "text"),
                     broken = TestFolder::content_of(*folder_ / "bytes"),
                     words = TestFolder::content_of(*folder_ / "words");
@@ -130,7 +130,7 @@ std::string refusal(const std::string& json) {
   return message_of(tokenizer.status());
 }
 
-TEST(TokenizerFile, WordsOfAnyLengthAreMergedAlike) {
+TEST(TokenizerFile, MergesDoNotDependOnTheWordsLength) {
   const auto tokenizer = Tokenizer::parse(tokenizer_json(kByteLevel));
   ASSERT_TRUE(tokenizer.ok()) << message_of(tokenizer.status());
   EXPECT_EQ(tokenizer->vocab_size(), 258);
@@ -144,7 +144,7 @@ TEST(TokenizerFile, WordsOfAnyLengthAreMergedAlike) {
   }
 }
 
-TEST(TokenizerFile, WhatIsDamagedHostileOrOfAnotherKindIsRefused) {
+TEST(TokenizerFile, DamagedHostileAndForeignFilesAreRefused) {
   ASSERT_EQ(refusal(tokenizer_json(kByteLevel)), "");
   const std::string good = tokenizer_json(kByteLevel);
   for (std::size_t length = 0; length < good.size(); length += 97)
@@ -202,7 +202,7 @@ absl::StatusOr<Tokenizer> with_pattern(const std::string& expression) {
 
 // A pattern that doubles its steps with each letter ends with an error, instead of running for a day. So does one whose
 // steps are few for each place of a text but many for all of it.
-TEST(TokenizerFile, APatternWithoutEndIsAnError) {
+TEST(TokenizerFile, EndlessPatternIsAnError) {
   std::string lines;
   for (int line = 0; line < 60; ++line) lines += std::string(32, 'a') + "b\n";
   std::string spaces;
@@ -223,7 +223,7 @@ TEST(TokenizerFile, APatternWithoutEndIsAnError) {
 
 // A search sees a part of the text at a time, which must not show: words may be longer than a part and end where one
 // ends, and a pattern may look ahead into the next part.
-TEST(TokenizerFile, APatternCutsLongTextsAsShortOnes) {
+TEST(TokenizerFile, PatternCutsLongTextsLikeShortOnes) {
   const auto tokenizer = with_pattern("(?:c\\\\S)+|\\\\s+(?!\\\\S)|^ab|ab$");
   ASSERT_TRUE(tokenizer.ok()) << message_of(tokenizer.status());
   const auto encode = [&](const std::string& text) {

@@ -26,7 +26,7 @@ int cause_of(const std::vector<RankRecord>& records) {
   return cause ? cause->rank : -1;
 }
 
-TEST(ExitReport, FirstCause) {
+TEST(ExitReport, FirstCauseIsTheEarliestThatIsNoPeerLoss) {
   EXPECT_EQ(cause_of({record(0, 0, 1), record(1, 0, 2)}), -1);
   EXPECT_EQ(cause_of({record(0, 1, 5), record(1, 1, 4), record(2, 0, 1)}), 1);
   EXPECT_EQ(cause_of({record(0, 75, 1), record(1, 70, 4)}), 1);
@@ -34,20 +34,20 @@ TEST(ExitReport, FirstCause) {
   EXPECT_EQ(cause_of({record(0, 137, 3), record(1, 75, 1), record(2, 139, 2)}), 2);
 }
 
-TEST(ExitReport, WhatTheLauncherEndedIsNoCause) {
+TEST(ExitReport, RankEndedByTheLauncherIsNoCause) {
   auto ended = record(0, 137, 1);
   ended.ended_by_launcher = true;
   EXPECT_EQ(cause_of({ended, record(1, 75, 2)}), 1);
   EXPECT_EQ(cause_of({ended}), -1);
 }
 
-TEST(ExitReport, AnErrorFileIsNearerToTheTruthThanTheExit) {
+TEST(ExitReport, ErrorFilesTimeGoesBeforeTheExitsTime) {
   auto slow = record(0, 70, 9);
   slow.message_time = std::chrono::system_clock::time_point(std::chrono::seconds(3));
   EXPECT_EQ(cause_of({record(1, 70, 5), slow}), 0);
 }
 
-TEST(ExitReport, WhatAPeerToldIsNoCause) {
+TEST(ExitReport, ErrorToldByAPeerIsNoCause) {
   auto told = record(0, 70, 3);
   told.told_by_peer = true;
   EXPECT_EQ(cause_of({told, record(1, 70, 4)}), 1);
@@ -55,7 +55,7 @@ TEST(ExitReport, WhatAPeerToldIsNoCause) {
   EXPECT_EQ(cause_of({told}), 0);
 }
 
-TEST(ExitReport, AnErrorFileSaysWhetherAPeerToldOfTheFailure) {
+TEST(ExitReport, ErrorFileTellsWhetherAPeerReportedTheFailure) {
   const std::string path = ::testing::TempDir() + "/told.json";
   for (const char* told : {"true", "false"}) {
     std::ofstream(path) << R"({"message":{"message":"m","extraInfo":{"told_by_peer":)" << told << "}}}";
@@ -65,7 +65,7 @@ TEST(ExitReport, AnErrorFileSaysWhetherAPeerToldOfTheFailure) {
   }
 }
 
-TEST(ExitReport, Codes) {
+TEST(ExitReport, ExitCodesAndSignalsAreExplained) {
   EXPECT_EQ(record(0, 65, 0).exit.code(), 65);
   EXPECT_EQ(record(0, 137, 0).exit.code(), 137);
   EXPECT_EQ(explain(record(0, 1, 0).exit, std::nullopt), "exit code 1");
@@ -74,7 +74,7 @@ TEST(ExitReport, Codes) {
   EXPECT_THAT(explain(record(0, 137, 0).exit, std::nullopt), HasSubstr("out-of-memory"));
 }
 
-TEST(ExitReport, ACodeThatTheProgramChoseHasNoMeaningOfTesseras) {
+TEST(ExitReport, ProgramsOwnExitCodeGetsNoTesseraMeaning) {
   EXPECT_EQ(explain(record(0, 65, 0).exit, std::nullopt), "exit code 65");
   EXPECT_EQ(explain(record(0, 65, 0).exit, 70), "exit code 65")
       << "the program ended otherwise than Tessera meant it to";
@@ -85,7 +85,7 @@ TEST(ExitReport, ACodeThatTheProgramChoseHasNoMeaningOfTesseras) {
   EXPECT_THAT(failure_report({result}, result), HasSubstr("exit code 65 (corrupt data)"));
 }
 
-TEST(ExitReport, ErrorFiles) {
+TEST(ExitReport, ErrorFilesAreReadAndBadOnesIgnored) {
   const std::string path = ::testing::TempDir() + "/error.json";
   const auto read = [&](const std::string& text) {
     std::ofstream(path) << text;
@@ -106,7 +106,7 @@ TEST(ExitReport, ErrorFiles) {
   EXPECT_EQ(missing.message, "");
 }
 
-TEST(ExitReport, TheCauseIsTheLastThingSaid) {
+TEST(ExitReport, ReportEndsWithTheCauseAndItsLastLines) {
   auto guilty = record(1, 74, 1);
   guilty.message = "no space left";
   guilty.last_errors = {"line a", "line b"};
@@ -117,7 +117,7 @@ TEST(ExitReport, TheCauseIsTheLastThingSaid) {
   EXPECT_THAT(block, HasSubstr("    line a\n    line b\n"));
 }
 
-TEST(ExitReport, ARankThatEndedEarlyWithSuccessIsNamed) {
+TEST(ExitReport, RankThatEndedEarlyWithSuccessIsNamed) {
   const auto lost = record(0, 75, 5);
   const std::string text = failure_report({lost, record(1, 0, 2)}, lost);
   EXPECT_THAT(text, HasSubstr("rank 1 had ended early, and with success (exit code 0), 3.0 s before"));
@@ -127,7 +127,7 @@ TEST(ExitReport, ARankThatEndedEarlyWithSuccessIsNamed) {
   EXPECT_THAT(failure_report({lost, record(1, 0, 9)}, lost), Not(HasSubstr("ended early")));
 }
 
-TEST(ExitReport, ManyRanksDoNotFillTheScreen) {
+TEST(ExitReport, ReportOfManyRanksIsShort) {
   std::vector<RankRecord> records;
   for (int rank = 0; rank < 1000; ++rank) records.push_back(record(rank, rank % 2 ? 75 : 0, 3));
   EXPECT_LT(failure_report(records, records[1]).size(), 4000u);

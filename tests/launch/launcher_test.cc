@@ -153,7 +153,7 @@ std::vector<pid_t> numbers_after(const std::string& text, const std::string& key
   return found;
 }
 
-TEST(Launch, RanksGetTorchrunsVariables) {
+TEST(Launch, RanksGetTheVariablesOfTorchrun) {
   auto options = shell(4,
                        "echo r=$RANK w=$WORLD_SIZE l=$LOCAL_RANK lw=$LOCAL_WORLD_SIZE g=$GROUP_RANK a=$MASTER_ADDR "
                        "t=$TESSERA_LAUNCHER; test $MASTER_PORT -gt 0 && test -d $(dirname $TORCHELASTIC_ERROR_FILE)");
@@ -195,14 +195,14 @@ TEST(Launch, StdoutAndStderrStayApart) {
   EXPECT_EQ(launcher.err, "to err\n");
 }
 
-TEST(Launch, AllOfALongOutputArrives) {
+TEST(Launch, LongOutputArrivesWhole) {
   Launcher launcher(shell(2, "head -c 3000000 /dev/zero | tr '\\0' x; echo; echo last"));
   EXPECT_EQ(launcher.wait(), 0);
   EXPECT_EQ(std::count(launcher.out.begin(), launcher.out.end(), 'x'), 6'000'000);
   EXPECT_THAT(launcher.out, AllOf(HasSubstr("[rank 0] last\n"), HasSubstr("[rank 1] last\n")));
 }
 
-TEST(Launch, TheFirstFailureIsTheExitCodeAndComesLast) {
+TEST(Launch, FirstFailureSetsTheExitCodeAndIsReportedLast) {
   // Rank 2 fails first; the others then fail as peers do, one of them more loudly. They wait until rank 2 is known to
   // be gone: kill -0 finds it until the launcher has looked at its end.
   const Folder folder;
@@ -221,19 +221,19 @@ TEST(Launch, TheFirstFailureIsTheExitCodeAndComesLast) {
   EXPECT_THAT(launcher.err, HasSubstr("signal 11 (SIGSEGV)"));
 }
 
-TEST(Launch, PeerLostGivesWayToALaterCause) {
+TEST(Launch, LaterFailureGoesBeforePeerLoss) {
   // The culprit is slow on its way out: those it aborted are gone before it.
   Launcher launcher(shell(3, "if [ $RANK = 0 ]; then sleep 0.4; exit 70; fi; exit 75"));
   EXPECT_EQ(launcher.wait(), 70);
   EXPECT_THAT(launcher.err, HasSubstr("first cause: rank 0"));
 }
 
-TEST(Launch, OnlyPeerLostIs75) {
+TEST(Launch, JobOfPeerLossesAloneExitsWith75) {
   Launcher launcher(shell(2, "exit 75"));
   EXPECT_EQ(launcher.wait(), 75);
 }
 
-TEST(Launch, ErrorFilesTellTheOrderAndTheMessage) {
+TEST(Launch, ErrorFilesGiveTheOrderAndMessageOfFailures) {
   const Folder folder;
   const std::string has_failed = folder / "has-failed";
   Launcher launcher(shell(
@@ -259,7 +259,7 @@ TEST(Launch, RestartsAfterAFailure) {
                                   HasSubstr("first cause: rank 1")));
 }
 
-TEST(Launch, GivesUpAfterSoManyRestarts) {
+TEST(Launch, GivesUpAfterTheAllowedRestarts) {
   auto options = shell(2, "echo start $TORCHELASTIC_RESTART_COUNT; exit $((70 + TORCHELASTIC_RESTART_COUNT))");
   options.max_restarts = 2;
   Launcher launcher(options);
@@ -267,7 +267,7 @@ TEST(Launch, GivesUpAfterSoManyRestarts) {
   EXPECT_THAT(launcher.out, AllOf(HasSubstr("start 2"), Not(HasSubstr("start 3"))));
 }
 
-TEST(Launch, DoesNotRepeatWhatFailsAgain) {
+TEST(Launch, UsageInputPermissionAndConfigErrorsAreNotRestarted) {
   for (const char* code : {"64", "66", "77", "78"}) {
     auto options = shell(2, std::string("[ $RANK = 1 ] && exit ") + code + "; exit 75");
     options.max_restarts = 2;
@@ -277,7 +277,7 @@ TEST(Launch, DoesNotRepeatWhatFailsAgain) {
   }
 }
 
-TEST(Launch, AnInterruptEndsTheRestartsToo) {
+TEST(Launch, InterruptEndsTheRestarts) {
   auto options = shell(2, "echo ready $TORCHELASTIC_RESTART_COUNT; sleep 30");
   options.max_restarts = 5;
   Launcher launcher(options);
@@ -289,7 +289,7 @@ TEST(Launch, AnInterruptEndsTheRestartsToo) {
 }
 
 // The error report of a rank of the start before is not taken for that of the next start.
-TEST(Launch, LastWordsAreThoseOfTheLastStart) {
+TEST(Launch, ErrorReportOfAnEarlierStartIsNotReused) {
   auto options = shell(1,
                        "[ $TORCHELASTIC_RESTART_COUNT = 0 ] && echo '{\"message\":\"the first start\"}' > "
                        "$TORCHELASTIC_ERROR_FILE; exit 70");
@@ -302,14 +302,14 @@ TEST(Launch, LastWordsAreThoseOfTheLastStart) {
   EXPECT_THAT(launcher.err.substr(restarted), Not(HasSubstr("the first start")));
 }
 
-TEST(Launch, SignalsAreExplained) {
+TEST(Launch, KilledRankIsNamedWithItsSignalAndMeaning) {
   Launcher launcher(shell(2, "[ $RANK = 1 ] && kill -KILL $$; exit 0"));
   EXPECT_EQ(launcher.wait(), 137);
   EXPECT_THAT(launcher.err, AllOf(HasSubstr("first cause: rank 1"), HasSubstr("signal 9 (SIGKILL)"),
                                   HasSubstr("out-of-memory killer"), HasSubstr("GiB")));
 }
 
-TEST(Launch, RanksThatDoNotEndAreEnded) {
+TEST(Launch, RanksThatIgnoreTermAreKilledAfterTheGrace) {
   auto options = shell(3,
                        "trap '' TERM; [ $RANK = 1 ] && exit 3; [ $RANK = 2 ] && trap - TERM; "
                        "echo pid=$$; while :; do sleep 0.05; done");
@@ -324,13 +324,13 @@ TEST(Launch, RanksThatDoNotEndAreEnded) {
   EXPECT_THAT(launcher.err, AllOf(HasSubstr("rank 0 (pid"), HasSubstr("was ended by the launcher")));
 }
 
-TEST(Launch, GraceLetsOthersReport) {
+TEST(Launch, OtherRanksReportWithinTheGracePeriod) {
   Launcher launcher(shell(2, "[ $RANK = 1 ] && exit 4; sleep 0.5; echo report done; exit 75"));
   EXPECT_EQ(launcher.wait(), 4);
   EXPECT_THAT(launcher.out, HasSubstr("[rank 0] report done"));
 }
 
-TEST(Launch, AStoppedRankIsEndedAndNamed) {
+TEST(Launch, StoppedRankIsEndedAndNamed) {
   auto options = shell(2, "echo pid=$$; [ $RANK = 1 ] && kill -STOP $$; sleep 0.3; exit 75");
   options.grace_s = 60;  // a rank that is stopped alone is not given
   options.term_s = 0.3;
@@ -369,7 +369,7 @@ TEST(Launch, NothingOutlivesAKilledLauncher) {
   EXPECT_TRUE(becomes_true([&] { return !std::filesystem::exists(directory); }));
 }
 
-TEST(Launch, SignalsAreForwardedAndWaitedFor) {
+TEST(Launch, SignalsAreForwardedToAllRanks) {
   for (const int signal : {SIGINT, SIGTERM}) {
     Launcher launcher(shell(2,
                             "trap 'echo saving; sleep 0.2; echo saved; exit 0' INT TERM; echo ready; "
@@ -382,7 +382,7 @@ TEST(Launch, SignalsAreForwardedAndWaitedFor) {
   }
 }
 
-TEST(Launch, ASignalThatEndsTheRanksIsTheExitCode) {
+TEST(Launch, SignalThatEndsTheRanksIsTheExitCode) {
   Launcher launcher(shell(2, "echo ready; exec sleep 1000"));
   launcher.wait_for("[rank 0] ready");
   launcher.wait_for("[rank 1] ready");
@@ -390,7 +390,7 @@ TEST(Launch, ASignalThatEndsTheRanksIsTheExitCode) {
   EXPECT_EQ(launcher.wait(), 143);
 }
 
-TEST(Launch, TheThirdSignalKills) {
+TEST(Launch, ThirdSignalKillsTheRanks) {
   Launcher launcher(shell(2, "trap '' INT; echo pid=$$; echo ready; while :; do sleep 0.05; done"));
   launcher.wait_for("[rank 0] ready");
   launcher.wait_for("[rank 1] ready");
@@ -402,7 +402,7 @@ TEST(Launch, TheThirdSignalKills) {
   for (const pid_t pid : numbers_after(launcher.out, "pid=")) EXPECT_FALSE(is_running(pid));
 }
 
-TEST(Launch, AClosedLogDoesNotEndTheJob) {
+TEST(Launch, ClosedLogDoesNotEndTheJob) {
   std::array<int, 2> broken;
   ASSERT_EQ(::pipe2(broken.data(), O_CLOEXEC), 0);
   ::close(broken[0]);
@@ -419,7 +419,7 @@ TEST(Launch, AClosedLogDoesNotEndTheJob) {
   EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
-TEST(Launch, AFullLogDoesNotEndTheJobAndIsSaidAtItsEnd) {
+TEST(Launch, FullLogDoesNotEndTheJobButIsReportedAtItsEnd) {
   const int full = ::open("/dev/full", O_WRONLY | O_CLOEXEC);
   ASSERT_GE(full, 0);
   std::array<int, 2> err;
@@ -436,7 +436,7 @@ TEST(Launch, AFullLogDoesNotEndTheJobAndIsSaidAtItsEnd) {
   ::close(full);
 }
 
-TEST(Launch, SettingsAreRestored) {
+TEST(Launch, LauncherRestoresSignalsAndSubreaper) {
   sigset_t before, after;
   int subreaper = -1;
   ::pthread_sigmask(SIG_SETMASK, nullptr, &before);
@@ -462,7 +462,7 @@ TEST(Launch, RanksMayOpenAsManyFilesAsTheHardLimitAllows) {
   EXPECT_EQ(launcher.out, "[rank 0] 200\n");
 }
 
-TEST(Launch, ALimitOfDescriptorsIsNamed) {
+TEST(Launch, DescriptorLimitIsNamed) {
   Launcher launcher(shell(8, "exit 0"), rlimit{12, 12});
   EXPECT_EQ(launcher.wait(), 71);
   EXPECT_THAT(launcher.err, HasSubstr("hint: raise the limit of open files (ulimit -n), which is 12 here"));
@@ -475,7 +475,7 @@ struct Wrong {
   const char* said;
 };
 
-TEST(Launch, WrongOptions) {
+TEST(Launch, WrongOptionsAreRefusedBeforeAnyRankStarts) {
   const std::string not_executable = ::testing::TempDir() + "/not_executable";
   std::ofstream(not_executable) << "text";
   const std::vector<Wrong> table = {
@@ -499,7 +499,7 @@ TEST(Launch, WrongOptions) {
   }
 }
 
-TEST(Launch, APortInUseIsNamed) {
+TEST(Launch, PortInUseIsNamed) {
   const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;

@@ -30,7 +30,7 @@ std::string written(Body&& body) {
   return text;
 }
 
-TEST(LineForwarder, WaitsForTheEndOfALine) {
+TEST(LineForwarder, LineIsForwardedOnceItsEndHasCome) {
   EXPECT_EQ(written([](auto& f) { f.add("half"); }), "");
   EXPECT_EQ(written([](auto& f) { f.add("half"), f.add(" line\nnext"); }), "> half line\n");
   EXPECT_EQ(written([](auto& f) { f.add("half"), f.finish(), f.finish(); }), "> half\n");
@@ -38,7 +38,7 @@ TEST(LineForwarder, WaitsForTheEndOfALine) {
   EXPECT_EQ(written([](auto& f) { f.add("10%\r20%\r\n"); }), "> 10%\r20%\r\n");
 }
 
-TEST(LineForwarder, AnyCutGivesTheSameLines) {
+TEST(LineForwarder, LinesDoNotDependOnHowTheyArrive) {
   const std::string text = "one\ntwo\n\nthree and more\nfour\n";
   const std::string whole = written([&](auto& f) { f.add(text); });
   std::mt19937 random(7);
@@ -54,7 +54,7 @@ TEST(LineForwarder, AnyCutGivesTheSameLines) {
   }
 }
 
-TEST(LineForwarder, EndlessLinesAreCut) {
+TEST(LineForwarder, VeryLongLinesAreCut) {
   const std::string text = written([](auto& f) {
     for (int i = 0; i < 40; ++i) f.add(std::string(5000, 'x'));
     f.finish();
@@ -63,7 +63,7 @@ TEST(LineForwarder, EndlessLinesAreCut) {
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 4);
 }
 
-TEST(LineForwarder, KeepsTheLastLines) {
+TEST(LineForwarder, KeepsTheLastTwentyLines) {
   written([](auto& f) {
     for (int i = 0; i < 100; ++i) f.add(std::to_string(i) + "\n");
     EXPECT_EQ(f.last_lines().size(), 20u);

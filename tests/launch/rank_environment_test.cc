@@ -25,7 +25,7 @@ absl::StatusOr<Topology> resolve(const std::vector<std::string>& environment) {
   });
 }
 
-TEST(RankEnvironment, StrictIsAVariableThatStrategiesHonour) {
+TEST(RankEnvironment, StrictOptionSetsTesseraStrict) {
   LaunchOptions options;
   EXPECT_THAT(rank_environment(options, {}, 0, {}), Not(Contains("TESSERA_STRICT=1")));
   EXPECT_THAT(rank_environment(options, {}, 0, {"TESSERA_STRICT=1"}), Contains("TESSERA_STRICT=1"));
@@ -34,7 +34,7 @@ TEST(RankEnvironment, StrictIsAVariableThatStrategiesHonour) {
 }
 
 /// `resolve_topology` understands the launcher's variables, whatever started the launcher.
-TEST(RankEnvironment, IsUnderstood) {
+TEST(RankEnvironment, VariablesAreUnderstoodInsideOtherLaunchers) {
   const std::vector<std::vector<std::string>> around = {
       {},
       {"SLURM_JOB_ID=7", "SLURM_NTASKS=4", "SLURM_JOB_NODELIST=n[1-2]"},
@@ -68,7 +68,7 @@ TEST(RankEnvironment, IsUnderstood) {
   }
 }
 
-TEST(RankEnvironment, KeepsWhatIsNotItsOwn) {
+TEST(RankEnvironment, InheritedVariablesStayUnlessTheLauncherSetsThem) {
   const LaunchOptions options;
   JobSettings job;
   job.omp_threads = 3;

@@ -21,14 +21,14 @@ class CheckCommentsTest(unittest.TestCase):
     def test_a_long_line_is_a_complaint(self):
         self.assertEqual(len(complaints_about("/// " + "word " * 30 + "\n")), 1)
 
-    def test_a_long_address_is_none(self):
+    def test_a_long_address_is_no_complaint(self):
         self.assertEqual(complaints_about("/// https://example.org/" + "x" * 120 + "\n"), [])
 
     def test_a_sentence_that_begins_with_of_is_a_complaint(self):
         for text in ("/// Of a unit.\n", "/// A unit. Of it the sums.\n", "/// A unit.\n/// Of it the sums.\n", "int x;  ///< of a unit\n"):
             self.assertEqual(len(complaints_about(text)), 1, text)
 
-    def test_of_inside_a_sentence_is_none(self):
+    def test_of_inside_a_sentence_is_no_complaint(self):
         for text in ("/// The sums\n/// of a unit.\n", "int x;  ///< sums of a unit\n"):
             self.assertEqual(complaints_about(text), [], text)
 

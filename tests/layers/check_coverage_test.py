@@ -30,7 +30,7 @@ def complaints_about(text):
 
 
 class CheckCoverageTest(unittest.TestCase):
-    def test_what_is_there_is_right(self):
+    def test_existing_names_are_no_complaint(self):
         for name in ("tests/base/log_test.cc: Log.Lines", "tests/python/log_test.py: test_lines", "benchmarks/results/steps.csv",
                      "benchmarks/results/", "tessera/run.h", "tessera bench step --csv", "tessera bench --csv gone.csv",
                      "tessera launch --ranks 2", "tessera launch -n 2", "prefetch", "sync", "sync.every", "sync.type",
@@ -47,7 +47,7 @@ class CheckCoverageTest(unittest.TestCase):
                 self.assertEqual(complaints_about(f"`{name}`\n{TABLE}{GOOD}"), wanted)
                 self.assertEqual(complaints_about(f"{TABLE}{GOOD}| Ring | yes | `{name}` |\n"), wanted)
 
-    def test_rows_that_say_all_are_right(self):
+    def test_complete_rows_are_no_complaint(self):
         self.assertEqual(complaints_about(TABLE + GOOD + "| Ring | in part | `prefetch` has no tree |\n| Tree | no | it is not built |\n"
                                           "| TPUs | out of scope |  |\n\n| other | table |\n|---|---|\n| of | words | alone |\n"), [])
 

@@ -33,7 +33,7 @@ def found_in(changed):
 
 
 class Docs(unittest.TestCase):
-    def test_what_is_there_is_right(self):
+    def test_existing_names_are_no_complaint(self):
         self.assertEqual(found_in({}), [])
 
     def test_names_that_are_gone_are_found(self):

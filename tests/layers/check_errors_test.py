@@ -62,14 +62,14 @@ class ErrorTextsTest(unittest.TestCase):
             error = one_error("void f() { " + source + " }")
             self.assertEqual((error.id, error.text, error.remedy), ("T0007", "{path} has {bytes} bytes", "cut it"), source)
 
-    def test_a_hint_of_its_own_has_the_text_of_those_that_use_it(self):
+    def test_shared_hint_takes_the_text_of_its_users(self):
         user = '\nabsl::Status g() { return make_error(ExitCode::kIo, path + " is too long" + %s); }\n'
         for maker, use in [('constexpr char kHint[] = ". hint: cut it";', "kHint"),
                            ('std::string hint_of(int error) { return ". hint: cut it"; }', "hint_of(errno)")]:
             error = one_error(maker + user % use)
             self.assertEqual((error.text, error.remedy, error.codes), ("{path} is too long", "cut it", ("kIo",)))
 
-    def test_a_name_of_the_system_says_its_reason(self):
+    def test_errno_hint_names_its_reason(self):
         error = one_error('std::string hint_of(int error) {\n switch (error) {\n case ENOSPC:\n return ". hint: free some"; } }\n'
                           'absl::Status g() { return make_error(ExitCode::kIo, path + ": " + reason + hint_of(errno)); }')
         self.assertEqual(error.text, "{path}: {reason} — No space left on device")
@@ -78,7 +78,7 @@ class ErrorTextsTest(unittest.TestCase):
         for source in ['// "bad. hint: none"\n', 'bool b = text.find("hint: ") != npos;\n', 'auto page = R"(bad. hint: none)";\n']:
             self.assertEqual(list(error_texts.CppTexts({"engine/f.cc": source}).errors()), [], source)
 
-    def test_python(self):
+    def test_python_errors_are_read_with_their_ids(self):
         said = error_texts.python_errors("python/tessera/a.py", 'raise Error(f"{name!r} is no key. "\n            "[T0003] hint: take another", 78)\n')
         error = next(said)
         self.assertEqual((error.id, error.text, error.remedy, error.codes, error.line), ("T0003", "{name} is no key", "take another", (78,), 2))
@@ -98,7 +98,7 @@ class CheckErrorsTest(unittest.TestCase):
         row = "| 64 | steps are {steps}, want 1 or more | give another number of them |"
         self.assertIn('<a id="T0001"></a>T0001 ' + row, self.tree.read(check_errors.PAGE))
 
-    def test_ids_stay_and_new_ones_follow(self):
+    def test_changed_errors_get_new_ids_and_others_keep_theirs(self):
         self.tree.mend()
         self.tree.write("engine/a.cc", OTHER.replace("disk", "cup"))
         self.assertEqual(self.tree.mend(), 0)
@@ -135,7 +135,7 @@ class CheckErrorsTest(unittest.TestCase):
         self.assertEqual(self.tree.mend("--reworded", "T0002"), 0)
         self.assertEqual(self.tree.complaints(), [])
 
-    def test_a_remedy_whose_words_are_elsewhere_is_a_complaint(self):
+    def test_a_remedy_without_its_text_in_place_is_a_complaint(self):
         self.tree.write("engine/f.cc", 'void f() { throw Error(ExitCode::kIo, "all is lost. hint: " + advice); }\n')
         self.assertIn("a remedy without words", "\n".join(self.tree.complaints()))
 

@@ -27,7 +27,7 @@ class CheckHintsTest(unittest.TestCase):
         self.assertEqual(lines_of(IN_FUNCTION.format('return make_error(ExitCode::kInternal, path + " has two lengths");')), [])
         self.assertEqual(lines_of(IN_FUNCTION.format('return make_error(code, path + " is wrong: " + message_of(status));')), [])
 
-    def test_callers_bring_the_hint_of_a_parameter(self):
+    def test_hint_may_come_from_the_caller_of_a_wrapper(self):
         wrapper = "absl::Status refuse(const std::string& what) { return make_error(ExitCode::kIo, what); }\n"
         self.assertEqual(lines_of(wrapper + IN_FUNCTION.format('return refuse("it is too long by far");')), [3])
         self.assertEqual(lines_of(wrapper + IN_FUNCTION.format('return refuse("it is too long. hint: cut it");')), [])

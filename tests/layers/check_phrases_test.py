@@ -21,7 +21,7 @@ class CheckPhrasesTest(unittest.TestCase):
         self.assertEqual(len(complaints_about('throw Error("hint: tessera::Gathered(engine)");\n')), 1)
         self.assertEqual(len(complaints_about('"a" + b + "under Gathered(kWrite)"\n')), 1)
 
-    def test_other_lines_are_none(self):
+    def test_comments_includes_and_phrases_are_no_complaint(self):
         self.assertEqual(complaints_about('/// "tessera::Gathered"\n#include "tessera/x.h"\nsay("a guard", tessera::phrases::kGuard);\n'), [])
 
 

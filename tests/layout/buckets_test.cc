@@ -18,30 +18,30 @@ std::vector<BucketItem> items_of(const std::vector<std::int64_t>& bytes) {
   return items;
 }
 
-TEST(Buckets, FillInOrderTheFirstOneShort) {
+TEST(Buckets, FirstBucketHasItsOwnSmallerLimit) {
   EXPECT_EQ(fill_buckets(items_of({4, 6, 1, 9, 10, 2, 18}), {10, 20}), (Buckets{{0, 1}, {2, 3, 4}, {5, 6}}));
   EXPECT_EQ(fill_buckets({}, {10, 20}), Buckets{});
 }
 
-TEST(Buckets, AnItemBeyondTheLimitIsABucketByItself) {
+TEST(Buckets, ItemAboveTheLimitGetsABucketOfItsOwn) {
   EXPECT_EQ(fill_buckets(items_of({50, 3, 50, 3, 4}), {10, 20}), (Buckets{{0}, {1}, {2}, {3, 4}}));
 }
 
-TEST(Buckets, TheFirstIsNeverAboveTheCap) {
+TEST(Buckets, FirstBucketIsNeverAboveTheCap) {
   EXPECT_EQ(fill_buckets(items_of({4, 4, 4}), {100, 8}), (Buckets{{0, 1}, {2}}));
 }
 
-TEST(Buckets, ACapOfNothingIsOneItemABucket) {
+TEST(Buckets, CapOfZeroPutsEachItemIntoItsOwnBucket) {
   EXPECT_EQ(fill_buckets(items_of({4, 0, 0, 7}), {100, 0}), (Buckets{{0}, {1}, {2}, {3}}));
 }
 
-TEST(Buckets, HoldOneDtypeEach) {
+TEST(Buckets, EachBucketHoldsOneDtype) {
   const std::vector<BucketItem> items = {
       {4, DType::kBF16}, {4, DType::kF32}, {4, DType::kBF16}, {8, DType::kBF16}, {4, DType::kF32}};
   EXPECT_EQ(fill_buckets(items, {8, 16}), (Buckets{{0, 2}, {1, 4}, {3}}));
 }
 
-TEST(Buckets, KeepTheirInvariantsWhateverComes) {
+TEST(Buckets, RandomItemsKeepOrderLimitAndDtype) {
   std::mt19937 random(7);
   for (int trial = 0; trial < 300; ++trial) {
     std::vector<BucketItem> items(random() % 40);

@@ -18,7 +18,7 @@ GroupShape some_group() {
   return group;
 }
 
-TEST(FactorLayout, CutsWhatIsShorterAsFactors) {
+TEST(FactorLayout, FactorsOnlyTensorsThatGetShorter) {
   const GroupShape group = some_group();
   const FactorLayout layout(group, 2);
   ASSERT_EQ(layout.tensors().size(), 2u);
@@ -43,7 +43,7 @@ TEST(FactorLayout, CutsWhatIsShorterAsFactors) {
   EXPECT_EQ(memory.work, 160);
 }
 
-TEST(FactorLayout, NeedsNothingWhereAllGoesAsItIs) {
+TEST(FactorLayout, NeedsNoMemoryWhereNothingIsFactored) {
   const GroupShape group = some_group();
   EXPECT_EQ(FactorLayout(group, 12).first_numel(), 40 + 600 + 12 + 300);
   const MethodLayout plain = method_layout(PowerSgdConfig{.rank = 12}, group, 3);
@@ -52,7 +52,7 @@ TEST(FactorLayout, NeedsNothingWhereAllGoesAsItIs) {
   EXPECT_TRUE(plain.messages.empty());
 }
 
-TEST(FactorLayout, CountsTheLargestRoundedUp) {
+TEST(FactorLayout, TopKCountIsRoundedUp) {
   const GroupShape group = some_group();  // 952 elements
   EXPECT_EQ(count_of(group, 1), 952);
   EXPECT_EQ(count_of(group, 0.01), 10);

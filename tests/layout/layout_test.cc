@@ -65,7 +65,7 @@ TEST(Layout, SmallTensorsDoNotStraddleBlocks) {
   });
 }
 
-TEST(Layout, NoBlockOfTwoTensorsWhereEachHasItsOwn) {
+TEST(Layout, TensorsWithOwnBlocksShareNone) {
   on_random_layouts([](const Numels&, int, SmallTensors small, const Layout& layout) {
     if (small == SmallTensors::kShareBlocks) return;
     std::int64_t free = 0;  // the first block that no tensor is in
@@ -78,7 +78,7 @@ TEST(Layout, NoBlockOfTwoTensorsWhereEachHasItsOwn) {
   });
 }
 
-TEST(Layout, ShardsAreEqualAndCutBetweenBlocksOfTensors) {
+TEST(Layout, ShardsAreEqualAndCutAtBlockBoundaries) {
   on_random_layouts([](const Numels&, int parts, SmallTensors, const Layout& layout) {
     ASSERT_EQ(layout.numel(), parts * layout.shard_numel());
     ASSERT_EQ(layout.shard_numel() % layout.cut(), 0);
@@ -96,7 +96,7 @@ TEST(Layout, ShardsAreEqualAndCutBetweenBlocksOfTensors) {
   });
 }
 
-TEST(Layout, PaddingIsBounded) {
+TEST(Layout, PaddingStaysBelowItsBound) {
   on_random_layouts([](const Numels& numels, int parts, SmallTensors small, const Layout& layout) {
     std::int64_t most = parts * layout.cut();
     for (const std::int64_t numel : numels) {

@@ -57,7 +57,7 @@ void for_deals(const Test& test) {
   }
 }
 
-TEST(MatrixDeal, BatchesHaveAllMatricesOfTheirUnitsInOrder) {
+TEST(MatrixDeal, BatchesHoldAllMatricesOfTheirUnitsInOrder) {
   for_deals([](const MatrixDeal& deal, const std::vector<UnitShape>& units, int) {
     ASSERT_EQ(deal.matrices().size(), 4 * (units.size() - 1));
     std::size_t next = 0, next_unit = 0;
@@ -76,7 +76,7 @@ TEST(MatrixDeal, BatchesHaveAllMatricesOfTheirUnitsInOrder) {
   });
 }
 
-TEST(MatrixDeal, OwnersGetEachElementOnceAndHoldersGetTheirParts) {
+TEST(MatrixDeal, OwnersCollectEachElementOnceAndReturnEveryPart) {
   for_deals([](const MatrixDeal& deal, const std::vector<UnitShape>&, int ranks) {
     for (const DealtMatrix& matrix : deal.matrices()) {
       std::vector<int> collected(static_cast<std::size_t>(matrix.extent.numel)), returned = collected;
@@ -95,7 +95,7 @@ TEST(MatrixDeal, OwnersGetEachElementOnceAndHoldersGetTheirParts) {
   });
 }
 
-TEST(MatrixDeal, MessagesOfABatchFit) {
+TEST(MatrixDeal, MessagesFitTheBatchsPlannedSizes) {
   for_deals([](const MatrixDeal& deal, const std::vector<UnitShape>&, int ranks) {
     for (const MatrixBatch& batch : deal.batches()) {
       for (int owner = 0; owner < ranks; ++owner) {
@@ -131,7 +131,7 @@ void add_states(std::vector<UnitShape>& units, int parts) {
   }
 }
 
-TEST(MatrixDeal, StatesOfWholeTensorsGoWithThem) {
+TEST(MatrixDeal, StatesTravelWithTheirMatrices) {
   for (const Case& c : kCases) {
     const Placement placement = placement_of(c.strategy, c.over_world);
     const int parts = parts_of(placement, c.mesh), ranks = c.mesh.world_size();
@@ -178,7 +178,7 @@ TEST(MatrixDeal, StatesOfWholeTensorsGoWithThem) {
 }
 
 // An owner has a copy of its own where state is replicated, so it collects nothing.
-TEST(MatrixDeal, WhatAnOwnerHoldsDoesNotTravel) {
+TEST(MatrixDeal, OwnerWithItsOwnCopyCollectsNothing) {
   const MatrixDeal replicated(blocks_of(3, 100, 1), placement_of(ShardingStrategy::kNoShard, false).optimizer, {1, 4});
   for (const MatrixBatch& batch : replicated.batches()) {
     EXPECT_EQ(batch.collected, 0);
@@ -202,7 +202,7 @@ double unevenness(const MatrixDeal& deal, int ranks) {
   return longest * ranks / all;
 }
 
-TEST(MatrixDeal, RanksComputeAboutAsMuch) {
+TEST(MatrixDeal, RanksComputeAboutTheSameAmount) {
   for (const int ranks : {1, 2, 3, 4, 8}) {
     const Placement placement = placement_of(kFullShard, false);
     const MatrixDeal deal(blocks_of(48, 64, ranks), placement.optimizer, {1, ranks});
@@ -211,14 +211,14 @@ TEST(MatrixDeal, RanksComputeAboutAsMuch) {
   }
 }
 
-TEST(MatrixDeal, ABatchIsNoLargerThanItMustBe) {
+TEST(MatrixDeal, BatchesAreAsSmallAsEvenSharingAllows) {
   const Placement placement = placement_of(kFullShard, false);
   // Alone, a rank takes unit by unit; two ranks share two blocks evenly, but not one.
   EXPECT_EQ(MatrixDeal(blocks_of(12, 64, 1), placement.optimizer, {1, 1}).batches().size(), 12U);
   EXPECT_EQ(MatrixDeal(blocks_of(12, 64, 2), placement.optimizer, {1, 2}).batches().size(), 6U);
 }
 
-TEST(MatrixDeal, ByUnitABatchHasOneUnitsMatricesHoweverEvenTheyAre) {
+TEST(MatrixDeal, BatchByUnitHoldsTheMatricesOfOneUnit) {
   for (const int ranks : {1, 2, 4}) {
     const Placement placement = placement_of(kFullShard, false);
     const MatrixDeal deal(blocks_of(12, 64, ranks), placement.optimizer, {1, ranks}, {}, /*by_unit=*/true);
@@ -234,7 +234,7 @@ TEST(MatrixDeal, ByUnitABatchHasOneUnitsMatricesHoweverEvenTheyAre) {
   }
 }
 
-TEST(MatrixDeal, IsInThePlanAsAreItsStates) {
+TEST(MatrixDeal, ExchangeBuffersAndStatesAreInTheMemoryPlan) {
   PlanInput input;
   input.units = blocks_of(4, 64, 2);
   input.placement = placement_of(kFullShard, false);
@@ -250,7 +250,7 @@ TEST(MatrixDeal, IsInThePlanAsAreItsStates) {
 
 // Such a number of ranks cannot share few units evenly, so all units are one batch. No more are read ahead than disks
 // take.
-TEST(MatrixDeal, ALargeBatchOfStatesIsReadAheadInPart) {
+TEST(MatrixDeal, LargeBatchOfStatesIsReadAheadUpToTheDisksDepth) {
   PlanInput input;
   input.units = blocks_of(80, 64, 256);
   add_states(input.units, 256);
@@ -270,7 +270,7 @@ TEST(MatrixDeal, ALargeBatchOfStatesIsReadAheadInPart) {
   EXPECT_EQ(plan.disk().read_in_two_steps, 0) << "all have slots";
 }
 
-TEST(MatrixDeal, WithoutMatricesThereIsNothingToDo) {
+TEST(MatrixDeal, UnitsWithoutMatricesMakeNoBatch) {
   const MatrixDeal deal(std::vector<UnitShape>(3), {}, {1, 4});
   EXPECT_TRUE(deal.batches().empty());
   EXPECT_EQ(deal.exchange_numel() + deal.work_numel(), 0);

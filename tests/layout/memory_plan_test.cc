@@ -30,7 +30,7 @@ PlanInput input_of(std::int64_t numel, std::int64_t blocks, MeshPosition mesh, i
   return input;
 }
 
-TEST(MemoryPlan, SmallUnitsAreReducedLaterAndLargeOnesAtOnce) {
+TEST(MemoryPlan, SmallUnitsAreReducedWithALagAndLargeOnesAtOnce) {
   struct Case {
     std::int64_t bucket_bytes, lag;
   };
@@ -44,7 +44,7 @@ TEST(MemoryPlan, SmallUnitsAreReducedLaterAndLargeOnesAtOnce) {
   }
 }
 
-TEST(MemoryPlan, NoMoreBucketsThanUnits) {
+TEST(MemoryPlan, BucketsAreNoMoreThanUnits) {
   EXPECT_EQ(MemoryPlan(input_of(kMiB / 16, 4, {1, 2, 0, 0})).shared_buckets(), 4);
 }
 
@@ -55,13 +55,13 @@ TEST(MemoryPlan, ReductionsUnderWayAreNoMoreThanTransportsAllow) {
   }
 }
 
-TEST(MemoryPlan, NothingIsReducedLaterOverTwoAxesOrAlone) {
+TEST(MemoryPlan, ReductionLagIsZeroOverTwoAxesOrAlone) {
   EXPECT_EQ(MemoryPlan(input_of(1024, 12, {2, 2, 0, 0})).reduction_lag(), 0);
   EXPECT_EQ(MemoryPlan(input_of(1024, 12, {1, 1, 0, 0})).reduction_lag(), 0);
 }
 
 // Records have 64 KiB each, with two moments of 31 blocks of 256 elements; the last one has fewer.
-TEST(MemoryPlan, AQueueThatIsLeftOpenHoldsTheRecordsOfAUnit) {
+TEST(MemoryPlan, OpenQueueDepthHoldsTheRecordsOfAUnit) {
   struct Case {
     std::int64_t block_records, depth;
   };
@@ -82,7 +82,7 @@ TEST(MemoryPlan, AQueueThatIsLeftOpenHoldsTheRecordsOfAUnit) {
   }
 }
 
-TEST(MemoryPlan, GradientsOnDiskNeedSlotsOfUnitsAndTheRootsOwn) {
+TEST(MemoryPlan, GradientsOnDiskKeepSlotsAndTheRootsGradientsInMemory) {
   PlanInput input = input_of(kMiB, 12, {1, 2, 0, 0});
   input.offload.moments.tier = Tier::kNvme;
   input.is_durable = true;
@@ -122,7 +122,7 @@ TEST(MemoryPlan, ReproducibleCountsTheSumsThatWaitInTheTree) {
   EXPECT_EQ(added({1, 2, 0, 0}, 1, kEach), 0);
 }
 
-TEST(MemoryPlan, OverANetworkTheNextUnitIsComputedWhileOneIsReduced) {
+TEST(MemoryPlan, BackgroundReductionsLagByTheGivenNumberOfUnits) {
   const auto plan_of = [](MeshPosition mesh, std::optional<std::int64_t> ahead, bool accumulates = false) {
     PlanInput input = input_of(64 * kMiB, 12, mesh);
     input.reduces_in_background = true;
@@ -148,7 +148,7 @@ TEST(MemoryPlan, OverANetworkTheNextUnitIsComputedWhileOneIsReduced) {
   EXPECT_EQ(MemoryPlan(replicated).end_lag(), MemoryPlan::kMostUnderWay - 1);  // it costs nothing
 }
 
-TEST(MemoryPlan, OnOneHostReductionsAheadCanBeGiven) {
+TEST(MemoryPlan, ReductionsAheadSetTheLagOnOneHost) {
   for (const std::int64_t ahead : {0, 1, 2, 5}) {
     PlanInput input = input_of(64 * kMiB, 12, {1, 2, 0, 0});
     input.reductions_ahead = ahead;
@@ -158,7 +158,7 @@ TEST(MemoryPlan, OnOneHostReductionsAheadCanBeGiven) {
   }
 }
 
-TEST(MemoryPlan, OnAGpuEveryReductionHasAUnitsTimeWhateverItCosts) {
+TEST(MemoryPlan, GpuReductionsLagByOneUnitWhateverTheirSize) {
   for (const std::int64_t bucket_bytes : {kMiB / 4, 512 * kMiB}) {
     PlanInput input = input_of(bucket_bytes / 4, 12, {1, 2, 0, 0});
     input.is_queued = true;
@@ -238,7 +238,7 @@ TEST(MemoryPlan, UpdatesInBackwardKeepSumsOfTheUnitsUnderWay) {
   }
 }
 
-TEST(MemoryPlan, NotesOfUnitsCountAsReductionsUnderWay) {
+TEST(MemoryPlan, UsageNotesCountTowardsReductionsUnderWay) {
   for (int groups = 1; groups <= 20; ++groups) {
     const MemoryPlan plan(updated_in_backward(input_of(groups * 1024L, 30, {1, 2, 0, 0}, groups)));
     EXPECT_LE((groups + 1) * plan.units_under_way(), std::max<std::int64_t>(groups + 1, MemoryPlan::kMostUnderWay));
@@ -253,7 +253,7 @@ PlanInput with_moments_on_disk(PlanInput input, std::int64_t record_bytes, std::
   return input;
 }
 
-TEST(MemoryPlan, WhatLiesOnDiskIsNotInMemory) {
+TEST(MemoryPlan, MomentsOnDiskLeaveOnlySlotsInMemory) {
   const PlanInput input = input_of(kMiB, 4, {1, 2, 0, 0});
   const MemoryUse all = MemoryPlan(input).use();
   const MemoryPlan plan(with_moments_on_disk(input, 256 << 10, 0, 1.0));
@@ -268,7 +268,7 @@ TEST(MemoryPlan, WhatLiesOnDiskIsNotInMemory) {
   }
 }
 
-TEST(MemoryPlan, AFractionOnDiskLeavesTheRestInMemory) {
+TEST(MemoryPlan, FractionOnDiskLeavesTheRestInMemory) {
   const PlanInput input = input_of(kMiB, 4, {1, 2, 0, 0});
   const std::int64_t all = MemoryPlan(input).use()[MemoryCategory::kOptimizer];
   for (const double fraction : {0.25, 0.5, 0.75}) {
@@ -278,7 +278,7 @@ TEST(MemoryPlan, AFractionOnDiskLeavesTheRestInMemory) {
   }
 }
 
-TEST(MemoryPlan, StepsReadWhatNeitherCacheNorSlotsHold) {
+TEST(MemoryPlan, StepReadsOnlyRecordsThatCacheAndSlotsLack) {
   const PlanInput input = input_of(kMiB, 4, {1, 2, 0, 0});
   const MemoryPlan without(with_moments_on_disk(input, 256 << 10, 0, 1.0));
   const MemoryPlan with(with_moments_on_disk(input, 256 << 10, 6 * without.state_records().record_bytes, 1.0));
@@ -313,7 +313,7 @@ TEST(MemoryPlan, ParametersThatTrainAreCachedBeforeFrozenOnes) {
   }
 }
 
-TEST(MemoryPlan, AGpusMomentsInFilesGoThroughSlotsOfBoth) {
+TEST(MemoryPlan, GpuMomentsInFilesUseSlotsOnHostAndDevice) {
   PlanInput input = with_moments_on_disk(input_of(kMiB, 4, {1, 2, 0, 0}), 256 << 10, 0, 1.0);
   const MemoryPlan of_cpu(input);
   input.is_queued = true;
@@ -332,7 +332,7 @@ TEST(MemoryPlan, AGpusMomentsInFilesGoThroughSlotsOfBoth) {
   EXPECT_EQ(plan.records_on_disk(), pool.records);
 }
 
-TEST(MemoryPlan, AGpusMomentsOnItsHostAreAllInPinnedMemory) {
+TEST(MemoryPlan, GpuMomentsOnTheHostAreAllInPinnedMemory) {
   PlanInput input = with_moments_on_disk(input_of(kMiB, 4, {1, 2, 0, 0}), 256 << 10, 0, 0.5);
   input.is_queued = true;
   const MemoryPlan in_files(input);
@@ -346,7 +346,7 @@ TEST(MemoryPlan, AGpusMomentsOnItsHostAreAllInPinnedMemory) {
 }
 
 /// Such a plan has gradients and parameters in pinned memory instead of slots on the GPU.
-TEST(MemoryPlan, WhatTheCpuUpdatesOnAGpusHostNeedsNoSlots) {
+TEST(MemoryPlan, StatesUpdatedByTheCpuNeedNoGpuSlots) {
   PlanInput input = with_moments_on_disk(input_of(kMiB, 4, {1, 2, 0, 0}), 256 << 10, 0, 0.5);
   input.is_queued = true;
   input.offload.moments.tier = Tier::kHost;
@@ -378,7 +378,7 @@ TEST(MemoryPlan, StatesThatFitTheSlotsAreNotReadAgain) {
   EXPECT_EQ(plan.disk().read_in_two_steps, 0);
 }
 
-TEST(MemoryPlan, ValuesArePublishedBehindWhereOthersUpdateWholeParameters) {
+TEST(MemoryPlan, LatePublicationNeedsWholeParametersUpdatedElsewhere) {
   const auto is_behind = [](const auto& change, bool gathers_in_background = true) {
     PlanInput input = input_of(1024, 2, {1, 2, 0, 0});
     input.placement = placement_of(ShardingStrategy::kShardOptimizer, false);
@@ -432,7 +432,7 @@ TEST(MemoryPlan, AutoPutsAsLittleOnDiskAsTheLimitAllows) {
   EXPECT_EQ(none.moments, disk);
 }
 
-TEST(MemoryPlan, AutoOfAGpuPutsMastersAndMomentsOfTheSameElementsOnTheHost) {
+TEST(MemoryPlan, AutoOnAGpuMovesMastersAndMomentsOfTheSameElements) {
   PlanInput input = input_of(kMiB, 4, {1, 2, 0, 0});
   for (UnitShape& unit : input.units) {
     for (GroupShape& group : unit.groups) group.dtype = DType::kBF16;

@@ -33,7 +33,7 @@ TEST(Placement, OptimizerPartLiesInsideGradientPart) {
   }
 }
 
-TEST(Placement, PartsCoverTheBufferAsOftenAsTheyAreReplicated) {
+TEST(Placement, PartsCoverTheBufferOncePerReplica) {
   for (bool shard : {false, true}) {
     for (bool replicate : {false, true}) {
       if (replicate && !shard) continue;

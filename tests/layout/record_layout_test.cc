@@ -99,7 +99,7 @@ TEST(RecordLayout, PiecesDoNotOverlapAndBeginOnCacheLines) {
   }
 }
 
-TEST(RecordLayout, RecordsAreAsLargeAsAskedFor) {
+TEST(RecordLayout, RecordsAreNearlyAsLargeAsRequested) {
   for (const TieredState& state : all_states()) {
     if ((state.master_bytes == 0 && state.states.size() == 0) || state.record_bytes < 65536) continue;
     const RecordLayout layout(30000128, state);
@@ -112,14 +112,14 @@ TEST(RecordLayout, RecordsAreAsLargeAsAskedFor) {
   }
 }
 
-TEST(RecordLayout, NoShareBelowMeansNoRecord) {
+TEST(RecordLayout, ShareOfZeroMeansNoRecord) {
   const RecordLayout layout(100096, {2, {StateDType::kF32, StateDType::kF32}, 0, 0, 4096});
   EXPECT_EQ(layout.records(), 0);
   EXPECT_EQ(layout.masters_in_memory(), 100096);
   EXPECT_EQ(layout.states_in_memory(), 100096);
 }
 
-TEST(RecordLayout, TheShareBelowIsRoundedUpToChunks) {
+TEST(RecordLayout, OffloadedShareIsRoundedUpToChunks) {
   const RecordLayout layout(100 * 256,
                             {0, {StateDType::kF32, StateDType::kF32}, 0, 0.25, 4096});  // a chunk of one block
   ASSERT_EQ(layout.chunks(), 100);

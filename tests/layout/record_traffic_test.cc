@@ -146,7 +146,7 @@ RecordList random_records(Random& random, std::size_t owners, std::int64_t most)
   return records;
 }
 
-TEST(RecordTraffic, IsThatOfStepsMadeRecordByRecord) {
+TEST(RecordTraffic, EqualsStepsMadeRecordByRecord) {
   Random random(1);
   for (int round = 0; round < 20000; ++round) {
     const StepInput input = random_input(random);
@@ -162,7 +162,7 @@ TEST(RecordTraffic, IsThatOfStepsMadeRecordByRecord) {
   }
 }
 
-TEST(RecordTraffic, WithoutSlotsEveryVisitReads) {
+TEST(RecordTraffic, EveryVisitReadsWhereThereAreNoSlots) {
   StepInput input;
   input.groups = {{0}, {1}};
   input.first_work = VisitWork::kMeasure;
@@ -174,7 +174,7 @@ TEST(RecordTraffic, WithoutSlotsEveryVisitReads) {
   EXPECT_EQ(moves_in_two_steps(step_programs(input), RecordKind::kStates, records, 0).read, 4 * 7);
 }
 
-TEST(RecordTraffic, WhatACacheHasIsInNoListAndOwnersKeepTheOthers) {
+TEST(RecordTraffic, CachedRecordsLeaveTheListAndOthersKeepTheirOwner) {
   RecordList records;
   for (int owner = 0; owner < 3; ++owner) {
     for (int i = 0; i < 2 * owner; ++i) records.bytes.push_back(10 * owner + i);
@@ -189,7 +189,7 @@ TEST(RecordTraffic, WhatACacheHasIsInNoListAndOwnersKeepTheOthers) {
 }
 
 /// A model of 70 B parameters has as many records on one rank, and each plan that is made to choose tiers counts them.
-TEST(RecordTraffic, OfManyRecordsOnlyTheFirstAndLastOfAPassAreLookedAt) {
+TEST(RecordTraffic, ManyRecordsAreCountedWithoutVisitingEach) {
   constexpr std::int64_t kRecords = 400'000, kGroups = 160;
   StepInput input;
   RecordList records;

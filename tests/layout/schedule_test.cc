@@ -23,7 +23,7 @@ void run(Schedule& schedule, std::initializer_list<int> uses) {
   for (int unit : uses) schedule.use(unit);
 }
 
-TEST(Schedule, RecordsRunsOfUsesOnce) {
+TEST(Schedule, RepeatedUsesOfAUnitAreRecordedOnce) {
   Schedule schedule(kUnits, 2);
   run(schedule, {0, 1, 1, 2, 2, 2, 1, 0});
   schedule.end_round();
@@ -41,7 +41,7 @@ std::vector<int> missing(Schedule& schedule) {
   return units;
 }
 
-TEST(Schedule, TellsWhatComesNext) {
+TEST(Schedule, ReplayTellsMissingUnitsAndTheirDistance) {
   Schedule schedule(kUnits, 2);
   run(schedule, {0, 1, 2, 1, 0});
   schedule.end_round();
@@ -55,7 +55,7 @@ TEST(Schedule, TellsWhatComesNext) {
 }
 
 // The root unit of a transformer is an example: its embedding comes first, its last norm before the head.
-TEST(Schedule, AUnitWithASlotOfItsOwnIsLookedAtBesideTheOthers) {
+TEST(Schedule, UncountedUnitTakesNoPlaceInTheLookahead) {
   Schedule schedule(kUnits, 1, /*uncounted=*/0);
   run(schedule, {0, 1, 2, 0, 3, 0, 2, 1, 0});
   schedule.end_round();
@@ -65,7 +65,7 @@ TEST(Schedule, AUnitWithASlotOfItsOwnIsLookedAtBesideTheOthers) {
   EXPECT_THAT(missing(schedule), ElementsAre(3));
 }
 
-TEST(Schedule, LeastRecentlyUsedIsFarthestBeforeARecordExists) {
+TEST(Schedule, LeastRecentlyUsedCountsAsFarthestWithoutARecord) {
   Schedule schedule(kUnits, 2);
   run(schedule, {0, 1, 2});
   EXPECT_LT(schedule.distance(2), schedule.distance(1));
@@ -73,7 +73,7 @@ TEST(Schedule, LeastRecentlyUsedIsFarthestBeforeARecordExists) {
   EXPECT_EQ(schedule.distance(7), Schedule::kNever);
 }
 
-TEST(Schedule, ADifferentRoundIsRecordedAnew) {
+TEST(Schedule, DifferentRoundIsRecordedAnew) {
   Schedule schedule(kUnits, 2);
   run(schedule, {0, 1, 2, 1, 0});
   schedule.end_round();
@@ -82,7 +82,7 @@ TEST(Schedule, ADifferentRoundIsRecordedAnew) {
   EXPECT_THAT(schedule.record(), ElementsAre(0, 2, 0));
 }
 
-TEST(Schedule, AnUnknownUseLeavesTheCursor) {
+TEST(Schedule, UnknownUseLeavesTheCursor) {
   Schedule schedule(kUnits, 2);
   run(schedule, {0, 1, 2});
   schedule.end_round();
@@ -90,7 +90,7 @@ TEST(Schedule, AnUnknownUseLeavesTheCursor) {
   EXPECT_EQ(schedule.next_missing(), 1);
 }
 
-TEST(Schedule, GivesUpWhatIsUsedLast) {
+TEST(Schedule, GivesUpTheUnitThatIsUsedLast) {
   Schedule schedule(kUnits, 2);
   run(schedule, {0, 1, 2, 3, 2, 1, 0});
   schedule.end_round();
@@ -103,7 +103,7 @@ TEST(Schedule, GivesUpWhatIsUsedLast) {
   EXPECT_EQ(schedule.farthest_held(schedule.distance(0), any), -1) << "nothing is used later than unit 0";
 }
 
-TEST(Schedule, EvaluationWithoutEndTakesNoMoreMemoryAndLeavesTheRecord) {
+TEST(Schedule, EndlessEvaluationKeepsMemoryBoundedAndTheRecord) {
   Schedule schedule(kUnits, 2);
   const auto forward = [&] { run(schedule, {0, 1, 2, 3, 0}); };
   const auto backward = [&] { run(schedule, {0, 3, 2, 1}); };
@@ -121,7 +121,7 @@ TEST(Schedule, EvaluationWithoutEndTakesNoMoreMemoryAndLeavesTheRecord) {
   EXPECT_THAT(schedule.record(), ElementsAre(0, 1, 2, 3, 0, 3, 2, 1));
 }
 
-TEST(Schedule, ARecordThatEndsLikeEveryRoundDoesNotStayForGood) {
+TEST(Schedule, ShortRecordIsReplacedThoughItMatchesEachRoundsEnd) {
   Schedule schedule(kUnits, 2);
   run(schedule, {1, 0});
   schedule.end_round();
@@ -226,7 +226,7 @@ void expect_equals_slow(unsigned seed) {
   }
 }
 
-TEST(Schedule, EqualsASlowOneOnRandomCalls) {
+TEST(Schedule, RandomCallsEqualASlowReference) {
   for (unsigned seed = 0; seed < 2000 && !::testing::Test::HasFailure(); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     expect_equals_slow(seed);

@@ -142,7 +142,7 @@ StepInput on_a_gpu(StepInput input) {
 /// The operations between the announcement of the first pass and its visits.
 constexpr char kTrain[] = "backward\nagree\ndecide\n";
 
-TEST(StepProgram, APassGoesOnWhereTheLastOneEnded) {
+TEST(StepProgram, PassGoesOnWhereTheLastOneEnded) {
   const std::string forward = std::string("forward\nannounce 0> 1> 2>\n") + kTrain + "visit update ww: 0> 1> 2>\n";
   const std::string backward = std::string("forward\nannounce 2< 1< 0<\n") + kTrain + "visit update ww: 2< 1< 0<\n";
   const std::string end = "published\nend pass\n";
@@ -157,7 +157,7 @@ TEST(StepProgram, APassGoesOnWhereTheLastOneEnded) {
   EXPECT_EQ(words_of(step_programs(gradients)), forward + end) << "backward left the first units' gradients in memory";
 }
 
-TEST(StepProgram, AGpuTurnsRoundForFilesAloneAndMakesSkippedStepsToo) {
+TEST(StepProgram, GpuAlternatesDirectionOnlyWithFiles) {
   const std::string forward = std::string("(skipped steps too)\nforward\nannounce 0> 1> 2>\n") + kTrain +
                               "visit update ww: 0> 1> 2>\npublished\nend pass\n";
   const std::string backward = std::string("(skipped steps too)\nforward\nannounce 2< 1< 0<\n") + kTrain +
@@ -173,7 +173,7 @@ TEST(StepProgram, AGpuTurnsRoundForFilesAloneAndMakesSkippedStepsToo) {
   EXPECT_EQ(words_of(step_programs(pinned)), forward);
 }
 
-TEST(StepProgram, UpdatesInBackwardAnnounceAndVisitUnitsAsTheyCome) {
+TEST(StepProgram, UpdatesInBackwardVisitUnitsInBackwardOrder) {
   StepInput input = in_files(input_of());
   input.groups = {{0}, {0}, {1}, {2}, {2}};
   input.updates_in_backward = true;
@@ -197,7 +197,7 @@ TEST(StepProgram, LayersOfAUnitAreMeasuredAndUpdatedBehindItsOwnReduction) {
             "agree\ndecide\npublished\nend pass\n");
 }
 
-TEST(StepProgram, MicrobatchesAndASharedCopyHaveTheirPlace) {
+TEST(StepProgram, MicrobatchesComeFirstAndTheBarrierLast) {
   StepInput input = input_of();
   input.rounds = 4;
   input.shares_parameters = input.publishes_behind = true;
@@ -205,7 +205,7 @@ TEST(StepProgram, MicrobatchesAndASharedCopyHaveTheirPlace) {
                                                 "visit update ww: 0> 1> 2>\nbarrier\nend pass\n");
 }
 
-TEST(StepProgram, LayersAreMeasuredForwardAndUpdatedFromThereBack) {
+TEST(StepProgram, LayerwiseRulesMeasureForwardAndUpdateBackward) {
   const auto wanted = [](const std::string& first, const std::string& second) {
     return "forward\nannounce 0> 1> 2>\n" + std::string(kTrain) + "visit " + first +
            ": 0> 1> 2>\nagree on norms\nend pass\nannounce" + second + "\nvisit update ww:" + second +
@@ -218,7 +218,7 @@ TEST(StepProgram, LayersAreMeasuredForwardAndUpdatedFromThereBack) {
             "(skipped steps too)\n" + wanted("measure rr", " 0> 1> 2>"));
 }
 
-TEST(StepProgram, ElementsComeFirstOrLastAndMatricesThereAndBackBetween) {
+TEST(StepProgram, MatrixRulesVisitMatricesThereAndBack) {
   EXPECT_EQ(words_of(step_programs(in_files(input_of(VisitWork::kDirections)))),
             std::string("forward\nannounce 0> 1> 2>\n") + kTrain +
                 "visit update ww: 0>\nvisit directions -w: 1> 2>\nend pass\nannounce 2< 1<\nexchange\n"
@@ -229,7 +229,7 @@ TEST(StepProgram, ElementsComeFirstOrLastAndMatricesThereAndBackBetween) {
                 "visit update ww: 2< 1< 0<\npublished\nend pass\n");
 }
 
-TEST(StepProgram, OnAGpuTheExchangeIsQueuedBeforeRecordsAreWaitedFor) {
+TEST(StepProgram, GpuQueuesTheExchangeBeforeItWaitsForRecords) {
   EXPECT_EQ(words_of(step_programs(on_a_gpu(input_of(VisitWork::kDirections)))),
             std::string("(skipped steps too)\nforward\nannounce 0> 1> 2>\n") + kTrain +
                 "visit update ww: 0>\nvisit directions -w: 1> 2>\nend pass\nexchange\nannounce 1> 2>\n"
@@ -237,7 +237,7 @@ TEST(StepProgram, OnAGpuTheExchangeIsQueuedBeforeRecordsAreWaitedFor) {
 }
 
 /// The host has to know the decision, so a skipped step ends there on a GPU too.
-TEST(StepProgram, RulesOfWholeTensorsExchangeWhileTheyReadMasters) {
+TEST(StepProgram, TensorRulesExchangeMastersWhileTheyReadThem) {
   StepInput input = on_a_gpu(in_files(input_of(VisitWork::kReadMasters)));
   const std::string first = std::string("forward\nannounce 0> 1> 2>\n") + kTrain +
                             "visit update ww: 0>\nexchange masters -r: 1> 2>\nend pass\nannounce 2< 1<\n"
@@ -251,7 +251,7 @@ TEST(StepProgram, RulesOfWholeTensorsExchangeWhileTheyReadMasters) {
 }
 
 /// Between steps that take turns it is in their direction; an exchange back goes on where it ended.
-TEST(StepProgram, AveragesAreExchangedInOnePassWhateverStepsDoFirst) {
+TEST(StepProgram, AveragesAreSwappedInOnePassUnderEveryRule) {
   const std::string forward = "announce 0> 1> 2>\nvisit averages ww: 0> 1> 2>\npublished\nend pass\n";
   const std::string backward = "announce 2< 1< 0<\nvisit averages ww: 2< 1< 0<\npublished\nend pass\n";
   const std::string queued = "(skipped steps too)\n";
@@ -272,7 +272,7 @@ TEST(StepProgram, AveragesAreExchangedInOnePassWhateverStepsDoFirst) {
   for (const Visit& visit : programs.front().visits) EXPECT_FALSE(visit.needs_gradients);
 }
 
-TEST(StepProgram, GradientsBelowAreOpenForWhatTheDeviceUpdates) {
+TEST(StepProgram, OffloadedGradientsAreOpenOnlyForDeviceUpdates) {
   StepInput input = on_a_gpu(input_of());
   input.groups[1].by_device = false;
   for (const bool below : {false, true}) {
@@ -336,7 +336,7 @@ std::vector<StepOp> all_ops_of(const StepProgram& program) {
   return all;
 }
 
-TEST(StepProgram, EveryGroupIsUpdatedOnceAndInAnAnnouncedPass) {
+TEST(StepProgram, EveryGroupIsUpdatedOnceInAnAnnouncedPass) {
   for_inputs([](const StepInput& input, const std::vector<StepProgram>& programs) {
     for (const StepProgram& program : programs) {
       std::vector<std::int32_t> updated;
@@ -365,7 +365,7 @@ TEST(StepProgram, EveryGroupIsUpdatedOnceAndInAnAnnouncedPass) {
 }
 
 /// A pass that begins where the one before ended finds the records that slots still hold.
-TEST(StepProgram, WithFilesEachPassBeginsWhereTheOneBeforeEndedButForGradients) {
+TEST(StepProgram, PassesOverFilesBeginWhereTheLastOneEnded) {
   for_inputs([](const StepInput& input, const std::vector<StepProgram>& programs) {
     if (!input.states.exist || !input.states.in_files || input.gradients_below || input.updates_in_backward) return;
     std::vector<Visit> visits;

@@ -65,7 +65,7 @@ bool all_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& 
                     [](const at::Tensor& one, const at::Tensor& other) { return at::equal(one, other); });
 }
 
-TEST(BroadcastBuffers, StepsDoWhatSyncBuffersDoesByHand) {
+TEST(BroadcastBuffers, EachStepSyncsBuffersAsSyncBuffersDoes) {
   for (const int ranks : {1, 2, 3}) {
     on_placements(
         kInMemory, ranks,
@@ -84,7 +84,7 @@ TEST(BroadcastBuffers, StepsDoWhatSyncBuffersDoesByHand) {
   }
 }
 
-TEST(BroadcastBuffers, TheMeanIsOfAllRanks) {
+TEST(BroadcastBuffers, MeanCoversAllRanks) {
   run_ranks({.ranks = 3}, [](const Mesh& mesh) {
     WithStatistics model;
     Strategy strategy = strategy_for(ShardingStrategy::kFullShard);

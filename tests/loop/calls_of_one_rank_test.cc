@@ -173,7 +173,7 @@ std::unique_ptr<ForkedRanks> start(const Program& program, Setting setting) {
   });
 }
 
-TEST(CallsOfOneRank, AreRightOrAnErrorOnAllRanksThatNamesThem) {
+TEST(CallsOfOneRank, CallOnOneRankSucceedsOrIsNamedOnAllRanks) {
   struct Started {
     const Program* program;
     Setting setting;

@@ -76,7 +76,7 @@ void expect_near(const Values& got, const Values& wanted, const std::string& nam
   }
 }
 
-TEST(DataParallel, TrainsLikeOneProcessWithLibTorchsOptimizers) {
+TEST(DataParallel, TrainsLikeOneProcessWithLibTorchOptimizers) {
   const TinyOptions kModels[] = {{},
                                  {.tied_head = true, .frozen_first_block = true},
                                  {.unused_block = true, .shared_block = true},
@@ -108,7 +108,7 @@ TEST(DataParallel, TrainsLikeOneProcessWithLibTorchsOptimizers) {
   }
 }
 
-TEST(DataParallel, GradientsThatSomeRanksLackCountAsZeroAndThoseOfNobodyStayUndefined) {
+TEST(DataParallel, GradientMissingOnSomeRanksCountsAsZero) {
   run_ranks({.ranks = 3}, [](const Mesh& mesh) {
     torch::nn::Sequential model(torch::nn::Linear(2, 2), torch::nn::Linear(2, 2), torch::nn::Linear(2, 2));
     const DataParallel parallel(model, mesh);
@@ -122,7 +122,7 @@ TEST(DataParallel, GradientsThatSomeRanksLackCountAsZeroAndThoseOfNobodyStayUnde
   });
 }
 
-TEST(DataParallel, WithoutSyncGradientsAddUpAndAreAveragedOnce) {
+TEST(DataParallel, UnsyncedGradientsAddUpAndAreAveragedOnce) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     torch::nn::Linear model(2, 1);
     DataParallel parallel(model, mesh);
@@ -140,7 +140,7 @@ TEST(DataParallel, WithoutSyncGradientsAddUpAndAreAveragedOnce) {
 }
 
 // Rank r has r + 1 of six rows; the last rank has no rows of the second batch.
-TEST(DataParallel, WeighsRanksByWhatTheirLossesAreMeansOver) {
+TEST(DataParallel, WeightedRanksGiveTheMeanOverAllRows) {
   const auto gradients_of = [](const Tiny& model) {
     std::vector<at::Tensor> gradients;
     for (const at::Tensor& parameter : parameters_of(*model)) gradients.push_back(parameter.grad().clone());
@@ -175,7 +175,7 @@ TEST(DataParallel, WeighsRanksByWhatTheirLossesAreMeansOver) {
   }
 }
 
-TEST(DataParallel, DtypesAreKept) {
+TEST(DataParallel, GradientsKeepTheirDtype) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     torch::nn::Sequential model(torch::nn::Linear(3, 3), torch::nn::Linear(3, 3), torch::nn::Linear(3, 3));
     model->ptr(0)->to(at::kDouble);
@@ -194,7 +194,7 @@ TEST(DataParallel, DtypesAreKept) {
   });
 }
 
-TEST(DataParallel, BuffersAreRankZerosAtTheStartAndWhenAskedFor) {
+TEST(DataParallel, BuffersAreRankZerosAtStartAndOnRequest) {
   run_ranks({.ranks = 3}, [](const Mesh& mesh) {
     torch::nn::BatchNorm1d norm(4);
     norm->running_mean.fill_(mesh.rank() + 5.0);
@@ -206,7 +206,7 @@ TEST(DataParallel, BuffersAreRankZerosAtTheStartAndWhenAskedFor) {
   });
 }
 
-TEST(DataParallel, ABackwardThatThrewDoesNotKeepTheNextFromAveraging) {
+TEST(DataParallel, BackwardAfterAThrownOneAveragesAgain) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     torch::nn::Linear model(2, 1);
     const DataParallel parallel(model, mesh);
@@ -220,7 +220,7 @@ TEST(DataParallel, ABackwardThatThrewDoesNotKeepTheNextFromAveraging) {
   });
 }
 
-TEST(DataParallel, AfterItsEndGradientsAreThisRanks) {
+TEST(DataParallel, GradientsAreLocalAfterItsEnd) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     torch::nn::Linear model(2, 1);
     { const DataParallel parallel(model, mesh); }
@@ -243,7 +243,7 @@ void expect_data_parallel_refused(const std::function<void(const Mesh&)>& call, 
   });
 }
 
-TEST(DataParallel, WhatRanksDoNotShareIsNamed) {
+TEST(DataParallel, DifferencesBetweenRanksAreNamed) {
   expect_data_parallel_refused(
       [](const Mesh& mesh) { DataParallel(torch::nn::Linear(2, mesh.rank() + 1), mesh); },
       {"rank 1: DataParallel: the module has parameter weight of Float [2, 2] where rank 0's has parameter "
@@ -259,7 +259,7 @@ TEST(DataParallel, WhatRanksDoNotShareIsNamed) {
       {"rank 0: DataParallel with buckets of 1 MiB", "rank 1: DataParallel with buckets of 2 MiB"});
 }
 
-TEST(DataParallel, WhatCannotBeIsRefused) {
+TEST(DataParallel, SparseGradientsAndWrongOptionsAreRefused) {
   expect_data_parallel_refused([](const Mesh& mesh) { DataParallel(torch::nn::Linear(2, 2), mesh, {.bucket_mb = 0}); },
                                {"bucket_mb"});
   expect_data_parallel_refused(

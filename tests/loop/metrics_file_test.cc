@@ -25,7 +25,7 @@ ExitCode code_of(const std::function<void()>& call) {
   return ExitCode::kOk;
 }
 
-TEST(MetricsFile, IsLinesOrATableByItsName) {
+TEST(MetricsFile, FormatIsJsonLinesOrCsvByItsName) {
   const TestFolder folder;
   MetricsFile lines(folder / "new/lines.jsonl"), table(folder / "new/table.csv");
   for (MetricsFile* file : {&lines, &table}) {
@@ -40,7 +40,7 @@ TEST(MetricsFile, IsLinesOrATableByItsName) {
   EXPECT_TRUE(table.is_open());
 }
 
-TEST(MetricsFile, KeepsReplacesOrGoesOnWithWhatIsThere) {
+TEST(MetricsFile, ExistingFileIsKeptReplacedOrAppended) {
   using enum MetricsFile::Start;
   const TestFolder folder;
   const auto write = [&](MetricsFile::Start start, std::int64_t step) {
@@ -55,7 +55,7 @@ TEST(MetricsFile, KeepsReplacesOrGoesOnWithWhatIsThere) {
   EXPECT_EQ(code_of([&] { MetricsFile(folder / "table.csv/x.csv"); }), ExitCode::kCannotCreate);
 }
 
-TEST(MetricsFile, EventFilesHaveNewNames) {
+TEST(MetricsFile, EachEventFileGetsANewName) {
   const TestFolder folder;
   MetricsFile a = MetricsFile::in_tensorboard(folder / "board"), b = MetricsFile::in_tensorboard(folder / "board");
   a = std::move(b);
@@ -66,7 +66,7 @@ TEST(MetricsFile, EventFilesHaveNewNames) {
   EXPECT_EQ(std::distance(begin(files), end(files)), 2);
 }
 
-TEST(MetricsFile, ThatCannotBeWrittenIsAWarningAndNoMore) {
+TEST(MetricsFile, FailedWriteIsOnlyAWarning) {
   const TestFolder folder;
   const pid_t child = ::fork();
   if (child == 0) {

@@ -66,7 +66,7 @@ void expect_success(const std::vector<RankEnd>& ends) {
         << "rank " << rank << ": " << ends[rank].message << ", signal " << ends[rank].signal;
 }
 
-TEST(UserCollectivesOfProcesses, AreRightOnEveryTransport) {
+TEST(UserCollectivesOfProcesses, ResultsAreExactOnEveryTransport) {
   for (const World& world : kWorlds) {
     expect_success(run_on(world, [&](const Mesh& mesh, KeyValueStore&) {
       const int n = mesh.world_size();
@@ -89,7 +89,7 @@ TEST(UserCollectivesOfProcesses, AreRightOnEveryTransport) {
   }
 }
 
-TEST(Run, RanksLeaveTogether) {
+TEST(Run, RanksEndTogether) {
   for (const World& world : kWorlds) {
     const int port = free_port();
     expect_success(fork_ranks(world.ranks, [&](int rank, KeyValueStore& told) -> absl::Status {
@@ -109,7 +109,7 @@ TEST(Run, RanksLeaveTogether) {
   }
 }
 
-TEST(Run, WhoWaitsToLeaveLearnsThatAnotherRankFailed) {
+TEST(Run, RankWaitingAtItsEndLearnsOfAnotherRanksFailure) {
   for (const World& world : kWorlds) {
     Deadline soon(15s);
     const auto ends = run_on(world, [](const Mesh& mesh, KeyValueStore&) {
@@ -124,7 +124,7 @@ TEST(Run, WhoWaitsToLeaveLearnsThatAnotherRankFailed) {
 }
 
 // The disk is found full after the program has ended its work, but its exit code says so nevertheless.
-TEST(Run, ASaveThatFailsBehindItsEndIsItsExitCode) {
+TEST(Run, SaveThatFailsAfterTheProgramsEndSetsTheExitCode) {
   const TestFolder folder;
   const auto ends = run_on({2}, [&](const Mesh& mesh, KeyValueStore&) {
     const ScopedFaults full(
@@ -137,7 +137,7 @@ TEST(Run, ASaveThatFailsBehindItsEndIsItsExitCode) {
   for (const RankEnd& end : ends) EXPECT_EQ(end.exit_code, ExitCode::kIo) << end.message;
 }
 
-TEST(Run, AnErrorThatTheProgramDealtWithIsNotWaitedFor) {
+TEST(Run, HandledErrorDoesNotDelayTheEnd) {
   expect_success(run_on({2}, [](const Mesh& mesh, KeyValueStore&) {
     try {
       const Engine engine(torch::nn::Linear(4, mesh.rank() + 1), Strategy(), mesh);

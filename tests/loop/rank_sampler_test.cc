@@ -56,7 +56,7 @@ std::map<std::size_t, int> times_of(const std::vector<std::vector<Samples>>& all
   return times;
 }
 
-TEST(RankSampler, EverySampleGoesToOneRankAndAllRanksGetAsMany) {
+TEST(RankSampler, EachSampleGoesToOneRankInEqualNumbers) {
   for (const int ranks : {1, 2, 3, 4}) {
     for (const std::size_t samples : {1, 2, 3, 5, 12, 31, 1000}) {
       for (const Tail tail : {Tail::kPad, Tail::kDrop}) {
@@ -79,7 +79,7 @@ TEST(RankSampler, EverySampleGoesToOneRankAndAllRanksGetAsMany) {
   }
 }
 
-TEST(RankSampler, EpochsHaveOrdersOfTheirOwnWhichTheSeedDecides) {
+TEST(RankSampler, SeedDecidesADifferentOrderForEachEpoch) {
   const RankSamplerOptions options{.seed = 5};
   const auto all = dealt(3, 100, options, 3);
   EXPECT_EQ(all, dealt(3, 100, options, 3));
@@ -97,14 +97,14 @@ TEST(RankSampler, EpochsHaveOrdersOfTheirOwnWhichTheSeedDecides) {
   for (std::size_t rank = 0; rank < 3; ++rank) EXPECT_EQ(later[rank][0], all[rank][2]);
 }
 
-TEST(RankSampler, TheOrderDoesNotDependOnTheNumberOfRanks) {
+TEST(RankSampler, OrderDoesNotDependOnTheNumberOfRanks) {
   const Samples alone = dealt(1, 60, {.seed = 9}, 1)[0][0];
   const auto all = dealt(4, 60, {.seed = 9}, 1);
   for (std::size_t position = 0; position < 60; ++position)
     EXPECT_EQ(all[position % 4][0][position / 4], alone[position]);
 }
 
-TEST(RankSampler, WithoutShuffleInTheOrderOfTheDataset) {
+TEST(RankSampler, UnshuffledSamplesKeepTheDatasetsOrder) {
   const auto all = dealt(2, 5, {.shuffle = false}, 2);
   for (std::size_t epoch : {0, 1}) {
     EXPECT_EQ(all[0][epoch], (Samples{0, 2, 4}));
@@ -112,7 +112,7 @@ TEST(RankSampler, WithoutShuffleInTheOrderOfTheDataset) {
   }
 }
 
-TEST(RankSampler, GoesOnFromAnArchiveAndTakesAnotherSize) {
+TEST(RankSampler, LoadedStateGoesOnAndResetTakesAnotherSize) {
   on_each_rank(2, [](const Mesh& mesh) {
     RankSampler sampler(40, mesh, {.seed = 3});
     sampler.reset();
@@ -155,7 +155,7 @@ struct Numbers : torch::data::datasets::Dataset<Numbers, std::size_t> {
   std::size_t count;
 };
 
-TEST(RankSampler, InsideADataLoader) {
+TEST(RankSampler, DataLoaderGivesTheSamplersOrder) {
   for (const std::size_t workers : {0, 2}) {
     const auto wanted = dealt(2, 21, {.seed = 4}, 3);
     on_each_rank(2, [&](const Mesh& mesh) {
@@ -187,7 +187,7 @@ std::vector<Samples> epochs_of(const RankSampler& sampler, std::size_t count, in
   return all;
 }
 
-TEST(RankSampler, GoesOnInTheMiddleOfAnEpochInsideADataLoader) {
+TEST(RankSampler, DataLoaderGoesOnInTheMiddleOfAnEpoch) {
   for (const std::size_t workers : {0, 2}) {
     on_each_rank(2, [&](const Mesh& mesh) {
       const RankSamplerOptions options{.seed = 4};
@@ -222,7 +222,7 @@ TEST(RankSampler, GoesOnInTheMiddleOfAnEpochInsideADataLoader) {
   }
 }
 
-TEST(RankSampler, GoesOnOnAnotherNumberOfRanks) {
+TEST(RankSampler, LoadedStateGoesOnWithAnotherNumberOfRanks) {
   SamplerCursor cursor;
   Samples seen, order;
   on_each_rank(1, [&](const Mesh& mesh) {
@@ -253,7 +253,7 @@ TEST(RankSampler, GoesOnOnAnotherNumberOfRanks) {
 }
 
 /// Loaders with workers take samples ahead of the program.
-TEST(RankSampler, AnEvaluationCountsEachSampleOnceOnAnyNumberOfRanks) {
+TEST(RankSampler, EvaluationCountsEachSampleOnceOnAnyNumberOfRanks) {
   constexpr std::size_t kSamples = 25;
   const Batch all = make_batches(1, kSamples, 5, TinyOptions().vocab)[0];
   Tiny plain = make_tiny({}, false);
@@ -287,7 +287,7 @@ TEST(RankSampler, AnEvaluationCountsEachSampleOnceOnAnyNumberOfRanks) {
   }
 }
 
-TEST(SeedForRank, DiffersBetweenRanksInTheBitsThatLibTorchTakes) {
+TEST(SeedForRank, LowBitsOfSeedsDifferBetweenRanks) {
   EXPECT_EQ(seed_for_rank(0, 0), 0u);  // the rule is a promise
   EXPECT_EQ(seed_for_rank(1, 2), 0x5692161d100b05e5u + 2);
   for (const std::uint64_t seed : {0u, 1u, 2u, 42u}) {

@@ -166,7 +166,7 @@ TEST(SyncBatchNorm, EqualsOneProcessWithTheWholeBatch) {
   }
 }
 
-TEST(SyncBatchNorm, UnderCheckpointEachBatchCountsOnce) {
+TEST(SyncBatchNorm, RecomputedBatchCountsOnce) {
   for (const auto& momentum : {std::optional<double>(0.1), std::optional<double>()}) {
     const Problem problem{4, at::kDouble, BatchNormOptions(kChannels).momentum(momentum), {2, 5}};
     expect_as_plain(
@@ -177,7 +177,7 @@ TEST(SyncBatchNorm, UnderCheckpointEachBatchCountsOnce) {
   }
 }
 
-TEST(ConvertSyncBatchNorm, EqualsOneProcessToo) {
+TEST(ConvertSyncBatchNorm, EqualsOneProcessWithTheWholeBatch) {
   for (const bool recomputes : {false, true}) {
     for (const auto& momentum : {std::optional<double>(0.1), std::optional<double>()}) {
       for (const bool affine : {true, false}) {
@@ -200,7 +200,7 @@ TEST(ConvertSyncBatchNorm, EqualsOneProcessToo) {
   }
 }
 
-TEST(ConvertSyncBatchNorm, FindsAllThatAreThereAndNoOthers) {
+TEST(ConvertSyncBatchNorm, AllNestedBatchNormsAreConvertedAndNothingElse) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     torch::nn::Sequential inner(torch::nn::BatchNorm2d(3), torch::nn::Linear(2, 2));
     torch::nn::ModuleList model(torch::nn::BatchNorm1d(4), inner, torch::nn::BatchNorm3d(2));
@@ -216,7 +216,7 @@ TEST(ConvertSyncBatchNorm, FindsAllThatAreThereAndNoOthers) {
   });
 }
 
-TEST(SyncBatchNorm, InEvalModeItIsBatchNormAndRanksDoNotMeet) {
+TEST(SyncBatchNorm, EvalModeEqualsBatchNormWithoutCommunication) {
   for (const bool tracks : {true, false}) {
     const auto options = BatchNormOptions(kChannels).track_running_stats(tracks);
     torch::nn::BatchNorm1d plain_norm(options);
@@ -250,7 +250,7 @@ void expect_batch_norm_refused(int ranks, const std::function<void(const Mesh&)>
   });
 }
 
-TEST(SyncBatchNorm, WhatCannotBeIsRefused) {
+TEST(SyncBatchNorm, UnsupportedInputsAndDifferingRanksAreRefused) {
   expect_batch_norm_refused(
       3,
       [](const Mesh& mesh) {

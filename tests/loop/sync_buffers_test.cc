@@ -12,7 +12,7 @@
 namespace tessera::testing {
 namespace {
 
-TEST(SyncBuffers, AreRankZerosOrTheMean) {
+TEST(SyncBuffers, BuffersBecomeRankZerosOrTheMean) {
   for (const int ranks : {1, 2, 3, 4}) {
     run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
       for (const BufferSync how : {BufferSync::kFromRankZero, BufferSync::kMean}) {
@@ -30,7 +30,7 @@ TEST(SyncBuffers, AreRankZerosOrTheMean) {
   }
 }
 
-TEST(SyncBuffers, ThatDifferAreEverybodysError) {
+TEST(SyncBuffers, DifferingShapesAreAnErrorOnAllRanks) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     torch::nn::BatchNorm1d norm(3 + mesh.rank());
     EXPECT_THROW(sync_buffers(norm, mesh), Error);

@@ -63,7 +63,7 @@ TEST(UserCollectives, AllReduceEqualsOneProcessInEveryDtype) {
   });
 }
 
-TEST(UserCollectives, FlagsAndStridedTensors) {
+TEST(UserCollectives, FlagsAndStridedTensorsAreReduced) {
   on_ranks([](const Mesh& mesh) {
     const at::Tensor flags = at::zeros({2}, at::kBool);
     flags[0].fill_(mesh.rank() == mesh.world_size() - 1);
@@ -92,7 +92,7 @@ TEST(UserCollectives, SumsOfNarrowFloatsAreRoundedOnce) {
   });
 }
 
-TEST(UserCollectives, GatherBroadcastAndStrings) {
+TEST(UserCollectives, GatherAndBroadcastCarryTensorsAndStrings) {
   on_ranks([](const Mesh& mesh) {
     const std::vector<at::Tensor> all = all_gather(mesh, numbers(mesh.rank(), {2, 3}, at::kFloat).t());
     ASSERT_EQ(all.size(), static_cast<std::size_t>(mesh.world_size()));
@@ -113,7 +113,7 @@ TEST(UserCollectives, GatherBroadcastAndStrings) {
   });
 }
 
-TEST(UserCollectives, Numbers) {
+TEST(UserCollectives, AllReduceTakesPlainNumbers) {
   on_ranks([](const Mesh& mesh) {
     const int n = mesh.world_size();
     EXPECT_EQ(all_reduce(mesh, mesh.rank()), n * (n - 1) / 2);
@@ -124,7 +124,7 @@ TEST(UserCollectives, Numbers) {
   });
 }
 
-TEST(UserCollectives, AMeanCountsSamplesAndNotRanks) {
+TEST(UserCollectives, MeanIsWeightedBySamplesNotRanks) {
   on_ranks([](const Mesh& mesh) {
     // Rank r saw r samples, each of value r + 1; rank 0 saw none, and its mean is no number.
     const bool alone = mesh.world_size() == 1;
@@ -154,7 +154,7 @@ void expect_refused(int ranks, const std::function<void(const Mesh&)>& call, con
   });
 }
 
-TEST(UserCollectives, CallsThatDifferAreAnErrorOnAllRanksThatNamesThem) {
+TEST(UserCollectives, DifferingCallsAreNamedOnAllRanks) {
   expect_refused(3, [](const Mesh& mesh) { all_reduce(mesh, at::zeros({mesh.rank() == 1 ? 4 : 3})); },
                  {"ranks 0, 2: all_reduce (sum) of Float [3]", "rank 1: all_reduce (sum) of Float [4]"});
   expect_refused(2, [](const Mesh& mesh) { all_gather(mesh, at::zeros({3}, mesh.rank() ? at::kDouble : at::kFloat)); },
@@ -175,7 +175,7 @@ TEST(UserCollectives, CallsThatDifferAreAnErrorOnAllRanksThatNamesThem) {
                  {"rank 0: all_reduce (max)", "rank 1: all_reduce (min)"});
 }
 
-TEST(UserCollectives, WhatOneRankGetsWrongIsEverybodysError) {
+TEST(UserCollectives, WrongArgumentOfOneRankIsAnErrorOnAllRanks) {
   const auto zeros_unless = [](const Mesh& mesh, const at::Tensor& bad) {
     return mesh.rank() == 1 ? bad : at::zeros({2});
   };
@@ -196,7 +196,7 @@ TEST(UserCollectives, WhatOneRankGetsWrongIsEverybodysError) {
                  {"a count of 0 by every rank"});
 }
 
-TEST(UserCollectives, StandBetweenAnEnginesCallsAndChangeNothing) {
+TEST(UserCollectives, CallsBetweenEngineCallsChangeNoBits) {
   for (const int ranks : {1, 2, 3, 4}) {
     for (const Placed& placed : kOnePerPlacement) {
       SCOPED_TRACE(name_of(placed));

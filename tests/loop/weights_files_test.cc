@@ -86,7 +86,7 @@ class WeightsOfPython : public WeightsFiles {
   static inline Tiny* written = nullptr;
 };
 
-TEST_F(WeightsOfPython, AreReadInEachWayThatTheyAreWrittenIn) {
+TEST_F(WeightsOfPython, FilesOfEveryPythonFormatAreRead) {
   const std::vector<Way> ways = {{"plain.pt"},
                                  {"protocol_4.pt"},
                                  {"model.pt"},
@@ -123,7 +123,7 @@ TEST_F(WeightsOfPython, AreReadInEachWayThatTheyAreWrittenIn) {
   }
 }
 
-TEST_F(WeightsOfPython, OfOtherKindsAreNamedWithTheirRemedy) {
+TEST_F(WeightsOfPython, OtherKindsOfFilesAreNamedWithTheirRemedy) {
   EXPECT_THAT(refusal(file("legacy.pt")),
               AllOf(HasSubstr("PyTorch before 1.6"), HasSubstr("torch.load(path, weights_only=True)")));
   EXPECT_THAT(refusal(file("pickled_module.pt")),
@@ -138,7 +138,7 @@ TEST_F(WeightsOfPython, OfOtherKindsAreNamedWithTheirRemedy) {
   EXPECT_THAT(refusal(file("of_files.zip")), HasSubstr("unpack it with unzip"));
 }
 
-TEST_F(WeightsOfPython, WithOtherNamesAreExplained) {
+TEST_F(WeightsOfPython, PrefixedNamesAreExplainedWithTheirRemedy) {
   EXPECT_THAT(refusal(file("parallel.pt")),
               HasSubstr("hint: leave \"module.\" out of all names by LoadOptions::without"));
   EXPECT_THAT(refusal(file("compiled.pt")), HasSubstr("leave \"_orig_mod.\" out of all names"));
@@ -157,7 +157,7 @@ TEST_F(WeightsOfPython, WithOtherNamesAreExplained) {
               HasSubstr("twice"));
 }
 
-TEST_F(WeightsFiles, OfTorchSaveInCppAreRead) {
+TEST_F(WeightsFiles, FilesOfTorchSaveInCppAreRead) {
   const Tiny plain = other_values();
   const Values wanted = values_of(*plain);
   const auto expect_read = [&](const fs::path& path, const LoadOptions& options = {}) {
@@ -193,7 +193,7 @@ TEST_F(WeightsFiles, OfTorchSaveInCppAreRead) {
   expect_read(path, {.ignored = {"optimizer.*"}});
 }
 
-TEST_F(WeightsFiles, OfTensorsWithoutNamesAreRead) {
+TEST_F(WeightsFiles, FilesOfUnnamedTensorsAreRead) {
   const std::vector<at::Tensor> tensors = {at::arange(3, at::kFloat), at::ones({2, 2}, at::kBFloat16)};
   const std::string path = (folder_ / "tensors.pt").string();
   for (const bool pickled : {false, true}) {
@@ -215,7 +215,7 @@ TEST_F(WeightsFiles, OfTensorsWithoutNamesAreRead) {
   EXPECT_TRUE(at::equal(one[0].second, tensors[0]));
 }
 
-TEST_F(WeightsFiles, OfOtherKindsAreNamedByHowTheyBegin) {
+TEST_F(WeightsFiles, OtherKindsAreNamedByTheirFirstBytes) {
   using std::string_literals::operator""s;
   const std::pair<std::string, const char*> rows[] = {
       {"", "is empty"},
@@ -241,7 +241,7 @@ TEST_F(WeightsFiles, OfOtherKindsAreNamedByHowTheyBegin) {
   for (const auto& [bytes, what] : rows) EXPECT_THAT(refusal(folder_.write("file.pt", bytes)), HasSubstr(what));
 }
 
-TEST_F(WeightsFiles, OfFoldersAndIndexesAreNamed) {
+TEST_F(WeightsFiles, FoldersAndIndexesAreNamed) {
   const auto refused = [&](const std::string& name) { return refusal(folder_.path() / name); };
   for (const auto& [file, what] :
        {std::pair(".metadata", "torch.distributed.checkpoint"), std::pair("manifest.json", "checkpoint of Tessera"),
@@ -273,7 +273,7 @@ TEST_F(WeightsFiles, OfFoldersAndIndexesAreNamed) {
   EXPECT_THAT(with(R"({"head": "a.bin", "embedding.weight": "b.bin"})"), HasSubstr(" in b.bin and in a.bin"));
 }
 
-TEST_F(WeightsFiles, PiecesThatMakeOneNameOfTwoAreRefused) {
+TEST_F(WeightsFiles, PrefixesThatMergeTwoNamesAreRefused) {
   const std::vector<std::pair<std::string, at::Tensor>> into = {{"a.w", at::zeros({1})},
                                                                 {"module.a.w", at::zeros({1})}};
   const std::string path = (folder_ / "w.pt").string();
@@ -282,7 +282,7 @@ TEST_F(WeightsFiles, PiecesThatMakeOneNameOfTwoAreRefused) {
               HasSubstr("a.w and module.a.w of the model are both a.w"));
 }
 
-TEST(WeightsKind, NamesInAZipAreReadWithinItsBounds) {
+TEST(WeightsKind, DamagedZipDirectoryIsReadWithinItsBounds) {
   const auto names_of = [](const std::string& bytes) {
     return names_in_zip(
         [&](std::uint64_t place, std::size_t count, char* to) {

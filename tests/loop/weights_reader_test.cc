@@ -93,21 +93,21 @@ class WeightsReader : public ::testing::Test {
   TestFolder folder_;
 };
 
-TEST_F(WeightsReader, TensorsAreViewsOfTheirStorages) {
+TEST_F(WeightsReader, StridedTensorsAreReadFromTheirStorages) {
   const auto read = read_weights(with({.offset = 1, .sizes = {2, 2}, .strides = {1, 3}}));
   ASSERT_TRUE(read.ok()) << read.status();
   ASSERT_EQ(read->size(), 1u);
   EXPECT_TRUE(at::equal(read->at("w"), at::tensor({1.f, 4.f, 2.f, 5.f}).view({2, 2})));
 }
 
-TEST_F(WeightsReader, AStorageThatIsCutIsRefusedWithItsTensor) {
+TEST_F(WeightsReader, CutStorageIsRefusedWithItsTensor) {
   for (const std::size_t floats : {0, 3, 5, 7})
     EXPECT_THAT(refusal(with({}, floats)),
                 AllOf(HasSubstr("w: its storage 0 wants 24 bytes, and the file has " + std::to_string(4 * floats))));
   EXPECT_THAT(refusal(archive({{"data.pkl", pickle_of({})}})), HasSubstr("w: its storage 0 is missing"));
 }
 
-TEST_F(WeightsReader, ATensorBeyondItsStorageIsRefused) {
+TEST_F(WeightsReader, TensorBeyondItsStorageIsRefused) {
   const std::int64_t far = std::int64_t{1} << 62;
   for (const Entry& entry : std::vector<Entry>{{.offset = 1},
                                                {.offset = -1},
@@ -124,12 +124,12 @@ TEST_F(WeightsReader, ATensorBeyondItsStorageIsRefused) {
   EXPECT_EQ(refusal(with({.storage_numel = 6, .offset = 7, .sizes = {0, 3}})), "accepted");  // it reaches nothing
 }
 
-TEST_F(WeightsReader, ATensorOfOtherValuesThanItsStorageIsRefused) {
+TEST_F(WeightsReader, TensorMarkedAsNegatedIsRefused) {
   EXPECT_EQ(refusal(with({.attributes = "}"})), "accepted");
   EXPECT_THAT(refusal(with({.attributes = "}" + text("neg") + "\x88s"})), HasSubstr("not a file of weights"));
 }
 
-TEST_F(WeightsReader, WhatIsNoDictionaryOfTensorsIsNamed) {
+TEST_F(WeightsReader, PickleWithoutTensorsIsNamed) {
   const auto pickled = [&](const std::string& pickle) { return refusal(archive({{"data.pkl", "\x80\x02" + pickle}})); };
   EXPECT_THAT(pickled("}" + text("epoch") + number(3) + "s."),
               HasSubstr("holds no tensor, but a dictionary of 1 entry"));
@@ -156,7 +156,7 @@ std::string nested(int deep) {
   return all + ".";
 }
 
-TEST_F(WeightsReader, DictionariesMayNestSoDeepAndNoDeeper) {
+TEST_F(WeightsReader, DictionariesNestUpToABound) {
   const std::string values(24, '\0');
   EXPECT_EQ(refusal(archive({{"data.pkl", nested(32)}, {"data/0", values}})), "accepted");
   EXPECT_THAT(refusal(archive({{"data.pkl", nested(33)}, {"data/0", values}})), HasSubstr("deeper than 32"));
@@ -176,7 +176,7 @@ TEST_F(WeightsReader, DictionariesMayNestSoDeepAndNoDeeper) {
               HasSubstr("more than 1048576 entries"));
 }
 
-TEST_F(WeightsReader, OneElementAtManyPlacesTakesNoMemoryUntilItIsWanted) {
+TEST_F(WeightsReader, ExpandedTensorTakesNoMemoryUntilItIsRead) {
   const std::int64_t many = std::int64_t{1} << 40;
   const auto source = open_weights(with({.sizes = {many}, .strides = {0}}), {});
   ASSERT_TRUE(source.ok()) << source.status();
@@ -184,7 +184,7 @@ TEST_F(WeightsReader, OneElementAtManyPlacesTakesNoMemoryUntilItIsWanted) {
 }
 
 // The archive's directory has two names for the same bytes of the file.
-TEST_F(WeightsReader, RecordsThatLieInOneAnotherAreNoMoreThanTheFile) {
+TEST_F(WeightsReader, OverlappingRecordsThatExceedTheFileAreRefused) {
   const std::string values(std::size_t{1} << 16, 'v');
   const std::int64_t floats = static_cast<std::int64_t>(values.size() / 4);
   std::string pickle = "\x80\x02}";
@@ -211,7 +211,7 @@ TEST_F(WeightsReader, RecordsThatLieInOneAnotherAreNoMoreThanTheFile) {
   EXPECT_THAT(refusal(folder_.write("laid_over.pt", bytes)), HasSubstr("more than the file"));
 }
 
-TEST_F(WeightsReader, AnyByteMayBeAnotherAndAnyTailMayBeGone) {
+TEST_F(WeightsReader, ChangedBytesAndCutTailsAreReadSafely) {
   const fs::path path = with({});
   const std::string bytes = TestFolder::content_of(path);
   for (std::size_t i = 0; i < bytes.size(); ++i) {
@@ -225,7 +225,7 @@ TEST_F(WeightsReader, AnyByteMayBeAnotherAndAnyTailMayBeGone) {
   }
 }
 
-TEST_F(WeightsReader, AStateDictOfPythonIsRead) {
+TEST_F(WeightsReader, StateDictOfPythonIsRead) {
   if (!oracle::python_has_torch()) GTEST_SKIP() << "Python without torch";
   for (const char* protocol : {"2", "4"}) {
     const fs::path path = folder_ / "state_dict.pt";

@@ -35,7 +35,7 @@ class Weights : public ::testing::Test {
   TestFolder folder_;
 };
 
-TEST_F(Weights, AreTheModulesUnderEveryStrategy) {
+TEST_F(Weights, SavedWeightsAreTheModulesUnderEveryStrategy) {
   for (const int ranks : {1, 2, 3, 4}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       for (const Placed& placed : kOnePerPlacement) {
@@ -74,7 +74,7 @@ Tiny read_plainly(const fs::path& path, const TinyOptions& options, DType dtype)
   return plain;
 }
 
-TEST_F(Weights, AnArchiveIsReadByTorchLoadUnderEveryStrategy) {
+TEST_F(Weights, ArchiveIsReadByTorchLoadUnderEveryStrategy) {
   const TinyOptions options{.tied_head = true, .frozen_first_block = true};
   for (const int ranks : {1, 2, 3}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
@@ -101,7 +101,7 @@ TEST_F(Weights, AnArchiveIsReadByTorchLoadUnderEveryStrategy) {
   }
 }
 
-TEST_F(Weights, WhatTorchSaveWroteComesBackUnderEveryStrategy) {
+TEST_F(Weights, TorchSavesFileIsLoadedUnderEveryStrategy) {
   const fs::path path = folder_ / "plain.pt";
   const TinyOptions options{.tied_head = true};
   Tiny plain = make_tiny(options, false);
@@ -131,7 +131,7 @@ TEST_F(Weights, WhatTorchSaveWroteComesBackUnderEveryStrategy) {
   }
 }
 
-TEST_F(Weights, AreEverybodysWhereTheyAreReadUnderAGuardOrBeforeTheEngine) {
+TEST_F(Weights, LoadsUnderAGuardOrBeforeTheEngineReachAllRanks) {
   const fs::path path = folder_ / "plain.pt";
   const Tiny plain = make_tiny({}, false);
   plain->head.set_data(plain->head.mul(3).detach());
@@ -169,7 +169,7 @@ struct WithBuffersImpl : torch::nn::Module {
 };
 TORCH_MODULE(WithBuffers);
 
-TEST_F(Weights, BuffersAreRankZeros) {
+TEST_F(Weights, SavedBuffersAreRankZeros) {
   const fs::path path = folder_ / "buffers.pt";
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     WithBuffers model;
@@ -198,7 +198,7 @@ TEST_F(Weights, BuffersAreRankZeros) {
   });
 }
 
-TEST_F(Weights, PythonReadsThem) {
+TEST_F(Weights, PythonReadsSavedFiles) {
   if (!oracle::python_has_torch()) GTEST_SKIP() << "Python without torch";
   const fs::path path = folder_ / "weights.pt";
   for (const WeightsForm form : {WeightsForm::kDictionary, WeightsForm::kArchive}) {
@@ -238,7 +238,7 @@ void expect_failure(const fs::path& path, Existing existing, ExitCode code, cons
   }
 }
 
-TEST_F(Weights, WhatRankZeroCannotWriteIsEverybodysError) {
+TEST_F(Weights, RankZerosFailedWriteIsAnErrorOnAllRanks) {
   expect_failure(folder_ / "nowhere" / "w.pt", Existing::kReplaced, ExitCode::kCannotCreate, "nowhere");
   std::ofstream(folder_ / "old.pt") << "old";
   expect_failure(folder_ / "old.pt", Existing::kKept, ExitCode::kCannotCreate, "old.pt.partial");
@@ -249,7 +249,7 @@ TEST_F(Weights, WhatRankZeroCannotWriteIsEverybodysError) {
   expect_failure(folder_ / "full.pt", Existing::kReplaced, ExitCode::kCannotCreate, "full.pt.partial");
 }
 
-TEST_F(Weights, FilesThatDoNotFitAreRefusedWithAllNames) {
+TEST_F(Weights, MismatchedFileIsRefusedWithAllNames) {
   const fs::path path = folder_ / "w.pt";
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
     Session session(mesh, strategy_for(ShardingStrategy::kNoShard));
@@ -277,7 +277,7 @@ struct PairImpl : torch::nn::Module {
 };
 TORCH_MODULE(Pair);
 
-TEST_F(Weights, ATiedParameterThatTheFileHasTwiceMustHaveOneValue) {
+TEST_F(Weights, TiedParameterStoredTwiceMustHaveOneValue) {
   const fs::path path = folder_ / "pair.pt";
   Strategy strategy = strategy_for(ShardingStrategy::kNoShard);
   strategy.units.classes = {};
@@ -297,7 +297,7 @@ TEST_F(Weights, ATiedParameterThatTheFileHasTwiceMustHaveOneValue) {
 }
 
 // The file has one storage for two parameters, which the optimizer would update separately.
-TEST_F(Weights, TensorsThatShareAStorageInTheFileHaveMemoryOfTheirOwn) {
+TEST_F(Weights, TensorsSharingAStorageInTheFileGetOwnMemory) {
   const fs::path path = folder_ / "views.pt";
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     const at::Tensor both = at::arange(3, type);
@@ -319,7 +319,7 @@ TEST_F(Weights, TensorsThatShareAStorageInTheFileHaveMemoryOfTheirOwn) {
   }
 }
 
-TEST_F(Weights, AModuleWithoutMemoryIsToldToLoadIntoItsEngine) {
+TEST_F(Weights, DeferredModuleIsToldToLoadIntoItsEngine) {
   const fs::path path = folder_ / "w.pt";
   const Tiny plain = make_tiny({}, false);
   torch::save(plain, path.string());

@@ -20,7 +20,7 @@ GPT make_model() {
   return GPT(config);
 }
 
-TEST(Generate, GreedyTakesTheLikeliestAndCropsTheContext) {
+TEST(Generate, GreedyTakesTheLikeliestTokenOfACroppedContext) {
   GPT model = make_model();
   const at::Tensor start = random_tokens(3, 10);
   const at::Tensor got = generate(*model, start, {.new_tokens = 12, .temperature = 0.0});  // beyond 16 positions
@@ -35,7 +35,7 @@ TEST(Generate, GreedyTakesTheLikeliestAndCropsTheContext) {
   EXPECT_TRUE(got.equal(wanted));
 }
 
-TEST(Generate, SeedDecides) {
+TEST(Generate, SameSeedGivesTheSameTokens) {
   GPT model = make_model();
   const at::Tensor start = random_tokens(2, 4);
   const auto run = [&](std::uint64_t seed) { return generate(*model, start, {.new_tokens = 20, .seed = seed}); };
@@ -82,7 +82,7 @@ TEST(Generate, DrawsByProbabilityTemperatureAndTopK) {
   expect({.temperature = 0.0}, {0.0, 1.0, 0.0, 0.0});
 }
 
-TEST(Generate, RefusesWhatMakesNoSense) {
+TEST(Generate, EmptyStartAndNegativeTemperatureAreRefused) {
   GPT model = make_model();
   EXPECT_THROW(generate(*model, random_tokens(2, 0), {.new_tokens = 1}), c10::Error);
   EXPECT_THROW(generate(*model, random_tokens(2, 3), {.new_tokens = 1, .temperature = -1.0}), c10::Error);

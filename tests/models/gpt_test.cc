@@ -24,7 +24,7 @@ TEST(Gpt, IsCausal) {
   expect_causal(*model);
 }
 
-TEST(Gpt, FormulaCountsItsParameters) {
+TEST(Gpt, ParameterCountEqualsTheFormula) {
   for (bool bias : {true, false}) {
     for (bool tie : {true, false}) {
       GPTConfig config = small_gpt();
@@ -51,7 +51,7 @@ TEST(Gpt, SameSeedSameModelSameLoss) {
   EXPECT_FALSE(loss(3).equal(loss(4)));
 }
 
-TEST(Gpt, StartsAsGpt2Does) {
+TEST(Gpt, InitialValuesAreThoseOfGpt2) {
   at::manual_seed(5);
   GPTConfig config{.vocab_size = 500, .seq_len = 100, .layers = 8, .width = 128, .heads = 4};
   for (const auto& item : GPT(config)->named_parameters()) {
@@ -69,7 +69,7 @@ TEST(Gpt, StartsAsGpt2Does) {
   }
 }
 
-TEST(Gpt, IgnoredTargetsDoNotCount) {
+TEST(Gpt, TargetsOfMinus100DoNotCount) {
   at::manual_seed(6);
   GPT model(small_gpt());
   const at::Tensor tokens = random_tokens(2, 8);

@@ -27,7 +27,7 @@ std::string refusal(const std::string& members) {
   return message_of(read.status());
 }
 
-TEST(HfConfig, NumbersThatAreLeftOutAreThoseOfTransformers) {
+TEST(HfConfig, MissingNumbersGetTransformersDefaults) {
   EXPECT_EQ(llama(R"("model_type":"llama")").key_value_heads(), 32);
   EXPECT_EQ(llama(R"("model_type":"mistral")").sliding_window, 4096);
   EXPECT_EQ(llama(R"("model_type":"mistral","sliding_window":null)").sliding_window, 0);
@@ -39,7 +39,7 @@ TEST(HfConfig, NumbersThatAreLeftOutAreThoseOfTransformers) {
   EXPECT_EQ(parameter_count(gpt->config), 124439808);  // the number that was published for GPT-2
 }
 
-TEST(HfConfig, RopeIsReadFromOldFilesAndNew) {
+TEST(HfConfig, RopeIsReadFromOldAndNewFiles) {
   const std::string scaled =
       R"("factor":8.0,"low_freq_factor":1.0,"high_freq_factor":4.0,"original_max_position_embeddings":8192)";
   for (const std::string& members : {R"("rope_theta":5e5,"rope_scaling":{"rope_type":"llama3",)" + scaled + "}",
@@ -62,7 +62,7 @@ TEST(HfConfig, RopeIsReadFromOldFilesAndNew) {
   EXPECT_THAT(refusal(R"("model_type":"llama","rope_scaling":[2])"), HasSubstr("must be an object"));
 }
 
-TEST(HfConfig, WhatWouldComputeSomethingElseIsRefused) {
+TEST(HfConfig, UnsupportedArchitecturesAndKeysAreRefused) {
   EXPECT_THAT(refusal(R"("vocab_size":5)"), HasSubstr("/model_type"));
   EXPECT_THAT(refusal(R"("model_type":"bert")"), HasSubstr("bert"));
   const auto with = [](const std::string& type, const std::string& members) {
@@ -91,13 +91,13 @@ TEST(HfConfig, WhatWouldComputeSomethingElseIsRefused) {
   EXPECT_FALSE(parse_hf_config(std::string(100'000, '[')).ok());
 }
 
-TEST(HfConfig, KeysThatAreNotKnownAreNamed) {
+TEST(HfConfig, UnknownKeysAreListed) {
   const auto read = parse_hf_config(R"({"model_type":"llama","use_cache":true,"my_trick":3,"torch_dtype":"bfloat16"})");
   ASSERT_TRUE(read.ok());
   EXPECT_THAT(read->unknown, ElementsAre("my_trick"));
 }
 
-TEST(HfConfig, ModelsThatHuggingFaceDoesNotHaveAreNotWritten) {
+TEST(HfConfig, ModelsUnknownToHuggingFaceAreNotWritten) {
   LlamaConfig config{
       .vocab_size = 8, .hidden_size = 8, .intermediate_size = 8, .num_hidden_layers = 1, .num_attention_heads = 2};
   EXPECT_THAT(*to_hf_config(config, "float32"), HasSubstr("\"llama\""));
@@ -114,7 +114,7 @@ TEST(HfConfig, ModelsThatHuggingFaceDoesNotHaveAreNotWritten) {
           .ok());
 }
 
-TEST(HfNames, Gpt2sMatricesLieTheOtherWayRound) {
+TEST(HfNames, Gpt2MatricesAreTransposedInTheFile) {
   const TensorNames names = hf_names(GPTConfig{});
   const NameInFile up = names("blocks.11.mlp.up.weight");
   EXPECT_THAT(up.names, ElementsAre("transformer.h.11.mlp.c_fc.weight", "h.11.mlp.c_fc.weight"));
@@ -124,7 +124,7 @@ TEST(HfNames, Gpt2sMatricesLieTheOtherWayRound) {
   EXPECT_THAT(names("head.weight").names, ElementsAre("lm_head.weight"));
 }
 
-TEST(HfNames, AHeadThatIsTiedIsACopyOfTheEmbedding) {
+TEST(HfNames, TiedHeadIsListedAsACopyOfTheEmbedding) {
   for (const bool tied : {false, true}) {
     const std::vector<std::string> copies =
         tied ? std::vector<std::string>{"lm_head.weight"} : std::vector<std::string>{};

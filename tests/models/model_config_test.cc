@@ -62,7 +62,7 @@ TEST(ModelConfig, ReportsAllErrorsAtOnce) {
   EXPECT_THAT(errors, HasSubstr("/width: must be a multiple of heads: 30 is not one of 4"));
 }
 
-TEST(ModelConfig, RefusesWhatIsNoModel) {
+TEST(ModelConfig, TextThatDescribesNoModelIsRefused) {
   EXPECT_THAT(errors_of("[1]"), HasSubstr("must be an object"));
   EXPECT_THAT(errors_of("{}"), HasSubstr("/model: is needed"));
   EXPECT_THAT(errors_of(R"({"model": "gtp"})"), HasSubstr("did you mean \"gpt\""));
@@ -93,7 +93,7 @@ TEST(ModelConfig, SaysWhenTheFileIsMissing) {
   EXPECT_TRUE(read_model_config(path).ok());
 }
 
-TEST(ModelConfig, MakesTheModel) {
+TEST(ModelConfig, ConfigMakesAModelOfItsVocabulary) {
   for (const char* text : {kGpt, kLlama}) {
     const auto model = make_language_model(*parse_model_config(text));
     ASSERT_TRUE(model.ok());
@@ -121,7 +121,7 @@ TEST(ModelConfig, BoundsSizesBeforeAnythingIsBuilt) {
 
 TEST(ModelConfig, ErrorsPointAtThePageOfModels) { EXPECT_THAT(errors_of("{}"), HasSubstr("hint: docs/models.md")); }
 
-TEST(ModelConfig, WritesWhatItReads) {
+TEST(ModelConfig, WrittenConfigReadsBackTheSame) {
   for (const char* text : {kGpt, kLlama}) {
     const std::string written = to_json(*parse_model_config(text));
     const auto again = parse_model_config(written);
@@ -131,7 +131,7 @@ TEST(ModelConfig, WritesWhatItReads) {
   }
 }
 
-TEST(ModelConfig, SaysWhatIsNoFile) {
+TEST(ModelConfig, FolderWithoutAConfigNamesTheMissingFile) {
   // A folder counts as one of Hugging Face, whose config.json is read.
   const auto folder = read_model_config(::testing::TempDir());
   EXPECT_EQ(exit_code_of(folder.status()), ExitCode::kNoInput);

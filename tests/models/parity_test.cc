@@ -52,7 +52,7 @@ class Parity : public ::testing::TestWithParam<std::pair<const char*, const char
   std::filesystem::path folder_;
 };
 
-TEST_P(Parity, LogitsLossAndGradientsAgree) {
+TEST_P(Parity, LogitsLossAndGradientsEqualTheReferenceModel) {
   const std::string text = GetParam().second;
   std::ofstream(folder_ / "model.json") << text;
   at::manual_seed(11);

@@ -17,7 +17,7 @@ std::vector<ModelConfig> recomputing_models() {
   return {gpt, llama};
 }
 
-TEST(Recompute, IsRefusedWithoutAHook) {
+TEST(Recompute, ModelWithRecomputationNeedsAHook) {
   for (const ModelConfig& config : recomputing_models()) {
     const auto model = make_language_model(config);
     ASSERT_FALSE(model.ok());

@@ -45,7 +45,7 @@ TEST(ResNet, HasTheRightShapesAndAllParametersLearn) {
   }
 }
 
-TEST(ResNet, BatchStatisticsMatterInTrainingOnly) {
+TEST(ResNet, OutputDependsOnTheBatchInTrainingOnly) {
   at::manual_seed(2);
   ResNet model(ResNetConfig{.blocks = {1, 1}, .width = 8});
   const at::Tensor images = at::randn({4, 3, 8, 8});

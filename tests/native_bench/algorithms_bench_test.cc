@@ -15,7 +15,7 @@ namespace tessera {
 namespace {
 
 // Threads have no choice of algorithms: nobody uses the chosen one, but the report names it nevertheless.
-TEST(AlgorithmsBench, GoesThroughAllThereAreAndMarksOneChoiceAndOneFastest) {
+TEST(AlgorithmsBench, EveryAlgorithmIsTimedWithOneChosenAndOneFastest) {
   run_ranks({.ranks = 4}, [](const Mesh& mesh) {
     auto axes = groups_of(mesh).axes(1, 4);
     ASSERT_TRUE(axes.ok());

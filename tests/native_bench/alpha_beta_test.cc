@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-TEST(AlphaBeta, FindsTheLineThatPointsLieOn) {
+TEST(AlphaBeta, ExactPointsGiveTheirLine) {
   const std::vector<TimedBytes> points = {{4, 10e-6 + 4e-10}, {1'000'000, 110e-6}, {10'000'000, 1010e-6}};
   const AlphaBeta fit = fit_alpha_beta(points);
   EXPECT_NEAR(fit.alpha_s, 10e-6, 1e-12);
@@ -19,12 +19,12 @@ TEST(AlphaBeta, FindsTheLineThatPointsLieOn) {
 }
 
 /// A short message that is 10 % off counts as much as a long one that is 10 % off.
-TEST(AlphaBeta, ErrorsAreRelative) {
+TEST(AlphaBeta, ShortAndLongMessagesCountAlikeInTheFit) {
   const AlphaBeta fit = fit_alpha_beta(std::vector<TimedBytes>{{0, 1e-6}, {0, 1e-6}, {1 << 30, 1.2}, {1 << 30, 1.0}});
   EXPECT_NEAR(fit.alpha_s, 1e-6, 1e-9);
 }
 
-TEST(AlphaBeta, RefusesWhatIsNoLine) {
+TEST(AlphaBeta, PointsWithoutALineAreRefused) {
   EXPECT_THROW(fit_alpha_beta({}), std::invalid_argument);
   EXPECT_THROW(fit_alpha_beta(std::vector<TimedBytes>{{8, 1}, {8, 2}}), std::invalid_argument);
   EXPECT_THROW(fit_alpha_beta(std::vector<TimedBytes>{{8, 1}, {16, 0}}), std::invalid_argument);

@@ -57,13 +57,13 @@ TEST(CollectivesBench, MeasuresEveryCaseAndAllRanksReportTheSame) {
   }
 }
 
-TEST(CollectivesBench, LeavesOutCommonMemoryWhereRanksDoNotShareIt) {
+TEST(CollectivesBench, CommonMemoryIsLeftOutAcrossHosts) {
   const nlohmann::json report = reports_of({.ranks = 4, .hosts = 2})[0];
   EXPECT_EQ(report["transport"], "hierarchical(thread, thread)");
   for (const auto& one : report["cases"]) EXPECT_NE(one["memory"], "common");
 }
 
-TEST(MemoryTraffic, ReadsAndWritesEveryLineOnce) {
+TEST(MemoryTraffic, EveryLineIsReadAndWrittenOnce) {
   struct alignas(64) Streams {
     std::byte from[2][256], to[2][512];
   } streams{};

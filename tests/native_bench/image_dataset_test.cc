@@ -44,7 +44,7 @@ void write_training_files(const TestFolder& folder) {
   }
 }
 
-TEST(Cifar10, ReadsRecordsAcrossFiles) {
+TEST(Cifar10, RecordsAreReadAcrossFiles) {
   const TestFolder folder;
   write_training_files(folder);
   const auto images = open_cifar10(folder.path(), Cifar10Split::kTrain);
@@ -73,7 +73,7 @@ TEST(Cifar10, PixelsKeepTheirPlaces) {
   EXPECT_FLOAT_EQ(image[1024 + 3 * 32 + 6], -0.4822f / 0.2435f);
 }
 
-TEST(Cifar10, RefusesFilesThatAreWrong) {
+TEST(Cifar10, WrongFilesAreRefusedWithAHint) {
   const std::string sound = record(3, 1, 2, 3);
   struct Row {
     std::string bytes;
@@ -97,7 +97,7 @@ TEST(Cifar10, RefusesFilesThatAreWrong) {
   }
 }
 
-TEST(Cifar10, NamesTheFileThatIsMissing) {
+TEST(Cifar10, MissingFileIsNamed) {
   const TestFolder folder;
   write_training_files(folder);
   std::filesystem::remove(folder / "data_batch_4.bin");
@@ -109,7 +109,7 @@ TEST(Cifar10, NamesTheFileThatIsMissing) {
   EXPECT_EQ(exit_code_of(open_cifar10(folder.path(), Cifar10Split::kTest).status()), ExitCode::kCorruptData);
 }
 
-TEST(GeneratedImages, AreAFunctionOfSeedAndNumber) {
+TEST(GeneratedImages, ImageDependsOnlyOnSeedAndNumber) {
   const auto all = generate_images(5, 0, 100), later = generate_images(5, 40, 60), other = generate_images(6, 0, 100);
   for (const std::int64_t i : {0, 7, 59}) {
     EXPECT_EQ(image_of(*all, 40 + i, i % 10), image_of(*later, i, i % 10));
@@ -119,7 +119,7 @@ TEST(GeneratedImages, AreAFunctionOfSeedAndNumber) {
   EXPECT_THAT(all->describe(), HasSubstr("100 generated images, seed 5"));
 }
 
-TEST(GeneratedImages, AreNormalised) {
+TEST(GeneratedImages, PixelsHaveMeanZeroAndVarianceOne) {
   const auto images = generate_images(1, 0, 200);
   double sum = 0, squares = 0;
   for (std::int64_t i = 0; i < 200; ++i) {
@@ -131,7 +131,7 @@ TEST(GeneratedImages, AreNormalised) {
 }
 
 /// Images of a class resemble each other more than those of others do: there is something to learn.
-TEST(GeneratedImages, OfAClassAreAlike) {
+TEST(GeneratedImages, ImagesOfOneClassAreAlike) {
   const auto images = generate_images(1, 0, 400);
   const auto mean_of = [&](std::int64_t label) {
     Image mean(ImageDataset::kNumel);

@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-TEST(OptimizerBench, TimesEveryFormatAndCountsItsBytes) {
+TEST(OptimizerBench, EveryFormatIsTimedWithItsBytes) {
   const auto timings = bench_optimizer(1000, 3);  // 1024 with the last block filled up
   std::vector<std::string> names;
   std::vector<double> bytes_of_parameter;
@@ -25,7 +25,7 @@ TEST(OptimizerBench, TimesEveryFormatAndCountsItsBytes) {
   EXPECT_THAT(bytes_of_parameter, ::testing::ElementsAre(28, 32, 24, 20 + 16.0 / 256, 20, 16 + 16.0 / 256));
 }
 
-TEST(OptimizerBench, JsonHasWhatTheRunnerReads) {
+TEST(OptimizerBench, JsonHasTheKeysThatTheRunnerReads) {
   const nlohmann::json json = to_json(bench_optimizer(256, 2));
   for (const auto& each : json.at("cases")) {
     EXPECT_EQ(each.at("samples_s").size(), 2u);

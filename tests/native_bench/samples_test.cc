@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-TEST(Samples, QuantilesAreSamplesWhateverTheOrder) {
+TEST(Samples, QuantilesAreSamplesInAnyOrder) {
   Samples samples;
   for (std::int64_t ns : {50, 10, 40, 20, 30}) samples.ns.push_back(ns);
   EXPECT_DOUBLE_EQ(samples.median_s(), 30e-9);
@@ -19,7 +19,7 @@ TEST(Samples, QuantilesAreSamplesWhateverTheOrder) {
   EXPECT_EQ(samples.ns[0], 50);
 }
 
-TEST(Samples, PercentilesOfAHundred) {
+TEST(Samples, PercentilesOf1To100AreThoseRanks) {
   Samples samples;
   samples.ns.resize(100);
   std::iota(samples.ns.begin(), samples.ns.end(), 1);
@@ -28,10 +28,10 @@ TEST(Samples, PercentilesOfAHundred) {
   EXPECT_DOUBLE_EQ(samples.quantile_s(0.99), 99e-9);
 }
 
-TEST(Samples, OfNothingIsZero) { EXPECT_EQ(Samples().median_s(), 0); }
+TEST(Samples, NoSamplesGiveZero) { EXPECT_EQ(Samples().median_s(), 0); }
 
 /// One is twice as fast in every turn, though the machine became three times slower in between.
-TEST(Samples, RatioByTurnsIsNotMovedByWhatSlowsBoth) {
+TEST(Samples, RatioByTurnsIgnoresASlowdownOfBoth) {
   const Samples longer{{20, 20, 20, 60, 60, 60, 60, 60, 60}}, shorter{{10, 10, 90, 30, 30, 30, 30, 30, 30}};
   EXPECT_DOUBLE_EQ(ratio_by_turns(longer, shorter, 3), 2.0);
   const Samples moved{{10, 10, 10, 30, 30, 30}};  // measured in two turns only

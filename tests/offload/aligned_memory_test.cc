@@ -38,7 +38,7 @@ TEST(AlignedMemory, IsAlignedZeroAndExact) {
   EXPECT_EQ(AlignedMemory::make(0, "test").value().bytes(), 0u);
 }
 
-TEST(AlignedMemory, MovesAndGivesBack) {
+TEST(AlignedMemory, MovedMemoryIsGivenBackOnce) {
   const std::size_t before = mapped_pages();
   {
     AlignedMemory first = AlignedMemory::make(8 << 20, "test").value();

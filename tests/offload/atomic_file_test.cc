@@ -54,7 +54,7 @@ TEST(AtomicFile, WritesAndReplaces) {
   EXPECT_EQ(info.st_mode & 07777, 0644u);
 }
 
-TEST(AtomicFile, ALinkIsReplacedAndNotFollowed) {
+TEST(AtomicFile, LinkIsReplacedAndNotFollowed) {
   ScratchFolder folder;
   std::ofstream(folder.file("secret")) << "s";
   std::filesystem::create_symlink(folder.file("secret"), folder.file("link"));
@@ -63,7 +63,7 @@ TEST(AtomicFile, ALinkIsReplacedAndNotFollowed) {
   EXPECT_FALSE(std::filesystem::is_symlink(folder.file("link")));
 }
 
-TEST(AtomicFile, ARelativePathIsTakenFromHere) {
+TEST(AtomicFile, RelativePathIsTakenFromTheCurrentFolder) {
   const std::string name = "atomic-" + std::to_string(::getpid());
   ASSERT_TRUE(write(name, kNew).ok());
   EXPECT_EQ(content_of(name), kNew);
@@ -103,7 +103,7 @@ TEST(AtomicFile, EveryFaultLeavesTheOldFileOrTheNewOne) {
   }
 }
 
-TEST(AtomicFile, AFailedSyncIsNotTriedAgain) {
+TEST(AtomicFile, FailedSyncIsNotTriedAgain) {
   ScratchFolder folder;
   ScopedFaults faults({{.site = FaultSite::kFsync, .nth = 1, .action = FaultAction::kErrno, .number = EINTR}});
   EXPECT_FALSE(write(folder.file("x"), kNew).ok());
@@ -177,7 +177,7 @@ TEST(AtomicFile, AnyCrashLeavesTheOldFileOrTheNewOne) {
 }
 
 // The model of a power loss takes away what was not synced, so the test above can fail.
-TEST(AtomicFile, WithoutSyncAPowerLossWouldShow) {
+TEST(AtomicFile, PowerLossEmptiesAFileThatWasNotSynced) {
   ScratchFolder folder;
   const std::string path = folder.file("manifest.json");
   ASSERT_TRUE(write(path, kOld).ok());
@@ -202,7 +202,7 @@ TEST(AtomicFile, BadPathsAreRefused) {
 }
 
 // F22: the file system is really full.
-TEST(AtomicFile, AFullFileSystemKeepsTheOldFile) {
+TEST(AtomicFile, FullFileSystemKeepsTheOldFile) {
   ScratchFolder folder;
   const ChildEnd end = in_child([&] {
     if (!enter_own_mounts() || !mount_tmpfs(folder.path(), "64k")) return 99;
@@ -219,7 +219,7 @@ TEST(AtomicFile, AFullFileSystemKeepsTheOldFile) {
   EXPECT_THAT(end.text, AllOf(HasSubstr("wanted 100000 bytes, got "), HasSubstr("bytes free"), HasSubstr("errno 28")));
 }
 
-TEST(AtomicFile, TwoAtOnceBothSucceed) {
+TEST(AtomicFile, TwoWritersAtOnceBothSucceed) {
   ScratchFolder folder;
   const std::string path = folder.file("x");
   const auto repeat = [&](const std::string& text) {

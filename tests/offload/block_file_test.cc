@@ -36,7 +36,7 @@ absl::Status create(const std::string& directory, std::int64_t bytes = kBytes) {
   return BlockFile::create({.directory = directory, .bytes = bytes, .who = "rank 2 optimizer state"}).status();
 }
 
-TEST(BlockFile, IsPrivateAndZeroAndTakesItsRoom) {
+TEST(BlockFile, FileIsPrivateZeroedAndFullyAllocated) {
   for (const bool direct : {true, false}) {
     for (const bool write_zeros : {true, false}) {
       ScratchFolder folder;
@@ -63,7 +63,7 @@ TEST(BlockFile, IsPrivateAndZeroAndTakesItsRoom) {
   }
 }
 
-TEST(BlockFile, NothingIsLeftBehind) {
+TEST(BlockFile, NothingIsLeftAfterAnEndOrAKill) {
   ScratchFolder folder;
   { const auto file = BlockFile::create({.directory = folder.path(), .bytes = kBytes, .who = "rank 0"}).value(); }
   const ChildEnd end = in_child([&] {
@@ -76,7 +76,7 @@ TEST(BlockFile, NothingIsLeftBehind) {
 }
 
 // Some file systems (NFS) have no files without names; there the file has a name for a moment.
-TEST(BlockFile, WithoutUnnamedFilesTheNameIsTakenAway) {
+TEST(BlockFile, NameIsRemovedWhereUnnamedFilesAreUnsupported) {
   ScratchFolder folder;
   ScopedFaults faults({{.site = FaultSite::kOpen, .nth = 1, .action = FaultAction::kErrno, .number = EOPNOTSUPP}});
   const auto file = BlockFile::create({.directory = folder.path(), .bytes = kBytes, .who = "rank 0"});
@@ -91,7 +91,7 @@ TEST(BlockFile, WithoutUnnamedFilesTheNameIsTakenAway) {
 
 // Whatever fails while a file is made, there is an error that says so, or a file that works; and never a name left
 // over.
-TEST(BlockFile, EveryFaultWhileCreating) {
+TEST(BlockFile, EveryFaultAtCreationIsAnErrorAndLeavesNoName) {
   ScratchFolder folder;
   for (const bool named : {false, true}) {
     for (const FaultSite site : {FaultSite::kOpen, FaultSite::kReserve, FaultSite::kWrite, FaultSite::kUnlink}) {
@@ -164,7 +164,7 @@ TEST(BlockFile, BadDirectoriesAreRefused) {
 }
 
 // F44: the directory vanishes between the check and the open.
-TEST(BlockFile, AVanishedDirectoryIsAnError) {
+TEST(BlockFile, VanishedDirectoryIsAnError) {
   ScratchFolder folder;
   ScopedFaults faults({{.site = FaultSite::kOpen, .nth = 1, .action = FaultAction::kErrno, .number = ENOENT}});
   EXPECT_EQ(exit_code_of(create(folder.path())), ExitCode::kCannotCreate);
@@ -198,7 +198,7 @@ TEST(BlockFile, TooManyOpenFilesIsAnError) {
   });
 }
 
-TEST(BlockFile, ALimitOfFileSizesIsAnErrorAndNoSignal) {
+TEST(BlockFile, FileSizeLimitIsAnErrorAndNoSignal) {
   ScratchFolder folder;
   expect_in_child(
       folder, ExitCode::kIo,
@@ -208,7 +208,7 @@ TEST(BlockFile, ALimitOfFileSizesIsAnErrorAndNoSignal) {
       });
 }
 
-TEST(BlockFile, AReadOnlyFileSystemIsAnError) {
+TEST(BlockFile, ReadOnlyFileSystemIsAnError) {
   ScratchFolder folder;
   expect_in_child(folder, ExitCode::kCannotCreate, "mounted read-only", [&] {
     return enter_own_mounts() && ::mount("tessera", folder.path().c_str(), "tmpfs", MS_RDONLY, nullptr) == 0;
@@ -217,7 +217,7 @@ TEST(BlockFile, AReadOnlyFileSystemIsAnError) {
 
 // F22: the file system is really full; the error says how many bytes are wanted and free. A directory in memory is
 // named as such.
-TEST(BlockFile, AFullFileSystemIsAnErrorAtOnce) {
+TEST(BlockFile, FullFileSystemIsAnErrorAtOnce) {
   ScratchFolder folder;
   expect_in_child(folder, ExitCode::kIo, "(16384 bytes free): wanted 40960 bytes: No space left on device (errno 28)",
                   [&] { return enter_own_mounts() && mount_tmpfs(folder.path(), "16k"); });
@@ -225,7 +225,7 @@ TEST(BlockFile, AFullFileSystemIsAnErrorAtOnce) {
                   [&] { return enter_own_mounts() && mount_tmpfs(folder.path(), "1m"); });
 }
 
-TEST(ScratchDirectory, SaysWhatIsInMemory) {
+TEST(ScratchDirectory, ReportsWhetherItIsInMemory) {
   ScratchFolder folder;
   EXPECT_FALSE(look_at_scratch_directory(folder.path(), "rank 0").value().in_memory);
   const auto shm = look_at_scratch_directory("/dev/shm", "rank 0");

@@ -62,7 +62,7 @@ int value_of(FileTier& tier, std::int64_t record) {
 
 // The test keeps a model of what must come back: whatever is put after a commit, the next process finds the commit's
 // values.
-TEST(DurableTier, ACommitComesBackWhateverIsPutBehindIt) {
+TEST(DurableTier, CommitComesBackWhateverIsPutAfterIt) {
   std::mt19937 random(7);
   const auto up_to = [&](int most) { return std::uniform_int_distribution<int>(0, most)(random); };
   const ScratchFolder folder;
@@ -99,7 +99,7 @@ TEST(DurableTier, ACommitComesBackWhateverIsPutBehindIt) {
   EXPECT_FALSE(where.empty());
 }
 
-TEST(DurableTier, TheFileHasTwoPlacesAndStays) {
+TEST(DurableTier, FileHasTwoPlacesARecordAndStays) {
   const ScratchFolder folder;
   const FileTierOptions options = options_in(folder);
   const auto bytes = FileTier::file_bytes(options);
@@ -112,7 +112,7 @@ TEST(DurableTier, TheFileHasTwoPlacesAndStays) {
   EXPECT_EQ(*FileTier::memory_bytes(options), made(options)->allocated_bytes());
 }
 
-TEST(DurableTier, WhatIsOverwrittenIsNotReadAndWhatIsUnchangedNotWritten) {
+TEST(DurableTier, OverwrittenRecordsAreNotReadNorUnchangedOnesWritten) {
   const ScratchFolder folder;
   const auto tier = made(options_in(folder));
   const auto write_all = [&](int value) {
@@ -135,7 +135,7 @@ TEST(DurableTier, WhatIsOverwrittenIsNotReadAndWhatIsUnchangedNotWritten) {
   for (std::int64_t i = 0; i < kRecords; ++i) EXPECT_EQ(value_of(*tier, i), i == 0 ? 1 : 3);
 }
 
-TEST(DurableTier, ADamagedRecordAndAWrongTableAreNoticed) {
+TEST(DurableTier, DamagedRecordsAndWrongTablesAreNoticed) {
   const ScratchFolder folder;
   std::string where;
   {
@@ -156,7 +156,7 @@ TEST(DurableTier, ADamagedRecordAndAWrongTableAreNoticed) {
   EXPECT_THAT(message_of(status), AllOf(HasSubstr("rank 3"), HasSubstr("kept.records"), HasSubstr("checksum")));
 }
 
-TEST(DurableTier, AFailedSyncIsAnError) {
+TEST(DurableTier, FailedSyncIsAnErrorThatStays) {
   const ScratchFolder folder;
   const auto tier = made(options_in(folder));
   put(*tier, 0, 1);

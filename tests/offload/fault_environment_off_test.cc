@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-TEST(FaultEnvironmentOff, AVariableThatIsSetIsRefused) {
+TEST(FaultEnvironmentOff, VariableIsRefusedInABuildWithoutFaults) {
   ScratchFolder folder;
   ::setenv("TESSERA_TEST_FAULTS", "read nth=1 errno=EIO", 1);
   const absl::Status written = write_file_atomically(folder.file("x"), {}, "test");

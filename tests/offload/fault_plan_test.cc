@@ -20,12 +20,12 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(FaultPlan, WithoutOneNothingHappens) {
+TEST(FaultPlan, NoFaultHappensWithoutAPlan) {
   EXPECT_EQ(fault_plan(), nullptr);
   EXPECT_EQ(fault_at(FaultSite::kWrite, "x").action, FaultAction::kNone);
 }
 
-TEST(FaultPlan, CountsAndChooses) {
+TEST(FaultPlan, RulesChooseByPathAndCount) {
   ScopedFaults faults({{.site = FaultSite::kWrite, .path = "b", .nth = 2, .action = FaultAction::kErrno, .number = EIO},
                        {.site = FaultSite::kWrite, .every = 3, .action = FaultAction::kShort, .number = 7}});
   std::string seen;
@@ -40,7 +40,7 @@ TEST(FaultPlan, CountsAndChooses) {
   EXPECT_EQ(faults.plan().faults(), 2);
 }
 
-TEST(FaultPlan, GoesWithItsScope) {
+TEST(FaultPlan, PlanEndsWithItsScope) {
   { ScopedFaults faults({{.site = FaultSite::kRead, .every = 1, .action = FaultAction::kErrno, .number = EIO}}); }
   EXPECT_EQ(fault_at(FaultSite::kRead, "x").action, FaultAction::kNone);
 }
@@ -55,7 +55,7 @@ TEST(FaultPlan, CrashEndsTheProcess) {
   EXPECT_EQ(end.exit_code, 41);
 }
 
-TEST(FaultText, ReadsRules) {
+TEST(FaultText, EveryRuleIsRead) {
   const auto rules = parse_fault_rules(
                          "write path=scratch nth=3 errno=ENOSPC; read every=2 short=512;open nth=1 errno=24;"
                          " fsync nth=1 drop_unsynced=keep_renames; rename nth=1 crash; unlink nth=1 crash=3;"
@@ -85,7 +85,7 @@ TEST(FaultText, ReadsRules) {
   EXPECT_TRUE(parse_fault_rules("").value().empty());
 }
 
-TEST(FaultText, RefusesWhatItDoesNotKnow) {
+TEST(FaultText, UnknownWordsAreRefusedWithTheNearest) {
   for (const auto& [text, want] :
        std::vector<std::pair<std::string, std::string>>{{"writ nth=1 crash", "did you mean \"write\"?"},
                                                         {"write nth=1 cras", "did you mean \"crash\"?"},
@@ -108,7 +108,7 @@ TEST(FaultText, RefusesWhatItDoesNotKnow) {
 }
 
 // This is the body of the children below: it writes a file, and exits with the error's exit code.
-TEST(FaultEnvironment, Child) {
+TEST(FaultEnvironment, ChildProcessWritesOneFile) {
   const char* const path = std::getenv("TESSERA_TEST_PATH");
   if (path == nullptr) return;
   const absl::Status status = write_file_atomically(path, {}, "test");
@@ -122,7 +122,8 @@ ChildEnd write_with_environment(const std::string& rules, const std::string& pat
     ::setenv("TESSERA_TEST_FAULTS", rules.c_str(), 1);
     ::setenv("TESSERA_TEST_PATH", path.c_str(), 1);
     ::setenv("TESSERA_LOG_LEVEL", "info", 1);
-    ::execl("/proc/self/exe", "offload_test", "--gtest_brief=1", "--gtest_filter=FaultEnvironment.Child", nullptr);
+    ::execl("/proc/self/exe", "offload_test", "--gtest_brief=1",
+            "--gtest_filter=FaultEnvironment.ChildProcessWritesOneFile", nullptr);
     return 98;
   });
 }

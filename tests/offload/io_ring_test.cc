@@ -72,7 +72,7 @@ absl::Status there_and_back(Disk& disk, std::size_t pieces, std::size_t bytes) {
 class IoRingTest : public ::testing::TestWithParam<IoVariant> {};
 
 // Pieces have random sizes and a random order, and there are many more than may be in flight.
-TEST_P(IoRingTest, WhatWasWrittenIsRead) {
+TEST_P(IoRingTest, WrittenBytesAreReadBack) {
   Disk disk(GetParam(), 8 * kMiB);
   EXPECT_EQ(disk.file->direct(), GetParam().direct) << disk.file->mode();
   std::mt19937_64 random(17);
@@ -163,7 +163,7 @@ TEST_P(IoRingTest, ManyFaultsAtOnceAreContinued) {
 }
 
 // F23, F24: an error ends the request to which it belongs, with a message that says everything, and no other request.
-TEST_P(IoRingTest, AnErrorNamesWhoAndWhere) {
+TEST_P(IoRingTest, ErrorNamesTheRankAndTheFile) {
   constexpr std::size_t kPieces = 5, kBytes = 2 * kSectorBytes;
   Disk disk(GetParam(), kPieces * kBytes);
   for (const FaultSite site : {FaultSite::kWrite, FaultSite::kCqe}) {
@@ -192,7 +192,7 @@ TEST_P(IoRingTest, AnErrorNamesWhoAndWhere) {
   }
 }
 
-TEST_P(IoRingTest, RetriesHaveABound) {
+TEST_P(IoRingTest, RetriesEndAfterABound) {
   Disk disk(GetParam(), kSectorBytes);
   for (const FaultRule& rule :
        {FaultRule{.site = FaultSite::kCqe, .every = 1, .action = FaultAction::kErrno, .number = EAGAIN},
@@ -206,7 +206,7 @@ TEST_P(IoRingTest, RetriesHaveABound) {
 }
 
 // F44: the file was cut while it was in use.
-TEST_P(IoRingTest, ATruncatedFileIsAnError) {
+TEST_P(IoRingTest, TruncatedFileIsAnError) {
   Disk disk(GetParam(), 8 * kSectorBytes);
   ASSERT_EQ(::ftruncate(disk.file->buffered_fd(), 3 * kSectorBytes), 0);
   ASSERT_TRUE(disk.ring->submit(disk.read(0, 8 * kSectorBytes, 1)).ok());
@@ -234,7 +234,7 @@ TEST_P(IoRingTest, SlowTransfersOverlap) {
   EXPECT_GE(disk.ring->counters().wait_seconds, 0.9 * delay_s);
 }
 
-TEST_P(IoRingTest, ARefusalOfDirectTransfersIsNoError) {
+TEST_P(IoRingTest, RefusedDirectTransfersAreRepeatedBuffered) {
   Disk disk(GetParam(), 4 * kSectorBytes);
   for (std::int64_t n = 1; n <= 8; ++n) {
     fill_pattern(disk.first(), static_cast<std::uint64_t>(n));
@@ -250,7 +250,7 @@ TEST_P(IoRingTest, ARefusalOfDirectTransfersIsNoError) {
   }
 }
 
-TEST_P(IoRingTest, RequestsAgainstTheRulesAreRefused) {
+TEST_P(IoRingTest, InvalidRequestsAreRefused) {
   Disk disk(GetParam(), 4 * kSectorBytes);
   std::vector<IoRequest> wrong(8, disk.write(0, kSectorBytes, 1));
   wrong[0].offset = 512;
@@ -271,7 +271,7 @@ TEST_P(IoRingTest, RequestsAgainstTheRulesAreRefused) {
 }
 
 // The ring may be made on another thread than the one that uses it.
-TEST_P(IoRingTest, TheFirstThatSubmitsIsTheOwner) {
+TEST_P(IoRingTest, FirstSubmittingThreadOwnsTheRing) {
   Disk disk(GetParam(), 4 * kSectorBytes);
   fill_pattern(disk.first(), 3);
   absl::Status status;
@@ -294,7 +294,7 @@ TEST(IoRing, OptionsOutOfRangeAreRefused) {
 }
 
 // F43: a container that forbids io_uring.
-TEST(IoRing, ForbiddenIoUringMeansThreads) {
+TEST(IoRing, ForbiddenIoUringFallsBackToThreads) {
   for (const int error : {EPERM, ENOSYS}) {
     const ChildEnd end = in_child([&] {
       if (!forbid_io_uring(error)) return 99;
@@ -319,7 +319,7 @@ TEST(IoRing, ForbiddenIoUringMeansThreads) {
   }
 }
 
-TEST(IoRing, LittleLockedMemoryMeansUnregistered) {
+TEST(IoRing, LittleLockedMemoryFallsBackToUnregisteredBuffers) {
   const ChildEnd end = in_child([] {
     if (!lower_locked_memory(64 << 10)) return 99;
     const IoVariant variant{"", {.engine = IoEngine::kUring}, true};

@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Le;
 
-TEST(PathSpeed, ASlowDiskGetsFewerRecords) {
+TEST(PathSpeed, SlowDiskGetsFewerRecords) {
   const ScratchFolder fast, slow;
   const std::vector<std::string> paths = {slow.path(), fast.path()};
   // The delay is so long that the disk's own time does not count.
@@ -36,7 +36,7 @@ TEST(PathSpeed, ASlowDiskGetsFewerRecords) {
   EXPECT_THAT(*weights, ElementsAre(AllOf(Ge(0.125), Le(0.5)), 1.0));
 }
 
-TEST(PathSpeed, TheSameDiskTwiceIsShared) {
+TEST(PathSpeed, SameDiskTwiceIsShared) {
   const ScratchFolder folder;
   const std::vector<std::string> one = {folder.path()}, none;
   EXPECT_THAT(*path_weights(one, {}), ElementsAre(1.0));

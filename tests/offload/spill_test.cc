@@ -85,7 +85,7 @@ class SpillTest : public ::testing::TestWithParam<IoVariant> {
 };
 
 // Values of any size keep their bytes in any order of puts, gets and drops, whichever transfers are late.
-TEST_P(SpillTest, AnyOrderKeepsTheBytes) {
+TEST_P(SpillTest, ValuesKeepTheirBytesInAnyOrderOfCalls) {
   ScratchFolder folder;
   const FaultRule late_writes{.site = FaultSite::kWrite, .every = 3, .action = FaultAction::kDelay, .number = 2};
   const FaultRule late_reads{.site = FaultSite::kRead, .every = 4, .action = FaultAction::kDelay, .number = 1};
@@ -116,7 +116,7 @@ TEST_P(SpillTest, AnyOrderKeepsTheBytes) {
 }
 
 // Steps of the same shape use the same room, and read only what the slots do not hold any more.
-TEST_P(SpillTest, StepsUseTheRoomAgain) {
+TEST_P(SpillTest, LaterStepsReuseTheRoom) {
   ScratchFolder folder;
   const auto spill = make(small_spill(folder));
   SpilledValues model(*spill);
@@ -137,7 +137,7 @@ TEST_P(SpillTest, StepsUseTheRoomAgain) {
 }
 
 // Values that were put last are still in the slots.
-TEST_P(SpillTest, WhatFitsTheSlotsIsNotRead) {
+TEST_P(SpillTest, ValuesStillInSlotsAreNotRead) {
   ScratchFolder folder;
   const auto spill = make(small_spill(folder));
   EXPECT_EQ(spill->memory_bytes(), Spill::memory_bytes(kPieceBytes, 2));
@@ -151,7 +151,7 @@ TEST_P(SpillTest, WhatFitsTheSlotsIsNotRead) {
 }
 
 // Whichever operation fails, a value comes back right or not at all, and the first error stays.
-TEST_P(SpillTest, AFaultIsAnErrorAndNeverOtherBytes) {
+TEST_P(SpillTest, EveryFaultIsAnErrorAndNeverWrongBytes) {
   struct Kind {
     FaultSite site;
     FaultAction action;
@@ -211,7 +211,7 @@ TEST_P(SpillTest, AFaultIsAnErrorAndNeverOtherBytes) {
 INSTANTIATE_TEST_SUITE_P(Io, SpillTest, ::testing::ValuesIn(io_variants()),
                          [](const auto& info) { return info.param.name; });
 
-TEST(Spill, RefusesOptionsThatMakeNoSense) {
+TEST(Spill, WrongOptionsAreRefused) {
   ScratchFolder folder;
   const auto refused = [&](const std::function<void(SpillOptions&)>& change) {
     SpillOptions options = small_spill(folder);
@@ -226,14 +226,14 @@ TEST(Spill, RefusesOptionsThatMakeNoSense) {
               HasSubstr("/nowhere/at/all"));
 }
 
-TEST(Spill, GetOfWhatIsNotThereIsAnError) {
+TEST(Spill, GetOfAMissingValueIsAnError) {
   ScratchFolder folder;
   const auto spill = Spill::create(small_spill(folder)).value();
   std::vector<std::byte> memory(1);
   EXPECT_THAT(message_of(spill->get(3, memory)), HasSubstr("value 3 is not there"));
 }
 
-TEST(ScratchRoom, StretchesThatTouchBecomeOne) {
+TEST(ScratchRoom, AdjacentFreeStretchesAreJoined) {
   ScratchFolder folder;
   ScratchRoom room({.directory = folder.path(), .bytes = 0, .who = "test", .write_zeros = false}, 8 * 4096);
   std::vector<Room> taken;

@@ -124,7 +124,7 @@ std::vector<TierVariant> tier_variants() {
 
 class TierTest : public ::testing::TestWithParam<TierVariant> {};
 
-TEST_P(TierTest, RecordsAreZerosAtFirst) {
+TEST_P(TierTest, NewRecordsAreZeros) {
   ScratchFolder folder;
   const auto tier = GetParam().make(folder, 20).value();
   Model model(*tier);
@@ -139,7 +139,7 @@ TEST_P(TierTest, RecordsAreZerosAtFirst) {
 
 // Any order of fetches, gets, puts, releases, copies and flushes gives what a plain array would. A copy has what the
 // record held when it began.
-TEST_P(TierTest, AnyOrderKeepsTheBytes) {
+TEST_P(TierTest, RecordsKeepTheirBytesInAnyOrderOfCalls) {
   ScratchFolder folder;
   for (const std::int64_t records : {1, 4, 30}) {
     const auto tier = GetParam().make(folder, records).value();
@@ -195,7 +195,7 @@ TEST_P(TierTest, AnyOrderKeepsTheBytes) {
 }
 
 // A copy reads the same bytes whatever the slots hold, and takes none of them.
-TEST_P(TierTest, CopiesReadWhatIsOnDiskAndLeaveTheSlotsAlone) {
+TEST_P(TierTest, CopiesReadTheDiskAndTakeNoSlots) {
   ScratchFolder folder;
   const auto tier = GetParam().make(folder, 12).value();
   Model model(*tier);
@@ -220,7 +220,7 @@ TEST_P(TierTest, CopiesReadWhatIsOnDiskAndLeaveTheSlotsAlone) {
 }
 
 // The first error is named, every copy has ended, and nothing is given out any more.
-TEST_P(TierTest, ACopyThatCannotBeReadIsAnErrorThatStays) {
+TEST_P(TierTest, FailedCopyIsAnErrorThatStays) {
   ScratchFolder folder;
   const auto tier = GetParam().make(folder, 12).value();
   if (tier->most_held() == 12) return;  // records lie in memory
@@ -241,7 +241,7 @@ TEST_P(TierTest, ACopyThatCannotBeReadIsAnErrorThatStays) {
 }
 
 // A record is wanted while a slow write of it goes on: it is what was put, and is not read.
-TEST_P(TierTest, ARecordThatIsBeingWrittenIsNotReadBack) {
+TEST_P(TierTest, RecordBeingWrittenIsNotReadBack) {
   ScratchFolder folder;
   const auto tier = GetParam().make(folder, 12).value();
   Model model(*tier);
@@ -257,7 +257,7 @@ TEST_P(TierTest, ARecordThatIsBeingWrittenIsNotReadBack) {
   EXPECT_EQ(tier->counters().gets, tier->counters().hits);
 }
 
-TEST_P(TierTest, WrongUseIsAnErrorThatStays) {
+TEST_P(TierTest, WrongCallIsAnErrorThatStays) {
   ScratchFolder folder;
   for (int kind = 0; kind < 6; ++kind) {
     const auto tier = GetParam().make(folder, 8).value();
@@ -285,7 +285,7 @@ INSTANTIATE_TEST_SUITE_P(All, TierTest, ::testing::ValuesIn(tier_variants()),
 
 // ---- Memory and sizes -----------------------------------------------------------------------------------------------
 
-TEST(TierSizes, AllocatedIsWhatWasSaid) {
+TEST(TierSizes, AllocatedBytesEqualThePrediction) {
   ScratchFolder folder;
   std::mt19937_64 random(3);
   for (int i = 0; i < 30; ++i) {
@@ -329,7 +329,7 @@ struct GivenPages {
   std::size_t given = 0;
 };
 
-TEST(TierSizes, RecordsOfAHostTierMayDifferInSize) {
+TEST(TierSizes, HostTiersRecordsMayDifferInSize) {
   GivenPages pages;
   {
     HostTierOptions options{.records = 3, .record_bytes = 5000, .who = "test"};
@@ -359,7 +359,7 @@ TEST(TierSizes, RecordsOfAHostTierMayDifferInSize) {
   EXPECT_EQ(pages.given, 0u);
 }
 
-TEST(TierSizes, AFileTierTakesMemoryForRecordsFromWhoGivesIt) {
+TEST(TierSizes, FileTierUsesTheGivenAllocator) {
   ScratchFolder folder;
   GivenPages pages;
   {
@@ -378,7 +378,7 @@ TEST(TierSizes, AFileTierTakesMemoryForRecordsFromWhoGivesIt) {
   EXPECT_EQ(pages.given, 0u);
 }
 
-TEST(TierSizes, AHostTierTakesMemoryThatIsGiven) {
+TEST(TierSizes, HostTierUsesGivenMemory) {
   alignas(64) static std::byte memory[4 * 128];
   std::memset(memory, 9, sizeof(memory));
   const HostTierOptions options{.records = 4, .record_bytes = 128, .who = "test", .memory = memory};
@@ -391,7 +391,7 @@ TEST(TierSizes, AHostTierTakesMemoryThatIsGiven) {
       ExitCode::kInternal);
 }
 
-TEST(TierSizes, OptionsThatMakeNoSenseAreRefused) {
+TEST(TierSizes, WrongOptionsAreRefused) {
   ScratchFolder folder;
   std::vector<FileTierOptions> wrong(14, small_tier(folder, 8));
   wrong[0].records = 0;
@@ -414,7 +414,7 @@ TEST(TierSizes, OptionsThatMakeNoSenseAreRefused) {
   }
 }
 
-TEST(TierSizes, WhereAllIsResidentThereIsNoFile) {
+TEST(TierSizes, FullyResidentTierMakesNoFile) {
   FileTierOptions options{.records = 4, .record_bytes = 4096, .who = "test", .resident_bytes = 4 * 4096};
   const auto tier = FileTier::create(options).value();
   Model model(*tier);
@@ -427,7 +427,7 @@ TEST(TierSizes, WhereAllIsResidentThereIsNoFile) {
 // ---- Traffic --------------------------------------------------------------------------------------------------------
 
 // The disk reads and writes other records while those that stay in memory are used.
-TEST(TierSizes, WhatStaysInMemoryLiesAmongWhatDoesNot) {
+TEST(TierSizes, ResidentRecordsLieAnywhereAmongTheOthers) {
   ScratchFolder folder;
   FileTierOptions options = small_tier(folder, 40);
   options.resident_bytes = 30 * kRecordBytes;
@@ -475,7 +475,7 @@ absl::Status traverse(Model& model, const Traffic& traffic, bool forward, std::u
 class TrafficTest : public ::testing::TestWithParam<IoVariant> {};
 
 // Every record on disk is read once and written once in a step: no more, no less, whatever is in flight.
-TEST_P(TrafficTest, OneReadAndOneWriteARecordAndStep) {
+TEST_P(TrafficTest, EachRecordIsReadAndWrittenOncePerStep) {
   for (const Traffic& traffic :
        {Traffic{}, Traffic{.resident = 10}, Traffic{.read_ahead = 0, .write_behind = 0},
         Traffic{.records = 41, .resident = 3, .most_held = 2, .read_ahead = 1, .write_behind = 1}}) {
@@ -511,7 +511,7 @@ TEST_P(TrafficTest, OneReadAndOneWriteARecordAndStep) {
 }
 
 // Traversals go forward, then backward: records that the slots still have are not read.
-TEST_P(TrafficTest, AlternatingTraversalsFindTheTail) {
+TEST_P(TrafficTest, AlternatingTraversalsReuseTheLastRecords) {
   for (const Traffic& traffic : {Traffic{}, Traffic{.resident = 10}, Traffic{.read_ahead = 2, .write_behind = 1}}) {
     ScratchFolder folder;
     FileTierOptions options = small_tier(folder, traffic.records);
@@ -544,7 +544,7 @@ std::int64_t fetch_all(RecordTier& tier, std::int64_t next) {
 
 // Memory from which nothing is written, and in which nothing is held, serves reading; as much as `read_ahead` says
 // always does.
-TEST_P(TrafficTest, MemoryOfWritesThatHaveEndedIsReadInto) {
+TEST_P(TrafficTest, SlotsOfEndedWritesServeReads) {
   ScratchFolder folder;
   FileTierOptions options = small_tier(folder, 40);
   options.read_ahead = 3;
@@ -578,7 +578,7 @@ TEST_P(TrafficTest, MemoryOfWritesThatHaveEndedIsReadInto) {
 
 // A step may update elements and then read only masters of matrices. A slot's turn comes whether its record was put or
 // released.
-TEST_P(TrafficTest, WhatWasReadLastIsFoundAlsoBehindWrites) {
+TEST_P(TrafficTest, LastReadRecordsAreFoundBehindWrites) {
   ScratchFolder folder;
   FileTierOptions options = small_tier(folder, 30);
   options.read_ahead = options.write_behind = 3;
@@ -598,7 +598,7 @@ TEST_P(TrafficTest, WhatWasReadLastIsFoundAlsoBehindWrites) {
   EXPECT_EQ(tier->counters().reads - before.reads, 20 - 7);
 }
 
-TEST_P(TrafficTest, WrongAdviceCostsReadsOnly) {
+TEST_P(TrafficTest, WrongAdviceCostsOnlyReads) {
   ScratchFolder folder;
   FileTierOptions options = small_tier(folder, 30);
   options.io = GetParam().ring;
@@ -639,7 +639,7 @@ class TierFaultTest : public ::testing::TestWithParam<IoVariant> {
 };
 
 // F23, F24, F44: whichever read or write fails, the error comes out, names the record, and stays.
-TEST_P(TierFaultTest, EveryFailedTransferSurfacesAndStays) {
+TEST_P(TierFaultTest, EveryFailedTransferIsAnErrorThatStays) {
   ScratchFolder folder;
   for (const FaultSite site : {FaultSite::kRead, FaultSite::kWrite, FaultSite::kCqe}) {
     for (std::int64_t n = 1;; ++n) {
@@ -693,7 +693,7 @@ TEST_P(TierFaultTest, WrongBytesAreNoticed) {
 }
 
 // The tier does not notice the same fault without checksums, so the test above can fail.
-TEST_P(TierFaultTest, WithoutVerifyAFlippedBitComesOut) {
+TEST_P(TierFaultTest, FlippedBitIsReadWithoutVerify) {
   ScratchFolder folder;
   FileTierOptions unverified = options(folder);
   unverified.verify = false;
@@ -705,7 +705,7 @@ TEST_P(TierFaultTest, WithoutVerifyAFlippedBitComesOut) {
 }
 
 // F46: a slow disk costs time, and the time is counted.
-TEST_P(TierFaultTest, ASlowDiskShowsAsWaiting) {
+TEST_P(TierFaultTest, SlowDiskCountsAsWaiting) {
   ScratchFolder folder;
   const auto tier = FileTier::create(options(folder)).value();
   Model model(*tier);
@@ -720,7 +720,7 @@ INSTANTIATE_TEST_SUITE_P(All, TierFaultTest, ::testing::ValuesIn(io_variants()),
                          [](const auto& info) { return info.param.name; });
 
 // F43: the same numbers come out where io_uring, locked memory or O_DIRECT is missing.
-TEST(TierFaults, WithoutIoUringTheBytesAreTheSame) {
+TEST(TierFaults, BytesAreTheSameWithoutIoUring) {
   const ChildEnd end = in_child([] {
     if (!forbid_io_uring(EPERM)) return 99;
     ScratchFolder folder;
@@ -737,7 +737,7 @@ TEST(TierFaults, WithoutIoUringTheBytesAreTheSame) {
 }
 
 // A full disk is an error when the tier is made, not in the first step; what it had taken is given back.
-TEST(TierFaults, AFullDiskIsAnErrorAtOnce) {
+TEST(TierFaults, FullDiskIsAnErrorAtCreation) {
   const ChildEnd end = in_child([] {
     ScratchFolder folder;
     if (!enter_own_mounts() || !mount_tmpfs(folder.path(), "256k")) return 99;

@@ -42,7 +42,7 @@ TYPED_TEST(CompandingTest, CodesReproduceThemselvesWhateverTheNoise) {
   EXPECT_EQ(TestFixture::decode(TestFixture::kSteps - 1), TestFixture::Code::kLargest);
 }
 
-TYPED_TEST(CompandingTest, RoundsUpAsOftenAsTheNumberIsNearTheUpperCode) {
+TYPED_TEST(CompandingTest, RoundingUpIsAsLikelyAsTheUpperCodeIsNear) {
   for (std::uint32_t code = 0; code + 1 < TestFixture::kSteps; ++code) {
     const double below = TestFixture::decode(code), above = TestFixture::decode(code + 1);
     for (double share : {0.125, 0.5, 0.8125}) {
@@ -59,7 +59,7 @@ TYPED_TEST(CompandingTest, RoundsUpAsOftenAsTheNumberIsNearTheUpperCode) {
   }
 }
 
-TYPED_TEST(CompandingTest, DecodesTheInverseOfTheFormula) {
+TYPED_TEST(CompandingTest, DecodedCodesAreTheInverseOfTheFormula) {
   for (std::uint32_t code = 0; code < TestFixture::kSteps; ++code) {
     const double phi = (code + 2.0) / TestFixture::kSteps;
     int exponent;
@@ -69,7 +69,7 @@ TYPED_TEST(CompandingTest, DecodesTheInverseOfTheFormula) {
   }
 }
 
-TYPED_TEST(CompandingTest, AFusedMultiplyAddDecodesToTheSameBits) {
+TYPED_TEST(CompandingTest, FusedMultiplyAddDecodesToTheSameBits) {
   for (float scale : {0x1p-112f, 0x1.fffffep-112f, 1.0f / 3.0f, 1e-3f, 0x1.fffffep124f}) {
     for (std::uint32_t code = 0; code < TestFixture::kSteps; ++code) {
       const float offset = TestFixture::Code::kOffset, sum = TestFixture::decode(code) + offset;
@@ -79,7 +79,7 @@ TYPED_TEST(CompandingTest, AFusedMultiplyAddDecodesToTheSameBits) {
   }
 }
 
-TYPED_TEST(CompandingTest, AScaleThatIsNotExactToComputeWithIsZeroOrNaN) {
+TYPED_TEST(CompandingTest, InexactScaleBecomesZeroOrNaN) {
   using Code = typename TestFixture::Code;
   const float infinity = std::numeric_limits<float>::infinity();
   for (float most : {0x1p125f, 3e38f, infinity, -NAN, NAN})
@@ -110,7 +110,7 @@ TYPED_TEST(CompandingTest, SpacingGrowsWithTheNumber) {
   }
 }
 
-TYPED_TEST(CompandingTest, WhatIsTooLargeOrNaNGetsTheLargestCode) {
+TYPED_TEST(CompandingTest, TooLargeNumbersAndNaNGetTheLargestCode) {
   for (float x : {2.0f, 3e38f, std::numeric_limits<float>::infinity(), NAN, -NAN}) {
     for (std::uint32_t noise : {0u, TestFixture::kNoises - 1})
       EXPECT_EQ(TestFixture::encode(x, noise), TestFixture::kSteps - 1) << x;

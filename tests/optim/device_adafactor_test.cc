@@ -150,14 +150,14 @@ const std::vector<Shape> kShapes = {
     {40, 3, 3},  {9, 1, 1},    {300, 2, 1},   {2, 513, 70},    {1, 64, 5000},   {3, 1, 4097},    {1, 4097, 1},
     {5, 300, 2}, vector_of(1), vector_of(31), vector_of(4095), vector_of(4096), vector_of(4097), vector_of(140000)};
 
-TEST_F(DeviceAdafactor, HasTheCpusBits) {
+TEST_F(DeviceAdafactor, StepGivesTheCpusBits) {
   // 1e-2 is below 1 / sqrt(step); 0.9 is above from step 2 on.
   for (const Shape& shape : kShapes) {
     for (const double lr : {1e-2, 0.9}) compare(shape, {.lr = lr});
   }
 }
 
-TEST_F(DeviceAdafactor, HasTheCpusBitsWhereItsBoundsHold) {
+TEST_F(DeviceAdafactor, StepAtItsBoundsGivesTheCpusBits) {
   for (const Shape& shape : {Shape{1, 257, 33}, Shape{40, 3, 3}, vector_of(4097)}) {
     compare(shape, {.parameters = 0});  // min_rms
     compare(shape, {.gradients = 0});   // the smallest second moment
@@ -238,7 +238,7 @@ TEST_F(DeviceAdafactor, SumsVariancesOfRowsInTheCpusOrder) {
   expect_same_step(values, {.beta2_decay = -2000}, {.lr = 0.1, .step = 2});  // states stay as they are
 }
 
-TEST_F(DeviceAdafactor, NeedsItsScratchMemoryAndDoesNothingToAnEmptyTensor) {
+TEST_F(DeviceAdafactor, TooLittleScratchIsRefusedAndEmptyTensorsAreNoOps) {
   Values values{{1, 600, 3}};
   const DeviceValues device(values);
   const std::size_t count = adafactor_scratch(values.tensor());
@@ -304,7 +304,7 @@ void expect_near(const float* got, const std::vector<double>& wanted, const char
 }
 
 /// No number is missing from the sums. The last numbers are so large that they show in sums over all.
-TEST_F(DeviceAdafactor, SumsAreOverAllNumbers) {
+TEST_F(DeviceAdafactor, SumsMissNoNumber) {
   for (const Shape& shape : {Shape{1, 700, 90}, Shape{3, 300, 4100}, Shape{1, 31, 9000}, Shape{1, 9000, 31},
                              Shape{50, 5, 3}, vector_of(140000), vector_of(4097)}) {
     SCOPED_TRACE(name_of(shape));

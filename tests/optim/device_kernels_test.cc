@@ -50,7 +50,7 @@ TEST_F(DeviceKernels, AdamGivesTheCpusBitsInEveryFormat) {
 }
 
 /// A warp copies the next block while it computes one, where states have 8 bits.
-TEST_F(DeviceKernels, AWarpComputesManyBlocksOneAfterTheOther) {
+TEST_F(DeviceKernels, WarpComputesManyBlocksInTurn) {
   using enum OptimizerType;
   for (const OptimizerType type : {kAdam, kAdamW, kSgd, kLion, kRmsprop}) {
     OptimizerConfig config{.type = type, .weight_decay = 0.1, .momentum = 0.9, .state_dtype = StateDType::k8Bit};
@@ -64,7 +64,7 @@ TEST_F(DeviceKernels, AWarpComputesManyBlocksOneAfterTheOther) {
   expect_the_cpus_bits(adamw(StateDType::kBF16), WeightFormat::kSplitBF16, 0, 20011, {}, 0.0f, 2);
 }
 
-TEST_F(DeviceKernels, FrozenSecondMomentsHaveTheCpusBitsInEveryFormat) {
+TEST_F(DeviceKernels, FrozenSecondMomentsGiveTheCpusBitsInEveryFormat) {
   for (const OptimizerType type : {OptimizerType::kAdamW, OptimizerType::kAdam}) {
     for (WeightFormat weights : kWeights) {
       for (StateDType states : kStates) {
@@ -97,7 +97,7 @@ TEST_F(DeviceKernels, EveryRuleGivesTheCpusBitsInEveryFormat) {
   }
 }
 
-TEST_F(DeviceKernels, AveragesAndClippedGradientsHaveTheCpusBits) {
+TEST_F(DeviceKernels, AveragesAndClippingGiveTheCpusBits) {
   for (WeightFormat weights : kWeights) {
     for (StateDType states : kStates) expect_the_cpus_bits(adamw(states), weights, 0, 2051, {.decay = 0.9});
     expect_the_cpus_bits(adamw(), weights, 256, 2051, {}, 1e-3f);
@@ -105,7 +105,7 @@ TEST_F(DeviceKernels, AveragesAndClippedGradientsHaveTheCpusBits) {
   }
 }
 
-TEST_F(DeviceKernels, RunsBeginWhereParametersDo) {
+TEST_F(DeviceKernels, ParameterMayBeginInsideABlock) {
   OptimizerConfig adam = adamw();
   adam.type = OptimizerType::kAdam;
   expect_the_cpus_bits(adam, WeightFormat::kF32, 32, 1000);
@@ -115,7 +115,7 @@ TEST_F(DeviceKernels, RunsBeginWhereParametersDo) {
   expect_the_cpus_bits(adam, WeightFormat::kF32AndBF16, 512, 1111);
 }
 
-TEST_F(DeviceKernels, ARunThatIsNotAlignedIsRefused) {
+TEST_F(DeviceKernels, UnalignedRunIsRefused) {
   const RuleOptimizer optimizer(adamw());
   StepProblem problem(100, 7, false, {WeightFormat::kF32, optimizer});
   const DeviceProblem device(problem);
@@ -127,7 +127,7 @@ TEST_F(DeviceKernels, ARunThatIsNotAlignedIsRefused) {
   EXPECT_EQ(cuda::update_step(moved, step.tables, nullptr), cudaErrorMisalignedAddress);
 }
 
-TEST_F(DeviceKernels, ANonFiniteNormSkipsTheStepAndCountsIt) {
+TEST_F(DeviceKernels, NonFiniteNormSkipsTheStepAndCountsIt) {
   const RuleOptimizer optimizer(adamw());
   StepProblem problem(300, 7, false, {WeightFormat::kF32, optimizer});
   const DeviceProblem device(problem);
@@ -148,7 +148,7 @@ TEST_F(DeviceKernels, ANonFiniteNormSkipsTheStepAndCountsIt) {
   EXPECT_EQ(step.steps.values()[0], 2);
 }
 
-TEST_F(DeviceKernels, TheDecisionClipsAndFoldsConstantsAsTheCpuDoes) {
+TEST_F(DeviceKernels, DecisionClipsAndFoldsConstantsAsOnTheCpu) {
   constexpr int kParameters = 700;  // more than a thread block has threads
   QueuedStep step({{0, 3}, {3, kParameters - 3}}, 1024.0f);
   step.used.set(3, 0);
@@ -202,7 +202,7 @@ struct UnitsInBackward {
   }
 };
 
-TEST_F(DeviceKernels, AUnitIsBegunByItselfAndTheStepsEndLeavesItsParametersAlone) {
+TEST_F(DeviceKernels, UnitInBackwardSetsConstantsOfItsParametersAlone) {
   const RuleOptimizer optimizer(adamw());
   const StepRequest request = request_of(optimizer, 3e-4, 3);
   UnitsInBackward units;
@@ -230,7 +230,7 @@ TEST_F(DeviceKernels, AUnitIsBegunByItselfAndTheStepsEndLeavesItsParametersAlone
   }
 }
 
-TEST_F(DeviceKernels, AUnitThatIsNotGoodEndsTheUpdates) {
+TEST_F(DeviceKernels, NonFiniteOrDifferingUnitStopsAllLaterUpdates) {
   const RuleOptimizer optimizer(adamw());
   const StepRequest request = request_of(optimizer, 3e-4);
   for (const double sum : {static_cast<double>(NAN), HUGE_VAL, 1.0}) {
@@ -276,7 +276,7 @@ TEST_F(DeviceKernels, ParameterGroupsHaveNumbersAndRatesOfTheirOwn) {
   EXPECT_EQ(step.uniform.values()[1], 1);
 }
 
-TEST_F(DeviceKernels, TheLossScaleMovesAsOnTheCpu) {
+TEST_F(DeviceKernels, LossScaleMovesAsOnTheCpu) {
   const LossScaleConfig config{.initial = 1024.0, .growth_interval = 2, .hysteresis = 2, .minimum = 300.0};
   LossScaler cpu(config);
   QueuedStep step({{0, 1}}, cpu.scale());
@@ -294,7 +294,7 @@ TEST_F(DeviceKernels, TheLossScaleMovesAsOnTheCpu) {
   }
 }
 
-TEST_F(DeviceKernels, TheLearningRateIsThatOfTheStepsApplied) {
+TEST_F(DeviceKernels, LearningRateFollowsTheAppliedSteps) {
   QueuedStep step;
   StepRequest request = request_of(RuleOptimizer(adamw()), 0.5);
   for (int k = 0; k <= kMostStepsInFlight; ++k) request.lr_ratios[k] = 1.0 / (1 + k);
@@ -315,7 +315,7 @@ TEST_F(DeviceKernels, TheLearningRateIsThatOfTheStepsApplied) {
   EXPECT_EQ(step.decision.values()[0].lr, 0.5 * 3.0 * (1.0 / 3));
 }
 
-TEST_F(DeviceKernels, ParametersOfOneRunMayHaveTakenPartInDifferentSteps) {
+TEST_F(DeviceKernels, ParametersOfOneRunMayDifferInTheirStepCounts) {
   // There are four parameters. The second begins inside a warp's block and is left alone, except for its average; the
   // third is a step behind; the fourth was never used.
   const std::pair<WeightFormat, StateDType> formats[] = {{WeightFormat::kF32, StateDType::kF32},
@@ -358,7 +358,7 @@ TEST_F(DeviceKernels, ParametersOfOneRunMayHaveTakenPartInDifferentSteps) {
     }
 }
 
-TEST_F(DeviceKernels, MessagesAreReadInRankOrder) {
+TEST_F(DeviceKernels, MessagesAreCombinedInRankOrder) {
   // There are two groups, of 2 parameters and of 1, and three ranks.
   constexpr std::size_t kSumsOffset = sizeof(StepMessageHeader) + 8, kBytes = kSumsOffset + 3 * sizeof(double);
   std::vector<std::byte> messages(3 * kBytes);

@@ -63,7 +63,7 @@ std::vector<double> cpu_sums(const std::vector<float>& values, const std::vector
   return {sums.sums().begin(), sums.sums().end()};
 }
 
-TEST_F(DeviceNorm, NormSumsAreTheCpusForEveryRun) {
+TEST_F(DeviceNorm, SumsGiveTheCpusBitsForEveryRun) {
   struct Case {
     std::uint64_t first, end;  // blocks of the tensor
     bool is_last;
@@ -82,7 +82,7 @@ TEST_F(DeviceNorm, NormSumsAreTheCpusForEveryRun) {
   }
 }
 
-TEST_F(DeviceNorm, ManyTensorsOfSeveralBuffersAreAddedUpTogether) {
+TEST_F(DeviceNorm, TensorsOfSeveralBuffersAreSummedTogether) {
   std::mt19937 random(11);
   std::vector<std::vector<float>> values;
   std::vector<std::vector<NormRun>> runs;
@@ -106,7 +106,7 @@ TEST_F(DeviceNorm, ManyTensorsOfSeveralBuffersAreAddedUpTogether) {
 }
 
 /// The halves of split masters lie elsewhere than the nodes say.
-TEST_F(DeviceNorm, SplitMastersAreAddedUpAsTheirValues) {
+TEST_F(DeviceNorm, SplitMastersAreSummedAsTheirJoinedValues) {
   for (const std::uint64_t numel : {std::uint64_t{100}, 300 * kNormBlock - 5}) {
     std::vector<float> values = random_values(numel, 7);
     std::vector<std::uint16_t> high;
@@ -142,7 +142,7 @@ TEST_F(DeviceNorm, SplitMastersAreAddedUpAsTheirValues) {
   }
 }
 
-TEST_F(DeviceNorm, TotalsAreTheCpus) {
+TEST_F(DeviceNorm, TotalsGiveTheCpusBits) {
   // Three tensors lie in three parts, of ranks 2, 0 and 1; the first is cut twice, and ends with a short block.
   const std::vector<std::uint64_t> numels = {256 * 300 - 9, 40, 256 * 7 + 9};
   const std::vector<std::vector<NormRun>> parts = {

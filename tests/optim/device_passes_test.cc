@@ -18,7 +18,7 @@ namespace {
 using DevicePasses = DeviceKernels;
 
 /// The second parameter is unused.
-TEST_F(DevicePasses, MuonsPassesHaveTheCpusBits) {
+TEST_F(DevicePasses, MuonsPassesGiveTheCpusBits) {
   constexpr std::size_t kUsed = 1280, kEnd = 1500;
   for (const WeightFormat weights : kWeights) {
     for (const StateDType states : kStates) {
@@ -66,7 +66,7 @@ TEST_F(DevicePasses, MuonsPassesHaveTheCpusBits) {
 
 /// The first parameter takes part for the first time, and the second once more; the third took part before this step,
 /// and the fourth never.
-TEST_F(DevicePasses, MastersAreReadAndTakenInAsByTheCpu) {
+TEST_F(DevicePasses, ReadingAndAssigningMastersGivesTheCpusBits) {
   constexpr std::size_t kEnds[] = {352, 800, 1024, 1500};
   for (const WeightFormat weights : kWeights) {
     SCOPED_TRACE("weights " + std::to_string(static_cast<int>(weights)));
@@ -142,7 +142,7 @@ struct SentNorms {
 };
 
 /// Parameters have another order than their tensors, and the last one is unused.
-TEST_F(DevicePasses, LambsAndLarsPassesHaveTheCpusBits) {
+TEST_F(DevicePasses, LambsAndLarsPassesGiveTheCpusBits) {
   constexpr std::size_t kEnds[] = {256, 512, 1280, 1500};
   const std::vector<std::uint32_t> tensor = {2, 3, 0, 1};
   constexpr std::size_t kUsed = 3;
@@ -240,7 +240,7 @@ TEST_F(DevicePasses, LambsAndLarsPassesHaveTheCpusBits) {
 }
 
 /// Groups have rates of their own, and the second group is not adapted.
-TEST_F(DevicePasses, GroupsMayKeepTheirRates) {
+TEST_F(DevicePasses, UnadaptedGroupsKeepTheirRates) {
   const LayerwiseOptimizer cpu({.type = OptimizerType::kLamb, .weight_decay = 0.1});
   const SentNorms sent(2);
   const Shared<double> messages(sent.messages);

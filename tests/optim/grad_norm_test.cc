@@ -117,7 +117,7 @@ TEST(GradNorm, EveryCutIntoPartsAndPiecesGivesTheSameBits) {
   }
 }
 
-TEST(GradNorm, OfATensorDoesNotDependOnItsNeighboursOrItsPlace) {
+TEST(GradNorm, TensorsNormDoesNotDependOnItsPlace) {
   const Buffer together({20, 700, 3, 256 * 5, 100, 1, 256 * 33 + 9, 0, 255}, 3);
   const Norm norm = norm_of(together);
   double total = 0.0;
@@ -131,7 +131,7 @@ TEST(GradNorm, OfATensorDoesNotDependOnItsNeighboursOrItsPlace) {
 }
 
 // Memory between tensors does not count, whatever it holds.
-TEST(GradNorm, LooksAtTensorsAlone) {
+TEST(GradNorm, MemoryBetweenTensorsDoesNotCount) {
   Buffer buffer({20, 700, 3, 300}, 4);
   const Norm wanted = norm_of(buffer);
   std::vector<float> spoilt(buffer.values.size(), NAN);
@@ -150,7 +150,7 @@ double recursive_sum(const std::vector<double>& blocks, std::uint64_t begin, std
   return right < blocks.size() ? left + recursive_sum(blocks, right, width / 2) : left;
 }
 
-TEST(GradNorm, IsTheDyadicTreeOverATensorsBlocks) {
+TEST(GradNorm, SumIsADyadicTreeOverTheTensorsBlocks) {
   for (std::uint64_t blocks = 1; blocks <= 70; ++blocks) {
     const Buffer buffer({blocks * kNormBlock - 3}, static_cast<std::uint32_t>(blocks));
     std::vector<double> sums;
@@ -181,7 +181,7 @@ TEST(GradNorm, EveryInstructionSetGivesTheSameBits) {
   }
 }
 
-TEST(GradNorm, ReportsWhatIsNotFinite) {
+TEST(GradNorm, OneNonFiniteElementMakesTheNormNonFinite) {
   const Buffer finite({256 * 9 + 2, 40, 100}, 7);
   for (float bad : {HUGE_VALF, -HUGE_VALF, NAN}) {
     for (std::size_t t = 0; t < 3; ++t) {
@@ -202,7 +202,7 @@ TEST(GradNorm, ReportsWhatIsNotFinite) {
   EXPECT_TRUE(std::isfinite(norm_of(largest).total));
 }
 
-TEST(GradNorm, APartSendsOneSumOfAWholeTensorAndAFewOfOneThatIsCut) {
+TEST(GradNorm, PartSendsOneSumPerWholeTensorAndFewPerCutOne) {
   const auto count = [](std::uint64_t first_block, std::uint64_t numel, bool is_last) {
     return NormSums({{.begin = 0, .numel = numel, .first_block = first_block, .tensor = 0, .is_last = is_last}})
         .count();
@@ -218,7 +218,7 @@ TEST(GradNorm, APartSendsOneSumOfAWholeTensorAndAFewOfOneThatIsCut) {
   }
 }
 
-TEST(GradNorm, AllocatesOnce) {
+TEST(GradNorm, SumsReuseTheirMemory) {
   const Buffer buffer({256 * 301 + 5, 30, 40, 256 * 64}, 8);
   NormSums sums(buffer.runs(0, buffer.blocks()));
   for (int step = 0; step < 2; ++step) {
@@ -245,7 +245,7 @@ TEST(GradNorm, RefusesPiecesThatCutABlock) {
   sums.add(first(256 * 3 + 100));  // between two tensors
 }
 
-TEST(GradNorm, TensorsThatAreLeftOutCountAsZeros) {
+TEST(GradNorm, OmittedTensorsCountAsZeros) {
   Buffer buffer({700, 40, 256 * 5, 100}, 9);
   std::vector<float> without = buffer.values;
   const std::uint64_t left = buffer.begins[1], next = buffer.begins[3];
@@ -266,7 +266,7 @@ TEST(GradNorm, TensorsThatAreLeftOutCountAsZeros) {
   EXPECT_THROW(got.skip_to(next + 1), std::invalid_argument) << "inside a later tensor";
 }
 
-TEST(GradNorm, RefusesPartsThatDoNotMakeTheTensors) {
+TEST(GradNorm, PartsThatDoNotMakeUpTheTensorsAreRefused) {
   const std::vector<std::uint64_t> numels = {256 * 11, 40};
   const NormRun whole{.begin = 0, .numel = 256 * 11, .first_block = 0, .tensor = 0};
   const NormRun small{.begin = 0, .numel = 40, .first_block = 0, .tensor = 1};
@@ -286,7 +286,7 @@ TEST(GradNorm, RefusesPartsThatDoNotMakeTheTensors) {
   EXPECT_THROW(NormSums({{.begin = 0, .numel = 0, .first_block = 0, .tensor = 0}}), std::invalid_argument);
 }
 
-TEST(GradNorm, OfNothingIsZero) {
+TEST(GradNorm, NormOfNothingIsZero) {
   const NormTotals totals({}, std::vector<std::vector<NormRun>>{{}});
   EXPECT_EQ(totals.add_up(std::vector<const double*>{nullptr}, {}), 0.0);
   EXPECT_EQ(norm_of(Buffer({0, 0})).total, 0.0);

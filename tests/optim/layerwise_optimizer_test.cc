@@ -73,7 +73,7 @@ TEST(LayerwiseOptimizer, EveryInstructionSetAndCutGivesTheSameBits) {
   });
 }
 
-TEST(LayerwiseOptimizer, StepsOverPartsAlone) {
+TEST(LayerwiseOptimizer, StepOverAPartLeavesTheRest) {
   for_each_case([](const OptimizerConfig& config, WeightFormat weights) {
     const LayerwiseOptimizer optimizer(config);
     const StepScalars scalars{.gradient_scale = 0.3f, .lr = 1e-2f, .step = 7};
@@ -90,7 +90,7 @@ TEST(LayerwiseOptimizer, StepsOverPartsAlone) {
   });
 }
 
-TEST(LayerwiseOptimizer, RatiosAreThoseOfThePapers) {
+TEST(LayerwiseOptimizer, TrustRatiosEqualThePapersFormulas) {
   const LayerwiseOptimizer lamb({.type = OptimizerType::kLamb});
   const LayerwiseOptimizer lars(
       {.type = OptimizerType::kLars, .eps = 0.5, .weight_decay = 0.25, .trust_coefficient = 0.1});

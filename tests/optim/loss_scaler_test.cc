@@ -63,7 +63,7 @@ TEST(LossScaler, StaticScaleNeverMoves) {
   EXPECT_EQ(scales(scaler, "...xx..."), std::vector<float>(8, 1024.0f));
 }
 
-TEST(LossScaler, ContinuesFromItsState) {
+TEST(LossScaler, RestoredStateContinuesTheSameScales) {
   const std::string pattern = "..x.....xx....x...";
   LossScaleConfig tolerant = config();
   tolerant.hysteresis = 2;

@@ -45,7 +45,7 @@ TEST(LrSchedule, OneCycleFollowsPyTorch) {
                 0.071069661722118038, 0.022108747210559478, 0.0050000000000000001});
 }
 
-TEST(LrSchedule, OneCycleRisesForTheWarmUpStepsIfGiven) {
+TEST(LrSchedule, OneCycleUsesWarmUpStepsWhereGiven) {
   const LrScheduleConfig config{.type = LrScheduleType::kOneCycle, .warmup_steps = 6, .total_steps = 13};
   EXPECT_NEAR(lr_at(config, kPeak, 0, 0), 0.04 * kPeak, 1e-15);
   EXPECT_NEAR(lr_at(config, kPeak, 3, 0), 0.52 * kPeak, 1e-15);
@@ -72,7 +72,7 @@ TEST(LrSchedule, WsdIsStableThenDecays) {
                {0.25, 0.5, 0.5, 0.5, 0.5, 0.4, 0.3, 0.2, 0.1, 0.1});
 }
 
-TEST(LrSchedule, StaysAtItsEndBeyondTotalSteps) {
+TEST(LrSchedule, RateStaysAtItsEndBeyondTotalSteps) {
   for (LrScheduleType type :
        {LrScheduleType::kLinear, LrScheduleType::kCosine, LrScheduleType::kOneCycle, LrScheduleType::kWsd}) {
     const LrScheduleConfig config{.type = type, .total_steps = 20, .decay_steps = 5, .min_ratio = 0.3};
@@ -94,18 +94,18 @@ TEST(LrSchedule, WarmUpIsNeverZeroAndJoinsWithoutAJump) {
 }
 
 // SequentialLR([LinearLR(0.2, 1.0, 4), ConstantLR(1.0)], [4])
-TEST(LrSchedule, WarmUpBeginsWhereItIsTold) {
+TEST(LrSchedule, WarmUpBeginsAtTheGivenShare) {
   expect_rates({.warmup_steps = 4, .warmup_from = 0.2}, {0.1, 0.2, 0.3, 0.4, 0.5, 0.5});
   expect_rates({.warmup_steps = 2, .warmup_from = 1}, {0.5, 0.5, 0.5});
 }
 
-TEST(LrSchedule, SquareRootScalingRule) {
+TEST(LrSchedule, SquareRootScalingFollowsTheBatchRatio) {
   const LrScheduleConfig config{.base_batch_size = 256, .batch_scaling = BatchScaling::kSquareRoot};
   EXPECT_EQ(lr_at(config, 0.1, 5, 256), 0.1);
   EXPECT_EQ(lr_at(config, 0.1, 5, 1024), 0.2);
 }
 
-TEST(LrSchedule, LinearScalingRule) {
+TEST(LrSchedule, LinearScalingFollowsTheBatchRatio) {
   const LrScheduleConfig config{.base_batch_size = 256};
   EXPECT_EQ(lr_at(config, 0.1, 5, 256), 0.1);
   EXPECT_DOUBLE_EQ(lr_at(config, 0.1, 5, 8192), 3.2);

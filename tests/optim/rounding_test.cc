@@ -34,7 +34,7 @@ const Format kFormats[] = {{"bf16", to_bf16, value_of_bf16, 0x7f80, std::ldexp(1
 // This is the definition: between two neighbours of the format, numbers below the middle go down, numbers above it go
 // up, and the middle goes to the neighbour whose last bit is 0. The test is exact in fp64, for every pair of neighbours
 // of both signs.
-TEST(Rounding, IsToNearestEvenBetweenAllNeighbours) {
+TEST(Rounding, RoundsToNearestEvenBetweenAllNeighbours) {
   for (const Format& format : kFormats) {
     for (std::uint32_t low = 0; low < format.infinity; ++low) {
       const double below = format.value(static_cast<std::uint16_t>(low));
@@ -65,7 +65,7 @@ TEST(Rounding, ReproducesEveryNumberOfTheFormat) {
 }
 
 // Numbers have all signs, exponents and leading mantissa bits, with low bits that round down, tie, and round up.
-TEST(Rounding, IsMonotonicOverAllUpperHalves) {
+TEST(Rounding, RoundingIsMonotonicOverAllUpperHalves) {
   for (const Format& format : kFormats) {
     int previous = -1;
     for (std::uint32_t upper = 0; upper < 0x7f80; ++upper) {
@@ -93,7 +93,7 @@ TEST(Rounding, KeepsEveryKindOfNaNAndInfinity) {
 }
 
 // Rounding is unbiased by definition: the mean of the results over all noise is exactly the value.
-TEST(StochasticRounding, HasTheValueAsItsMean) {
+TEST(StochasticRounding, MeanIsTheValue) {
   for (float value : {1.0f, 1.00390625f, 3.14159274f, 1e-30f, 1e-40f, 123456.789f, 0.0f, 2.9387359e-39f}) {
     for (float signed_value : {value, -value}) {
       double sum = 0.0;
@@ -113,7 +113,7 @@ TEST(StochasticRounding, KeepsInfinity) {
 }
 
 // Numbers have all upper halves, with low bits around both places where the high half changes.
-TEST(SplitMaster, ComesBackBitForBit) {
+TEST(SplitMaster, JoinedHalvesGiveTheSameBits) {
   for (std::uint32_t upper = 0; upper <= 0xffff; ++upper) {
     for (std::uint32_t lower : {0x0000u, 0x0001u, 0x1234u, 0x7ffeu, 0x7fffu, 0x8000u, 0x8001u, 0xfffeu, 0xffffu}) {
       const std::uint32_t bits = upper << 16 | lower;

@@ -41,7 +41,7 @@ TEST(AdamRule, FollowsPyTorch) {
 }
 
 // The second element has a gradient only after the freeze; the third one's is rarely a thousand times the others'.
-TEST(AdamRule, SecondMomentsOnlyGrowOnceTheyAreFrozen) {
+TEST(AdamRule, FrozenSecondMomentsOnlyGrow) {
   OptimizerConfig c = adam(OptimizerType::kAdamW);
   c.freeze_step = 10;
   const auto optimizer = make_optimizer(c);
@@ -116,7 +116,7 @@ TEST(SgdRule, FollowsPyTorch) {
                 1.1267983913421631f});
 }
 
-TEST(SgdRule, FirstStepTakesTheGradientAsItsBuffer) {
+TEST(SgdRule, FirstStepCopiesTheGradientIntoTheBuffer) {
   const auto optimizer =
       make_optimizer({.type = OptimizerType::kSgd, .weight_decay = 0.0, .momentum = 0.9, .dampening = 0.5});
   Trained run{*optimizer, {1.0f}};
@@ -175,7 +175,7 @@ TEST(RmspropRule, FollowsPyTorch) {
       {0.3532730042934418f, -1.1007049083709717f, 2.893306016921997f, -0.007116451393812895f, -0.008841680362820625f});
 }
 
-TEST(RmspropRule, KeepsTheSpreadAboveZero) {
+TEST(RmspropRule, CenteredSpreadNeverFallsBelowZero) {
   // A constant gradient has no spread: what is subtracted are two equal numbers, but for rounding.
   const auto optimizer =
       make_optimizer({.type = OptimizerType::kRmsprop, .eps = 1e-3, .weight_decay = 0.0, .centered = true});
@@ -184,7 +184,7 @@ TEST(RmspropRule, KeepsTheSpreadAboveZero) {
   EXPECT_TRUE(std::isfinite(run.weights[0]));
 }
 
-TEST(RmspropRule, RefusesToCenterNarrowStates) {
+TEST(RmspropRule, CenteredNarrowStatesAreRefused) {
   EXPECT_THROW(make_optimizer({.type = OptimizerType::kRmsprop, .centered = true, .state_dtype = StateDType::kBF16}),
                std::invalid_argument);
 }
@@ -210,7 +210,7 @@ TEST(RuleOptimizer, ScalesGradientsFirst) {
 
 // The wanted values are those of torch.nn.utils.clip_grad_value_ before torch.optim.SGD. The limit holds for the scaled
 // gradient.
-TEST(RuleOptimizer, CutsGradientsOffAtAValue) {
+TEST(RuleOptimizer, GradientsAreClippedAtAValue) {
   const auto optimizer = make_optimizer({.type = OptimizerType::kSgd, .weight_decay = 0.0});
   const std::vector<float> torch = {0.4299999475479126f, -1.1950000524520874f, 2.946499824523926f,
                                     0.0008500000694766641f, -0.032499998807907104f};
@@ -219,7 +219,7 @@ TEST(RuleOptimizer, CutsGradientsOffAtAValue) {
               Pointwise(FloatNear(1e-6f), torch));
 }
 
-TEST(RuleOptimizer, CutsNoNaNOff) {
+TEST(RuleOptimizer, ClippingKeepsNaN) {
   const auto optimizer = make_optimizer({.type = OptimizerType::kSgd, .weight_decay = 0.0});
   Trained run{*optimizer, {1.0f, 1.0f}};
   run.step({NAN, HUGE_VALF}, {.clip_value = 0.5f, .lr = 1.0f});
@@ -229,7 +229,7 @@ TEST(RuleOptimizer, CutsNoNaNOff) {
 
 /// The average of a parameter that the run's first step updates begins as a copy of the new weights. Any other
 /// parameter's average begins at the weights that it has before its first update.
-TEST(Average, BeginsWithTheFirstStepOfTheRun) {
+TEST(Average, BeginsAsTheFirstStepsWeightsOrTheOldOnes) {
   const auto optimizer = make_optimizer(adam(OptimizerType::kAdamW), {.decay = 0.9});
   for (const bool is_first_of_run : {true, false}) {
     Trained run{*optimizer, {0.5f, -2.0f}};
@@ -246,13 +246,13 @@ TEST(Average, BeginsWithTheFirstStepOfTheRun) {
   }
 }
 
-TEST(Average, ChangesNothingElse) {
+TEST(Average, AveragingChangesNoWeight) {
   const auto alone = make_optimizer(adam(OptimizerType::kAdamW));
   const auto averaged = make_optimizer(adam(OptimizerType::kAdamW), {.decay = 0.9});
   EXPECT_EQ(five_steps(*alone, {.lr = 0.01f}), five_steps(*averaged, {.lr = 0.01f}));
 }
 
-TEST(Average, GoesOnWhereAStepLeavesTheWeightsAloneAndIsExchangedWithThem) {
+TEST(Average, AverageMovesWithoutAStepAndSwapsWithTheWeights) {
   for (const WeightFormat weights : {WeightFormat::kF32, WeightFormat::kF32AndF16, WeightFormat::kSplitBF16}) {
     for (const InstructionSet set : {InstructionSet::kPortable, InstructionSet::kAvx2, InstructionSet::kAvx512}) {
       if (!supports(set)) continue;
@@ -279,7 +279,7 @@ TEST(Average, GoesOnWhereAStepLeavesTheWeightsAloneAndIsExchangedWithThem) {
   }
 }
 
-TEST(Power, IsExactWhereItCanBe) {
+TEST(Power, PowersOfTwoAreExactAndOthersClose) {
   EXPECT_EQ(power(0.5, 10), std::ldexp(1.0, -10));
   EXPECT_EQ(power(0.9, 0), 1.0);
   EXPECT_NEAR(power(0.999, 100000), std::pow(0.999, 100000), 1e-55);

@@ -88,7 +88,7 @@ class LogisticProblem {
   std::vector<float> points_;
 };
 
-TEST(StateFormats, TrainingReachesTheLossOfFp32) {
+TEST(StateFormats, NarrowStatesReachTheLossOfFp32) {
   const LogisticProblem problem;
   const double untrained = std::log(2.0);
   const double wanted = problem.train(adamw(StateDType::kF32), 3e-3f, 300);
@@ -98,7 +98,7 @@ TEST(StateFormats, TrainingReachesTheLossOfFp32) {
   }
 }
 
-TEST(StateFormats, EveryRuleReachesItsLossOfFp32) {
+TEST(StateFormats, EveryRuleReachesItsFp32LossWithNarrowStates) {
   using enum OptimizerType;
   const LogisticProblem problem;
   const std::pair<OptimizerConfig, float> cases[] = {
@@ -119,7 +119,7 @@ TEST(StateFormats, EveryRuleReachesItsLossOfFp32) {
 
 // A second moment without gradients shrinks by a thousandth in each step at beta2 0.999, which is less than either
 // format resolves: rounded to nearest, it would never shrink. The step along a fresh gradient shows what is left of it.
-TEST(StateFormats, ASecondMomentDecaysThoughAStepIsLessThanItsPrecision) {
+TEST(StateFormats, SecondMomentDecaysBelowItsPrecision) {
   constexpr std::size_t kNumel = 256 * 64;
   constexpr int kSteps = 1000;
   const auto mean_move = [&](StateDType dtype) {
@@ -144,7 +144,7 @@ TEST(StateFormats, ASecondMomentDecaysThoughAStepIsLessThanItsPrecision) {
 }
 
 // One element's gradient is a million times the others': their moments are far below the block's precision.
-TEST(StateFormats, NoElementTakesAGiantStepBesideALargeOne) {
+TEST(StateFormats, SmallElementBesideALargeOneTakesNoGiantStep) {
   for (StateDType dtype : {StateDType::kF32, StateDType::kBF16, StateDType::k8Bit}) {
     Trainee run(adamw(dtype), std::vector<float>(256));
     std::vector<float> gradient(256, 1e-6f);
@@ -161,7 +161,7 @@ TEST(StateFormats, NoElementTakesAGiantStepBesideALargeOne) {
   }
 }
 
-TEST(StateFormats, ABlockWithoutGradientsStaysAtRest) {
+TEST(StateFormats, BlockWithoutGradientsStaysAtRest) {
   for (StateDType dtype : kNarrow) {
     Trainee run(adamw(dtype), std::vector<float>(300, 1.5f));
     const std::vector<float> gradient(300, 0.0f);
@@ -170,7 +170,7 @@ TEST(StateFormats, ABlockWithoutGradientsStaysAtRest) {
   }
 }
 
-TEST(StateFormats, AnInfiniteGradientIsNotForgotten) {
+TEST(StateFormats, InfiniteGradientStaysNonFinite) {
   Trainee run(adamw(StateDType::k8Bit), std::vector<float>(256, 1.0f));
   std::vector<float> gradient(256, 0.1f);
   gradient[7] = HUGE_VALF;
@@ -180,7 +180,7 @@ TEST(StateFormats, AnInfiniteGradientIsNotForgotten) {
   EXPECT_FALSE(std::isfinite(run.parameters[7]));
 }
 
-TEST(StateFormats, NoiseIsTheGroupsAndTheSteps) {
+TEST(StateFormats, NoiseDependsOnTheGroupAndTheStep) {
   for (StateDType dtype : kNarrow) {
     const auto states_after = [&](std::uint64_t stream, std::int64_t steps_before) {
       Trainee run(adamw(dtype), std::vector<float>(256));

@@ -111,7 +111,7 @@ TEST(StepLoops, EveryInstructionSetGivesTheSameBits) {
 }
 
 // Scales lie at either end of the range that is computed with, and beyond it after the step.
-TEST(StepLoops, BlocksOfExtremeScalesHaveTheSameBitsToo) {
+TEST(StepLoops, BlocksOfExtremeScalesGiveTheSameBits) {
   constexpr int kExponents[] = {-113, -112, -111, -75, 63, 123, 124, 125};
   constexpr std::size_t kCount = std::size(kExponents) * kStateBlock;
   for (OptimizerType type : {OptimizerType::kLion, OptimizerType::kAdamW}) {
@@ -182,7 +182,7 @@ TEST(StepLoops, AnyCutIntoShardsGivesTheSameBits) {
   });
 }
 
-TEST(StepLoops, MasterDoesNotDependOnItsFormNorOnTheParameterDtype) {
+TEST(StepLoops, MasterDoesNotDependOnItsFormOrTheParametersDtype) {
   for_each_case([](const Case& test, Formats formats) {
     const RuleOptimizer optimizer = make(test);
     StepProblem alone(kNumel, 4, false, {WeightFormat::kF32, optimizer}), other(kNumel, 4, false, formats);
@@ -247,7 +247,7 @@ std::string refusal(const OptimizerConfig& config, const OptimizerSlice& slice) 
   return "accepted";
 }
 
-TEST(StepLoops, RefusesPartsThatDoNotFitByName) {
+TEST(StepLoops, PartsThatDoNotFitAreRefusedByName) {
   StepProblem problem(512, 6, false);
   const OptimizerSlice good = problem.slice(0, 512);
   OptimizerSlice slice = good;

@@ -10,7 +10,7 @@
 namespace tessera::testing {
 namespace {
 
-TEST(FormCost, LossyFormsAreAsLongAsTheCodecMakesThem) {
+TEST(FormCost, LossyFormsHaveTheCodecsLength) {
   for (const WireForm form : {WireForm::kInt8, WireForm::kInt4}) {
     for (std::int64_t numel = 0; numel < 1100; ++numel)
       EXPECT_EQ(bytes_on_wire(form, DType::kF32, numel),
@@ -20,7 +20,7 @@ TEST(FormCost, LossyFormsAreAsLongAsTheCodecMakesThem) {
 }
 
 /// The cost depends on the number of elements. What a form does not change is not written.
-TEST(FormCost, NarrowElementsTakeAsLongAsWideOnes) {
+TEST(FormCost, CodingTimeDependsOnElementsNotOnTheirWidth) {
   const CodingFit coding{.lossless_s_per_byte = 3, .int8_s_per_byte = 2, .int4_s_per_byte = 1};
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     EXPECT_EQ(coding_seconds(coding, WireForm::kPlain, dtype, 10), 0);
@@ -32,7 +32,7 @@ TEST(FormCost, NarrowElementsTakeAsLongAsWideOnes) {
   EXPECT_EQ(coding_seconds(coding, WireForm::kInt8, DType::kU8, 10), 0);
 }
 
-TEST(FormCost, ARankWritesItsPartOnceAndReadsThoseOfTheOthers) {
+TEST(FormCost, GatherEncodesOnePartAndDecodesThoseOfTheOthers) {
   Links links = links_of(1e-9);
   links.coding.int8_s_per_byte = 1e-6;
   const CallCost of_two = all_gather_in(WireForm::kInt8, DType::kF32, 1024, links, 2);

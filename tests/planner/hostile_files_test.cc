@@ -50,14 +50,16 @@ void expect_read_or_refused(const std::string& text, const Parse& parse) {
   EXPECT_GT(refused, 1000);
 }
 
-TEST(HostileFiles, LinksAreReadOrRefused) { expect_read_or_refused(to_json(links_of(1.5e-9, 2e-5)), parse_links); }
+TEST(HostileFiles, RandomlyDamagedLinksAreReadOrRefused) {
+  expect_read_or_refused(to_json(links_of(1.5e-9, 2e-5)), parse_links);
+}
 
-TEST(HostileFiles, ProfilesAreReadOrRefused) {
+TEST(HostileFiles, RandomlyDamagedProfilesAreReadOrRefused) {
   const TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 2, 0, 0}, 3);
   expect_read_or_refused(to_json(timed.profile), parse_step_profile);
 }
 
-TEST(HostileFiles, MessagesHaveABound) {
+TEST(HostileFiles, ErrorMessagesHaveABoundedLength) {
   std::string text = "{\"entries\": [";
   for (int i = 0; i < 60000; ++i) text += "{\"unit\": 0, \"pass\": 0, \"seconds\": 0},";
   text += "{}]}";

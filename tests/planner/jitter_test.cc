@@ -9,9 +9,9 @@
 namespace tessera {
 namespace {
 
-TEST(Jitter, NoneIsOneToTheBit) { EXPECT_EQ(Jitter(0, 7).factor(3, 2, 1), 1.0); }
+TEST(Jitter, ZeroJitterIsExactlyOne) { EXPECT_EQ(Jitter(0, 7).factor(3, 2, 1), 1.0); }
 
-TEST(Jitter, AFactorDependsOnItsNumbersAlone) {
+TEST(Jitter, FactorDependsOnSeedAndPlaceAlone) {
   const Jitter jitter(0.3, 7);
   const double factor = jitter.factor(3, 2, 1);
   EXPECT_EQ(Jitter(0.3, 7).factor(3, 2, 1), factor);
@@ -21,7 +21,7 @@ TEST(Jitter, AFactorDependsOnItsNumbersAlone) {
   EXPECT_NE(jitter.factor(3, 2, 2), factor);
 }
 
-TEST(Jitter, MeanAndDeviationAreThoseAskedFor) {
+TEST(Jitter, FactorsHaveTheRequestedMeanAndDeviation) {
   for (const double relative : {0.01, 0.1, 0.5}) {
     const Jitter jitter(relative, 1);
     constexpr int kCount = 200000;

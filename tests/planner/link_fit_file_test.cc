@@ -12,14 +12,14 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-TEST(LinkFitFile, IsReadAsItWasWritten) {
+TEST(LinkFitFile, WrittenFitReadsBackTheSame) {
   const LinkFit fit{.round_s = 4e-5, .message_s = 1.25e-6, .byte_s = 8e-10, .add_s = 0};
   const auto read = parse_link_fit(to_json(fit), "fit.json");
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(*read, fit);
 }
 
-TEST(LinkFitFile, SaysAllThatIsWrong) {
+TEST(LinkFitFile, AllErrorsAreReportedAtOnce) {
   const auto read =
       parse_link_fit("{\"round_s\": -1,\n \"message_s\": \"1\", \"byte_s\": 0, \"alpha\": 1}", "fit.json");
   EXPECT_EQ(exit_code_of(read.status()), ExitCode::kCorruptData);

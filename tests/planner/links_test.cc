@@ -39,13 +39,13 @@ std::string refusal(const std::string& from, const std::string& to) {
   return message.substr(0, message.find("\n[T0629]"));  // the hint names what writes such files
 }
 
-TEST(Links, WhatIsWrittenIsReadAsItWas) {
+TEST(Links, WrittenLinksReadBackTheSame) {
   const auto links = parse_links(to_json(some_links()), "x");
   ASSERT_TRUE(links.ok()) << links.status();
   EXPECT_EQ(*links, some_links());
 }
 
-TEST(Links, AFileIsReadAsItsText) {
+TEST(Links, FileGivesTheLinksOfItsText) {
   const std::string path = ::testing::TempDir() + "timing_links.json";
   std::ofstream(path) << to_json(some_links());
   const auto links = read_links(path);
@@ -80,7 +80,7 @@ TEST(Links, EveryRefusalNamesFileLineAndKey) {
             "links.json:2:16: /transport: must be a string that is not empty, got the string \"\"");
 }
 
-TEST(Links, WhatIsNoObjectIsRefused) {
+TEST(Links, TextThatIsNoObjectIsRefused) {
   for (const std::string text :
        {"", "[]", "1", "{", "{}", "null", "\xff", "{\"all_gather\": []}", "{\"a\": 1, \"a\": 2}"}) {
     const auto links = parse_links(text, "links.json");
@@ -94,7 +94,7 @@ TEST(Links, WhatIsNoObjectIsRefused) {
 }
 
 // A host sends the same number of bytes for any number of ranks, and two groups that share its link take twice as long.
-TEST(Links, RanksOfAHostShareItsLink) {
+TEST(Links, RanksOfOneHostShareItsLink) {
   Links one_each{.transport = "gloo", .ranks = 2, .hosts = 2};
   one_each.all_gather = one_each.reduce_scatter = one_each.all_reduce = {1e-5, 8e-9};
   EXPECT_EQ(one_each.of_group(2, 2, 1), one_each);

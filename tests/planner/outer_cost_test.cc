@@ -30,7 +30,7 @@ double bytes_of_all(const TimedPlan& timed, double an_element) {
   return 2 * (numel / 2) * an_element;
 }
 
-TEST(OuterCost, IsThatOfAllSumsOverTheStepsBetweenThem) {
+TEST(OuterCost, IsTheCostOfAllSumsDividedByTheStepsBetween) {
   for (const SyncType type : {SyncType::kLocalSgd, SyncType::kDiloco}) {
     TimedPlan timed = with_sync(type, 10);
     const OuterCost cost = outer_cost(timed.plan(), 1, timed.links);
@@ -46,7 +46,7 @@ TEST(OuterCost, IsThatOfAllSumsOverTheStepsBetweenThem) {
   }
 }
 
-TEST(OuterCost, OuterGradientsHaveTheBitsThatCompressionSays) {
+TEST(OuterCost, OuterGradientsUseTheBitsOfTheirCompression) {
   TimedPlan timed = with_sync(SyncType::kDiloco, 10);
   timed.input.compression.gradients = timed.input.compression.sums = WireForm::kInt4;
   const double int4 = 0.5 + 4.0 / 256;  // half a byte, and its share of the scale of a run of 256
@@ -55,7 +55,7 @@ TEST(OuterCost, OuterGradientsHaveTheBitsThatCompressionSays) {
   EXPECT_NEAR(outer_cost(timed.plan(), 1, timed.links).exposed_s, bytes_of_all(timed, 4) * 1e-6 / 10, 1e-9);
 }
 
-TEST(OuterCost, AStreamWaitsForWhatItsDelayDoesNotHide) {
+TEST(OuterCost, StreamExposesOnlyTheTimeBeyondItsDelay) {
   TimedPlan timed = with_sync(SyncType::kStreamingDiloco, 20);
   timed.input.outer.fragments = 4;
   timed.input.outer.delay = 1;
@@ -69,7 +69,7 @@ TEST(OuterCost, AStreamWaitsForWhatItsDelayDoesNotHide) {
   EXPECT_EQ(outer_cost(timed.plan(), 0.75 * block_s, timed.links).exposed_s, 0);
 }
 
-TEST(OuterCost, TheRanksOfAReplicaGatherWhatIsTheirs) {
+TEST(OuterCost, ShardedReplicaAddsAGatherOnTheShardAxis) {
   TimedPlan timed = with_sync(SyncType::kLocalSgd, 10, 4, ShardingStrategy::kShardOptimizer);
   timed.links.shard = links_of(1e-9);
   const OuterCost cost = outer_cost(timed.plan(), 1, timed.links);
@@ -78,14 +78,14 @@ TEST(OuterCost, TheRanksOfAReplicaGatherWhatIsTheirs) {
   EXPECT_NEAR(cost.exposed_s, cost.shard.busy_s + cost.replicate.busy_s, 1e-12);
 }
 
-TEST(OuterCost, OfOneReplicaIsNothing) {
+TEST(OuterCost, OneReplicaCostsNothing) {
   TimedPlan timed = with_sync(SyncType::kDiloco, 10);
   timed.input.replicas = 1;
   EXPECT_EQ(outer_cost(timed.plan(), 1, timed.links).exposed_s, 0);
   EXPECT_EQ(timed.predicted().exposed_outer_s, 0);
 }
 
-TEST(OuterCost, StepsBeforeItBeginsAreLeftOut) {
+TEST(OuterCost, StartStepIsNamedAmongWhatIsLeftOut) {
   TimedPlan timed = with_sync(SyncType::kDiloco, 10);
   EXPECT_TRUE(timed.predicted().left_out.empty());
   timed.input.outer.start_step = 100;

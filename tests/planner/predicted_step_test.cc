@@ -12,7 +12,7 @@ namespace {
 /// Links on which units of 4 MiB take `seconds` to gather, and as long to reduce, on 4 ranks.
 Links links_for(double seconds) { return links_of(seconds / (3.0 / 4 * (4 << 20))); }
 
-TEST(PredictedStep, LinksThatCostNothingLeaveComputeUpdateAndRest) {
+TEST(PredictedStep, FreeLinksLeaveComputeUpdateAndRest) {
   for (const StrategyCase& strategy : all_strategies()) {
     for (const std::int64_t accumulation : {1, 2}) {
       TimedPlan timed = timed_plan(strategy, 3);
@@ -30,7 +30,7 @@ TEST(PredictedStep, LinksThatCostNothingLeaveComputeUpdateAndRest) {
   }
 }
 
-TEST(PredictedStep, WithoutComputeItIsTheWiresTime) {
+TEST(PredictedStep, StepWithoutComputeTakesTheWiresTime) {
   for (const StrategyCase& strategy : all_strategies()) {
     TimedPlan timed = timed_plan(strategy, 3);
     for (ProfileEntry& entry : timed.profile.entries) entry.seconds = 0;
@@ -60,7 +60,7 @@ TEST(PredictedStep, WithoutPrefetchEveryGatherIsExposed) {
 }
 
 // This holds for gathers of units and of updated values, on each axis by itself.
-TEST(PredictedStep, GathersSendWhatTheirFormTakes) {
+TEST(PredictedStep, GathersSendTheBytesOfTheirWireForm) {
   using enum WireForm;
   for (const ShardingStrategy kind : {ShardingStrategy::kFullShard, ShardingStrategy::kShardOptimizer}) {
     TimedPlan timed = timed_plan(kind, {1, 4, 0, 0}, 3);
@@ -83,7 +83,7 @@ TEST(PredictedStep, GathersSendWhatTheirFormTakes) {
   }
 }
 
-TEST(PredictedStep, APrefetchHidesGathersBehindAUnitsCompute) {
+TEST(PredictedStep, PrefetchHidesGathersBehindCompute) {
   for (const ShardingStrategy strategy : {ShardingStrategy::kShardGradOp, ShardingStrategy::kFullShard}) {
     TimedPlan timed = timed_plan(strategy, {1, 4, 0, 0}, 6);
     timed.input.prefetch = 1;
@@ -110,7 +110,7 @@ TEST(PredictedStep, MoreSlotsSaveGathers) {
   EXPECT_EQ(few.shard.calls - all.shard.calls, 4);
 }
 
-TEST(PredictedStep, AccumulationMultipliesWhatItMust) {
+TEST(PredictedStep, AccumulationMultipliesOnlyReductionsOfEachMicrobatch) {
   for (const StrategyCase& strategy : all_strategies()) {
     TimedPlan timed = timed_plan(strategy, 3);
     timed.links = {links_of(1e-9), links_of(1e-9)};
@@ -136,7 +136,7 @@ TEST(PredictedStep, AccumulationMultipliesWhatItMust) {
   }
 }
 
-TEST(PredictedStep, PublishingGoesOnWhileTheNextGroupsAreUpdatedAndForwardBegins) {
+TEST(PredictedStep, PublishingOverlapsUpdatesAndTheNextForward) {
   TimedPlan timed = timed_plan(ShardingStrategy::kShardOptimizer, {1, 4, 0, 0}, 4);
   timed.profile.update_seconds = 4 * 4;  // a second a block
   timed.links.shard = links_of(0);
@@ -151,7 +151,7 @@ TEST(PredictedStep, PublishingGoesOnWhileTheNextGroupsAreUpdatedAndForwardBegins
   EXPECT_NEAR(timed.predicted().exposed_publish_s, 4 * 0.75, 0.01);
 }
 
-TEST(PredictedStep, ReductionsThatStayBehindAreExposedAtTheEnd) {
+TEST(PredictedStep, ReductionsThatLagAreExposedAtTheEnd) {
   TimedPlan timed = timed_plan(ShardingStrategy::kShardGradients, {1, 4, 0, 0}, 4);
   timed.links.shard.reduce_scatter = links_for(1.5).reduce_scatter;
   EXPECT_NEAR(timed.predicted().exposed_reduction_s, 0,
@@ -163,7 +163,7 @@ TEST(PredictedStep, ReductionsThatStayBehindAreExposedAtTheEnd) {
   EXPECT_NEAR(timed.predicted().exposed_reduction_s, 4 * 3 - 4 * 2, 0.02);
 }
 
-TEST(PredictedStep, AUnitThatIsRecomputedIsGatheredOnce) {
+TEST(PredictedStep, RecomputedUnitIsGatheredOnce) {
   TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 5);
   timed.links.shard = links_of(1e-9);
   const PredictedStep plain = timed.predicted();

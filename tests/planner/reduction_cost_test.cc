@@ -17,7 +17,7 @@ CallCost cost_of(TimedPlan timed) {
   return shard_reduction_cost(plan, plan.input().units[1].groups[0], timed.links.shard);
 }
 
-TEST(ReductionCost, ARankSendsAllPartsButItsOwn) {
+TEST(ReductionCost, RankSendsAllPartsButItsOwn) {
   TimedPlan cut = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 1, kNumel);
   TimedPlan whole = timed_plan(ShardingStrategy::kNoShard, {1, 4, 0, 0}, 1, kNumel);
   EXPECT_EQ(cost_of(cut).sent_bytes, 3 * kNumel);    // 3/4 of 4 bytes
@@ -41,7 +41,7 @@ TEST(ReductionCost, CompressedAxesSendFewerBytes) {
 
 /// A rank encodes its contributions to the others and decodes theirs; then it encodes its own sums once, and decodes
 /// those of the others.
-TEST(ReductionCost, FewerBitsTakeACoreToo) {
+TEST(ReductionCost, CompressionCostsEncodingAndDecodingTime) {
   TimedPlan timed = timed_plan(ShardingStrategy::kNoShard, {1, 4, 0, 0}, 1, kNumel);
   timed.input.compressed_shard_part = 1;
   timed.input.compression = {.gradients = WireForm::kInt8, .sums = WireForm::kLossless};
@@ -57,7 +57,7 @@ TEST(ReductionCost, FewerBitsTakeACoreToo) {
   EXPECT_EQ(cost_of(timed).transfer_s, static_cast<double>(cost.sent_bytes)) << "which goes on meanwhile";
 }
 
-TEST(ReductionCost, FactorsAndLargestElementsAreCounted) {
+TEST(ReductionCost, PowerSgdAndTopKSendTheirFactorsAndElements) {
   TimedPlan timed = timed_plan(ShardingStrategy::kNoShard, {1, 4, 0, 0}, 1, kNumel);
   timed.input.compressed_shard_part = 1;
   timed.links.shard = links_of(1e-9, 1e-3);
@@ -70,7 +70,7 @@ TEST(ReductionCost, FactorsAndLargestElementsAreCounted) {
   EXPECT_EQ(cost_of(timed).sent_bytes, 3 * 8 * count_of(timed.input.units[1].groups[0], 0.01));
 }
 
-TEST(ReductionCost, MethodsSendWhatTheirMessagesHave) {
+TEST(ReductionCost, EachMethodSendsTheBytesOfItsMessages) {
   TimedPlan timed = timed_plan(ShardingStrategy::kNoShard, {1, 4, 0, 0}, 1, kNumel);
   timed.input.compressed_shard_part = 1;
   timed.links.shard = links_of(1e-9, 1e-3);
@@ -93,7 +93,7 @@ TEST(ReductionCost, MethodsSendWhatTheirMessagesHave) {
   expect(TernGradConfig(), 3 * runs * (4 + 64), 3);
 }
 
-TEST(ReductionCost, OverReplicasGoesWhatTheShardAxisLeft) {
+TEST(ReductionCost, ReplicateAxisSendsOnlyTheShardsPart) {
   TimedPlan timed = timed_plan(ShardingStrategy::kHybridShard, {2, 4, 0, 0}, 1, kNumel);
   const auto cost = [&] {
     const MemoryPlan plan = timed.plan();

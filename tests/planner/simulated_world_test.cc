@@ -20,7 +20,7 @@ SimulatedWorld world_of(const TimedPlan& timed, const WorldOptions& options) {
   return world.ok() ? *world : SimulatedWorld();
 }
 
-TEST(SimulatedWorld, RanksThatAreAlikeTakeWhatIsPredictedToTheLastBit) {
+TEST(SimulatedWorld, EqualRanksTakeExactlyThePredictedTime) {
   std::mt19937_64 random(21);
   for (int i = 0; i < 1000; ++i) {
     const RandomPlan plan = random_plan(random);
@@ -33,7 +33,7 @@ TEST(SimulatedWorld, RanksThatAreAlikeTakeWhatIsPredictedToTheLastBit) {
   }
 }
 
-TEST(SimulatedWorld, AStragglerMakesAStepThatComputeBoundsAsManyTimesAsLong) {
+TEST(SimulatedWorld, StragglerLengthensAComputeBoundStepByItsFactor) {
   for (const StrategyCase& strategy : all_strategies()) {
     const TimedPlan timed = timed_plan(strategy, 3);  // links that cost nothing
     const double seconds = timed.predicted().seconds;
@@ -62,7 +62,7 @@ TEST(SimulatedWorld, JitterCostsTimeAndIsTheSameForTheSameSeed) {
   }
 }
 
-TEST(SimulatedWorld, ALagTakesInJitter) {
+TEST(SimulatedWorld, LongerLagHidesMoreJitter) {
   TimedPlan timed = timed_plan(ShardingStrategy::kShardGradients, {1, 8, 0, 0}, 12, 1 << 16);
   timed.input.reduces_in_background = false;
   timed.links.shard = shared_memory_links(1e-12);
@@ -74,7 +74,7 @@ TEST(SimulatedWorld, ALagTakesInJitter) {
   EXPECT_LT(mean(6), mean(2));
 }
 
-TEST(SimulatedWorld, ItsPictureIsThatOfTheChosenRanks) {
+TEST(SimulatedWorld, TraceShowsOnlyTheChosenRanks) {
   TimedPlan timed = timed_plan(ShardingStrategy::kHybridShard, {2, 2, 0, 0}, 3);
   timed.links = {links_of(1e-7), links_of(1e-7)};
   const SimulatedWorld world = world_of(timed, {.jitter = 0.1, .steps = 3, .traced = {0, 3}});
@@ -95,7 +95,7 @@ TEST(SimulatedWorld, ItsPictureIsThatOfTheChosenRanks) {
   EXPECT_EQ(world_of(timed, {}).trace, "");
 }
 
-TEST(SimulatedWorld, FourThousandRanksAreNotTooMany) {
+TEST(SimulatedWorld, FourThousandRanksAreSimulated) {
   TimedPlan timed = timed_plan(ShardingStrategy::kHybridShard, {512, 8, 0, 0}, 24);
   timed.links = {links_of(1e-9, 1e-5), links_of(1e-9, 1e-5)};
   timed.links.shard.cpu_s_per_byte = 1e-10;
@@ -104,7 +104,7 @@ TEST(SimulatedWorld, FourThousandRanksAreNotTooMany) {
   EXPECT_GT(world_of(timed, {.jitter = 0.05, .steps = 2}).mean_s, seconds);
 }
 
-TEST(SimulatedWorld, OptionsThatAreOutOfRangeAreRefusedByName) {
+TEST(SimulatedWorld, OptionsOutOfRangeAreRefusedByName) {
   const TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 2);
   const auto refusal = [](const TimedPlan& plan, const WorldOptions& options) {
     const absl::Status status = simulate_world(plan.plan(), plan.profile, plan.links, options).status();

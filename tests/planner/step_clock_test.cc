@@ -39,14 +39,14 @@ RankTimes alone(const Script& script) {
   return clock.times(0);
 }
 
-TEST(StepClock, ACallGoesOnWhileItsRankWorks) {
+TEST(StepClock, CallGoesOnWhileItsRankWorks) {
   const RankTimes times = alone(Script().post(Channel::kGather, 1, 4).work(3).wait(0).work(1));
   EXPECT_EQ(times.end_s, 6);
   EXPECT_EQ(times.spent(Spending::kCompute), 4);
   EXPECT_EQ(times.spent(Spending::kGather), 2);
 }
 
-TEST(StepClock, CallsOfAChannelFollowEachOther) {
+TEST(StepClock, CallsOfOneChannelRunOneAfterTheOther) {
   EXPECT_EQ(alone(Script().post(Channel::kGather, 0, 2).post(Channel::kGather, 0, 3).wait(1)).end_s, 5);
 }
 
@@ -94,12 +94,12 @@ TEST(StepClock, CallsBeginLaterWhileARankWorks) {
 }
 
 /// A call for which nobody waits goes on behind the step.
-TEST(StepClock, ARankMayEndBeforeACallDoes) {
+TEST(StepClock, RankMayEndBeforeItsCallDoes) {
   const RankTimes times = alone(Script().post(Channel::kGather, 0, 10, 0.5, 1).work(1));
   EXPECT_DOUBLE_EQ(times.end_s, 1 / (1 - 0.25));  // half the speed takes half the load
 }
 
-TEST(StepClock, TheWireIsBusyWhileSomeCallIsUnderWay) {
+TEST(StepClock, WireIsBusyWhileAnyCallIsUnderWay) {
   const Script script = Script().post(Channel::kGather, 1, 2).work(5).post(Channel::kReduce, 0, 1).wait(0).wait(1);
   StepClock clock(script.script, 1, 1);
   const double start_s = 0;
@@ -108,7 +108,7 @@ TEST(StepClock, TheWireIsBusyWhileSomeCallIsUnderWay) {
   EXPECT_EQ(clock.busy_s(Axis::kReplicate, 0), 0);
 }
 
-TEST(StepClock, ACallBeginsWhenTheLastRankOfItsGroupHasCome) {
+TEST(StepClock, CallBeginsWhenTheLastRankOfItsGroupArrives) {
   // There are 2 x 2 ranks: shard groups {0, 1} and {2, 3}, replicate groups {0, 2} and {1, 3}.
   const Script script = Script().work(1).post(Channel::kGather, 0, 1).wait(0).post(Channel::kReplicate, 0, 1).wait(1);
   StepClock clock(script.script, 2, 2);
@@ -120,7 +120,7 @@ TEST(StepClock, ACallBeginsWhenTheLastRankOfItsGroupHasCome) {
   EXPECT_EQ(clock.times(3).spent(Spending::kGather), 2);
 }
 
-TEST(StepClock, RanksBeginWhenTheyLike) {
+TEST(StepClock, RanksMayBeginAtDifferentTimes) {
   const Script script = Script().post(Channel::kWorld, 1, 0).wait(0);
   StepClock clock(script.script, 1, 2);
   const std::array<double, 2> starts{5, 2};
@@ -131,7 +131,7 @@ TEST(StepClock, RanksBeginWhenTheyLike) {
   }
 }
 
-TEST(StepClock, RanksThatWaitForEverAreAnError) {
+TEST(StepClock, RanksThatWaitForeverAreAnError) {
   Script script = Script().post(Channel::kGather, 1, 1);
   script.script.instructions[0] = {Instruction::Kind::kWait, Spending::kGather, 0, 0, "wait", -1};
   StepClock clock(script.script, 1, 1);

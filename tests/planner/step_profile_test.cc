@@ -30,7 +30,7 @@ std::string refusal(const std::string& text) {
   return message.substr(0, message.rfind('\n'));  // what writes such files
 }
 
-TEST(StepProfile, WhatIsWrittenIsReadAsItWas) {
+TEST(StepProfile, WrittenProfileReadsBackTheSame) {
   const auto profile = parse_step_profile(to_json(some_profile()), "x");
   ASSERT_TRUE(profile.ok()) << profile.status();
   EXPECT_EQ(*profile, some_profile());
@@ -59,7 +59,7 @@ TEST(StepProfile, EveryRefusalNamesFileLineAndKey) {
             "profile.json:1:61: /entries/0/flops: unknown key. [T0427] hint: known here: unit, pass, seconds");
 }
 
-TEST(StepProfile, MoreEntriesThanARoundHasAreRefused) {
+TEST(StepProfile, MoreThan65536EntriesAreRefused) {
   StepProfile profile = some_profile();
   profile.entries.resize(65536, profile.entries[0]);
   EXPECT_TRUE(parse_step_profile(to_json(profile), "x").ok());
@@ -67,7 +67,7 @@ TEST(StepProfile, MoreEntriesThanARoundHasAreRefused) {
   EXPECT_FALSE(parse_step_profile(to_json(profile), "x").ok());
 }
 
-TEST(StepProfile, TheFirstUnitThatThePlanLacksIsNamed) {
+TEST(StepProfile, FirstUnitMissingFromThePlanIsNamed) {
   const TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 2, 0, 0}, 2);
   const auto units = units_of(timed.profile, timed.plan());
   ASSERT_TRUE(units.ok()) << units.status();

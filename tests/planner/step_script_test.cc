@@ -47,7 +47,7 @@ TEST(StepScript, UnitsAreGatheredAsOftenAsThePlanSays) {
   }
 }
 
-TEST(StepScript, EveryCallThatIsMadeIsWaitedFor) {
+TEST(StepScript, EveryPostedCallIsWaitedFor) {
   std::mt19937_64 random(1);
   for (int i = 0; i < 300; ++i) {
     const RandomPlan plan = random_plan(random);
@@ -109,7 +109,7 @@ std::int64_t most_under_way(const StepScript& script) {
   return most;
 }
 
-TEST(StepScript, NoMoreReductionsAreUnderWayThanThePlanHasBucketsFor) {
+TEST(StepScript, ReductionsUnderWayNeverExceedThePlansBuckets) {
   for (const std::int64_t ahead : {0, 1, 2, 5}) {
     TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 9);
     timed.input.reductions_ahead = ahead;
@@ -117,7 +117,7 @@ TEST(StepScript, NoMoreReductionsAreUnderWayThanThePlanHasBucketsFor) {
   }
 }
 
-TEST(StepScript, SumsInSharedMemoryAreMadeByTheRankAtThePlansLag) {
+TEST(StepScript, SharedMemorySumsAreTheRanksOwnWorkAtThePlansLag) {
   TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 12, 1 << 16);
   timed.input.reduces_in_background = false;
   timed.links.shard = shared_memory_links(1e-9);
@@ -160,7 +160,7 @@ TEST(StepScript, UpdatedValuesArePublishedWhereCopiesAreHeld) {
   }
 }
 
-TEST(StepScript, UnitsAreUpdatedInBackwardWhereTheStrategySaysSo) {
+TEST(StepScript, UnitsAreUpdatedInBackwardIfConfigured) {
   TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 3);
   timed.input.updates_in_backward = true;
   const StepScript script = script_of(timed);
@@ -206,14 +206,14 @@ TEST(StepScript, TransportTakesNoMoreThanAllOfTheCores) {
   }
 }
 
-TEST(StepScript, WhatHasNoTimeIsNamed) {
+TEST(StepScript, CostsWithoutATimeAreListed) {
   TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 3);
   EXPECT_TRUE(script_of(timed).left_out.empty());
   timed.input.offload.parameters.tier = Tier::kNvme;
   EXPECT_EQ(script_of(timed).left_out.size(), 1u);
 }
 
-TEST(StepScript, AStepWithoutEndIsRefused) {
+TEST(StepScript, StepOfTooManyCallsIsRefused) {
   TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 3);
   timed.input.accumulation = std::int64_t{1} << 40;
   EXPECT_EQ(exit_code_of(script_of_step(timed.plan(), timed.profile, timed.links).status()), ExitCode::kUsage);

@@ -14,7 +14,7 @@ constexpr int kPlans = 1500;
 
 double close_to(double seconds) { return 1e-9 * seconds + 1e-12; }
 
-TEST(StepSweep, AStepIsItsParts) {
+TEST(StepSweep, StepTimeIsTheSumOfItsParts) {
   std::mt19937_64 random(11);
   for (int i = 0; i < kPlans; ++i) {
     const RandomPlan plan = random_plan(random);
@@ -35,7 +35,7 @@ bool takes_cores(const TimedPlan& timed) {
   return takes(timed.links.shard) || takes(timed.links.replicate);
 }
 
-TEST(StepSweep, AStepIsAsLongAsItsLongestPartAndNoLongerThanAllOfThem) {
+TEST(StepSweep, StepTimeLiesBetweenItsLongestPartAndTheirSum) {
   std::mt19937_64 random(12);
   for (int i = 0; i < kPlans; ++i) {
     const RandomPlan plan = random_plan(random);
@@ -84,7 +84,7 @@ TimedPlan with_links(TimedPlan timed, double times_beta, double more_alpha_s) {
 
 double any_factor(std::mt19937_64& random) { return std::uniform_real_distribution<double>(1, 4)(random); }
 
-TEST(StepSweep, MoreBandwidthNeverMakesItSlower) {
+TEST(StepSweep, MoreBandwidthNeverMakesAStepSlower) {
   std::mt19937_64 random(13);
   for (int i = 0; i < kPlans; ++i) {
     const RandomPlan plan = random_plan(random);
@@ -92,7 +92,7 @@ TEST(StepSweep, MoreBandwidthNeverMakesItSlower) {
   }
 }
 
-TEST(StepSweep, LessLatencyNeverMakesItSlower) {
+TEST(StepSweep, LessLatencyNeverMakesAStepSlower) {
   std::mt19937_64 random(14);
   for (int i = 0; i < kPlans; ++i) {
     const RandomPlan plan = random_plan(random);
@@ -101,7 +101,7 @@ TEST(StepSweep, LessLatencyNeverMakesItSlower) {
   }
 }
 
-TEST(StepSweep, MoreComputeNeverMakesItFaster) {
+TEST(StepSweep, MoreComputeNeverMakesAStepFaster) {
   std::mt19937_64 random(15);
   for (int i = 0; i < kPlans; ++i) {
     const RandomPlan plan = random_plan(random);
@@ -114,7 +114,7 @@ TEST(StepSweep, MoreComputeNeverMakesItFaster) {
   }
 }
 
-TEST(StepSweep, AStragglerNeverMakesTheWorldFaster) {
+TEST(StepSweep, StragglerNeverMakesTheWorldFaster) {
   std::mt19937_64 random(16);
   for (int i = 0; i < kPlans / 5; ++i) {
     const RandomPlan plan = random_plan(random);

@@ -37,7 +37,7 @@ TimedPlan example() {
   return timed;
 }
 
-TEST(WorkedExample, OfFullShardWithTwoUnits) {
+TEST(WorkedExample, FullShardOfTwoUnitsTakesTheTimesOfThePage) {
   const PredictedStep step = example().predicted();
   EXPECT_EQ(step.seconds, 13.5);
   EXPECT_EQ(step.compute_s, 9);
@@ -56,7 +56,7 @@ TEST(WorkedExample, OfFullShardWithTwoUnits) {
   EXPECT_TRUE(step.left_out.empty());
 }
 
-TEST(WorkedExample, AsAPicture) {
+TEST(WorkedExample, TraceHasTheSpansOfThePage) {
   const TimedPlan timed = example();
   const auto world = simulate_world(timed.plan(), timed.profile, timed.links, {.steps = 2, .traced = {1}});
   ASSERT_TRUE(world.ok()) << world.status();

@@ -12,7 +12,7 @@
 namespace tessera::testing {
 namespace {
 
-TEST(Evaluate, RanksWithDifferentNumbersOfBatches) {
+TEST(Evaluate, RanksWithDifferentNumbersOfBatchesGetOneMean) {
   expect_like_plain([](Scene& scene) {
     Tiny model = tiny();
     const auto trainer = scene.trainer(model);
@@ -38,7 +38,7 @@ TEST(Evaluate, RanksWithDifferentNumbersOfBatches) {
   });
 }
 
-TEST(Evaluate, ARankWithoutABatchIsNamedOnAllRanks) {
+TEST(Evaluate, RankWithoutABatchIsNamedOnAllRanks) {
   on_matrix([](Scene& scene) {
     Tiny model = tiny();
     const auto trainer = scene.trainer(model);
@@ -50,7 +50,7 @@ TEST(Evaluate, ARankWithoutABatchIsNamedOnAllRanks) {
   });
 }
 
-TEST(Checks, AWriteThroughDataIsAnErrorUnderEveryStrategy) {
+TEST(Checks, WriteThroughDataIsAnErrorUnderEveryStrategy) {
   const Mistake write = [](Scene& scene, Trainer& trainer, Tiny& model) {
     model->head.data().mul_(0.5);
     train(scene, trainer, model, 1, 2);
@@ -58,7 +58,7 @@ TEST(Checks, AWriteThroughDataIsAnErrorUnderEveryStrategy) {
   expect_refused(write, {{"head", "written in place", "Gathered"}});
 }
 
-TEST(Checks, AWriteThroughARawPointerIsRefusedOrFoundUnderCheckValues) {
+TEST(Checks, RawPointerWriteIsRefusedOrFoundByCheckValues) {
   const Mistake write = [](Scene& scene, Trainer& trainer, Tiny& model) {
     try {
       model->head.detach().mutable_data_ptr<float>()[0] += 1.0f;
@@ -71,7 +71,7 @@ TEST(Checks, AWriteThroughARawPointerIsRefusedOrFoundUnderCheckValues) {
   expect_refused(write, {{"Gathered"}}, {.adjust = [](Strategy& s) { s.check.values = true; }});
 }
 
-TEST(Checks, ChecksOfValuesChangeNothing) {
+TEST(Checks, ValueChecksChangeNothing) {
   const auto program = [](Scene& scene) {
     Tiny model = tiny();
     const auto trainer = scene.trainer(model);
@@ -107,18 +107,18 @@ void expect_found_as_across_hosts(const std::function<void(Tiny&)>& mistake) {
   }
 }
 
-TEST(Checks, AsAcrossHostsFindsAForwardOnOneRank) {
+TEST(Checks, AcrossHostsCheckFindsAForwardOnOneRank) {
   expect_found_as_across_hosts([](Tiny& model) {
     const at::NoGradGuard no_grad;
     (void)model->forward(batch_of(1).tokens, batch_of(1).targets);
   });
 }
 
-TEST(Checks, AsAcrossHostsFindsAUnitUsedOnOneRank) {
+TEST(Checks, AcrossHostsCheckFindsAUnitUsedOnOneRank) {
   expect_found_as_across_hosts([](Tiny& model) { (void)model->blocks->ptr<BlockImpl>(2)->up->weight.sum(); });
 }
 
-TEST(Checks, AsAcrossHostsFindsAnotherOrderOfUnits) {
+TEST(Checks, AcrossHostsCheckFindsAnotherOrderOfUnits) {
   for (int at : {0, 1, 2}) {
     on_matrix(
         [&](Scene& scene) {
@@ -139,7 +139,7 @@ TEST(Checks, AsAcrossHostsFindsAnotherOrderOfUnits) {
 }
 
 // Ranks share the parameters here, so what is refused above is harmless.
-TEST(Checks, UnitsUsedOnOneRankPassWhereRanksShareThem) {
+TEST(Checks, UnitUsedOnOneRankPassesWhereParametersAreShared) {
   expect_like_plain([](Scene& scene) {
     Tiny model = tiny();
     const auto trainer = scene.trainer(model);
@@ -155,7 +155,7 @@ TEST(Checks, UnitsUsedOnOneRankPassWhereRanksShareThem) {
 
 // Only this check finds it where nothing is gathered. Misuse.GatheredOnOneRankAloneEndsInAnError tests the other
 // strategies.
-TEST(Checks, GatheredOnSomeRanksOnlyIsFoundAtTheStep) {
+TEST(Checks, GuardOnSomeRanksIsFoundAtTheStep) {
   on_matrix([](Scene& scene) {
     if (scene.mesh().world_size() == 1 || scene.is_sharded()) return;
     Tiny model = tiny();

@@ -54,12 +54,12 @@ void train_gan(Scene& scene) {
   gan.note();
 }
 
-TEST(ForeignGradients, Gan) {
+TEST(ForeignGradients, GanTrainsLikePlainLibTorch) {
   for (const auto adjust : {linear_units, linear_units_in_backward}) expect_like_plain(train_gan, {adjust});
 }
 
 // The generator's backward comes while the critic's gradients of this step already count.
-TEST(ForeignGradients, GanWhoseGeneratorTrainsInTheCriticsStep) {
+TEST(ForeignGradients, GeneratorTrainsInsideTheCriticsStep) {
   expect_like_plain(
       [](Scene& scene) {
         Gan gan(scene);
@@ -130,7 +130,7 @@ TEST(ForeignGradients, OneLossTrainsEnginesOfDifferentLossScales) {
   }
 }
 
-TEST(ForeignGradients, OneEngineTwiceIsRefusedAndHarmless) {
+TEST(ForeignGradients, SameEngineGivenTwiceIsRefusedAndHarmless) {
   expect_like_plain(
       [](Scene& scene) {
         Mlp model = mlp(3, 7, 4);
@@ -154,7 +154,7 @@ double saliency(Mlp& model, const at::Tensor& input) {
   return x.grad().abs().sum().item<double>();
 }
 
-TEST(ForeignGradients, SaliencyMapBetweenSteps) {
+TEST(ForeignGradients, SaliencyMapBetweenStepsDisturbsNothing) {
   expect_like_plain(
       [](Scene& scene) {
         Mlp model = mlp(5, 9, 3);
@@ -172,7 +172,7 @@ TEST(ForeignGradients, SaliencyMapBetweenSteps) {
       {linear_units});
 }
 
-TEST(ForeignGradients, SaliencyMapBetweenBackwardAndStep) {
+TEST(ForeignGradients, SaliencyMapBetweenBackwardAndStepDisturbsNothing) {
   expect_like_plain(
       [](Scene& scene) {
         Mlp model = mlp(5, 9, 3);
@@ -196,7 +196,7 @@ TEST(ForeignGradients, SaliencyMapBetweenBackwardAndStep) {
 
 // A backward by hand comes in the middle of a step. Plain LibTorch would add its gradients; only the Engine's count
 // here.
-TEST(ForeignGradients, BackwardByHandInMidStepIsDropped) {
+TEST(ForeignGradients, ManualBackwardInMidStepIsDropped) {
   expect_like_plain(
       [](Scene& scene) {
         Mlp model = mlp(5, 9, 3);
@@ -215,7 +215,7 @@ TEST(ForeignGradients, BackwardByHandInMidStepIsDropped) {
 
 // ---- gradients cleared -------------------------------------------------------------------------------------------
 
-TEST(ForeignGradients, ZeroGradDropsMicrobatchesBegun) {
+TEST(ForeignGradients, ZeroGradDropsStartedMicrobatches) {
   for (GradientSync sync : {GradientSync::kEachMicrobatch, GradientSync::kLastMicrobatch}) {
     const Adjust adjust = [&](Strategy& s) {
       linear_units(s);
@@ -319,7 +319,7 @@ std::size_t warnings_of(const Cell& cell, const Program& program) {
 }
 
 // The program is a loop of plain LibTorch around a module that an Engine has.
-TEST(ForeignGradients, BackwardAndOptimizerByHandAreWarnedOfOnceARank) {
+TEST(ForeignGradients, ManualBackwardAndOptimizerWarnOncePerRank) {
   const auto program = [](Scene& scene) {
     Mlp model = mlp(5, 9, 3);
     const auto trainer = scene.trainer(model);
@@ -333,7 +333,7 @@ TEST(ForeignGradients, BackwardAndOptimizerByHandAreWarnedOfOnceARank) {
   for_each_cell([&](const Cell& cell) { EXPECT_EQ(warnings_of(cell, program), cell.ranks); });
 }
 
-TEST(ForeignGradients, NobodyIsWarnedOfAnEnginesBackward) {
+TEST(ForeignGradients, EnginesOwnBackwardGivesNoWarning) {
   for_each_cell([](const Cell& cell) { EXPECT_EQ(warnings_of(cell, train_gan), 0); });
 }
 

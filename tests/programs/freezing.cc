@@ -8,7 +8,7 @@
 namespace tessera::testing {
 namespace {
 
-TEST(Training, FreezesAndUnfreezesWhatCouldTrain) {
+TEST(Training, ParametersFrozenForAWhileTrainLikePlainLibTorch) {
   expect_like_plain([](Scene& scene) {
     Tiny model = tiny();
     const auto trainer = scene.trainer(model);
@@ -25,7 +25,7 @@ TEST(Training, FreezesAndUnfreezesWhatCouldTrain) {
   });
 }
 
-TEST(Parameters, UnfreezingByHandWhatWasFrozenIsNoticed) {
+TEST(Parameters, ManualUnfreezingIsNoticed) {
   const auto unfreeze = [](Tiny& model) {
     for (at::Tensor& parameter : model->blocks[0]->parameters()) parameter.requires_grad_(true);
   };
@@ -41,7 +41,7 @@ void set_trainable(Trainer& trainer, Tiny& model, const std::string& pattern, co
   }
 }
 
-TEST(SetTrainable, WhatWasFrozenTrainsFromThenOnAndTheOthersGoOn) {
+TEST(SetTrainable, UnfrozenParametersTrainAndTheOthersGoOn) {
   expect_like_plain([](Scene& scene) {
     Tiny model = tiny({.frozen_first_block = true});
     const auto trainer = scene.trainer(model);
@@ -54,7 +54,7 @@ TEST(SetTrainable, WhatWasFrozenTrainsFromThenOnAndTheOthersGoOn) {
   });
 }
 
-TEST(SetTrainable, WhatTrainsAgainGoesOnWithItsStates) {
+TEST(SetTrainable, ReunfrozenParametersKeepTheirStates) {
   expect_like_plain([](Scene& scene) {
     Tiny model = tiny();
     const auto trainer = scene.trainer(model);

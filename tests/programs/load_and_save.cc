@@ -18,7 +18,7 @@ void load_first_values(Tiny& model) {
   torch::load(model, file);
 }
 
-TEST(Parameters, SavedAndLoadedUnderGathered) {
+TEST(Parameters, SaveAndLoadUnderGatheredRestoreValues) {
   for (bool tied : {false, true}) {
     expect_like_plain([&](Scene& scene) {
       Tiny model = tiny({.tied_head = tied, .frozen_first_block = tied});
@@ -35,7 +35,7 @@ TEST(Parameters, SavedAndLoadedUnderGathered) {
   }
 }
 
-TEST(Parameters, LoadedBetweenBackwardAndStep) {
+TEST(Parameters, LoadBetweenBackwardAndStepCounts) {
   expect_like_plain([](Scene& scene) {
     Tiny model = tiny();
     const auto trainer = scene.trainer(model);
@@ -51,7 +51,7 @@ TEST(Parameters, LoadedBetweenBackwardAndStep) {
 }
 
 // torch::load gives a parameter the file's bytes whatever its dtype: plain LibTorch trains noise without a word.
-TEST(Parameters, FileOfAWiderDtypeIsRefused) {
+TEST(Parameters, LoadOfAFileOfAWiderDtypeIsRefused) {
   const Mistake load = [](Scene&, Trainer& trainer, Tiny& model) { trainer.write([&] { load_first_values(model); }); };
   expect_refused(load, {{"BFloat16", "wider dtype", "hint"}}, {.dtype = DType::kBF16});
 }

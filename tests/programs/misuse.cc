@@ -21,7 +21,7 @@ constexpr double kSoon = 3;  // seconds that a rank waits for one that does not 
 
 // ---- calls out of turn -------------------------------------------------------------------------------------------
 
-TEST(Misuse, WrongCallsAreTheCallersMistakeAndHarmless) {
+TEST(Misuse, WrongCallsAreUsageErrorsAndHarmless) {
   expect_like_plain(
       [](Scene& scene) {
         Mlp model = mlp(5, 9, 3);
@@ -45,7 +45,7 @@ TEST(Misuse, WrongCallsAreTheCallersMistakeAndHarmless) {
       {linear_units});
 }
 
-TEST(Misuse, PatternsThatFitNothingAreHarmless) {
+TEST(Misuse, UnmatchedPatternsAreRefusedAndHarmless) {
   expect_like_plain(
       [](Scene& scene) {
         Mlp model = mlp(5, 9, 3);
@@ -60,7 +60,7 @@ TEST(Misuse, PatternsThatFitNothingAreHarmless) {
       {linear_units});
 }
 
-TEST(Misuse, MissingSamplesAreHarmless) {
+TEST(Misuse, MissingSampleCountsAreRefusedAndHarmless) {
   // The scaled rate is the strategy's own: 12 samples of 12.
   const Adjust adjust = [](Strategy& s) {
     linear_units(s);
@@ -188,7 +188,7 @@ TEST(Misuse, ParameterReadOnOneRankAloneEndsInAnError) {
   });
 }
 
-TEST(Misuse, UnitRunOnSomeRanksOnly) {
+TEST(Misuse, UnitRunOnSomeRanksEndsInAnError) {
   expect_all_end([](Scene& scene) {
     Mlp model = mlp(9, 9, 3);
     const auto trainer = scene.trainer(model);

@@ -45,7 +45,7 @@ Adjust placed_as(const Placed& placed) {
   return [=](Strategy& s) { place(s, placed); };
 }
 
-TEST(Parameters, EnginesInSuccessionKeepValues) {
+TEST(Parameters, SuccessiveEnginesKeepValues) {
   for (bool frozen : {false, true}) {
     expect_like_plain([&](Scene& scene) {
       Tiny model = tiny({.tied_head = frozen, .frozen_first_block = frozen});
@@ -69,7 +69,7 @@ TEST(Parameters, EnginesInSuccessionKeepValues) {
 }
 
 // Masters in fp32 outlive Engines in 16 bits: an Engine in fp32 shows them.
-TEST(Parameters, EnginesInSuccessionKeepMasters) {
+TEST(Parameters, SuccessiveEnginesKeepMasters) {
   for (MasterKind master : {MasterKind::kSplitBF16, MasterKind::kF32}) {
     on_matrix(
         [&](Scene& scene) {
@@ -152,7 +152,7 @@ TEST(Parameters, WritesBetweenTwoEnginesCount) {
   }
 }
 
-TEST(Parameters, WhatAnEngineShardedIsRefusedOnceItIsGone) {
+TEST(Parameters, ShardedModuleIsRefusedOnceItsEngineIsGone) {
   on_matrix(
       [](Scene& scene) {
         Mlp model = mlp(5, 9, 3);
@@ -174,7 +174,7 @@ TEST(Parameters, WhatAnEngineShardedIsRefusedOnceItIsGone) {
       {.adjust = linear_units});
 }
 
-TEST(Parameters, LoadedBetweenTwoEngines) {
+TEST(Parameters, LoadBetweenTwoEnginesCounts) {
   expect_like_plain([](Scene& scene) {
     Tiny model = tiny();
     std::stringstream file;

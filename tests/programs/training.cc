@@ -12,7 +12,7 @@
 namespace tessera::testing {
 namespace {
 
-TEST(Training, Plainly) {
+TEST(Training, EagerAndDeferredModulesTrainLikePlainLibTorch) {
   for (bool deferred : {false, true}) {
     expect_like_plain([&](Scene& scene) {
       Tiny model = tiny({}, deferred && !scene.is_plain());
@@ -23,7 +23,7 @@ TEST(Training, Plainly) {
   }
 }
 
-TEST(Training, WithAccumulation) {
+TEST(Training, AccumulatedMicrobatchesTrainLikePlainLibTorch) {
   for (GradientSync sync : {GradientSync::kEachMicrobatch, GradientSync::kLastMicrobatch}) {
     const Adjust adjust = [&](Strategy& s) { s.gradient_accumulation = 2, s.gradient_sync = sync; };
     expect_like_plain(
@@ -67,7 +67,7 @@ void train_from_row(Scene& scene, Trainer& trainer, Tiny& model, std::int64_t st
 }
 
 // There are more units than the plan has buckets, so a unit that waits in vain would show.
-TEST(Training, LastUnitUnusedForSomeStepsComesBack) {
+TEST(Training, LastUnitUnusedForSomeStepsTrainsAgain) {
   expect_like_plain([](Scene& scene) {
     Tiny model = tiny({.blocks = 10});
     const auto trainer = scene.trainer(model);
@@ -91,10 +91,10 @@ TEST(Training, LastUnitUnusedForSomeStepsComesBack) {
   });
 }
 
-TEST(Training, UnitUsedOnSomeRanksOnly) {
+TEST(Training, UnitUsedOnSomeRanksTrainsLikePlainLibTorch) {
   expect_like_plain([](Scene& scene) {
     // Rank 0 of two and of three does not run the block, except in one step. Where ranks gather it together that is an
-    // error (Misuse.UnitRunOnSomeRanksOnly), and all of them run it here.
+    // error (Misuse.UnitRunOnSomeRanksEndsInAnError), and all of them run it here.
     const bool together = scene.is_sharded();
     Tiny model = tiny();
     const auto trainer = scene.trainer(model);
@@ -106,7 +106,7 @@ TEST(Training, UnitUsedOnSomeRanksOnly) {
 
 // ---- graphs ------------------------------------------------------------------------------------------------------
 
-TEST(Training, SeveralLossesAMicrobatch) {
+TEST(Training, SeveralLossesInAMicrobatchAddUp) {
   for (std::int64_t accumulation : {1, 2}) {
     for (GradientSync sync : {GradientSync::kEachMicrobatch, GradientSync::kLastMicrobatch}) {
       const Adjust adjust = [&](Strategy& s) {
@@ -135,7 +135,7 @@ TEST(Training, SeveralLossesAMicrobatch) {
   }
 }
 
-TEST(Training, GradientPenalty) {
+TEST(Training, GradientPenaltyTrainsLikePlainLibTorch) {
   expect_like_plain(
       [](Scene& scene) {
         Mlp model = mlp(5, 9, 1);
@@ -152,7 +152,7 @@ TEST(Training, GradientPenalty) {
       {linear_units});
 }
 
-TEST(Training, EvaluationBetweenSteps) {
+TEST(Training, EvaluationBetweenStepsDisturbsNothing) {
   expect_like_plain([](Scene& scene) {
     Tiny model = tiny();
     const auto trainer = scene.trainer(model);
@@ -172,7 +172,7 @@ TEST(Training, EvaluationBetweenSteps) {
   });
 }
 
-TEST(Training, EvaluationBeforeTheFirstStepAndBetweenBackwardAndStep) {
+TEST(Training, EvaluationBeforeAnyStepOrInMidStepDisturbsNothing) {
   expect_like_plain([](Scene& scene) {
     Tiny model = tiny();
     const auto trainer = scene.trainer(model);
@@ -191,7 +191,7 @@ TEST(Training, EvaluationBeforeTheFirstStepAndBetweenBackwardAndStep) {
   });
 }
 
-TEST(Training, RecomputationWithAnUndefinedInput) {
+TEST(Training, RecomputationTakesAnUndefinedInput) {
   expect_like_plain(
       [](Scene& scene) {
         Mlp model = mlp(5, 9, 3);
@@ -234,7 +234,7 @@ Bag bag(const Scene& scene, bool tied) {
   return model;
 }
 
-TEST(Training, SparseEmbedding) {
+TEST(Training, SparseEmbeddingTrainsLikePlainLibTorch) {
   for (std::int64_t accumulation : {1, 2}) {
     for (GradientSync sync : {GradientSync::kEachMicrobatch, GradientSync::kLastMicrobatch}) {
       const Adjust adjust = [&](Strategy& s) {
@@ -261,7 +261,7 @@ TEST(Training, SparseEmbedding) {
   }
 }
 
-TEST(Training, LossesOfAnyFloatingDtype) {
+TEST(Training, LossMayHaveAnyFloatingDtype) {
   for (at::ScalarType dtype : {at::kHalf, at::kBFloat16, at::kDouble}) {
     SCOPED_TRACE(toString(dtype));
     expect_like_plain(
@@ -279,7 +279,7 @@ TEST(Training, LossesOfAnyFloatingDtype) {
 }
 
 // The loss scale does not fit into the loss's dtype, but nothing overflows.
-TEST(Training, HalfLossesWithLargeLossScale) {
+TEST(Training, HalfLossWithALargeLossScaleDoesNotOverflow) {
   for (bool sparse : {false, true}) {
     const Adjust adjust = [&](Strategy& s) {
       s.mixed_precision.loss_scale.initial = 65536;
@@ -336,7 +336,7 @@ struct TranslatorImpl : torch::nn::Module {
 };
 TORCH_MODULE(Translator);
 
-TEST(Training, TransformerWithTiedFrozenAndUnusedParameters) {
+TEST(Training, TransformerWithTiedFrozenAndUnusedParametersTrains) {
   expect_like_plain(
       [](Scene& scene) {
         Translator model = seeded([] { return Translator(); });

@@ -9,7 +9,7 @@
 namespace tessera::testing {
 namespace {
 
-TEST(UpdateInBackward, AllKindsOfParameters) {
+TEST(UpdateInBackward, TiedFrozenUnusedAndSharedParametersTrain) {
   for (const TinyOptions& options :
        {TinyOptions{}, TinyOptions{.tied_head = true, .frozen_first_block = true}, TinyOptions{.unused_block = true},
         TinyOptions{.shared_block = true}, TinyOptions{.recompute = true}}) {
@@ -24,7 +24,7 @@ TEST(UpdateInBackward, AllKindsOfParameters) {
   }
 }
 
-TEST(UpdateInBackward, EvaluatesWritesAndFreezesBetweenSteps) {
+TEST(UpdateInBackward, EvaluationWritesAndFreezingBetweenStepsCount) {
   expect_like_plain(
       [](Scene& scene) {
         Tiny model = tiny();
@@ -49,7 +49,7 @@ TEST(UpdateInBackward, EvaluatesWritesAndFreezesBetweenSteps) {
 }
 
 // Some ranks use a unit that another rank does not use; ranks tell each other with the unit's reduction.
-TEST(UpdateInBackward, UnitsUsedOnSomeRanksOnly) {
+TEST(UpdateInBackward, UnitUsedOnSomeRanksTrainsLikePlainLibTorch) {
   expect_like_plain(
       [](Scene& scene) {
         Mlp model = mlp(5, 5, 5);
@@ -67,7 +67,7 @@ TEST(UpdateInBackward, UnitsUsedOnSomeRanksOnly) {
       {linear_units_in_backward});
 }
 
-TEST(UpdateInBackward, EnginesInSuccessionKeepValues) {
+TEST(UpdateInBackward, SuccessiveEnginesKeepValues) {
   expect_like_plain(
       [](Scene& scene) {
         Tiny model = tiny();

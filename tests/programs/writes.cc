@@ -14,11 +14,11 @@
 namespace tessera::testing {
 namespace {
 
-TEST(Parameters, ConversionIsNoticed) {
+TEST(Parameters, DtypeConversionIsNoticed) {
   expect_noticed([](Tiny& model) { model->to(at::kDouble); }, {{"was given other memory", "Module::to"}});
 }
 
-TEST(Parameters, OtherDataIsNoticed) {
+TEST(Parameters, ReplacedDataIsNoticed) {
   const Refusal wanted{{"blocks.1.up.weight", "was given other memory", "Gathered"}};
   const auto weight_of = [](Tiny& model) { return model->blocks->ptr<BlockImpl>(1)->up->weight; };
   expect_noticed([&](Tiny& model) { weight_of(model).set_data(at::ones({31, 12})); }, wanted);
@@ -30,7 +30,7 @@ TEST(Parameters, OtherDataIsNoticed) {
       wanted);
 }
 
-TEST(Parameters, OtherDataUnderAGuardIsTakenIn) {
+TEST(Parameters, ReplacedDataUnderAGuardIsTakenOver) {
   expect_like_plain([](Scene& scene) {
     Tiny model = tiny();
     const auto trainer = scene.trainer(model);
@@ -55,12 +55,12 @@ void move_storage(const at::Tensor& tensor) {
   storage->set_data_ptr_noswap(std::move(memory));
 }
 
-TEST(Parameters, AStorageThatMovesIsNoticed) {
+TEST(Parameters, MovedStorageIsNoticed) {
   expect_noticed([](Tiny& model) { move_storage(model->blocks->ptr<BlockImpl>(1)->up->weight); },
                  {{"was given other memory", "share_memory"}});
 }
 
-TEST(Parameters, AStorageThatMovesUnderAGuardIsTakenIn) {
+TEST(Parameters, MovedStorageUnderAGuardIsTakenOver) {
   expect_like_plain([](Scene& scene) {
     Tiny model = tiny();
     const auto trainer = scene.trainer(model);
@@ -77,7 +77,7 @@ TEST(Parameters, AStorageThatMovesUnderAGuardIsTakenIn) {
 }
 
 // A view that reads no number gathers nothing: it would show other numbers once the memory belongs to another unit.
-TEST(Parameters, ViewsOfParametersThatAreNotGatheredHaveNoMemory) {
+TEST(Parameters, ViewOfAReleasedParameterHasNoMemory) {
   for_each_cell([](const Cell& cell) {
     run_ranks({.ranks = cell.ranks}, [&](const Mesh& mesh) {
       Session session(mesh, strategy_for(cell.placed));
@@ -113,7 +113,7 @@ struct SharingImpl : torch::nn::Module {
 };
 TORCH_MODULE(Sharing);
 
-TEST(Parameters, MemoryOfTwoTensorsThatTrainIsRefused) {
+TEST(Parameters, TwoTrainableTensorsInOneMemoryAreRefused) {
   for_each_cell([](const Cell& cell) {
     run_ranks({.ranks = cell.ranks}, [&](const Mesh& mesh) {
       const Strategy strategy = strategy_for(cell.placed, linear_units);
@@ -144,7 +144,7 @@ TEST(Parameters, MemoryOfTwoTensorsThatTrainIsRefused) {
   });
 }
 
-TEST(Parameters, BytesAreNotMistakenForOtherTypes) {
+TEST(Parameters, IntegerAndBoolParametersAreRefusedWithAHint) {
   for (const at::ScalarType type : {at::kChar, at::kBool, at::kShort}) {
     run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
       auto module = std::make_shared<SharingImpl>();
@@ -157,7 +157,7 @@ TEST(Parameters, BytesAreNotMistakenForOtherTypes) {
   }
 }
 
-TEST(Parameters, ExpandedBuffersAreBuffersToo) {
+TEST(Parameters, ExpandedBuffersAreBroadcast) {
   expect_like_plain(
       [](Scene& scene) {
         Mlp model = mlp(5, 9, 3);
@@ -215,7 +215,7 @@ TEST(Parameters, WriteOutsideAGuardOfSomeUnitsIsNoticed) {
   expect_refused(write, {{"blocks.2.up.weight", "written in place", "kWrite"}});
 }
 
-TEST(Parameters, WeightClippingAndDecayByHandUnderGathered) {
+TEST(Parameters, ManualWeightClippingUnderGatheredCounts) {
   expect_like_plain([](Scene& scene) {
     Tiny model = tiny();
     const auto trainer = scene.trainer(model);
@@ -232,7 +232,7 @@ TEST(Parameters, WeightClippingAndDecayByHandUnderGathered) {
 }
 
 // An exponential mean of the weights is swapped in for an evaluation, and out again.
-TEST(Parameters, MeanOfWeightsSwappedInAndOut) {
+TEST(Parameters, WeightsSwappedForAnEvaluationComeBack) {
   expect_like_plain([](Scene& scene) {
     Tiny model = tiny();
     const auto trainer = scene.trainer(model);

@@ -10,13 +10,13 @@ from launched import FOLDER, launch, main, run
 
 @unittest.skipUnless(importlib.util.find_spec("accelerate"), "no accelerate: scripts/setup --tests")
 class AccelerateTest(unittest.TestCase):
-    def test_two_ranks_beside_ddp(self):
+    def test_two_ranks_train_like_ddp(self):
         with tempfile.TemporaryDirectory() as folder:
             code, output = launch(2, "accelerate_ranks.py", folder, at_rest=500, TESSERA_LOG_LEVEL="error")
         self.assertEqual(code, 0, output)
         self.assertEqual(output.count("trained like DDP, and refused what it cannot do"), 2, output)
 
-    def test_two_processes_of_accelerate_launch(self):
+    def test_accelerate_launch_trains_on_two_processes(self):
         """`--multi_gpu` makes it start processes by itself, GPUs or not; on CPUs it else needs MPI."""
         with tempfile.TemporaryDirectory() as folder:
             code, output = run([sys.executable, "-B", "-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu",

@@ -20,7 +20,7 @@ def losses(output):
 
 @unittest.skipUnless(importlib.util.find_spec("transformers"), "no transformers: scripts/setup --tests")
 class ExamplesTest(unittest.TestCase):
-    def test_with_the_pages_diff_it_learns_on_two_ranks(self):
+    def test_example_with_the_pages_diff_learns_on_two_ranks(self):
         with tempfile.TemporaryDirectory() as folder:
             sharded, text = pathlib.Path(folder) / "train.py", pathlib.Path(folder) / "text"
             pages = sorted((ROOT / "docs" / "design").glob("*.md"))

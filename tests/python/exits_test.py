@@ -38,7 +38,7 @@ class ExitsTest(unittest.TestCase):
             self.assertIn(text, output)
         return output
 
-    def test_programs_that_end_leave_together(self):
+    def test_ranks_end_together(self):
         # Rank 0 serves the store; rank 1 comes late. An Engine lives in a global until the interpreter takes modules apart.
         output = self.expect(MADE + """
     try:
@@ -55,7 +55,7 @@ class ExitsTest(unittest.TestCase):
         self.assertEqual(output.count("last line"), 2, output)
         self.assertNotIn("error", output)
 
-    def test_a_rank_that_ends_before_the_others(self):
+    def test_rank_that_ends_before_the_others_is_named(self):
         # Its data were shorter, or it called sys.exit. Its Engine may hold the copy of the parameters that all share.
         for sharing, transport in (True, "host"), (False, "gloo"), *([(False, "host")] if LONG else []):
             with self.subTest(sharing=sharing, transport=transport):
@@ -67,7 +67,7 @@ class ExitsTest(unittest.TestCase):
     if tessera.rank() == 1: sys.exit(0)
                 """, 75, "rank 1", "every rank takes as many steps")
 
-    def test_sys_exit_of_one_rank(self):
+    def test_sys_exit_code_of_one_rank_is_the_jobs(self):
         # 65 means something else where Tessera chooses it. An exit that the program catches is none.
         for code in (3, 65):
             with self.subTest(code=code):
@@ -88,20 +88,20 @@ class ExitsTest(unittest.TestCase):
         pass
         """, 0)
 
-    def test_an_exception_of_the_program(self):
+    def test_exception_of_one_rank_is_the_first_cause(self):
         self.expect(MADE + """
     if tessera.rank() == 1: raise ValueError("a loss that is a pumpkin")
     train(engine, 50)
         """, 70, "ValueError: a loss that is a pumpkin", "Traceback", "first cause: rank 1")
 
-    def test_an_exception_under_another_excepthook(self):
+    def test_exception_under_another_excepthook_is_the_first_cause(self):
         self.expect(MADE + """
     sys.excepthook = lambda kind, value, trace: print("pretty:", value)
     if tessera.rank() == 1: raise ValueError("a loss that is a pumpkin")
     train(engine, 50)
         """, 70, "ValueError: a loss that is a pumpkin", "pretty: a loss", "first cause: rank 1")
 
-    def test_an_exception_in_a_hook_during_backward(self):
+    def test_exception_in_a_backward_hook_is_reported(self):
         self.expect(BEGIN + """
     def hook(gradient):
         if tessera.rank() == 1: raise KeyError("a hook with a toothache")
@@ -118,19 +118,19 @@ class ExitsTest(unittest.TestCase):
         output = self.expect(MADE + "    engine.step()\n", 64, "hint: call backward first", ranks=1)
         self.assertNotIn("--help", output)  # the remedy of another error with this code
 
-    def test_interrupt_of_one_rank(self):
+    def test_interrupt_of_one_rank_exits_with_130(self):
         self.expect(MADE + """
     if tessera.rank() == 1: os.kill(os.getpid(), signal.SIGINT)
     train(engine, 200)
         """, 130, "KeyboardInterrupt")
 
-    def test_killed(self):
+    def test_killed_rank_exits_with_137(self):
         self.expect(MADE + """
     if tessera.rank() == 1: os.kill(os.getpid(), signal.SIGKILL)
     train(engine, 200)
         """, 137, "signal 9")
 
-    def test_interrupt_of_all(self):
+    def test_interrupt_of_all_ranks_ends_the_job(self):
         program = MADE + """
     print("is training", flush=True)
     while True: train(engine)
@@ -147,7 +147,7 @@ class ExitsTest(unittest.TestCase):
 
     # Other tests have torchrun and the error file too, each by itself.
     @unittest.skipUnless(LONG, "scripts/test --long")
-    def test_torchrun_and_its_error_file(self):
+    def test_torchrun_reads_the_error_file_of_a_rank(self):
         with tempfile.TemporaryDirectory() as folder:
             script = pathlib.Path(folder) / "train.py"
             lines = [line[4:] for line in (MADE + """
@@ -164,7 +164,7 @@ class ExitsTest(unittest.TestCase):
             self.assertEqual(code, 0, output)
             self.assertEqual(output.count("trained on 2"), 2, output)
 
-    def test_restarts(self):
+    def test_restarted_ranks_resume_from_the_checkpoint(self):
         # A rank is killed after the second checkpoint. Both launchers start all ranks again, and the program goes on from there.
         program = BEGIN + """
     folder = sys.argv[1]
@@ -197,7 +197,7 @@ class ExitsTest(unittest.TestCase):
                 self.assertEqual(output.count("begins after step 2"), 2, output)
                 self.assertEqual(output.count("2 ranks end as if undisturbed"), 2, output)
 
-    def test_error_file(self):
+    def test_exception_is_written_to_the_error_file(self):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "error.json"
             code, _ = run([sys.executable, "-c", "import tessera; tessera.init(); raise ValueError('one rank')"], TORCHELASTIC_ERROR_FILE=str(path))

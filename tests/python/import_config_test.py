@@ -69,7 +69,7 @@ class ConfigsTest(unittest.TestCase):
                     expected = json.loads((path.parent / "expected" / f"{path.name}.json").read_text())
                     check(path, import_config.translate(path.read_bytes(), path.name), expected)
 
-    def test_every_key_becomes_what_it_should(self):
+    def test_every_key_is_mapped_ignored_or_refused_as_expected(self):
         def check(_, config, expected):
             self.assertEqual(config.title, expected["format"])
             for fate in ("mapped", "ignored", "refused"):
@@ -100,7 +100,7 @@ class ConfigsTest(unittest.TestCase):
         self.for_each(lambda _, config, expected: check(json.loads(config.strategy), DEFAULTS, ""))
 
     @needs_yaml
-    def test_they_are_many_and_of_all_formats(self):
+    def test_configs_cover_all_formats(self):
         self.assertGreaterEqual(len(CONFIGS), 31)
         titles = {import_config.translate(path.read_bytes(), path.name).title for path in CONFIGS}
         self.assertEqual(titles, {form.title for form in import_config.FORMATS.values()})
@@ -113,7 +113,7 @@ class FormatsTest(unittest.TestCase):
             self.assertEqual(len(set(names)), len(names), form.name)
             self.assertTrue(all(row.doc for row in form.rows))
 
-    def test_the_keys_tell_which_it_is(self):
+    def test_format_is_recognised_by_its_keys(self):
         for text, title in [('{"zero_optimization": {"stage": 2}}', "a DeepSpeed configuration"),
                             ('{"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}}', "an Accelerate configuration"),
                             ('{"auto_wrap_policy": "NO_WRAP"}', "an fsdp_config of transformers"),
@@ -204,7 +204,7 @@ class DeepSpeedTest(unittest.TestCase):
         self.assertIn("optimizer.betas must be a number from 0 to below 1, got 1.5", fate_of(config, "optimizer.params.betas").text)
         self.assertIn("optimizer.eps must be a finite number", fate_of(config, "optimizer.params.eps").text)
 
-    def test_a_fixed_loss_scale(self):
+    def test_fixed_loss_scale_is_kept(self):
         config = translated({"fp16": {"enabled": True, "loss_scale": 128, "initial_scale_power": 16, "loss_scale_window": 7}})
         self.assertEqual(strategy_of(config)["mixed_precision"]["loss_scale"],
                          DEFAULTS["mixed_precision"]["loss_scale"] | {"dynamic": False, "initial": 128})
@@ -268,7 +268,7 @@ class DeepSpeedTest(unittest.TestCase):
         self.assertIn("8 ranks", fate_of(translated(sizes), "train_batch_size").text)
         self.assertEqual(fate_of(translated(sizes | {"train_batch_size": 60}), "train_batch_size").fate, "refused")
 
-    def test_two_disks_are_both_used_in_whatever_order_keys_stand(self):
+    def test_two_disks_are_both_used_in_any_order_of_keys(self):
         for device, path in [("device", "nvme_path"), ("nvme_path", "device")]:
             def disk(name):
                 return {key: {"device": "nvme", "nvme_path": name, "ratio": 0.5}[key] for key in (device, path, "ratio")}
@@ -300,7 +300,7 @@ class FsdpTest(unittest.TestCase):
         self.assertEqual(translated({"fsdp_version": 2, "version": 1}, "fsdp").refused, ["version"])
         self.assertEqual(fate_of(translated({"fsdp_version": 2, "version": 2}, "fsdp"), "version").text, "fsdp_version says the same")
 
-    def test_keys_as_the_pages_of_transformers_and_peft_write_them(self):
+    def test_spellings_of_transformers_and_peft_are_read(self):
         for key in ("fsdp_backward_prefetch_policy", "fsdp_backward_prefetch", "backward_prefetch"):
             for said, prefetch in [("BACKWARD_PRE", 1), ("backward_post", 1), ("NO_PREFETCH", 0), (1, 1), ("BackwardPrefetch.BACKWARD_PRE", 1)]:
                 config = translated({"fsdp_config": {key: said, "fsdp_transformer_layer_cls_to_wrap": "BertLayer"}, "fsdp": "full_shard auto_wrap"})
@@ -327,7 +327,7 @@ class DeviceTest(unittest.TestCase):
             self.assertGreater(tessera.plan(torch.nn.Linear(64, 64), strategy, world_size=4).use["host_records"], 0)
         return strategy.get("offload", {})
 
-    def test_it_is_refused_without_a_device_and_without_effect_on_a_cpu(self):
+    def test_offload_is_refused_without_a_device_and_dropped_on_a_cpu(self):
         self.assertEqual(self.offload_of(self.DEEPSPEED, "zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device",
                                          "activation_checkpointing.cpu_checkpointing", device=""), {})
         self.assertEqual(self.offload_of(self.ACCELERATE, "fsdp_config.fsdp_offload_params", device=""), {})
@@ -370,7 +370,7 @@ class DocumentsTest(unittest.TestCase):
         self.assertIn("hint:", str(caught.exception))
         return str(caught.exception)
 
-    def test_json_as_people_write_it(self):
+    def test_json_with_comments_and_trailing_commas_is_read(self):
         text = """// made by hand
         {
           "a": 1, # one
@@ -399,7 +399,7 @@ class DocumentsTest(unittest.TestCase):
                 self.assertIn(part, said, text)
         self.assertIn("must be an object with keys, got a list of 2", self.error("[1, 2]", "a.json"))
 
-    def test_what_is_too_much_is_refused(self):
+    def test_too_deep_too_large_and_damaged_documents_are_refused(self):
         for text, says in [("[" * 200_000, "nested more than 32 deep"), ('{"a":' * 200_000, "nested more than 32 deep"),
                            ("{" + ", ".join(f'"k{i}": 0' for i in range(1000)) + "}", "more values than a file of this kind may have"),
                            ('{"a": 1, "a": 2, "b": {"c": 1, "c": 2}}', "/b/c: given twice"), ("", "empty"), (" \n", "empty"),
@@ -409,7 +409,7 @@ class DocumentsTest(unittest.TestCase):
         self.assertEqual(self.read('{"a": ' + "[" * 31 + "]" * 31 + "}")["a"].__class__, list)
 
     @needs_yaml
-    def test_words_of_yaml_are_what_yaml_1_1_says(self):
+    def test_yaml_words_are_read_as_in_yaml_1_1(self):
         text = ("a: no\nb: 'no'\nc: ~\nd:\ne: 12\nf: 1e-4\ng: .5\nh: yes\ni: nan\nj: 0x10\nk: -3\nl: .inf\nm: !\nn: NO\no: nO\np: 1_000\n"
                 "q:\n  - x\n  - {b: [1, 2]}\nr: {}\n# end\n")
         self.assertEqual(self.read(text), {"a": False, "b": "no", "c": None, "d": None, "e": 12, "f": 1e-4, "g": 0.5, "h": True, "i": "nan", "j": "0x10",
@@ -508,7 +508,7 @@ class CommandTest(unittest.TestCase):
         self.assertEqual(self.run_it(*command[:2], "new/folder/S.json")[0], 0)
         self.assertEqual({path.name for path in self.folder.rglob("*")}, {"S.json", "new", "folder"})
 
-    def test_nothing_else_is_written_over(self):
+    def test_inputs_links_and_folders_are_not_overwritten(self):
         config = self.write("c.json", '{"train_batch_size": 1}')
         self.expect(64, "same file", config, "--out", config, "--overwrite", keeps=[config])
         (self.folder / "link").symlink_to(config)
@@ -523,7 +523,7 @@ class CommandTest(unittest.TestCase):
             self.expect(74, ["--out S.json", "No space left on device"], self.config("fsdp_transformers.json"), "--out", "S.json")
         self.assertEqual(list(self.folder.iterdir()), [])
 
-    def test_the_format_may_be_said(self):
+    def test_format_option_overrides_recognition(self):
         self.write("empty.json", "{}")
         self.assertEqual(self.run_it("empty.json", "--format", "deepspeed")[0], 0)
         self.expect(78, "--format", "empty.json")
@@ -534,7 +534,7 @@ class CommandTest(unittest.TestCase):
         for words in ([], [""], ["c.json", "--out", ""], ["c.json", "d.json"], ["c.json", "--wibble"], ["c.json", "--device", "tpu"], ["c.json", "--over"]):
             self.expect(64, "--help", *words)
 
-    def test_inputs_that_are_none(self):
+    def test_missing_unreadable_and_empty_inputs_are_refused(self):
         os.mkfifo(self.folder / "pipe")
         for code, says, file in [(66, "No such file", "c.json"), (65, "is a directory", "."), (65, "is a device", "/dev/zero"), (65, "is a pipe", "pipe"),
                                  (78, "larger than 256.00 KiB", self.write("large.json", " " * (1 << 18) + "{}")),
@@ -550,7 +550,7 @@ class CommandTest(unittest.TestCase):
         self.assertEqual(self.run_it(f"/dev/fd/{reading}")[0], 0)
         os.close(reading)
 
-    def test_what_cannot_be_printed_is_74(self):
+    def test_failed_output_exits_with_74(self):
         err = io.StringIO()
         with open("/dev/full", "w") as full, contextlib.redirect_stdout(full), contextlib.redirect_stderr(err):
             self.assertEqual(main([str(self.config("ds_zero3_bf16.json"))]), 74)

@@ -10,7 +10,7 @@ from launched import FOLDER, launch, run
 
 @unittest.skipUnless(importlib.util.find_spec("lightning"), "no lightning: scripts/setup --tests")
 class LightningTest(unittest.TestCase):
-    def test_two_ranks_beside_one_process(self):
+    def test_two_ranks_train_like_lightning_alone(self):
         with tempfile.TemporaryDirectory() as folder:
             code, output = run([sys.executable, "-B", FOLDER / "lightning_ranks.py", "plain", folder])
             self.assertEqual(code, 0, output)

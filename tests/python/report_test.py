@@ -81,23 +81,23 @@ class ReportTest(unittest.TestCase):
                 code = ended.code
         return code, said.getvalue() + errors.getvalue()
 
-    def test_steps_that_were_made_twice_count_once_as_they_were_made_last(self):
+    def test_repeated_steps_count_once_as_made_last(self):
         run = read_run(self.run_of(HEADER, step(1), step(2, loss=7.0), step(3), HEADER | {"restart": 1}, step(2, loss=4.0), step(3, loss=3.0)))
         self.assertEqual(run.column("loss"), [(1, 4.9), (2, 4.0), (3, 3.0)])
         self.assertEqual((run.starts, run.header["restart"]), (2, 0))
 
-    def test_latencies_are_those_of_the_last_step_that_has_any(self):
+    def test_latencies_are_read_from_the_last_step_with_any(self):
         run = read_run(self.run_of(HEADER, step(1), latency(1, "a"), latency(1, "b"), step(2), latency(2, "a", count=8)))
         self.assertEqual([(each.unit, each.count) for each in run.latencies], [("a", 8)])
 
-    def test_a_last_line_that_is_cut_is_left_out_and_one_before_it_is_an_error(self):
+    def test_cut_last_line_is_skipped_and_an_earlier_one_is_an_error(self):
         run = read_run(self.run_of(HEADER, step(1), '{"run":"r","step":2,"lo', end=""))
         self.assertEqual((list(run.steps), run.is_cut), ([1], True))
         code, said = self.command(self.run_of(HEADER, '{"run":"r","step":2,"lo', step(3)))
         self.assertEqual(code, 65)
         self.assertIn("metrics.jsonl:2:", said)
 
-    def test_what_is_no_run_is_named(self):
+    def test_file_without_a_run_is_named(self):
         (self.folder / "binary").write_bytes(b"\xff\xfe\x00")
         (self.folder / "list").write_text("[1, 2]\n")
         (self.folder / "half.jsonl").write_text(json.dumps(HEADER | {"event": "evaluation"}) + "\n" + json.dumps(step(1)) + "\n")
@@ -111,7 +111,7 @@ class ReportTest(unittest.TestCase):
                 self.assertEqual(said.count("\n"), 1)
 
     @needs_matplotlib
-    def test_the_table_has_a_column_for_each_run_and_rows_that_some_run_has(self):
+    def test_table_has_a_column_per_run_and_only_rows_with_values(self):
         lines = [step(number, tokens_per_second=100.0 * number, bytes_allocated=2**21, bytes_planned=2**22, mfu=None) for number in range(1, 21)]
         a = read_run(self.run_of(HEADER, *lines, {"event": "evaluation", "after_step": 10, "eval_loss": 3.25}))
         b = read_run(self.run_of(HEADER | {"ranks": 4}, step(1, overflow=True), step(2, spike=True, loss=math.nan), name="b"))
@@ -130,7 +130,7 @@ class ReportTest(unittest.TestCase):
         self.assertNotIn("MFU, median, %", rows)
 
     @needs_matplotlib
-    def test_charts_are_those_of_numbers_that_are_there_and_latencies_have_a_table(self):
+    def test_page_charts_only_numbers_of_the_run_and_lists_latencies(self):
         run = read_run(self.run_of(HEADER, step(1, lr=1e-3, communication_share=0.25), step(2, lr=1e-3, communication_share=0.5, disk_wait_seconds=0.0),
                                    latency(2, "blocks.0"), latency(2, "blocks.0", "reduce", max_seconds=1.5)))
         text = page([run])

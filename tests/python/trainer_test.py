@@ -11,7 +11,7 @@ from launched import FOLDER, launch, main, run
 @unittest.skipUnless(importlib.util.find_spec("transformers") and importlib.util.find_spec("accelerate"),
                      "no transformers and accelerate: scripts/setup --tests")
 class TrainerTest(unittest.TestCase):
-    def test_two_ranks_beside_one_process(self):
+    def test_two_ranks_train_like_the_plain_trainer(self):
         with tempfile.TemporaryDirectory() as folder:
             code, output = run([sys.executable, "-B", FOLDER / "trainer_ranks.py", "plain", folder])
             self.assertEqual(code, 0, output)

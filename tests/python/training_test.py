@@ -8,7 +8,7 @@ from launched import launch, main
 
 
 class TrainingTest(unittest.TestCase):
-    def test_two_ranks(self):
+    def test_two_ranks_train_like_plain_pytorch(self):
         # One launch for all that two ranks do: they import torch once.
         with tempfile.TemporaryDirectory() as folder:
             code, output = launch(2, "two_ranks.py", pathlib.Path(folder), at_rest=500)
@@ -17,7 +17,7 @@ class TrainingTest(unittest.TestCase):
                      "a loop like plain PyTorch's"):
             self.assertEqual(output.count(line), 2, output)
 
-    def test_three_ranks_over_gloo(self):
+    def test_three_ranks_over_gloo_train_like_plain_pytorch(self):
         code, output = launch(3, "training_ranks.py", "gloo", at_rest=500)
         self.assertEqual(code, 0, output)
         self.assertEqual(output.count("trained like plain PyTorch"), 3, output)

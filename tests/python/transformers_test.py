@@ -20,12 +20,12 @@ class TransformersTest(unittest.TestCase):
         self.assertEqual(code, 0, output)
         self.assertEqual(output.count("all architectures train like plain PyTorch"), 2, output)
 
-    def test_sample(self):
+    def test_sampled_architectures_train_like_plain_pytorch(self):
         self.train()
 
     @unittest.skipUnless(os.environ.get("TESSERA_LONG_TESTS"), "scripts/test --long")
     @are_there("torchvision", "timm")
-    def test_all_architectures_under_every_strategy(self):
+    def test_all_architectures_train_under_every_strategy(self):
         self.train("long")
 
 

@@ -91,7 +91,7 @@ class WheelTest(unittest.TestCase):
         defined = self.run_ok("nm", "nm", "-DC", "--defined-only", extension)
         self.assertEqual(re.findall(r" T tessera::Engine::.*", defined), [])
 
-    def test_a_python_program_on_two_ranks(self):
+    def test_python_program_runs_on_two_ranks(self):
         (self.folder / "train.py").write_text(PROGRAM)
         output = self.run_ok("train.py", "tessera", "launch", "-n", "2", "--", "python", "train.py")
         version = self.wheel.name.split("-")[1].partition("+")[0]
@@ -99,7 +99,7 @@ class WheelTest(unittest.TestCase):
             self.assertRegex(output, rf"rank {rank} version {re.escape(version)} from {self.site}/tessera/__init__.py "
                                      rf"with {self.site}/tessera/lib/libtessera\.so\.\S+\n")
 
-    def test_a_cpp_program_on_two_ranks(self):
+    def test_cpp_program_builds_and_learns_on_two_ranks(self):
         prefix = self.run_ok("cmake_path", "python", "-m", "tessera.cmake_path").strip()
         self.run_ok("configuration", "cmake", "-G", "Ninja", "-S", TREE / "tests" / "install" / "consumer", "-B", "consumer",
                     f"-DCMAKE_PREFIX_PATH={prefix}")
@@ -115,7 +115,7 @@ class WheelTest(unittest.TestCase):
         for module in ("import-config", "report"):
             self.assertIn(f"python -m tessera.{module.replace('-', '_')}", self.run_ok(module, "tessera", module, "--help"))
 
-    def test_beside_another_torch(self):
+    def test_another_torch_is_refused_with_the_remedy(self):
         other = self.folder / "other" / "torch"
         other.mkdir(parents=True)
         (other / "__init__.py").write_text("__version__ = '1.2.3+cpu'\n")

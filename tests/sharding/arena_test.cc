@@ -19,7 +19,7 @@ bool all_are(const std::byte* memory, std::int64_t bytes, std::byte value) {
   return std::all_of(memory, memory + bytes, [&](std::byte b) { return b == value; });
 }
 
-TEST(Arena, PiecesLieOneBehindTheOtherAndAreZero) {
+TEST(Arena, PiecesAreConsecutiveAndZeroed) {
   std::mt19937 random(3);
   for (int trial = 0; trial < 20; ++trial) {
     std::vector<std::int64_t> sizes;
@@ -40,7 +40,7 @@ TEST(Arena, PiecesLieOneBehindTheOtherAndAreZero) {
   }
 }
 
-TEST(Arena, GivesNeitherMoreNorLessThanWasPlanned) {
+TEST(Arena, TakingMoreOrLessThanPlannedIsAnError) {
   Arena arena = Arena::plain("gradients", 128);
   arena.take(64);
   EXPECT_THROW(arena.expect_full(), c10::Error);
@@ -50,7 +50,7 @@ TEST(Arena, GivesNeitherMoreNorLessThanWasPlanned) {
   arena.expect_full();
 }
 
-TEST(Arena, MayBeEmpty) {
+TEST(Arena, EmptyArenaIsFull) {
   Arena none;
   none.expect_full();
   Arena empty = Arena::plain("nothing", 0);
@@ -58,7 +58,7 @@ TEST(Arena, MayBeEmpty) {
   empty.expect_full();
 }
 
-TEST(Arena, TooLargeAnAllocationSaysWhatItWasFor) {
+TEST(Arena, TooLargeAllocationNamesItsPurpose) {
   try {
     Arena::plain("the moments", std::int64_t{1} << 60);
     FAIL() << "it fits";
@@ -68,7 +68,7 @@ TEST(Arena, TooLargeAnAllocationSaysWhatItWasFor) {
   }
 }
 
-TEST(Arena, SharedMemoryIsEachRanksOwn) {
+TEST(Arena, SharedMemoryIsDistinctForEachRank) {
   run_ranks({.ranks = 3}, [](const Mesh& mesh) {
     const MeshAxes axes = value_or_throw(MeshGroups::of(mesh).axes(1, 3));
     Arena arena = Arena::shared("shards", 4096, *axes.gather);
@@ -93,7 +93,7 @@ TEST(Arena, CommonMemoryIsTheSameOnAllRanks) {
 }
 
 // Objects that use an arena's memory may outlive the arena.
-TEST(Arena, CopiesShareTheMemory) {
+TEST(Arena, CopyOutlivesTheArenaAndSharesItsMemory) {
   Arena copy;
   {
     Arena arena = Arena::plain("values", 64);

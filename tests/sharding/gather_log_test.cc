@@ -12,7 +12,7 @@ namespace {
 
 std::vector<int> entries_of(const GatherLog& log) { return {log.entries().begin(), log.entries().end()}; }
 
-TEST(GatherLog, HoldsGathersAndGuardsInTheirOrder) {
+TEST(GatherLog, GathersAndGuardsAreKeptInOrder) {
   GatherLog log(2);
   log.note_gather(3);
   log.note_guard(0);
@@ -21,14 +21,14 @@ TEST(GatherLog, HoldsGathersAndGuardsInTheirOrder) {
   EXPECT_EQ(entries_of(log), (std::vector<int>{3, GatherLog::guard_code(0), 3, GatherLog::guard_code(3)}));
 }
 
-TEST(GatherLog, AGuardsCodeIsNoUnitsAndLeadsBackToItsUnit) {
+TEST(GatherLog, GuardCodesAreNoUnitNumbersAndConvertBack) {
   for (const int unit : {0, 1, 7, 100000}) {
     EXPECT_LT(GatherLog::guard_code(unit), -1) << "-1 stands for the end of an order";
     EXPECT_EQ(GatherLog::guard_code(GatherLog::guard_code(unit)), unit);
   }
 }
 
-TEST(GatherLog, NotesTheUseOfAUnitThatIsNotAmongTheLastOnes) {
+TEST(GatherLog, UseIsNotedOnlyIfTheUnitWasNotUsedRecently) {
   GatherLog log(2);
   for (const int unit : {1, 1, 2, 1, 2}) log.note_use(unit);
   EXPECT_EQ(entries_of(log), (std::vector<int>{1, 2})) << "both are at hand";
@@ -42,7 +42,7 @@ TEST(GatherLog, NotesTheUseOfAUnitThatIsNotAmongTheLastOnes) {
 }
 
 // The root has a slot of its own, so it pushes no other unit out and none pushes it out.
-TEST(GatherLog, NotesTheRootOnceAStep) {
+TEST(GatherLog, RootIsNotedOncePerStep) {
   GatherLog log(2);
   for (const int unit : {0, 1, 0, 2, 0, 3, 0, 1}) log.note_use(unit);
   EXPECT_EQ(entries_of(log), (std::vector<int>{0, 1, 2, 3, 1}));
@@ -51,7 +51,7 @@ TEST(GatherLog, NotesTheRootOnceAStep) {
   EXPECT_EQ(entries_of(log), std::vector<int>{0});
 }
 
-TEST(GatherLog, AStepThatIsOverIsForgotten) {
+TEST(GatherLog, ResetForgetsTheStep) {
   GatherLog log(3);
   log.note_gather(1);
   log.note_use(2);
@@ -62,7 +62,7 @@ TEST(GatherLog, AStepThatIsOverIsForgotten) {
 }
 
 // An evaluation may never end. The number of entries alone decides what is dropped, so it is the same on every rank.
-TEST(GatherLog, KeepsTheLastEntriesOfALongStep) {
+TEST(GatherLog, LongStepKeepsOnlyItsLastEntries) {
   constexpr std::size_t kMost = std::size_t{1} << 16, kCount = 5 * kMost + 1234;
   GatherLog log(1);
   for (std::size_t i = 0; i < kCount; ++i) {

@@ -115,7 +115,7 @@ void expect_nothing_lost(int ranks, const Made& made) {
   for (std::size_t i = 0; i < wanted.size(); ++i) EXPECT_NEAR(got[i], wanted[i], 1e-4) << i;
 }
 
-TEST(RandomK, SendsTheSamePlacesOnAllRanksAndKeepsTheRest) {
+TEST(RandomK, AllRanksSendTheSamePlacesAndKeepTheRest) {
   for (const int ranks : {2, 3}) {
     const RandomKConfig config{.fraction = 0.1};
     const Layout layout = some_layout(ranks);
@@ -170,7 +170,7 @@ struct OneBitAlone {
 };
 
 // Equal numbers lose nothing. Momentum decays once in a step: a step's reductions count together as one of their sum.
-TEST(OneBitMomentum, CountsOnceAStep) {
+TEST(OneBitMomentum, MomentumDecaysOncePerStepOverSeveralReductions) {
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
     const MeshAxes axes = value_or_throw(MeshGroups::of(mesh).axes(1, 1));
     OneBitAlone alone;
@@ -189,7 +189,7 @@ TEST(OneBitMomentum, CountsOnceAStep) {
   });
 }
 
-TEST(RandomK, ReachesEveryElement) {
+TEST(RandomK, EveryElementIsDrawnEquallyOften) {
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
     const MeshAxes axes = value_or_throw(MeshGroups::of(mesh).axes(1, 1));
     constexpr std::size_t kNumel = 103;
@@ -207,7 +207,7 @@ TEST(RandomK, ReachesEveryElement) {
   });
 }
 
-TEST(MajorityVote, IsTheSignThatMostHave) {
+TEST(MajorityVote, SumIsTheSignOfTheMajority) {
   for (const int ranks : {1, 2, 3, 5}) {
     const Layout layout = some_layout(ranks);
     const Made made = made_by(ranks, SignMajorityConfig(), [](const Layout& l, int, int n, Memory& memory) {
@@ -240,7 +240,7 @@ void clear_gaps(const Layout& layout, Numbers& values) {
   for (const Extent gap : layout.gaps()) std::fill_n(&values[size(gap.offset)], gap.numel, 0.0f);
 }
 
-TEST(SignFeedback, AddsWhatEachRankSendsAndKeepsTheRest) {
+TEST(SignFeedback, SumAddsWhatRanksSendAndTheRestIsKept) {
   for (const int ranks : {2, 3}) {
     const Layout layout = some_layout(ranks);
     const Made made = made_by(ranks, SignFeedbackConfig(), [](const Layout& l, int, int, Memory& memory) {
@@ -261,7 +261,7 @@ TEST(SignFeedback, AddsWhatEachRankSendsAndKeepsTheRest) {
   }
 }
 
-TEST(OneBit, CompressesContributionsAndSumsAndKeepsWhatBothLack) {
+TEST(OneBit, ResidualsOfContributionsAndSumsAreKept) {
   for (const int ranks : {2, 3}) {
     const Layout layout = some_layout(ranks);
     const Made made = made_by(ranks, OneBitConfig(), [](const Layout& l, int rank, int n, Memory& memory) {
@@ -297,7 +297,7 @@ TEST(OneBit, CompressesContributionsAndSumsAndKeepsWhatBothLack) {
   }
 }
 
-TEST(LevelMethod, AddsWhatEachRankDraws) {
+TEST(LevelMethod, SumAddsEachRanksSeededDraws) {
   for (const LevelForm form : {LevelForm{1, LevelNorm::kMagnitude}, LevelForm{7, LevelNorm::kSquares}}) {
     for (const int ranks : {2, 3}) {
       const QsgdConfig config{.levels = form.levels};
@@ -327,7 +327,7 @@ TEST(LevelMethod, AddsWhatEachRankDraws) {
   }
 }
 
-TEST(TopKMomentum, SendsTheLargestOfWhatMomentumAddsUp) {
+TEST(TopKMomentum, LargestAccumulatedElementsAreSent) {
   for (const int ranks : {2, 3}) {
     constexpr float kMomentum = 0.5f;
     const Layout layout = some_layout(ranks);
@@ -368,7 +368,7 @@ TEST(TopKMomentum, SendsTheLargestOfWhatMomentumAddsUp) {
 }
 
 // The method compresses momentum. Its result moves an optimizer's momentum as the sum of all ranks' momentum moves.
-TEST(OneBitMomentum, IsWhatRanksSend) {
+TEST(OneBitMomentum, SumMovesAsTheMomentumOfAllRanks) {
   constexpr float kMomentum = 0.75f;
   for (const int ranks : {2, 3}) {
     const Layout layout = some_layout(ranks);
@@ -411,7 +411,7 @@ TEST(OneBitMomentum, IsWhatRanksSend) {
 }
 
 // Two reductions of one step count together as one of their sum, where everything is sent at the end.
-TEST(TopKMomentum, CountsOnceAStep) {
+TEST(TopKMomentum, MomentumDecaysOncePerStepOverSeveralReductions) {
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
     const MeshAxes axes = value_or_throw(MeshGroups::of(mesh).axes(1, 1));
     Numbers kept(32, 0.0f), work(64);
@@ -432,7 +432,7 @@ TEST(TopKMomentum, CountsOnceAStep) {
   });
 }
 
-TEST(MethodLayout, OwnersHaveAllElements) {
+TEST(MethodLayout, OwnedPartsCoverAllElements) {
   for (std::int64_t numel = 0; numel < 1100; ++numel) {
     for (const int ranks : {1, 2, 3, 5}) {
       std::int64_t end = 0;

@@ -88,7 +88,7 @@ TEST(GradientPacker, TakesAnyStridesAndDtypes) {
   });
 }
 
-TEST(GradientPacker, AddsWhatComesAgain) {
+TEST(GradientPacker, GradientsOfAParameterThatComeTwiceAreAdded) {
   alone([](const Mesh& mesh) {
     Packed packed(mesh, DType::kF32);
     packed.take(1, packed.gradient(1));
@@ -100,7 +100,7 @@ TEST(GradientPacker, AddsWhatComesAgain) {
   });
 }
 
-TEST(GradientPacker, AGradientThatDoesNotCountIsZerosAndUsesNoParameter) {
+TEST(GradientPacker, UncountedGradientIsZeroAndMarksNoUse) {
   alone([](const Mesh& mesh) {
     Packed packed(mesh, DType::kBF16);
     for (const std::size_t i : {0u, 0u, 1u}) packed.packer.take_zeros(packed.group, i, packed.memory());
@@ -117,7 +117,7 @@ TEST(GradientPacker, AGradientThatDoesNotCountIsZerosAndUsesNoParameter) {
   });
 }
 
-TEST(GradientPacker, BeginForgetsArrivalsAndResetUsesToo) {
+TEST(GradientPacker, BeginForgetsArrivalsAndResetForgetsUses) {
   alone([](const Mesh& mesh) {
     Packed packed(mesh, DType::kF32);
     packed.take(0, packed.gradient(0));
@@ -135,7 +135,7 @@ TEST(GradientPacker, BeginForgetsArrivalsAndResetUsesToo) {
   });
 }
 
-TEST(GradientPacker, LeavesGapsThatAreZeroAlready) {
+TEST(GradientPacker, GapsKnownToBeZeroAreNotWritten) {
   alone([](const Mesh& mesh) {
     Packed packed(mesh, DType::kF32);
     for (std::size_t i = 0; i < 3; ++i) packed.take(i, packed.gradient(i));
@@ -152,7 +152,7 @@ void expect_set(Packed& packed, const std::vector<char>& used) {
   packed.packer.begin();
 }
 
-TEST(GradientPacker, OnlyWhatIsExpectedIsWaitedFor) {
+TEST(GradientPacker, OnlyExpectedGradientsAreWaitedFor) {
   alone([](const Mesh& mesh) {
     Packed packed(mesh, DType::kF32);
     expect_set(packed, {1, 0, 1});
@@ -169,7 +169,7 @@ TEST(GradientPacker, OnlyWhatIsExpectedIsWaitedFor) {
   });
 }
 
-TEST(GradientPacker, NothingExpectedIsCompleteAtOnce) {
+TEST(GradientPacker, BucketIsCompleteAtOnceIfNothingIsExpected) {
   alone([](const Mesh& mesh) {
     Packed packed(mesh, DType::kF32);
     expect_set(packed, {0, 0, 0});
@@ -182,7 +182,7 @@ TEST(GradientPacker, NothingExpectedIsCompleteAtOnce) {
   });
 }
 
-TEST(GradientPacker, AnExpectationHoldsFromTheNextBucketOn) {
+TEST(GradientPacker, ExpectationHoldsFromTheNextBucketOn) {
   alone([](const Mesh& mesh) {
     Packed packed(mesh, DType::kF32);
     packed.packer.expect(std::vector<char>{0, 0, 0});
@@ -193,7 +193,7 @@ TEST(GradientPacker, AnExpectationHoldsFromTheNextBucketOn) {
 }
 
 // Parameters that were unused together are usually used together again.
-TEST(GradientPacker, AfterASurpriseAllAreWaitedFor) {
+TEST(GradientPacker, UnexpectedGradientMakesTheBucketWaitForAll) {
   alone([](const Mesh& mesh) {
     for (const std::vector<std::size_t>& order : {std::vector<std::size_t>{1, 0, 2}, {0, 1, 2}, {2, 1, 0}}) {
       Packed packed(mesh, DType::kF32);
@@ -210,7 +210,7 @@ TEST(GradientPacker, AfterASurpriseAllAreWaitedFor) {
   });
 }
 
-TEST(GradientPacker, ASurpriseThatComesTwiceCountsOnce) {
+TEST(GradientPacker, UnexpectedGradientThatComesTwiceCountsOnce) {
   alone([](const Mesh& mesh) {
     Packed packed(mesh, DType::kF32);
     expect_set(packed, {1, 0, 0});
@@ -246,7 +246,7 @@ TEST(GradientPacker, CopiesOfAGpuWaitUntilTheyAreFlushed) {
   });
 }
 
-TEST(GradientPacker, OnAGpuTooWhatComesAgainIsAddedToWhatWaited) {
+TEST(GradientPacker, GpuAddsASecondGradientToTheOneThatWaits) {
   alone([](const Mesh& mesh) {
     Packed packed(mesh, DType::kF32, kQueued);
     packed.take(0, packed.gradient(0));
@@ -270,7 +270,7 @@ TEST(PendingCopies, TensorsOfSeveralDtypesAreCopiedTogether) {
   for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(at::equal(places[i], gradients[i].to(at::kFloat)));
 }
 
-TEST(PendingCopies, ManyAreNotKept) {
+TEST(PendingCopies, ManyBytesAreFlushedAtOnce) {
   const at::Tensor large = at::ones({9 << 20});  // 36 MiB
   at::Tensor place = at::zeros_like(large);
   PendingCopies copies;
@@ -280,7 +280,7 @@ TEST(PendingCopies, ManyAreNotKept) {
   EXPECT_TRUE(at::equal(place, large));
 }
 
-TEST(PendingCopies, DroppedOnesWriteNothing) {
+TEST(PendingCopies, DroppedCopiesWriteNothing) {
   at::Tensor place = at::zeros({4});
   PendingCopies copies;
   copies.add(place, at::ones({4}));

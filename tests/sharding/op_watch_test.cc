@@ -47,7 +47,7 @@ void on_two_ranks(const Body& body) {
   });
 }
 
-TEST(OpWatch, AnOperatorFindsItsInputsGathered) {
+TEST(OpWatch, OperatorGathersTheUnitsOfItsInputs) {
   on_two_ranks([](Watched& w) {
     EXPECT_TRUE(at::equal(w.units.parameter(2, 0).detach() + 1, w.wanted(2, 0) + 1));
     EXPECT_EQ(w.residency.counts().gathers, 1);
@@ -56,7 +56,7 @@ TEST(OpWatch, AnOperatorFindsItsInputsGathered) {
   });
 }
 
-TEST(OpWatch, ViewsListsAndOptionalsLeadToTheirUnitsToo) {
+TEST(OpWatch, ViewsListsAndOptionalInputsAreGatheredToo) {
   on_two_ranks([](Watched& w) {
     const at::Tensor row = w.units.parameter(1, 0).select(0, 2);  // a view reads nothing
     EXPECT_TRUE(at::equal((row + 0).detach(), w.wanted(1, 0).select(0, 2)));
@@ -73,7 +73,7 @@ TEST(OpWatch, ViewsListsAndOptionalsLeadToTheirUnitsToo) {
 }
 
 // Forward saved a view of a parameter's storage. Backward runs operators too, so they gather it again.
-TEST(OpWatch, BackwardGathersWhatForwardSaved) {
+TEST(OpWatch, BackwardGathersUnitsOfSavedViews) {
   on_two_ranks([](Watched& w) {
     at::Tensor x = at::ones({3, 33}).requires_grad_();
     at::Tensor wanted = at::zeros({3, 33});
@@ -127,7 +127,7 @@ std::optional<torch::jit::Stack> results_of(const c10::OperatorHandle& op, const
 }
 
 // The list is LibTorch's own, so that the next version's operators are tried too.
-TEST(OpWatch, NoOperatorThatReturnsAViewGathersOrGivesOutAPointer) {
+TEST(OpWatch, ViewOperatorsNeitherGatherNorGiveOutPointers) {
   on_two_ranks([](Watched& w) {
     std::set<std::string> tried;
     for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
@@ -171,7 +171,7 @@ TEST(OpWatch, NoOperatorThatReturnsAViewGathersOrGivesOutAPointer) {
 }
 
 // A pointer that is taken while an operator runs belongs to the operator; afterwards another unit may get the slot.
-TEST(OpWatch, AGatheredUnitGivesOutAPointerOnlyWhileItIsPinned) {
+TEST(OpWatch, GatheredUnitGivesOutPointersOnlyWhilePinned) {
   on_two_ranks([](Watched& w) {
     const at::Tensor view = w.units.parameter(1, 0).detach().t();
     EXPECT_TRUE(at::equal(view + 0, w.wanted(1, 0).t()));
@@ -184,21 +184,21 @@ TEST(OpWatch, AGatheredUnitGivesOutAPointerOnlyWhileItIsPinned) {
   });
 }
 
-TEST(OpWatch, AnErrorInAnOperatorUnpins) {
+TEST(OpWatch, FailedOperatorUnpinsItsInputs) {
   on_two_ranks([](Watched& w) {
     EXPECT_ANY_THROW(w.units.parameter(1, 0) + at::ones({7, 7, 7}));
     w.expect_no_pins();
   });
 }
 
-TEST(OpWatch, OtherOperatorsGatherNothing) {
+TEST(OpWatch, OperatorsOnOtherTensorsGatherNothing) {
   on_two_ranks([](Watched& w) {
     at::ones({3, 3}).mm(at::ones({3, 3}));
     EXPECT_EQ(w.residency.counts().gathers, 0);
   });
 }
 
-TEST(OpWatch, WithoutOneNothingIsGathered) {
+TEST(OpWatch, NothingIsGatheredWithoutAWatch) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     Watched w(mesh);
     // Both ranks' watches are one callback: it goes with the last of them.

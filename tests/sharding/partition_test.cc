@@ -102,7 +102,7 @@ std::vector<std::pair<std::string, Strategy>> many_strategies() {
   return all;
 }
 
-TEST(Partition, EveryParameterIsInOneUnitOnce) {
+TEST(Partition, EveryParameterIsInExactlyOneUnit) {
   for (const auto& [what, strategy] : many_strategies()) {
     SCOPED_TRACE(what);
     Net net;
@@ -118,7 +118,7 @@ TEST(Partition, EveryParameterIsInOneUnitOnce) {
   }
 }
 
-TEST(Partition, NumbersAreThoseOfRegistrationWhateverTheUnits) {
+TEST(Partition, ParameterNumbersDoNotDependOnTheUnits) {
   std::map<std::string, std::int64_t> wanted;
   for (const auto& [what, strategy] : many_strategies()) {
     SCOPED_TRACE(what);
@@ -139,7 +139,7 @@ TEST(Partition, NumbersAreThoseOfRegistrationWhateverTheUnits) {
   EXPECT_LT(wanted["layers.0.norm.weight"], wanted["layers.2.linear.bias"]);
 }
 
-TEST(Partition, GroupsHoldOneDtypeThatTrainsOrNot) {
+TEST(Partition, GroupsHoldOneDtypeOfEitherTrainableOrFrozen) {
   for (const auto& [what, strategy] : many_strategies()) {
     SCOPED_TRACE(what);
     Net net;
@@ -162,7 +162,7 @@ TEST(Partition, GroupsHoldOneDtypeThatTrainsOrNot) {
   }
 }
 
-TEST(Partition, AParameterBelongsToTheInnermostUnitAroundIt) {
+TEST(Partition, ParameterBelongsToTheInnermostUnitAroundIt) {
   Net net;
   Strategy strategy;
   strategy.units.classes = {"Layer", "Linear"};
@@ -175,7 +175,7 @@ TEST(Partition, AParameterBelongsToTheInnermostUnitAroundIt) {
   EXPECT_EQ(found["layers.1.linear.weight"], "layers.1.linear");
 }
 
-TEST(Partition, ATiedParameterBelongsToTheFirstAndKnowsItsOtherNames) {
+TEST(Partition, TiedParameterBelongsToTheFirstUnitAndKnowsAllNames) {
   Net net;
   Strategy strategy;
   strategy.units.classes = {"Layer"};
@@ -192,7 +192,7 @@ TEST(Partition, ATiedParameterBelongsToTheFirstAndKnowsItsOtherNames) {
 }
 
 // A block of an 8-bit state has one scale.
-TEST(Partition, WithStatesOf8BitsNoBlockIsOfTwoParameters) {
+TEST(Partition, EightBitStatesGiveEachParameterItsOwnBlocks) {
   Net net;
   Strategy strategy;
   strategy.optimizer.state_dtype = StateDType::k8Bit;
@@ -205,7 +205,7 @@ TEST(Partition, WithStatesOf8BitsNoBlockIsOfTwoParameters) {
   }
 }
 
-TEST(Partition, NamesThatMatchNothingAreToldTogetherWithTheNearest) {
+TEST(Partition, UnmatchedUnitNamesAreListedWithTheNearest) {
   Net net;
   Strategy strategy;
   strategy.units.classes = {"Layr", "Linear"};
@@ -222,7 +222,7 @@ TEST(Partition, NamesThatMatchNothingAreToldTogetherWithTheNearest) {
   }
 }
 
-TEST(Partition, WhatTrainsInADtypeThatCannotIsRefusedByName) {
+TEST(Partition, TrainableParameterOfUnsupportedDtypeIsNamed) {
   torch::nn::Linear linear(4, 4);
   linear->to(torch::kDouble);
   try {

@@ -56,7 +56,7 @@ void end_step(Reduced& reduced) {
   }
 }
 
-TEST(ReducerInBackward, HandsEachSumOverOnceInTheOrderOfReductions) {
+TEST(ReducerInBackward, EachSumIsHandedOverOnceInReductionOrder) {
   using enum ShardingStrategy;
   struct Case {
     ShardingStrategy strategy;
@@ -91,7 +91,7 @@ TEST(ReducerInBackward, HandsEachSumOverOnceInTheOrderOfReductions) {
   }
 }
 
-TEST(ReducerInBackward, SaysWhatAnyRankUsed) {
+TEST(ReducerInBackward, HandedUsesAreThoseOfAnyRank) {
   run_ranks({.ranks = 3}, [](const Mesh& mesh) {
     Reduced reduced(mesh, options_of(ShardingStrategy::kNoShard));
     HandedOver handed(reduced);
@@ -113,7 +113,7 @@ TEST(ReducerInBackward, SaysWhatAnyRankUsed) {
   });
 }
 
-TEST(ReducerInBackward, FindsRanksThatGatheredInOtherOrders) {
+TEST(ReducerInBackward, DifferentGatherOrdersAreNoticed) {
   for (const int ranks : {1, 2, 3}) {
     run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
       for (const bool differs : {false, true}) {
@@ -128,7 +128,7 @@ TEST(ReducerInBackward, FindsRanksThatGatheredInOtherOrders) {
   }
 }
 
-TEST(ReducerInBackward, RefusesALateGradientByName) {
+TEST(ReducerInBackward, LateGradientIsRefusedByName) {
   for (const int ranks : {1, 2}) {
     run_ranks({.ranks = ranks}, [](const Mesh& mesh) {
       Reduced reduced(mesh, options_of(ShardingStrategy::kFullShard));
@@ -146,7 +146,7 @@ TEST(ReducerInBackward, RefusesALateGradientByName) {
   }
 }
 
-TEST(ReducerInBackward, ReadingAClosedUnitSaysWhy) {
+TEST(ReducerInBackward, ReadingAUnitUnderUpdateSaysWhy) {
   run_ranks({.ranks = 1}, [](const Mesh& mesh) {
     Reduced reduced(mesh, options_of(ShardingStrategy::kFullShard));
     HandedOver handed(reduced);

@@ -59,7 +59,7 @@ std::string text_of(const Case& c) {
          (c.sync == GradientSync::kLastMicrobatch ? ", reduced once" : "");
 }
 
-TEST(Reducer, LeavesTheSumOverRanksAndMicrobatches) {
+TEST(Reducer, GradientIsTheSumOverRanksAndMicrobatches) {
   for (const Case& c : all_cases()) {
     SCOPED_TRACE(text_of(c));
     run_ranks({.ranks = c.ranks}, [&](const Mesh& mesh) {
@@ -78,7 +78,7 @@ TEST(Reducer, LeavesTheSumOverRanksAndMicrobatches) {
   }
 }
 
-TEST(Reducer, ShowsTheVisitorEachPartAsItIsInTheEnd) {
+TEST(Reducer, VisitorSeesEachPartInItsFinalState) {
   for (const Case& c : all_cases()) {
     if (c.ranks == 1) continue;  // nothing is reduced
     SCOPED_TRACE(text_of(c));
@@ -97,7 +97,7 @@ TEST(Reducer, ShowsTheVisitorEachPartAsItIsInTheEnd) {
   }
 }
 
-TEST(Reducer, AUnitThatARankDoesNotUseTakesPartWithZeros) {
+TEST(Reducer, UnusedUnitTakesPartWithZeros) {
   for (const ShardingStrategy strategy : {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard}) {
     run_ranks({.ranks = 3}, [&](const Mesh& mesh) {
       Reduced reduced(mesh, some_units(5, strategy));
@@ -127,7 +127,7 @@ TEST(Reducer, AUnitThatARankDoesNotUseTakesPartWithZeros) {
   }
 }
 
-TEST(Reducer, ALateGradientIsAddedToTheSum) {
+TEST(Reducer, LateGradientIsAddedToTheSum) {
   for (const ShardingStrategy strategy : {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard}) {
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
       Reduced reduced(mesh, some_units(5, strategy));
@@ -143,7 +143,7 @@ TEST(Reducer, ALateGradientIsAddedToTheSum) {
   }
 }
 
-TEST(Reducer, CountsAReductionAUnitAndItsBytes) {
+TEST(Reducer, EachUnitCountsOneReductionAndItsBytes) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     for (const DType reduce : {DType::kF32, DType::kBF16}) {
       Reduced reduced(mesh, options_of({.strategy = ShardingStrategy::kFullShard, .ranks = 2, .reduce = reduce}));
@@ -164,7 +164,7 @@ TEST(Reducer, CountsAReductionAUnitAndItsBytes) {
 }
 
 // Gradients come in another order than the first round guesses: rank 0's order becomes that of all ranks.
-TEST(Reducer, TheOrderOfTheFirstRoundIsThatOfTheNext) {
+TEST(Reducer, FirstRoundsOrderIsUsedInTheNext) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     Reduced reduced(mesh, some_units(12));
     std::int64_t overflows = 0;
@@ -241,7 +241,7 @@ void on_many_units(const Body& body) {
   });
 }
 
-TEST(Reducer, UnusedUnitsKeepNoBucketFromTheOthers) {
+TEST(Reducer, UnusedUnitsHoldNoBucketOnceKnown) {
   // The last unit is the first in the order; one or two parameters of others are unused.
   const std::function<bool(int, std::size_t, std::size_t)> sets[] = {
       [](int, std::size_t u, std::size_t) { return u != 11; },
@@ -257,7 +257,7 @@ TEST(Reducer, UnusedUnitsKeepNoBucketFromTheOthers) {
   }
 }
 
-TEST(Reducer, AnUnusedUnitTakesPartInEveryStep) {
+TEST(Reducer, UnusedUnitIsReducedInEveryStep) {
   on_many_units([](Reduced& reduced) {
     const Uses uses{[](int, std::size_t u, std::size_t) { return u != 5; }};
     for (int k = 1; k <= 3; ++k) {
@@ -267,7 +267,7 @@ TEST(Reducer, AnUnusedUnitTakesPartInEveryStep) {
   });
 }
 
-TEST(Reducer, WhatComesBackNeedsMoreBucketsOnlyUntilTheOrderIsAgreedAgain) {
+TEST(Reducer, ReturningUnitNeedsMoreBucketsUntilTheNextAgreement) {
   on_many_units([](Reduced& reduced) {
     const Uses without{[](int, std::size_t u, std::size_t) { return u != 11; }};
     step(reduced, without);
@@ -278,7 +278,7 @@ TEST(Reducer, WhatComesBackNeedsMoreBucketsOnlyUntilTheOrderIsAgreedAgain) {
   });
 }
 
-TEST(Reducer, TheOrderIsAgreedAgainWhenTheUsedSetChangesAndOnlyThen) {
+TEST(Reducer, OrderIsAgreedAgainOnlyWhenTheUsedSetChanges) {
   on_many_units([](Reduced& reduced) {
     Uses up = kAll;
     up.ascending = true;
@@ -292,7 +292,7 @@ TEST(Reducer, TheOrderIsAgreedAgainWhenTheUsedSetChangesAndOnlyThen) {
 }
 
 // A unit's turn comes when none of its gradients are expected; then they come after all, on one rank only.
-TEST(Reducer, ALateSurpriseOnOneRankIsReducedOnceMoreOnAll) {
+TEST(Reducer, LateGradientIsReducedOnceMoreOnAllRanks) {
   for (const ShardingStrategy strategy : {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard}) {
     for (const int ranks : {2, 3}) {
       run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
@@ -315,7 +315,7 @@ TEST(Reducer, ALateSurpriseOnOneRankIsReducedOnceMoreOnAll) {
 }
 
 // Each step uses other parameters, any on each rank and in any order.
-TEST(Reducer, SumsAreRightWhateverWasExpected) {
+TEST(Reducer, SumsAreExactForRandomUsesOnEachRank) {
   for (const Case& c : all_cases()) {
     SCOPED_TRACE(text_of(c));
     run_ranks({.ranks = c.ranks}, [&](const Mesh& mesh) {

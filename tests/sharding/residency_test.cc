@@ -52,7 +52,7 @@ HandMadeUnits::Options options_of(std::size_t count, std::int64_t prefetch) {
   return options;
 }
 
-TEST(Residency, AUnitInUseHoldsItsValuesWhateverTheOrder) {
+TEST(Residency, UsedUnitHoldsItsValuesInAnyOrder) {
   for (const int ranks : {2, 3}) {
     for (const std::int64_t prefetch : {0, 1, 3}) {
       run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
@@ -75,7 +75,7 @@ TEST(Residency, AUnitInUseHoldsItsValuesWhateverTheOrder) {
 }
 
 // The storage that profilers see is as large as the largest unit that was looked at so far.
-TEST(Residency, UnitsOfAnySizeAreInPlaceWhileAProfilerLooks) {
+TEST(Residency, ObservedPointersWorkForUnitsOfAnySize) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     HandMadeUnits::Options options = options_of(3, 0);
     options.sizes[2] = {{900, 700}};  // more than is shown of a small one
@@ -93,7 +93,7 @@ TEST(Residency, UnitsOfAnySizeAreInPlaceWhileAProfilerLooks) {
   });
 }
 
-TEST(Residency, PinnedUnitsKeepTheirValuesAndOthersGetSlotsBeyondThePlan) {
+TEST(Residency, PinnedUnitsKeepValuesAndOthersGetOverflowSlots) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     Resident resident(mesh, options_of(6, 0));  // a slot of the root, and one for all others
     for (const std::size_t u : {1u, 2u, 3u, 0u}) resident.use(u);
@@ -111,7 +111,7 @@ TEST(Residency, PinnedUnitsKeepTheirValuesAndOthersGetSlotsBeyondThePlan) {
 }
 
 // Belady's rule: units 1, 2, 3 and 4 take turns in two slots, and the unit that is needed last goes.
-TEST(Residency, AKnownOrderIsGatheredAheadAndNoMoreOften) {
+TEST(Residency, KnownOrderIsPrefetchedWithoutExtraGathers) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     Resident resident(mesh, options_of(5, 1));
     const std::size_t order[] = {0, 1, 2, 3, 4, 4, 3, 2, 1, 0};
@@ -136,7 +136,7 @@ TEST(Residency, AKnownOrderIsGatheredAheadAndNoMoreOften) {
 }
 
 // The record of the second round must begin with unit 1 too, or the third begins in its middle.
-TEST(Residency, ARoundMayBeginWithTheUnitThatTheLastOneEndedWith) {
+TEST(Residency, RoundMayBeginWithTheLastRoundsFinalUnit) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     Resident resident(mesh, options_of(6, 1));
     const std::size_t round[] = {1, 2, 3, 4, 5, 4, 3, 2, 1};
@@ -156,7 +156,7 @@ TEST(Residency, ARoundMayBeginWithTheUnitThatTheLastOneEndedWith) {
   });
 }
 
-TEST(Residency, ReleaseAllMakesTheNextUseSeeTheChangedShards) {
+TEST(Residency, NextUseAfterReleaseAllSeesChangedShards) {
   for (const ShardingStrategy strategy : {ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp}) {
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
       Resident resident(mesh, some_units(3, strategy));
@@ -174,7 +174,7 @@ TEST(Residency, ReleaseAllMakesTheNextUseSeeTheChangedShards) {
   }
 }
 
-TEST(Residency, HoldGathersOutsideTheScheduleAndDropGivesUp) {
+TEST(Residency, HoldGathersOutsideTheScheduleAndDropReleases) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     Resident resident(mesh, options_of(4, 1));
     resident.residency.hold(resident.units.unit(2));
@@ -188,7 +188,7 @@ TEST(Residency, HoldGathersOutsideTheScheduleAndDropGivesUp) {
   });
 }
 
-TEST(Residency, AReleasedUnitRefusesToBeRead) {
+TEST(Residency, ReadingAReleasedUnitThrows) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     Resident resident(mesh, options_of(3, 0));
     EXPECT_THROW(resident.units.parameter(1, 0).const_data_ptr<float>(), c10::Error);
@@ -198,7 +198,7 @@ TEST(Residency, AReleasedUnitRefusesToBeRead) {
   });
 }
 
-TEST(Residency, AFailedGatherPoisonsTheUnitAndIsTold) {
+TEST(Residency, FailedGatherPoisonsTheUnitAndReportsWhy) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     Resident resident(mesh, options_of(3, 0));
     resident.units.axes().gather->abort(make_error(ExitCode::kUnavailable, "the cable is out"));

@@ -36,7 +36,7 @@ std::string refusal_of(const std::function<void(const at::Tensor&)>& read, const
 
 c10::StorageImpl& storage_of(const at::Tensor& tensor) { return *tensor.storage().unsafeGetStorageImpl(); }
 
-TEST(StorageAccess, WhoAsksForMemoryThatIsAwayGetsTheText) {
+TEST(StorageAccess, EveryReadOfRefusedMemoryGetsTheText) {
   const at::Tensor tensor = at::arange(5, at::kFloat), view = tensor.narrow(0, 1, 3);
   set_refusal(storage_of(tensor), "unit 7 is away");
   refuse_access(storage_of(tensor), true);
@@ -46,13 +46,13 @@ TEST(StorageAccess, WhoAsksForMemoryThatIsAwayGetsTheText) {
   }
 }
 
-TEST(StorageAccess, ATextAloneRefusesNothing) {
+TEST(StorageAccess, TextAloneRefusesNothing) {
   const at::Tensor tensor = at::arange(5, at::kFloat);
   set_refusal(storage_of(tensor), "unit 7 is away");
   for (const auto& read : all_reads()) EXPECT_EQ(refusal_of(read, tensor), "it was read");
 }
 
-TEST(StorageAccess, AccessIsAllowedAgainAndTheValuesAreThere) {
+TEST(StorageAccess, AccessAllowedAgainFindsTheValues) {
   const at::Tensor tensor = at::arange(5, at::kFloat);
   set_refusal(storage_of(tensor), "unit 7 is away");
   for (int time = 0; time < 3; ++time) {
@@ -64,7 +64,7 @@ TEST(StorageAccess, AccessIsAllowedAgainAndTheValuesAreThere) {
   for (const auto& read : all_reads()) EXPECT_EQ(refusal_of(read, tensor), "it was read");
 }
 
-TEST(StorageAccess, ALaterTextTakesTheFirstOnesPlace) {
+TEST(StorageAccess, LaterTextReplacesTheFirst) {
   const at::Tensor tensor = at::arange(5, at::kFloat);
   set_refusal(storage_of(tensor), "unit 7 is away");
   refuse_access(storage_of(tensor), true);

@@ -27,19 +27,19 @@ std::vector<float> sum_of_notes(const Digests& digests, std::size_t parameters) 
   return sum;
 }
 
-TEST(UnitNotes, SayWhichParametersAnyRankUsed) {
+TEST(UnitNotes, SumTellsWhichParametersAnyRankUsed) {
   std::vector<char> used(3, 2);
   unit_notes::read_used(sum_of_notes({0, 0}, 3), used);
   EXPECT_EQ(used, (std::vector<char>{1, 1, 0}));
 }
 
-TEST(UnitNotes, AddUpWeights) {
+TEST(UnitNotes, SumHoldsTheTotalWeight) {
   const std::vector<float> sum = sum_of_notes({7, 7, 7}, 3);
   EXPECT_EQ(sum[static_cast<std::size_t>(unit_notes::place_of_weight(3))], 1.5F);
   EXPECT_TRUE(unit_notes::have_one_digest(sum, 3, 3));
 }
 
-TEST(UnitNotes, TellOneDigestFromSeveral) {
+TEST(UnitNotes, OneDifferingBitInADigestIsNoticed) {
   constexpr std::uint64_t kDigest = 0xF00DFACE12345678;
   const auto agree = [](const Digests& digests) {
     std::vector<float> sum = sum_of_notes(digests, 3);

@@ -17,7 +17,7 @@
 namespace tessera::testing {
 namespace {
 
-TEST(Unit, StatesChangeAsTheTableSays) {
+TEST(Unit, OnlyListedStateChangesAreAllowed) {
   using enum Unit::State;
   const auto in_state = [](Unit::State state) {
     auto unit = std::make_unique<Unit>(0, "unit");
@@ -46,7 +46,7 @@ TEST(Unit, StatesChangeAsTheTableSays) {
 }
 
 // One rank shards nothing, so its parameters are always there.
-TEST(Unit, ParametersAreViewsOfTheBufferAndStayTheUsersTensors) {
+TEST(Unit, ParametersAreViewsOfTheBufferInTheUsersTensors) {
   run_ranks({.ranks = 1}, [](const Mesh& mesh) {
     HandMadeUnits made(mesh, some_units(3));
     for (std::size_t u = 0; u < made.size(); ++u) {
@@ -92,7 +92,7 @@ TEST(Unit, ViewsFollowTheParametersToOtherMemory) {
   });
 }
 
-TEST(Unit, APoisonedUnitThrowsItsMessageAtWhoReadsIt) {
+TEST(Unit, ReadingAPoisonedUnitThrowsItsMessage) {
   run_ranks({.ranks = 1}, [](const Mesh& mesh) {
     HandMadeUnits made(mesh, some_units(2));
     made.unit(1).poison("unit 1 is lost");
@@ -107,7 +107,7 @@ TEST(Unit, APoisonedUnitThrowsItsMessageAtWhoReadsIt) {
 }
 
 // There are several ranks, so that units are released.
-TEST(Unit, AReleasedUnitSaysWhoItIsAndWhatToDo) {
+TEST(Unit, ReadingAReleasedUnitNamesItAndTheRemedy) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     HandMadeUnits made(mesh, some_units(3));
     try {
@@ -158,7 +158,7 @@ void expect_noticed(const std::function<void(HandMadeUnits&, at::Tensor&)>& leav
   });
 }
 
-TEST(Unit, AParameterThatWasGivenOtherMemoryIsNamed) {
+TEST(Unit, ParameterGivenOtherMemoryIsNamed) {
   expect_noticed([](HandMadeUnits&, at::Tensor& parameter) { parameter.set_data(parameter.detach().clone()); });
   expect_noticed([](HandMadeUnits&, at::Tensor& parameter) { parameter.set_(at::ones(parameter.sizes())); });
   expect_noticed([](HandMadeUnits&, at::Tensor& parameter) { parameter.set_data(parameter.to(at::kDouble)); });
@@ -169,7 +169,7 @@ TEST(Unit, AParameterThatWasGivenOtherMemoryIsNamed) {
   expect_noticed(as_far_into_it);
 }
 
-TEST(Unit, AParameterThatMovedWithinTheBuffersIsNamed) {
+TEST(Unit, ParameterMovedWithinTheBuffersIsNamed) {
   const auto beside = [](HandMadeUnits& made, at::Tensor& parameter) {
     const at::Tensor place = made.parameter(1, 0).detach();
     parameter.set_data(place.flatten().narrow(0, 64, parameter.numel()));
@@ -181,7 +181,7 @@ TEST(Unit, AParameterThatMovedWithinTheBuffersIsNamed) {
   expect_noticed(in_another_unit);
 }
 
-TEST(Unit, BytesAreThoseOfItsGroups) {
+TEST(Unit, BytesAreTheSumOfItsGroups) {
   run_ranks({.ranks = 1}, [](const Mesh& mesh) {
     HandMadeUnits made(mesh, some_units(3));
     for (std::size_t u = 0; u < made.size(); ++u) {

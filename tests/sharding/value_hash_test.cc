@@ -13,7 +13,7 @@
 namespace tessera::testing {
 namespace {
 
-TEST(ValueHash, TellsOneChangedBit) {
+TEST(ValueHash, OneChangedBitChangesTheHash) {
   std::vector<std::byte> bytes(1000, std::byte{0});
   const auto hash = [&](std::int64_t count) {
     ValueHash made;
@@ -32,7 +32,7 @@ TEST(ValueHash, TellsOneChangedBit) {
   EXPECT_EQ(hash(1000), before);
 }
 
-TEST(ValueHash, OfAGatheredUnitSeesEveryParameter) {
+TEST(ValueHash, GatheredUnitsHashDependsOnEveryParameter) {
   run_ranks({.ranks = 1}, [](const Mesh& mesh) {
     HandMadeUnits made(mesh, some_units(3));
     const std::uint64_t before = hash_of_gathered(made.unit(1), c10::kCPU);
@@ -62,7 +62,7 @@ std::vector<std::uint64_t> hashes_of(const FlatGroup& group) {
   return hashes;
 }
 
-TEST(ValueHash, OfAPartSeesThisRanksPartOfOneParameter) {
+TEST(ValueHash, PartsHashChangesOnlyForTheParameterWritten) {
   using enum ShardingStrategy;
   for (const ShardingStrategy strategy : {kNoShard, kShardGradients, kShardGradOp, kFullShard}) {
     SCOPED_TRACE(name_of(strategy));
@@ -94,7 +94,7 @@ TEST(ValueHash, OfAPartSeesThisRanksPartOfOneParameter) {
 }
 
 // Where ranks hold all parameters, a rank does not notice writes into what another rank updates.
-TEST(ValueHash, OfAPartIsBlindToWhatOtherRanksUpdate) {
+TEST(ValueHash, PartsHashIgnoresElementsOfOtherRanks) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     HandMadeUnits made(mesh, some_units(2, ShardingStrategy::kShardGradients));
     const FlatGroup& group = made.group(1);

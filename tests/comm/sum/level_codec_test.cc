@@ -39,7 +39,7 @@ constexpr LevelForm kForms[] = {{1, LevelNorm::kMagnitude},  {1, LevelNorm::kSqu
                                 {7, LevelNorm::kSquares},    {8, LevelNorm::kSquares}, {100, LevelNorm::kSquares},
                                 {127, LevelNorm::kMagnitude}};
 
-TEST(LevelCodec, IsOneOfTheTwoNearestLevels) {
+TEST(LevelCodec, DrawsOneOfTheTwoNearestLevels) {
   for (const LevelForm form : kForms) {
     for (const std::size_t numel : {1u, 17u, 256u, 700u}) {
       const Numbers values = random_numbers(numel, 3), output = sent(form, values, noise_key(1, 2));
@@ -56,7 +56,7 @@ TEST(LevelCodec, IsOneOfTheTwoNearestLevels) {
 }
 
 // The mean of n draws is off by less than 5 of its standard deviations, which are at most unit / (2 sqrt(n)).
-TEST(LevelCodec, HasTheValueAsItsMean) {
+TEST(LevelCodec, MeanOfDrawsIsTheValue) {
   constexpr int kDraws = 4000;
   for (const LevelForm form : kForms) {
     const Numbers values = random_numbers(300, 3);
@@ -72,7 +72,7 @@ TEST(LevelCodec, HasTheValueAsItsMean) {
   }
 }
 
-TEST(LevelCodec, WhatIsNotFiniteStaysSo) {
+TEST(LevelCodec, NonFiniteRunStaysNonFinite) {
   for (const LevelForm form : kForms) {
     for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
       Numbers values = random_numbers(600, 3);

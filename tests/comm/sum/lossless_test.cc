@@ -63,32 +63,32 @@ double share(DType dtype, const Bytes& numbers) {
 
 constexpr std::size_t kMany = 1 << 16;
 
-TEST(Lossless, NormalNumbersTakeWhatTheirExponentsTell) {
+TEST(Lossless, NormalNumbersShrinkToTheirEntropy) {
   const std::vector<float> values = normal(kMany);
   EXPECT_NEAR(share(DType::kF32, bytes_of(values)), 0.853, 0.003);
   EXPECT_NEAR(share(DType::kBF16, bytes_of(upper_halves(values))), 0.705, 0.006);
 }
 
-TEST(Lossless, AnOutlierDoesNotCostTheOthers) {
+TEST(Lossless, OneOutlierABlockCostsAlmostNothing) {
   std::vector<float> values = normal(kMany);
   for (std::size_t i = 100; i < values.size(); i += kLosslessBlock) values[i] *= 12;
   EXPECT_LT(share(DType::kF32, bytes_of(values)), 0.86);
 }
 
-TEST(Lossless, Fp32ThatIsBf16HasNoLowHalves) {
+TEST(Lossless, Fp32OfBf16ValuesSendsNoLowHalves) {
   std::vector<float> values = normal(kMany);
   for (float& value : values) value = std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) & 0xffff0000u);
   EXPECT_NEAR(share(DType::kF32, bytes_of(values)), 0.353, 0.004);
 }
 
-TEST(Lossless, ZerosAreAByteABlock) {
+TEST(Lossless, ZerosTakeOneByteABlock) {
   EXPECT_EQ(expect_all_bits(DType::kF32, Bytes(kMany * 4), "fp32"), kMany / kLosslessBlock);
   EXPECT_EQ(expect_all_bits(DType::kBF16, Bytes(kMany * 2), "bf16"), kMany / kLosslessBlock);
   const std::vector<float> negative(kLosslessBlock, -0.0F);
   EXPECT_GT(expect_all_bits(DType::kF32, bytes_of(negative), "-0"), kLosslessBlock);
 }
 
-TEST(Lossless, NoiseGrowsByAByteABlock) {
+TEST(Lossless, NoiseGrowsByAtMostOneByteABlock) {
   std::mt19937 random(3);
   Bytes noise(kMany * 4);
   for (std::byte& byte : noise) byte = static_cast<std::byte>(random());
@@ -109,7 +109,7 @@ TEST(Lossless, EveryNumberKeepsItsBits) {
   expect_all_bits(DType::kF32, bytes_of(wide), "every upper half of fp32");
 }
 
-TEST(Lossless, EveryLengthAndSpecialsAmongNormalNumbers) {
+TEST(Lossless, EveryLengthAndSpecialValuesKeepTheirBits) {
   using Limits = std::numeric_limits<float>;
   const float specials[] = {
       0.0F,          -0.0F,         Limits::infinity(), -Limits::infinity(), Limits::quiet_NaN(), Limits::denorm_min(),

@@ -27,7 +27,7 @@ double dot(const float* a, const float* b, std::size_t numel) {
   return sum;
 }
 
-TEST(LowRank, ProductsAreThoseOfMatrices) {
+TEST(LowRank, ProductsEqualMatrixProducts) {
   for (const LowRankShape shape : {LowRankShape{1, 1, 1}, {3, 5, 1}, {17, 16, 4}, {20, 33, 5}, {40, 100, 11}}) {
     const auto [rows, columns, rank] = shape;
     const Numbers matrix = random_numbers(rows * columns, 1), before = random_numbers(rows * columns, 2),
@@ -71,7 +71,7 @@ TEST(LowRank, ColumnsBecomeOrthonormal) {
   }
 }
 
-TEST(LowRank, ColumnsWithoutAnythingBecomeZerosAndAreDrawnAgain) {
+TEST(LowRank, EmptyColumnsBecomeZerosAndAreDrawnAgain) {
   constexpr std::size_t kRank = 3, kNumel = 40;
   Numbers factor(kRank * kNumel);
   for (std::size_t i = 0; i < kNumel; ++i) factor[i] = factor[2 * kNumel + i] = static_cast<float>(i % 4) - 1;
@@ -93,7 +93,7 @@ TEST(LowRank, ColumnsWithoutAnythingBecomeZerosAndAreDrawnAgain) {
 }
 
 // A step whose gradients are not finite is skipped, so that must show in the sum.
-TEST(LowRank, WhatIsNotFiniteShows) {
+TEST(LowRank, NonFiniteGradientShowsInTheSum) {
   for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     const LowRankShape shape{6, 20, 2};
     Numbers matrix = random_numbers(120, 5), kept(120), right = random_numbers(40, 6), left(12);

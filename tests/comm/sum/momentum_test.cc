@@ -18,7 +18,7 @@ std::vector<float> draws(std::size_t numel, unsigned seed) {
   return values;
 }
 
-TEST(Momentum, EachProductIsRounded) {
+TEST(Momentum, EveryProductIsRoundedByItself) {
   for (const std::size_t numel : {1u, 7u, 64u, 1001u}) {
     const std::vector<float> moving = draws(numel, 1), values = draws(numel, 2), before = draws(numel, 3);
     std::vector<float> made = values, moved = moving, sum = before;
@@ -35,7 +35,7 @@ TEST(Momentum, EachProductIsRounded) {
 }
 
 // Gradients go in and their sum comes out; all ranks' shares together are the momentum of that sum.
-TEST(Momentum, IsUnmadeOfTheSum) {
+TEST(Momentum, SumComesBackAndSharesAddUpToItsMomentum) {
   constexpr int kRanks = 3;
   constexpr std::size_t kNumel = 133;
   std::vector<float> moving = draws(kNumel, 1), sum(kNumel, 0.0f), gradients = sum;

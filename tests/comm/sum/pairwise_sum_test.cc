@@ -22,7 +22,7 @@ struct Case {
 
 class PairwiseSum : public ::testing::TestWithParam<DType> {};
 
-TEST_P(PairwiseSum, IsTheTreeOfRuleThreeForAnyNumberOfSourcesAndAnySize) {
+TEST_P(PairwiseSum, EqualsTheTreeForAnyNumberOfSources) {
   const DType dtype = GetParam();
   for (int count : {1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 16, 17, 33})
     for (std::size_t numel : {0, 1, 3, 16, 17, 255, 1025, 5000}) {
@@ -37,7 +37,7 @@ TEST_P(PairwiseSum, IsTheTreeOfRuleThreeForAnyNumberOfSourcesAndAnySize) {
     }
 }
 
-TEST_P(PairwiseSum, DoesNotDependOnWhereARunIsCut) {
+TEST_P(PairwiseSum, CutsDoNotChangeTheBits) {
   const DType dtype = GetParam();
   constexpr std::size_t kNumel = 517;
   std::vector<Bytes> inputs;

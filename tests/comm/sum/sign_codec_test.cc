@@ -19,7 +19,7 @@ using Numbers = std::vector<float>;
 using Words = std::vector<std::uint32_t>;
 constexpr std::size_t kSizes[] = {1, 31, 32, 33, 255, 256, 257, 1000};
 
-TEST(SignCodec, IsTheMeanMagnitudeWithEachSignAndLeavesWhatThatLacks) {
+TEST(SignCodec, SendsMeanMagnitudeWithSignsAndKeepsTheRest) {
   for (const std::size_t numel : kSizes) {
     const Numbers values = random_numbers(numel, 1), more = random_numbers(numel, 2);
     Numbers kept = values, sent(numel), added = more;
@@ -45,7 +45,7 @@ TEST(SignCodec, IsTheMeanMagnitudeWithEachSignAndLeavesWhatThatLacks) {
   }
 }
 
-TEST(SignCodec, WhatIsNotFiniteMakesAScaleThatIsNot) {
+TEST(SignCodec, NonFiniteValueMakesItsRunsScaleNonFinite) {
   for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     Numbers values = random_numbers(600, 3), sent(600);
     values[300] = bad;
@@ -59,7 +59,7 @@ TEST(SignCodec, WhatIsNotFiniteMakesAScaleThatIsNot) {
 
 bool votes_minus_at_zero(std::size_t place, std::uint64_t turn) { return (place + turn) % 2 == 1; }
 
-TEST(SignCodec, VotesAreCounted) {
+TEST(SignCodec, MajorityOfVotesDecidesTheSign) {
   for (const std::size_t numel : kSizes) {
     for (const std::size_t voters : {1u, 2u, 3u, 4u}) {
       for (const std::uint64_t turn : {6u, 7u}) {
@@ -84,7 +84,7 @@ TEST(SignCodec, VotesAreCounted) {
   }
 }
 
-TEST(SignCodec, VotesOfWhatIsNotFiniteAreNoNumber) {
+TEST(SignCodec, NonFiniteVoterMakesTheResultNaN) {
   Numbers values = random_numbers(300, 5), output(300);
   values[299] = std::numeric_limits<float>::infinity();
   Words votes(2 * vote_words(300)), result(vote_words(300));

@@ -34,7 +34,7 @@ Indices selected_slowly(const std::vector<float>& values, std::size_t count) {
   return order;
 }
 
-TEST(SelectLargest, IsWhatSortingSelects) {
+TEST(SelectLargest, SelectsWhatSortingSelects) {
   std::mt19937 generator(1);
   std::normal_distribution<float> normal;
   for (const std::size_t numel : {1, 2, 3, 100, 4097}) {
@@ -52,7 +52,7 @@ TEST(SelectLargest, IsWhatSortingSelects) {
   }
 }
 
-TEST(SelectLargest, WhatIsNotFiniteComesFirst) {
+TEST(SelectLargest, NonFiniteValuesComeFirst) {
   const float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   const std::vector<float> values = {1e38f, nan, 3.0f, -infinity, -3e38f};
   EXPECT_THAT(selected(values, 1), ::testing::ElementsAre(1u));

@@ -72,7 +72,7 @@ void write_infinity(DType dtype, Bytes& data, std::size_t i) {
 
 class WireCodec : public ::testing::TestWithParam<WireForm> {};
 
-TEST_P(WireCodec, RoundsEachRunByItsLargestMagnitude) {
+TEST_P(WireCodec, EachRunIsRoundedByItsLargestMagnitude) {
   for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     for (std::size_t numel : {0, 1, 2, 3, 7, 255, 256, 257, 511, 1023, 4096, 5001}) {
       const Bytes data = random_values(dtype, numel, static_cast<std::uint32_t>(numel));
@@ -88,7 +88,7 @@ TEST_P(WireCodec, RoundsEachRunByItsLargestMagnitude) {
   }
 }
 
-TEST_P(WireCodec, DecodesIntoTheTypeThatWasEncoded) {
+TEST_P(WireCodec, DecodesIntoTheEncodedDtype) {
   for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     for (std::size_t numel : {0, 1, 255, 256, 700, 5001}) {
       Bytes data = random_values(dtype, numel, static_cast<std::uint32_t>(numel));
@@ -109,7 +109,7 @@ TEST_P(WireCodec, DecodesIntoTheTypeThatWasEncoded) {
   }
 }
 
-TEST_P(WireCodec, TakesTheBytesThatItSays) {
+TEST_P(WireCodec, EncodedSizeIsTheDocumentedOne) {
   const bool is_int8 = GetParam() == WireForm::kInt8;
   EXPECT_EQ(encoded_bytes(GetParam(), 0), 0u);
   EXPECT_EQ(encoded_bytes(GetParam(), 256), is_int8 ? 260u : 132u);
@@ -117,7 +117,7 @@ TEST_P(WireCodec, TakesTheBytesThatItSays) {
   EXPECT_EQ(encoded_bytes(GetParam(), 257), is_int8 ? 268u : 140u);
 }
 
-TEST_P(WireCodec, RunsThatAreNotFiniteBecomeNanAndOthersStay) {
+TEST_P(WireCodec, NonFiniteRunsBecomeNaNAndOthersStay) {
   for (const float bad : {kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN()}) {
     std::vector<float> values(3 * kCodecBlock, 1.0f);
     values[kCodecBlock + 17] = bad;
@@ -137,7 +137,7 @@ TEST_P(WireCodec, ValuesNearTheEndsOfTheRangeStayFinite) {
   }
 }
 
-TEST_P(WireCodec, WhatRoundingTookComesBackLater) {
+TEST_P(WireCodec, RoundingResidualsAddUpToTheExactSum) {
   constexpr std::size_t kNumel = 700;
   const std::vector<float> values = values_of(random_values(DType::kF32, kNumel, 5), DType::kF32);
   std::vector<float> residual(kNumel, 0.0f);
@@ -156,7 +156,7 @@ TEST_P(WireCodec, WhatRoundingTookComesBackLater) {
   for (std::size_t i = 0; i < kNumel; ++i) ASSERT_NEAR(sent[i] + residual[i], wanted[i], largest * kTimes * 1e-6) << i;
 }
 
-TEST_P(WireCodec, RunsThatAreNotFiniteLeaveWhatIsKept) {
+TEST_P(WireCodec, NonFiniteRunsLeaveTheirResidual) {
   std::vector<float> values(2 * kCodecBlock, 1.0f), residual(2 * kCodecBlock, 0.25f);
   values[3] = kInfinity;
   round_trip(GetParam(), bytes_of(values), DType::kF32, residual.data());
@@ -173,7 +173,7 @@ class Seen : public SumVisitor {
   std::vector<float> seen;
 };
 
-TEST_P(WireCodec, SumsAreTheTreeOfWhatWasDecoded) {
+TEST_P(WireCodec, SumsEqualTheTreeOfDecodedValues) {
   for (int ranks : {1, 2, 3, 5, 8, 9, 17}) {
     for (std::size_t numel : {0, 5, 256, 1000}) {
       std::vector<Bytes> decoded;

@@ -51,7 +51,7 @@ Strategy below(Strategy strategy, const Lying& lying) {
   return strategy;
 }
 
-TEST(DeviceDurable, ARunGoesOnFromItsLastCommitWithTheSameBits) {
+TEST(DeviceDurable, RunResumesFromItsLastCommitWithTheSameBits) {
   const EmulatedGpus gpus;
   const std::pair<TinyOptions, int> kRuns[] = {{kWide, 1}, {kAwkward, 2}};
   const auto exists = [](const Kept&, ShardingStrategy kind, const Lying& lying, const auto&) {
@@ -69,7 +69,7 @@ TEST(DeviceDurable, ARunGoesOnFromItsLastCommitWithTheSameBits) {
 }
 
 /// Adafactor's states have shapes of their own.
-TEST(DeviceDurable, ARunOfAdafactorGoesOnWithTheSameBits) {
+TEST(DeviceDurable, AdafactorRunResumesWithTheSameBits) {
   const EmulatedGpus gpus;
   for (const ShardingStrategy kind : kThree) {
     Strategy strategy = strategy_of(kKept[2], kind);
@@ -104,7 +104,7 @@ TEST(DeviceDurable, TrainingGoesOnBesideCommits) {
 }
 
 /// Weights that were moved for the averages must be back before the commit.
-TEST(DeviceDurable, ACommitRightAfterAveragesWereShownHasTheWeights) {
+TEST(DeviceDurable, CommitRightAfterShowingAveragesHoldsTheWeights) {
   const EmulatedGpus gpus;
   for (const Lying& lying : kLying) {
     const TestFolder folder;
@@ -134,7 +134,7 @@ TEST(DeviceDurable, ACommitRightAfterAveragesWereShownHasTheWeights) {
   }
 }
 
-TEST(DeviceDurable, WhatTheCpuCommittedIsRefused) {
+TEST(DeviceDurable, CommitOfACpuRunIsRefused) {
   const TestFolder folder;
   const Strategy durable = made_durable(strategy_of(kKept[2], ShardingStrategy::kFullShard), folder.path());
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {

@@ -66,7 +66,7 @@ INSTANTIATE_TEST_SUITE_P(All, DeviceEngine,
                                            Case{DType::kBF16, 4, 3}),
                          name_of_case);
 
-TEST(DeviceEngine, AccumulatesUnshardedAsTheCpuDoes) {
+TEST(DeviceEngine, LastMicrobatchSyncGivesTheCpusBits) {
   for (const ShardingStrategy kind : {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard}) {
     Strategy strategy = strategy_of(kind, DType::kBF16, 2);
     strategy.gradient_sync = GradientSync::kLastMicrobatch;
@@ -84,7 +84,7 @@ void put_activations_on(Tier tier, Strategy& strategy) {
 }
 
 /// Copies out and back come as late as they may, and device memory is used again meanwhile.
-TEST(DeviceEngine, ActivationsBelowItsMemoryChangeNothing) {
+TEST(DeviceEngine, OffloadedActivationsChangeNoBits) {
   constexpr std::int64_t kQueueDepths[] = {1, 4, 32};
   MadeOnce<Trained> on_cpu;
   for (const auto& [placed, recompute, read, tier, queue_depth] :
@@ -109,7 +109,7 @@ TEST(DeviceEngine, ActivationsBelowItsMemoryChangeNothing) {
 }
 
 /// One forward has two losses, and a graph outlives its Engine.
-TEST(DeviceEngine, ActivationsBelowItsMemoryAreThereAsLongAsTheirGraph) {
+TEST(DeviceEngine, OffloadedActivationsLiveAsLongAsTheirGraph) {
   const auto train = [](Tier tier) {
     std::vector<at::Tensor> seen;
     run_ranks(late({.ranks = 1}), [&](const Mesh& mesh) {
@@ -139,7 +139,7 @@ TEST(DeviceEngine, ActivationsBelowItsMemoryAreThereAsLongAsTheirGraph) {
   }
 }
 
-TEST(DeviceEngine, RoundsMomentsAsTheCpuDoes) {
+TEST(DeviceEngine, NarrowMomentsGiveTheCpusBits) {
   for (const StateDType states : {StateDType::kBF16, StateDType::k8Bit}) {
     Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 1);
     strategy.optimizer.state_dtype = states;
@@ -147,7 +147,7 @@ TEST(DeviceEngine, RoundsMomentsAsTheCpuDoes) {
   }
 }
 
-TEST(DeviceEngine, LeavesUnusedFrozenAndTiedParametersAsTheCpuDoes) {
+TEST(DeviceEngine, UnusedFrozenAndTiedParametersGiveTheCpusBits) {
   for (const ShardingStrategy kind : {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard}) {
     TrainOptions options = short_run();
     options.model.unused_block = options.model.frozen_first_block = options.model.tied_head = true;
@@ -158,7 +158,7 @@ TEST(DeviceEngine, LeavesUnusedFrozenAndTiedParametersAsTheCpuDoes) {
   }
 }
 
-TEST(DeviceEngine, SkipsOverflowsAndKeepsScheduleAndScaleAsTheCpuDoes) {
+TEST(DeviceEngine, SkippedOverflowsGiveTheCpusScheduleAndScale) {
   Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kF16, 1);
   strategy.mixed_precision.loss_scale.initial = 16777216.0;
   strategy.mixed_precision.loss_scale.backoff_factor = 0.125;
@@ -175,7 +175,7 @@ TEST(DeviceEngine, SkipsOverflowsAndKeepsScheduleAndScaleAsTheCpuDoes) {
 }
 
 /// Several uploads are on their way at a time and used in another order; host memory is used again at once.
-TEST(DeviceEngine, UploadsWhatIsAskedForAndNothingElse) {
+TEST(DeviceEngine, UploadsGiveTheRequestedTensorsInAnyOrder) {
   const EmulatedGpus gpus;
   run_ranks({.ranks = 1}, [](const Mesh& mesh) {
     Session session(mesh, strategy_of(ShardingStrategy::kNoShard, DType::kF32, 1));
@@ -201,7 +201,7 @@ TEST(DeviceEngine, UploadsWhatIsAskedForAndNothingElse) {
   });
 }
 
-TEST(DeviceEngine, TellsAResultWhenAskedTo) {
+TEST(DeviceEngine, ResultIsReadOnlyAfterItsWait) {
   const EmulatedGpus gpus;
   run_ranks({.ranks = 1}, [](const Mesh& mesh) {
     Session session(mesh, strategy_of(ShardingStrategy::kNoShard, DType::kF32, 1));
@@ -217,7 +217,7 @@ TEST(DeviceEngine, TellsAResultWhenAskedTo) {
   });
 }
 
-TEST(DeviceEngine, StepsSgdAsTheCpuDoes) {
+TEST(DeviceEngine, SgdGivesTheCpusBits) {
   for (const bool nesterov : {false, true}) {
     Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 1);
     strategy.optimizer.type = OptimizerType::kSgd;
@@ -233,7 +233,7 @@ TEST(DeviceEngine, StepsSgdAsTheCpuDoes) {
   }
 }
 
-TEST(DeviceEngine, StepsEveryRuleAndCutsGradientsOffAsTheCpuDoes) {
+TEST(DeviceEngine, EveryRuleWithClippedValuesGivesTheCpusBits) {
   for (const OptimizerType type : {OptimizerType::kLion, OptimizerType::kAdagrad, OptimizerType::kRmsprop}) {
     Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 1);
     strategy.optimizer.type = type;
@@ -245,7 +245,7 @@ TEST(DeviceEngine, StepsEveryRuleAndCutsGradientsOffAsTheCpuDoes) {
   }
 }
 
-TEST(DeviceEngine, AveragesWeightsAsTheCpuDoes) {
+TEST(DeviceEngine, WeightAveragesGiveTheCpusBits) {
   for (const Placed& placed : kStrategies) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       Strategy strategy = strategy_of(placed, dtype, 1);
@@ -278,7 +278,7 @@ TEST(DeviceEngine, AveragesWeightsAsTheCpuDoes) {
 
 /// The emulated device takes a second for each stretch in which compute waits: for 3 units' gathers in forward, two of
 /// them again in backward, 3 reductions, and the agreement.
-TEST(DeviceEngine, TellsWhatCommunicationIsExposed) {
+TEST(DeviceEngine, ExposedCommunicationIsReported) {
   const EmulatedGpus gpus;
   run_ranks(late({.ranks = 2}), [](const Mesh& mesh) {
     Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kF32, 1);
@@ -295,7 +295,7 @@ TEST(DeviceEngine, TellsWhatCommunicationIsExposed) {
 }
 
 /// A forward without backward gathers units ahead that nobody uses.
-TEST(DeviceEngine, EndsAfterAnEvaluation) {
+TEST(DeviceEngine, EngineEndsAfterAnEvaluationWithPrefetches) {
   const EmulatedGpus gpus;
   for (const bool one_gpu : {false, true}) {
     run_ranks(one_gpu ? on_one_gpu({.ranks = 2}) : late({.ranks = 2}), [](const Mesh& mesh) {
@@ -309,7 +309,7 @@ TEST(DeviceEngine, EndsAfterAnEvaluation) {
   }
 }
 
-TEST(DeviceEngine, MeasuresActivationsOnce) {
+TEST(DeviceEngine, ActivationsAreMeasuredInTheFirstStep) {
   const EmulatedGpus gpus;  // their allocator always says: 100 MiB in use, 130 at most
   run_ranks({.ranks = 1}, [](const Mesh& mesh) {
     Session session(mesh, strategy_of(ShardingStrategy::kNoShard, DType::kF32, 1));
@@ -319,7 +319,7 @@ TEST(DeviceEngine, MeasuresActivationsOnce) {
   });
 }
 
-TEST(DeviceEngine, AStrategyForGpusIsNotTrainedOnTheCpu) {
+TEST(DeviceEngine, GpuStrategyIsRefusedOnTheCpu) {
   for (const TransportChoice transport : {TransportChoice::kNccl, TransportChoice::kCudaHost}) {
     try {
       run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
@@ -343,7 +343,7 @@ TEST(DeviceEngine, ChecksOfValuesChangeNothing) {
   }
 }
 
-TEST(DeviceEngine, AWriteThroughARawPointerIsFoundUnderCheckValues) {
+TEST(DeviceEngine, RawPointerWriteIsFoundByCheckValues) {
   for (const ShardingStrategy kind : {ShardingStrategy::kNoShard, ShardingStrategy::kShardGradients}) {
     on_gpus(2, [&](const ThreadRanks& joined, const std::string& how) {
       const auto write = [&] {
@@ -364,7 +364,7 @@ TEST(DeviceEngine, AWriteThroughARawPointerIsFoundUnderCheckValues) {
 }
 
 /// What a device computed with after a failed collective is not taken for a result, nor waited for in vain.
-TEST(DeviceEngine, ACollectiveThatFailsOnTheDeviceEndsTheStep) {
+TEST(DeviceEngine, CollectiveThatFailsOnTheDeviceEndsTheStep) {
   const EmulatedGpus gpus;
   using Fault = LateBackend::Fault;
   for (const std::string axis : {"gather", "reduce", "world"}) {
@@ -409,7 +409,7 @@ struct OutOfMemory : torch::autograd::Function<OutOfMemory> {
   }
 };
 
-TEST(DeviceEngine, ExplainsWhatDoesNotFit) {
+TEST(DeviceEngine, OutOfMemoryIsExplainedWithTheCheaperStrategy) {
   const EmulatedGpus gpus;
   try {
     run_ranks(late({.ranks = 2}), [](const Mesh& mesh) {
@@ -456,7 +456,7 @@ void expect_turns_as_on_the_cpu(int ranks, const Strategy& strategy, const std::
   });
 }
 
-TEST(DeviceEngine, FreezesAndUnfreezesInMidTrainingAsTheCpuDoes) {
+TEST(DeviceEngine, FreezingInMidTrainingGivesTheCpusBits) {
   for (const int ranks : {1, 2}) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       for (const ShardingStrategy kind : kThree) {
@@ -466,7 +466,7 @@ TEST(DeviceEngine, FreezesAndUnfreezesInMidTrainingAsTheCpuDoes) {
   }
 }
 
-TEST(DeviceEngine, CarriesEveryKindOfStateToAnotherPlan) {
+TEST(DeviceEngine, EveryKindOfStateIsCarriedToAnotherPlan) {
   for (const StateDType states : {StateDType::kBF16, StateDType::k8Bit}) {
     for (const ShardingStrategy kind : kThree) {
       Strategy strategy = scheduled(kind, DType::kBF16);
@@ -478,7 +478,7 @@ TEST(DeviceEngine, CarriesEveryKindOfStateToAnotherPlan) {
   }
 }
 
-TEST(DeviceEngine, KeepsRatesSetByHandWhenItPlansAnew) {
+TEST(DeviceEngine, RatesSetByHandStayAfterReplanning) {
   Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kF32, 1);
   strategy.lr_schedule.type = LrScheduleType::kManual;
   const EmulatedGpus gpus;
@@ -529,7 +529,7 @@ Told trained_by_groups(const Mesh& mesh, const Strategy& strategy) {
   return told_by(session, std::move(steps));
 }
 
-TEST(DeviceEngine, GroupsHaveTheirOwnNumbersAndRatesAsOnTheCpu) {
+TEST(DeviceEngine, ParameterGroupsGiveTheCpusBits) {
   const std::pair<DType, StateDType> formats[] = {{DType::kF32, StateDType::kF32},
                                                   {DType::kBF16, StateDType::kBF16},
                                                   {DType::kBF16, StateDType::k8Bit},
@@ -551,7 +551,7 @@ TEST(DeviceEngine, GroupsHaveTheirOwnNumbersAndRatesAsOnTheCpu) {
   }
 }
 
-TEST(DeviceEngine, RanksWithDifferentRatesOrOptionsAreTold) {
+TEST(DeviceEngine, DifferentRatesOrOptionsOnRanksAreNamed) {
   Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kF32, 1);
   strategy.lr_schedule.type = LrScheduleType::kManual;
   for (const bool is_rate : {true, false}) {
@@ -571,7 +571,7 @@ TEST(DeviceEngine, RanksWithDifferentRatesOrOptionsAreTold) {
   }
 }
 
-TEST(DeviceEngine, RatesOfGroupsGoThroughACheckpointAsOnTheCpu) {
+TEST(DeviceEngine, GroupRatesComeBackFromACheckpoint) {
   Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 1);
   strategy.lr_schedule.type = LrScheduleType::kManual;
   strategy.optimizer.groups = three_kinds();
@@ -600,7 +600,7 @@ TEST(DeviceEngine, RatesOfGroupsGoThroughACheckpointAsOnTheCpu) {
   });
 }
 
-TEST(DeviceEngine, SavesAndLoadsCheckpointsAsTheCpuDoes) {
+TEST(DeviceEngine, CheckpointsEqualTheCpus) {
   for (const ShardingStrategy kind : kThree) {
     expect_checkpoints_as_on_the_cpu(2, scheduled(kind, DType::kBF16), name_of(kind));
   }
@@ -617,7 +617,7 @@ TEST(DeviceEngine, SavesAndLoadsCheckpointsAsTheCpuDoes) {
 }
 
 /// Parameters that were frozen in the checkpoint train here, and have trained already.
-TEST(DeviceEngine, ClearsStatesThatACheckpointHasNotAsTheCpuDoes) {
+TEST(DeviceEngine, StatesMissingInACheckpointAreCleared) {
   const TestFolder folder;
   Strategy strategy = scheduled(ShardingStrategy::kFullShard, DType::kBF16);
   strategy.optimizer.state_dtype = StateDType::k8Bit;
@@ -635,7 +635,7 @@ TEST(DeviceEngine, ClearsStatesThatACheckpointHasNotAsTheCpuDoes) {
 }
 
 // Ranks have different weights; a loss counts nothing, a rank has no batch, and a window ends early.
-TEST(DeviceEngine, WeighsMicrobatchesAsTheCpuDoes) {
+TEST(DeviceEngine, WeightedMicrobatchesGiveTheCpusBits) {
   struct How {
     std::int64_t accumulation;
     bool in_backward;
@@ -680,7 +680,7 @@ TEST(DeviceEngine, WeighsMicrobatchesAsTheCpuDoes) {
 }
 
 // Such a rank learns from the others what ranks do together, the first time that it is to take part.
-TEST(DeviceEngine, ARankThatNeverHasABatchTakesPartAsOnTheCpu) {
+TEST(DeviceEngine, RankWithoutAnyBatchTakesPart) {
   for (const ShardingStrategy kind : kThree) {
     const Strategy strategy = strategy_of(kind, DType::kF32, 1);
     const auto body = [&](const Mesh& mesh) {
@@ -701,7 +701,7 @@ TEST(DeviceEngine, ARankThatNeverHasABatchTakesPartAsOnTheCpu) {
   }
 }
 
-TEST(DeviceEngine, ImportsSafetensorsAsTheCpuDoes) {
+TEST(DeviceEngine, ImportedSafetensorsGiveTheCpusBits) {
   for (const ShardingStrategy kind : kThree) {
     const TestFolder folder;
     const std::string file = (folder / "exported").string();

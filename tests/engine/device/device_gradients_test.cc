@@ -83,7 +83,7 @@ void expect_the_bits_of(const Trained& on_cpu, const ThreadRanks& ranks, const S
 
 constexpr CopiesRead kReads[] = {CopiesRead::kLate, CopiesRead::kAtOnce};
 
-TEST(DeviceGradients, TrainingHasTheBitsOfTheCpu) {
+TEST(DeviceGradients, TrainingGivesTheCpusBits) {
   const std::pair<int, std::int64_t> kRuns[] = {{1, 3}, {2, 1}, {1, 1}, {2, 3}, {3, 1}};  // ranks, microbatches
   MadeOnce<Trained> on_cpu;
   for (const auto& [kept, kind, run, lying, read] : pairwise_of(kOneOfEachKind, kThree, kRuns, kLying, kReads)) {
@@ -100,7 +100,7 @@ TEST(DeviceGradients, TrainingHasTheBitsOfTheCpu) {
   }
 }
 
-TEST(DeviceGradients, ReplicasHaveThemToo) {
+TEST(DeviceGradients, ReplicasGiveTheCpusBits) {
   const Strategy strategy = strategy_of(kKept[3], ShardingStrategy::kHybridShard);
   const ThreadRanks ranks{.ranks = 4, .hosts = 2};
   const TrainOptions options = run_of_four_blocks(kWide);
@@ -111,7 +111,7 @@ TEST(DeviceGradients, ReplicasHaveThemToo) {
 }
 
 /// The modules have gradients that come late, tied and unused parameters, and frozen units.
-TEST(DeviceGradients, AwkwardModulesHaveTheBitsToo) {
+TEST(DeviceGradients, TiedUnusedAndFrozenParametersGiveTheCpusBits) {
   TrainOptions shared = run_of_four_blocks(kWide);
   shared.model.recompute = shared.model.shared_block = true;
   const std::pair<std::string, TrainOptions> runs[] = {{"awkward", run_of_four_blocks(kAwkward)},
@@ -130,7 +130,7 @@ TEST(DeviceGradients, AwkwardModulesHaveTheBitsToo) {
   }
 }
 
-TEST(DeviceGradients, GoOverEveryTransportAndBesideAveragesAndActivations) {
+TEST(DeviceGradients, EveryTransportAveragesAndActivationsGiveTheCpusBits) {
   Strategy strategy = strategy_of(kKept[2], ShardingStrategy::kFullShard);
   strategy.ema.decay = 0.75;
   const auto body = [&](const Strategy& own) {
@@ -155,7 +155,7 @@ TEST(DeviceGradients, GoOverEveryTransportAndBesideAveragesAndActivations) {
 
 /// The programs drop gradients, make two backwards of one forward, save a checkpoint in the middle, and freeze weights
 /// for a while.
-TEST(DeviceGradients, ProgramsAroundAStepHaveTheBitsToo) {
+TEST(DeviceGradients, CallsAroundAStepGiveTheCpusBits) {
   const auto drops_and_repeats = [](const Mesh& mesh, const Strategy& strategy) {
     Session session(mesh, strategy, kWide);
     session.train(0);
@@ -189,7 +189,7 @@ TEST(DeviceGradients, ProgramsAroundAStepHaveTheBitsToo) {
   }
 }
 
-TEST(DeviceGradients, MemoryAndTrafficAreThePlans) {
+TEST(DeviceGradients, MemoryAndTrafficEqualThePlan) {
   const EmulatedGpus gpus;
   constexpr std::int64_t kAccumulations[] = {1, 3};
   for (const auto& each : pairwise_of(kAccumulations, kLying, std::array{1, 2})) {
@@ -221,7 +221,7 @@ TEST(DeviceGradients, MemoryAndTrafficAreThePlans) {
   }
 }
 
-TEST(DeviceGradients, ADiskThatFailsEndsAllRanksAndNamesTheUnit) {
+TEST(DeviceGradients, FailedDiskEndsAllRanksAndNamesTheUnit) {
   const EmulatedGpus gpus;
   for (const std::int64_t nth : {2, 9, 30}) {
     const ScopedFaults faults({{.site = FaultSite::kCqe, .nth = nth, .action = FaultAction::kErrno, .number = EIO}});
@@ -243,7 +243,7 @@ TEST(DeviceGradients, ADiskThatFailsEndsAllRanksAndNamesTheUnit) {
   }
 }
 
-TEST(DeviceGradients, OnTheCpuTheyAreInTheHostsMemory) {
+TEST(DeviceGradients, HostTierForGradientsIsRefusedOnTheCpu) {
   EXPECT_THAT(error_of([] {
                 run_ranks({.ranks = 1}, [](const Mesh& mesh) {
                   const Session session(mesh, below(strategy_of(kKept[2], ShardingStrategy::kFullShard), kLying[0]));

@@ -91,7 +91,7 @@ INSTANTIATE_TEST_SUITE_P(All, DeviceInBackward,
                          });
 
 /// Each group has several records, and one or a few of them are on their way at once.
-TEST(DeviceInBackward, StateBelowItsMemoryChangesNoBit) {
+TEST(DeviceInBackward, OffloadedStateChangesNoBits) {
   struct Lying {
     const char* name;
     Tier parameters, states;
@@ -124,7 +124,7 @@ TEST(DeviceInBackward, StateBelowItsMemoryChangesNoBit) {
   }
 }
 
-TEST(DeviceInBackward, EveryStateFormatRuleAndAverageIsTheCpus) {
+TEST(DeviceInBackward, EveryStateFormatRuleAndAverageGivesTheCpusBits) {
   for (const StateDType states : {StateDType::kBF16, StateDType::k8Bit}) {
     Strategy strategy = after_backward(ShardingStrategy::kFullShard, DType::kBF16);
     strategy.optimizer.state_dtype = states;
@@ -139,7 +139,7 @@ TEST(DeviceInBackward, EveryStateFormatRuleAndAverageIsTheCpus) {
   }
 }
 
-TEST(DeviceInBackward, WhatIsDoneAroundStepsIsDoneAsOnTheCpu) {
+TEST(DeviceInBackward, CallsAroundStepsGiveTheCpusBits) {
   const TestFolder folder;
   int run = 0;
   for (const auto& [kind, by_hand, tier] :
@@ -165,7 +165,7 @@ TEST(DeviceInBackward, WhatIsDoneAroundStepsIsDoneAsOnTheCpu) {
   }
 }
 
-TEST(DeviceInBackward, ARunGoesOnFromItsLastCommit) {
+TEST(DeviceInBackward, RunResumesFromItsLastCommit) {
   for (const Tier tier : {Tier::kMemory, Tier::kHost, Tier::kNvme}) {
     const TestFolder folder;
     const EmulatedGpus gpus;
@@ -197,7 +197,7 @@ TEST(DeviceInBackward, ARunGoesOnFromItsLastCommit) {
 }
 
 /// The device stops at the first unit, and the host learns of it when it asks.
-TEST(DeviceInBackward, AGradientThatIsNotFiniteEndsTheRunByName) {
+TEST(DeviceInBackward, NonFiniteGradientEndsTheRunAndNamesTheUnit) {
   for (const Placed& placed : kStrategies) {
     for (const int ranks : {1, 2}) {
       const EmulatedGpus gpus;
@@ -220,7 +220,7 @@ TEST(DeviceInBackward, AGradientThatIsNotFiniteEndsTheRunByName) {
 }
 
 /// The units have the same size and a backend moves what it is given, so no transport notices the wrong order.
-TEST(DeviceInBackward, RanksThatGatherInOtherOrdersEndTheRun) {
+TEST(DeviceInBackward, DifferentGatherOrdersEndTheRun) {
   const EmulatedGpus gpus;
   try {
     run_ranks(over_backend({.ranks = 2}), [](const Mesh& mesh) {
@@ -253,7 +253,7 @@ std::string error_of_wait(StepResult& step) {
 
 /// One element of one rank's gradient is not finite, so that one rank's part of the sum has it. Every rank that asks
 /// learns of it, also when it asks about a later step.
-TEST(DeviceInBackward, AnElementThatIsNotFiniteIsKnownToAllRanksForGood) {
+TEST(DeviceInBackward, NonFiniteElementIsReportedByAllRanksEvenLater) {
   const EmulatedGpus gpus;
   for (const bool asks_later : {false, true}) {
     std::vector<std::string> errors(2);
@@ -278,7 +278,7 @@ TEST(DeviceInBackward, AnElementThatIsNotFiniteIsKnownToAllRanksForGood) {
 
 /// Units of different layouts take turns in the same memory. Elements that belong to no parameter share blocks of 256
 /// with elements that do.
-TEST(DeviceInBackward, GapsOfAUnitHoldNothingOfAnother) {
+TEST(DeviceInBackward, PaddingOfAUnitHoldsNothingOfAnother) {
   constexpr TinyOptions kOdd{.vocab = 7, .width = 10, .hidden = 14, .blocks = 3};
   for (const auto& [states, ranks, cap_mb] : pairwise_of(std::array{StateDType::k8Bit, StateDType::kF32},
                                                          std::array{1, 2}, std::array{0.0005, 0.001, 0.002})) {
@@ -293,7 +293,7 @@ TEST(DeviceInBackward, GapsOfAUnitHoldNothingOfAnother) {
 }
 
 /// Parameters stay as they were before the first unit.
-TEST(DeviceInBackward, AfterAGradientThatIsNotFiniteNothingIsUpdatedAnyMore) {
+TEST(DeviceInBackward, NothingIsUpdatedAfterANonFiniteGradient) {
   const EmulatedGpus gpus;
   run_ranks(late({.ranks = 1}), [&](const Mesh& mesh) {
     Session session(mesh, in_backward(after_backward(ShardingStrategy::kNoShard, DType::kF32)));

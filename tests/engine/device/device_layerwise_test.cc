@@ -75,7 +75,7 @@ TEST_P(DeviceLayerwise, GivesTheCpusBitsUnderEveryStrategy) {
 
 INSTANTIATE_TEST_SUITE_P(All, DeviceLayerwise, kRuleCases, [](const auto& info) { return name_of(info.param); });
 
-TEST(DeviceLayerwise, RulesWithoutStatesGroupsOrNormsAreTheCpus) {
+TEST(DeviceLayerwise, RulesWithoutStatesGroupsOrNormsGiveTheCpusBits) {
   Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 1);
   expect_same_on_gpus({.ranks = 2}, with_rule(strategy, kLarsWithoutMomentum), short_run(), "without momentum");
   strategy = with_rule(strategy, kLamb);
@@ -88,7 +88,7 @@ TEST(DeviceLayerwise, RulesWithoutStatesGroupsOrNormsAreTheCpus) {
 }
 
 /// LAMB exchanges norms once in a step.
-TEST(DeviceLayerwise, TellsThatTheExchangeIsExposed) {
+TEST(DeviceLayerwise, ExchangeOfNormsCountsAsExposed) {
   const EmulatedGpus gpus;
   double seconds[2] = {};
   for (const bool lamb : {false, true}) {
@@ -103,7 +103,7 @@ TEST(DeviceLayerwise, TellsThatTheExchangeIsExposed) {
   EXPECT_EQ(seconds[1], seconds[0] + 1);
 }
 
-TEST(DeviceLayerwise, WhatIsDoneAroundStepsIsDoneAsOnTheCpu) {
+TEST(DeviceLayerwise, CallsAroundStepsGiveTheCpusBits) {
   for (const Rule* rule : {&kLamb, &kLars})
     expect_led_as_on_the_cpu([&](Strategy strategy) { return with_rule(std::move(strategy), *rule); }, rule->name);
 }

@@ -55,7 +55,7 @@ TEST_P(DeviceMuon, GivesTheCpusBitsUnderEveryStrategy) {
 
 INSTANTIATE_TEST_SUITE_P(All, DeviceMuon, kRuleCases, [](const auto& info) { return name_of(info.param); });
 
-TEST(DeviceMuon, NumbersAndKindsOfGroupsAreTheCpus) {
+TEST(DeviceMuon, GroupsOfEveryKindGiveTheCpusBits) {
   Strategy strategy = with_muon(strategy_of(ShardingStrategy::kShardGradients, DType::kBF16, 1));
   strategy.optimizer.groups = {{.name = "head", .match = {"head*"}, .type = OptimizerType::kAdamW},
                                {.name = "vectors", .max_dim = 1, .weight_decay = 0.0}};
@@ -72,7 +72,7 @@ TEST(DeviceMuon, NumbersAndKindsOfGroupsAreTheCpus) {
 }
 
 /// Two batches of matrices are exchanged, there and back.
-TEST(DeviceMuon, TellsThatExchangesAreExposed) {
+TEST(DeviceMuon, ExchangesOfMatricesCountAsExposed) {
   const EmulatedGpus gpus;
   double seconds[2] = {};
   for (const bool muon : {false, true}) {
@@ -87,7 +87,7 @@ TEST(DeviceMuon, TellsThatExchangesAreExposed) {
   EXPECT_GE(seconds[1], seconds[0] + 2);
 }
 
-TEST(DeviceMuon, WhatIsDoneAroundStepsIsDoneAsOnTheCpu) {
+TEST(DeviceMuon, CallsAroundStepsGiveTheCpusBits) {
   const auto with_groups = [](Strategy strategy) {
     strategy = with_muon(std::move(strategy));
     strategy.optimizer.groups = {
@@ -98,7 +98,7 @@ TEST(DeviceMuon, WhatIsDoneAroundStepsIsDoneAsOnTheCpu) {
   expect_led_as_on_the_cpu(with_groups, "muon");
 }
 
-TEST(DeviceMuon, NumbersThatARunBeganWithAreKeptAsOnTheCpu) {
+TEST(DeviceMuon, OptionsOfTheFirstRunAreKeptAfterALoad) {
   const TestFolder folder;
   Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kF32, 1);
   strategy.optimizer = {.type = OptimizerType::kMuon};

@@ -178,7 +178,7 @@ std::string name_of_case(const ::testing::TestParamInfo<std::size_t>& info) {
 
 INSTANTIATE_TEST_SUITE_P(All, DeviceOffload, ::testing::Range(std::size_t{0}, std::size(kCases)), name_of_case);
 
-TEST(DeviceOffload, OverflowsAreSkippedAndStateComesBackAsItWas) {
+TEST(DeviceOffload, SkippedOverflowsLeaveTheStateUnchanged) {
   Strategy strategy = scheduled(ShardingStrategy::kFullShard, DType::kF16);
   const TrainOptions options = wide_run();
   const Trained on_cpu = train_on_threads({.ranks = 2}, strategy, options);
@@ -188,7 +188,7 @@ TEST(DeviceOffload, OverflowsAreSkippedAndStateComesBackAsItWas) {
 }
 
 /// Runs are cut inside records, and some parameters are never updated.
-TEST(DeviceOffload, LeavesUnusedFrozenAndTiedParametersAsTheCpuDoes) {
+TEST(DeviceOffload, UnusedFrozenAndTiedParametersGiveTheCpusBits) {
   MadeOnce<Trained> on_cpu;
   for (const auto& [kind, dtype, tiered] :
        pairwise_of(std::array{ShardingStrategy::kNoShard, ShardingStrategy::kFullShard},
@@ -201,7 +201,7 @@ TEST(DeviceOffload, LeavesUnusedFrozenAndTiedParametersAsTheCpuDoes) {
   }
 }
 
-TEST(DeviceOffload, StepsEveryRuleAsTheCpuDoes) {
+TEST(DeviceOffload, EveryRuleGivesTheCpusBits) {
   using enum OptimizerType;
   for (const OptimizerType type : {kSgd, kLion, kAdagrad, kRmsprop}) {
     Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 1);
@@ -213,7 +213,7 @@ TEST(DeviceOffload, StepsEveryRuleAsTheCpuDoes) {
 }
 
 /// Both use the same streams.
-TEST(DeviceOffload, GoesBesideActivationsInHostMemory) {
+TEST(DeviceOffload, OffloadedActivationsBesideItGiveTheCpusBits) {
   Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 2);
   const TrainOptions options = wide_run();
   const Trained on_cpu = train_on_threads({.ranks = 2}, strategy, options);
@@ -226,7 +226,7 @@ TEST(DeviceOffload, GoesBesideActivationsInHostMemory) {
 }
 
 /// The device's memory has slots and the state that stays there; the host's memory has all records, or those under way.
-TEST(DeviceOffload, MemoryAndTrafficAreThePlans) {
+TEST(DeviceOffload, MemoryAndTrafficEqualThePlan) {
   const EmulatedGpus gpus;
   for (const Kept& kept : kOneOfEachKind) {
     for (const Tiered& tiered : kTiered) {
@@ -267,7 +267,7 @@ TEST(DeviceOffload, MemoryAndTrafficAreThePlans) {
   }
 }
 
-TEST(DeviceOffload, SaysHowFastRecordsGoThroughTheGpu) {
+TEST(DeviceOffload, LogTellsTheStreamingSpeedOfRecords) {
   const EmulatedGpus gpus;
   const std::string said = stderr_of([] {
     run_ranks(late({.ranks = 2}), [](const Mesh& mesh) {
@@ -281,7 +281,7 @@ TEST(DeviceOffload, SaysHowFastRecordsGoThroughTheGpu) {
 
 /// All gradients have begun to go to the host when backward has ended, and nothing else has: parameters may be written
 /// until the step.
-TEST(DeviceOffload, GradientsGoToTheHostDuringBackward) {
+TEST(DeviceOffload, GradientsMoveToTheHostDuringBackward) {
   const EmulatedGpus gpus;
   for (const int ranks : {1, 2}) {
     for (const std::int64_t accumulation : {1, 3}) {
@@ -338,7 +338,7 @@ TEST(DeviceOffload, ParametersWrittenBetweenBackwardAndStepAreUpdated) {
 }
 
 /// Results have the same bits whichever device is chosen.
-TEST(DeviceOffload, TheChoiceIsMeasuredAndLogged) {
+TEST(DeviceOffload, ChoiceOfDeviceIsMeasuredAndLogged) {
   const Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 1);
   const Trained on_cpu = train_on_threads({.ranks = 2}, strategy, wide_run());
   const EmulatedGpus gpus;
@@ -369,7 +369,7 @@ TEST(DeviceOffload, TheChoiceIsMeasuredAndLogged) {
 }
 
 /// A plan chooses as the Engine would. Plans measure nothing, so they know no more.
-TEST(DeviceOffload, AnOpenPlanIsTheCpusWhereOnlyThatFits) {
+TEST(DeviceOffload, AutoPlansCpuUpdatesWhereOnlyTheyFit) {
   Strategy strategy = below(strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 1), kAllByCpu);
   strategy.comm.transport = TransportChoice::kCudaHost;
   Topology topology;
@@ -393,7 +393,7 @@ TEST(DeviceOffload, AnOpenPlanIsTheCpusWhereOnlyThatFits) {
 }
 
 /// The strategy has rates of groups, a rate set by hand, and a limit on gradients' values.
-TEST(DeviceOffload, GroupsAndRatesByHandGoToTheHost) {
+TEST(DeviceOffload, GroupsAndRatesSetByHandGiveTheCpusBits) {
   Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 1);
   strategy.gradient_clipping = 0;
   strategy.gradient_clip_value = 0.01;
@@ -421,7 +421,7 @@ TEST(DeviceOffload, GroupsAndRatesByHandGoToTheHost) {
 }
 
 /// New parameters go to the GPU beside the update of the next ones. Everything else is done one thing after the other.
-TEST(DeviceOffload, SecondsAreThoseOfWhatMovesAndIsUpdated) {
+TEST(DeviceOffload, EstimatedSecondsCoverTransfersAndUpdates) {
   constexpr std::int64_t kNumel = 1 << 20;
   PlanInput input;
   input.units.push_back({.name = "root", .groups = {{DType::kF32, true, Layout::pack({&kNumel, 1}, 1)}}});
@@ -442,7 +442,7 @@ TEST(DeviceOffload, SecondsAreThoseOfWhatMovesAndIsUpdated) {
 }
 
 /// What lies in the host's memory does not count.
-TEST(DeviceOffload, TheLimitIsOneOfTheDevicesMemory) {
+TEST(DeviceOffload, MemoryLimitCountsOnlyTheDevice) {
   const EmulatedGpus gpus;
   const Kept kept{DType::kBF16, MasterKind::kSplitBF16, StateDType::kF32};
   const auto limited = [&](const Tiered& tiered, std::int64_t more) {
@@ -475,7 +475,7 @@ std::int64_t limited_bytes(const ThreadRanks& ranks, const Strategy& strategy, c
   return bytes;
 }
 
-TEST(DeviceOffload, AutoPutsBelowWhatTheLimitLeavesNoRoomFor) {
+TEST(DeviceOffload, AutoOffloadsWhatExceedsTheLimit) {
   const Kept kept{DType::kBF16, MasterKind::kSplitBF16, StateDType::kF32};
   const TrainOptions options = wide_run();
   const std::string folder = std::filesystem::temp_directory_path().string();
@@ -516,7 +516,7 @@ TEST(DeviceOffload, AutoPutsBelowWhatTheLimitLeavesNoRoomFor) {
   }
 }
 
-TEST(DeviceOffload, RanksWhoseAutoWouldMeanDifferentTiersAreToldSo) {
+TEST(DeviceOffload, DifferentOffloadPathsOnRanksAreRefused) {
   const EmulatedGpus gpus;
   const std::string told = error_of([&] {
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
@@ -531,7 +531,7 @@ TEST(DeviceOffload, RanksWhoseAutoWouldMeanDifferentTiersAreToldSo) {
   EXPECT_THAT(told, HasSubstr("/offload/paths"));
 }
 
-TEST(DeviceOffload, AveragesWeightsAsTheCpuDoes) {
+TEST(DeviceOffload, WeightAveragesGiveTheCpusBits) {
   const auto body = [](const Strategy& own) {
     return [&](const Mesh& mesh) {
       Session session(mesh, own, kWide);
@@ -584,13 +584,13 @@ void expect_values_as_on_the_cpu(const std::function<Values(const Mesh&, const S
 
 TEST(DeviceOffload, WritesUnderGatheredReachTheRecords) { expect_values_as_on_the_cpu(&written_under_gathered); }
 
-TEST(DeviceOffload, TheNextEngineTakesMastersFromTheRecords) { expect_values_as_on_the_cpu(&trained_by_two_engines); }
+TEST(DeviceOffload, NextEngineTakesMastersFromTheRecords) { expect_values_as_on_the_cpu(&trained_by_two_engines); }
 
-TEST(DeviceOffload, StatesAreCarriedWhenWhatTrainsChanges) {
+TEST(DeviceOffload, StatesAreCarriedWhenFreezingChanges) {
   expect_values_as_on_the_cpu(&trained_with_weights_frozen_for_a_while);
 }
 
-TEST(DeviceOffload, ReplicasAreComparedWhereTheyLie) {
+TEST(DeviceOffload, ReplicaHashesCoverOffloadedState) {
   expect_values_as_on_the_cpu([](const Mesh& mesh, const Strategy& given) {
     Strategy strategy = given;
     strategy.check.replica_hash_every = 1;
@@ -599,7 +599,7 @@ TEST(DeviceOffload, ReplicasAreComparedWhereTheyLie) {
 }
 
 /// Checkpoints are saved on one device and tier, and loaded on another.
-TEST(DeviceOffload, CheckpointsGoBetweenTiersAndDevices) {
+TEST(DeviceOffload, CheckpointsMoveBetweenTiersAndDevices) {
   std::vector<std::string> inexact;
   const auto save = [&](const Strategy& strategy, const TestFolder& folder) {
     return [&](const Mesh& mesh) { return saved_and_trained_on(mesh, strategy, folder.path().string()); };
@@ -637,7 +637,7 @@ TEST(DeviceOffload, CheckpointsGoBetweenTiersAndDevices) {
   }
 }
 
-TEST(DeviceOffload, ImportsSafetensorsAsTheCpuDoes) {
+TEST(DeviceOffload, ImportedSafetensorsGiveTheCpusBits) {
   const TestFolder folder;
   const std::string file = (folder / "exported").string();
   const Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 1);
@@ -661,7 +661,7 @@ TEST(DeviceOffload, ImportsSafetensorsAsTheCpuDoes) {
 }
 
 /// The disk fails in set-up, in a step, and where a record that the GPU gave back is written.
-TEST(DeviceOffload, ADiskThatFailsEndsAllRanksAndNamesTheParameter) {
+TEST(DeviceOffload, FailedDiskEndsAllRanksAndNamesTheParameter) {
   const EmulatedGpus gpus;
   for (const std::int64_t nth : {2, 30, 75, 120}) {
     const ScopedFaults faults({{.site = FaultSite::kCqe, .nth = nth, .action = FaultAction::kErrno, .number = EIO}});
@@ -692,7 +692,7 @@ std::string refusal_of(const Adjust& adjust) {
   });
 }
 
-TEST(DeviceOffload, WhatCannotLieBelowIsRefusedByName) {
+TEST(DeviceOffload, UnsupportedTiersAreRefusedByName) {
   EXPECT_THAT(refusal_of([](Strategy& s) { s.offload.masters.tier = Tier::kHost; }),
               HasSubstr("/offload/masters/tier: \"host\" is for a GPU's masters"));
   EXPECT_THAT(refusal_of([](Strategy& s) { s.offload.moments.tier = Tier::kHost; }),

@@ -79,7 +79,7 @@ TEST(DeviceOwn, GivesTheCpusBitsUnderEveryStrategy) {
 }
 
 /// The rule is called for one part of a large parameter after the other.
-TEST(DeviceOwn, ALargeParameterComesInPortions) {
+TEST(DeviceOwn, LargeParameterIsUpdatedInPortions) {
   TrainOptions options = short_run();
   options.steps = 2;
   options.model = {.vocab = ElementwiseOptimizer::kMostElementsOnGpu / 16 + 100, .width = 16, .blocks = 1};
@@ -89,11 +89,11 @@ TEST(DeviceOwn, ALargeParameterComesInPortions) {
   expect_same_on_gpus({.ranks = 1}, strategy, options, "two portions");
 }
 
-TEST(DeviceOwn, ParametersMayTakePartInSomeSteps) {
+TEST(DeviceOwn, ParametersUnusedInSomeStepsGiveTheCpusBits) {
   expect_left_out_as_on_the_cpu(with_own, "own", OwnRules::of(std::make_shared<OwnAdamW>()));
 }
 
-TEST(DeviceOwn, WhatIsDoneAroundStepsIsDoneAsOnTheCpu) {
+TEST(DeviceOwn, CallsAroundStepsGiveTheCpusBits) {
   expect_led_as_on_the_cpu(with_own, "own", OwnRules::of(std::make_shared<OwnAdamW>()));
 }
 
@@ -109,7 +109,7 @@ std::string error_with(std::shared_ptr<const ElementwiseOptimizer> rule) {
   });
 }
 
-TEST(DeviceOwn, MistakesAreNamed) {
+TEST(DeviceOwn, RuleThatThrowsOrMovesATensorIsNamed) {
   struct Throws final : ElementwiseOptimizer {
     std::vector<std::string> states() const override { return {}; }
     void update(Elements&) const override { throw std::runtime_error("a rule with a toothache"); }

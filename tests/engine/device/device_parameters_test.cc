@@ -43,7 +43,7 @@ void expect_the_bits_of(const Trained& on_cpu, const ThreadRanks& ranks, const S
 
 constexpr CopiesRead kReads[] = {CopiesRead::kLate, CopiesRead::kAtOnce};
 
-TEST(DeviceParameters, TrainingHasTheBitsOfTheCpu) {
+TEST(DeviceParameters, TrainingGivesTheCpusBits) {
   const std::pair<int, TinyOptions> kRuns[] = {{1, kWide}, {2, kWide}, {2, kAwkward}, {3, kWide}};
   MadeOnce<Trained> on_cpu;
   for (const auto& [kept, run, lying, read] : pairwise_of(sampled_kept(), kRuns, kLying, kReads)) {
@@ -59,7 +59,7 @@ TEST(DeviceParameters, TrainingHasTheBitsOfTheCpu) {
   }
 }
 
-TEST(DeviceParameters, ReplicasHaveThemToo) {
+TEST(DeviceParameters, ReplicasGiveTheCpusBits) {
   Strategy strategy = strategy_of(kKept[3], ShardingStrategy::kHybridShard);
   strategy.mesh.replicate = 2;
   const TrainOptions options = run_of(kWide);
@@ -85,7 +85,7 @@ TEST(DeviceParameters, PrefetchAndAccumulationChangeNothing) {
 }
 
 /// The bits are the same however ranks are joined.
-TEST(DeviceParameters, GoOverEveryTransport) {
+TEST(DeviceParameters, EveryTransportGivesTheCpusBits) {
   const Strategy strategy = strategy_of(kKept[2], ShardingStrategy::kFullShard);
   const TrainOptions options = run_of(kWide);
   const Trained on_cpu = train_on_threads({.ranks = 2}, strategy, options);
@@ -97,7 +97,7 @@ TEST(DeviceParameters, GoOverEveryTransport) {
   });
 }
 
-TEST(DeviceParameters, MemoryAndTrafficAreThePlans) {
+TEST(DeviceParameters, MemoryAndTrafficEqualThePlan) {
   const EmulatedGpus gpus;
   for (const auto& each : pairwise_of(kOneOfEachKind, kLying, std::array{1, 2})) {
     const Kept& kept = std::get<0>(each);
@@ -139,7 +139,7 @@ TEST(DeviceParameters, MemoryAndTrafficAreThePlans) {
 
 /// Programs write parameters under Gathered, give them to a second Engine, freeze them for a while, and save them on
 /// one tier and load them on another.
-TEST(DeviceParameters, ProgramsAroundAStepFindThem) {
+TEST(DeviceParameters, CallsAroundAStepFindOffloadedParameters) {
   using Body = std::function<Values(const Mesh&, const Strategy&)>;
   const Body bodies[] = {&written_under_gathered, &trained_by_two_engines, &trained_with_weights_frozen_for_a_while,
                          [](const Mesh& mesh, const Strategy& given) {
@@ -166,7 +166,7 @@ TEST(DeviceParameters, ProgramsAroundAStepFindThem) {
   }
 }
 
-TEST(DeviceParameters, CheckpointsGoBetweenTiersAndDevices) {
+TEST(DeviceParameters, CheckpointsMoveBetweenTiersAndDevices) {
   std::vector<std::string> inexact;
   const auto save = [&](const Strategy& strategy, const TestFolder& folder) {
     return [&](const Mesh& mesh) { return saved_and_trained_on(mesh, strategy, folder.path().string()); };
@@ -194,7 +194,7 @@ TEST(DeviceParameters, CheckpointsGoBetweenTiersAndDevices) {
 }
 
 /// Moments are offloaded first, then masters, then parameters.
-TEST(DeviceParameters, AutoPutsBelowWhatTheLimitLeavesNoRoomFor) {
+TEST(DeviceParameters, AutoOffloadsWhatExceedsTheLimit) {
   const Strategy plain = strategy_of(kKept[2], ShardingStrategy::kFullShard);
   TrainOptions options = run_of(kWide);
   options.model.width = 64, options.model.hidden = 256, options.model.blocks = 8;  // larger than pages and slots
@@ -229,7 +229,7 @@ TEST(DeviceParameters, AutoPutsBelowWhatTheLimitLeavesNoRoomFor) {
 }
 
 /// The disk fails in set-up, in a gather, and where a record that the GPU changed is written.
-TEST(DeviceParameters, ADiskThatFailsEndsAllRanksAndNamesTheParameter) {
+TEST(DeviceParameters, FailedDiskEndsAllRanksAndNamesTheParameter) {
   const EmulatedGpus gpus;
   for (const std::int64_t nth : {2, 30, 75, 120, 200}) {
     const ScopedFaults faults({{.site = FaultSite::kCqe, .nth = nth, .action = FaultAction::kErrno, .number = EIO}});
@@ -245,7 +245,7 @@ TEST(DeviceParameters, ADiskThatFailsEndsAllRanksAndNamesTheParameter) {
   }
 }
 
-TEST(DeviceParameters, WhatCannotBeIsRefusedByName) {
+TEST(DeviceParameters, UnsupportedCombinationsAreRefusedByName) {
   const auto refusal_of = [](const Lying& lying, const Adjust& adjust) {
     return error_of([&] {
       run_ranks({.ranks = 1}, [&](const Mesh& mesh) {

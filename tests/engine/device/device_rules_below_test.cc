@@ -115,7 +115,7 @@ const Way kWays[] = {{"alone", 1, kWide, CopiesRead::kLate},
                      {"awkward, read at once", 2, kAwkward, CopiesRead::kAtOnce},
                      {"on 3 ranks", 3, kWide, CopiesRead::kLate}};  // where tests are long
 
-TEST_P(DeviceRulesBelow, TrainingHasTheBitsOfTheCpu) {
+TEST_P(DeviceRulesBelow, TrainingGivesTheCpusBits) {
   MadeOnce<Trained> on_cpu;
   const auto exists = [](const Rule* rule, const Kept&, const Way&, const Lying& lying) {
     return may_lie(*rule, ShardingStrategy::kFullShard, lying);
@@ -144,7 +144,7 @@ struct Where {
   ThreadRanks ranks() const { return is_hybrid() ? ThreadRanks{.ranks = 4, .hosts = 2} : ThreadRanks{.ranks = 2}; }
 };
 
-TEST_P(DeviceRulesBelow, SoItHasUnderEveryStrategy) {
+TEST_P(DeviceRulesBelow, EveryStrategyGivesTheCpusBits) {
   std::vector<Where> all = {{ShardingStrategy::kHybridShard}, {ShardingStrategy::kHybridShard, true}};
   for (const Placed& placed : kStrategies) all.push_back({placed});
   MadeOnce<Trained> on_cpu;
@@ -171,7 +171,7 @@ TEST_P(DeviceRulesBelow, SoItHasUnderEveryStrategy) {
 
 /// Two passes move as many bytes as the plan says, and as on the CPU on the disk: records that slots hold where passes
 /// meet are not moved again.
-TEST_P(DeviceRulesBelow, MemoryAndTrafficAreThePlans) {
+TEST_P(DeviceRulesBelow, MemoryAndTrafficEqualThePlan) {
   const EmulatedGpus gpus;
   const auto exists = [](const Rule* rule, const Kept&, const Lying& lying) {
     return may_lie(*rule, ShardingStrategy::kFullShard, lying);
@@ -207,7 +207,7 @@ TEST_P(DeviceRulesBelow, MemoryAndTrafficAreThePlans) {
   }
 }
 
-TEST_P(DeviceRulesBelow, WhatIsDoneAroundStepsIsDoneAsOnTheCpu) {
+TEST_P(DeviceRulesBelow, CallsAroundStepsGiveTheCpusBits) {
   const TestFolder folder;
   int run = 0;
   MadeOnce<Told> on_cpu;
@@ -233,7 +233,7 @@ TEST_P(DeviceRulesBelow, WhatIsDoneAroundStepsIsDoneAsOnTheCpu) {
   }
 }
 
-TEST_P(DeviceRulesBelow, ARunGoesOnFromItsLastCommit) {
+TEST_P(DeviceRulesBelow, RunResumesFromItsLastCommit) {
   const Rule& rule = *GetParam();
   const Strategy plain = with_rule(strategy_of(kKept[2], ShardingStrategy::kFullShard), rule);
   for (const Lying& lying : {kHostAll, kFilesAll}) {
@@ -263,7 +263,7 @@ TEST_P(DeviceRulesBelow, ARunGoesOnFromItsLastCommit) {
   }
 }
 
-TEST(DeviceOwnBelow, GradientsMayLieBelow) {
+TEST(DeviceOwnBelow, OffloadedGradientsGiveTheCpusBits) {
   const Strategy strategy = with_rule(strategy_of(kKept[2], ShardingStrategy::kFullShard), kOwn);
   const TrainOptions options = run_of(kAwkward, kOwn);
   const Trained on_cpu = train_on_threads({.ranks = 2}, strategy, options);
@@ -280,7 +280,7 @@ TEST(DeviceOwnBelow, GradientsMayLieBelow) {
   }
 }
 
-TEST(DeviceOwnBelow, UnitsMayBeUpdatedInBackward) {
+TEST(DeviceOwnBelow, UpdatesInBackwardGiveTheCpusBits) {
   const std::pair<const char*, TinyOptions> models[] = {{"wide", kWide}, {"awkward", kAwkward}};
   const Lying all[] = {Lying{}, kHostAll, kHostMixed, kHostOverFiles, kFilesAll};
   MadeOnce<Trained> on_cpu;
@@ -302,7 +302,7 @@ TEST(DeviceOwnBelow, UnitsMayBeUpdatedInBackward) {
 }
 
 /// Records are on their way to the GPU when the rule throws, and have not come back once.
-TEST(DeviceMatricesBelow, WhatARuleThrowsInTheFirstStepIsWhatTheStepThrows) {
+TEST(DeviceMatricesBelow, FirstStepThrowsTheRulesOwnException) {
   struct Throws final : MatrixOptimizer {
     std::vector<State> states(std::int64_t rows, std::int64_t columns) const override {
       return {{"sum", {rows, columns}}};
@@ -326,7 +326,7 @@ std::string error_of_engine(const Strategy& strategy) {
 }
 
 /// Weights in records are copied where their norms are wanted; a record of moments alone needs no copy.
-TEST(DeviceRulesOnTheHost, OnlyWeightsThatLieBelowAreCopied) {
+TEST(DeviceRulesOnTheHost, OnlyOffloadedWeightsAreCopiedForTheirNorms) {
   const auto scratch = [](const Kept& kept, const Lying& lying) {
     std::int64_t bytes = 0;
     run_ranks(late({.ranks = 2}), [&](const Mesh& mesh) {
@@ -345,7 +345,7 @@ TEST(DeviceRulesOnTheHost, OnlyWeightsThatLieBelowAreCopied) {
 }
 
 /// The host learns of the gradient at its unit, and calls no rule after that.
-TEST(DeviceOwnBelow, AGradientThatIsNotFiniteInBackwardEndsTheRunByName) {
+TEST(DeviceOwnBelow, NonFiniteGradientInBackwardEndsTheRunAndNamesTheUnit) {
   for (const Lying& lying : {Lying{}, kHostAll, kFilesAll}) {
     const EmulatedGpus gpus;
     run_ranks(late({.ranks = 2}), [&](const Mesh& mesh) {
@@ -362,7 +362,7 @@ TEST(DeviceOwnBelow, AGradientThatIsNotFiniteInBackwardEndsTheRunByName) {
   }
 }
 
-TEST(DeviceRulesOnTheHost, TheCpuUpdatesOnlyWhatIsPassedOnce) {
+TEST(DeviceRulesOnTheHost, CpuUpdatesAreRefusedForRulesOfSeveralPasses) {
   for (const Kept& kept : {kKept[0], kKept[2]}) {  // fp32 parameters leave adafactor nothing of elements to put there
     for (const Rule* rule : {&kMuon, &kLamb, &kLars, &kAdafactor}) {
       const Strategy strategy = below(with_rule(strategy_of(kept, ShardingStrategy::kFullShard), *rule), kByCpu);
@@ -372,7 +372,7 @@ TEST(DeviceRulesOnTheHost, TheCpuUpdatesOnlyWhatIsPassedOnce) {
   }
 }
 
-TEST(DeviceRulesOnTheHost, TheGpuIsChosenForThem) {
+TEST(DeviceRulesOnTheHost, AutoChoosesTheGpuForRulesOfSeveralPasses) {
   const EmulatedGpus gpus;
   for (const Rule* rule : kRules) {
     const std::string said = stderr_of([&] {

@@ -48,7 +48,7 @@ std::size_t spikes_in(const Told& told) {
 /// One alone, several in a row, so many that the loss has changed for good, and again.
 const std::vector<double> kHeights = {1, 1, 1, 1, 40, 1, 1, 90, 90, 90, 90, 90, 90, 2000, 90, 90};
 
-TEST(DeviceSpikes, AreTheStepsThatTheCpuSkips) {
+TEST(DeviceSpikes, SkippedStepsAreTheCpus) {
   for (const auto& [kind, dtype, window] : {std::tuple(ShardingStrategy::kNoShard, DType::kF32, 1),
                                             std::tuple(ShardingStrategy::kFullShard, DType::kBF16, 3),
                                             std::tuple(ShardingStrategy::kShardGradients, DType::kF16, 4),
@@ -64,7 +64,7 @@ TEST(DeviceSpikes, AreTheStepsThatTheCpuSkips) {
   }
 }
 
-TEST(DeviceSpikes, GoingBackIsWhatTheCpuDoes) {
+TEST(DeviceSpikes, RollbackGivesTheCpusBits) {
   Strategy strategy = watching(ShardingStrategy::kFullShard, DType::kF32, 3);
   strategy.on_spike.action = SpikeAction::kRollback;
   strategy.checkpoint.dir = "elsewhere";
@@ -83,13 +83,13 @@ TEST(DeviceSpikes, GoingBackIsWhatTheCpuDoes) {
 }
 
 /// A factor so small that steps of ordinary training are spikes.
-TEST(DeviceSpikes, TheWindowIsInCheckpoints) {
+TEST(DeviceSpikes, CheckpointsHoldTheLossWindow) {
   Strategy strategy = watching(ShardingStrategy::kFullShard, DType::kF32, 3);
   strategy.on_spike.factor = 1.0001;
   expect_checkpoints_as_on_the_cpu(2, strategy, "spikes");
 }
 
-TEST(DeviceSpikes, ANegativeLossIsRefused) {
+TEST(DeviceSpikes, NegativeLossIsRefused) {
   const EmulatedGpus gpus;
   EXPECT_THAT(error_of([] {
                 run_ranks(late({.ranks = 2}), [](const Mesh& mesh) {

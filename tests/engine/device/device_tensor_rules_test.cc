@@ -79,14 +79,14 @@ TEST_P(DeviceTensorRules, GiveTheCpusBitsUnderEveryStrategy) {
   }
 }
 
-TEST(DeviceTensorRules, ParametersMayTakePartInSomeSteps) {
+TEST(DeviceTensorRules, ParametersUnusedInSomeStepsGiveTheCpusBits) {
   for (const OptimizerType type : kTypes) {
     expect_left_out_as_on_the_cpu([&](Strategy strategy) { return with_rule(type, std::move(strategy)); },
                                   name_of(type), rules_for(type));
   }
 }
 
-TEST(DeviceTensorRules, GradientsAreClippedByValueAsOnTheCpu) {
+TEST(DeviceTensorRules, GradientsClippedByValueGiveTheCpusBits) {
   for (const OptimizerType type : kTypes) {
     Strategy strategy = with_rule(type, strategy_of(ShardingStrategy::kShardGradients, DType::kBF16, 1));
     strategy.gradient_clipping = 0;
@@ -97,14 +97,14 @@ TEST(DeviceTensorRules, GradientsAreClippedByValueAsOnTheCpu) {
   }
 }
 
-TEST(DeviceTensorRules, WhatIsDoneAroundStepsIsDoneAsOnTheCpu) {
+TEST(DeviceTensorRules, CallsAroundStepsGiveTheCpusBits) {
   for (const OptimizerType type : kTypes) {
     expect_led_as_on_the_cpu([&](Strategy strategy) { return with_rule(type, std::move(strategy)); }, name_of(type),
                              rules_for(type));
   }
 }
 
-TEST(DeviceTensorRules, SaveAndLoadCheckpointsAsTheCpuDoes) {
+TEST(DeviceTensorRules, CheckpointsEqualTheCpus) {
   for (const OptimizerType type : kTypes) {
     Strategy strategy = with_rule(type, scheduled(ShardingStrategy::kFullShard, DType::kBF16));
     strategy.ema.decay = 0.75;
@@ -114,7 +114,7 @@ TEST(DeviceTensorRules, SaveAndLoadCheckpointsAsTheCpuDoes) {
   }
 }
 
-TEST(DeviceTensorRules, MistakesAreNamed) {
+TEST(DeviceTensorRules, ParameterMovedToAnotherDeviceIsNamed) {
   struct Elsewhere final : MatrixOptimizer {
     std::vector<State> states(std::int64_t, std::int64_t) const override { return {}; }
     void update(Matrix& m) const override { m.parameter = m.parameter.to(at::kMeta); }

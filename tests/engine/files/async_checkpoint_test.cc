@@ -79,7 +79,7 @@ void expect_alike(int ranks, Strategy strategy, const TinyOptions& model, const 
   EXPECT_EQ(names_in(beside.path()), names_in(waiting.path())) << what;
 }
 
-TEST(AsyncCheckpoint, HasTheBytesOfOneThatTrainingWaitedFor) {
+TEST(AsyncCheckpoint, BytesEqualThoseOfASynchronousSave) {
   const std::pair<TinyOptions, int> kRuns[] = {{kAwkward, 1}, {kAwkward, 2}, {kWide, 3}, {kAwkward, 4}};
   for (const auto& [kept, run, placed] : pairwise_of(sampled_kept(), kRuns, kOnePerPlacement)) {
     const auto& [model, ranks] = run;
@@ -88,7 +88,7 @@ TEST(AsyncCheckpoint, HasTheBytesOfOneThatTrainingWaitedFor) {
   }
 }
 
-TEST(AsyncCheckpoint, OfStatesOnDiskToo) {
+TEST(AsyncCheckpoint, BytesEqualASynchronousSaveWithStatesOnDisk) {
   for (const Kept& kept : kOneOfEachKind) {
     for (const Placed& placed : kOnePerPlacement) {
       expect_alike(2, strategy_of(kept, placed, &kSomeBelow), kAwkward, name_of(kept) + ", " + name_of(placed));
@@ -96,7 +96,7 @@ TEST(AsyncCheckpoint, OfStatesOnDiskToo) {
   }
 }
 
-TEST(AsyncCheckpoint, TheCopyIsInThePlan) {
+TEST(AsyncCheckpoint, CopyOfTheStateIsInThePlan) {
   for (const Kept& kept : sampled_kept()) {
     for (const Placed& placed : kOnePerPlacement) {
       const TestFolder folder;
@@ -140,7 +140,7 @@ std::string train_until_told(Session& session, std::size_t first, std::int64_t& 
 
 // F22, F23: every operation of a save by two ranks fails once. All ranks learn of it in the same step, nothing is left
 // over, what was saved before stays the latest, and training goes on.
-TEST(AsyncCheckpoint, EveryFailedOperationIsTheSameStepsErrorOnAllRanks) {
+TEST(AsyncCheckpoint, EveryFailedOperationIsAnErrorOfOneStepOnAllRanks) {
   for (const FaultSite site :
        {FaultSite::kOpen, FaultSite::kWrite, FaultSite::kFsync, FaultSite::kRename, FaultSite::kMkdir}) {
     std::int64_t n = 1;
@@ -202,7 +202,7 @@ ScopedFaults delayed(int milliseconds) {
                         .number = milliseconds}});
 }
 
-TEST(AsyncCheckpoint, WhatComesNextWaitsForTheEnd) {
+TEST(AsyncCheckpoint, NextSaveOrLoadWaitsForTheEnd) {
   using Next = std::function<void(Session&, const fs::path&)>;
   const Next kNext[] = {
       [](Session& session, const fs::path& folder) { save_checkpoint(session.engine, folder); },
@@ -223,7 +223,7 @@ TEST(AsyncCheckpoint, WhatComesNextWaitsForTheEnd) {
   }
 }
 
-TEST(AsyncCheckpoint, AnEngineThatGoesWaitsToo) {
+TEST(AsyncCheckpoint, DestroyedEngineWaitsForItsSave) {
   const TestFolder folder;
   const ScopedFaults slow = delayed(50);
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
@@ -233,7 +233,7 @@ TEST(AsyncCheckpoint, AnEngineThatGoesWaitsToo) {
   EXPECT_TRUE(fs::exists(folder.path() / "latest"));
 }
 
-TEST(AsyncCheckpoint, TwoEnginesSaveAtATime) {
+TEST(AsyncCheckpoint, TwoEnginesSaveAtTheSameTime) {
   const TestFolder one, two;
   const ScopedFaults slow = delayed(30);
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
@@ -252,7 +252,7 @@ TEST(AsyncCheckpoint, TwoEnginesSaveAtATime) {
 }
 
 // The model has several MiB, so that training has ended before the writer is done.
-TEST(AsyncCheckpoint, AnExceptionDoesNotWaitForTheDisk) {
+TEST(AsyncCheckpoint, ExceptionDoesNotWaitForTheDisk) {
   constexpr TinyOptions kLarge{.vocab = 100000, .width = 16, .hidden = 16, .blocks = 1};
   const TestFolder folder;
   const ScopedFaults slow(

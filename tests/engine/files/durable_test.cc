@@ -34,7 +34,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
-TEST(Durable, ARunGoesOnFromItsLastCommitWithTheSameBits) {
+TEST(Durable, RunResumesFromItsLastCommitWithTheSameBits) {
   const std::pair<TinyOptions, int> kRuns[] = {{kAwkward, 1}, {kAwkward, 2}, {kWide, 3}};
   for (const auto& [kept, run, placed] : pairwise_of(sampled_kept(), kRuns, kOnePerPlacement)) {
     const auto& [model, ranks] = run;
@@ -47,7 +47,7 @@ TEST(Durable, ARunGoesOnFromItsLastCommitWithTheSameBits) {
   }
 }
 
-TEST(Durable, StatesAndParametersOnDiskStayWhereTheyAre) {
+TEST(Durable, RunWithStatesAndParametersOnDiskResumes) {
   constexpr Below kBelow[] = {{0, 1, 1, 4096, 0, 1}, {0, 0.5, 0.3, 4096, 16384, 3}};
   for (const auto& [kept, below, placed] : pairwise_of(sampled_kept(), kBelow, kOnePerPlacement)) {
     const TestFolder folder;
@@ -57,7 +57,7 @@ TEST(Durable, StatesAndParametersOnDiskStayWhereTheyAre) {
   }
 }
 
-TEST(Durable, UpdatesInBackwardAndOtherRulesGoOnToo) {
+TEST(Durable, UpdatesInBackwardAndOtherRulesResume) {
   const Adjust kAdjusts[] = {
       [](Strategy& s) { update_in_backward(s); }, [](Strategy& s) { s.optimizer.type = OptimizerType::kMuon; },
       [](Strategy& s) { s.optimizer.type = OptimizerType::kLamb; },
@@ -73,7 +73,7 @@ TEST(Durable, UpdatesInBackwardAndOtherRulesGoOnToo) {
   }
 }
 
-TEST(Durable, TheDiskIsAsPlannedAndFrozenWeightsAreWrittenOnce) {
+TEST(Durable, DiskUseEqualsThePlanAndFrozenWeightsAreWrittenOnce) {
   for (const Placed& placed : kOnePerPlacement) {
     const TestFolder folder, scratch;
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
@@ -99,7 +99,7 @@ TEST(Durable, TheDiskIsAsPlannedAndFrozenWeightsAreWrittenOnce) {
 }
 
 // A rank that dies before its commit is written leaves the others one step ahead.
-TEST(Durable, AStepThatSomeRanksLackIsGivenUp) {
+TEST(Durable, StepMissingOnSomeRanksIsGivenUp) {
   for (const Placed& placed : kOnePerPlacement) {
     const TestFolder folder;
     run_ranks({.ranks = 3}, [&](const Mesh& mesh) {
@@ -127,7 +127,7 @@ TEST(Durable, AStepThatSomeRanksLackIsGivenUp) {
 
 // Every operation of a commit fails once. All ranks get the same error, and the next run goes on from the commit before
 // it, or from this one where it was on all disks.
-TEST(Durable, EveryFailedOperationOfACommitIsAnErrorOnAllRanksAndLosesNothing) {
+TEST(Durable, FailedCommitIsAnErrorOnAllRanksAndLosesNothing) {
   const Placed placed(ShardingStrategy::kFullShard, /*shared=*/false, /*on_disk=*/true);
   const Strategy strategy = strategy_of(kKept[2], placed, &kSomeBelow);
   Values wanted;  // all ranks have the same
@@ -178,7 +178,7 @@ TEST(Durable, EveryFailedOperationOfACommitIsAnErrorOnAllRanksAndLosesNothing) {
 }
 
 // The commit's last operation takes a second. Forward and backward go on meanwhile, and the update waits.
-TEST(Durable, ACommitIsMadeBesideTheNextStep) {
+TEST(Durable, CommitRunsBesideTheNextStep) {
   const TestFolder folder;
   const fs::path changed = folder.path() / "rank-00000.commit-1";
   const ScopedFaults slow({{.site = FaultSite::kRename,
@@ -207,7 +207,7 @@ struct Change {
 };
 
 // The image is written slowly, record by record, so that a change which did not wait would be in it.
-TEST(Durable, WhateverChangesTrainingStateWaitsForTheCommitUnderWay) {
+TEST(Durable, ChangesOfTrainingStateWaitForTheCommitUnderWay) {
   const Change kChanges[] = {
       {"a step", [](Session& s, const fs::path&) { s.train(2); }},
       {"a step in backward", [](Session& s, const fs::path&) { s.train(2); },
@@ -253,7 +253,7 @@ TEST(Durable, WhateverChangesTrainingStateWaitsForTheCommitUnderWay) {
 }
 
 // The step between the commit and that call is made.
-TEST(Durable, ACommitThatFailsIsToldByTheNextCallAndTrainingCanGoOn) {
+TEST(Durable, FailedCommitIsReportedByTheNextCallAndTrainingGoesOn) {
   const auto is_told = AllOf(HasSubstr("commit of step 2"), HasSubstr("rank 1"), HasSubstr("errno 28"));
   for (const bool finishes : {false, true}) {
     const TestFolder folder;
@@ -281,7 +281,7 @@ TEST(Durable, ACommitThatFailsIsToldByTheNextCallAndTrainingCanGoOn) {
   }
 }
 
-TEST(Durable, ItemsComeBack) {
+TEST(Durable, ItemsAndCursorComeBack) {
   const TestFolder folder;
   const SamplerCursor cursor{.epoch = 2, .consumed = 7, .num_samples = 9, .seed = ~std::uint64_t{0}, .shuffle = false};
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
@@ -302,7 +302,7 @@ TEST(Durable, ItemsComeBack) {
   });
 }
 
-TEST(Durable, ItemsThatCannotBeWrittenAreAnErrorOnAllRanksAndLoseNothing) {
+TEST(Durable, UnwritableItemsAreAnErrorOnAllRanksAndLoseNothing) {
   const TestFolder folder;
   CheckpointItems undefined, broken;
   undefined.tensors["t"] = at::Tensor();
@@ -325,7 +325,7 @@ TEST(Durable, ItemsThatCannotBeWrittenAreAnErrorOnAllRanksAndLoseNothing) {
   });
 }
 
-TEST(Durable, OnlyRankZerosItemsCount) {
+TEST(Durable, RankZerosItemsAreCommitted) {
   const TestFolder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     const Strategy strategy = made_durable(strategy_for(ShardingStrategy::kFullShard), folder.path());
@@ -364,7 +364,7 @@ std::string refusal_of(int ranks, const Strategy& strategy, const fs::path& fold
   return text;
 }
 
-TEST(Durable, CommitsOfAnotherRunAreRefusedAndStay) {
+TEST(Durable, CommitsOfAnotherRunAreRefusedAndKept) {
   const TestFolder folder;
   leave_commits(folder.path());
   const Strategy strategy = strategy_for(ShardingStrategy::kFullShard);
@@ -381,7 +381,7 @@ TEST(Durable, CommitsOfAnotherRunAreRefusedAndStay) {
 }
 
 // One commit alone could be one that was under way when its run was killed.
-TEST(Durable, ARunOfOneCommitIsNotForgotten) {
+TEST(Durable, RunWithASingleCommitIsNotOverwritten) {
   const TestFolder folder;
   leave_commits(folder.path(), ShardingStrategy::kFullShard, 1);
   const Strategy strategy = strategy_for(ShardingStrategy::kFullShard);
@@ -403,7 +403,7 @@ TEST(Durable, ARunOfOneCommitIsNotForgotten) {
   EXPECT_EQ(refusal_of(2, strategy, folder.path()), "");
 }
 
-TEST(Durable, NoiseOfAnotherVersionIsSaid) {
+TEST(Durable, OtherNoiseVersionIsReportedWhereItMatters) {
   for (const StateDType state : {StateDType::kF32, StateDType::kBF16}) {
     const TestFolder folder;
     Strategy strategy = made_durable(strategy_for(ShardingStrategy::kFullShard), folder.path());
@@ -436,7 +436,7 @@ TEST(Durable, NoiseOfAnotherVersionIsSaid) {
   }
 }
 
-TEST(Durable, RatesAreTheNewStrategysUnlessTheyAreSetByHand) {
+TEST(Durable, ResumedRatesAreTheStrategysUnlessSetByHand) {
   const auto run = [](const Mesh& mesh, const fs::path& folder, LrScheduleType schedule, double lr, bool has_groups) {
     Strategy strategy = made_durable(strategy_for(ShardingStrategy::kFullShard), folder);
     strategy.lr_schedule.type = schedule;
@@ -459,7 +459,7 @@ TEST(Durable, RatesAreTheNewStrategysUnlessTheyAreSetByHand) {
   });
 }
 
-TEST(Durable, ARunThatDidNotGoOnDoesNotReplaceACommit) {
+TEST(Durable, UnresumedRunDoesNotReplaceACommit) {
   const TestFolder folder;
   leave_commits(folder.path());
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
@@ -475,7 +475,7 @@ TEST(Durable, ARunThatDidNotGoOnDoesNotReplaceACommit) {
   });
 }
 
-TEST(Durable, CallsOutOfTurn) {
+TEST(Durable, CallsOutOfTurnAreRefused) {
   const TestFolder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     Session without(mesh, strategy_for(ShardingStrategy::kFullShard));
@@ -498,7 +498,7 @@ void flip_a_bit(const fs::path& path, std::streamoff at) {
 }
 
 // One record is damaged in both of its places: the last commit uses one of them.
-TEST(Durable, ADamagedFileIsAnErrorThatNamesIt) {
+TEST(Durable, DamagedFileIsAnErrorThatNamesIt) {
   const Placed on_disk(ShardingStrategy::kFullShard, /*shared=*/false, /*on_disk=*/true);
   const TestFolder folder;
   leave_commits(folder.path(), on_disk);
@@ -520,7 +520,7 @@ std::map<std::string, std::string> contents_of(const fs::path& folder) {
 }
 
 // A run whose commits are lost is not taken for one before its first commit.
-TEST(Durable, AFolderWithoutAWholeCommitIsAnErrorAndNothingInItIsTouched) {
+TEST(Durable, FolderWithoutAWholeCommitIsAnErrorAndStaysUntouched) {
   const auto emptied = [](const fs::path& file) { fs::resize_file(file, 0); };
   const auto changed = [](const fs::path& file) { flip_a_bit(file, 30); };
   const auto removed = [](const fs::path& file) { fs::remove(file); };
@@ -544,7 +544,7 @@ TEST(Durable, AFolderWithoutAWholeCommitIsAnErrorAndNothingInItIsTouched) {
   }
 }
 
-TEST(Durable, ARunThatEndedBeforeItsFirstCommitBeginsAgain) {
+TEST(Durable, RunThatEndedBeforeItsFirstCommitBeginsAgain) {
   const TestFolder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     for (int run = 0; run < 2; ++run) {
@@ -555,7 +555,7 @@ TEST(Durable, ARunThatEndedBeforeItsFirstCommitBeginsAgain) {
   });
 }
 
-TEST(Durable, AMissingFileIsAnErrorAndTheOthersStay) {
+TEST(Durable, MissingFileIsAnErrorAndTheOthersStay) {
   const TestFolder folder;
   leave_commits(folder.path());
   const fs::path image = folder.path() / "rank-00001.memory", elsewhere = folder.path() / "elsewhere";
@@ -569,7 +569,7 @@ TEST(Durable, AMissingFileIsAnErrorAndTheOthersStay) {
   EXPECT_EQ(refusal_of(2, strategy, folder.path()), "");
 }
 
-TEST(Durable, TwoRunsDoNotShareAFolder) {
+TEST(Durable, SecondRunInTheSameFolderIsRefused) {
   const TestFolder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     const Strategy strategy = made_durable(strategy_for(ShardingStrategy::kFullShard), folder.path());

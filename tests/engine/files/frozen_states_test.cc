@@ -82,7 +82,7 @@ void expect_goes_on_when_it_trains_again(const Mesh& mesh, const Strategy& strat
   }
 }
 
-TEST(FrozenStates, ASavedRunGoesOnWithTheSameBitsWhenTheyTrainAgain) {
+TEST(FrozenStates, ResumedRunHasTheSameBitsWhenTheyTrainAgain) {
   const int kRanks[] = {1, 2, 3};
   for (const auto& [kept, placed, ranks] : pairwise_of(sampled_kept(), kOnePerPlacement, kRanks)) {
     const TestFolder folder;
@@ -93,7 +93,7 @@ TEST(FrozenStates, ASavedRunGoesOnWithTheSameBitsWhenTheyTrainAgain) {
   }
 }
 
-TEST(FrozenStates, ThoseOfOtherRulesAndOfSavesBesideTrainingGoOnToo) {
+TEST(FrozenStates, OtherRulesAndAsyncSavesResumeWithTheSameBits) {
   const std::pair<const char*, Adjust> kinds[] = {
       {"muon", [](Strategy& s) { s.optimizer.type = OptimizerType::kMuon; }},
       {"adafactor", [](Strategy& s) { s.optimizer.type = OptimizerType::kAdafactor; }},
@@ -114,7 +114,7 @@ TEST(FrozenStates, ThoseOfOtherRulesAndOfSavesBesideTrainingGoOnToo) {
 }
 
 // Other ranks load the checkpoint, save it while parameters are frozen, and save it when they train again.
-TEST(FrozenStates, EveryByteIsKeptOnOtherRanks) {
+TEST(FrozenStates, OtherNumbersOfRanksKeepEveryByte) {
   const Adjust kRules[] = {nullptr, [](Strategy& s) { s.optimizer.type = OptimizerType::kAdafactor; }};
   for (const Adjust& rule : kRules) {
     for (const Kept& kept : kKept) {
@@ -158,7 +158,7 @@ TEST(FrozenStates, EveryByteIsKeptOnOtherRanks) {
 
 // A parameter was saved before it was frozen, and is loaded where it is frozen already. It gets its saved states, not
 // those that it has here.
-TEST(FrozenStates, WhatTrainedInTheCheckpointKeepsItsStatesWhereItIsFrozen) {
+TEST(FrozenStates, FrozenParameterGetsTheStatesItWasSavedWith) {
   for (const Kept& kept : sampled_kept()) {
     const TestFolder folder;
     const Strategy strategy = strategy_of(kept, ShardingStrategy::kFullShard);
@@ -178,7 +178,7 @@ TEST(FrozenStates, WhatTrainedInTheCheckpointKeepsItsStatesWhereItIsFrozen) {
 }
 
 // Values that a program writes while parameters are frozen train on.
-TEST(FrozenStates, AValueThatWasWrittenMeanwhileIsTheMasterAfterALoadToo) {
+TEST(FrozenStates, ValueWrittenWhileFrozenIsTheMasterAfterALoad) {
   for (const Kept& kept : {kKept[3], kKept[4]}) {
     const TestFolder folder;
     const Strategy strategy = strategy_of(kept, ShardingStrategy::kFullShard);
@@ -231,7 +231,7 @@ std::string saved_with_frozen_block(const Strategy& strategy, const TestFolder& 
 
 constexpr TinyOptions kWideWithFrozenBlock{.vocab = 32, .width = 32, .hidden = 64, .frozen_first_block = true};
 
-TEST(FrozenStates, CommitsHoldThemAndWriteThemOnce) {
+TEST(FrozenStates, CommitsHoldThemButWriteThemOnce) {
   for (const Kept& kept : sampled_kept()) {
     const TestFolder folder, commits;
     const Strategy strategy = strategy_of(kept, ShardingStrategy::kFullShard);
@@ -265,7 +265,7 @@ TEST(FrozenStates, CommitsHoldThemAndWriteThemOnce) {
   }
 }
 
-TEST(FrozenStates, ADamagedFileBesideCommitsIsAnErrorThatNamesIt) {
+TEST(FrozenStates, DamagedFileBesideCommitsIsAnErrorThatNamesIt) {
   const TestFolder folder, commits;
   const Strategy strategy = strategy_for(ShardingStrategy::kFullShard);
   const std::string saved = saved_with_frozen_block(strategy, folder);
@@ -294,7 +294,7 @@ TEST(FrozenStates, ADamagedFileBesideCommitsIsAnErrorThatNamesIt) {
 // ---- Another rule ---------------------------------------------------------------------------------------------------
 
 // Muon has one state for a matrix, and AdamW two for each element, so neither can use the other's.
-TEST(FrozenStates, WhatGetsAnotherRuleBeginsAnew) {
+TEST(FrozenStates, ParameterThatGetsAnotherRuleStartsWithNewStates) {
   for (const bool frozen_meanwhile : {false, true}) {
     const TestFolder folder;
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {

@@ -84,7 +84,7 @@ std::vector<std::vector<Values>> values_of_steps(const Shape& shape, const Strat
   return values;
 }
 
-TEST(OuterSteps, ReplicasAreAlikeAfterEachAndDifferBetween) {
+TEST(OuterSteps, ReplicasAgreeAfterEachAndDifferInBetween) {
   for (const Shape& shape : kShapes) {
     for (const SyncType type : {SyncType::kLocalSgd, SyncType::kDiloco}) {
       for (const DType dtype : {DType::kF32, DType::kBF16}) {
@@ -102,7 +102,7 @@ TEST(OuterSteps, ReplicasAreAlikeAfterEachAndDifferBetween) {
   }
 }
 
-TEST(OuterSteps, AfterEveryStepOfSgdTheyArePlainTraining) {
+TEST(OuterSteps, LocalSgdOfOneStepEqualsPlainTraining) {
   for (const Shape& shape : kShapes) {
     Strategy plain = strategy_for(shape.placed, plain_sgd);
     plain.mesh = {shape.replicas, shape.shards};
@@ -206,7 +206,7 @@ Strategy sgd_with_sync(const Shape& shape, SyncType type, std::int64_t every) {
   return strategy;
 }
 
-TEST(OuterSteps, DilocoIsWhatPlainLibTorchMakes) {
+TEST(OuterSteps, DilocoEqualsAReferenceInPlainLibTorch) {
   for (const Shape& shape : kShapes) {
     const Strategy strategy = sgd_with_sync(shape, SyncType::kDiloco, 2);
     const auto got = values_of_steps(shape, strategy, 6);
@@ -214,7 +214,7 @@ TEST(OuterSteps, DilocoIsWhatPlainLibTorchMakes) {
   }
 }
 
-TEST(OuterSteps, StreamingDilocoIsWhatPlainLibTorchMakes) {
+TEST(OuterSteps, StreamingDilocoEqualsAReferenceInPlainLibTorch) {
   struct Case {
     std::int64_t every, fragments, delay;
     double mix;
@@ -232,7 +232,7 @@ TEST(OuterSteps, StreamingDilocoIsWhatPlainLibTorchMakes) {
   }
 }
 
-TEST(OuterSteps, AStreamBesideComputeHasTheSameValues) {
+TEST(OuterSteps, StreamBesideComputeGivesTheReferencesValues) {
   at::set_num_threads(1);
   on_hosts(2, 2, [](const Mesh& mesh) {
     const Shape shape{2, 1, ShardingStrategy::kNoShard};
@@ -298,7 +298,7 @@ class CountedCollectives final : public ForwardingCollectives {
   const bool in_background_;
 };
 
-TEST(OuterSteps, NothingGoesBetweenReplicasInInnerStepsAndMastersOnceInOuterOnes) {
+TEST(OuterSteps, InnerStepsSendNothingAndOuterStepsSendMastersOnce) {
   for (const Shape& shape : kShapes) {
     if (shape.placed.shared) continue;  // common memory is of one wrapper
     for (const SyncType type : {SyncType::kLocalSgd, SyncType::kDiloco, SyncType::kStreamingDiloco}) {
@@ -357,7 +357,7 @@ TEST(OuterSteps, NothingGoesBetweenReplicasInInnerStepsAndMastersOnceInOuterOnes
   }
 }
 
-TEST(OuterSteps, OverANetworkOuterGradientsGoInFewBits) {
+TEST(OuterSteps, OuterGradientsOverANetworkAreCompressed) {
   at::set_num_threads(1);
   on_hosts(2, 2, [](const Mesh& mesh) {
     const Shape shape{2, 1, ShardingStrategy::kNoShard};
@@ -383,7 +383,7 @@ TEST(OuterSteps, OverANetworkOuterGradientsGoInFewBits) {
   });
 }
 
-TEST(OuterSteps, ARankThatDiesInOneIsNamed) {
+TEST(OuterSteps, RankThatDiesInAnOuterStepIsNamed) {
   at::set_num_threads(1);
   const int port = free_port();
   const auto ends = fork_ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
@@ -402,7 +402,7 @@ TEST(OuterSteps, ARankThatDiesInOneIsNamed) {
 }
 
 /// A run is saved after some of its steps, and another run goes on from the checkpoint to the same bits.
-TEST(OuterSteps, ACheckpointGoesOnBitForBit) {
+TEST(OuterSteps, CheckpointResumesWithTheSameBits) {
   for (const Shape& shape : kShapes) {
     for (const SyncType type : {SyncType::kLocalSgd, SyncType::kDiloco, SyncType::kStreamingDiloco}) {
       for (const std::size_t saved_after : {4, 5}) {  // right after an outer step, and between two
@@ -435,7 +435,7 @@ Strategy post_local_sgd(const Shape& shape) {
   return strategy;
 }
 
-TEST(OuterSteps, PostLocalSgdIsEachStepAndThenLocalSgd) {
+TEST(OuterSteps, PostLocalSgdSyncsEachStepAndThenLocally) {
   for (const Shape& shape : kShapes) {
     SCOPED_TRACE(name_of(shape.placed));
     const TestFolder folder;
@@ -470,7 +470,7 @@ TEST(OuterSteps, PostLocalSgdIsEachStepAndThenLocalSgd) {
   }
 }
 
-TEST(OuterSteps, CheckpointsLeadToTheOtherSideOfTheirFirstStep) {
+TEST(OuterSteps, CheckpointsResumeAcrossTheStartStep) {
   for (const Shape& shape : kShapes) {
     for (const std::size_t saved_after : {2, 3, 5}) {
       SCOPED_TRACE(name_of(shape.placed) + ", saved after " + std::to_string(saved_after));
@@ -497,7 +497,7 @@ TEST(OuterSteps, CheckpointsLeadToTheOtherSideOfTheirFirstStep) {
   }
 }
 
-TEST(OuterSteps, AnotherNumberOfReplicasGoesOnFromACheckpoint) {
+TEST(OuterSteps, CheckpointResumesWithAnotherNumberOfReplicas) {
   const TestFolder folder;
   Values saved;
   const Shape before{2, 2, ShardingStrategy::kHybridShard};
@@ -520,7 +520,7 @@ TEST(OuterSteps, AnotherNumberOfReplicasGoesOnFromACheckpoint) {
   }
 }
 
-TEST(OuterSteps, AWriteBetweenTwoReachesAllReplicas) {
+TEST(OuterSteps, WriteBetweenOuterStepsReachesAllReplicas) {
   for (const Shape& shape : kShapes) {
     std::vector<Values> after(static_cast<std::size_t>(shape.ranks()));
     run_ranks({.ranks = shape.ranks()}, [&](const Mesh& mesh) {
@@ -541,7 +541,7 @@ TEST(OuterSteps, AWriteBetweenTwoReachesAllReplicas) {
   }
 }
 
-TEST(OuterSteps, TwoEnginesHaveTheirOwn) {
+TEST(OuterSteps, TwoEnginesHaveOuterStepsOfTheirOwn) {
   const Shape shape{2, 1, ShardingStrategy::kNoShard};
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     Session first(mesh, with_sync(shape, SyncType::kDiloco, 2)), second(mesh, with_sync(shape, SyncType::kLocalSgd, 3));
@@ -554,7 +554,7 @@ TEST(OuterSteps, TwoEnginesHaveTheirOwn) {
   });
 }
 
-TEST(OuterSteps, TheNextEngineBeginsWithReplicaZerosValues) {
+TEST(OuterSteps, NextEngineBeginsWithReplicaZerosValues) {
   for (const Shape& shape : kShapes) {
     SCOPED_TRACE(name_of(shape.placed));
     std::vector<Values> left(static_cast<std::size_t>(shape.ranks())), taken = left;
@@ -581,7 +581,7 @@ TEST(OuterSteps, TheNextEngineBeginsWithReplicaZerosValues) {
   }
 }
 
-TEST(OuterSteps, WeightsThatAreSavedUnderEmaWeightsChangeNothing) {
+TEST(OuterSteps, SavingWeightsUnderEmaWeightsChangesNothing) {
   for (const Shape& shape : kShapes) {
     for (const SyncType type : {SyncType::kLocalSgd, SyncType::kDiloco}) {
       const Strategy strategy = with_sync(shape, type, 4, [](Strategy& s) { s.ema.decay = 0.9; });
@@ -600,7 +600,7 @@ TEST(OuterSteps, WeightsThatAreSavedUnderEmaWeightsChangeNothing) {
   }
 }
 
-TEST(OuterSteps, AReplicaThatMadeNoUpdatesSaysNothingOfStates) {
+TEST(OuterSteps, ReplicaWithoutUpdatesDoesNotCountInStates) {
   const Shape shape{2, 1, ShardingStrategy::kNoShard};
   const TestFolder folder;
   Values before, after[2];
@@ -624,7 +624,7 @@ TEST(OuterSteps, AReplicaThatMadeNoUpdatesSaysNothingOfStates) {
   for (const Values& values : after) expect_close(values, before, 1e-6, "averages");
 }
 
-TEST(OuterSteps, AMemoryLimitThatTheirPlanExceedsIsKnownAtTheStart) {
+TEST(OuterSteps, PlanAboveTheMemoryLimitIsRefusedAtTheStart) {
   const Shape shape{2, 1, ShardingStrategy::kNoShard};
   for (const bool fits : {false, true}) {
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
@@ -640,7 +640,7 @@ TEST(OuterSteps, AMemoryLimitThatTheirPlanExceedsIsKnownAtTheStart) {
   }
 }
 
-TEST(OuterSteps, WhereTheyBeginBuffersStayEachRanksOwn) {
+TEST(OuterSteps, BuffersStayLocalWhenOuterStepsBegin) {
   const Shape shape{2, 2, ShardingStrategy::kHybridShard};
   run_ranks({.ranks = 4}, [&](const Mesh& mesh) {
     Tiny model = make_tiny({}, false);
@@ -656,7 +656,7 @@ TEST(OuterSteps, WhereTheyBeginBuffersStayEachRanksOwn) {
   });
 }
 
-TEST(OuterSteps, ACheckpointThatIsRefusedChangesNothing) {
+TEST(OuterSteps, RefusedCheckpointChangesNothing) {
   const Shape shape{2, 2, ShardingStrategy::kHybridShard};
   Strategy strategy = post_local_sgd(shape);
   strategy.sync.type = SyncType::kDiloco;
@@ -682,7 +682,7 @@ TEST(OuterSteps, ACheckpointThatIsRefusedChangesNothing) {
   });
 }
 
-TEST(OuterSteps, MomentumThatAnEngineDoesNotKeepIsNamed) {
+TEST(OuterSteps, UnusedOuterMomentumOfACheckpointIsReported) {
   const Shape shape{2, 1, ShardingStrategy::kNoShard};
   const TestFolder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
@@ -698,7 +698,7 @@ TEST(OuterSteps, MomentumThatAnEngineDoesNotKeepIsNamed) {
   });
 }
 
-TEST(OuterSteps, WhatTheyDoNotGoWithIsRefused) {
+TEST(OuterSteps, UnsupportedKeysBesideSyncAreRefused) {
   const std::pair<const char*, const char*> refused[] = {
       {R"("optimizer": {"type": "muon"})", "optimizer.type muon"},
       {R"("optimizer": {"state_dtype": "bf16"})", "state_dtype bf16 or 8bit"},

@@ -98,7 +98,7 @@ TEST(PieceMaker, ConstantsAndElementWiseOperatorsEqualEager) {
   expect_pieces_equal_eager([] { return at::empty({80, 90}).uniform_().t(); });
 }
 
-TEST(PieceMaker, SaysWhatCannotBeCut) {
+TEST(PieceMaker, InitialisationsThatCannotBeCutAreReported) {
   const auto cannot = [](const Make& make) {
     const at::NoGradGuard no_grad;
     return !PieceMaker::of(deferred_init(make));
@@ -118,7 +118,7 @@ TEST(PieceMaker, SaysWhatCannotBeCut) {
   }));
 }
 
-TEST(PieceMaker, TakesTheStatesOfAnother) {
+TEST(PieceMaker, GivenGeneratorStatesDecideTheValues) {
   const auto make = [](int seed) {
     torch::manual_seed(static_cast<std::uint64_t>(seed));
     return deferred_init([] { return at::randn({5000}) * at::rand({5000}); });
@@ -132,7 +132,7 @@ TEST(PieceMaker, TakesTheStatesOfAnother) {
   EXPECT_TRUE(same_bits(b.make(100, 700), materialize({first})[0], 100));
 }
 
-TEST(PieceMaker, RecipesTellOperatorsAndNumbers) {
+TEST(PieceMaker, RecipeNamesOperatorsAndTheirNumbers) {
   const auto recipe = [](const Make& make) { return recipe_of(deferred_init(make)); };
   const std::string one = recipe([] { return at::empty({40, 50}).normal_(0, 0.02); });
   EXPECT_THAT(one, HasSubstr("aten::normal_(%0 Float[40, 50], 0., 0.02, -)"));
@@ -144,7 +144,7 @@ TEST(PieceMaker, RecipesTellOperatorsAndNumbers) {
   EXPECT_NE(one, recipe([] { return at::empty({40, 50}).uniform_(0, 0.02); }));
 }
 
-TEST(MersenneTwister, AJumpIsAsManyBlocks) {
+TEST(MersenneTwister, JumpEqualsThatManyBlocks) {
   std::mt19937 seed(5);
   mt19937::Block start;
   for (std::uint32_t& word : start) word = static_cast<std::uint32_t>(seed());

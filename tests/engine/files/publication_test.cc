@@ -109,7 +109,7 @@ void train(Session& session, std::size_t first, std::size_t end) {
   for (std::size_t i = first; i < end; ++i) session.train(i);
 }
 
-TEST(Publication, ChangesNoBits) {
+TEST(Publication, LatePublicationChangesNoBits) {
   const TinyOptions models[] = {{},
                                 {.tied_head = true, .frozen_first_block = true},
                                 {.unused_block = true, .shared_block = true},
@@ -123,7 +123,7 @@ TEST(Publication, ChangesNoBits) {
   }
 }
 
-TEST(Publication, ChangesNoBitsWithTwoAxesAccumulationRulesAndUpdatesInBackward) {
+TEST(Publication, BitsAreTheSameWithTwoAxesAccumulationAndRules) {
   const Adjust kinds[] = {[](Strategy& s) { s.mesh.replicate = 2; },
                           [](Strategy& s) { s.gradient_accumulation = 2; },
                           [](Strategy& s) { s.optimizer.type = OptimizerType::kMuon; },
@@ -143,7 +143,7 @@ TEST(Publication, ChangesNoBitsWithTwoAxesAccumulationRulesAndUpdatesInBackward)
 }
 
 // A rank that reads alone gets both ranks' parts, since all ranks have sent them.
-TEST(Publication, ARankMayReadAlone) {
+TEST(Publication, OneRankMayReadAlone) {
   run_ranks(behind(2), [](const Mesh& mesh) {
     Session session(mesh, strategy_for(ShardingStrategy::kShardGradients));
     train(session, 0, 2);
@@ -159,7 +159,7 @@ TEST(Publication, ARankMayReadAlone) {
   });
 }
 
-TEST(Publication, ARawPointerIsRefusedUntilTheValuesHaveCome) {
+TEST(Publication, RawPointerIsRefusedUntilTheValuesArrive) {
   run_ranks(behind(2), [](const Mesh& mesh) {
     Session session(mesh, strategy_for(ShardingStrategy::kShardGradients));
     session.train(0);
@@ -171,7 +171,7 @@ TEST(Publication, ARawPointerIsRefusedUntilTheValuesHaveCome) {
   });
 }
 
-TEST(Publication, WhatAProgramDoesBetweenStepsSeesTheNewValues) {
+TEST(Publication, CallsBetweenStepsSeeTheNewValues) {
   expect_same_values([](Session& session, const std::string&) {
     train(session, 0, 2);
     const std::vector<std::size_t> batches = {0, 1};
@@ -188,7 +188,7 @@ TEST(Publication, WhatAProgramDoesBetweenStepsSeesTheNewValues) {
   });
 }
 
-TEST(Publication, AveragesAreSwappedWithValuesThatHaveCome) {
+TEST(Publication, AveragesAreSwappedOnlyAfterValuesArrive) {
   expect_same_values(
       [](Session& session, const std::string&) {
         train(session, 0, 3);
@@ -204,7 +204,7 @@ TEST(Publication, AveragesAreSwappedWithValuesThatHaveCome) {
       [](Strategy& s) { s.ema.decay = 0.9; });
 }
 
-TEST(Publication, ACheckpointHasTheNewValuesAndIsLoadedBetweenSteps) {
+TEST(Publication, CheckpointHoldsTheNewValues) {
   expect_same_values([](Session& session, const std::string& folder) {
     train(session, 0, 2);
     const std::string saved = save_checkpoint(session.engine, folder);
@@ -224,7 +224,7 @@ TEST(Publication, FreezingAndUnfreezingCarriesTheNewValues) {
   });
 }
 
-TEST(Publication, UnitsMayBeReadInAnotherOrderThanTheyWereSent) {
+TEST(Publication, UnitsMayBeReadInAnotherOrderThanSent) {
   expect_same_values([](Session& session, const std::string&) {
     session.train(0);
     const std::vector<at::Tensor> parameters = session.model->parameters();
@@ -235,7 +235,7 @@ TEST(Publication, UnitsMayBeReadInAnotherOrderThanTheyWereSent) {
 
 absl::Status lost() { return make_error(ExitCode::kPeerLost, "rank 1/2: gone"); }
 
-TEST(Publication, ValuesThatDoNotComeAreAnErrorOfWhatReadsThem) {
+TEST(Publication, ReadingValuesThatNeverArriveIsAnError) {
   for (const bool by_operator : {true, false}) {
     run_ranks(behind(2), [&](const Mesh& mesh) {
       Session session(mesh, strategy_for(ShardingStrategy::kShardGradients));
@@ -251,7 +251,7 @@ TEST(Publication, ValuesThatDoNotComeAreAnErrorOfWhatReadsThem) {
 }
 
 // Such values would belong to two different steps.
-TEST(Publication, ValuesThatHaveNotComeCannotBeReadAfterTheEngine) {
+TEST(Publication, MissingValuesCannotBeReadAfterTheEngine) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     run_ranks(behind(2), [&](const Mesh& mesh) {
       Tiny model = make_tiny({}, true);

@@ -42,7 +42,7 @@ class Safetensors : public ::testing::Test {
   fs::path folder_;
 };
 
-TEST_F(Safetensors, GoOutAndComeBackUnderEveryStrategy) {
+TEST_F(Safetensors, ExportAndImportKeepValuesUnderEveryStrategy) {
   for (const int ranks : {1, 2, 3}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       for (const Placed& placed : kOnePerPlacement) {
@@ -81,7 +81,7 @@ TEST_F(Safetensors, GoOutAndComeBackUnderEveryStrategy) {
   }
 }
 
-TEST_F(Safetensors, MastersGetTheFilesValues) {
+TEST_F(Safetensors, ImportedMastersEqualTheFilesValues) {
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     {
       Session exact(mesh, strategy_for(ShardingStrategy::kFullShard), {});
@@ -114,7 +114,7 @@ struct WithBuffersImpl : torch::nn::Module {
 };
 TORCH_MODULE(WithBuffers);
 
-TEST_F(Safetensors, BuffersAreRankZerosAndKeepTheirTypes) {
+TEST_F(Safetensors, ExportedBuffersAreRankZerosAndKeepTheirDtype) {
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     Strategy strategy = strategy_for(ShardingStrategy::kFullShard);
     strategy.units.classes = {};
@@ -129,7 +129,7 @@ TEST_F(Safetensors, BuffersAreRankZerosAndKeepTheirTypes) {
   });
 }
 
-TEST_F(Safetensors, WhatDoesNotFitIsNamedOnAllRanksAndChangesNothing) {
+TEST_F(Safetensors, MismatchedFileIsNamedOnAllRanksAndChangesNothing) {
   run_ranks({.ranks = 3}, [&](const Mesh& mesh) {
     {
       Session wide(mesh, strategy_for(ShardingStrategy::kFullShard), {.width = 16, .blocks = 4});
@@ -168,7 +168,7 @@ NameInFile with_a_copy(const std::string& name) {
 }
 
 // A model ties its head: the file may hold the same bits in one place or in two, but never other bits.
-TEST_F(Safetensors, ATiedTensorThatTheFileHasTwiceMustHaveOneValue) {
+TEST_F(Safetensors, TiedTensorStoredTwiceMustHaveOneValue) {
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     const Strategy strategy = strategy_for(ShardingStrategy::kFullShard);
     for (const bool equal : {false, true}) {

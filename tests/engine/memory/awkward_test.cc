@@ -99,7 +99,9 @@ void expect_untouched(const Trained& trained, const TinyOptions& model, const st
 
 // ---- shapes of modules -------------------------------------------------------------------------------------------
 
-TEST(Awkward, TiedHead) { expect_strategies_agree("tied head", options_for({.tied_head = true})); }
+TEST(Awkward, TiedHeadTrainsAlikeUnderEveryStrategy) {
+  expect_strategies_agree("tied head", options_for({.tied_head = true}));
+}
 
 TEST(Awkward, FrozenBlockKeepsItsBits) {
   const TrainOptions options = options_for({.frozen_first_block = true});
@@ -108,20 +110,22 @@ TEST(Awkward, FrozenBlockKeepsItsBits) {
   });
 }
 
-TEST(Awkward, UnusedBlockIsLeftAloneEvenByWeightDecay) {
+TEST(Awkward, UnusedBlockStaysUntouchedByWeightDecay) {
   const TrainOptions options = options_for({.blocks = 2, .unused_block = true});
   expect_strategies_agree(
       "unused block", options, [](Strategy& s) { s.optimizer.weight_decay = 0.1; },
       [&](const Trained& trained, const Trained&) { expect_untouched(trained, options.model, "blocks.2."); });
 }
 
-TEST(Awkward, BlockUsedTwice) { expect_strategies_agree("block used twice", options_for({.shared_block = true})); }
+TEST(Awkward, BlockUsedTwiceTrainsAlikeUnderEveryStrategy) {
+  expect_strategies_agree("block used twice", options_for({.shared_block = true}));
+}
 
-TEST(Awkward, FewerElementsThanRanks) {
+TEST(Awkward, FewerElementsThanRanksTrainAlikeUnderEveryStrategy) {
   expect_strategies_agree("few elements", options_for({.vocab = 3, .width = 1, .hidden = 1, .blocks = 2}));
 }
 
-TEST(Awkward, EverythingAtOnce) {
+TEST(Awkward, AllOddParametersTogetherTrainAlike) {
   expect_strategies_agree(
       "everything at once",
       options_for({.tied_head = true, .frozen_first_block = true, .unused_block = true, .shared_block = true}));
@@ -129,7 +133,7 @@ TEST(Awkward, EverythingAtOnce) {
 
 // ---- recomputation -----------------------------------------------------------------------------------------------
 
-TEST(Awkward, RecomputationChangesNoBit) {
+TEST(Awkward, RecomputationChangesNoBits) {
   const TrainOptions plainly = options_for({});
   const TrainOptions again = options_for({.recompute = true});
   for (int ranks : kRanks) {
@@ -144,7 +148,7 @@ TEST(Awkward, RecomputationChangesNoBit) {
 // A block that is used twice *and* recomputed gives two gradients in one backward. The unit may have been reduced when
 // the second one comes: the result is sum(a) + sum(b) instead of sum(a + b), which is equal up to rounding and the same
 // for all strategies.
-TEST(Awkward, RecomputationOfABlockUsedTwice) {
+TEST(Awkward, RecomputedBlockUsedTwiceGivesEqualStrategies) {
   const TrainOptions plainly = options_for({.shared_block = true});
   const TrainOptions again = options_for({.shared_block = true, .recompute = true});
   for (int ranks : kRanks) {
@@ -187,7 +191,7 @@ TEST(Awkward, AnyCutIntoUnitsGivesTheSameValues) {
   }
 }
 
-TEST(Awkward, UnitsThatDoNotExistAreNamed) {
+TEST(Awkward, UnknownUnitClassesAreNamed) {
   const auto make = [] {
     run_ranks({.ranks = 2}, [](const Mesh& mesh) {
       Strategy strategy = strategy_for(ShardingStrategy::kFullShard);
@@ -205,7 +209,7 @@ TEST(Awkward, UnitsThatDoNotExistAreNamed) {
   }
 }
 
-TEST(Awkward, PrefetchChangesNoBit) {
+TEST(Awkward, PrefetchChangesNoBits) {
   const TrainOptions options = options_for({.blocks = 4});
   constexpr std::int64_t kPrefetches[] = {0, 1, 2, 5};
   constexpr ShardingStrategy kKinds[] = {ShardingStrategy::kShardGradOp, ShardingStrategy::kFullShard};
@@ -230,7 +234,7 @@ TEST(Awkward, LastMicrobatchSyncEqualsTheUnshardedRun) {
   });
 }
 
-TEST(Awkward, SixteenBitGradientsOnTheWireGiveTheSameBitsUnderEveryStrategy) {
+TEST(Awkward, SixteenBitReductionsGiveEqualBitsUnderEveryStrategy) {
   constexpr GradientSync kSyncs[] = {GradientSync::kEachMicrobatch, GradientSync::kLastMicrobatch};
   MadeOnce<Trained> unsharded;
   for (const auto& each : pairwise_of(kSyncs, kRanks, kOnePerPlacement)) {
@@ -292,7 +296,7 @@ Mixed make_mixed() {
   return Mixed();
 }
 
-TEST(Awkward, MixedDtypesAndAKeptBatchNorm) {
+TEST(Awkward, MixedDtypesWithAnFp32BatchNormTrainAlike) {
   for (DType dtype : {DType::kF32, DType::kBF16}) {
     std::optional<Values> first;
     const auto batches = make_batches(4, 24, 5, 19);

@@ -104,11 +104,11 @@ struct DrawsAgain : Module {
   at::Tensor weight;
 };
 
-TEST(DeferredInit, ABufferThatIsDrawnAgain_GivesEachReaderItsOwnValues) {
+TEST(DeferredInit, BufferDrawnAgainGivesEachReaderItsOwnValues) {
   expect_equals_eager([] { return std::make_shared<DrawsAgain>(); });
 }
 
-TEST(DeferredInit, EqualsEagerForStockModules) {
+TEST(DeferredInit, StockModulesEqualEager) {
   using namespace torch::nn;
   expect_equals_eager([] { return Linear(17, 5).ptr(); });
   expect_equals_eager([] { return Embedding(EmbeddingOptions(11, 4).padding_idx(2)).ptr(); });
@@ -123,7 +123,7 @@ TEST(DeferredInit, EqualsEagerForStockModules) {
   expect_equals_eager([] { return Transformer(TransformerOptions(8, 2, 1, 1).dim_feedforward(16)).ptr(); });
 }
 
-TEST(DeferredInit, EqualsEagerForComposedInitialisation) {
+TEST(DeferredInit, ComposedInitialisationEqualsEager) {
   expect_equals_eager([]() -> std::shared_ptr<Module> {
     auto module = std::make_shared<torch::nn::SequentialImpl>(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
     module->apply([](Module& m) {
@@ -133,7 +133,7 @@ TEST(DeferredInit, EqualsEagerForComposedInitialisation) {
   });
 }
 
-TEST(DeferredInit, MaterialisesInAnyOrder) {
+TEST(DeferredInit, MaterialisingInAnyOrderEqualsEager) {
   torch::manual_seed(3);
   torch::nn::Linear first(6, 6), second(6, 6);
   torch::manual_seed(3);
@@ -144,7 +144,7 @@ TEST(DeferredInit, MaterialisesInAnyOrder) {
   EXPECT_TRUE(same_bits(second->weight, deferred.second->weight));
 }
 
-TEST(DeferredInit, TakesNoMemory) {
+TEST(DeferredInit, DeferredTensorTakesNoMemory) {
   // The weight would have 4 TiB in fp32.
   const auto module = deferred_init([] {
     const at::Tensor weight = at::empty({1 << 20, 1 << 20});
@@ -159,12 +159,12 @@ TEST(DeferredInit, DataPointerOfADeferredTensorIsAnError) {
   EXPECT_THROW(tensor.data_ptr<float>(), c10::Error);
 }
 
-TEST(DeferredInit, OddInitEqualsEager) {
+TEST(DeferredInit, UnusualInitialisationsEqualEager) {
   expect_equals_eager([]() -> std::shared_ptr<Module> { return std::make_shared<OddInit>(); });
 }
 
 /// Fills are so large that recording skips the draws. They begin and end everywhere in the generator's words.
-TEST(DeferredInit, LargeFillsEqualEagerWhereverTheyBegin) {
+TEST(DeferredInit, LargeFillsEqualEagerAtAnyGeneratorState) {
   for (const std::int64_t numel : {4096, 4097, 4111, 5000, 10 * 624, 10 * 624 + 1, 100'003, 1'000'000}) {
     expect_equals_eager([numel]() -> std::shared_ptr<Module> {
       auto module = std::make_shared<Module>();
@@ -180,7 +180,7 @@ TEST(DeferredInit, LargeFillsEqualEagerWhereverTheyBegin) {
   }
 }
 
-TEST(DeferredInit, SkipsWhatTheGeneratorWouldHaveDrawn) {
+TEST(DeferredInit, SkippedWordsLeaveTheGeneratorAsIfDrawn) {
   for (const std::uint64_t words : {0, 1, 622, 623, 624, 625, 1247, 1248, 100'000, 8192 * 624, 8193 * 624 + 7}) {
     for (const int drawn : {0, 1, 623, 624, 1000}) {
       at::Generator generator = at::detail::createCPUGenerator(7), skipped = at::detail::createCPUGenerator(7);
@@ -195,7 +195,7 @@ TEST(DeferredInit, SkipsWhatTheGeneratorWouldHaveDrawn) {
   }
 }
 
-TEST(DeferredInit, ShapesOnlyLeavesTheGeneratorAndHasNoValues) {
+TEST(DeferredInit, ShapesOnlyKeepsTheGeneratorAndHasNoValues) {
   torch::manual_seed(5);
   const at::Tensor next = at::randn({4});
   torch::manual_seed(5);

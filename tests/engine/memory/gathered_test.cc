@@ -12,7 +12,7 @@ namespace gathered_test {
 
 using ::testing::HasSubstr;
 
-TEST(Gathered, GivesPointersAndKeepsWrites) {
+TEST(Gathered, GuardGivesPointersAndKeepsWrites) {
   on_each_placement(3, [](const Mesh& mesh, const Strategy& strategy) {
     Session session(mesh, strategy);
     session.train(0);
@@ -41,7 +41,7 @@ TEST(Gathered, GivesPointersAndKeepsWrites) {
 
 // Head and embedding share a flat buffer of exactly twice the bytes of either. That must not look like a file of a
 // wider dtype.
-TEST(Gathered, KeepsWritesToAParameterThatIsHalfOfItsBuffer) {
+TEST(Gathered, WritesToAParameterOfHalfItsBufferAreKept) {
   on_each_placement(2, [](const Mesh& mesh, const Strategy& strategy) {
     Session session(mesh, strategy, {.vocab = 32, .width = 32});
     {
@@ -63,7 +63,7 @@ TEST(Gathered, PointerWithoutGatheredIsRefusedWhereParametersAreSharded) {
 }
 
 // Operators gather ahead in the order of the last round, which all ranks must do alike.
-TEST(Gathered, OneRankAloneMayReadWhatAGuardHolds) {
+TEST(Gathered, OneRankAloneMayReadGuardedParameters) {
   on_each_placement(3, [](const Mesh& mesh, const Strategy& strategy) {
     Session session(mesh, strategy);
     for (std::size_t step = 0; step < 3; ++step) {

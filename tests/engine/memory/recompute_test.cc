@@ -54,7 +54,7 @@ class Recompute : public ::testing::Test {
   at::Tensor input;
 };
 
-TEST_F(Recompute, GivesTheBitsOfTheFunctionItself) {
+TEST_F(Recompute, GradientsHaveTheBitsOfTheFunctionItself) {
   const auto plain = [&](const at::Tensor& x) { return layers(p, layers(p, x)); };
   const auto again = [&](const at::Tensor& x) {
     return checkpoint([&](const at::Tensor& y) { return layers(p, y); },
@@ -74,7 +74,7 @@ TEST_F(Recompute, GivesTheBitsOfTheFunctionItself) {
   }
 }
 
-TEST_F(Recompute, SecondDerivativesAreThoseOfTheFunctionItself) {
+TEST_F(Recompute, SecondDerivativesHaveTheBitsOfTheFunctionItself) {
   const auto second_derivative = [&](bool recomputes) {
     const auto run = [&](const at::Tensor& x) { return at::tanh(at::matmul(x, p.first)); };
     const at::Tensor y = (recomputes ? checkpoint(run, input) : run(input)).sum();
@@ -84,7 +84,7 @@ TEST_F(Recompute, SecondDerivativesAreThoseOfTheFunctionItself) {
   EXPECT_TRUE(same_bits(second_derivative(true), second_derivative(false)));
 }
 
-TEST_F(Recompute, KeepsNothingThatItsBackwardNeedsAndFreesWhatItMadeAgain) {
+TEST_F(Recompute, IntermediatesAreNotKeptAndFreedAfterBackward) {
   std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> hidden;
   const auto run = [&](const at::Tensor& x) {
     const at::Tensor h = at::matmul(x, p.first);
@@ -97,7 +97,7 @@ TEST_F(Recompute, KeepsNothingThatItsBackwardNeedsAndFreesWhatItMadeAgain) {
   EXPECT_EQ(hidden->use_count(), 0u);
 }
 
-TEST_F(Recompute, TheSecondRunEndsWhereBackwardHasWhatItNeeds) {
+TEST_F(Recompute, SecondRunStopsOnceBackwardHasItsInputs) {
   int begun = 0, ended = 0;
   const auto run = [&](const at::Tensor& x) {
     ++begun;
@@ -110,14 +110,14 @@ TEST_F(Recompute, TheSecondRunEndsWhereBackwardHasWhatItNeeds) {
   EXPECT_EQ(ended, 1);
 }
 
-TEST_F(Recompute, WithoutGradModeItRunsOnce) {
+TEST_F(Recompute, FunctionRunsOnceWithoutGradMode) {
   int runs = 0;
   const at::NoGradGuard no_grad;
   checkpoint([&](const at::Tensor& x) { return ++runs, layers(p, x); }, input);
   EXPECT_EQ(runs, 1);
 }
 
-TEST_F(Recompute, ParametersGetGradientsWhereNoInputWantsThem) {
+TEST_F(Recompute, ParametersGetGradientsThoughNoInputNeedsThem) {
   const at::Tensor x = at::randn({4, 8});
   const auto gradient = [&](bool recomputes) {
     p.first.mutable_grad() = at::Tensor();
@@ -147,7 +147,7 @@ std::string error_of(const at::Tensor& loss) {
   return "no error";
 }
 
-TEST_F(Recompute, AFunctionThatComputesSomethingElseTheSecondTimeIsNamed) {
+TEST_F(Recompute, FunctionThatChangesBetweenRunsIsAnError) {
   int runs = 0;
   const auto grows = [&](const at::Tensor& x) { return at::tanh(at::cat(Tensors(++runs, x))); };
   EXPECT_THAT(error_of(checkpoint(grows, input).sum()), HasSubstr("It must compute the same both times"));
@@ -172,7 +172,7 @@ TEST_F(Recompute, WritesInPlaceAreNoticed) {
   EXPECT_THAT(error_of(checkpoint(writes, input).sum()), HasSubstr("modified by an inplace operation"));
 }
 
-TEST_F(Recompute, WritesToWhatTheFunctionReadsAreNoticed) {
+TEST_F(Recompute, WritesToCapturedTensorsAreNoticed) {
   const at::Tensor weight = at::randn({8, 8}).set_requires_grad(true), mask = at::rand({4, 8});
   for (const at::Tensor& read : {weight, mask}) {
     const auto run = [&](const at::Tensor& x) { return at::matmul(x * mask, weight.t()); };
@@ -183,7 +183,7 @@ TEST_F(Recompute, WritesToWhatTheFunctionReadsAreNoticed) {
   }
 }
 
-TEST_F(Recompute, AParameterThatIsThawedBetweenIsNoticed) {
+TEST_F(Recompute, ParameterUnfrozenBetweenRunsIsNoticed) {
   const at::Tensor weight = at::randn({8, 8});
   const at::Tensor square = at::randn({8, 8}).set_requires_grad(true);
   const auto run = [&](const at::Tensor& x) { return at::tanh(at::matmul(x, weight)); };
@@ -193,7 +193,7 @@ TEST_F(Recompute, AParameterThatIsThawedBetweenIsNoticed) {
 }
 
 /// SGD under autocast, whose cache of casts the program empties at the end of forward, as torch.autocast does.
-TEST_F(Recompute, CastsOfAutocastAreMadeAnewAfterTheStep) {
+TEST_F(Recompute, AutocastCastsAreRedoneAfterTheStep) {
   const auto trained = [&](bool recomputes) {
     at::manual_seed(11);
     const at::Tensor weight = at::randn({8, 8}).set_requires_grad(true), x = at::randn({4, 8}).set_requires_grad(true);
@@ -214,7 +214,7 @@ TEST_F(Recompute, CastsOfAutocastAreMadeAnewAfterTheStep) {
   EXPECT_TRUE(same_bits(trained(true), trained(false)));
 }
 
-TEST_F(Recompute, TheFunctionMayRunABackwardOfItsOwn) {
+TEST_F(Recompute, FunctionMayRunABackwardOfItsOwn) {
   const auto penalised = [&](bool recomputes) {
     p.first.mutable_grad() = at::Tensor();
     const auto run = [&](const at::Tensor& x) {
@@ -228,7 +228,7 @@ TEST_F(Recompute, TheFunctionMayRunABackwardOfItsOwn) {
   EXPECT_TRUE(same_bits(penalised(true), penalised(false)));
 }
 
-TEST_F(Recompute, AFunctionThatSwallowsTheEndRunsOn) {
+TEST_F(Recompute, FunctionThatCatchesTheEarlyEndRunsOn) {
   const auto gradient = [&](bool recomputes) {
     input.mutable_grad() = at::Tensor();
     const auto run = [&](const at::Tensor& x) {
@@ -244,7 +244,7 @@ TEST_F(Recompute, AFunctionThatSwallowsTheEndRunsOn) {
   EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
 }
 
-TEST_F(Recompute, WhatTheFunctionThrowsPassesAndTheNextOneRuns) {
+TEST_F(Recompute, ExceptionPassesThroughAndTheNextCallRuns) {
   int runs = 0;
   const auto fails = [&](const at::Tensor& x) {
     if (++runs == 2) throw std::runtime_error("no more");

@@ -54,7 +54,7 @@ class Strategies : public ::testing::TestWithParam<Case> {
   double loss_tolerance() const { return GetParam().dtype == DType::kF32 ? 1e-4 : 2e-2; }
 };
 
-TEST_P(Strategies, EqualTheUnshardedRunAndEachOtherBitForBit) {
+TEST_P(Strategies, AllGiveTheSameBitsCloseToTheUnshardedRun) {
   const ThreadRanks ranks{.ranks = GetParam().ranks};
   const Trained plain = train_plainly(strategy(ShardingStrategy::kNoShard), options());
   const Trained first = train_on_threads(ranks, strategy(ShardingStrategy::kNoShard), options());
@@ -85,7 +85,7 @@ TEST_P(Strategies, EqualTheUnshardedRunAndEachOtherBitForBit) {
 }
 
 // Threads make sums over a network while the next units are computed.
-TEST(ReductionsAhead, ChangeNoBitsAndAreInThePlan) {
+TEST(ReductionsAhead, ChangeNoBitsAndMemoryEqualsThePlan) {
   struct Run {
     ThreadRanks ranks;
     Placed placed;

@@ -25,7 +25,7 @@ namespace traffic_test {
 // gathers U - S in each direction.
 // SHARD_GRAD_OP gathers all 1 + U units once a step, and ranks that share one copy none. Each microbatch reduces each
 // of the 1 + U units once.
-TEST(Traffic, CollectivesAreCountedAndPlannedExactly) {
+TEST(Traffic, CountedCollectivesEqualThePlan) {
   const auto expect_counts = [](const Mesh& mesh, Strategy strategy, std::int64_t blocks) {
     Session session(mesh, strategy, {.blocks = blocks});
     const std::int64_t microbatches = strategy.gradient_accumulation;
@@ -66,7 +66,7 @@ TEST(Traffic, CollectivesAreCountedAndPlannedExactly) {
   }
 }
 
-TEST(Traffic, APrefetchOfBytesIsOneOfAsManyOfTheLargestUnitsAsFit) {
+TEST(Traffic, PrefetchBytesCountAsTheLargestUnitsThatFit) {
   constexpr std::int64_t kBlocks = 5;
   const auto with = [&](std::int64_t prefetch, std::int64_t bytes) {
     Strategy strategy = strategy_for(ShardingStrategy::kFullShard);
@@ -91,7 +91,7 @@ TEST(Traffic, APrefetchOfBytesIsOneOfAsManyOfTheLargestUnitsAsFit) {
 
 // Backward completes the last block first. A rank that has not begun backward makes the other rank wait for a reduction
 // only when the other is MemoryPlan::reduction_lag() units ahead.
-TEST(Traffic, ARankRunsAheadOfAnotherByTheLagOfThePlan) {
+TEST(Traffic, RankMayRunAheadByThePlansLag) {
   for (const Placed& kind : {Placed(ShardingStrategy::kNoShard), Placed(ShardingStrategy::kShardGradients),
                              Placed(ShardingStrategy::kFullShard, /*shared=*/true)}) {
     SCOPED_TRACE(name_of(kind));

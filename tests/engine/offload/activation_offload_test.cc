@@ -123,7 +123,7 @@ std::string name_of(const TrainingCase& one) {
          (one.model.recompute ? ", recomputed" : "");
 }
 
-TEST(ActivationOffload, TrainingHasTheBitsOfTheRunInMemory) {
+TEST(ActivationOffload, TrainingHasTheBitsOfARunInMemory) {
   for (const TrainingCase& one : training_cases()) {
     for (const Placed& placed : kOnePerPlacement) {
       const std::string what = name_of(one) + ", " + name_of(placed);
@@ -157,7 +157,7 @@ TEST(ActivationOffload, TrainingHasTheBitsOfTheRunInMemory) {
   }
 }
 
-TEST(ActivationOffload, BesideStatesOnDiskAndUpdatesInBackward) {
+TEST(ActivationOffload, StatesOnDiskAndUpdatesInBackwardKeepTheBits) {
   const Kept kept{DType::kBF16, MasterKind::kSplitBF16, StateDType::kF32};
   for (const bool in_backward : {false, true}) {
     const auto train = [&](bool offloads) {
@@ -171,7 +171,7 @@ TEST(ActivationOffload, BesideStatesOnDiskAndUpdatesInBackward) {
 }
 
 /// The program makes two losses from one forward, evaluates between steps, and has a forward that throws.
-TEST(ActivationOffload, ProgramsAroundAStepSeeNoDifference) {
+TEST(ActivationOffload, CallsAroundAStepKeepTheBits) {
   on_each_placement(2, [](const Mesh& mesh, const Strategy& plain) {
     const auto train = [&](const Strategy& strategy) {
       Session session(mesh, strategy, kWide);
@@ -201,7 +201,7 @@ TEST(ActivationOffload, ProgramsAroundAStepSeeNoDifference) {
   });
 }
 
-TEST(ActivationOffload, OnlyWhatIsLargeEnoughMoves) {
+TEST(ActivationOffload, OnlyTensorsAboveTheMinimumMove) {
   const auto bytes_written = [](std::int64_t min_bytes) {
     std::int64_t bytes = 0;
     run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
@@ -234,7 +234,7 @@ TEST(ActivationOffload, ParametersAreNeverMoved) {
   });
 }
 
-TEST(ActivationOffload, TheThreadThatTrainsNeedNotHaveMadeTheEngine) {
+TEST(ActivationOffload, AnotherThreadThanTheEnginesMayTrain) {
   run_ranks({.ranks = 1}, [](const Mesh& mesh) {
     Session session(mesh, strategy_for(ShardingStrategy::kNoShard, [](Strategy& s) { put_activations_below(s); }),
                     kWide);
@@ -247,7 +247,7 @@ TEST(ActivationOffload, TheThreadThatTrainsNeedNotHaveMadeTheEngine) {
   });
 }
 
-TEST(ActivationOffload, MemoryIsThatOfTheOperatorsUnderWay) {
+TEST(ActivationOffload, PeakMemoryIsThatOfTheOperatorsUnderWay) {
   CountingAllocator& allocator = CountingAllocator::installed();
   const auto peak = [&](bool offloads) {
     std::int64_t bytes = 0;
@@ -296,7 +296,7 @@ ActivationCounts expect_same_gradients(const std::function<at::Tensor(const std:
   return offloading.counts();
 }
 
-TEST(SavedActivations, ATensorThatSeveralOperatorsSaveIsPutOnce) {
+TEST(SavedActivations, TensorSavedBySeveralOperatorsIsStoredOnce) {
   const ActivationCounts counts = expect_same_gradients(
       [](const auto& in) {
         const at::Tensor x = in[0] * 2;
@@ -307,7 +307,7 @@ TEST(SavedActivations, ATensorThatSeveralOperatorsSaveIsPutOnce) {
   EXPECT_EQ(counts.bytes_got, 64 * 64 * 4) << "and brought back once, since its users share it";
 }
 
-TEST(SavedActivations, PartsOfAFusedTensorArePutWithIt) {
+TEST(SavedActivations, PartsOfAFusedTensorAreStoredAsOne) {
   const ActivationCounts counts = expect_same_gradients(
       [](const auto& in) {
         const auto parts = (in[0] * 2).chunk(3, 1);
@@ -318,7 +318,7 @@ TEST(SavedActivations, PartsOfAFusedTensorArePutWithIt) {
   EXPECT_EQ(counts.bytes_got, counts.bytes_put);
 }
 
-TEST(SavedActivations, PartsThatHaveNothingInCommonArePutEach) {
+TEST(SavedActivations, DisjointPartsAreStoredSeparately) {
   const ActivationCounts counts = expect_same_gradients(
       [](const auto& in) {
         const at::Tensor x = in[0] * 2;
@@ -329,7 +329,7 @@ TEST(SavedActivations, PartsThatHaveNothingInCommonArePutEach) {
 }
 
 /// What the first operator saved may not be used any more; what the second one saved may.
-TEST(SavedActivations, EachVersionIsPut) {
+TEST(SavedActivations, EachVersionOfATensorIsStored) {
   const at::Tensor input = leaf({64, 64});
   const auto gradient = [&] {
     at::Tensor early, late;
@@ -347,13 +347,13 @@ TEST(SavedActivations, EachVersionIsPut) {
   EXPECT_EQ(offloading.counts().values, 2);
 }
 
-TEST(SavedActivations, AThinPartIsKept) {
+TEST(SavedActivations, ThinSliceOfATensorStaysInMemory) {
   const ActivationCounts counts =
       expect_same_gradients([](const auto& in) { return (in[0] * 2).select(1, 3).sin(); }, {leaf({32, 96})});
   EXPECT_EQ(counts.values, 0);
 }
 
-TEST(SavedActivations, LayoutsComeBackAsTheyWere) {
+TEST(SavedActivations, LayoutsAreRestored) {
   const auto strange = [](const std::vector<at::Tensor>& in) {
     const at::Tensor x = in[0] * 2;
     const at::Tensor turned = x.transpose(0, 1) * x.t();
@@ -367,7 +367,7 @@ TEST(SavedActivations, LayoutsComeBackAsTheyWere) {
   expect_same_gradients([](const auto& in) { return at::real((in[0] * 2).conj() * (in[0] * 3).sin()); }, {complex});
 }
 
-TEST(SavedActivations, LeavesThatTrainAndBuffersAndWhatIsSmallAreKept) {
+TEST(SavedActivations, LeavesBuffersAndSmallTensorsStayInMemory) {
   const at::Tensor weight = leaf({32, 32}), buffer = at::randn({32, 32});
   const Offloading offloading(32 * 32 * 4, {buffer.storage()});
   const at::Tensor product = weight.sin() + weight * buffer;
@@ -381,7 +381,7 @@ TEST(SavedActivations, LeavesThatTrainAndBuffersAndWhatIsSmallAreKept) {
   EXPECT_EQ(offloading.counts().values, 1);
 }
 
-TEST(SavedActivations, WritingWhatIsSavedIsLibTorchsError) {
+TEST(SavedActivations, WritingASavedTensorIsLibTorchsError) {
   for (const std::size_t min_bytes : {1U, 1U << 30}) {  // put, kept
     const Offloading offloading(min_bytes);
     const at::Tensor input = leaf({64, 64});
@@ -405,7 +405,7 @@ struct WritesItsInput : torch::autograd::Function<WritesItsInput> {
   }
 };
 
-TEST(SavedActivations, WritingThemInBackwardIsNoticedByWhoSharesThem) {
+TEST(SavedActivations, WriteInBackwardIsNoticedByOtherUsers) {
   const auto run = [] {
     const at::Tensor input = leaf({64, 64});
     at::Tensor loss;
@@ -422,7 +422,7 @@ TEST(SavedActivations, WritingThemInBackwardIsNoticedByWhoSharesThem) {
   EXPECT_THAT(error_of(run), HasSubstr("modified by an inplace operation"));
 }
 
-TEST(SavedActivations, AGraphIsGoneThroughTwiceAndOutlivesThem) {
+TEST(SavedActivations, GraphRunsTwiceAndOutlivesTheOffload) {
   const at::Tensor input = leaf({64, 64});
   const auto wanted = torch::autograd::grad({(input * 2).sin().sum()}, {input});
   at::Tensor loss;
@@ -439,7 +439,7 @@ TEST(SavedActivations, AGraphIsGoneThroughTwiceAndOutlivesThem) {
   EXPECT_THAT(error_of([&] { loss.backward(); }), HasSubstr("second time"));
 }
 
-TEST(SavedActivations, WhatIsComputedInBackwardStays) {
+TEST(SavedActivations, RecomputedTensorsStayInMemory) {
   const at::Tensor input = leaf({64, 64});
   const Offloading offloading;
   const auto run = [](const at::Tensor& x) { return ((x * 2).sin() * 3).cos(); };
@@ -450,7 +450,7 @@ TEST(SavedActivations, WhatIsComputedInBackwardStays) {
 }
 
 /// A worker of a DataLoader may build graphs, but the disk belongs to its parent.
-TEST(SavedActivations, AForkedProcessLeavesThemAlone) {
+TEST(SavedActivations, ForkedProcessDoesNotOffload) {
   const at::Tensor input = leaf({64, 64});
   const auto before = [&] { return (input * 2).sin().sum(); };
   const Offloading offloading;
@@ -469,7 +469,7 @@ TEST(SavedActivations, AForkedProcessLeavesThemAlone) {
   loss.backward();
 }
 
-TEST(SavedActivations, OfSeveralTheLastThatLivesTakesThem) {
+TEST(SavedActivations, LastLivingOffloadTakesTheTensors) {
   const Offloading first;
   const auto save = [] { (leaf({64, 64}) * 2).sin().sum().backward(); };
   {
@@ -483,7 +483,7 @@ TEST(SavedActivations, OfSeveralTheLastThatLivesTakesThem) {
   EXPECT_EQ(first.counts().values, 1);
 }
 
-TEST(SavedActivations, OtherThreadsAreLeftAlone) {
+TEST(SavedActivations, OtherThreadsDoNotOffload) {
   const Offloading offloading;
   std::thread([] { (leaf({64, 64}) * 2).sin().sum().backward(); }).join();
   EXPECT_EQ(offloading.counts().values, 0);
@@ -491,7 +491,7 @@ TEST(SavedActivations, OtherThreadsAreLeftAlone) {
 
 // ---- Faults ---------------------------------------------------------------------------------------------------------
 
-TEST(ActivationOffload, AFaultIsAnErrorAndNeverOtherNumbers) {
+TEST(ActivationOffload, EveryFaultIsAnErrorAndNeverWrongNumbers) {
   struct Kind {
     FaultSite site;
     FaultAction action;
@@ -549,7 +549,7 @@ TEST(ActivationOffload, AFaultIsAnErrorAndNeverOtherNumbers) {
 }
 
 /// One rank's disk fails, and all ranks end with its error.
-TEST(ActivationOffload, OtherRanksAreTold) {
+TEST(ActivationOffload, FailedDiskOfOneRankEndsAllRanks) {
   for (const FaultSite site : {FaultSite::kReserve, FaultSite::kRead}) {
     ScopedFaults failing({{.site = site, .nth = 1, .action = FaultAction::kErrno, .number = EIO}});
     const std::string error = error_of([&] {
@@ -562,7 +562,7 @@ TEST(ActivationOffload, OtherRanksAreTold) {
   }
 }
 
-TEST(ActivationOffload, RefusesWhatItCannotDo) {
+TEST(ActivationOffload, UnsupportedKeysAreRefused) {
   const auto error = [](const Adjust& adjust) {
     return error_of([&] {
       run_ranks({.ranks = 1}, [&](const Mesh& mesh) {

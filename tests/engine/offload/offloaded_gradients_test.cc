@@ -25,7 +25,7 @@ constexpr const Below* kBelow[] = {&kGradientsBelow, &kAllBelow};
 /// A model whose shared block gets gradients after its reduction.
 constexpr TinyOptions kLate{.vocab = 32, .width = 32, .hidden = 64, .shared_block = true, .recompute = true};
 
-TEST(OffloadedGradients, TrainingHasTheBitsOfTheRunWithout) {
+TEST(OffloadedGradients, TrainingHasTheBitsOfARunInMemory) {
   const std::pair<std::string, TinyOptions> models[] = {{"wide", kWide}, {"awkward", kAwkward}, {"late", kLate}};
   std::vector<std::size_t> placements(std::size(kOnePerPlacement));
   std::iota(placements.begin(), placements.end(), std::size_t{0});
@@ -57,7 +57,7 @@ TEST(OffloadedGradients, TrainingHasTheBitsOfTheRunWithout) {
 }
 
 // These runs clip by norm, skip steps, and have several microbatches, which an update in backward cannot do.
-TEST(OffloadedGradients, AccumulationAndOverflowsChangeNothing) {
+TEST(OffloadedGradients, AccumulationAndOverflowsKeepTheBits) {
   for (const DType dtype : {DType::kF32, DType::kF16}) {
     for (const int ranks : {1, 2}) {
       const auto train = [&](const Below* below) {
@@ -81,7 +81,7 @@ TEST(OffloadedGradients, AccumulationAndOverflowsChangeNothing) {
   }
 }
 
-TEST(OffloadedGradients, BytesMovedAreThePlans) {
+TEST(OffloadedGradients, BytesMovedEqualThePlan) {
   for (const auto& [below, microbatches, ahead, ranks] :
        pairwise_of(kBelow, std::array{1, 2}, std::array{0, 1}, std::array{1, 2})) {
     Strategy strategy = strategy_of(kKept[2], ShardingStrategy::kFullShard, below);
@@ -98,7 +98,7 @@ TEST(OffloadedGradients, BytesMovedAreThePlans) {
 }
 
 // Programs do something around steps.
-TEST(OffloadedGradients, ProgramsLeaveTheSameValues) {
+TEST(OffloadedGradients, CallsAroundStepsKeepTheBits) {
   for (const auto& program :
        {written_under_gathered, trained_by_two_engines, trained_with_weights_frozen_for_a_while}) {
     FirstValues first;
@@ -116,7 +116,7 @@ TEST(OffloadedGradients, ProgramsLeaveTheSameValues) {
 }
 
 // Such a module has one unit, the root.
-TEST(OffloadedGradients, AModuleWithoutUnitsKeepsThemInMemory) {
+TEST(OffloadedGradients, ModuleWithoutUnitsKeepsThemInMemory) {
   for (const int ranks : {1, 2}) {
     FirstValues first;
     for (const Below* below : {static_cast<const Below*>(nullptr), &kGradientsBelow}) {
@@ -135,7 +135,7 @@ TEST(OffloadedGradients, AModuleWithoutUnitsKeepsThemInMemory) {
   }
 }
 
-TEST(OffloadedGradients, AveragesAreThose) {
+TEST(OffloadedGradients, AveragesHaveTheBitsOfARunInMemory) {
   FirstValues first;
   for (const Below* below : {static_cast<const Below*>(nullptr), &kGradientsBelow, &kAllBelow}) {
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
@@ -151,7 +151,7 @@ TEST(OffloadedGradients, AveragesAreThose) {
   }
 }
 
-TEST(OffloadedGradients, MicrobatchesThatAreDroppedLeaveNothing) {
+TEST(OffloadedGradients, DroppedMicrobatchesLeaveNothing) {
   FirstValues first;
   for (const Below* below : {static_cast<const Below*>(nullptr), &kGradientsBelow}) {
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
@@ -169,7 +169,7 @@ TEST(OffloadedGradients, MicrobatchesThatAreDroppedLeaveNothing) {
   }
 }
 
-TEST(OffloadedGradients, OverANetworkTheBitsAreThose) {
+TEST(OffloadedGradients, NetworkRunHasTheBitsOfARunInMemory) {
   for (const auto& [ranks, replicas] : {std::pair(2, 1), std::pair(4, 2)}) {
     on_hosts(ranks, 2, [&, replicas = replicas](const Mesh& mesh) {
       FirstValues first;

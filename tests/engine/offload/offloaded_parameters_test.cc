@@ -38,7 +38,7 @@ std::string name_of(const Kept& kept, const Placed& placed, int ranks, const Bel
   return name_of(kept, placed, ranks) + ", " + name_of(below);
 }
 
-TEST(OffloadedParameters, TrainingHasTheBitsOfTheRunInMemory) {
+TEST(OffloadedParameters, TrainingHasTheBitsOfARunInMemory) {
   const std::pair<int, TinyOptions> kRuns[] = {{1, kWide}, {2, kWide}, {3, kWide}, {2, kAwkward}};
   MadeOnce<Trained> in_memory;
   for (const auto& [kept, run, placed, below] : pairwise_of(sampled_kept(), kRuns, kPlaced, kBelow)) {
@@ -57,7 +57,7 @@ TEST(OffloadedParameters, TrainingHasTheBitsOfTheRunInMemory) {
   }
 }
 
-TEST(OffloadedParameters, ReplicasHaveThemToo) {
+TEST(OffloadedParameters, ReplicasHaveTheBitsOfARunInMemory) {
   for (const Kept& kept : sampled_kept()) {
     for (const bool shared : {false, true}) {
       const auto train = [&](const Below* below) {
@@ -70,7 +70,7 @@ TEST(OffloadedParameters, ReplicasHaveThemToo) {
   }
 }
 
-TEST(OffloadedParameters, PrefetchAccumulationAndOverflowsChangeNothing) {
+TEST(OffloadedParameters, PrefetchAccumulationAndOverflowsKeepTheBits) {
   constexpr std::int64_t kPrefetches[] = {0, 1, 3};
   for (const auto& each : pairwise_of(std::array{DType::kF32, DType::kF16}, kPlaced, kPrefetches)) {
     const auto& [dtype, placed, prefetch] = each;
@@ -88,7 +88,7 @@ TEST(OffloadedParameters, PrefetchAccumulationAndOverflowsChangeNothing) {
   }
 }
 
-TEST(OffloadedParameters, UpdatesInBackwardHaveTheSameBits) {
+TEST(OffloadedParameters, UpdatesInBackwardHaveTheBitsOfARunInMemory) {
   const auto exists = [](const Kept& kept, const Placed&, int, const Below&) {
     return kept.param != DType::kF16;  // refused
   };
@@ -129,7 +129,7 @@ TEST(OffloadedParameters, AutoFitsTheLimitAndKeepsTheBits) {
   }
 }
 
-TEST(OffloadedParameters, BytesMovedAreThePlans) {
+TEST(OffloadedParameters, BytesMovedEqualThePlan) {
   for (const auto& [kept, below, placed, ranks, in_backward] : pairwise_of(
            std::array{kKept[0], kKept[2], kKept[4]}, kBelow, kPlaced, std::array{1, 2}, std::array{false, true})) {
     Strategy strategy = strategy_of(kept, placed, &below);
@@ -144,7 +144,7 @@ TEST(OffloadedParameters, BytesMovedAreThePlans) {
 
 // Parameters that train get the cache first: the cache holds a part of them, or all of them and some frozen ones. The
 // last of two ranks has records of padding alone; where their unit is frozen, only set-up writes them.
-TEST(OffloadedParameters, BytesMovedAreThePlansWhereSomeAreFrozenAndCached) {
+TEST(OffloadedParameters, BytesMovedEqualThePlanWithFrozenAndCachedOnes) {
   constexpr std::int64_t kCaches[] = {0, 30000, 90000};
   const std::string kFrozen[] = {"blocks.0.*", "blocks.2.*"};
   for (const auto& [cache_bytes, placed, ranks, pattern] :
@@ -183,18 +183,20 @@ void expect_values_as_in_memory(std::span<const Kept> all, const Body& body) {
   }
 }
 
-TEST(OffloadedParameters, AreWrittenByGathered) { expect_values_as_in_memory(sampled_kept(), written_under_gathered); }
+TEST(OffloadedParameters, WritesUnderGatheredReachTheDisk) {
+  expect_values_as_in_memory(sampled_kept(), written_under_gathered);
+}
 
-TEST(OffloadedParameters, AreTakenFromTheDiskByTheNextEngine) {
+TEST(OffloadedParameters, NextEngineTakesThemFromTheDisk) {
   expect_values_as_in_memory(sampled_kept(), trained_by_two_engines);
 }
 
-TEST(OffloadedParameters, StayWhenWhatTrainsChanges) {
+TEST(OffloadedParameters, FreezingKeepsTheirValues) {
   expect_values_as_in_memory(sampled_kept(), trained_with_weights_frozen_for_a_while);
 }
 
 // Evaluation gathers in other orders, and leaves gathers under way when a step begins.
-TEST(OffloadedParameters, ForwardsWithoutBackwardChangeNothing) {
+TEST(OffloadedParameters, ForwardWithoutBackwardChangesNothing) {
   expect_values_as_in_memory({&kKept[2], 1}, [](const Mesh& mesh, Strategy strategy) {
     strategy.prefetch = 2;
     Session session(mesh, strategy, {.vocab = 32, .width = 32, .hidden = 64, .blocks = 6});
@@ -215,7 +217,7 @@ TEST(OffloadedParameters, ForwardsWithoutBackwardChangeNothing) {
 }
 
 // Parameters that lie on disk in part cannot be read once the Engine is gone, even on one rank.
-TEST(OffloadedParameters, AreNotThereWithoutAnEngineAndSaySo) {
+TEST(OffloadedParameters, ReadingThemWithoutAnEngineSaysWhereTheyAre) {
   run_ranks({.ranks = 1}, [](const Mesh& mesh) {
     Tiny model = make_tiny(kWide, true);
     { const Engine engine(model.ptr(), strategy_of(kKept[0], ShardingStrategy::kFullShard, &kBelow[0]), mesh); }
@@ -223,7 +225,7 @@ TEST(OffloadedParameters, AreNotThereWithoutAnEngineAndSaySo) {
   });
 }
 
-TEST(OffloadedParameters, NeedAStrategyThatReleasesThem) {
+TEST(OffloadedParameters, StrategiesThatKeepParametersAreRefused) {
   for (const ShardingStrategy kind : {ShardingStrategy::kNoShard, ShardingStrategy::kShardOptimizer,
                                       ShardingStrategy::kShardGradients, ShardingStrategy::kShardGradOp}) {
     const std::string error = error_of([&] {

@@ -21,7 +21,7 @@ constexpr Below kBelow[] = {{0, 1, 1, 4096, 0, 1},       // everything, as many 
                             {0, 0.5, 0.3, 4096, 0, 3},   // records with masters and without
                             {0, 0, 1, 4 << 20, 0, 4}};   // a record a group
 
-TEST(Offload, TrainingHasTheBitsOfTheRunWithout) {
+TEST(Offload, TrainingHasTheBitsOfARunInMemory) {
   for (const Kept& kept : sampled_kept()) {
     for (const TinyOptions& model : {kWide, kAwkward}) {
       for (int ranks : {1, 2, 3}) {
@@ -41,7 +41,7 @@ TEST(Offload, TrainingHasTheBitsOfTheRunWithout) {
   }
 }
 
-TEST(Offload, AccumulationAndOverflowsChangeNothing) {
+TEST(Offload, AccumulationAndOverflowsKeepTheBits) {
   for (const DType dtype : {DType::kF32, DType::kF16}) {
     const auto train = [&](bool offloads) {
       return train_on_threads({.ranks = 2},
@@ -78,7 +78,7 @@ TEST(Offload, AutoFitsTheLimitAndKeepsTheBits) {
   }
 }
 
-TEST(Offload, BytesMovedAreThePlans) {
+TEST(Offload, BytesMovedEqualThePlan) {
   for (const Kept& kept : sampled_kept()) {
     for (const Below& below : kBelow) {
       run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
@@ -89,7 +89,7 @@ TEST(Offload, BytesMovedAreThePlans) {
   }
 }
 
-TEST(Offload, MastersBelowAreWrittenByGathered) {
+TEST(Offload, WritesUnderGatheredReachOffloadedMasters) {
   for (const Kept& kept : sampled_kept()) {
     FirstValues first;
     for (const Below* below : {static_cast<const Below*>(nullptr), &kBelow[0]}) {
@@ -105,7 +105,7 @@ TEST(Offload, MastersBelowAreWrittenByGathered) {
   }
 }
 
-TEST(Offload, TheNextEngineTakesMastersFromTheDisk) {
+TEST(Offload, NextEngineTakesMastersFromTheDisk) {
   for (const Kept& kept : sampled_kept()) {
     FirstValues first;
     for (const Below* below : {static_cast<const Below*>(nullptr), &kBelow[0], &kBelow[2]}) {
@@ -120,7 +120,7 @@ TEST(Offload, TheNextEngineTakesMastersFromTheDisk) {
   }
 }
 
-TEST(Offload, StatesAreCarriedWhenWhatTrainsChanges) {
+TEST(Offload, StatesAreCarriedWhenFreezingChanges) {
   for (const Kept& kept : sampled_kept()) {
     FirstValues first;
     for (const Below* below : {static_cast<const Below*>(nullptr), &kBelow[2]}) {
@@ -149,7 +149,7 @@ std::string refusal_of(const std::string& path) {
   return "";
 }
 
-TEST(Offload, ADirectoryThatCannotBeUsedIsRefusedBeforeTraining) {
+TEST(Offload, UnusableDirectoryIsRefusedBeforeTraining) {
   EXPECT_THAT(refusal_of("/nowhere/at/all"), HasSubstr("/nowhere/at/all"));
   EXPECT_THAT(refusal_of("/proc/version"), HasSubstr("/proc/version"));
 }

@@ -42,7 +42,7 @@ std::string name_of(const Kept& kept) {
 // This model has a frozen block, an unused one and a tied head, so runs of the update begin and end inside a unit.
 constexpr TinyOptions kAwkward{.tied_head = true, .frozen_first_block = true, .unused_block = true};
 
-TEST(OptimizerMemory, StrategiesAgreeBitForBitAndWithThePlan) {
+TEST(OptimizerMemory, StrategiesGiveTheSameBitsAndThePlansMemory) {
   for (const Kept& kept : kKept) {
     for (const TinyOptions& model : {TinyOptions{}, kAwkward}) {
       for (int ranks : {1, 2, 3, 4}) {
@@ -59,7 +59,7 @@ TEST(OptimizerMemory, StrategiesAgreeBitForBitAndWithThePlan) {
   }
 }
 
-TEST(OptimizerMemory, TrainingFollowsTheRunInFp32) {
+TEST(OptimizerMemory, LossStaysCloseToTheRunInFp32) {
   TrainOptions options;
   options.steps = 60;
   const Trained wanted = train_on_threads({.ranks = 2}, strategy_of(kFp32, ShardingStrategy::kFullShard), options);
@@ -71,7 +71,7 @@ TEST(OptimizerMemory, TrainingFollowsTheRunInFp32) {
   }
 }
 
-TEST(OptimizerMemory, BytesAreThoseOfTheFormats) {
+TEST(OptimizerMemory, BytesEqualThoseOfTheFormats) {
   const auto bytes = [](const Kept& kept) {
     Topology alone;
     return plan_memory(*make_tiny({.vocab = 256, .width = 64, .hidden = 256}, true),

@@ -54,7 +54,7 @@ void read_ahead(StateRecords& records, std::int64_t reads) {
 
 // Records that stay in memory take no place among those that are read ahead. So the disk always has as much to do as it
 // may, until the pass nears its end.
-TEST(StateRecords, AsManyAreReadAheadAsMayBe) {
+TEST(StateRecords, ReadAheadStaysAtItsLimit) {
   ScratchFolder folder;
   const auto records = mostly_in_memory(folder);
   const std::int64_t not_there = 20;  // the last ones, which are in slots, have made room when the pass comes to them
@@ -75,7 +75,7 @@ TEST(StateRecords, AsManyAreReadAheadAsMayBe) {
   EXPECT_EQ(used, not_there);
 }
 
-TEST(StateRecords, WhatIsPassedOverMakesRoomForWhatFollows) {
+TEST(StateRecords, SkippedRecordsMakeRoomForLaterReads) {
   ScratchFolder folder;
   const auto records = mostly_in_memory(folder);
   records->begin_pass(forward());

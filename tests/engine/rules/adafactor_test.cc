@@ -96,7 +96,7 @@ Values train_plainly(const AdafactorConfig& config, double lr) {
   return values_of(*model);
 }
 
-TEST(Adafactor, IsThatOfPyTorch) {
+TEST(Adafactor, EqualsPyTorch) {
   const AdafactorConfig configs[] = {{}, {.beta2_decay = -0.6, .min_rms = 0.2, .clip_threshold = 0.5}};
   for (const AdafactorConfig& config : configs) {
     const Values wanted = train_plainly(config, 1e-2);
@@ -163,7 +163,7 @@ TEST(Adafactor, HasTheSameBitsOnAMeshOfTwoAxes) {
   }
 }
 
-TEST(Adafactor, WeightsMayBeFrozenForAWhile) {
+TEST(Adafactor, FreezingForAWhileKeepsTheBits) {
   FirstValues first;
   on_placements(
       kInMemory, 2,
@@ -175,7 +175,7 @@ TEST(Adafactor, WeightsMayBeFrozenForAWhile) {
       with_adafactor);
 }
 
-TEST(Adafactor, OneMatrixOfManyLiesInAnyOrder) {
+TEST(Adafactor, StridedMatricesGiveTheSameUpdate) {
   const AdafactorRule rule({}, c10::kCPU, nullptr);
   at::manual_seed(3);
   const at::Tensor value = at::randn({5, 3, 4}), gradient = at::randn({5, 3, 4});
@@ -200,7 +200,7 @@ TEST(Adafactor, OneMatrixOfManyLiesInAnyOrder) {
 
 // ---- Checkpoints ----------------------------------------------------------------------------------------------------
 
-TEST(AdafactorCheckpoint, GoesOnAsIfNothingHadHappened) {
+TEST(AdafactorCheckpoint, ResumedRunHasTheSameBits) {
   const TestFolder folder;
   const Values whole = train_and_save(2, ShardingStrategy::kFullShard, folder / "whole", 6, with_adafactor);
   const std::string parts = folder / "parts";
@@ -213,7 +213,7 @@ TEST(AdafactorCheckpoint, GoesOnAsIfNothingHadHappened) {
   EXPECT_TRUE(all_same_bits(train_and_save(2, shared, parts, 3, with_adafactor), whole));
 }
 
-TEST(AdafactorCheckpoint, HasStatesInTheirOwnShapesAndIsLoadedOnOtherRanks) {
+TEST(AdafactorCheckpoint, FactoredStatesAreLoadedOnOtherNumbersOfRanks) {
   const TestFolder folder;
   const std::string path = folder / "saved";
   const Values saved = train_and_save(2, ShardingStrategy::kFullShard, path, 3, with_adafactor);
@@ -238,7 +238,7 @@ TEST(AdafactorCheckpoint, HasStatesInTheirOwnShapesAndIsLoadedOnOtherRanks) {
 }
 
 // A parameter that was frozen has no states of any shape in the checkpoint, so it begins with zeros.
-TEST(AdafactorCheckpoint, WhatWasFrozenTrainsAfterALoad) {
+TEST(AdafactorCheckpoint, ParameterFrozenAtTheSaveTrainsAfterALoad) {
   const TestFolder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     const Strategy strategy = strategy_for(ShardingStrategy::kFullShard, with_adafactor);
@@ -261,7 +261,7 @@ TEST(AdafactorCheckpoint, WhatWasFrozenTrainsAfterALoad) {
   });
 }
 
-TEST(AdafactorCheckpoint, OfAnotherOptimizerIsToldOnce) {
+TEST(AdafactorCheckpoint, CheckpointOfAnotherOptimizerGivesOneHint) {
   const TestFolder folder;
   const std::string adamw = folder / "adamw";
   train_and_save(1, ShardingStrategy::kFullShard, adamw, 1,
@@ -275,7 +275,7 @@ TEST(AdafactorCheckpoint, OfAnotherOptimizerIsToldOnce) {
 
 // ---- What it cannot do ----------------------------------------------------------------------------------------------
 
-TEST(Adafactor, RefusesWhatItCannotDo) {
+TEST(Adafactor, UnsupportedKeysAreRefused) {
   const auto error_with = [](const Adjust& adjust) {
     return error_of([&] {
       run_ranks({.ranks = 1}, [&](const Mesh& mesh) {

@@ -37,7 +37,7 @@ void train(Session& session, std::size_t i) {
   session.engine.step();
 }
 
-TEST(Ema, IsWhatAProgramAveragesByHand) {
+TEST(Ema, EqualsAnAverageMadeByHand) {
   for (const Below* below : kInMemoryAndBelow) {
     for (const int ranks : {1, 2, 3}) {
       on_each_placement(
@@ -90,7 +90,7 @@ TEST(Ema, HasTheSameBitsUnderEveryStrategyAndFormat) {
   }
 }
 
-TEST(Ema, LookingAtItChangesNothing) {
+TEST(Ema, ShowingTheAverageChangesNothing) {
   for (const Kept& kept : kOneOfEachKind) {
     for (const bool in_backward : {false, true}) {
       if (in_backward && kept.param == DType::kF16) continue;
@@ -125,7 +125,7 @@ TEST(Ema, LookingAtItChangesNothing) {
   }
 }
 
-TEST(Ema, IsWhatEvaluationComputesWith) {
+TEST(Ema, EvaluationUsesTheAverage) {
   on_each_placement(
       2,
       [](const Mesh& mesh, const Strategy& strategy) {
@@ -149,7 +149,7 @@ TEST(Ema, IsWhatEvaluationComputesWith) {
       averaged);
 }
 
-TEST(Ema, IsTheWeightsUntilTheFirstStepHasBeenMadeAndACopyOfThemAfterIt) {
+TEST(Ema, EqualsTheWeightsBeforeAndAfterTheFirstStep) {
   on_each_placement(
       2,
       [](const Mesh& mesh, const Strategy& strategy) {
@@ -168,7 +168,7 @@ TEST(Ema, IsTheWeightsUntilTheFirstStepHasBeenMadeAndACopyOfThemAfterIt) {
       averaged);
 }
 
-TEST(Ema, GoesOnWhenWhatTrainsChanges) {
+TEST(Ema, AverageIsCarriedWhenFreezingChanges) {
   for (const Below* below : kInMemoryAndBelow) {
     on_each_placement(
         2,
@@ -198,7 +198,7 @@ TEST(Ema, GoesOnWhenWhatTrainsChanges) {
   }
 }
 
-TEST(Ema, MovesWithTheStatesInTheBytesOfThePlan) {
+TEST(Ema, DiskTrafficEqualsThePlan) {
   for (const Kept& kept : kKept) {
     Strategy strategy = strategy_of(kept, ShardingStrategy::kFullShard, &kSomeBelow);
     averaged(strategy);
@@ -220,7 +220,7 @@ TEST(Ema, NeedsFourBytesAParameter) {
   });
 }
 
-TEST(Ema, IsRefusedOutOfTurn) {
+TEST(Ema, CallsOutOfTurnAreRefused) {
   on_each_placement(
       2,
       [](const Mesh& mesh, const Strategy& strategy) {
@@ -253,7 +253,7 @@ TEST(Ema, IsRefusedOutOfTurn) {
   });
 }
 
-TEST(Ema, AnExceptionThatLeavesItEndsTheGroup) {
+TEST(Ema, ExceptionThatLeavesItsScopeEndsTheGroup) {
   run_ranks({.ranks = 1}, [](const Mesh& mesh) {
     Session session(mesh, strategy_for(ShardingStrategy::kFullShard, averaged));
     session.train(0);

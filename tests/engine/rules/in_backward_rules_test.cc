@@ -97,7 +97,7 @@ constexpr Kept kKinds[] = {{DType::kF32, MasterKind::kSplitBF16, StateDType::kF3
                            {DType::kBF16, MasterKind::kSplitBF16, StateDType::kF32},
                            {DType::kBF16, MasterKind::kF32, StateDType::k8Bit}};
 
-TEST(InBackwardRules, HaveTheBitsOfTheUpdateAfterBackward) {
+TEST(InBackwardRules, BitsEqualThoseOfUpdatesAfterBackward) {
   const auto exists = [](const Rule& rule, const Placed&, Joined, int, const Kept& kept, const Below*) {
     return kept.state == StateDType::kF32 || !is_of_whole_tensors(rule);  // those have no others
   };
@@ -135,7 +135,7 @@ TEST(InBackwardRules, HaveTheSameBitsOnTwoAxes) {
   }
 }
 
-TEST(InBackwardRules, MoveWhatThePlanSaysToAndFromTheDisk) {
+TEST(InBackwardRules, DiskTrafficEqualsThePlan) {
   static constexpr Below kBelow[] = {{0, 1, 1, 4096, 0, 1}, {1, 1, 1, 4096, 16384, 2}, {1, 0, 0, 4096, 0, 1}};
   for (const auto& [rule, below, dtype] : pairwise_of(rules(), kBelow, std::array{DType::kF32, DType::kBF16})) {
     run_ranks({.ranks = 2}, [&, &rule = rule, &below = below, &dtype = dtype](const Mesh& mesh) {
@@ -150,7 +150,7 @@ TEST(InBackwardRules, MoveWhatThePlanSaysToAndFromTheDisk) {
   }
 }
 
-TEST(InBackwardRules, KeepSumsOfAFewUnits) {
+TEST(InBackwardRules, GradientMemoryIsThatOfAFewUnits) {
   for (const Rule& rule : rules()) {
     const auto gradients = [&](bool in_backward) {
       const Adjust adjust = [&](Strategy& s) {
@@ -281,7 +281,7 @@ TEST(InBackwardRules, MatricesOfAUnitAreExchangedByThemselves) {
 
 // ---- A GPU --------------------------------------------------------------------------------------------------------
 
-TEST(InBackwardRules, AGpuRefusesThemByName) {
+TEST(InBackwardRules, GpuRefusesThemByName) {
   for (const Rule& rule : rules()) {
     Strategy strategy;
     with_rule(strategy, rule);

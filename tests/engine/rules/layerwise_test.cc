@@ -115,7 +115,7 @@ Values train_plainly(const Rule& rule) {
   return values_of(*model);
 }
 
-TEST(Layerwise, IsThePapersFormulas) {
+TEST(Layerwise, LambAndLarsEqualThePapersFormulas) {
   for (const Rule& rule : rules()) {
     const Values wanted = train_plainly(rule);
     for (const int ranks : {1, 2, 3}) {
@@ -182,7 +182,7 @@ TEST(Layerwise, HasTheSameBitsOnAMeshOfTwoAxes) {
 }
 
 // A step goes over the records forward and back, so it reads and writes twice as much, except for what stays in memory.
-TEST(Layerwise, MovesWhatThePlanSaysToAndFromTheDisk) {
+TEST(Layerwise, DiskTrafficEqualsThePlan) {
   static constexpr Below kBelow[] = {{0, 1, 1, 4096, 0, 1}, {1, 1, 1, 4096, 16384, 2}, {1, 0, 0, 4096, 0, 1}};
   for (const Rule& rule : {lamb(), lars(0.9, true)}) {
     for (const Below& below : kBelow) {
@@ -200,7 +200,7 @@ TEST(Layerwise, MovesWhatThePlanSaysToAndFromTheDisk) {
   }
 }
 
-TEST(Layerwise, WeightsMayBeFrozenForAWhileAndASecondEngineGoesOn) {
+TEST(Layerwise, FreezingAndASecondEngineKeepTheBits) {
   for (const Rule& rule : {lamb(), lars(0.9, false)}) {
     FirstValues frozen, again;
     on_each_placement(
@@ -216,7 +216,7 @@ TEST(Layerwise, WeightsMayBeFrozenForAWhileAndASecondEngineGoesOn) {
   }
 }
 
-TEST(Layerwise, ASavedRunGoesOnAsIfNothingHadHappened) {
+TEST(Layerwise, ResumedRunHasTheSameBits) {
   for (const Rule& rule : {lamb(), lars(0.9, false)}) {
     const TestFolder folder;
     const Adjust adjust = [&](Strategy& s) { with_rule(s, rule); };
@@ -229,7 +229,7 @@ TEST(Layerwise, ASavedRunGoesOnAsIfNothingHadHappened) {
 }
 
 /// A vector of zeros has no norm, but it must move nevertheless.
-TEST(Layerwise, WeightsOfZeroMove) {
+TEST(Layerwise, ZeroWeightsAreUpdated) {
   for (const Rule& rule : {lamb(), lars(0.9, false)}) {
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
       const auto adjust = [&](Strategy& s) {
@@ -253,7 +253,7 @@ TEST(Layerwise, WeightsOfZeroMove) {
   }
 }
 
-TEST(Layerwise, RefusesWhatItCannotDo) {
+TEST(Layerwise, UnsupportedKeysAreRefused) {
   const auto error_with = [](const Rule& rule, const Adjust& adjust) {
     return error_of([&] {
       run_ranks({.ranks = 1}, [&](const Mesh& mesh) {

@@ -78,7 +78,7 @@ struct MatrixSession {
   std::vector<Batch> batches;
 };
 
-TEST(MatrixOptimizer, ThatIsMuonGivesMuonsNumbers) {
+TEST(MatrixOptimizer, OwnMuonEqualsMuon) {
   for (const int ranks : {1, 2}) {
     Values wanted;
     run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
@@ -97,7 +97,7 @@ TEST(MatrixOptimizer, ThatIsMuonGivesMuonsNumbers) {
   }
 }
 
-TEST(MatrixOptimizer, HasTheSameBitsUnderEveryStrategyAndTheMemoryOfThePlan) {
+TEST(MatrixOptimizer, EveryStrategyHasTheSameBitsAndThePlansMemory) {
   const Kept kinds[] = {{DType::kF32, MasterKind::kF32, StateDType::kF32},
                         {DType::kBF16, MasterKind::kSplitBF16, StateDType::kF32},
                         {DType::kBF16, MasterKind::kF32, StateDType::kF32}};
@@ -127,7 +127,7 @@ TEST(MatrixOptimizer, HasTheSameBitsUnderEveryStrategyAndTheMemoryOfThePlan) {
   }
 }
 
-TEST(MatrixOptimizer, GetsTheMeanGradientAndItsClippedElements) {
+TEST(MatrixOptimizer, RuleGetsTheMeanGradientClippedByValue) {
   struct Sees final : MatrixOptimizer {
     mutable double largest = 0;
     std::vector<State> states(std::int64_t, std::int64_t) const override { return {}; }
@@ -167,7 +167,7 @@ Values matrices_trained_and_saved(int ranks, const Placed& placed, const std::st
   return values;
 }
 
-TEST(MatrixOptimizer, IsSavedAndLoadedOnOtherRanks) {
+TEST(MatrixOptimizer, StatesAreLoadedOnOtherNumbersOfRanks) {
   const TestFolder folder;
   const Values whole = matrices_trained_and_saved(2, ShardingStrategy::kFullShard, folder / "whole", 0, 6);
   const std::string path = folder / "parts";
@@ -205,7 +205,7 @@ struct Idle : MatrixOptimizer {
   const std::vector<State> all;
 };
 
-TEST(MatrixOptimizer, MistakesAreNamed) {
+TEST(MatrixOptimizer, WrongStatesAndThrownErrorsAreNamed) {
   const auto with_states = [](std::vector<State> states) { return std::make_shared<Idle>(std::move(states)); };
   EXPECT_THAT(error_with(with_states({{"a", {1}}, {"a", {1}}})),
               HasSubstr("MatrixOptimizer, parameter blocks.0.up.weight: \"a\" is no name for a state"));
@@ -229,7 +229,7 @@ TEST(MatrixOptimizer, MistakesAreNamed) {
   EXPECT_THAT(error_with(std::make_shared<Throws>()), HasSubstr("a rule with a toothache"));
 }
 
-TEST(MatrixOptimizer, RefusesWhatItCannotDo) {
+TEST(MatrixOptimizer, UnsupportedKeysAreRefused) {
   const auto error_under = [](const Adjust& adjust) {
     return error_with(std::make_shared<OwnMuon>(), [&](Strategy& s) {
       with_own_matrix(s);

@@ -106,7 +106,7 @@ void expect_close_by_norm(const Values& got, const Values& wanted, double tolera
   }
 }
 
-TEST(Orthogonalize, MakesSingularValuesAboutOne) {
+TEST(Orthogonalize, SingularValuesBecomeAboutOne) {
   at::manual_seed(1);
   for (const MatrixShape shape : {MatrixShape{8, 8}, {5, 40}, {40, 5}, {1, 7}, {33, 17}}) {
     at::Tensor matrix = at::randn({shape.rows, shape.columns});
@@ -139,13 +139,13 @@ TEST(Orthogonalize, ComputesInBf16) {
   }
 }
 
-TEST(Orthogonalize, LeavesZeros) {
+TEST(Orthogonalize, ZeroMatrixStaysZero) {
   at::Tensor matrix = at::zeros({3, 5}), work = at::empty({64 + 32});
   orthogonalize(matrix.data_ptr<float>(), {3, 5}, 5, {work.data_ptr<float>(), 96});
   EXPECT_EQ(matrix.abs().max().item<float>(), 0.0f);
 }
 
-TEST(Muon, IsItsFormula) {
+TEST(Muon, EqualsItsFormulaInPlainLibTorch) {
   using enum MuonLrAdjustment;
   struct Case {
     MuonConfig muon;
@@ -222,7 +222,7 @@ TEST(Muon, HasTheSameBitsOnDisk) {
   }
 }
 
-TEST(Muon, MovesWhatThePlanSaysToAndFromTheDisk) {
+TEST(Muon, DiskTrafficEqualsThePlan) {
   static constexpr Below kBelow[] = {
       {0, 1, 1, 4096, 0, 1}, {1, 1, 1, 4096, 16384, 2}, {0, 0, 1, 4096, 0, 16}, {0, 1, 0.3, 16384, 0, 1}};
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
@@ -257,7 +257,7 @@ TEST(Muon, HasTheSameBitsOnAMeshOfTwoAxes) {
   }
 }
 
-TEST(Muon, WeightsMayBeFrozenForAWhile) {
+TEST(Muon, FreezingForAWhileKeepsTheBits) {
   FirstValues first;
   on_placements(
       kInMemory, 2,
@@ -269,7 +269,7 @@ TEST(Muon, WeightsMayBeFrozenForAWhile) {
       with_muon);
 }
 
-TEST(Muon, ASecondEngineGoesOn) {
+TEST(Muon, SecondEngineKeepsTheBits) {
   FirstValues first;
   on_placements(
       kInMemory, 2,
@@ -283,7 +283,7 @@ TEST(Muon, ASecondEngineGoesOn) {
 
 // ---- Checkpoints ----------------------------------------------------------------------------------------------------
 
-TEST(MuonCheckpoint, GoesOnAsIfNothingHadHappened) {
+TEST(MuonCheckpoint, ResumedRunHasTheSameBits) {
   const TestFolder folder;
   const Values whole = train_and_save(2, ShardingStrategy::kFullShard, folder / "whole", 6, with_muon);
   const std::string parts = folder / "parts";
@@ -292,7 +292,7 @@ TEST(MuonCheckpoint, GoesOnAsIfNothingHadHappened) {
   EXPECT_TRUE(all_same_bits(train_and_save(2, shared, parts, 3, with_muon), whole));
 }
 
-TEST(MuonCheckpoint, ChangesNothingOnAnotherNumberOfRanks) {
+TEST(MuonCheckpoint, OtherNumbersOfRanksLoadTheSameValues) {
   const TestFolder folder;
   const std::string path = folder / "saved";
   const Values saved = train_and_save(2, ShardingStrategy::kFullShard, path, 3, with_muon);
@@ -317,7 +317,7 @@ TEST(MuonCheckpoint, AnotherRuleForAParameterIsRefusedByName) {
 
 // ---- What it cannot do ----------------------------------------------------------------------------------------------
 
-TEST(Muon, RefusesWhatItCannotDo) {
+TEST(Muon, UnsupportedKeysAreRefused) {
   const auto error_with = [](const Adjust& adjust) {
     return error_of([&] {
       run_ranks({.ranks = 1}, [&](const Mesh& mesh) {

@@ -46,7 +46,7 @@ Values trained(const Mesh& mesh, const Strategy& strategy, std::shared_ptr<const
   return session.values();
 }
 
-TEST(OwnOptimizer, ThatIsAdamWGivesAdamWsNumbers) {
+TEST(OwnOptimizer, OwnAdamWEqualsAdamW) {
   for (const int ranks : {1, 2}) {
     std::optional<Values> wanted;
     run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
@@ -86,7 +86,7 @@ TEST(OwnOptimizer, HasTheSameBitsUnderEveryStrategyInMemoryAndOnDisk) {
   }
 }
 
-TEST(OwnOptimizer, UpdatesInBackwardToTheSameBits) {
+TEST(OwnOptimizer, UpdatesInBackwardHaveTheSameBits) {
   FirstValues first;
   for (const bool in_backward : {false, true}) {
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
@@ -99,7 +99,7 @@ TEST(OwnOptimizer, UpdatesInBackwardToTheSameBits) {
   }
 }
 
-TEST(OwnOptimizer, MayGiveParametersAnotherTensor) {
+TEST(OwnOptimizer, RuleMayReplaceTheParameterTensor) {
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     Session session(mesh, strategy_for(ShardingStrategy::kFullShard, with_own), kWide,
                     OwnRules::of(std::make_shared<Shift>()));
@@ -113,7 +113,7 @@ TEST(OwnOptimizer, MayGiveParametersAnotherTensor) {
   });
 }
 
-TEST(OwnOptimizer, GetsTheMeanGradientAndItsClippedElements) {
+TEST(OwnOptimizer, RuleGetsTheMeanGradientClippedByValue) {
   struct Sees final : ElementwiseOptimizer {
     mutable double largest = 0;
     std::vector<std::string> states() const override { return {}; }
@@ -138,7 +138,7 @@ TEST(OwnOptimizer, GetsTheMeanGradientAndItsClippedElements) {
   EXPECT_FLOAT_EQ(seen(1, 1e-3), 1e-3);
 }
 
-TEST(OwnOptimizer, IsSavedAndLoadedOnOtherRanks) {
+TEST(OwnOptimizer, StatesAreLoadedOnOtherNumbersOfRanks) {
   const TestFolder folder;
   const std::string path = folder / "saved";
   std::optional<Values> wanted;
@@ -179,7 +179,7 @@ std::string error_with(std::shared_ptr<const ElementwiseOptimizer> rule, const A
   });
 }
 
-TEST(OwnOptimizer, MistakesAreNamed) {
+TEST(OwnOptimizer, WrongStatesAndThrownErrorsAreNamed) {
   const auto names = [](std::vector<std::string> states) {
     struct Rule final : ElementwiseOptimizer {
       explicit Rule(std::vector<std::string> states) : names(std::move(states)) {}

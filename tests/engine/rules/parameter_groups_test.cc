@@ -79,7 +79,7 @@ Values train_plainly(const TinyOptions& options, const Strategy& strategy,
   return values_of(*model);
 }
 
-TEST(ParameterGroups, AreThoseOfPyTorch) {
+TEST(ParameterGroups, TrainingEqualsPyTorch) {
   for (const TinyOptions& model : {TinyOptions{}, kTied}) {
     std::optional<Values> wanted;
     for (const int ranks : {1, 2, 3}) {
@@ -123,7 +123,7 @@ TEST(ParameterGroups, HaveTheSameBitsUnderEveryStrategyAndFormat) {
 }
 
 // A group with the numbers that all parameters have changes nothing, however it cuts runs.
-TEST(ParameterGroups, AGroupForEachParameterWithTheSameNumbersHasTheBitsOfNone) {
+TEST(ParameterGroups, GroupsOfEqualNumbersHaveTheBitsOfNoGroups) {
   const auto train = [](const Kept& kept, bool grouped) {
     return train_on_threads({.ranks = 2},
                             strategy_for(
@@ -142,7 +142,7 @@ TEST(ParameterGroups, AGroupForEachParameterWithTheSameNumbersHasTheBitsOfNone) 
 }
 
 // Padding between the parameters of two groups lies in records too.
-TEST(ParameterGroups, MoveWhatThePlanSaysToAndFromTheDisk) {
+TEST(ParameterGroups, DiskTrafficEqualsThePlan) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
       const auto adjust = [](Strategy& s) {
@@ -155,7 +155,7 @@ TEST(ParameterGroups, MoveWhatThePlanSaysToAndFromTheDisk) {
   }
 }
 
-TEST(ParameterGroups, OfSgdHaveTheirOwnRateAndDecay) {
+TEST(ParameterGroups, SgdGroupsHaveTheirOwnRateAndDecay) {
   const auto adjust = [](Strategy& s) {
     s.gradient_clipping = 0;
     s.optimizer.type = OptimizerType::kSgd;
@@ -209,7 +209,7 @@ std::string refusal_of(const std::vector<ParameterGroup>& groups, OptimizerType 
   return "";
 }
 
-TEST(ParameterGroups, ThatCannotBeMeantAreRefusedByName) {
+TEST(ParameterGroups, UnmatchedPatternsAndForeignOptionsAreRefused) {
   EXPECT_THAT(refusal_of({{.match = {"*.bais"}}}), HasSubstr("\"*.bais\" fits no parameter"));
   EXPECT_THAT(refusal_of({{.match = {"embeding.weight"}}}), HasSubstr("embedding.weight"));
   EXPECT_THAT(refusal_of({{.match = {"head"}, .max_dim = 1}}), HasSubstr("of at most 1 dimensions"));
@@ -234,7 +234,7 @@ void by_hand(Strategy& s) {
   s.lr_schedule.type = LrScheduleType::kManual;
 }
 
-TEST(SetLr, IsThatOfPyTorchForAllAndForAGroup) {
+TEST(SetLr, RatesOfAllAndOfAGroupEqualPyTorch) {
   std::optional<Values> wanted;
   on_each_placement(
       2,
@@ -259,7 +259,7 @@ TEST(SetLr, IsThatOfPyTorchForAllAndForAGroup) {
       by_hand);
 }
 
-TEST(SetLr, ByHandHasTheBitsOfTheScheduleWithTheSameRates) {
+TEST(SetLr, RatesSetByHandHaveTheBitsOfTheSchedule) {
   LrScheduleConfig cosine;
   cosine.type = LrScheduleType::kCosine;
   cosine.warmup_steps = 2, cosine.total_steps = 8;
@@ -283,7 +283,7 @@ TEST(SetLr, ByHandHasTheBitsOfTheScheduleWithTheSameRates) {
   }
 }
 
-TEST(SetLr, StaysWhenWhatTrainsChanges) {
+TEST(SetLr, RateStaysWhenFreezingChanges) {
   FirstValues first;
   for (const bool replans : {false, true}) {
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
@@ -302,7 +302,7 @@ TEST(SetLr, StaysWhenWhatTrainsChanges) {
   }
 }
 
-TEST(SetLr, CallsThatCannotBeMeantAreRefusedAndHarmless) {
+TEST(SetLr, WrongCallsAreRefusedAndHarmless) {
   on_each_placement(
       2,
       [](const Mesh& mesh, const Strategy& strategy) {
@@ -334,7 +334,7 @@ TEST(SetLr, CallsThatCannotBeMeantAreRefusedAndHarmless) {
   });
 }
 
-TEST(SetLr, RanksWithDifferentRatesAreToldAtTheStep) {
+TEST(SetLr, DifferentRatesOnRanksAreNamedAtTheStep) {
   for (const std::string group : {"", "blocks"}) {
     std::string told;
     try {
@@ -389,7 +389,7 @@ Values train_plainly_with_added_group(const OptimizerConfig& config) {
   return values_of(*model);
 }
 
-TEST(AddGroup, IsThatOfPyTorch) {
+TEST(AddGroup, AddedGroupEqualsPyTorch) {
   std::optional<Values> wanted;
   on_each_placement(
       2,
@@ -412,7 +412,7 @@ TEST(AddGroup, IsThatOfPyTorch) {
       without_groups);
 }
 
-TEST(AddGroup, OneThatCannotBeMeantIsRefusedAndHarmless) {
+TEST(AddGroup, WrongGroupIsRefusedAndHarmless) {
   FirstValues first;
   for (const bool tries : {false, true}) {
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
@@ -449,7 +449,7 @@ TEST(AddGroup, OneThatCannotBeMeantIsRefusedAndHarmless) {
 
 double share(std::size_t step) { return static_cast<double>(step + 1) / static_cast<double>(kSteps); }
 
-TEST(SetOption, IsThatOfPyTorchForAllAndForAGroup) {
+TEST(SetOption, OptionsOfAllAndOfAGroupEqualPyTorch) {
   std::optional<Values> wanted;
   on_each_placement(
       2,
@@ -485,7 +485,7 @@ TEST(SetOption, IsThatOfPyTorchForAllAndForAGroup) {
       with_groups);
 }
 
-TEST(SetOption, StaysWhenWhatTrainsChangesAndInACheckpoint) {
+TEST(SetOption, OptionStaysAfterFreezingAndInACheckpoint) {
   FirstValues first;
   for (const bool breaks : {false, true}) {
     const TestFolder folder;
@@ -514,7 +514,7 @@ TEST(SetOption, StaysWhenWhatTrainsChangesAndInACheckpoint) {
   }
 }
 
-TEST(SetOption, CallsThatCannotBeMeantAreRefusedAndHarmless) {
+TEST(SetOption, WrongCallsAreRefusedAndHarmless) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     Session session(mesh, strategy_for(ShardingStrategy::kFullShard, [](Strategy& s) {
                       with_groups(s);
@@ -547,7 +547,7 @@ TEST(SetOption, CallsThatCannotBeMeantAreRefusedAndHarmless) {
   });
 }
 
-TEST(SetOption, RanksWithDifferentNumbersAreToldWhichAtTheStep) {
+TEST(SetOption, DifferentOptionsOnRanksAreNamedAtTheStep) {
   std::string told;
   try {
     run_ranks({.ranks = 3}, [&](const Mesh& mesh) {

@@ -61,7 +61,7 @@ INSTANTIATE_TEST_SUITE_P(Each, TensorRulesBelow,
                          ::testing::Values(OptimizerType::kAdafactor, OptimizerType::kOwnMatrix),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
-TEST_P(TensorRulesBelow, TrainingHasTheBitsOfNoneBelow) {
+TEST_P(TensorRulesBelow, TrainingHasTheBitsOfARunInMemory) {
   const Placed full = ShardingStrategy::kFullShard, shared(ShardingStrategy::kFullShard, /*shared=*/true);
   for (const Kept& kept : kKinds) {
     for (const int ranks : {1, 2, 3}) {
@@ -87,7 +87,7 @@ TEST_P(TensorRulesBelow, TrainingHasTheBitsOfNoneBelow) {
   }
 }
 
-TEST_P(TensorRulesBelow, SoItHasOnAMeshOfTwoAxes) {
+TEST_P(TensorRulesBelow, MeshOfTwoAxesHasTheBitsOfARunInMemory) {
   FirstValues first;
   for (const bool over_world : {false, true}) {
     for (const Below* below : {static_cast<const Below*>(nullptr), &kBelow[0], &kBelow[1]}) {
@@ -105,7 +105,7 @@ TEST_P(TensorRulesBelow, SoItHasOnAMeshOfTwoAxes) {
 }
 
 /// Masters are read in one pass with all of a rank's records, and written in the next one, which goes back.
-TEST_P(TensorRulesBelow, WhatMovesIsThePlans) {
+TEST_P(TensorRulesBelow, DiskTrafficEqualsThePlan) {
   constexpr Below kMoving[] = {{0, 1, 1, 4096, 0, 1},     {1, 1, 1, 4096, 16384, 2}, {0, 0, 1, 4096, 0, 16},
                                {1, 0, 0, 8192, 0, 1},     {0, 1, 0.3, 16384, 0, 1},  {0.5, 0.5, 0.5, 4096, 0, 3},
                                {1, 0, 0.4, 4096, 8192, 2}};
@@ -130,7 +130,7 @@ TEST_P(TensorRulesBelow, WhatMovesIsThePlans) {
 }
 
 /// Batches have several units, and slots hold only some of their states.
-TEST_P(TensorRulesBelow, WhatMovesOfManyUnitsIsThePlans) {
+TEST_P(TensorRulesBelow, DiskTrafficOfManyUnitsEqualsThePlan) {
   constexpr Below kStates{0, 0, 1, 4096, 0, 1};
   for (const int ranks : {1, 2, 3}) {
     for (const int blocks : {3, 7, 8, 12}) {
@@ -145,7 +145,7 @@ TEST_P(TensorRulesBelow, WhatMovesOfManyUnitsIsThePlans) {
   }
 }
 
-TEST_P(TensorRulesBelow, ACheckpointGoesOnWhereverMastersLie) {
+TEST_P(TensorRulesBelow, CheckpointResumesWhereverMastersLie) {
   const TestFolder folder;
   const auto run = [&](const Below* below, int ranks, std::size_t from, std::size_t to, bool async = false) {
     Values values;
@@ -170,7 +170,7 @@ TEST_P(TensorRulesBelow, ACheckpointGoesOnWhereverMastersLie) {
   EXPECT_TRUE(all_same_bits(run(&kBelow[1], 2, 3, 6), wanted));
 }
 
-TEST_P(TensorRulesBelow, AveragesTakeTheWeightsPlaceForAWhile) {
+TEST_P(TensorRulesBelow, AveragesAreSwappedInAndOutExactly) {
   FirstValues averages, weights;
   for (const Below* below : {static_cast<const Below*>(nullptr), &kBelow[0], &kBelow[1], &kBelow[2]}) {
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
@@ -191,7 +191,7 @@ TEST_P(TensorRulesBelow, AveragesTakeTheWeightsPlaceForAWhile) {
   }
 }
 
-TEST_P(TensorRulesBelow, ARunGoesOnFromItsLastCommit) {
+TEST_P(TensorRulesBelow, RunResumesFromItsLastCommit) {
   for (const Kept& kept : kKinds) {
     for (const Below& below : kBelow) {
       const TestFolder folder;
@@ -203,7 +203,7 @@ TEST_P(TensorRulesBelow, ARunGoesOnFromItsLastCommit) {
   }
 }
 
-TEST_P(TensorRulesBelow, TheTierThatFitsIsFound) {
+TEST_P(TensorRulesBelow, AutoFindsATierThatFitsTheLimit) {
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     const auto planned = [&](std::int64_t limit) {
       Strategy strategy = strategy_for(ShardingStrategy::kFullShard, adjusted(kKinds[1], &kBelow[1]), DType::kBF16);
@@ -225,7 +225,7 @@ TEST_P(TensorRulesBelow, TheTierThatFitsIsFound) {
   });
 }
 
-TEST(AdafactorBelow, WhatIsDoneAroundStepsIsDoneAsInMemory) {
+TEST(AdafactorBelow, CallsAroundStepsHaveTheBitsOfARunInMemory) {
   using Body = Values (*)(const Mesh&, const Strategy&);
   for (const Body body : {&written_under_gathered, &trained_by_two_engines, &trained_with_weights_frozen_for_a_while}) {
     for (const Kept& kept : kKinds) {
@@ -244,7 +244,7 @@ TEST(AdafactorBelow, WhatIsDoneAroundStepsIsDoneAsInMemory) {
 }
 
 /// What the rule throws is what step() throws, and weights are those of a run in memory.
-TEST(OwnMatrixBelow, ARuleThatThrowsEndsTheStep) {
+TEST(OwnMatrixBelow, StepThrowsTheRulesOwnException) {
   struct Throws final : MatrixOptimizer {
     std::vector<State> states(std::int64_t rows, std::int64_t columns) const override {
       return {{"sum", {rows, columns}}};

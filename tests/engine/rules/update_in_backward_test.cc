@@ -77,7 +77,7 @@ Trained train(const Formats& formats, const Placed& placed, int ranks, const Tin
   return train_on_threads({.ranks = ranks}, strategy, {.model = model, .steps = 5, .batch = 12});
 }
 
-TEST(UpdateInBackward, HasTheBitsOfTheUpdateAfterIt) {
+TEST(UpdateInBackward, BitsEqualThoseOfUpdatesAfterBackward) {
   const std::pair<std::string, TinyOptions> models[] = {
       {"recomputed", kRecomputed}, {"wide", kWide}, {"awkward", kAwkward}};
   constexpr std::int64_t kRecordBytes[] = {0, 4096, 4 << 20};
@@ -110,7 +110,7 @@ TEST(UpdateInBackward, HasTheSameBitsOnTwoAxes) {
   }
 }
 
-TEST(UpdateInBackward, HasTheSameBitsUnderChecksOfValues) {
+TEST(UpdateInBackward, ValueChecksChangeNoBits) {
   for (const Placed& placed : kInMemory) {
     const Trained wanted = train({}, placed, 2, kWide, false);
     Strategy strategy = strategy_for(placed, with({}, true));
@@ -120,7 +120,7 @@ TEST(UpdateInBackward, HasTheSameBitsUnderChecksOfValues) {
 }
 
 // Several steps' sums would need as much as all gradients; those of the units under way need less.
-TEST(UpdateInBackward, KeepsSumsOfAFewUnits) {
+TEST(UpdateInBackward, GradientMemoryIsThatOfAFewUnits) {
   for (const Placed& placed : kInMemory) {
     for (int ranks : {1, 2}) {
       const auto gradients = [&](bool in_backward) {
@@ -133,7 +133,7 @@ TEST(UpdateInBackward, KeepsSumsOfAFewUnits) {
   }
 }
 
-TEST(UpdateInBackward, MovesThePlansBytes) {
+TEST(UpdateInBackward, DiskTrafficEqualsThePlan) {
   struct Records {
     std::int64_t bytes, queue_depth;
   };
@@ -152,7 +152,7 @@ TEST(UpdateInBackward, MovesThePlansBytes) {
 
 /// A queue depth that is left open is the number of records of a unit; where memory has a limit, it is as small as
 /// possible.
-TEST(UpdateInBackward, TheQueueThatThePlanChoosesMovesItsBytesToo) {
+TEST(UpdateInBackward, ChosenQueueDepthMovesThePlansBytes) {
   for (const std::int64_t limit : {0, 1 << 30}) {
     run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
       const Adjust adjust = [&](Strategy& s) {
@@ -200,7 +200,7 @@ struct RecomputedTwiceImpl : torch::nn::Module {
 };
 TORCH_MODULE(RecomputedTwice);
 
-TEST(UpdateInBackward, ASharedModuleMayBeRecomputed) {
+TEST(UpdateInBackward, RecomputedSharedModuleHasTheSameBits) {
   for (const Placed& placed : kInMemory) {
     std::vector<at::Tensor> weights;
     for (const bool in_backward : {true, false}) {
@@ -238,7 +238,7 @@ struct NestedTwiceImpl : torch::nn::Module {
 };
 TORCH_MODULE(NestedTwice);
 
-TEST(UpdateInBackward, GradientsOfAUnitInTwoPartsAreRefusedByName) {
+TEST(UpdateInBackward, UnitWhoseGradientComesTwiceIsRefusedByName) {
   for (const Placed& placed : kInMemory) {
     Strategy strategy = strategy_for(placed, with({}, true));
     strategy.units.classes = {"Linear"};
@@ -256,7 +256,7 @@ TEST(UpdateInBackward, GradientsOfAUnitInTwoPartsAreRefusedByName) {
   }
 }
 
-TEST(UpdateInBackward, AGradientThatIsNotFiniteEndsTheRunByName) {
+TEST(UpdateInBackward, NonFiniteGradientEndsTheRunAndNamesTheUnit) {
   const auto body = [](Session& session) {
     session.engine.backward(session.loss(1) * std::numeric_limits<double>::infinity());
   };
@@ -303,7 +303,7 @@ std::string error_of_late_reader(const Placed& placed, bool late) {
   return "";
 }
 
-TEST(UpdateInBackward, ABackwardThatReadsAUnitLateIsRefusedByName) {
+TEST(UpdateInBackward, BackwardThatReadsAnUpdatedUnitIsRefusedByName) {
   for (const Placed& placed : kInMemory) {
     EXPECT_EQ(error_of_late_reader(placed, false), "") << tessera::testing::name_of(placed);
     EXPECT_THAT(error_of_late_reader(placed, true),
@@ -313,7 +313,7 @@ TEST(UpdateInBackward, ABackwardThatReadsAUnitLateIsRefusedByName) {
 }
 
 // The step goes on after the refusals as if nothing had been asked.
-TEST(UpdateInBackward, WhatNeedsOldValuesBeforeTheStepIsRefusedAndHarmless) {
+TEST(UpdateInBackward, CallsThatNeedOldValuesInMidStepAreRefused) {
   for (const Placed& placed : kInMemory) {
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
       std::vector<double> wanted;

@@ -123,7 +123,7 @@ Values train_plainly(const Rule& rule,
   return values_of(*model);
 }
 
-TEST(UpdateRules, AreThoseOfPyTorch) {
+TEST(UpdateRules, EveryRuleEqualsPyTorch) {
   const Rule rules[] = {adagrad(), sgd(), rmsprop(0, false), rmsprop(0.9, false), rmsprop(0.9, true), rmsprop(0, true)};
   for (const Rule& rule : rules) {
     const Values wanted = train_plainly(rule);
@@ -173,7 +173,7 @@ TEST(UpdateRules, HaveTheSameBitsUnderEveryStrategyInMemoryAndOnDisk) {
   }
 }
 
-TEST(UpdateRules, AreCarriedWhenWhatTrainsChanges) {
+TEST(UpdateRules, StatesAreCarriedWhenFreezingChanges) {
   for (const Rule& rule : {adagrad(), rmsprop(0.9, true)}) {
     FirstValues first;
     on_each_placement(
@@ -228,7 +228,7 @@ std::vector<Changes> all_changes() {
            }}};
 }
 
-TEST(UpdateRules, NumbersSetByHandAreThoseOfPyTorchAtEachStep) {
+TEST(UpdateRules, OptionsChangedAtEachStepEqualPyTorch) {
   for (const Changes& changes : all_changes()) {
     const Values wanted = train_plainly(changes.rule, changes.plain);
     on_each_placement(
@@ -262,7 +262,7 @@ OptimizerConfig with_other_numbers(OptimizerType type) {
   return config;
 }
 
-TEST(UpdateRules, NumbersSetBeforeTheFirstStepHaveTheBitsOfTheStrategys) {
+TEST(UpdateRules, OptionsSetBeforeTheFirstStepEqualTheStrategys) {
   using enum OptimizerType;
   for (const OptimizerType type : {kAdamW, kAdam, kSgd, kLion, kAdagrad, kRmsprop, kMuon, kAdafactor, kLamb, kLars}) {
     FirstValues first;
@@ -297,7 +297,7 @@ TEST(UpdateRules, NumbersSetBeforeTheFirstStepHaveTheBitsOfTheStrategys) {
 
 // ---- Clipping by value ----------------------------------------------------------------------------------------------
 
-TEST(ClipValue, IsThatOfPyTorchOnTheMeanGradient) {
+TEST(ClipValue, EqualsPyTorchOnTheMeanGradient) {
   constexpr double kMost = 2e-3;
   const Rule rule = sgd();
   std::optional<Values> wanted;
@@ -388,7 +388,7 @@ TEST(ReduceLROnPlateau, FollowsPyTorch) {
               ElementsAre(0.8, 0.8, 0.8, 0.8, 0.8, 0.8, 0.8, 0.2, 0.2, 0.05, 0.05, 0.05, 0.05, 0.0125, 0.0125, 0.0125));
 }
 
-TEST(ReduceLROnPlateau, LowersAGroupsOwnRateAndKeepsShares) {
+TEST(ReduceLROnPlateau, LoweredGroupRatesKeepTheirShares) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     Session session(mesh, strategy_for(ShardingStrategy::kFullShard, [](Strategy& s) {
                       s.optimizer.lr = 0.8;
@@ -408,7 +408,7 @@ TEST(ReduceLROnPlateau, LowersAGroupsOwnRateAndKeepsShares) {
   });
 }
 
-TEST(ReduceLROnPlateau, IsRefusedWhereItCannotWork) {
+TEST(ReduceLROnPlateau, FixedSchedulesAndWrongOptionsAreRefused) {
   run_ranks({.ranks = 1}, [](const Mesh& mesh) {
     Session session(mesh, strategy_for(ShardingStrategy::kNoShard));
     EXPECT_THAT(usage_error_of([&] { ReduceLROnPlateau(session.engine); }), HasSubstr("\"manual\""));

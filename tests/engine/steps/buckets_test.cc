@@ -63,7 +63,7 @@ std::int64_t bytes_of(const Unit& unit, std::int64_t element_bytes) {
   return bytes;
 }
 
-TEST(Buckets, HoldEveryTrainableParameterOnceInReverse) {
+TEST(Buckets, TrainableParametersAreHeldOnceInReverseOrder) {
   for (const TinyOptions& options :
        {TinyOptions{}, TinyOptions{.tied_head = true}, TinyOptions{.frozen_first_block = true}}) {
     for (const double cap : {0.0, 2 * kKiB, 4 * kKiB, 25.0}) {
@@ -84,7 +84,7 @@ TEST(Buckets, HoldEveryTrainableParameterOnceInReverse) {
   }
 }
 
-TEST(Buckets, OfATiedParameterKnowBothNames) {
+TEST(Buckets, TiedParameterKeepsBothNames) {
   Tiny model = make_tiny({.tied_head = true}, true);
   const auto units = partition(*model, bucket_strategy(0), 1);
   std::map<std::string, Names> aliases;
@@ -99,7 +99,7 @@ TEST(Buckets, OfATiedParameterKnowBothNames) {
     EXPECT_EQ(others.size(), name == "head" || name == "embedding.weight" ? 1u : 0u);
 }
 
-TEST(Buckets, AreCountedInBytesOnTheWireAndHoldOneDtype) {
+TEST(Buckets, SizesCountBytesOnTheWireAndDtypesDoNotMix) {
   Tiny model = make_tiny({}, true);
   Strategy strategy = bucket_strategy(4 * kKiB, 1 * kKiB, DType::kBF16);
   strategy.mixed_precision.keep_fp32 = {"LayerNorm"};
@@ -112,7 +112,7 @@ TEST(Buckets, AreCountedInBytesOnTheWireAndHoldOneDtype) {
   }
 }
 
-TEST(Buckets, OfResNet18AreThoseOfItsSizes) {
+TEST(Buckets, ResNet18GivesTheExpectedBuckets) {
   models::ResNet model;
   Strategy strategy = bucket_strategy(25, 1);
   // 11 173 962 parameters: 62 tensors, the largest of 9 MiB. The head is the first bucket; the next weight has 9 MiB.
@@ -133,7 +133,7 @@ struct Case {
   GradientSync sync;
 };
 
-TEST(Buckets, TrainBitForBitAsOtherUnitsDo) {
+TEST(Buckets, TrainingHasTheBitsOfOtherUnits) {
   using enum DType;
   for (const Case& c :
        {Case{kF32, kF32, 1, 1, GradientSync::kEachMicrobatch}, Case{kF32, kF32, 2, 1, GradientSync::kEachMicrobatch},
@@ -170,7 +170,7 @@ TEST(Buckets, TrainBitForBitAsOtherUnitsDo) {
   }
 }
 
-TEST(Buckets, AreAsManyReductionsAStep) {
+TEST(Buckets, EachBucketIsOneReductionPerStep) {
   for (const DType reduce : {DType::kF32, DType::kBF16}) {
     for (const double cap : {0.0, 4 * kKiB, 25.0}) {
       run_ranks({.ranks = 2}, [&](const Mesh& mesh) {

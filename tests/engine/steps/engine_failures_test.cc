@@ -93,7 +93,7 @@ std::vector<std::string> failures(const Placed& kind, const std::function<at::Te
   return said;
 }
 
-TEST(EngineFailures, RanksWithDifferentStrategiesAreToldAllKeysThatDiffer) {
+TEST(EngineFailures, DifferentStrategiesOnRanksNameAllDifferingKeys) {
   std::vector<std::string> said(3);
   const auto make = [&](const Mesh& mesh) {
     Strategy strategy;
@@ -141,7 +141,7 @@ TEST(EngineFailures, ExceptionInBackwardReachesAllRanksWithItsMessage) {
   }
 }
 
-TEST(EngineFailures, ParametersOutliveTheEngineWhereReplicatedAndSayWhyWhereNot) {
+TEST(EngineFailures, ParametersOutliveTheEngineOrSayWhyNot) {
   const auto body = [](const Mesh& mesh, const Strategy& strategy) {
     Tiny model = make_tiny({}, true);
     Values at_the_end;
@@ -176,7 +176,7 @@ TEST(EngineFailures, ParametersOutliveTheEngineWhereReplicatedAndSayWhyWhereNot)
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) { body(mesh, shared); });
 }
 
-TEST(EngineFailures, PlanOverTheLimitIsRefusedWithTheTableAndAWayOut) {
+TEST(EngineFailures, PlanOverTheLimitIsRefusedWithAStrategyThatFits) {
   Topology topology;
   topology.world_size = topology.local_world_size = 4;
   const TinyOptions options = {.blocks = 12};  // more than there are buckets, which SHARD_GRADIENTS needs

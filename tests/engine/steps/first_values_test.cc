@@ -113,7 +113,7 @@ TEST(FirstValues, DeferredOnAllRanksEqualEager) {
   }
 }
 
-TEST(FirstValues, RanksWithOtherSeedsGetRankZeros) {
+TEST(FirstValues, RanksWithOtherSeedsGetRankZerosValues) {
   const Values expected = eager_values(5);
   for (const int ranks : {2, 3}) {
     expect_values(
@@ -121,7 +121,7 @@ TEST(FirstValues, RanksWithOtherSeedsGetRankZeros) {
   }
 }
 
-TEST(FirstValues, RealOnSomeRanksGetRankZeros) {
+TEST(FirstValues, EagerModulesOnSomeRanksGetRankZerosValues) {
   const Values expected = eager_values(5);
   const auto eager = [](std::uint64_t seed) { return with_seed(seed, [] { return Kinds(); }); };
   for (const int real : {0, 1}) {
@@ -147,7 +147,7 @@ std::vector<std::string> messages(int ranks, const BuildOnRank& build) {
   return all;
 }
 
-TEST(FirstValues, OtherOperatorsThanRankZeroAreAnErrorThatNamesThem) {
+TEST(FirstValues, DifferentInitialisationOnARankIsNamed) {
   const auto all = messages(3, [](int rank) {
     return with_seed(5, [&] { return deferred_init([&] { return Kinds(/*uniform=*/rank == 2); }); });
   });
@@ -157,7 +157,7 @@ TEST(FirstValues, OtherOperatorsThanRankZeroAreAnErrorThatNamesThem) {
   }
 }
 
-TEST(FirstValues, AParameterThatOnlyOneRankHasIsAnErrorThatNamesIt) {
+TEST(FirstValues, ParameterOnOneRankOnlyIsAnError) {
   // The extra parameter belongs to the root, so units differ in nothing else.
   const auto all = messages(2, [](int rank) {
     return with_seed(5, [&] { return deferred_init([&] { return Kinds(false, /*extra=*/rank == 1); }); });
@@ -167,7 +167,7 @@ TEST(FirstValues, AParameterThatOnlyOneRankHasIsAnErrorThatNamesIt) {
   }
 }
 
-TEST(FirstValues, WhatWasMadeForShapesOnlyCannotTrain) {
+TEST(FirstValues, ModuleMadeForShapesOnlyCannotTrain) {
   EXPECT_THROW(
       {
         try {

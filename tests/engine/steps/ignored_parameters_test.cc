@@ -67,7 +67,7 @@ class OwnTraining {
   torch::optim::AdamW optimizer_;
 };
 
-TEST(IgnoredParameters, TrainedByTheProgramTheyAreAsIfTheEngineHadTrainedThem) {
+TEST(IgnoredParameters, TrainedByTheProgramTheyEqualTheEnginesTraining) {
   for (const int ranks : {1, 2, 3}) {
     FirstValues first;
     for (const Placed& placed : ranks == 2 ? std::span<const Placed>(kOnePerPlacement) : kInMemory.last(2)) {
@@ -88,7 +88,7 @@ TEST(IgnoredParameters, TrainedByTheProgramTheyAreAsIfTheEngineHadTrainedThem) {
   }
 }
 
-TEST(IgnoredParameters, NoStepTouchesThemOrTheirGradients) {
+TEST(IgnoredParameters, StepLeavesThemAndTheirGradientsAlone) {
   on_each_placement(
       2,
       [](const Mesh& mesh, const Strategy& strategy) {
@@ -108,7 +108,7 @@ TEST(IgnoredParameters, NoStepTouchesThemOrTheirGradients) {
       &ignore_some);
 }
 
-TEST(IgnoredParameters, BeginAsRankZeros) {
+TEST(IgnoredParameters, StartWithRankZerosValues) {
   on_each_placement(
       3,
       [](const Mesh& mesh, const Strategy& strategy) {
@@ -125,7 +125,7 @@ TEST(IgnoredParameters, BeginAsRankZeros) {
       &ignore_some);
 }
 
-TEST(IgnoredParameters, AreInCheckpoints) {
+TEST(IgnoredParameters, CheckpointsHoldThem) {
   const TestFolder folder;
   Values saved;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
@@ -147,7 +147,7 @@ TEST(IgnoredParameters, AreInCheckpoints) {
   }
 }
 
-TEST(IgnoredParameters, OfACheckpointThatHasThemAsParametersAreNamedWithTheKey) {
+TEST(IgnoredParameters, CheckpointThatTrainedThemNamesTheKey) {
   const TestFolder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     Session all(mesh, strategy_for(ShardingStrategy::kFullShard));
@@ -158,7 +158,7 @@ TEST(IgnoredParameters, OfACheckpointThatHasThemAsParametersAreNamedWithTheKey) 
   });
 }
 
-TEST(IgnoredParameters, WithASecondNameAreIgnoredUnderBoth) {
+TEST(IgnoredParameters, TiedOneIsIgnoredUnderBothNames) {
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     Strategy strategy = strategy_for(ShardingStrategy::kFullShard);
     strategy.units.ignored = {"head"};
@@ -170,7 +170,7 @@ TEST(IgnoredParameters, WithASecondNameAreIgnoredUnderBoth) {
   });
 }
 
-TEST(IgnoredParameters, PatternsThatFitNothingAreRefused) {
+TEST(IgnoredParameters, UnmatchedPatternsAreRefused) {
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
     Strategy strategy = strategy_for(ShardingStrategy::kFullShard);
     strategy.units.ignored = {"heads"};

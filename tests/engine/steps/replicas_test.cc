@@ -29,7 +29,7 @@ const Layout kWithReplicas[] = {{{.ranks = 3}, ShardingStrategy::kNoShard},
                                 {{.ranks = 4, .hosts = 2}, Placed(ShardingStrategy::kHybridShard, /*shared=*/true)},
                                 {{.ranks = 1}, ShardingStrategy::kNoShard}};
 
-TEST(Replicas, AreAlikeInEveryStep) {
+TEST(Replicas, HashesAgreeInEveryStep) {
   for (const Kept& kept : kOneOfEachKind) {
     for (const auto& [ranks, placed] : kWithReplicas) {
       for (const Below* below : kInMemoryAndBelow) {
@@ -74,7 +74,7 @@ void flip_bit(Session& session, const std::string& name) {
   std::memcpy(last, &bits, sizeof bits);
 }
 
-TEST(Replicas, AFlippedBitIsNamed) {
+TEST(Replicas, RankWithAFlippedBitIsNamed) {
   const auto flipped_on = [](int rank) {
     return [rank](Session& session) {
       if (session.mesh.rank() == rank) flip_bit(session, "blocks.1.up.weight");
@@ -102,7 +102,7 @@ struct OddState final : ElementwiseOptimizer {
   bool is_odd;
 };
 
-TEST(Replicas, AnotherStateIsNamed) {
+TEST(Replicas, DifferingOptimizerStateIsNamed) {
   std::vector<std::string> texts(3);
   run_ranks({.ranks = 3}, [&](const Mesh& mesh) {
     Strategy strategy = strategy_for(ShardingStrategy::kNoShard, [](Strategy& s) {

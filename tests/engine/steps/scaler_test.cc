@@ -64,7 +64,7 @@ Decisions decisions_of_engine(const Mesh& mesh, ShardingStrategy kind) {
   return decisions;
 }
 
-TEST(LossScaling, DecidesAsGradScaler) {
+TEST(LossScaling, ScalesAndSkipsEqualGradScaler) {
   if (!oracle::python_has_torch()) GTEST_SKIP() << TESSERA_ORACLE_PYTHON " has no torch";
   const Decisions wanted = decisions_of_python();
   ASSERT_EQ(wanted.scales.size(), kPattern.size());

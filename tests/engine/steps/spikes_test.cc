@@ -33,7 +33,7 @@ std::vector<LossSpikes::Verdict> verdicts(LossSpikes& spikes, const std::vector<
 
 LossSpikes spikes_of(double factor, std::int64_t window) { return LossSpikes({SpikeAction::kSkip, factor, window}); }
 
-TEST(LossSpikes, AreAboveTheMedianOfAFullWindow) {
+TEST(LossSpikes, LossAboveTheFullWindowsMedianIsASpike) {
   LossSpikes odd = spikes_of(2, 3);
   EXPECT_THAT(verdicts(odd, {9, 1, 2, 4, 4.1, 4.1}), ElementsAre(kNone, kNone, kNone, kNone, kSpike, kChanged));
   LossSpikes even = spikes_of(1.5, 4);
@@ -45,7 +45,7 @@ TEST(LossSpikes, AreAboveTheMedianOfAFullWindow) {
   EXPECT_EQ(even.add(3.75), kNone);
 }
 
-TEST(LossSpikes, DoNotGetIntoTheWindowAndEndAfterHalfOfIt) {
+TEST(LossSpikes, SpikesStayOutOfTheWindowUntilHalfOfItIsSpikes) {
   LossSpikes spikes = spikes_of(2, 4);
   verdicts(spikes, {1, 1, 1, 1});
   EXPECT_THAT(verdicts(spikes, {3, 3, 1, 3, 3, 3}), ElementsAre(kSpike, kSpike, kNone, kSpike, kSpike, kChanged));
@@ -55,14 +55,14 @@ TEST(LossSpikes, DoNotGetIntoTheWindowAndEndAfterHalfOfIt) {
   EXPECT_THAT(verdicts(small, {1, 3, 3, 3}), ElementsAre(kNone, kSpike, kChanged, kNone));
 }
 
-TEST(LossSpikes, NumbersThatAreNotFiniteStayOutside) {
+TEST(LossSpikes, NonFiniteLossesStayOutOfTheWindow) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   LossSpikes spikes = spikes_of(2, 2);
   EXPECT_THAT(verdicts(spikes, {NAN, 1, kInfinity, 1, NAN, kInfinity, 2.5}),
               ElementsAre(kNone, kNone, kNone, kNone, kNone, kSpike, kChanged));
 }
 
-TEST(LossSpikes, GoOnFromTheirHistory) {
+TEST(LossSpikes, RestoredHistoryGivesTheSameVerdicts) {
   const std::vector<double> losses = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9};
   for (std::size_t cut = 0; cut < losses.size(); ++cut) {
     LossSpikes whole = spikes_of(1.3, 3), first = spikes_of(1.3, 3), second = spikes_of(1.3, 3);
@@ -146,7 +146,7 @@ Values plain_values_without_the_spike(const Strategy& strategy) {
   return values_of(*model);
 }
 
-TEST(Spikes, ASkippedStepIsAsIfItsBatchHadNotBeenThere) {
+TEST(Spikes, SkippedStepEqualsARunWithoutItsBatch) {
   for (const int ranks : {1, 2, 3}) {
     FirstValues first;
     const auto body = [&](const Mesh& mesh, const Strategy& strategy) {
@@ -166,7 +166,7 @@ TEST(Spikes, ASkippedStepIsAsIfItsBatchHadNotBeenThere) {
   }
 }
 
-TEST(Spikes, ASkippedStepIsWhatLibTorchMakesWithoutTheBatch) {
+TEST(Spikes, SkippedStepEqualsLibTorchWithoutTheBatch) {
   const auto body = [&](const Mesh& mesh, const Strategy& strategy) {
     expect_close(train(mesh, strategy, kOneSpike).values, plain_values_without_the_spike(strategy), 1e-5,
                  name_of(strategy.strategy));
@@ -175,7 +175,7 @@ TEST(Spikes, ASkippedStepIsWhatLibTorchMakesWithoutTheBatch) {
   on_placements(kInMemory, 2, body, adjust);
 }
 
-TEST(Spikes, TheLossScaleDoesNotCountThem) {
+TEST(Spikes, LossScaleDoesNotCountSkippedSteps) {
   const auto adjust = [](Strategy& s) {
     skip_spikes(s);
     s.mixed_precision.loss_scale = {.initial = 64, .growth_interval = 7};
@@ -201,7 +201,7 @@ void go_back_beside_saves(Strategy& strategy) {
 }
 
 /// A spike in step 7 takes back all since step 4, and the next data follow.
-TEST(Spikes, GoingBackIsAsIfTheStepsSinceHadNotBeenMade) {
+TEST(Spikes, RollbackEqualsARunWithoutTheStepsSince) {
   for (const auto& adjust : {go_back, go_back_beside_saves}) {
     const TestFolder folder;
     const auto body = [&](const Mesh& mesh, const Strategy& strategy) {
@@ -223,7 +223,7 @@ TEST(Spikes, GoingBackIsAsIfTheStepsSinceHadNotBeenMade) {
 
 /// A run goes back to the same checkpoint three times; then a spike is skipped; then the loss counts as changed for
 /// good. If there is no checkpoint, spikes are skipped at once.
-TEST(Spikes, GoingBackEnds) {
+TEST(Spikes, RollbacksToOneCheckpointEndAfterThree) {
   const TestFolder folder;
   for (const bool saves : {true, false}) {
     const auto body = [&](const Mesh& mesh, const Strategy& strategy) {
@@ -246,7 +246,7 @@ TEST(Spikes, GoingBackEnds) {
 }
 
 /// The window is in the checkpoint: a spike right after it is noticed by the run that goes on.
-TEST(Spikes, ARunThatGoesOnTellsTheSameSpikes) {
+TEST(Spikes, ResumedRunFindsTheSameSpikes) {
   const TestFolder folder;
   const auto body = [&](const Mesh& mesh, const Strategy& strategy) {
     const Course whole = train(mesh, strategy, kOneSpike, [&](Engine& engine, std::size_t i) {
@@ -265,7 +265,7 @@ TEST(Spikes, ARunThatGoesOnTellsTheSameSpikes) {
 }
 
 /// The window is in a commit of durable steps, too.
-TEST(Spikes, ARunThatGoesOnFromACommitTellsTheSameSpikes) {
+TEST(Spikes, RunResumedFromACommitFindsTheSameSpikes) {
   const TestFolder folder;
   const auto body = [&](const Mesh& mesh, const Strategy& strategy) {
     Strategy plain = strategy;
@@ -294,7 +294,7 @@ TEST(Spikes, ARunThatGoesOnFromACommitTellsTheSameSpikes) {
   });
 }
 
-TEST(Spikes, ALossThatIsNegativeIsRefused) {
+TEST(Spikes, NegativeLossIsRefused) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     Session session(mesh, strategy_for(ShardingStrategy::kFullShard, skip_spikes));
     session.engine.backward(session.loss(0) - 100);

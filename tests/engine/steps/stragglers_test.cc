@@ -27,7 +27,7 @@ std::string said(const std::vector<double>& busy) {
   return watch.add(busy);
 }
 
-TEST(StragglerWatch, NamesSlowRanksWithTheirTimesAndTheMedian) {
+TEST(StragglerWatch, SlowRanksAreNamedWithTheirTimeAndTheMedian) {
   EXPECT_EQ(said({0.1}), "");
   EXPECT_EQ(said({0.1, 0.1, 0.1, 0.14}), "");
   EXPECT_THAT(said({0.1, 0.1, 0.3, 0.1}),
@@ -41,13 +41,13 @@ TEST(StragglerWatch, NamesSlowRanksWithTheirTimesAndTheMedian) {
   EXPECT_THAT(said(many), HasSubstr("and 4 more ranks likewise"));
 }
 
-TEST(StragglerWatch, OneSlowStepIsNoSlowRank) {
+TEST(StragglerWatch, SingleSlowStepsNameNoRank) {
   StragglerWatch watch(2);
   for (std::size_t step = 1; step <= 3 * StragglerWatch::kWindow; ++step)
     EXPECT_EQ(watch.add(step % 3 == 0 ? std::vector{9.0, 0.1} : std::vector{0.1, 0.1}), "");
 }
 
-TEST(StragglerWatch, EachWindowIsLookedAtByItself) {
+TEST(StragglerWatch, EachWindowIsJudgedByItself) {
   StragglerWatch watch(2);
   int messages = 0;
   for (std::size_t step = 0; step < 4 * StragglerWatch::kWindow; ++step) {
@@ -72,7 +72,7 @@ std::string logged(int late, int milliseconds, const Placed& placed) {
 }
 
 // F6: time that a rank waits for another one is not its own.
-TEST(Stragglers, AreNamedByEngines) {
+TEST(Stragglers, EngineNamesTheSlowRank) {
   const auto late = static_cast<int>(patient(std::chrono::milliseconds(25)).count());
   for (const Placed& placed : kInMemory)
     EXPECT_THAT(logged(1, late, placed), AllOf(HasSubstr("step 50: rank 1 is busy for"), Not(HasSubstr("rank 0 is")),

@@ -105,7 +105,7 @@ void expect_told(const StepResult& got, const Told& wanted, const std::string& w
   EXPECT_NEAR(got.grad_norm, wanted.norm, 1e-5 * wanted.norm) << what << ", step " << got.step;
 }
 
-TEST(WeightedMeans, RowsDividedUnevenlyTrainAsTheWholeBatch) {
+TEST(WeightedMeans, UnevenRowsTrainAsTheWholeBatch) {
   const std::vector<Batch> batches = whole_batches();
   const PlainRun clipped = train_plainly(batches), plain = train_plainly(batches, /*clips=*/false);
   struct How {
@@ -136,7 +136,7 @@ TEST(WeightedMeans, RowsDividedUnevenlyTrainAsTheWholeBatch) {
 }
 
 // The last rank has no data after the first step: for one microbatch of each window, and then for whole windows.
-TEST(WeightedMeans, ARankWithoutABatchTakesPartAndCountsNothing) {
+TEST(WeightedMeans, RankWithoutABatchTakesPartButDoesNotCount) {
   const std::vector<Batch> batches = whole_batches();
   const PlainRun clipped = train_plainly(batches), plain = train_plainly(batches, /*clips=*/false);
   struct How {
@@ -178,7 +178,7 @@ TEST(WeightedMeans, ARankWithoutABatchTakesPartAndCountsNothing) {
 }
 
 // Every rank has begun another number of the four microbatches, and some ranks have begun all.
-TEST(WeightedMeans, AWindowThatEndsEarlyIsTheMeanOverWhatThereIs) {
+TEST(WeightedMeans, PartialStepIsTheMeanOverItsMicrobatches) {
   const std::vector<Batch> batches = whole_batches();
   const PlainRun wanted = train_plainly(batches);
   for (const auto& [placed, ranks, sync] :
@@ -258,7 +258,7 @@ TEST(WeightedMeans, LoadersOfDifferentLengthsTrainAsOneLoader) {
   }
 }
 
-TEST(WeightedMeans, EqualWeightsHaveTheBitsOfNone) {
+TEST(WeightedMeans, EqualWeightsHaveTheBitsOfNoWeights) {
   const auto trained_with = [](const Strategy& strategy, std::optional<double> weight) {
     Values values;
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
@@ -286,7 +286,7 @@ TEST(WeightedMeans, EqualWeightsHaveTheBitsOfNone) {
 }
 
 // The factor takes what bf16 and fp16 cannot hold, so no weight is rounded.
-TEST(WeightedMeans, ASeedAndItsFactorAreTheWholeWeight) {
+TEST(WeightedMeans, SeedTimesFactorIsTheExactWeight) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const double weight : {0.5, 1.0, 3.0, 257.0, 100003.0}) {
       LossSeed start{at::full({}, 1024.0, dtype), {}};
@@ -298,7 +298,7 @@ TEST(WeightedMeans, ASeedAndItsFactorAreTheWholeWeight) {
   }
 }
 
-TEST(WeightedMeans, AStepInWhichNothingCountsChangesNothing) {
+TEST(WeightedMeans, StepOfWeightZeroChangesNothing) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     Session session(mesh, strategy_for(ShardingStrategy::kFullShard, plain_sgd(1)));
     session.train(0);
@@ -314,7 +314,7 @@ TEST(WeightedMeans, AStepInWhichNothingCountsChangesNothing) {
   });
 }
 
-TEST(WeightedMeans, WeightsAndCallsThatMakeNoSenseAreRefusedByName) {
+TEST(WeightedMeans, WrongWeightsAndCallsAreRefusedByName) {
   run_ranks({.ranks = 2, .hosts = 2}, [](const Mesh& mesh) {
     Session session(mesh, strategy_for(ShardingStrategy::kFullShard, plain_sgd(2)));
     Engine& engine = session.engine;
@@ -336,7 +336,7 @@ TEST(WeightedMeans, WeightsAndCallsThatMakeNoSenseAreRefusedByName) {
 }
 
 // A microbatch of two losses makes two rounds of reductions, so a rank without a batch must make two, too.
-TEST(WeightedMeans, ARankWithoutABatchFollowsMicrobatchesOfSeveralLosses) {
+TEST(WeightedMeans, RankWithoutABatchFollowsSeveralLosses) {
   run_ranks({.ranks = 2, .hosts = 2}, [](const Mesh& mesh) {
     Session session(mesh, strategy_for(ShardingStrategy::kFullShard, plain_sgd(1)));
     for (std::size_t i = 0; i < 3; ++i) {
@@ -354,7 +354,7 @@ TEST(WeightedMeans, ARankWithoutABatchFollowsMicrobatchesOfSeveralLosses) {
 
 // There are 11 samples, and each rank takes 4 in a step. The last step is short, and one of three ranks has nothing in
 // it.
-TEST(WeightedMeans, TokensAtTheEndOfAnEpochCountOnceOnAnyNumberOfRanks) {
+TEST(WeightedMeans, ShortLastStepCountsEachTokenOnceOnAnyRanks) {
   const TestFolder folder;
   const std::string file = (folder / "text").string();
   std::string text;
@@ -395,7 +395,7 @@ TEST(WeightedMeans, TokensAtTheEndOfAnEpochCountOnceOnAnyNumberOfRanks) {
   }
 }
 
-TEST(WeightedMeans, ALossDividedByTheNumberOfMicrobatchesIsTold) {
+TEST(WeightedMeans, LossDividedByTheMicrobatchesGivesAWarning) {
   const auto warned = [](const std::function<at::Tensor(const at::Tensor&)>& change, std::int64_t accumulation) {
     return stderr_of([&] {
       run_ranks({.ranks = 1}, [&](const Mesh& mesh) {

@@ -158,7 +158,7 @@ TEST(Backend, UnitsGatheredInDifferentOrdersEndTheStepOnAllRanks) {
 }
 
 // Nothing ends a call of this backend, so each rank reports which calls wait for each other, and its process ends.
-TEST(Backend, RanksThatWaitForEachOtherInItsCallsEnd) {
+TEST(Backend, RanksThatWaitForEachOtherEndWithTheirCalls) {
   const int port = free_port();
   const auto ends = fork_ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
     join_as(rank, 2, port);
@@ -172,7 +172,7 @@ TEST(Backend, RanksThatWaitForEachOtherInItsCallsEnd) {
   for (const RankEnd& end : ends) EXPECT_EQ(end.exit_code, ExitCode::kInternal) << end.message;
 }
 
-TEST(Backend, WhatItsMakerThrowsIsReported) {
+TEST(Backend, ExceptionOfItsMakerIsReported) {
   const int port = free_port();
   const auto ends = fork_ranks(2, [&](int rank, KeyValueStore& told) -> absl::Status {
     join_as(rank, 2, port);
@@ -218,14 +218,14 @@ std::vector<RankEnd> ends_where_the_file_names(TransportChoice transport, int ra
   });
 }
 
-TEST(Transport, TheMeshHasTheOneThatTheFileNames) {
+TEST(Transport, MeshThatMatchesTheStrategyIsAccepted) {
   for (const RankEnd& end : ends_where_the_file_names(TransportChoice::kHost, 2, 1))
     EXPECT_EQ(end.exit_code, ExitCode::kOk) << end.message;
   for (const RankEnd& end : ends_where_the_file_names(TransportChoice::kGloo, 2, 2))
     EXPECT_EQ(end.exit_code, ExitCode::kOk) << end.message;
 }
 
-TEST(Transport, OneOfTwoTransportsIsNotTheOneThatTheFileNames) {
+TEST(Transport, MeshOfTwoTransportsIsRefusedIfOneIsNamed) {
   for (const TransportChoice named : {TransportChoice::kGloo, TransportChoice::kHost}) {
     for (const RankEnd& end : ends_where_the_file_names(named, 4, 2)) {
       EXPECT_EQ(end.exit_code, ExitCode::kConfig) << end.message;

@@ -93,7 +93,7 @@ void expect_resume(const Mesh& mesh, const Strategy& strategy, const TinyOptions
   expect_same(train(second, 3, 6), wanted, what);
 }
 
-TEST(Checkpoint, TrainingGoesOnWithTheSameBits) {
+TEST(Checkpoint, ResumedRunHasTheSameBits) {
   const TinyOptions again{.shared_block = true, .recompute = true};
   const std::pair<TinyOptions, int> runs[] = {{kAwkward, 1}, {kAwkward, 2}, {again, 2}, {kWide, 3}, {kAwkward, 4}};
   for (const auto& [kept, run, placed] : pairwise_of(sampled_kept(), runs, kOnePerPlacement)) {
@@ -106,7 +106,7 @@ TEST(Checkpoint, TrainingGoesOnWithTheSameBits) {
   }
 }
 
-TEST(Checkpoint, StatesOnDiskGoOnToo) {
+TEST(Checkpoint, ResumedRunWithStatesOnDiskHasTheSameBits) {
   constexpr Below kBelow[] = {{0, 1, 1, 4096, 0, 1}, {0, 0.5, 0.3, 4096, 0, 3}};
   for (const auto& [kept, below, placed] : pairwise_of(sampled_kept(), kBelow, kOnePerPlacement)) {
     const TestFolder folder;
@@ -117,7 +117,7 @@ TEST(Checkpoint, StatesOnDiskGoOnToo) {
 }
 
 // Cases are groups with rates of their own, accumulation, overflows, updates in backward, and four ranks on two hosts.
-TEST(Checkpoint, WhatAStepNeedsOfTheStepsBeforeGoesOn) {
+TEST(Checkpoint, ResumedSchedulesScalesAndGroupsHaveTheSameBits) {
   const std::pair<const char*, std::function<void(Strategy&)>> kinds[] = {
       {"accumulation", [](Strategy& s) { s.gradient_accumulation = 2; }},
       {"schedule",
@@ -167,7 +167,7 @@ TEST(Checkpoint, WhatAStepNeedsOfTheStepsBeforeGoesOn) {
   });
 }
 
-TEST(Checkpoint, RatesSetByHandGoOn) {
+TEST(Checkpoint, RatesSetByHandComeBack) {
   const TestFolder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     const Strategy strategy = strategy_for(ShardingStrategy::kFullShard, [](Strategy& s) {
@@ -189,7 +189,7 @@ TEST(Checkpoint, RatesSetByHandGoOn) {
 
 // Checkpoints go from N ranks to M and back to N: every byte that was saved comes back, whatever the M ranks did with
 // it.
-TEST(Checkpoint, OtherRanksAndStrategiesKeepEveryByte) {
+TEST(Checkpoint, OtherRanksAndStrategiesKeepEverySavedByte) {
   const Placed kOthers[] = {ShardingStrategy::kNoShard, Placed(ShardingStrategy::kFullShard, true),
                             Placed(ShardingStrategy::kFullShard, false, true), ShardingStrategy::kShardGradOp};
   struct First {
@@ -242,7 +242,7 @@ TEST(Checkpoint, OtherRanksAndStrategiesKeepEveryByte) {
 }
 
 // No element is written twice: files of replicated state are as large as those of sharded state.
-TEST(Checkpoint, RanksDivideWhatTheyAllHave) {
+TEST(Checkpoint, ReplicatedStateIsWrittenOnceInEqualParts) {
   for (const Placed& placed : kInMemory) {
     const TestFolder folder;
     std::string path;
@@ -290,7 +290,7 @@ TEST(Checkpoint, AnotherPrecisionKeepsTheMasters) {
   }
 }
 
-TEST(Checkpoint, NoiseOfAnotherVersionIsSaid) {
+TEST(Checkpoint, OtherNoiseVersionIsReportedWhereItMatters) {
   const auto expect_said = [](const Strategy& strategy, const std::string& wanted) {
     const TestFolder folder;
     run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
@@ -343,7 +343,7 @@ OptimizerConfig of_adamw(OptimizerType type) {
   return config;
 }
 
-TEST(Checkpoint, WhatTheStrategyLeavesOutIsAsInTheRunThatWasSaved) {
+TEST(Checkpoint, OptionsMissingInTheStrategyComeFromTheSavedRun) {
   for (const OptimizerType type : {OptimizerType::kAdagrad, OptimizerType::kMuon}) {
     const TestFolder folder, later;
     std::string saved, saved_later;
@@ -388,7 +388,7 @@ TEST(Checkpoint, WhatTheStrategyLeavesOutIsAsInTheRunThatWasSaved) {
 }
 
 // tests/engine/files/frozen_states_test.cc tests parameters that trained before they were frozen.
-TEST(Checkpoint, WhatNeverTrainedBeginsWithStatesOfZerosAndSaysSo) {
+TEST(Checkpoint, NeverTrainedParameterStartsWithZeroStatesAndSaysSo) {
   const TestFolder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     TinyOptions options = kWide;
@@ -429,7 +429,7 @@ TEST(Checkpoint, ItemsAndCursorComeBackOnEveryRank) {
   });
 }
 
-TEST(Checkpoint, KeepsSoMany) {
+TEST(Checkpoint, OnlyTheNewestCheckpointsAreKept) {
   const TestFolder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     Session session(mesh, strategy_for(ShardingStrategy::kFullShard));
@@ -463,7 +463,7 @@ std::string refusal_of(const std::string& path, const TinyOptions& model, const 
   return texts[0];
 }
 
-TEST(Checkpoint, OfAnotherModelIsRefusedWithAllNames) {
+TEST(Checkpoint, CheckpointOfAnotherModelIsRefusedWithAllNames) {
   const TestFolder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     Session session(mesh, strategy_for(ShardingStrategy::kFullShard));
@@ -488,7 +488,7 @@ struct OneLayer : torch::nn::Module {
   explicit OneLayer(const std::string& name) { register_module(name, torch::nn::Linear(3, 5)); }
 };
 
-TEST(Checkpoint, TheNearestNameIsOffered) {
+TEST(Checkpoint, MissingNameSuggestsTheNearest) {
   const TestFolder folder;
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
     Strategy strategy;
@@ -510,7 +510,7 @@ TEST(Checkpoint, TheNearestNameIsOffered) {
 }
 
 // F32: a file that somebody put into the folder of a checkpoint is ignored, and removed with the checkpoint.
-TEST(Checkpoint, AFileTooManyIsNotLookedAt) {
+TEST(Checkpoint, ExtraFileInTheFolderIsIgnored) {
   const TestFolder folder;
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
     Session session(mesh, strategy_for(ShardingStrategy::kFullShard));
@@ -530,7 +530,7 @@ TEST(Checkpoint, AFileTooManyIsNotLookedAt) {
   });
 }
 
-TEST(Checkpoint, MissingOnesAreNamed) {
+TEST(Checkpoint, MissingCheckpointIsNamed) {
   const TestFolder folder;
   EXPECT_THAT(refusal_of(folder / "nowhere", {}, nullptr, ExitCode::kNoInput), HasSubstr("nowhere"));
   EXPECT_THAT(refusal_of(folder.path(), {}, nullptr, ExitCode::kNoInput), HasSubstr("latest"));

@@ -125,7 +125,7 @@ TEST_F(ScriptView, TrainsAsThePlainScriptUnderEveryStrategy) {
   }
 }
 
-TEST_F(ScriptView, EvaluatesWithoutGradients) {
+TEST_F(ScriptView, EvaluationEqualsThePlainScripts) {
   const std::string file = saved();
   torch::jit::Module whole = torch::jit::load(file);
   whole.eval();
@@ -143,7 +143,7 @@ TEST_F(ScriptView, EvaluatesWithoutGradients) {
   });
 }
 
-TEST_F(ScriptView, WeightsHaveTheScriptsNames) {
+TEST_F(ScriptView, SavedWeightsHaveTheScriptsNames) {
   const std::string file = saved(), weights = (folder_ / "weights.pt").string();
   torch::jit::Module whole = torch::jit::load(file);
   std::vector<std::string> names;
@@ -164,7 +164,7 @@ TEST_F(ScriptView, WeightsHaveTheScriptsNames) {
   }
 }
 
-TEST_F(ScriptView, AFrozenScriptIsRefused) {
+TEST_F(ScriptView, FrozenScriptIsRefused) {
   const torch::jit::Module frozen = torch::jit::load(saved({"frozen"}));
   EXPECT_THAT(usage_error_of([&] { ModuleView::of(frozen); }), HasSubstr("save the module before those"));
 }
@@ -201,7 +201,7 @@ void expect_bits_and_checkpoints_of_the_module(const Mesh& mesh, const Strategy&
   EXPECT_TRUE(all_same_bits(ahead, session.values()));
 }
 
-TEST(TensorView, HasTheBitsAndTheCheckpointsOfTheModule) {
+TEST(TensorView, BitsAndCheckpointsEqualTheModules) {
   for (const Placed& placed : kOnePerPlacement) {
     SCOPED_TRACE(name_of(placed));
     const TestFolder folder;
@@ -211,7 +211,7 @@ TEST(TensorView, HasTheBitsAndTheCheckpointsOfTheModule) {
   }
 }
 
-TEST(TensorView, WhatCannotBeAddedIsSaid) {
+TEST(TensorView, InvalidNamesAndTensorsAreRefused) {
   ModuleView view;
   const at::Tensor weight = at::zeros({4, 4}).requires_grad_();
   view.add_parameter("net.0.weight", weight);

@@ -211,7 +211,7 @@ void expect_same_bits(const Trained& got, const Trained& wanted, const std::stri
 
 class Modules : public ::testing::TestWithParam<Problem> {};
 
-TEST_P(Modules, TrainShardedAsUnsharded) {
+TEST_P(Modules, ShardedTrainingEqualsUnsharded) {
   const Trained plain = train_plainly(GetParam());
   EXPECT_LT(plain.losses.back(), plain.losses.front());
   for (int ranks : {1, 2, 3}) {
@@ -243,7 +243,7 @@ Problem resnet() {
 
 // Each rank normalises by its own rows and keeps its own running statistics, as under DDP. So several ranks are not one
 // rank with a larger batch; but all strategies give the same values on each rank, buffers included.
-TEST(BatchNorm, EveryStrategyHasTheSameValuesAndEachRankTheSameBuffers) {
+TEST(BatchNorm, EveryStrategyGivesEachRankTheSameBuffers) {
   for (int ranks : {2, 3}) {
     const std::vector<Trained> replicated = train_on_threads(ranks, resnet(), ShardingStrategy::kNoShard);
     for (ShardingStrategy kind : {ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp}) {
@@ -257,7 +257,7 @@ TEST(BatchNorm, EveryStrategyHasTheSameValuesAndEachRankTheSameBuffers) {
   }
 }
 
-TEST(BatchNorm, OneShardedRankIsThePlainRun) {
+TEST(BatchNorm, OneShardedRankEqualsThePlainRun) {
   const Trained plain = train_plainly(resnet());
   const Trained sharded = train_on_threads(1, resnet(), ShardingStrategy::kFullShard)[0];
   expect_close(sharded, plain);

@@ -133,7 +133,7 @@ void expect_same_story(const Story& got, const Story& wanted, double loss_tolera
               worst_norm);
 }
 
-TEST_F(Oracle, TellsTheStoryOfDdpAndFsdp2InFp32) {
+TEST_F(Oracle, LossesAndNormsEqualDdpAndFsdp2InFp32) {
   std::vector<std::pair<ShardingStrategy, Story>> ours;
   for (ShardingStrategy kind :
        {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp}) {
@@ -153,7 +153,7 @@ TEST_F(Oracle, TellsTheStoryOfDdpAndFsdp2InFp32) {
 // optimizer's fp32 formula. Where that moves a master across a rounding border, one bf16 weight of the next step
 // differs by 2^-8 of itself. A few such weights among 160 000 change the loss by far less than one bf16 rounding
 // (4e-3). They change the norm, which depends on single large gradients, by little more.
-TEST_F(Oracle, TellsTheStoryOfFsdp2InBf16) {
+TEST_F(Oracle, LossesAndNormsEqualFsdp2InBf16) {
   const Story wanted = story_of_python("fsdp2", "bf16");
   ASSERT_EQ(wanted.losses.size(), static_cast<std::size_t>(kSteps));
   for (ShardingStrategy kind :

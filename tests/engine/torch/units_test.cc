@@ -97,20 +97,20 @@ void expect_the_same_however_cut(const Case& c, std::span<const int> all_ranks, 
 
 const std::vector<Placed> kPlacements(std::begin(kOnePerPlacement), std::end(kOnePerPlacement));
 
-TEST(Units, ChangeNoBitOnAnyNumberOfRanks) {
+TEST(Units, CutsChangeNoBitsOnAnyNumberOfRanks) {
   constexpr int kRanks[] = {1, 2, 3, 4};
   const TinyOptions models[] = {{}, model_of(48, 100)};
   expect_the_same_however_cut({}, kRanks, models, kPlacements);
 }
 
-TEST(Units, ChangeNoBitInOtherDtypesAndWithMicrobatches) {
+TEST(Units, CutsChangeNoBitsInOtherDtypesOrWithMicrobatches) {
   const std::vector<Placed> two = {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard};
   const TinyOptions model;
   expect_the_same_however_cut({.dtype = DType::kBF16}, std::array{2}, {&model, 1}, two);
   expect_the_same_however_cut({.dtype = DType::kF16, .accumulation = 2}, std::array{3}, {&model, 1}, two);
 }
 
-TEST(Units, ChangeNoBitWhereParametersAreFrozenUnusedOrTied) {
+TEST(Units, CutsChangeNoBitsOfFrozenUnusedOrTiedParameters) {
   TinyOptions model = model_of(20, 31);
   model.frozen_first_block = model.unused_block = model.tied_head = true;
   expect_the_same_however_cut({}, std::array{2}, {&model, 1}, kPlacements);

@@ -88,7 +88,7 @@ Values trained_by(const Mesh& mesh, Strategy strategy, std::shared_ptr<CommHook>
   return run(hooked);
 }
 
-TEST(CommHook, ThatSumsPlainlyChangesNoBitWhateverMovesGradients) {
+TEST(CommHook, PlainSumChangesNoBits) {
   TinyOptions unused, recomputed;
   unused.frozen_first_block = unused.unused_block = true;
   recomputed.shared_block = recomputed.recompute = recomputed.tied_head = true;
@@ -124,7 +124,7 @@ TEST(CommHook, ThatSumsPlainlyChangesNoBitWhateverMovesGradients) {
 }
 
 // This holds wherever its sums lie.
-TEST(CommHook, IsNotCalledByARankAlone) {
+TEST(CommHook, LoneRankDoesNotCallIt) {
   for (const Tier gradients : {Tier::kMemory, Tier::kNvme}) {
     run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
       const Strategy strategy = strategy_for(ShardingStrategy::kFullShard, [&](Strategy& s) {
@@ -139,7 +139,7 @@ TEST(CommHook, IsNotCalledByARankAlone) {
   }
 }
 
-TEST(CommHook, MakesTheSameBitsUnderAllStrategiesOverANetwork) {
+TEST(CommHook, AllStrategiesHaveTheSameBitsOverANetwork) {
   on_hosts(2, 2, [](const Mesh& mesh) {
     const auto run = [&](ShardingStrategy kind, std::shared_ptr<CommHook> hook) {
       return trained_by(mesh, strategy_for(kind, descend), std::move(hook));
@@ -177,7 +177,7 @@ struct Noting final : Plain {
   std::set<std::string> parameters;
 };
 
-TEST(CommHook, IsToldUnitsStepsAndParameters) {
+TEST(CommHook, HookGetsUnitStepAndParameters) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     const auto hook = std::make_shared<Noting>(mesh.rank());
     Hooked hooked(mesh, strategy_for(ShardingStrategy::kNoShard, with_hook([](Strategy& s) { s.optimizer.lr = 1; })),
@@ -249,7 +249,7 @@ TEST(CommHook, FailuresEndAllRanksWithTheirText) {
               AllOf(HasSubstr("CommHook left CPUHalfType"), HasSubstr("contiguous numbers of fp32")));
 }
 
-TEST(CommHook, TheStrategyAndTheProgramMustAgree) {
+TEST(CommHook, HookAndStrategyMustAgree) {
   const auto make = [](bool key, std::shared_ptr<CommHook> hook, std::int64_t shard = 0) {
     return [=](const Mesh& mesh) {
       Hooked hooked(mesh,

@@ -24,7 +24,7 @@ Adjust compressed(WireForm gradients, WireForm sums = WireForm::kPlain, bool fee
 constexpr std::size_t kSteps = 4;
 
 // The strategies cut gradients into parts in different ways, and reduce them by different calls.
-TEST(Compression, EveryStrategyHasTheSameBits) {
+TEST(Compression, EveryStrategyGivesTheSameBits) {
   for (const auto& [ranks, form] : {std::pair(2, WireForm::kInt4), {3, WireForm::kInt8}}) {
     on_hosts(ranks, ranks, [&, form = form](const Mesh& mesh) {
       FirstValues first;
@@ -42,7 +42,7 @@ TEST(Compression, EveryStrategyHasTheSameBits) {
   }
 }
 
-TEST(Compression, SumsAreTheSameOnAllRanks) {
+TEST(Compression, AllRanksGetTheSameSums) {
   on_hosts(3, 3, [&](const Mesh& mesh) {
     FirstValues first;
     for (const ShardingStrategy kind : {ShardingStrategy::kNoShard, ShardingStrategy::kShardOptimizer}) {
@@ -92,7 +92,7 @@ Values trained_on_microbatches(const Mesh& mesh, const Strategy& strategy) {
   return session.values();
 }
 
-TEST(Compression, WorksWithEverythingThatMovesGradients) {
+TEST(Compression, OtherGradientOptionsBesideItStayClose) {
   on_hosts(2, 2, [&](const Mesh& mesh) {
     const Adjust int8 = compressed(WireForm::kInt8, WireForm::kPlain, /*feedback=*/true);
     const auto expect_near = [&](const std::string& what, ShardingStrategy kind, DType dtype, const Adjust& adjust) {
@@ -119,7 +119,7 @@ TEST(Compression, WorksWithEverythingThatMovesGradients) {
 }
 
 // There are two hosts of two ranks: the replicate axis goes over the network, and the shard axis does not.
-TEST(Compression, CompressesTheAxesThatGoOverTheNetwork) {
+TEST(Compression, OnlyAxesOverTheNetworkAreCompressed) {
   on_hosts(4, 2, [&](const Mesh& mesh) {
     const auto trained_with = [&](CompressedAxes axes) {
       Strategy strategy = strategy_for(ShardingStrategy::kHybridShard, compressed(WireForm::kInt8));
@@ -137,7 +137,7 @@ TEST(Compression, CompressesTheAxesThatGoOverTheNetwork) {
   });
 }
 
-TEST(Compression, HasNoEffectInSharedMemory) {
+TEST(Compression, SharedMemoryIsNotCompressed) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     for (const ShardingStrategy kind : {ShardingStrategy::kFullShard, ShardingStrategy::kNoShard}) {
       Session session(mesh, strategy_for(kind, compressed(WireForm::kInt8, WireForm::kPlain, true)));
@@ -148,7 +148,7 @@ TEST(Compression, HasNoEffectInSharedMemory) {
   });
 }
 
-TEST(Compression, FeedbackIsPlannedAndBringsBackWhatRoundingTook) {
+TEST(Compression, FeedbackIsPlannedAndRestoresRoundingErrors) {
   on_hosts(2, 2, [&](const Mesh& mesh) {
     constexpr std::size_t kMany = 24;
     const auto steady = [](const Adjust& adjust) {
@@ -178,7 +178,7 @@ TEST(Compression, FeedbackIsPlannedAndBringsBackWhatRoundingTook) {
   });
 }
 
-TEST(Compression, ASkippedStepForgetsWhatRoundingTook) {
+TEST(Compression, SkippedStepResetsTheFeedback) {
   on_hosts(2, 2, [&](const Mesh& mesh) {
     Session session(mesh,
                     strategy_for(ShardingStrategy::kFullShard, compressed(WireForm::kInt8, WireForm::kPlain, true)));

@@ -96,7 +96,7 @@ class PlainPowerSgd {
   std::map<std::size_t, at::Tensor> factors_;
 };
 
-TEST(PowerSgd, IsTheFormulaUnderEveryStrategy) {
+TEST(PowerSgd, EqualsItsFormulaUnderEveryStrategy) {
   for (const auto& [ranks, rank] : {std::pair(2, 4), {3, 2}}) {
     const Values wanted = descended(ranks, PlainPowerSgd(ranks, rank));
     on_hosts(ranks, ranks, [&, rank = rank](const Mesh& mesh) {
@@ -113,7 +113,7 @@ TEST(PowerSgd, IsTheFormulaUnderEveryStrategy) {
   }
 }
 
-TEST(PowerSgd, IsPlainWhereFactorsAreNoShorter) {
+TEST(PowerSgd, SumsPlainlyWhereFactorsAreNotShorter) {
   on_hosts(2, 2, [&](const Mesh& mesh) {
     const Values exact = trained(mesh, strategy_for(ShardingStrategy::kNoShard, descend), kTimes);
     Session session(mesh, strategy_for(ShardingStrategy::kNoShard, power_sgd(12)));
@@ -169,7 +169,7 @@ class PlainTopK {
   std::vector<std::map<std::size_t, at::Tensor>> lacked_;  ///< [rank], by the unit's first parameter
 };
 
-TEST(TopK, IsTheFormulaUnderEveryStrategy) {
+TEST(TopK, EqualsItsFormulaUnderEveryStrategy) {
   for (const int ranks : {2, 3}) {
     constexpr double kShare = 0.1;
     const Values wanted = descended(ranks, PlainTopK(ranks, kShare));
@@ -191,7 +191,7 @@ TEST(TopK, IsTheFormulaUnderEveryStrategy) {
 }
 
 // There are two hosts of two ranks: shared memory joins the ranks of a host, and Gloo joins hosts.
-TEST(GradientMethods, WorkAcrossHostsOfSeveralRanks) {
+TEST(GradientMethods, FormulasHoldAcrossHostsOfSeveralRanks) {
   const Values factors = descended(4, PlainPowerSgd(4, 2)), largest = descended(4, PlainTopK(4, 0.05));
   on_hosts(4, 2, [&](const Mesh& mesh) {
     for (const ShardingStrategy kind : kWhole) {

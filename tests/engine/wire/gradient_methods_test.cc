@@ -43,7 +43,7 @@ std::int64_t reduced_in_a_step(Session& session, std::size_t i) {
   return session.engine.traffic().reduced_bytes - before;
 }
 
-TEST(GradientMethods, SendWhatIsPredictedAndAreInThePlan) {
+TEST(GradientMethods, BytesSentEqualThePrediction) {
   on_hosts(2, 2, [&](const Mesh& mesh) {
     const std::int64_t vocab = 19, width = 12, hidden = 31, blocks = 3;
     Session plain(mesh, strategy_for(ShardingStrategy::kNoShard, descend));
@@ -66,7 +66,7 @@ TEST(GradientMethods, SendWhatIsPredictedAndAreInThePlan) {
   });
 }
 
-TEST(GradientMethods, SendLessAndAreInThePlan) {
+TEST(GradientMethods, MethodsSendLessAndTheirMemoryIsPlanned) {
   on_hosts(2, 2, [&](const Mesh& mesh) {
     Session plain(mesh, strategy_for(ShardingStrategy::kNoShard, descend));
     const MemoryUse less = plain.engine.allocated();
@@ -142,15 +142,15 @@ void expect_to_work_with_everything(std::span<const Method> methods, const Adjus
   });
 }
 
-TEST(GradientMethods, WorkWithEverythingThatMovesGradients) { expect_to_work_with_everything(kMethods, descend); }
+TEST(GradientMethods, OtherGradientOptionsBesideThemStayClose) { expect_to_work_with_everything(kMethods, descend); }
 
-TEST(GradientMethods, OneBitOfMomentumWorksWithEverythingToo) {
+TEST(GradientMethods, OneBitMomentumWorksBesideOtherGradientOptions) {
   const Method of_momentum = {"one bit of momentum", one_bit_of_momentum};
   expect_to_work_with_everything({&of_momentum, 1}, descend_with_momentum);
 }
 
 // The method learns like an optimizer with as much momentum.
-TEST(GradientMethods, OneBitOfMomentumLearnsWhatRepeats) {
+TEST(GradientMethods, OneBitMomentumReachesTheUncompressedLoss) {
   on_hosts(2, 2, [&](const Mesh& mesh) {
     const auto loss_after = [&](const Adjust& adjust) {
       Session session(mesh, strategy_for(ShardingStrategy::kNoShard, [&](Strategy& strategy) {
@@ -168,7 +168,7 @@ TEST(GradientMethods, OneBitOfMomentumLearnsWhatRepeats) {
   });
 }
 
-TEST(GradientMethods, HaveNoEffectInSharedMemory) {
+TEST(GradientMethods, SharedMemoryIsNotCompressed) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     const Values plain = trained(mesh, strategy_for(ShardingStrategy::kNoShard, descend), kTimes);
     for (const Method& method : kMethods) {
@@ -182,7 +182,7 @@ TEST(GradientMethods, HaveNoEffectInSharedMemory) {
 }
 
 // Only the ranks of one host would sum, and the others would not know.
-TEST(GradientMethods, AMeshOfSeveralReplicasIsRefusedHoweverItIsMade) {
+TEST(GradientMethods, MeshOfSeveralReplicasIsRefused) {
   run_ranks({.ranks = 4}, [](const Mesh& mesh) {
     for (const Method& method : kMethods) {
       const Strategy strategy = strategy_for(ShardingStrategy::kNoShard, [&](Strategy& s) {
@@ -194,7 +194,7 @@ TEST(GradientMethods, AMeshOfSeveralReplicasIsRefusedHoweverItIsMade) {
   });
 }
 
-TEST(GradientMethods, BeginAtTheirStartStep) {
+TEST(GradientMethods, MethodsBeginAtTheirStartStep) {
   on_hosts(2, 2, [&](const Mesh& mesh) {
     const Strategy plain = strategy_for(ShardingStrategy::kNoShard, descend);
     const Values three = trained(mesh, plain, 3), four = trained(mesh, plain, 4);
@@ -233,7 +233,7 @@ void expect_to_begin_anew(const Mesh& mesh, const Adjust& method, const std::fun
   require(all_same_bits(session.values(), fresh.values()), what + " does not begin anew");
 }
 
-TEST(GradientMethods, BeginAnewWhereWhatTheyKeptIsOfAnotherRun) {
+TEST(GradientMethods, ResidualsOfAnotherRunAreDropped) {
   on_hosts(2, 2, [&](const Mesh& mesh) {
     for (const auto& [name, method, far, keeps, draws, shorter] : kMethods) {
       if (!keeps || draws) continue;
@@ -271,7 +271,7 @@ Adjust with_codes(WireForm form) {
 }
 
 // A run is as if the skipped step had not been, except for methods that draw by the number of the step.
-TEST(GradientMethods, GiveBackWhatASkippedStepTook) {
+TEST(GradientMethods, SkippedStepRestoresTheResiduals) {
   std::vector<Method> methods(std::begin(kMethods), std::end(kMethods));
   methods.push_back({"int8", with_codes(WireForm::kInt8)});
   methods.push_back({"int4", with_codes(WireForm::kInt4)});
@@ -308,7 +308,7 @@ TEST(GradientMethods, GiveBackWhatASkippedStepTook) {
 }
 
 // No form on the wire may hide that a gradient is not finite.
-TEST(GradientMethods, SkipStepsOfGradientsThatAreNotFinite) {
+TEST(GradientMethods, NonFiniteGradientsSkipTheStep) {
   on_hosts(2, 2, [&](const Mesh& mesh) {
     for (const Method& method : kMethods) {
       for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
@@ -321,7 +321,7 @@ TEST(GradientMethods, SkipStepsOfGradientsThatAreNotFinite) {
   });
 }
 
-TEST(GradientMethods, LearnWhatRepeats) {
+TEST(GradientMethods, MethodsWithResidualsReachTheUncompressedLoss) {
   on_hosts(2, 2, [&](const Mesh& mesh) {
     constexpr std::size_t kMany = 40;
     const auto loss_after = [&](const Adjust& adjust) {

@@ -29,7 +29,7 @@ Adjust rounds_gathers(WireForm form, const Adjust& more = nullptr) {
 }
 
 // Every rank computes with the same rounded parameters, even those of its own part.
-TEST(RoundedGathers, AreTheSameOnAllRanks) {
+TEST(RoundedGathers, AllRanksComputeWithTheSameRoundedValues) {
   for (const auto& [ranks, hosts] : {std::pair(2, 2), {3, 3}, {4, 2}}) {
     on_hosts(ranks, hosts, [](const Mesh& mesh) {
       for (const DType dtype : {DType::kF32, DType::kBF16}) {
@@ -50,7 +50,7 @@ TEST(RoundedGathers, AreTheSameOnAllRanks) {
 }
 
 // Nothing changes at a rate of 0, however often rounded parameters are used: they are never updated or shown.
-TEST(RoundedGathers, DoNotReachParameters) {
+TEST(RoundedGathers, ParametersThemselvesAreNeverRounded) {
   on_hosts(2, 2, [](const Mesh& mesh) {
     const auto still = [](Strategy& strategy) {
       strategy.optimizer.lr = 0;
@@ -75,7 +75,7 @@ TEST(RoundedGathers, DoNotReachParameters) {
 }
 
 // Training does not depend on what is shown between calls, how far units are gathered ahead, and where parameters lie.
-TEST(RoundedGathers, LearnTheSameHoweverUnitsAreGathered) {
+TEST(RoundedGathers, TrainingDoesNotDependOnGathersAheadOrLooks) {
   for (const auto& [ranks, hosts] : {std::pair(2, 2), {4, 2}}) {
     on_hosts(ranks, hosts, [](const Mesh& mesh) {
       const Values exact = trained(mesh, strategy_for(kFull), kSteps);
@@ -106,7 +106,7 @@ TEST(RoundedGathers, LearnTheSameHoweverUnitsAreGathered) {
 }
 
 // The same holds for everything else that moves parameters, and for two axes over the network.
-TEST(RoundedGathers, LearnTheSameWithEverythingThatUsesThem) {
+TEST(RoundedGathers, OtherGatherOptionsBesideThemKeepTheBits) {
   struct Case {
     const char* what;
     Adjust adjust;
@@ -151,7 +151,7 @@ TEST(RoundedGathers, LearnTheSameWithEverythingThatUsesThem) {
   }
 }
 
-TEST(RoundedGathers, GoOnFromACheckpoint) {
+TEST(RoundedGathers, CheckpointResumesWithTheSameBits) {
   const TestFolder folder;
   const std::string path = folder.path().string();
   on_hosts(2, 2, [&](const Mesh& mesh) {
@@ -191,7 +191,7 @@ class FormsOf final : public ForwardingCollectives {
 };
 
 // What stays in memory is never rounded.
-TEST(RoundedGathers, AndPackedOnesAreSentWhereTheStrategySaysSo) {
+TEST(RoundedGathers, EachPlacementSendsTheConfiguredWireForms) {
   using enum WireForm;
   using Forms = std::set<WireForm>;
   struct Case {
@@ -232,7 +232,7 @@ TEST(RoundedGathers, AndPackedOnesAreSentWhereTheStrategySaysSo) {
   }
 }
 
-TEST(RoundedGathers, AreOfWhatAGuardWrote) {
+TEST(RoundedGathers, ForwardRoundsTheValuesAGuardWrote) {
   on_hosts(2, 2, [](const Mesh& mesh) {
     const auto halved = [&](Session& session) {
       const Gathered writes(session.engine, Gathered::kWrite);
@@ -250,7 +250,7 @@ TEST(RoundedGathers, AreOfWhatAGuardWrote) {
 }
 
 // A guard may stand around forward, which then uses the exact values, since they are there.
-TEST(RoundedGathers, GiveWayToAGuardAroundForward) {
+TEST(RoundedGathers, ForwardUnderAGuardUsesExactValues) {
   on_hosts(2, 2, [](const Mesh& mesh) {
     Session session(mesh, strategy_for(kFull, rounds_gathers(WireForm::kInt4))), exact(mesh, strategy_for(kFull));
     const at::NoGradGuard no_gradients;
@@ -264,7 +264,7 @@ TEST(RoundedGathers, GiveWayToAGuardAroundForward) {
   });
 }
 
-TEST(RoundedGathers, HaveNoEffectInSharedMemory) {
+TEST(RoundedGathers, SharedMemoryIsNotRounded) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     EXPECT_TRUE(all_same_bits(trained(mesh, strategy_for(kFull, rounds_gathers(WireForm::kInt4)), kSteps),
                               trained(mesh, strategy_for(kFull), kSteps)));

@@ -62,7 +62,7 @@ void train(Session& session, std::size_t begin, std::size_t end) {
 }
 
 // The same ranks go on with the same bits, which they would not without what was kept.
-TEST(SavedResiduals, AreTheSameRanksOwnAgain) {
+TEST(SavedResiduals, SameRanksResumeWithTheSameBits) {
   for (const Kind& kind : kKinds) {
     for (const bool beside : {false, true}) {
       const TestFolder folder;
@@ -126,7 +126,7 @@ std::map<std::string, std::vector<double>> residuals_of(const std::string& path)
 }
 
 // A step of the new ranks gets from residuals what a step of the old ranks would have got.
-TEST(SavedResiduals, AreTheMeanForOtherRanks) {
+TEST(SavedResiduals, OtherRanksGetTheMeanOfResiduals) {
   const Kind kOthers[] = {{"two", 2, 2, ShardingStrategy::kShardGradients, with_feedback(WireForm::kInt8)},
                           {"three", 3, 3, ShardingStrategy::kFullShard, with_feedback(WireForm::kInt8)},
                           {"top-k", 2, 2, ShardingStrategy::kNoShard, top_k(0.2)},
@@ -174,7 +174,7 @@ TEST(SavedResiduals, AreTheMeanForOtherRanks) {
 }
 
 // A commit has them too, while the next forward runs.
-TEST(SavedResiduals, AreTheSameRanksOwnAgainFromACommit) {
+TEST(SavedResiduals, SameRanksResumeFromACommitWithTheSameBits) {
   for (const Kind& kind : kKinds) {
     const TestFolder folder;
     on_hosts(kind.ranks, kind.hosts, [&](const Mesh& mesh) {
@@ -211,7 +211,7 @@ std::vector<float> saved_values(SavedCheckpoint& checkpoint, const std::string& 
 
 // The optimizer's momentum is the momentum that ranks sent, so what rounding takes from a single gradient never stays
 // in it. It goes on so when other ranks take it over.
-TEST(SavedResiduals, TheMomentumThatRanksSendIsTheOptimizers) {
+TEST(SavedResiduals, OptimizersMomentumIsTheMomentumRanksSent) {
   const TestFolder one, two;
   const auto strategy_of = [](std::int64_t microbatches) {
     return strategy_for(ShardingStrategy::kNoShard, [&](Strategy& s) {
@@ -251,7 +251,7 @@ TEST(SavedResiduals, TheMomentumThatRanksSendIsTheOptimizers) {
 }
 
 // 1-bit Adam: the warm-up's first moments decay, and what ranks sent is added to them.
-TEST(SavedResiduals, TheFirstMomentsAreWhatRanksSend) {
+TEST(SavedResiduals, OneBitAdamsFirstMomentsAddWhatRanksSent) {
   constexpr double kBeta = 0.75;
   constexpr std::size_t kPlain = 2, kSteps = 5;
   const TestFolder before, after;
@@ -283,7 +283,7 @@ TEST(SavedResiduals, TheFirstMomentsAreWhatRanksSend) {
   EXPECT_GT(largest, 1e-3);
 }
 
-TEST(SavedResiduals, WhatIsNotThereIsTold) {
+TEST(SavedResiduals, MissingOrUnusedResidualsAreReported) {
   const TestFolder plain, compressed;
   on_hosts(2, 2, [&](const Mesh& mesh) {
     Session without(mesh, strategy_for(ShardingStrategy::kNoShard, descend));

@@ -1,5 +1,5 @@
 """Comments of C++ sources are sentences that fit the page: no line above 120 columns, no sentence that begins with "Of", and a header
-says what it is.
+says what it is. The name of a test has a subject: it does not begin with "And", "Of" or "But".
 
 Usage: check_comments.py ROOT
 """
@@ -12,6 +12,7 @@ import sys
 COLUMNS = 120
 SUFFIXES = {".h", ".cc", ".cu", ".cuh"}
 COMMENT = re.compile(r"//[/!<]* ?(.*)")
+TEST_NAME = re.compile(r"^(?:TYPED_)?TEST(?:_F|_P)?\(\s*(\w+),\s*((?:And|Of|But)(?:[A-Z0-9]\w*)?)\s*\)", re.M)
 BLOCK = re.compile(r"(?:^[ \t]*//[/!<]* ?.*\n)+", re.M)
 
 
@@ -45,13 +46,16 @@ def complaints(root):
                 yield f"{name}:{number}: {len(line)} columns. hint: break the comment within {COLUMNS}"
         for number in begins_with_of(text):
             yield f'{name}:{number}: a sentence begins with "Of". hint: give it a subject and a verb'
+        for test in TEST_NAME.finditer(text):
+            number = text[: test.start()].count("\n") + 1
+            yield f"{name}:{number}: the test {test[1]}.{test[2]} has no subject. hint: name its subject, condition and result"
         if name.endswith(".h") and "//" not in text:
             yield f"{name}: no comment. hint: say what it is and who calls it"
 
 
 def main(root):
     found = list(complaints(pathlib.Path(root)))
-    print("\n".join(found) or "comments are sentences within the columns")
+    print("\n".join(found) or "comments are sentences within the columns, and tests have names with a subject")
     return 1 if found else 0
 
 

@@ -1,4 +1,4 @@
-"""check_comments.py finds a long line, a sentence that begins with "Of", and a header without a comment."""
+"""check_comments.py finds a long line, a sentence that begins with "Of", a header without a comment, and a test without a subject."""
 
 import pathlib
 import subprocess
@@ -35,6 +35,17 @@ class CheckCommentsTest(unittest.TestCase):
     def test_a_header_without_a_comment_is_a_complaint(self):
         self.assertEqual(len(complaints_about("int x;\n")), 1)
         self.assertEqual(complaints_about("int x;\n", "some.cc"), [])
+
+    def test_a_test_without_a_subject_is_a_complaint(self):
+        for line in ("TEST(Sums, OfNothingAreZero) {", "TEST_F(Sums, AndProductsAreExact) {", "TEST_P(Sums, ButNotThis) {",
+                     "TYPED_TEST(Sums,\n           Of) {"):
+            found = complaints_about("int x;\n" + line + "\n}\n", "some_test.cc")
+            self.assertEqual(len(found), 1, line)
+            self.assertIn("some_test.cc:2: the test Sums.", found[0])
+
+    def test_a_test_with_a_subject_is_no_complaint(self):
+        for line in ("TEST(Sums, OffsetsAreAligned) {", "TEST(Of, SumsAreZero) {", "TEST_F(Sums, NothingOfThemIsLost) {", "TEST(Sums, Andy) {"):
+            self.assertEqual(complaints_about(line + "\n}\n", "some_test.cc"), [], line)
 
 
 if __name__ == "__main__":

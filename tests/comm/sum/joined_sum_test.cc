@@ -50,7 +50,7 @@ std::vector<float> counted_up(const std::vector<std::vector<float>>& leaves) {
   return {};
 }
 
-TEST(JoinedSum, OfACounterIsThePairwiseTreeForAnyNumberOfLeaves) {
+TEST(JoinedSum, CounterGivesThePairwiseTreeForAnyNumberOfLeaves) {
   constexpr std::size_t kNumel = 2500;
   for (int count = 1; count <= 40; ++count) {
     std::vector<std::vector<float>> leaves;
@@ -64,7 +64,7 @@ TEST(JoinedSum, OfACounterIsThePairwiseTreeForAnyNumberOfLeaves) {
 }
 
 // A rank's run of 2^k leaves is a subtree, so the tree over ranks goes on from its sum.
-TEST(JoinedSum, OfRunsOfAPowerOfTwoGoesOnInTheTreeOverRanks) {
+TEST(JoinedSum, RunsOfAPowerOfTwoGoOnInTheTreeOverRanks) {
   constexpr std::size_t kNumel = 300;
   for (const int ranks : {2, 3, 5, 6, 8}) {
     for (const int each : {1, 2, 4, 8}) {

@@ -79,8 +79,7 @@ void expect_built_for_device(const Strategy& strategy, bool is_gpu) {
   if (strategy.optimizer.in_backward && (adapts_layers(type) || updates_whole_tensors(type))) {
     refuse("/optimizer/in_backward: under " + name_of(type) +
            " a GPU updates all units together, after backward: its ranks meet once a step about layers and whole "
-           "tensors. [T0802] hint: leave in_backward out, or " +
-           kOnTheCpu);
+           "tensors. [T0802] hint: leave in_backward out, or train on the CPU (comm.transport \"host\" or \"gloo\")");
   }
 }
 

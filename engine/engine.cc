@@ -258,6 +258,8 @@ TrafficCounts Engine::traffic() const {
   return counts;
 }
 
+void Engine::time_data() { state_->training.times.data.look(); }
+
 void Engine::enter_forked_process() {
   auto& [job, training, saving] = *state_;
   training.gathering.watch.reset();

@@ -7,8 +7,10 @@
 #include <exception>
 #include <utility>
 
+#include "engine/device/data_seconds.h"
 #include "runtime/base/log.h"
 #include "tessera/error.h"
+#include "tessera/span.h"
 
 namespace tessera {
 
@@ -34,6 +36,7 @@ Upload::~Upload() {
 }
 
 const std::vector<at::Tensor>& Upload::tensors() {
+  const Span span("upload", {}, &data_seconds_of_this_thread().uploads);
   if (const auto copied = std::exchange(state_->copied, nullptr)) copied->join();
   return state_->tensors;
 }
@@ -62,6 +65,7 @@ Uploader::Source& Uploader::idle_source(std::size_t bytes) {
 }
 
 Upload Uploader::start(const std::vector<at::Tensor>& host) {
+  const Span span("upload", {}, &data_seconds_of_this_thread().uploads);
   auto state = std::make_unique<Upload::State>();
   if (!device_.is_queued) {
     state->tensors = host;

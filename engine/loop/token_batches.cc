@@ -5,8 +5,10 @@
 #include <span>
 #include <utility>
 
+#include "engine/device/data_seconds.h"
 #include "engine/loop/token_stream.h"
 #include "runtime/border/throw.h"
+#include "tessera/span.h"
 
 namespace tessera {
 
@@ -48,7 +50,10 @@ TokenBatches::TokenBatches(TokenBatches&&) noexcept = default;
 TokenBatches& TokenBatches::operator=(TokenBatches&&) noexcept = default;
 TokenBatches::~TokenBatches() = default;
 
-TokenBatch TokenBatches::next(at::Device device) { return stream_->next(device); }
+TokenBatch TokenBatches::next(at::Device device) {
+  const Span span("batch", {}, &data_seconds_of_this_thread().batches);
+  return stream_->next(device);
+}
 SamplerCursor TokenBatches::cursor() const { return stream_->sampler().cursor(); }
 void TokenBatches::resume(const SamplerCursor& cursor) { throw_if_error(stream_->resume(cursor)); }
 std::int64_t TokenBatches::num_tokens() const { return stream_->dataset().num_tokens(); }

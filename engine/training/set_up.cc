@@ -202,6 +202,8 @@ void Training::set_up(DurableFiles* durable, bool continues) {
   if (job.accelerator.forget_peak) job.accelerator.forget_peak();
   agree_on_seed();
   times.last_end = std::chrono::steady_clock::now();
+  times.brought = data_seconds_of_this_thread();
+  times.data.begin(times.last_end);
 }
 
 /// What takes gradients, and the step that they are for.

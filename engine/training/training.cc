@@ -32,6 +32,7 @@ MemoryUse Training::allocated(When when) const {
 
 void Training::begin_backward(double weight) {
   const Span span("checks");
+  times.data.end();  // at the latest: a forward on another thread does not end it
   window.rounds.announce(RoundLog::kBackward);
   times.mark(UseTimes::Event::kBackward);
   if (activations) hook_saved_tensors(activations);  // a program may train on another thread than it made the Engine on
@@ -69,6 +70,7 @@ void Training::end_backward(const at::Tensor& loss, const MicrobatchInfo& info) 
     window.weight.reset();
     window.rounds.end_microbatch();
     seed_microbatch();
+    if (!step_is_due()) times.data.begin(std::chrono::steady_clock::now());
   }
   times.mark(UseTimes::Event::kBackwardEnd);
 }
@@ -82,6 +84,7 @@ double Training::communication_seconds() const {
 
 StepResult Training::take_step() {
   times.mark(UseTimes::Event::kStep);
+  times.data.end();
   {
     const Span span("checks");
     expect_parameters();
@@ -112,11 +115,13 @@ StepResult Training::take_step() {
   result.seconds = std::chrono::duration<double>(now - times.last_end).count();
   result.communication_seconds = communication_seconds() - times.communication_before;
   times.communication_before += result.communication_seconds;
+  note_times(result);
   if (Trace::on()) Trace::record("step", {}, times.last_end, now);
   result.tokens_per_second = static_cast<double>(result.tokens) / result.seconds;
   times.last_end = now;
   times.last_seconds = result.seconds;
   times.mark(UseTimes::Event::kStepEnd);
+  times.data.begin(now);
   return result;
 }
 
@@ -127,6 +132,16 @@ void Training::forget_what_is_skipped(const StepResult& result) {
   StepResult known = result;
   if (job.accelerator.device.is_queued) known.wait();
   if (known.overflow || known.spike) reducer->restore_feedback();
+}
+
+/// What the step's time went to, beside collectives.
+void Training::note_times(StepResult& result) {
+  const DataSeconds brought = data_seconds_of_this_thread();
+  result.data_seconds = times.data.take();
+  // Another thread than before may drive the Engine, whose sums are others.
+  result.batch_seconds = std::max(0.0, brought.batches - times.brought.batches);
+  result.upload_seconds = std::max(0.0, brought.uploads - times.brought.uploads);
+  times.brought = brought;
 }
 
 void Training::bring_replicas_together(const char* what) {

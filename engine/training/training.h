@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/activations/saved_activations.h"
+#include "engine/device/data_seconds.h"
 #include "engine/job/job.h"
 #include "engine/memory/durable_files.h"
 #include "engine/memory/frozen_states.h"
@@ -23,6 +24,7 @@
 #include "engine/training/replica_sync.h"
 #include "engine/training/round_meeting.h"
 #include "optim/optimizer.h"
+#include "sharding/gather/data_wait.h"
 #include "sharding/gather/op_watch.h"
 #include "sharding/gather/publication.h"
 #include "sharding/gather/residency.h"
@@ -87,6 +89,8 @@ struct TrainingTimes {
   std::chrono::steady_clock::time_point last_end;
   double last_seconds = 0;
   UseTimes* uses = nullptr;  ///< a StepProfiler's, while one lives
+  DataWait data;
+  DataSeconds brought;  ///< this thread's, when the latest step ended
 };
 
 /// The second of an Engine's three parts: parameters, gradients and optimizer states, where they lie, and what is done
@@ -198,6 +202,7 @@ struct Training {
   TrainingTimes times;
 
  private:
+  void note_times(StepResult& result);
   void report_plan(bool continues) const;
   bool shares_memory() const;
   /// With the optimizer's numbers that the strategy has.

@@ -55,6 +55,13 @@ struct StepResult {
   /// time in which compute waited for collectives, by the device's clock (exposed communication); 0 until `wait`.
   double communication_seconds = 0.0;
   double tokens_per_second = 0.0;  ///< tokens of all ranks divided by `seconds`
+  /// Part of `seconds` in which this rank had no data: from the end of a step, or of a microbatch's backward before the
+  /// last, to the next operator that reads a parameter. On a GPU it is the host's time, in which the device may still
+  /// work. NaN where the strategy does not watch operators and Engine::time_data was not called.
+  double data_seconds = 0.0;
+  /// Parts of `seconds` that this thread was in TokenBatches::next, and in Engine::upload and Upload::tensors, wherever
+  /// the program called them. What other threads bring ahead is in neither.
+  double batch_seconds = 0.0, upload_seconds = 0.0;
   MemoryUse planned;               ///< planned bytes by category
   MemoryUse allocated;  ///< largest bytes by category since the last step; above the plan only where an Engine warned
 
@@ -338,6 +345,9 @@ class Engine {
   std::optional<std::int64_t> activation_bytes() const;
   /// What this rank has communicated and moved so far.
   TrafficCounts traffic() const;
+  /// Measures StepResult::data_seconds from the next step on, whatever the strategy. Where it gathers parameters, or
+  /// sends them behind the update, they are measured anyhow; else a step makes LibTorch allocate a few times for it.
+  void time_data();
   /// Number of steps that updated parameters; skipped ones do not count. It waits for the latest step on a GPU.
   std::int64_t steps_applied() const;
   /// The loss scale of the next backward; 1 unless parameters are fp16.

@@ -5,14 +5,17 @@
 #include <ATen/record_function.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 
 #include "runtime/base/mutex.h"
+#include "sharding/gather/data_wait.h"
 #include "sharding/gather/function_watch.h"
 #include "sharding/gather/pinned_units.h"
 #include "sharding/unit.h"
@@ -70,6 +73,7 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function
   if (units.empty()) return nullptr;
   const Seen seen = what_is(function);
   if (seen == Seen::kView) return nullptr;
+  DataWait::parameter_is_read();
   if (seen == Seen::kFunction) note_function(function, units);
   return pin(units);
 }
@@ -79,19 +83,49 @@ void on_operator_end(const at::RecordFunction&, at::ObserverContext*) {}  // the
 Mutex watchers_mutex;
 int watchers ABSL_GUARDED_BY(watchers_mutex) = 0;
 at::CallbackHandle handle ABSL_GUARDED_BY(watchers_mutex) = at::INVALID_CALLBACK_HANDLE;
+std::atomic<bool> is_watched = false;  // whether there are watchers, for readers without the lock
+
+thread_local at::CallbackHandle first_read = at::INVALID_CALLBACK_HANDLE;
+
+/// As on_start, without units to pin: nobody gathers them.
+std::unique_ptr<at::ObserverContext> on_first_read(const at::RecordFunction& function) {
+  Units units;
+  for (const c10::IValue& input : function.inputs()) find_units(input, units);
+  if (units.empty() || what_is(function) == Seen::kView) return nullptr;
+  DataWait::parameter_is_read();
+  forget_first_read();
+  return nullptr;
+}
 
 }  // namespace
+
+bool watch_for_first_read(bool looks) {
+  if (first_read != at::INVALID_CALLBACK_HANDLE || is_watched.load(std::memory_order_relaxed)) return true;
+  if (!looks) return false;
+  first_read = at::addThreadLocalCallback(at::RecordFunctionCallback(&on_first_read, &on_operator_end)
+                                              .needsInputs(true)
+                                              .scopes({at::RecordScope::FUNCTION}));
+  return true;
+}
+
+void forget_first_read() {
+  if (first_read == at::INVALID_CALLBACK_HANDLE) return;
+  at::removeCallback(std::exchange(first_read, at::INVALID_CALLBACK_HANDLE));
+}
 
 OpWatch::OpWatch() {
   const MutexLock lock(watchers_mutex);
   if (watchers++ > 0) return;
+  is_watched = true;
   handle = at::addGlobalCallback(
       at::RecordFunctionCallback(&on_start, &on_operator_end).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
 }
 
 OpWatch::~OpWatch() {
   const MutexLock lock(watchers_mutex);
-  if (--watchers == 0) at::removeCallback(handle);
+  if (--watchers > 0) return;
+  is_watched = false;
+  at::removeCallback(handle);
 }
 
 }  // namespace tessera

@@ -25,4 +25,11 @@ class OpWatch {
   OpWatch& operator=(const OpWatch&) = delete;
 };
 
+/// Makes sure that DataWait::parameter_is_read is called before the next operator on this thread that reads a
+/// parameter, and returns true. Where an OpWatch lives that is so anyhow. Else this thread's operators are looked at
+/// until then if `looks`, which costs some allocations of LibTorch's; if not, nothing is done and false comes back.
+bool watch_for_first_read(bool looks);
+/// Ends that look, if there is one.
+void forget_first_read();
+
 }  // namespace tessera

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+
+namespace tessera {
+
+/// Measures how long a program waits for data: from the end of a step, or of a microbatch, to the next operator that
+/// reads a parameter. A Training owns one, and begins a stretch where one of these ends.
+///
+/// A stretch ends with the first operator, on the thread that began it, that reads a parameter of any Engine: a thread
+/// that computes with parameters does not wait for data. OpWatch tells of it. Where no OpWatch lives, nothing is measured
+/// unless `look` was called: then the thread looks at its operators' inputs from the beginning of a stretch to its end,
+/// and not beyond. That makes LibTorch allocate a few times; else no stretch allocates, except for the first of a thread.
+class DataWait {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  DataWait();
+  /// May run on another thread than `begin` did.
+  ~DataWait();
+  DataWait(const DataWait&) = delete;
+  DataWait& operator=(const DataWait&) = delete;
+
+  /// Measures from now on where no OpWatch lives, too.
+  void look();
+  bool looks() const;
+  /// This thread is without data from `now` on. No-op during a stretch.
+  void begin(Clock::time_point now);
+  /// The stretch is over, if there is one.
+  void end();
+  /// Returns the seconds of all stretches that ended since the last call; NaN if none was measured.
+  double take();
+
+  /// OpWatch calls it: an operator on this thread is about to read a parameter.
+  static void parameter_is_read();
+
+ private:
+  struct Stretch;
+  std::shared_ptr<Stretch> stretch_;
+};
+
+}  // namespace tessera

@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <exception>
 #include <list>
 #include <utility>
@@ -158,6 +159,7 @@ void Engine::zero_grad() {
     if (training.window.microbatch > 0 && training.plan.kept_gradient_numel() > 0) training.reducer->restore_feedback();
     training.drop_microbatches();
     training.step->forget_losses();
+    if (training.times.flops) training.times.flops->clear();
   });
 }
 
@@ -259,6 +261,14 @@ TrafficCounts Engine::traffic() const {
 }
 
 void Engine::time_data() { state_->training.times.data.look(); }
+
+void Engine::set_peak_tflops(double tflops) {
+  expect(std::isfinite(tflops) && tflops > 0, "set_peak_tflops wants a number above 0, got ", tflops,
+         ". [T0817] hint: give the device's peak in 10^12 floating-point operations a second");
+  state_->training.times.peak_tflops = tflops;
+}
+
+double Engine::peak_tflops() const { return state_->training.times.peak_tflops; }
 
 void Engine::enter_forked_process() {
   auto& [job, training, saving] = *state_;

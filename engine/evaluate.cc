@@ -28,6 +28,7 @@ Engine::Evaluation Engine::evaluate_batches(const std::function<bool()>& has_nex
   training.expect_not_updated("evaluate");
   return training.job.or_abort("evaluate", [&] {
     const at::NoGradGuard no_grad;
+    const FlopCounter::Pause no_flop(training.times.flops ? &*training.times.flops : nullptr);
     if (training.gathering.publication)
       training.gathering.publication->finish();  // compiled code reads without operators
     Collectives& control = *training.job.axes.control;

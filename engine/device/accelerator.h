@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "engine/device/exposed_communication.h"
 #include "optim/device_kernels.h"
@@ -24,6 +25,7 @@ struct Accelerator {
   std::unique_ptr<ExposedCommunication> exposed;  ///< what device.waits points to
   std::function<AllocatedBytes()> allocated;
   std::function<void()> forget_peak;
+  std::string name;  ///< "NVIDIA H200"; empty on the CPU
 };
 
 /// An accelerator for a device whose operators are queued, with these kernels.

@@ -1,6 +1,7 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
 
 #include "engine/device/accelerator.h"
 #include "optim/cuda/cuda_kernels.h"
@@ -19,6 +20,8 @@ Accelerator cuda_accelerator(int gpu) {
     const c10::CachingAllocator::Stat bytes = allocator::getDeviceStats(index).allocated_bytes[kAll];
     return AllocatedBytes{bytes.current, bytes.peak};
   };
+  if (cudaDeviceProp properties; cudaGetDeviceProperties(&properties, gpu) == cudaSuccess)
+    accelerator.name = properties.name;
   accelerator.forget_peak = [index] { allocator::resetPeakStats(index); };
   return accelerator;
 }

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "engine/activations/offload_activations.h"
+#include "engine/device/known_peak.h"
 #include "engine/device/pinned_memory.h"
 #include "engine/device/sums_on_host.h"
 #include "engine/memory/expect_reproducible.h"
@@ -203,6 +204,8 @@ void Training::set_up(DurableFiles* durable, bool continues) {
   agree_on_seed();
   times.last_end = std::chrono::steady_clock::now();
   times.brought = data_seconds_of_this_thread();
+  times.peak_tflops = known_peak_tflops(job.accelerator.name, strategy.mixed_precision.param);
+  times.flops.emplace();
   times.data.begin(times.last_end);
 }
 

@@ -85,6 +85,8 @@ double Training::communication_seconds() const {
 StepResult Training::take_step() {
   times.mark(UseTimes::Event::kStep);
   times.data.end();
+  if (times.flops) times.flop = times.flops->counted();
+  times.flops.reset();
   {
     const Span span("checks");
     expect_parameters();
@@ -142,6 +144,8 @@ void Training::note_times(StepResult& result) {
   result.batch_seconds = std::max(0.0, brought.batches - times.brought.batches);
   result.upload_seconds = std::max(0.0, brought.uploads - times.brought.uploads);
   times.brought = brought;
+  result.flop = times.flop;
+  result.peak_tflops = times.peak_tflops;
 }
 
 void Training::bring_replicas_together(const char* what) {

@@ -21,6 +21,7 @@
 #include "engine/parameters/parameter_checks.h"
 #include "engine/step/agree/gradient_norm.h"
 #include "engine/step/step.h"
+#include "engine/training/flop_counter.h"
 #include "engine/training/replica_sync.h"
 #include "engine/training/round_meeting.h"
 #include "optim/optimizer.h"
@@ -90,7 +91,10 @@ struct TrainingTimes {
   double last_seconds = 0;
   UseTimes* uses = nullptr;  ///< a StepProfiler's, while one lives
   DataWait data;
-  DataSeconds brought;  ///< this thread's, when the latest step ended
+  DataSeconds brought;               ///< this thread's, when the latest step ended
+  std::optional<FlopCounter> flops;  ///< in the first step
+  std::int64_t flop = 0;             ///< what it counted
+  double peak_tflops = 0;            ///< StepResult::peak_tflops
 };
 
 /// The second of an Engine's three parts: parameters, gradients and optimizer states, where they lie, and what is done

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <functional>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -62,12 +63,23 @@ struct StepResult {
   /// Parts of `seconds` that this thread was in TokenBatches::next, and in Engine::upload and Upload::tensors, wherever
   /// the program called them. What other threads bring ahead is in neither.
   double batch_seconds = 0.0, upload_seconds = 0.0;
-  MemoryUse planned;               ///< planned bytes by category
+  /// Floating-point operations of this rank's operators in a step, forward, backward and what is computed again, as
+  /// torch.utils.flop_counter counts them, except that products inside an operator that has no formula there count too
+  /// (bilinear and recurrent layers, grouped products on the CPU). They are counted once, in the first step of an
+  /// Engine, or after set_trainable. What `evaluate` computes is not in them.
+  std::int64_t flop = 0;
+  double peak_tflops = 0.0;  ///< the device's peak (Engine::set_peak_tflops); 0: not known
+  MemoryUse planned;         ///< planned bytes by category
   MemoryUse allocated;  ///< largest bytes by category since the last step; above the plan only where an Engine warned
 
   /// s = T_comm / (T_comp + T_comm), the share of this rank's time that it communicates: communication_seconds /
   /// seconds. 0 where no time was measured. tessera/scaling.h makes a speed-up of it.
   double communication_share() const { return seconds > 0 ? communication_seconds / seconds : 0.0; }
+  /// TFLOP/s of this rank: flop / seconds / 10^12. 0 where no time was measured.
+  double tflops() const { return seconds > 0 ? static_cast<double>(flop) / seconds * 1e-12 : 0.0; }
+  /// The share of the device's peak that this rank reached ("model FLOP utilization", except that what is computed
+  /// again counts too); NaN where the peak is not known.
+  double mfu() const { return peak_tflops > 0 ? tflops() / peak_tflops : std::numeric_limits<double>::quiet_NaN(); }
   /// False while a GPU still has to tell some of the fields; see `wait`.
   bool is_known() const;
   /// Waits for the device and fills in the missing fields. It returns at once on the CPU, and when called again. Throws
@@ -348,6 +360,11 @@ class Engine {
   /// Measures StepResult::data_seconds from the next step on, whatever the strategy. Where it gathers parameters, or
   /// sends them behind the update, they are measured anyhow; else a step makes LibTorch allocate a few times for it.
   void time_data();
+  /// Sets the peak of this rank's device in TFLOP/s, for StepResult::mfu from the next step on. GPUs of data centers
+  /// are known already, for products in the parameters' dtype. Throws Error (64) for what is no number above 0.
+  void set_peak_tflops(double tflops);
+  /// The peak as it was set or is known; 0: it is not known.
+  double peak_tflops() const;
   /// Number of steps that updated parameters; skipped ones do not count. It waits for the latest step on a GPU.
   std::int64_t steps_applied() const;
   /// The loss scale of the next backward; 1 unless parameters are fp16.

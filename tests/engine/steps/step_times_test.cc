@@ -1,5 +1,6 @@
 // A step tells where its time went: seconds without data, FLOP, and latencies by unit.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -76,6 +77,64 @@ TEST(StepTimes, AnotherThreadsForwardEndsTheWaitWithBackwardAtTheLatest) {
     EXPECT_LE(result.data_seconds, result.seconds);
   };
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) { body(mesh, strategy_for(ShardingStrategy::kNoShard)); });
+}
+
+// Blocks of Tiny are two products: width x hidden and hidden x width. The head is one. Forward makes each once, backward
+// twice, except that the embedding gets no gradient of its input.
+TEST(StepTimes, FlopAreThoseOfTheProductsOfForwardAndBackward) {
+  const TinyOptions sizes;
+  on_each_placement(2, [&](const Mesh& mesh, const Strategy& strategy) {
+    Session session(mesh, strategy);
+    const std::int64_t tokens = rows_of(session.batches[0].tokens, mesh).numel();
+    const std::int64_t forward =
+        2 * tokens * (sizes.blocks * 2 * sizes.width * sizes.hidden + sizes.width * sizes.vocab);
+    for (std::size_t i = 0; i < 3; ++i) {
+      const StepResult result = session.train(i);
+      EXPECT_EQ(result.flop, 3 * forward * static_cast<std::int64_t>(session.microbatches)) << "step " << i;
+      EXPECT_DOUBLE_EQ(result.tflops(), static_cast<double>(result.flop) / result.seconds * 1e-12);
+    }
+  });
+}
+
+// The first product of a block is made again. The second is left before it is made, since nothing needs its result.
+TEST(StepTimes, FlopOfWhatIsComputedAgainCount) {
+  const TinyOptions sizes{.recompute = true};
+  const auto body = [&](const Mesh& mesh) {
+    Session session(mesh, strategy_for(ShardingStrategy::kFullShard), sizes);
+    const std::int64_t tokens = rows_of(session.batches[0].tokens, mesh).numel();
+    const std::int64_t blocks = 2 * tokens * sizes.blocks * 2 * sizes.width * sizes.hidden;
+    const std::int64_t head = 2 * tokens * sizes.width * sizes.vocab;
+    EXPECT_EQ(session.train(0).flop,
+              (3 * blocks + blocks / 2 + 3 * head) * static_cast<std::int64_t>(session.microbatches));
+  };
+  run_ranks({.ranks = 2}, body);
+}
+
+TEST(StepTimes, WhatEvaluateComputesIsNotAStepsFlop) {
+  const auto body = [](const Mesh& mesh) {
+    const Strategy strategy = strategy_for(ShardingStrategy::kFullShard);
+    Session evaluated(mesh, strategy);
+    const std::vector<int> batches = {0, 1};
+    evaluated.engine.evaluate(batches, [&](int i) { return evaluated.loss(static_cast<std::size_t>(i)); });
+    const std::int64_t flop = evaluated.train(0).flop;
+    EXPECT_GT(flop, 0);
+    EXPECT_EQ(flop, Session(mesh, strategy).train(0).flop);
+  };
+  run_ranks({.ranks = 2}, body);
+}
+
+TEST(StepTimes, MfuIsTheShareOfThePeak) {
+  const auto body = [](const Mesh& mesh) {
+    Session session(mesh, strategy_for(ShardingStrategy::kNoShard));
+    EXPECT_TRUE(std::isnan(session.train(0).mfu()));  // nobody knows the peak of a CPU
+    session.engine.set_peak_tflops(0.5);
+    const StepResult result = session.train(1);
+    EXPECT_EQ(result.peak_tflops, 0.5);
+    EXPECT_DOUBLE_EQ(result.mfu(), result.tflops() / 0.5);
+    EXPECT_THAT(usage_error_of([&] { session.engine.set_peak_tflops(0); }),
+                ::testing::HasSubstr("wants a number above 0"));
+  };
+  run_ranks({.ranks = 1}, body);
 }
 
 }  // namespace step_times_test

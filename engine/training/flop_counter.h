@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+namespace tessera {
+
+/// Counts the floating-point operations of operators while it lives (flop_formulas.h): forward, backward and what is
+/// computed again. A Training makes one for its first step and drops it when backward is over, so later steps pay
+/// nothing.
+///
+/// It is an at::RecordFunction callback. It counts what the thread that made it runs, and what threads run that never
+/// made one: autograd's for a GPU, or a forward's of its own. So ranks that are threads of one process do not count each
+/// other's. An operator inside a counted one is part of it. Tessera's own operators (Unrecorded) are not seen.
+class FlopCounter {
+ public:
+  FlopCounter();
+  ~FlopCounter();
+  FlopCounter(const FlopCounter&) = delete;
+  FlopCounter& operator=(const FlopCounter&) = delete;
+
+  std::int64_t counted() const;
+  /// Forgets what was counted.
+  void clear();
+
+  /// While one lives, `counter` counts nothing: an evaluation is no part of a step. Null: no-op.
+  class Pause {
+   public:
+    explicit Pause(FlopCounter* counter);
+    ~Pause();
+    Pause(const Pause&) = delete;
+    Pause& operator=(const Pause&) = delete;
+
+   private:
+    FlopCounter* const counter_;
+    const std::int64_t before_;
+  };
+
+ private:
+  struct Count;
+  std::unique_ptr<Count> count_;
+};
+
+}  // namespace tessera

@@ -270,6 +270,31 @@ void Engine::set_peak_tflops(double tflops) {
 
 double Engine::peak_tflops() const { return state_->training.times.peak_tflops; }
 
+void Engine::time_calls() {
+  const Training& training = state_->training;
+  expect(!training.job.accelerator.device.is_queued,
+         "time_calls on a GPU, where calls end later than the host hears of it. [T0818] hint: leave it out; "
+         "communication_seconds is by the device's clock");
+  state_->training.time_calls();
+}
+
+std::vector<CallLatency> Engine::latencies() const {
+  const Training& training = state_->training;
+  std::vector<CallLatency> found;
+  if (!training.latencies) return found;
+  const auto add = [&](const char* call, const std::vector<LatencyHistogram>& of_units) {
+    for (std::size_t i = 0; i < of_units.size(); ++i) {
+      const LatencyHistogram& times = of_units[i];
+      if (times.count() == 0) continue;
+      found.push_back({call, training.units[i]->name, times.count(), times.percentile(50), times.percentile(95),
+                       times.percentile(99), times.max()});
+    }
+  };
+  add("gather", training.latencies->gathers);
+  add("reduce", training.latencies->reductions);
+  return found;
+}
+
 void Engine::enter_forked_process() {
   auto& [job, training, saving] = *state_;
   training.gathering.watch.reset();

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "engine/parameters/replicas.h"
 #include "engine/step/agree/gather_order.h"
@@ -146,6 +147,14 @@ void Training::note_times(StepResult& result) {
   times.brought = brought;
   result.flop = times.flop;
   result.peak_tflops = times.peak_tflops;
+}
+
+void Training::time_calls(std::unique_ptr<CallLatencies> known) {
+  if (latencies) return;
+  latencies = known ? std::move(known) : std::make_unique<CallLatencies>(units.size());
+  reducer->time_reductions(latencies->reductions);
+  if (gathering.residency) gathering.residency->time_gathers(latencies->gathers);
+  if (gathering.publication) gathering.publication->time_gathers(latencies->gathers);
 }
 
 void Training::bring_replicas_together(const char* what) {

@@ -25,6 +25,7 @@
 #include "engine/training/replica_sync.h"
 #include "engine/training/round_meeting.h"
 #include "optim/optimizer.h"
+#include "runtime/base/metrics/latency_histogram.h"
 #include "sharding/gather/data_wait.h"
 #include "sharding/gather/op_watch.h"
 #include "sharding/gather/publication.h"
@@ -77,6 +78,12 @@ struct Window {
   std::optional<RoundMeeting> meeting;  ///< for the next microbatch, on a rank without a batch
   bool has_looked_at_loss = false;      ///< Training::warn_of_division
   std::uint32_t seed = 0;               ///< under "reproducible": of the run's random numbers (Training::take_seed)
+};
+
+/// How long each unit's gathers and reductions were under way [unit].
+struct CallLatencies {
+  explicit CallLatencies(std::size_t units) : gathers(units), reductions(units) {}
+  std::vector<LatencyHistogram> gathers, reductions;
 };
 
 /// The steps made, and when.
@@ -178,6 +185,8 @@ struct Training {
   /// these tell it (RoundMeeting). Collective.
   bool any_rank_has_batch(bool own);
   StepResult take_step();
+  /// Engine::time_calls. `known`: what another Training of the same units measured, to go on with; null: begin anew.
+  void time_calls(std::unique_ptr<CallLatencies> known = nullptr);
   void drop_microbatches();
   /// Where replicas may differ ("sync"), the outer step comes now. `what`: the call that needs it. Collective over the
   /// mesh.
@@ -193,7 +202,8 @@ struct Training {
   Footprint footprint;
   std::vector<std::unique_ptr<Unit>> units;
   ValuesInUse values;
-  std::optional<GradientNorm> norm;  ///< on the CPU; a GPU's norm is a pass of its own
+  std::optional<GradientNorm> norm;          ///< on the CPU; a GPU's norm is a pass of its own
+  std::unique_ptr<CallLatencies> latencies;  ///< null: calls are not timed. Reducer and gathering write it
   std::optional<Reducer> reducer;
   std::optional<ParameterChecks> checks;
   std::optional<GradientHooks> hooks;

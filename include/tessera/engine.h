@@ -131,6 +131,16 @@ struct TrafficCounts {
   HostStepBytes gradients;          ///< bytes copied of gradients' sums that lie below a GPU's memory
 };
 
+/// How long one unit's calls of one kind were under way on this rank: from a call's beginning to the moment at which
+/// the rank found it ended, whatever it did meanwhile. Times are in seconds; percentiles are at most 1/16 above a time
+/// that was measured.
+struct CallLatency {
+  std::string call;  ///< "gather": an all-gather of parameters; "reduce": the sum of gradients over ranks
+  std::string unit;  ///< Engine::unit_names
+  std::int64_t count = 0;
+  double p50 = 0, p95 = 0, p99 = 0, max = 0;
+};
+
 /// Trains a module under a strategy.
 ///
 ///   tessera::Engine engine(model, strategy, mesh);
@@ -365,6 +375,12 @@ class Engine {
   void set_peak_tflops(double tflops);
   /// The peak as it was set or is known; 0: it is not known.
   double peak_tflops() const;
+  /// Begins to keep histograms of how long each unit's gathers and reductions take, until the Engine ends. They have a
+  /// fixed size, 5 KiB a unit beside the plan, and a call costs two looks at the clock. Throws Error (64) on a GPU.
+  void time_calls();
+  /// What they have so far, gathers first, in the order of units; without calls that have not occurred. Empty without
+  /// time_calls.
+  std::vector<CallLatency> latencies() const;
   /// Number of steps that updated parameters; skipped ones do not count. It waits for the latest step on a GPU.
   std::int64_t steps_applied() const;
   /// The loss scale of the next backward; 1 unless parameters are fp16.

@@ -32,9 +32,11 @@ void Publication::start(FlatGroup& group) {
   const Span span("publish", group.unit->name, &seconds_);
   std::byte* const memory = group.full;
   const std::int64_t bytes = group.layout.numel() / group_.size() * group.element_bytes();
+  const auto begun = latencies_.empty() ? std::chrono::steady_clock::time_point() : std::chrono::steady_clock::now();
   coming_.push_back({&group, memory,
                      group_.all_gather(group.unit->name, memory + group_.rank() * bytes, memory, bytes,
-                                       {.dtype = group.dtype, .form = form_})});
+                                       {.dtype = group.dtype, .form = form_}),
+                     begun});
   group.attach(nullptr);
 }
 
@@ -49,6 +51,8 @@ void Publication::finish(const Unit& unit) {
        at = std::ranges::find_if(coming_, is_of_unit)) {
     const Span span("wait", unit.name, &seconds_);
     throw_if_error(at->work.wait());
+    if (!latencies_.empty() && at->begun != std::chrono::steady_clock::time_point())
+      latencies_[static_cast<std::size_t>(unit.index)].add(std::chrono::steady_clock::now() - at->begun);
     at->group->attach(at->memory);
     coming_.erase(at);
   }

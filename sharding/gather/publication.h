@@ -1,8 +1,11 @@
 #pragma once
 
+#include <chrono>
 #include <deque>
+#include <span>
 #include <vector>
 
+#include "runtime/base/metrics/latency_histogram.h"
 #include "runtime/comm/collectives.h"
 #include "sharding/gather/unit_keeper.h"
 #include "sharding/unit.h"
@@ -37,6 +40,10 @@ class Publication final : public UnitKeeper {
   void hold(Unit& unit) override { use(unit); }
   void drop(Unit& unit) override { finish(unit); }
 
+  /// Counts, from now on, how long each group's values are on their way: from `start` to the moment at which they are
+  /// waited for and there. `latencies` [unit] must outlive this.
+  void time_gathers(std::span<LatencyHistogram> latencies) { latencies_ = latencies; }
+
   /// Seconds spent so far on starting and waiting.
   double seconds() const { return seconds_; }
 
@@ -45,6 +52,7 @@ class Publication final : public UnitKeeper {
     FlatGroup* group;
     std::byte* memory;
     Work work;
+    std::chrono::steady_clock::time_point begun;  ///< epoch: not timed
   };
   void finish(const Unit& unit);
 
@@ -54,6 +62,7 @@ class Publication final : public UnitKeeper {
   std::deque<Coming> coming_;  ///< ordered by their starts
   bool is_forked_ = false;
   double seconds_ = 0;
+  std::span<LatencyHistogram> latencies_;  ///< empty: not timed
 };
 
 }  // namespace tessera

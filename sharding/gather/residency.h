@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -8,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/base/metrics/latency_histogram.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/collectives.h"
 #include "sharding/arena.h"
@@ -74,6 +76,13 @@ class Residency final : public UnitKeeper {
   /// Tells `rounds`, from now on, of every use that the schedule counts. `rounds` must outlive this.
   void tell(RoundLog& rounds) { rounds_ = &rounds; }
 
+  /// Counts, from now on, how long each gather is under way: from its beginning to the moment at which it is waited for
+  /// and there. `latencies` [unit] must outlive this.
+  void time_gathers(std::span<LatencyHistogram> latencies) {
+    latencies_ = latencies;
+    begun_.assign(latencies.size(), {});
+  }
+
   /// Ends a round, which is forward and backward of one microbatch.
   void end_round() {
     schedule_.end_round();
@@ -136,6 +145,8 @@ class Residency final : public UnitKeeper {
   std::vector<char> is_coming_;             ///< [unit index]: this rank's part is on its way from the source
   Schedule schedule_;
   RoundLog* rounds_ = nullptr;
+  std::span<LatencyHistogram> latencies_;                     ///< empty: gathers are not timed
+  std::vector<std::chrono::steady_clock::time_point> begun_;  ///< [unit index]: when the gather under way began
   const int exceptions_at_start_ = std::uncaught_exceptions();
   Unit* last_ = nullptr;
   bool warned_ = false;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <chrono>
 #include <cstring>
 #include <utility>
 
@@ -100,6 +101,7 @@ struct Reducer::GroupReduction {
 
 struct Reducer::UnitReduction {
   Entry* entry = nullptr;
+  std::chrono::steady_clock::time_point begun;  ///< epoch: not timed
   Bucket bucket;
   float* scratch = nullptr;  ///< planned
   std::int64_t scratch_taken = 0;
@@ -431,6 +433,7 @@ void Reducer::start(Entry& entry) {
   if (memory_.store) open_sum(entry);
   UnitReduction& reduction = this->reduction(started_++);
   reduction.entry = &entry;
+  if (!latencies_.empty()) reduction.begun = std::chrono::steady_clock::now();
   for (auto& group : entry.unit->groups) {
     if (!group->trainable) continue;
     if (!is_filled) entry.gradients.fill_missing(*group, bucket_of(entry, *group), gaps_are_zero);
@@ -698,6 +701,7 @@ void Reducer::advance(GroupReduction& reduction) {
 
 void Reducer::complete(UnitReduction& reduction) {
   for (GroupReduction& group : reduction.groups) complete(group);
+  note_latency(reduction);
   tell(*reduction.entry);
   if (updates_in_backward()) hand_over(reduction);
   if (memory_.store) memory_.store->close(*reduction.entry->unit, /*changed=*/true);
@@ -706,6 +710,12 @@ void Reducer::complete(UnitReduction& reduction) {
   for (const Arena& arena : reduction.overflow_scratch) counts_.overflow_bytes -= arena.bytes();
   reduction.overflow_scratch.clear();
   reduction.scratch_taken = 0;
+}
+
+void Reducer::note_latency(UnitReduction& reduction) {
+  const auto begun = std::exchange(reduction.begun, {});
+  if (latencies_.empty() || begun == std::chrono::steady_clock::time_point() || is_alone_in_place()) return;
+  latencies_[static_cast<std::size_t>(reduction.entry->unit->index)].add(std::chrono::steady_clock::now() - begun);
 }
 
 void Reducer::complete(GroupReduction& reduction) {

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/base/metrics/latency_histogram.h"
 #include "runtime/comm/mesh_groups.h"
 #include "sharding/arena.h"
 #include "sharding/compress/gradient_method.h"
@@ -104,6 +105,10 @@ class Reducer {
 
   /// Tells `rounds`, from now on, of every reduction that begins. `rounds` must outlive this.
   void tell(RoundLog& rounds) { rounds_ = &rounds; }
+
+  /// Counts, from now on, how long each unit's reduction is under way: from its beginning to its end, the lags of the
+  /// plan included. Nothing is reduced where there is one rank. `latencies` [unit] must outlive this.
+  void time_reductions(std::span<LatencyHistogram> latencies) { latencies_ = latencies; }
 
   /// A rank without a batch calls it where the others begin the reduction of a unit, in the agreed order: it takes part
   /// with zeros.
@@ -240,6 +245,7 @@ class Reducer {
   bool replicas_follow() const;
   void complete(UnitReduction& reduction);
   void complete(GroupReduction& reduction);
+  void note_latency(UnitReduction& reduction);
   void end_reductions();
   Work sum_over_replicas(GroupReduction& reduction);
   float* scratch(UnitReduction& reduction, std::int64_t numel);
@@ -263,7 +269,8 @@ class Reducer {
   std::vector<int> completed_;  ///< units completed this round, in this rank's order
   std::vector<char> was_late_;  ///< [unit]: it had a late gradient in the last round with a batch
   RoundLog* rounds_ = nullptr;
-  std::size_t next_ = 0;  ///< index into order_
+  std::span<LatencyHistogram> latencies_;  ///< empty: reductions are not timed
+  std::size_t next_ = 0;                   ///< index into order_
   bool order_agreed_ = false;
   std::vector<char> expected_;  ///< what `expect` was told last
   bool expects_all_ = true;     ///< a gradient of every trainable parameter is expected

@@ -82,6 +82,20 @@ TEST(Allocations, SteadyStepAllocatesNothing) {
   on_placements(kInMemory, 2, body, update_whole_tensors);
 }
 
+// A whole step, from the end of the one before: the wait for data begins and ends in it, and calls are timed.
+TEST(Allocations, TimingCallsTakesNothingFromTheHeap) {
+  const auto body = [](const Mesh& mesh, const Strategy& strategy) {
+    const auto of_a_step = [&](bool timed) {
+      Session session(mesh, strategy);
+      if (timed) session.engine.time_calls();
+      for (std::size_t i = 0; i < kWarmUp; ++i) session.train(i);
+      return allocations_in([&] { session.train(0); });
+    };
+    EXPECT_EQ(of_a_step(true), of_a_step(false));
+  };
+  on_each_placement(2, body);
+}
+
 // Gathers, releases, prefetches and reductions are counted with them.
 TEST(Allocations, ForwardAndBackwardAllocateNoMoreThanThePlainModule) {
   // The scaled seed of backward and reading the loss allocate once each, whatever the size of the model. Autograd also

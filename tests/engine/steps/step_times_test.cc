@@ -5,6 +5,8 @@
 
 #include <chrono>
 #include <cmath>
+#include <map>
+#include <string>
 #include <thread>
 #include <tuple>
 
@@ -135,6 +137,33 @@ TEST(StepTimes, MfuIsTheShareOfThePeak) {
                 ::testing::HasSubstr("wants a number above 0"));
   };
   run_ranks({.ranks = 1}, body);
+}
+
+// Gathers and reductions of the steps after time_calls, as traffic counts them.
+TEST(StepTimes, EachGatherAndReductionOfAUnitIsTimed) {
+  on_placements(kInMemory, 2, [](const Mesh& mesh, const Strategy& strategy) {
+    Session session(mesh, strategy);
+    session.train(0);
+    EXPECT_TRUE(session.engine.latencies().empty());
+    const TrafficCounts before = session.engine.traffic();
+    session.engine.time_calls();
+    for (std::size_t i = 0; i < 3; ++i) session.train(i);
+    const TrafficCounts after = session.engine.traffic();
+    std::map<std::string, std::int64_t> counts;
+    for (const CallLatency& each : session.engine.latencies()) {
+      counts[each.call] += each.count;
+      EXPECT_THAT(session.engine.unit_names(), ::testing::Contains(each.unit));
+      EXPECT_GT(each.p50, 0) << each.call << " " << each.unit;
+      EXPECT_LE(each.p50, each.p95);
+      EXPECT_LE(each.p95, each.p99);
+      EXPECT_LE(each.p99, each.max);
+    }
+    EXPECT_EQ(counts["reduce"], after.reductions - before.reductions);
+    // A gather that began ahead of time_calls is not counted, nor is one that is under way now.
+    EXPECT_LE(counts["gather"], after.gathers > 0 ? after.gathers - before.gathers : counts["gather"]);
+    EXPECT_GE(counts["gather"] + static_cast<std::int64_t>(session.engine.unit_names().size()),
+              after.gathers - before.gathers);
+  });
 }
 
 }  // namespace step_times_test

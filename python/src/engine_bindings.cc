@@ -1,6 +1,7 @@
 #include <torch/csrc/utils/pybind.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <string>
@@ -60,6 +61,14 @@ py::dict dict_of(const MemoryUse& use) {
 }
 
 /// Returns the fields by name, for logs.
+py::object data_seconds_of(const StepResult& result) {
+  return std::isnan(result.data_seconds) ? py::object(py::none()) : py::object(py::float_(result.data_seconds));
+}
+
+py::object mfu_of(const StepResult& result) {
+  return result.peak_tflops > 0 ? py::object(py::float_(result.mfu())) : py::object(py::none());
+}
+
 py::dict dict_of(const StepResult& result) {
   py::dict fields;
   fields["step"] = result.step;
@@ -74,6 +83,12 @@ py::dict dict_of(const StepResult& result) {
   fields["communication_seconds"] = result.communication_seconds;
   fields["communication_share"] = result.communication_share();
   fields["tokens_per_second"] = result.tokens_per_second;
+  fields["data_seconds"] = data_seconds_of(result);
+  fields["batch_seconds"] = result.batch_seconds;
+  fields["upload_seconds"] = result.upload_seconds;
+  fields["flop"] = result.flop;
+  fields["tflops"] = result.tflops();
+  fields["mfu"] = mfu_of(result);
   fields["planned"] = dict_of(result.planned);
   fields["allocated"] = dict_of(result.allocated);
   return fields;
@@ -101,6 +116,12 @@ void bind_results(py::module_& module) {
       .def_readonly("communication_seconds", &StepResult::communication_seconds)
       .def_property_readonly("communication_share", &StepResult::communication_share)
       .def_readonly("tokens_per_second", &StepResult::tokens_per_second)
+      .def_property_readonly("data_seconds", &data_seconds_of)
+      .def_readonly("batch_seconds", &StepResult::batch_seconds)
+      .def_readonly("upload_seconds", &StepResult::upload_seconds)
+      .def_readonly("flop", &StepResult::flop)
+      .def_property_readonly("tflops", &StepResult::tflops)
+      .def_property_readonly("mfu", &mfu_of)
       .def_property_readonly("planned", [](const StepResult& result) { return dict_of(result.planned); })
       .def_property_readonly("allocated", [](const StepResult& result) { return dict_of(result.allocated); })
       .def("asdict", [](const StepResult& result) { return dict_of(result); })
@@ -258,6 +279,22 @@ Gathered::Mode mode_of(const std::string& name) {
   return name == "ema" ? Gathered::kEma : Gathered::kRead;
 }
 
+py::list list_of(const std::vector<CallLatency>& latencies) {
+  py::list all;
+  for (const CallLatency& each : latencies) {
+    py::dict fields;
+    fields["call"] = each.call;
+    fields["unit"] = each.unit;
+    fields["count"] = each.count;
+    fields["p50"] = each.p50;
+    fields["p95"] = each.p95;
+    fields["p99"] = each.p99;
+    fields["max"] = each.max;
+    all.append(fields);
+  }
+  return all;
+}
+
 py::dict dict_of(const TrafficCounts& counts) {
   py::dict result;
   result["gathers"] = counts.gathers;
@@ -383,6 +420,10 @@ void bind_engine(py::module_& module) {
       .def("steps_applied", &Engine::steps_applied, Released())
       .def("loss_scale", &Engine::loss_scale, Released())
       .def("unit_names", &Engine::unit_names)
+      .def("time_data", &Engine::time_data)
+      .def("set_peak_tflops", &Engine::set_peak_tflops)
+      .def("time_calls", &Engine::time_calls)
+      .def("latencies", [](const Engine& engine) { return list_of(engine.latencies()); })
       .def("enter_forked_process", &Engine::enter_forked_process)
       .def("gathered",
            [](const EnginePointer& engine, const std::string& mode) {

@@ -425,6 +425,37 @@ class Engine:
         """The loss scale of the next backward; 1.0 unless parameters are fp16."""
         return self._live().loss_scale()
 
+    def time_data(self) -> None:
+        """Measures StepResult.data_seconds from the next step on, whatever the strategy.
+
+        Where it gathers parameters they are measured anyhow; else a step makes LibTorch allocate a few times for it.
+        """
+        self._live().time_data()
+
+    def set_peak_tflops(self, tflops: float) -> None:
+        """Sets the peak of this rank's device in TFLOP/s, for StepResult.mfu from the next step on.
+
+        GPUs of data centers are known already, for products in the parameters' dtype. Raises Error (64) for what is no
+        number above 0.
+        """
+        self._live().set_peak_tflops(tflops)
+
+    def time_calls(self) -> None:
+        """Begins to keep histograms of how long each unit's gathers and reductions take, until the Engine ends.
+
+        They have a fixed size, 5 KiB a unit beside the plan. Raises Error (64) on a GPU.
+        """
+        self._live().time_calls()
+
+    @property
+    def latencies(self) -> list[dict[str, Any]]:
+        """What `time_calls` has measured so far: a dict for each unit's gathers, then for each unit's reductions.
+
+        `call` is "gather" or "reduce", `unit` a name of `unit_names`, `count` the number of calls. `p50`, `p95`, `p99`
+        and `max` are seconds from a call's beginning to the moment at which this rank found it ended.
+        """
+        return self._live().latencies()
+
     @property
     def unit_names(self) -> list[str]:
         """Paths of the units; the root, "(root)", comes first."""

@@ -87,6 +87,38 @@ class StepResult:
         """Tokens of all ranks divided by `seconds`."""
 
     @property
+    def data_seconds(self) -> float | None:
+        """Part of `seconds` without data: from the end of a step, or of a microbatch's backward before the last, to the
+        next operator that reads a parameter.
+
+        On a GPU it is the host's time, in which the device may still work. None where the strategy does not watch
+        operators and Engine.time_data was not called.
+        """
+
+    @property
+    def batch_seconds(self) -> float:
+        """Part of `seconds` that this thread was in TokenBatches of C++, wherever the program called it."""
+
+    @property
+    def upload_seconds(self) -> float:
+        """Part of `seconds` that this thread was in uploads to a GPU, wherever the program called them."""
+
+    @property
+    def flop(self) -> int:
+        """Floating-point operations of this rank's operators in a step, as torch.utils.flop_counter counts them.
+
+        They are counted once, in the first step of an Engine, or after set_trainable. What is computed again counts.
+        """
+
+    @property
+    def tflops(self) -> float:
+        """TFLOP/s of this rank: flop / seconds / 10^12."""
+
+    @property
+    def mfu(self) -> float | None:
+        """tflops / the device's peak (Engine.set_peak_tflops); None where that is not known."""
+
+    @property
     def planned(self) -> dict[str, int]:
         """Planned bytes of this rank by category."""
 
@@ -213,6 +245,10 @@ class Engine:
     def steps_applied(self) -> int: ...
     def loss_scale(self) -> float: ...
     def unit_names(self) -> list[str]: ...
+    def time_data(self) -> None: ...
+    def set_peak_tflops(self, tflops: float) -> None: ...
+    def time_calls(self) -> None: ...
+    def latencies(self) -> list[dict[str, Any]]: ...
     def enter_forked_process(self) -> None: ...
     def gathered(self, mode: str, parameters: Sequence[torch.Tensor] = ...) -> Gathered: ...
     def ema_weights(self) -> EmaWeights: ...

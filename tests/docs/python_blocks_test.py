@@ -57,7 +57,7 @@ def values():
         "model": {"model": model, "Model": Model, "strategy": strategy, "value": 1.0, "tensor": torch.ones(2), "text": "yes"},
         "weights": {"weights": model.state_dict(), "loader": loader, "loss_of": lambda batch: model(batch).mean()},
         "loss": {},
-        "result": {"result": types.SimpleNamespace(communication_share=0.25)},
+        "result": {"result": types.SimpleNamespace(communication_share=0.25, data_seconds=0.01, tflops=0.1, mfu=0.5)},
         "loader": {"loader": loader},
         "loss_of": {"loss_of": lambda batch: model(batch).square().mean()},
         "data": {"data": data, "BatchSampler": BatchSampler, "DataLoader": DataLoader, "DistributedSampler": DistributedSampler},

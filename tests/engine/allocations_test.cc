@@ -83,7 +83,7 @@ TEST(Allocations, SteadyStepAllocatesNothing) {
 }
 
 // A whole step, from the end of the one before: the wait for data begins and ends in it, and calls are timed.
-TEST(Allocations, TimingCallsTakesNothingFromTheHeap) {
+TEST(Allocations, TimedCallsAllocateNothing) {
   const auto body = [](const Mesh& mesh, const Strategy& strategy) {
     const auto of_a_step = [&](bool timed) {
       Session session(mesh, strategy);

@@ -26,6 +26,26 @@ TEST(ShareText, GivesTheShareAndTheScaledSpeedup) {
   EXPECT_EQ(share_text(0, 1), "comm 0.0 %, scaled speed-up 1.00 of 1");
 }
 
+TEST(DataText, TellsTheSharesOfTheStep) {
+  StepResult result;
+  EXPECT_EQ(data_text(result), "data 0.0 % (batches 0.0 %, uploads 0.0 %)");
+  result.seconds = 2;
+  result.data_seconds = 0.5;
+  result.batch_seconds = 0.25;
+  result.upload_seconds = 0.002;
+  EXPECT_EQ(data_text(result), "data 25.0 % (batches 12.5 %, uploads 0.1 %)");
+}
+
+TEST(FlopsText, TellsMfuWhereThePeakIsKnown) {
+  StepResult result;
+  result.seconds = 0.5;
+  result.flop = 206'000'000'000;
+  EXPECT_EQ(flops_text(result), "0.412 TFLOP/s");
+  result.flop *= 1000;
+  result.peak_tflops = 989.4;
+  EXPECT_EQ(flops_text(result), "412.0 TFLOP/s, MFU 41.6 %");
+}
+
 TEST(CommunicationShare, EqualsCommunicationSecondsOverAllSeconds) {
   StepResult result;
   EXPECT_EQ(result.communication_share(), 0);  // nothing was measured

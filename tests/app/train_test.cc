@@ -6,6 +6,7 @@
 #include <chrono>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <sstream>
 
 #include "tests/support/workplace.h"
@@ -427,6 +428,61 @@ TEST_F(Train, MetricsAndStatusLineTellTheCommunicationShare) {
   }
   const Ended shown = run(launch(2) + command + Words{"--overwrite", "--show", "share"});
   EXPECT_THAT(shown.out, ::testing::ContainsRegex("step 4/4 .* comm [0-9.]+ %, scaled speed-up 1[.][0-9][0-9] of 2 "));
+}
+
+TEST_F(Train, MetricsAndAStatusLineTellOfTheWaitForDataAndOfFlop) {
+  const Words command = train(strategy("FULL_SHARD"), "flops", {"--steps", "4", "--log-every", "4"});
+  const Ended quiet = run(launch(2) + command);
+  EXPECT_THAT(quiet.out, ::testing::Not(::testing::AnyOf(HasSubstr("(batches "), HasSubstr("TFLOP/s"))));
+  for (const json& step : steps("flops")) {
+    const auto number = [&](const char* name) { return step.at(name).get<double>(); };
+    EXPECT_GT(number("data_seconds"), 0) << step;
+    EXPECT_LT(number("data_seconds"), number("seconds")) << step;
+    EXPECT_GE(number("batch_seconds"), 0);
+    EXPECT_LT(number("batch_seconds") + number("upload_seconds"), number("seconds")) << step;
+    EXPECT_GT(number("flop"), 0);
+    EXPECT_EQ(step.at("flop"), steps("flops").front().at("flop"));
+    EXPECT_DOUBLE_EQ(number("tflops"), number("flop") / number("seconds") * 1e-12);
+    EXPECT_TRUE(step.at("mfu").is_null()) << "nobody knows the peak of a CPU";
+  }
+  const Ended shown = run(launch(2) + command + Words{"--overwrite", "--show", "data,flops", "--peak-tflops", "0.5"});
+  EXPECT_THAT(shown.out, ::testing::ContainsRegex("step 4/4 .* data [0-9.]+ % [(]batches [0-9.]+ %, uploads [0-9.]+ "
+                                                  "%[)]  [0-9.]+ TFLOP/s, MFU [0-9.]+ % "));
+  for (const json& step : steps("flops"))
+    EXPECT_DOUBLE_EQ(step.at("mfu").get<double>(), step.at("tflops").get<double>() / 0.5);
+}
+
+TEST_F(Train, MetricsHaveLatenciesOfEachUnitsCalls) {
+  const auto latencies = [&](const std::string& name) {
+    std::map<std::int64_t, std::vector<json>> found;
+    std::istringstream lines(read_file(path(name)));
+    for (std::string line; std::getline(lines, line);) {
+      const json row = json::parse(line);
+      if (row.value("event", "") == "latency") found[row.at("after_step").get<std::int64_t>()].push_back(row);
+    }
+    return found;
+  };
+  const Words command = train(strategy("FULL_SHARD", R"(, "host_sharing": false)"), "latency", {"--steps", "5"});
+  run(launch(2) + command);
+  EXPECT_TRUE(latencies("latency").empty());
+  run(launch(2) + command + Words{"--overwrite", "--histogram-every", "2"});
+  const auto found = latencies("latency");
+  ASSERT_EQ(found.size(), 3u);  // after steps 2 and 4, and at the end
+  std::map<std::string, std::set<std::string>> units;
+  for (const auto& [after, rows] : found) {
+    EXPECT_THAT(after, ::testing::AnyOf(2, 4, 5));
+    for (const json& row : rows) {
+      units[row.at("call").get<std::string>()].insert(row.at("unit").get<std::string>());
+      EXPECT_GT(row.at("p50_seconds").get<double>(), 0) << row;
+      EXPECT_LE(row.at("p50_seconds").get<double>(), row.at("p95_seconds").get<double>()) << row;
+      EXPECT_LE(row.at("p95_seconds").get<double>(), row.at("p99_seconds").get<double>()) << row;
+      EXPECT_LE(row.at("p99_seconds").get<double>(), row.at("max_seconds").get<double>()) << row;
+    }
+  }
+  EXPECT_EQ(units["gather"], units["reduce"]);
+  EXPECT_GT(units["gather"].size(), 1u);
+  const auto counted = [&](std::int64_t after) { return found.at(after).back().at("count").get<std::int64_t>(); };
+  EXPECT_EQ(counted(4), 2 * counted(2)) << "reductions of the last unit, since the run began";
 }
 
 TEST_F(Train, GptExampleLearns) {

@@ -365,6 +365,7 @@ std::vector<Metric> about(const TrainCommand& command, const Prepared& run, cons
                                  {"seed", static_cast<std::int64_t>(command.seed)},
                                  {"restart", std::int64_t{mesh.topology().restart_count}}};
   if (predicted_s > 0) metrics.push_back({"predicted_seconds", predicted_s});
+  if (engine.peak_tflops() > 0) metrics.push_back({"peak_tflops", engine.peak_tflops()});
   return metrics;
 }
 
@@ -394,10 +395,12 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
   const bool speaks = mesh.rank() == 0;
   const std::int64_t done = checkpoints.resume(
       run.resumes, resume_durable_steps(command.checkpoints, engine, *run.batches, speaks), *run.batches);
+  engine.time_data();
+  if (command.histogram_every > 0) engine.time_calls();
+  if (command.peak_tflops > 0) engine.set_peak_tflops(command.peak_tflops);
   const double predicted_s = speaks ? predicted_seconds(command, run, engine, mesh) : 0;
   TrainReport report({command.steps, command.log_every, run.batches->steps_per_epoch(), run.outputs,
-                      run.evaluation.has_value(), predicted_s, mesh.world_size(),
-                      std::ranges::find(command.show, "share") != command.show.end()});
+                      run.evaluation.has_value(), predicted_s, mesh.world_size(), command.show});
   std::optional<double> entropy;
   if (speaks) {
     throw_if_error(write_config(run.outputs, command, engine.strategy(), run.config, mesh.topology()));
@@ -417,6 +420,9 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
   const bool traces_operators = speaks && !run.outputs.operators.empty();
   std::optional<StepProfiler> profiler;
   if (!run.outputs.profile.empty()) profiler.emplace(engine);
+  const auto report_latencies = [&](std::int64_t after_step) {
+    if (speaks && command.histogram_every > 0) report.add(engine.latencies(), after_step);
+  };
   for (std::int64_t step = done; step < command.steps; ++step) {
     const bool traces = step == std::max<std::int64_t>(done, command.steps - kTracedSteps);
     if (traces && !trace.empty()) Trace::start();
@@ -427,6 +433,8 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
     unknown.reset();
     const bool evaluates = evaluation_is_due(command, run, step + 1);
     now.result.is_known() || evaluates ? report_step(now) : void(unknown = std::move(now));
+    if (command.histogram_every > 0 && (step + 1) % command.histogram_every == 0 && step + 1 < command.steps)
+      report_latencies(step + 1);
     std::optional<double> held_out;
     if (evaluates) {
       const EvaluationResult result = run.evaluation->run(*run.model, engine);
@@ -436,9 +444,13 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
     const bool ends = checkpoints.after_step(step + 1, command.steps, batches.cursor(), held_out);
     commit_durable_step(engine, checkpoints.items(batches.cursor()), ends || step + 1 == command.steps);
     // A signal came: what is made at the end of training is left to the run that goes on.
-    if (ends) return command.checkpoints.signal_exit_code;
+    if (ends) {
+      report_latencies(step + 1);
+      return command.checkpoints.signal_exit_code;
+    }
   }
   if (unknown) report_step(*unknown);
+  report_latencies(command.steps);
   // The result that took longest to make is saved first.
   if (!run.outputs.weights.empty()) save_weights(engine, run.outputs.weights, run.outputs.existing);
   if (!run.outputs.hf.empty()) {

@@ -97,11 +97,22 @@ void add_training(CLI::App& command, TrainCommand& train) {
       ->transform(integer_from(1, kMostSteps))
       ->capture_default_str();
   command
-      .add_option("--show", train.show,
-                  "what status lines have too: share, the share of time in communication, and the scaled speed-up")
+      .add_option(
+          "--show", train.show,
+          "what status lines have too: share, the share of time in communication, and the scaled speed-up; data, "
+          "the share of time without data; flops, TFLOP/s of a rank, and MFU where the device's peak is known")
       ->delimiter(',')
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-      ->check(CLI::IsMember({"share"}));
+      ->check(CLI::IsMember({"share", "data", "flops"}));
+  command
+      .add_option("--histogram-every", train.histogram_every,
+                  "steps between latencies of gathers and reductions, by unit, in the metrics; 0: none")
+      ->transform(integer_from(0, kMostSteps))
+      ->capture_default_str();
+  command
+      .add_option("--peak-tflops", train.peak_tflops,
+                  "the peak of a rank's device in TFLOP/s, for MFU; default: as it is known")
+      ->check(CLI::PositiveNumber);
 }
 
 void add_checkpoints(CLI::App& command, CheckpointOptions& checkpoints) {

@@ -37,10 +37,32 @@ std::string share_text(double share, int ranks) {
          number_text(scaled_speedup(share, ranks), "%.2f") + " of " + std::to_string(ranks);
 }
 
+std::string data_text(const StepResult& result) {
+  const auto share = [&](double seconds) {
+    return number_text(result.seconds > 0 ? 100 * seconds / result.seconds : 0, "%.1f") + " %";
+  };
+  return "data " + share(result.data_seconds) + " (batches " + share(result.batch_seconds) + ", uploads " +
+         share(result.upload_seconds) + ")";
+}
+
+std::string flops_text(const StepResult& result) {
+  const double tflops = result.tflops();
+  const std::string text = number_text(tflops, tflops < 10 ? "%.3f" : "%.1f") + " TFLOP/s";
+  return result.peak_tflops > 0 ? text + ", MFU " + number_text(100 * result.mfu(), "%.1f") + " %" : text;
+}
+
 namespace {
 
 std::vector<Metric> metrics_of(const EvaluationResult& result) {
   return {{"eval_loss", result.loss}, {"eval_tokens", result.tokens}, {"eval_seconds", result.seconds}};
+}
+
+/// Names begin with `before`.
+std::vector<Metric> times_of(const CallLatency& latency, const std::string& before) {
+  return {{before + "p50_seconds", latency.p50},
+          {before + "p95_seconds", latency.p95},
+          {before + "p99_seconds", latency.p99},
+          {before + "max_seconds", latency.max}};
 }
 
 std::vector<Metric> operator+(std::vector<Metric> a, const std::vector<Metric>& b) {
@@ -76,7 +98,7 @@ absl::Status TrainReport::open(const std::vector<Metric>& about) {
   const RunOutputs& outputs = options_.outputs;
   TESSERA_RETURN_IF_ERROR(open_file(outputs.metrics, metrics_format_of(outputs.metrics)));
   TESSERA_RETURN_IF_ERROR(open_file(outputs.events, MetricsFormat::kEvents));
-  write(std::vector<Metric>{{"event", "start"}, {"started", utc_now()}} + about, {});
+  write({std::vector<Metric>{{"event", "start"}, {"started", utc_now()}} + about, {}, {}});
   return absl::OkStatus();
 }
 
@@ -98,6 +120,12 @@ std::vector<Metric> TrainReport::metrics_of(const StepResult& result, std::int64
           {"communication_share", share},
           {"scaled_speedup", scaled_speedup(share, options_.ranks)},
           {"scaling_efficiency", scaling_efficiency(share, options_.ranks)},
+          {"data_seconds", result.data_seconds},
+          {"batch_seconds", result.batch_seconds},
+          {"upload_seconds", result.upload_seconds},
+          {"flop", result.flop},
+          {"tflops", result.tflops()},
+          {"mfu", result.mfu()},
           {"seconds_p50", times_.p50()},
           {"seconds_p95", times_.p95()},
           {"bytes_allocated", result.allocated.total()},
@@ -127,8 +155,24 @@ void TrainReport::add(const StepResult& result, std::int64_t epoch, const Traffi
     print(result);
   }
   const std::vector<Metric> metrics = metrics_of(result, epoch, traffic);
-  write(metrics, metrics);
+  write({metrics, metrics, metrics});
   before_ = traffic;
+}
+
+void TrainReport::add(std::span<const CallLatency> latencies, std::int64_t after_step) {
+  std::vector<Metric> event = {{"step", after_step}};
+  for (const CallLatency& each : latencies) {
+    event = event + times_of(each, "latency/" + each.call + "/" + each.unit + "/");
+    write({std::vector<Metric>{{"event", "latency"},
+                               {"after_step", after_step},
+                               {"call", each.call},
+                               {"unit", each.unit},
+                               {"count", each.count}} +
+               times_of(each, ""),
+           {},
+           {}});
+  }
+  if (!latencies.empty()) write({{}, {}, event});
 }
 
 void TrainReport::add(const EvaluationResult& result, std::int64_t after_step, const TrafficCounts& traffic) {
@@ -136,9 +180,18 @@ void TrainReport::add(const EvaluationResult& result, std::int64_t after_step, c
               result.loss, static_cast<long long>(result.tokens), duration_text(result.seconds).c_str());
   std::fflush(stdout);
   const std::vector<Metric> metrics = app::metrics_of(result);
-  write(std::vector<Metric>{{"event", "evaluation"}, {"after_step", after_step}} + metrics,
-        std::vector<Metric>{{"step", after_step}} + metrics);
+  const std::vector<Metric> cells = std::vector<Metric>{{"step", after_step}} + metrics;
+  write({std::vector<Metric>{{"event", "evaluation"}, {"after_step", after_step}} + metrics, cells, cells});
   before_ = traffic;
+}
+
+std::string TrainReport::shown_parts(const StepResult& result) const {
+  const auto shows = [&](const char* part) { return std::ranges::find(options_.show, part) != options_.show.end(); };
+  std::string text;
+  if (shows("share")) text += share_text(result.communication_share(), options_.ranks) + "  ";
+  if (shows("data")) text += data_text(result) + "  ";
+  if (shows("flops")) text += flops_text(result) + "  ";
+  return text;
 }
 
 void TrainReport::print(const StepResult& result) const {
@@ -149,23 +202,24 @@ void TrainReport::print(const StepResult& result) const {
       left == 0 ? "" : "left " + duration_text(static_cast<double>(left) * times_.p50()) + "  ";
   const std::string predicted =
       options_.predicted_s > 0 ? ", predicted " + number_text(options_.predicted_s, "%.3f") + " s" : "";
-  const std::string share = options_.shows_share ? share_text(result.communication_share(), options_.ranks) + "  " : "";
   std::printf(
       "step %*lld/%lld  loss %.4f  epoch %.2f  norm %.3f  lr %.2e  %.0f tok/s  step p50 %.3f s, p95 %.3f s%s  "
       "%s%s%s%s\n",
       width, static_cast<long long>(result.step), static_cast<long long>(options_.steps), last_mean_loss_, epochs,
       result.grad_norm, result.lr, result.tokens_per_second, times_.p50(), times_.p95(), predicted.c_str(),
-      share.c_str(), time_left.c_str(), memory_against_plan(result.allocated, result.planned).c_str(),
+      shown_parts(result).c_str(), time_left.c_str(), memory_against_plan(result.allocated, result.planned).c_str(),
       result.overflow ? "  overflow, skipped"
       : result.spike  ? "  spike, skipped"
                       : "");
   std::fflush(stdout);
 }
 
-void TrainReport::write(const std::vector<Metric>& line, const std::vector<Metric>& row) {
+void TrainReport::write(const Row& row) {
   const std::vector<Metric> run = {{"run", options_.outputs.run_id}};
   std::erase_if(files_, [&](File& file) {
-    const std::vector<Metric>& metrics = file.format == MetricsFormat::kJsonLines ? line : row;
+    const std::vector<Metric>& metrics = file.format == MetricsFormat::kJsonLines ? row.line
+                                         : file.format == MetricsFormat::kCsv     ? row.cells
+                                                                                  : row.event;
     if (metrics.empty()) return false;
     const absl::Status status = file.writer.write(run + metrics);
     if (!status.ok()) log_warning(message_of(status) + "; training goes on without metrics from here");

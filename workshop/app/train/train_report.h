@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,17 +22,22 @@ namespace tessera::app {
 ///     step   20/300  loss 3.1042  epoch 0.13  norm 1.21  lr 5.00e-04  1830 tok/s  step p50 1.120 s, p95 1.200 s
 ///       left 5 min 14 s  44.10 MiB = plan                                              (one line)
 ///
-/// ", predicted 1.100 s" follows p95 where a step was predicted, and share_text follows that where it was asked for. A
-/// line's loss is the mean of the steps since the line before; everything else is the line's own step.
+/// ", predicted 1.100 s" follows p95 where a step was predicted. share_text, data_text and flops_text follow that where
+/// they were asked for. A line's loss is the mean of the steps since the line before; everything else is the line's own
+/// step.
 ///
 /// The metrics file holds a header, then an object for each step and for each evaluation. All carry the run's id:
 ///
 ///     {"run":"20261122-082250-9f3c","event":"start","started":"2026-11-22T08:22:50Z","steps":300,...}
 ///     {"run":"20261122-082250-9f3c","step":1,"epoch":0,"loss":5.54,...}
 ///     {"run":"20261122-082250-9f3c","event":"evaluation","after_step":100,"eval_loss":3.02,...}
+///     {"run":"20261122-082250-9f3c","event":"latency","after_step":100,"call":"gather",...}
+///
+/// docs/metrics.md lists the fields.
 ///
 /// A table (--metrics NAME.csv) has a row for each step and for each evaluation, with the values of both as columns. An
-/// event file (--tensorboard) has the same numbers by name. Neither has the header.
+/// event file (--tensorboard) has the same numbers by name, and latencies as "latency/gather/blocks.3/p50_seconds". A
+/// table has no latencies. Neither has the header.
 ///
 /// If a metrics file can no longer be written, training goes on: there is one warning, with the cause, and the file is
 /// left alone from then on. `finish` returns the cause again, for the exit code.
@@ -42,10 +48,10 @@ class TrainReport {
     std::int64_t log_every = 10;
     std::int64_t steps_per_epoch = 1;
     RunOutputs outputs;
-    bool evaluates = false;    ///< there will be evaluations
-    double predicted_s = 0;    ///< seconds of a step; 0: nothing was predicted
-    int ranks = 1;             ///< ranks of the job
-    bool shows_share = false;  ///< status lines have share_text
+    bool evaluates = false;              ///< there will be evaluations
+    double predicted_s = 0;              ///< seconds of a step; 0: nothing was predicted
+    int ranks = 1;                       ///< ranks of the job
+    std::vector<std::string> show = {};  ///< TrainCommand::show
   };
 
   explicit TrainReport(const Options& options) : options_(options) {}
@@ -56,6 +62,8 @@ class TrainReport {
   void add(const StepResult& result, std::int64_t epoch, const TrafficCounts& traffic);
   /// `traffic`: the engine's counts after the evaluation, whose gathers belong to no step.
   void add(const EvaluationResult& result, std::int64_t after_step, const TrafficCounts& traffic);
+  /// `latencies`: Engine::latencies after the step.
+  void add(std::span<const CallLatency> latencies, std::int64_t after_step);
   /// Prints "final loss 1.9 (mean of the last 10 steps); ...", closes the files and says what is where. Error 74 where
   /// a metrics file lacks something.
   absl::Status finish(std::optional<double> unigram_entropy);
@@ -71,8 +79,12 @@ class TrainReport {
   absl::Status open_file(const std::filesystem::path& path, MetricsFormat format);
   std::vector<std::string> columns() const;
   std::vector<Metric> metrics_of(const StepResult& result, std::int64_t epoch, const TrafficCounts& traffic) const;
-  /// Writes `line` to files of JSON lines, and `row` to tables and event files.
-  void write(const std::vector<Metric>& line, const std::vector<Metric>& row);
+  std::string shown_parts(const StepResult& result) const;
+  /// What one row is in each form of file; a form without metrics does not have the row.
+  struct Row {
+    std::vector<Metric> line, cells, event;
+  };
+  void write(const Row& row);
 
   Options options_;
   std::vector<File> files_;
@@ -91,6 +103,13 @@ std::string memory_against_plan(const MemoryUse& allocated, const MemoryUse& pla
 /// "comm 12.3 %, scaled speed-up 1.88 of 2": rank 0's share of time in communication, and what it makes of so many
 /// ranks (tessera/scaling.h).
 std::string share_text(double share, int ranks);
+
+/// "data 3.1 % (batches 2.0 %, uploads 0.0 %)": the shares of rank 0's time that it waited for data, and that it was in
+/// TokenBatches and in uploads.
+std::string data_text(const StepResult& result);
+
+/// "0.412 TFLOP/s", or "412.0 TFLOP/s, MFU 41.6 %" where the device's peak is known: of rank 0.
+std::string flops_text(const StepResult& result);
 
 /// "12 s", "5 min 14 s", "3 h 20 min", "2 d 4 h".
 std::string duration_text(double seconds);

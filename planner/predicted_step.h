@@ -45,6 +45,12 @@ struct PredictedStep {
   std::vector<std::string> left_out;  ///< text for people: what the plan has and no time was found for
 
   std::int64_t sent_bytes() const { return shard.sent_bytes + replicate.sent_bytes; }
+  /// Seconds in which the rank neither computes nor updates.
+  double communication_s() const {
+    return exposed_gather_s + exposed_reduction_s + exposed_publish_s + agreement_s + exposed_outer_s;
+  }
+  /// s = T_comm / (T_comp + T_comm), of which tessera/scaling.h makes a speed-up; 0 for a step of no time.
+  double communication_share() const { return seconds > 0 ? communication_s() / seconds : 0.0; }
   /// Compute, update and rest, without what transport takes from them.
   double work_s() const { return compute_s + update_s + rest_s; }
 };

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <set>
+#include <vector>
 
 #include "tests/support/workplace.h"
 
@@ -87,6 +88,45 @@ TEST_F(Prediction, MeasuredProfileAndLinksPredictAndSimulate) {
                 {"--jitter", "0.1", "--straggler", "3=2", "--steps", "3", "--trace", path("trace.json")}));
   EXPECT_THAT(many.out, AllOf(HasSubstr("64 ranks, 3 steps"), HasSubstr("ranks that are alike")));
   EXPECT_GT(file("trace.json").at("traceEvents").size(), 100u);
+}
+
+// s and efficiency of each number of ranks are those of a plan of its own, and Gustafson's.
+TEST_F(Prediction, EfficiencyFrom1To4096RanksFollowsFromThePlanOfEach) {
+  measure();
+  const json plan = json::parse(run(world("plan", strategy("FULL_SHARD"), "3", {"--json"})).out);
+  std::vector<int> ranks;
+  for (const json& each : plan.at("scaling")) ranks.push_back(each.at("ranks").get<int>());
+  EXPECT_EQ(ranks, (std::vector<int>{1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096}));
+  const json& one = plan.at("scaling").at(0);
+  EXPECT_EQ(one.at("communication_share"), 0);
+  EXPECT_EQ(one.at("scaling_efficiency"), 1);
+  EXPECT_EQ(one.at("efficiency_beside_one_rank"), 1);
+  for (const json& each : plan.at("scaling")) {
+    const double s = each.at("communication_share").get<double>(), p = each.at("ranks").get<double>();
+    EXPECT_DOUBLE_EQ(each.at("scaled_speedup").get<double>(), p - s * (p - 1)) << each;
+    EXPECT_DOUBLE_EQ(each.at("scaling_efficiency").get<double>(), (p - s * (p - 1)) / p) << each;
+    EXPECT_DOUBLE_EQ(each.at("efficiency_beside_one_rank").get<double>(),
+                     one.at("seconds").get<double>() / each.at("seconds").get<double>());
+    EXPECT_EQ(each.at("hosts"), each.at("ranks")) << "one rank a host, as asked";
+  }
+  const json& three = plan.at("scaling").at(2);
+  const json& step = plan.at("step");
+  double waited = 0;
+  for (const char* part : {"exposed_gather_s", "exposed_reduction_s", "exposed_publish_s", "agreement_s"})
+    waited += step.at(part).get<double>();
+  EXPECT_EQ(three.at("seconds"), step.at("seconds"));
+  EXPECT_NEAR(three.at("communication_share").get<double>(), waited / step.at("seconds").get<double>(), 1e-12);
+  const json sixteen = json::parse(run(world("plan", strategy("FULL_SHARD"), "16", {"--json"})).out);
+  EXPECT_EQ(plan.at("scaling").at(5).at("seconds"), sixteen.at("step").at("seconds"));
+
+  EXPECT_THAT(run(world("plan", strategy("FULL_SHARD"), "2")).out, HasSubstr("scaled speed-up"));
+  const Ended simulated = run(world("simulate", strategy("FULL_SHARD"), "4", {"--straggler", "1=4", "--steps", "2"}));
+  EXPECT_THAT(simulated.out, AllOf(HasSubstr("scaled speed-up"), ContainsRegex("not alike: [0-9.]+ % beside one")));
+  write_file(path("like.json"), R"({"units": {"classes": ["Block"]}})");
+  const Ended chosen = run(world("plan", "auto", "2", {"--like", path("like.json")}));
+  EXPECT_THAT(chosen.out, HasSubstr("scaled speed-up"));
+  const json tried = json::parse(run(world("plan", "auto", "2", {"--like", path("like.json"), "--json"})).out);
+  EXPECT_EQ(tried.at(0).at("scaling").size(), 13u);
 }
 
 TEST_F(Prediction, StrategiesAreComparedByTime) {

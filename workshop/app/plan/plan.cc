@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "engine/job/mesh_shape.h"
 #include "engine/memory/make_plan.h"
@@ -17,6 +18,7 @@
 #include "workshop/app/plan/choose_strategy.h"
 #include "workshop/app/plan/plan_of_world.h"
 #include "workshop/app/plan/plan_time.h"
+#include "workshop/app/plan/scaled_worlds.h"
 #include "workshop/app/plan/step_traffic.h"
 #include "workshop/bench/disk_speed.h"
 #include "workshop/bench/number_text.h"
@@ -211,8 +213,16 @@ void choose_strategy(const PlanCommand& command) {
   const models::ModelConfig config = value_or_throw(models::read_model_config(command.world.model));
   const std::vector<TriedStrategy> tried =
       try_strategies(config, like, topology, command.timing, command.accumulations);
-  std::cout << (command.json ? to_json(tried).dump(2) + "\n" : to_text(tried));
   const TriedStrategy& best = tried.front();
+  const std::vector<ScaledWorld> scaled =
+      scaled_worlds(ModelShapes(config), best.strategy, topology, read_timing(command.timing));
+  if (command.json) {
+    nlohmann::ordered_json json = to_json(tried);
+    json[0]["scaling"] = to_json(scaled);
+    std::cout << json.dump(2) << "\n";
+  } else {
+    std::cout << to_text(tried) << "\n" << name_of(best.strategy.strategy) << " on " << to_text(scaled);
+  }
   if (!best.fits) {
     const auto least = std::ranges::min_element(tried, {}, &TriedStrategy::bytes);
     throw Error(ExitCode::kConfig, "/memory/limit: no strategy fits in " + format_bytes(like.memory.limit_bytes) +
@@ -248,17 +258,22 @@ int run_plan(const PlanCommand& command) {
     std::optional<DiskTime> disks;
     if (command.measure_disks && plan.disk().bytes > 0) disks = value_or_throw(measure_disks(plan, strategy, topology));
     std::optional<PredictedStep> step;
-    if (!command.timing.links.empty())
-      step = predicted_step(plan, read_timing(command.timing), topology.local_world_size);
+    std::vector<ScaledWorld> scaled;
+    if (!command.timing.links.empty()) {
+      const TimingFiles files = read_timing(command.timing);
+      step = predicted_step(plan, files, topology.local_world_size);
+      scaled = scaled_worlds(ModelShapes(config), strategy, topology, files);
+    }
     if (command.json) {
       nlohmann::ordered_json json = to_json(plan, parameters);
       if (disks) json["disk"]["measured"] = {{"bytes_per_s", disks->bytes_per_s}, {"seconds_a_step", disks->seconds}};
       if (step) json["step"] = to_json(*step);
+      if (step) json["scaling"] = to_json(scaled);
       std::cout << json.dump(2) << "\n";
     } else {
       std::cout << to_text(plan, strategy, parameters);
       if (disks) std::cout << to_text(*disks);
-      if (step) std::cout << "\n" << to_text(*step);
+      if (step) std::cout << "\n" << to_text(*step) << "\n" << to_text(scaled);
     }
     throw_if_error(check_limit(plan, strategy, topology));
   });

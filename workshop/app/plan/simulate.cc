@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "planner/simulated_world.h"
 #include "runtime/border/throw.h"
@@ -10,6 +11,7 @@
 #include "workshop/app/output_files.h"
 #include "workshop/app/plan/plan_of_world.h"
 #include "workshop/app/plan/plan_time.h"
+#include "workshop/app/plan/scaled_worlds.h"
 #include "workshop/bench/number_text.h"
 
 namespace tessera::app {
@@ -64,6 +66,12 @@ int run_simulate(const SimulateCommand& command) {
     std::printf("ranks that are alike: %s s, bound by %s; a rank alone works for %s s\n",
                 number_text(alike.seconds, "%.4f").c_str(), name_of(alike.bound).c_str(),
                 number_text(alike.work_s(), "%.4f").c_str());
+    const std::vector<ScaledWorld> scaled =
+        scaled_worlds(ModelShapes(world.config), world.strategy, world.topology, files);
+    std::printf("\n%s", to_text(scaled).c_str());
+    if (!scaled.empty() && scaled.front().alone_s)
+      std::printf("with these ranks, which are not alike: %s %% beside one rank\n",
+                  number_text(100 * *scaled.front().alone_s / simulated.mean_s, "%.1f").c_str());
     if (command.trace.empty()) return;
     throw_if_error(write_output(command.trace, "{\"traceEvents\":[" + simulated.trace + "]}\n", existing, "simulate"));
   });

@@ -25,8 +25,8 @@ struct ScaledWorld {
   /// By Gustafson's law (tessera/scaling.h), from the share of the step that a rank communicates.
   double scaled_speedup() const;
   double scaling_efficiency() const;
-  /// The same from the seconds of one rank's step: what of its speed is left. It also sees the cores that transport takes,
-  /// and updates that are shorter where ranks share them.
+  /// The same from the seconds of one rank's step: what of its speed is left. It also sees the cores that transport
+  /// takes, and updates that are shorter where ranks share them.
   std::optional<double> efficiency_beside_one() const;
 };
 

@@ -10,8 +10,8 @@ namespace tessera {
 /// nothing.
 ///
 /// It is an at::RecordFunction callback. It counts what the thread that made it runs, and what threads run that never
-/// made one: autograd's for a GPU, or a forward's of its own. So ranks that are threads of one process do not count each
-/// other's. An operator inside a counted one is part of it. Tessera's own operators (Unrecorded) are not seen.
+/// made one: autograd's for a GPU, or a forward's of its own. So ranks that are threads of one process do not count
+/// each other's. An operator inside a counted one is part of it. Tessera's own operators (Unrecorded) are not seen.
 class FlopCounter {
  public:
   FlopCounter();

@@ -9,9 +9,10 @@ namespace tessera {
 /// reads a parameter. A Training owns one, and begins a stretch where one of these ends.
 ///
 /// A stretch ends with the first operator, on the thread that began it, that reads a parameter of any Engine: a thread
-/// that computes with parameters does not wait for data. OpWatch tells of it. Where no OpWatch lives, nothing is measured
-/// unless `look` was called: then the thread looks at its operators' inputs from the beginning of a stretch to its end,
-/// and not beyond. That makes LibTorch allocate a few times; else no stretch allocates, except for the first of a thread.
+/// that computes with parameters does not wait for data. OpWatch tells of it. Where no OpWatch lives, nothing is
+/// measured unless `look` was called: then the thread looks at its operators' inputs from the beginning of a stretch to
+/// its end, and not beyond. That makes LibTorch allocate a few times; else no stretch allocates, except for the first
+/// of a thread.
 class DataWait {
  public:
   using Clock = std::chrono::steady_clock;

@@ -7,16 +7,16 @@
 
 namespace tessera {
 
-/// Counts how long calls took, in buckets whose bounds lie 1/16 apart or closer, from a nanosecond to nearly five hours.
-/// What takes longer is in the last bucket. It has a fixed size and allocates nothing. Not thread-safe.
+/// Counts how long calls took, in buckets whose bounds lie 1/16 apart or closer, from a nanosecond to nearly five
+/// hours. What takes longer is in the last bucket. It has a fixed size and allocates nothing. Not thread-safe.
 class LatencyHistogram {
  public:
   /// Counts one call. A negative time counts as 0.
   void add(std::chrono::nanoseconds time);
 
   std::int64_t count() const { return count_; }
-  /// The time, in seconds, that at least `percent` % of the calls did not exceed (nearest rank). It is at most 1/16 above
-  /// a time that was measured, and never above `max`. NaN if nothing was added. REQUIRES: 0 < percent <= 100.
+  /// The time, in seconds, that at least `percent` % of the calls did not exceed (nearest rank). It is at most 1/16
+  /// above a time that was measured, and never above `max`. NaN if nothing was added. REQUIRES: 0 < percent <= 100.
   double percentile(double percent) const;
   /// The longest time in seconds, exactly; 0 if nothing was added.
   double max() const { return std::chrono::duration<double>(max_).count(); }

@@ -81,8 +81,8 @@ TEST(StepTimes, AnotherThreadsForwardEndsTheWaitWithBackwardAtTheLatest) {
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) { body(mesh, strategy_for(ShardingStrategy::kNoShard)); });
 }
 
-// Blocks of Tiny are two products: width x hidden and hidden x width. The head is one. Forward makes each once, backward
-// twice, except that the embedding gets no gradient of its input.
+// Blocks of Tiny are two products: width x hidden and hidden x width. The head is one. Forward makes each once, and
+// backward twice.
 TEST(StepTimes, FlopAreThoseOfTheProductsOfForwardAndBackward) {
   const TinyOptions sizes;
   on_each_placement(2, [&](const Mesh& mesh, const Strategy& strategy) {

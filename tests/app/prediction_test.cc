@@ -91,7 +91,7 @@ TEST_F(Prediction, MeasuredProfileAndLinksPredictAndSimulate) {
 }
 
 // s and efficiency of each number of ranks are those of a plan of its own, and Gustafson's.
-TEST_F(Prediction, EfficiencyFrom1To4096RanksFollowsFromThePlanOfEach) {
+TEST_F(Prediction, EfficiencyOf1To4096RanksFollowsFromTheirPlans) {
   measure();
   const json plan = json::parse(run(world("plan", strategy("FULL_SHARD"), "3", {"--json"})).out);
   std::vector<int> ranks;

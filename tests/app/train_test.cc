@@ -430,7 +430,7 @@ TEST_F(Train, MetricsAndStatusLineTellTheCommunicationShare) {
   EXPECT_THAT(shown.out, ::testing::ContainsRegex("step 4/4 .* comm [0-9.]+ %, scaled speed-up 1[.][0-9][0-9] of 2 "));
 }
 
-TEST_F(Train, MetricsAndAStatusLineTellOfTheWaitForDataAndOfFlop) {
+TEST_F(Train, MetricsAndStatusLineTellDataWaitAndFlop) {
   const Words command = train(strategy("FULL_SHARD"), "flops", {"--steps", "4", "--log-every", "4"});
   const Ended quiet = run(launch(2) + command);
   EXPECT_THAT(quiet.out, ::testing::Not(::testing::AnyOf(HasSubstr("(batches "), HasSubstr("TFLOP/s"))));

@@ -37,7 +37,7 @@ class StateWriter {
   /// Adds the elements of `name` from `first` on. The memory of `values`, which is of `place`, is read by `hold` or
   /// `write`, so it must live until then.
   void add(const std::string& what, const std::string& name, std::int64_t first, std::span<const float> values,
-           MemoryPlace place = c10::Device(c10::kCPU));
+           MemoryPlace place = {c10::Device(c10::kCPU), /*in_record=*/true});
 
   /// Adds the elements of `name` from `first` on, in memory that does not change and is shared. `dtype`: safetensors'
   /// word.

@@ -83,13 +83,16 @@ auto loader_of(const PictureData& data, bool held_out, tessera::RankSampler samp
       std::move(sampler), batch);
 }
 
+/// Held-out pictures in their order.
+auto held_out_loader(const PictureData& data, const tessera::Mesh& mesh, std::size_t batch) {
+  const auto count = static_cast<std::size_t>(data.held_out->count());
+  return loader_of(data, /*held_out=*/true, tessera::RankSampler(count, mesh, {.shuffle = false}), batch);
+}
+
 /// The share of held-out pictures that the model tells right; the same number on any number of ranks.
 double accuracy_of(tessera::Engine& engine, tessera::models::ResNet& model, const PictureData& data,
                    const tessera::Mesh& mesh) {
-  auto loader =
-      loader_of(data, /*held_out=*/true,
-                tessera::RankSampler(static_cast<std::size_t>(data.held_out->count()), mesh, {.shuffle = false}),
-                /*batch=*/64);
+  auto loader = held_out_loader(data, mesh, /*batch=*/64);
   model->eval();
   const auto wrong = engine.evaluate(*loader, [&](auto& batch) {
     const at::Tensor misses = model->forward(batch.data).argmax(1).ne(batch.target).to(at::kFloat).mean();
@@ -211,9 +214,7 @@ Bucket run_bucket(const Options& options, const PictureData& data, const tessera
   tessera::convert_sync_batchnorm(model, mesh);
   tessera::Engine engine(model, strategy, mesh);
   const std::size_t microbatch = microbatch_of(options, mesh);
-  auto loader = loader_of(
-      data, /*held_out=*/true,
-      tessera::RankSampler(static_cast<std::size_t>(data.held_out->count()), mesh, {.shuffle = false}), microbatch);
+  auto loader = held_out_loader(data, mesh, microbatch);
   const auto batch = *loader->begin();
   std::vector<double> seconds, shares;
   Bucket found;

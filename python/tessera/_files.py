@@ -4,6 +4,7 @@ import argparse
 import errno
 import os
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 from tessera._error import Error
@@ -16,6 +17,16 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE, f"{self.prog}: {message}. [T0673] hint: --help lists the options\n")
+
+
+def exit_code_after(command: Callable[[], None]) -> int:
+    """Runs a command, and returns its exit code. The text of an Error goes to stderr."""
+    try:
+        command()
+    except Error as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    return 0
 
 
 def code_of(error: OSError, without_place: int) -> int:

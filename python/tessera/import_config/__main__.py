@@ -10,7 +10,7 @@ import stat
 import sys
 
 from tessera._error import Error
-from tessera._files import CORRUPT, MISSING, Parser, code_of, expect_free, print_all, write_whole
+from tessera._files import CORRUPT, MISSING, Parser, code_of, exit_code_after, expect_free, print_all, write_whole
 from tessera.import_config import FORMATS, Translated, translate
 from tessera.import_config._documents import CONFIG, MOST_BYTES
 from tessera.import_config._session import IGNORED, MAPPED, REFUSED, setting_text
@@ -101,12 +101,7 @@ def _import(options: argparse.Namespace) -> None:
 
 def main(words: list[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
-    try:
-        _import(_arguments(words))
-    except Error as error:
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
-    return 0
+    return exit_code_after(lambda: _import(_arguments(words)))
 
 
 if __name__ == "__main__":

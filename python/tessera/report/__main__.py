@@ -7,8 +7,7 @@ import argparse
 import os
 import sys
 
-from tessera._error import Error
-from tessera._files import Parser, expect_free, write_whole
+from tessera._files import Parser, exit_code_after, expect_free, write_whole
 from tessera.report import page, read_run
 
 
@@ -31,12 +30,7 @@ def _report(options: argparse.Namespace) -> None:
 
 def main(words: list[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
-    try:
-        _report(_arguments(words))
-    except Error as error:
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
-    return 0
+    return exit_code_after(lambda: _report(_arguments(words)))
 
 
 if __name__ == "__main__":

@@ -74,6 +74,14 @@ Arena Arena::common(std::string name, std::int64_t bytes, Collectives& group) {
   return over(name, bytes, allocated(name, bytes, [&] { return group.allocate_common(bytes); }));
 }
 
+Arena Arena::part_of_common(std::string name, std::int64_t bytes, Collectives& group) {
+  Arena arena = common(std::move(name), bytes * group.size(), group);
+  arena.bytes_ = bytes;
+  std::byte* const own = arena.memory_.get() + group.rank() * bytes;
+  arena.memory_ = {std::move(arena.memory_), own};
+  return arena;
+}
+
 Arena Arena::over(std::string name, std::int64_t bytes, absl::StatusOr<std::unique_ptr<CommBuffer>> allocated) {
   Arena arena;
   arena.name_ = std::move(name);

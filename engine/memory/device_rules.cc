@@ -70,6 +70,11 @@ void expect_built_for_device(const Strategy& strategy, bool is_gpu) {
         "/compression/gathers: a GPU gathers values as they are; \"gradients\", \"sums\" and \"method\" are what it "
         "compresses. [T0803] hint: leave it out, or train on the CPU (comm.transport \"gloo\")");
   }
+  if (strategy.sync.is_asynchronous()) {
+    refuse(
+        "/sync/type: asynchronous pushes and pulls go through memory of the host, and a GPU's gradients are not "
+        "brought there yet. [T0825] hint: leave \"sync\" out, or train on the CPU (comm.transport \"host\")");
+  }
   if (strategy.sync.makes_outer_steps() && compresses(strategy.compression)) {
     refuse(
         "/compression: what replicas of GPUs send in outer steps (\"sync\") is not compressed. [T0804] hint: leave "

@@ -21,7 +21,9 @@ namespace {
 /// The placement of the strategy `kind` on these ranks.
 Placement placement_on(ShardingStrategy kind, const Strategy& strategy, const MeshPosition& mesh, bool shares_memory) {
   const Placement placement = placement_of(kind, strategy.optimizer.shard_over_world);
-  return strategy.host_sharing && shares_memory && mesh.shard_size > 1 ? share_parameters(placement) : placement;
+  // Where ranks are asynchronous, each has values of its own from forward to backward.
+  const bool one_copy = strategy.host_sharing && shares_memory && mesh.shard_size > 1;
+  return one_copy && !strategy.sync.is_asynchronous() ? share_parameters(placement) : placement;
 }
 
 /// Throws where the CPU is to update a GPU's state (`"offload.step"`: `"cpu"`) and cannot: it updates what lies in the

@@ -62,6 +62,7 @@ void place_training_state(FlatGroup& group, TrainingMemory& memory, const PlanIn
     group.gradient = reinterpret_cast<float*>(memory.gradients.take(group.gradient_part.numel * 4));
   }
   place_masters(group, input.master, memory.masters);
+  if (input.outer.is_asynchronous()) return;
   const StateFormats& states = group.records.state().states;
   for (std::size_t i = 0; i < states.size(); ++i) {
     const StatePiece piece = state_piece(states[i], group.records.states_in_memory());
@@ -181,12 +182,12 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
   memory.gradients = Arena::shared("gradients", use[MemoryCategory::kGradients], *axes.reduce);
   memory.buckets = Arena::shared("buckets", use[MemoryCategory::kBuckets], *axes.reduce);
   memory.masters = Arena::plain("masters", use[MemoryCategory::kMasters], device);
-  // OuterSteps allocates its own memory, so it is subtracted here.
+  // OuterSteps allocates its own memory, so it is subtracted here. OwnedShards has all states of asynchronous ranks.
   const MemoryPlan::OuterNumel& outer = plan.outer_numel();
-  const std::int64_t outer_states = input.outer.has_outer_optimizer() ? 2 * 4 * outer.part : 0;
   const std::int64_t scratch =
       use[MemoryCategory::kStaging] - plan.matrix_bytes() - plan.weight_copy_bytes() - 4 * outer.staging();
-  memory.optimizer = Arena::plain("optimizer", use[MemoryCategory::kOptimizer] - outer_states, device);
+  const std::int64_t states = input.outer.is_asynchronous() ? 0 : use[MemoryCategory::kOptimizer] - 4 * outer.states;
+  memory.optimizer = Arena::plain("optimizer", states, device);
   memory.scratch = Arena::plain("scratch", scratch, device);
   memory.matrices = Arena::plain("matrices", plan.matrix_bytes(), device);
   memory.weight_copy = Arena::plain("a copy of weights", plan.weight_copy_bytes(), device);

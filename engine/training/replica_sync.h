@@ -3,11 +3,15 @@
 #include <absl/status/status.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
+#include "engine/asynchronous/asynchronous_step.h"
+#include "engine/asynchronous/owned_shards.h"
+#include "engine/asynchronous/pulls.h"
 #include "engine/device/accelerator.h"
-#include "engine/step/outer_place.h"
 #include "engine/step/outer_steps.h"
 #include "engine/step/step.h"
 #include "runtime/border/throw.h"
@@ -20,46 +24,53 @@
 namespace tessera {
 
 /// What "sync" makes of training: replicas that train apart, each over the axes of its own ranks, and meet in outer
-/// steps. A Training has one, tells it of its steps and of what changes masters beside them, and has it meet before
-/// others read. Where replicas do not train apart, all of that does nothing.
+/// steps, or never, where each rank applies its gradients to shards that all own (asynchronous). A Training has one,
+/// tells it of its steps and of what changes masters beside them, and has it meet before others read. Where replicas do
+/// not train apart, all of that does nothing.
 class ReplicaSync {
  public:
-  /// `steps`: those that training has made.
-  ReplicaSync(const SyncConfig& config, std::int64_t steps) : later_(config), now_(config.after(steps)) {}
+  /// `steps`: those that training has made. `timeout_s`: the longest wait of an asynchronous rank for another.
+  ReplicaSync(const SyncConfig& config, std::int64_t steps, double timeout_s)
+      : later_(config), now_(config.after(steps)), timeout_s_(timeout_s) {}
 
   /// Whether replicas train apart now.
-  bool is_apart() const { return now_.makes_outer_steps(); }
+  bool is_apart() const { return trains_apart(now_); }
   /// Whether they will only later (SyncConfig::start_step).
-  bool comes_later() const { return later_.makes_outer_steps() && !is_apart(); }
+  bool comes_later() const { return trains_apart(later_) && !is_apart(); }
   /// Whether they begin or end to, once `steps` steps are made: then training is planned anew.
-  bool changes_after(std::int64_t steps) const { return later_.after(steps).makes_outer_steps() != is_apart(); }
+  bool changes_after(std::int64_t steps) const { return trains_apart(later_.after(steps)) != is_apart(); }
   /// In effect.
   const SyncConfig& config() const { return now_; }
 
   /// Those that training speaks over: of `whole`, the mesh's, this replica's ranks where it trains apart. Collective.
-  MeshAxes axes(const Mesh& mesh, const MeshAxes& whole) const {
-    return is_apart() ? value_or_throw(groups_of(mesh).within_replica(whole)) : whole;
-  }
-  /// Units have their first values. Adds what outer steps need to `use`. Refers to all but that.
+  /// Throws tessera::Error (78) where ranks are asynchronous and cannot share memory.
+  MeshAxes axes(const Mesh& mesh, const MeshAxes& whole);
+  /// Units have their first values. Adds what is needed beside TrainingMemory to `use`, and refers to all but that.
   void begin(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& replica,
-             const MeshAxes& whole, const Accelerator& accelerator, MemoryUse& use) {
-    if (!is_apart()) return;
-    outer_ = std::make_unique<OuterSteps>(units, plan, replica, whole, outer_place_of(accelerator));
-    use[MemoryCategory::kOptimizer] += outer_->memory_bytes();
-    use[MemoryCategory::kStaging] += outer_->scratch_bytes();
-  }
+             const MeshAxes& whole, const Accelerator& accelerator, MemoryUse& use);
+  /// The step of an asynchronous rank; null where there is none. After `begin`.
+  std::unique_ptr<Step> make_step(const StepContext& context, GradientNorm& norm) const;
+  /// Where ranks are asynchronous, pulls units from now on when they are read, and returns true: operators are to be
+  /// watched. `on_pulled` is told of units whose values have changed.
+  bool pulls(const std::vector<std::unique_ptr<Unit>>& units, std::function<void(Unit&)> on_pulled,
+             UnitKeeper::OnFailure on_failure);
+  /// No unit is pulled any more.
+  void stop_pulls() { pulls_.reset(); }
 
-  // As OuterSteps has them:
+  // As OuterSteps has them, or OwnedShards:
   void after(std::int64_t step) {
     if (outer_) outer_->after(step);
   }
-  bool is_due() const { return outer_ && outer_->is_due(); }
-  void step() { outer_->step(); }  ///< REQUIRES: is_due
+  /// Asynchronous ranks may have made different numbers of steps, so they always meet.
+  bool is_due() const { return (outer_ && outer_->is_due()) || shards_; }
+  void step() { outer_ ? outer_->step() : shards_->bring_together(); }  ///< REQUIRES: is_due
   void meet(Step& step) {
     if (outer_) outer_->meet(step);
+    if (shards_) meet_at_shards(step);
   }
   void adopt() {
     if (outer_) outer_->adopt();
+    if (shards_) shards_->adopt();
   }
   void forget_momentum() {
     if (outer_) outer_->forget_momentum();
@@ -68,14 +79,26 @@ class ReplicaSync {
     return outer_ ? outer_->for_each_momentum(visit) : absl::OkStatus();
   }
   void add_to(TrafficCounts& counts) const {
+    if (shards_) {
+      counts.gathers += shards_->pulls();
+      counts.gathered_bytes += shards_->pulled_bytes();
+    }
     if (!outer_) return;
     counts.reductions += outer_->sums();
     counts.reduced_bytes += outer_->sent_bytes();
   }
 
  private:
+  static bool trains_apart(const SyncConfig& config) { return config.type != SyncType::kEachStep; }
+  void meet_at_shards(Step& step);
+
   const SyncConfig later_, now_;
-  std::unique_ptr<OuterSteps> outer_;  ///< null where replicas do not train apart
+  const double timeout_s_;
+  std::unique_ptr<OuterSteps> outer_;  ///< null where there are no outer steps
+  // Null where ranks are not asynchronous. Members are destroyed last to first.
+  std::unique_ptr<PeerBoard> board_;
+  std::unique_ptr<OwnedShards> shards_;
+  std::unique_ptr<Pulls> pulls_;
 };
 
 }  // namespace tessera

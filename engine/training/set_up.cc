@@ -34,6 +34,7 @@
 #include "sharding/whole_tensors.h"
 #include "tessera/deferred_init.h"
 #include "tessera/error.h"
+#include "tessera/sync_batch_norm.h"
 
 namespace tessera {
 namespace {
@@ -114,13 +115,25 @@ std::int64_t compress_on_host(MeshAxes& axes, const MemoryPlan& plan, const Job&
   return shard.bytes() + replicate.bytes();
 }
 
+/// A layer whose forward meets other ranks would make asynchronous ranks wait for each other in each step.
+void expect_forward_meets_nobody(const torch::nn::Module& module) {
+  for (const auto& item : module.named_modules()) {
+    if (!item.value()->as<SyncBatchNormImpl>()) continue;
+    throw Error(ExitCode::kConfig,
+                "/sync/type: asynchronous cannot train module " + item.key() +
+                    ", a SyncBatchNorm, whose forward waits for all ranks. [T0829] hint: take BatchNorm, "
+                    "or leave \"sync\" out");
+  }
+}
+
 UnitKeeper::OnFailure failing(Job& job) {
   return [&job](const Error& error) { job.fail(make_error(error.exit_code(), error.message())); };
 }
 
 }  // namespace
 
-Training::Training(Job& job_given, std::int64_t steps) : job(job_given), sync(job_given.strategy.sync, steps) {
+Training::Training(Job& job_given, std::int64_t steps)
+    : job(job_given), sync(job_given.strategy.sync, steps, job_given.strategy.comm.timeout_s) {
   job.memory_story = [this](const std::string& what) {
     return explain_out_of_memory(what, plan, job.strategy, shares_memory(), footprint.activation_bytes);
   };
@@ -134,6 +147,7 @@ void Training::look_at_module() {
   throw_if_error(check_strategy(strategy));
   expect_forward_writes_nothing(*job.module);
   expect_no_running_statistics(strategy, *job.module);
+  if (strategy.sync.is_asynchronous()) expect_forward_meets_nobody(*job.module);
   expect_comm_hook(strategy.compression, job.own_rules.comm_hook.get());
   optimizer = make_optimizer(strategy.optimizer, strategy.ema, job.own_rules);
   const int parts = parts_for(strategy, job.shape_of_mesh().position_of(job.mesh.rank()));
@@ -224,10 +238,10 @@ void Training::set_up_gradients() {
   hooks.emplace(units, *reducer);
   if (plan.publishes_behind(axes.gather->gathers_in_background()))
     gathering.publication.emplace(pointers_to(units), *axes.gather, plan.input().gathers, failing(job));
+  sync.begin(units, plan, axes, job.axes, job.accelerator, footprint.allocated);
   make_step();
   if (plan.steps_on_host() || (device.is_queued && plan.gradients_below()))
     reducer->on_reduced([this](const Unit& unit) { step->reduced(unit); });
-  sync.begin(units, plan, axes, job.axes, job.accelerator, footprint.allocated);
   if (updates_in_backward()) {
     reducer->on_summed([this](Unit& unit, const UnitAgreement& agreed) {
       step->update(unit, agreed);
@@ -261,6 +275,9 @@ void Training::set_up_gathering() {
   } else if (job.strategy.check.as_across_hosts && plan.input().placement.shared) {
     for (auto& unit : units) unit->use_log = &*log;
     watch.emplace();
+  } else if (sync.pulls(
+                 units, [this](Unit& unit) { checks->accept(unit); }, failing(job))) {
+    watch.emplace();
   }
 }
 
@@ -269,6 +286,8 @@ void Training::make_step() {
                             memory, job.own_rules, *reducer, gathering.publication ? &*gathering.publication : nullptr};
   if (job.accelerator.device.is_queued) {
     step = std::make_unique<QueuedStep>(context, *optimizer, job.accelerator);
+  } else if (auto asynchronous = sync.make_step(context, *norm)) {
+    step = std::move(asynchronous);
   } else {
     step = std::make_unique<CpuStep>(context, *norm);
   }
@@ -303,6 +322,7 @@ void Training::detach_parameters() {
   gathering.watch.reset();
   gathering.residency.reset();
   gathering.publication.reset();
+  sync.stop_pulls();
   for (auto& unit : units) unit->reopen();
   const bool several = plan.input().mesh.shard_size > 1 || plan.parameters_below();
   const bool sharded = placement_of(job.strategy.strategy, false).parameters.shard && several;

@@ -50,6 +50,10 @@ struct StepResult {
   bool overflow = false;   ///< a gradient was infinite or NaN: the step was skipped on all ranks
   bool spike = false;  ///< the loss was far above those before (Strategy::on_spike): the step was skipped on all ranks
   double loss_scale = 1.0;  ///< loss scale that this step's backward used
+  /// Ages of the gradients that this rank applied in the step, over all shards ("sync" asynchronous): updates by other
+  /// ranks since the values were pulled. 0 elsewhere.
+  double staleness_mean = 0.0;
+  std::int64_t staleness_max = 0;
   std::int64_t tokens = 0;  ///< tokens of all ranks and microbatches, as told to backward
   double seconds = 0.0;     ///< this rank's time since the previous step ended
   /// Part of `seconds` spent in collectives, also those of updates, waiting for other ranks included. A GPU counts the

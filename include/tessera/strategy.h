@@ -444,6 +444,26 @@ enum class SyncType {
   kPostLocalSgd,     ///< first each_step, then local_sgd (arXiv 1808.07217)
   kDiloco,           ///< local_sgd with an outer optimizer, which steps along the mean movement (arXiv 2311.08105)
   kStreamingDiloco,  ///< diloco with one fragment of the model at a time, beside compute (arXiv 2501.18512)
+  kAsynchronous,     ///< each rank applies its gradients to parameters that all own together, and waits for nobody
+};
+
+/// What the age of a gradient does to it. Its age is the number of updates that its shard got from others since this
+/// rank pulled the values with which the gradient was made.
+enum class AgeScale {
+  kNone,     ///< nothing
+  kInverse,  ///< the gradient is divided by 1 + its age (arXiv 1511.05950)
+};
+
+/// How ranks train without waiting for each other (SyncType::kAsynchronous). Each rank is a replica.
+struct AsynchronousConfig {
+  /// Steps by which a rank may be ahead of the slowest one (stale synchronous, arXiv 1312.7869); at 0 the updates of a
+  /// round are applied in rank order. Empty: no bound.
+  std::optional<std::int64_t> max_staleness = {};
+  AgeScale scale = AgeScale::kNone;
+  /// lambda of g + lambda * g * g * (w now - w when it was pulled) (DC-ASGD, arXiv 1609.08326); 0: none.
+  double delay_compensation = 0.0;
+  std::string record_order = {};  ///< file that gets the order of pushes and pulls; empty: none
+  std::string play_order = {};    ///< such a file, whose order this run keeps; empty: none
 };
 
 /// SGD with Nesterov momentum on outer gradients. An outer gradient is the weights after the last outer step minus the
@@ -465,11 +485,14 @@ struct SyncConfig {
   std::int64_t delay = 1;  ///< steps from a fragment's outer gradients to its new weights
   /// share of a replica's own weights in its new ones; the rest are the outer weights. 0: outer weights alone
   double mix = 0.5;
+  AsynchronousConfig asynchronous = {};  ///< used by asynchronous
 
   /// Returns this config where it is in effect after `steps` steps, else each_step's.
   SyncConfig after(std::int64_t steps) const { return steps >= start_step ? *this : SyncConfig{}; }
   /// Whether replicas exchange weights at outer steps instead of gradients in each step.
-  bool makes_outer_steps() const { return type != SyncType::kEachStep; }
+  bool makes_outer_steps() const { return type != SyncType::kEachStep && !is_asynchronous(); }
+  /// Whether each rank's gradients are applied by themselves.
+  bool is_asynchronous() const { return type == SyncType::kAsynchronous; }
   /// Whether an outer optimizer makes the new weights.
   bool has_outer_optimizer() const { return type == SyncType::kDiloco || type == SyncType::kStreamingDiloco; }
 };

@@ -78,6 +78,8 @@ py::dict dict_of(const StepResult& result) {
   fields["overflow"] = result.overflow;
   fields["spike"] = result.spike;
   fields["loss_scale"] = result.loss_scale;
+  fields["staleness_mean"] = result.staleness_mean;
+  fields["staleness_max"] = result.staleness_max;
   fields["tokens"] = result.tokens;
   fields["seconds"] = result.seconds;
   fields["communication_seconds"] = result.communication_seconds;
@@ -111,6 +113,8 @@ void bind_results(py::module_& module) {
       .def_readonly("overflow", &StepResult::overflow)
       .def_readonly("spike", &StepResult::spike)
       .def_readonly("loss_scale", &StepResult::loss_scale)
+      .def_readonly("staleness_mean", &StepResult::staleness_mean)
+      .def_readonly("staleness_max", &StepResult::staleness_max)
       .def_readonly("tokens", &StepResult::tokens)
       .def_readonly("seconds", &StepResult::seconds)
       .def_readonly("communication_seconds", &StepResult::communication_seconds)

@@ -64,6 +64,14 @@ class StepResult:
         """Loss scale that this step's backward used."""
 
     @property
+    def staleness_mean(self) -> float:
+        """Mean age of the step's gradients over all shards ("sync" asynchronous): updates by others since the pull."""
+
+    @property
+    def staleness_max(self) -> int:
+        """The largest of these ages."""
+
+    @property
     def tokens(self) -> int:
         """Tokens of all ranks and microbatches, as told to backward."""
 

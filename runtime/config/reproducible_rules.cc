@@ -48,7 +48,7 @@ std::vector<StrategyRule> reproducible_rules() {
           "it makes another sum for each number of ranks", ""),
       without(
           "/sync/type", "a sync.type other than each_step",
-          [](const Strategy& s) { return s.sync.makes_outer_steps(); },
+          [](const Strategy& s) { return s.sync.type != SyncType::kEachStep; },
           "another number of replicas trains another model", ""),
       without(
           "/optimizer/in_backward", "optimizer.in_backward", [](const Strategy& s) { return s.optimizer.in_backward; },

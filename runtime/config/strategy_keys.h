@@ -23,6 +23,8 @@ std::vector<StrategyKey> compression_keys();
 std::vector<StrategyKey> sync_keys();
 /// Rules of "sync" and of keys that it excludes; strategy_rules.cc has all others.
 std::vector<StrategyRule> sync_rules();
+/// Likewise where "sync" is asynchronous.
+std::vector<StrategyRule> asynchronous_rules();
 /// What "reproducible" excludes.
 std::vector<StrategyRule> reproducible_rules();
 

@@ -277,7 +277,17 @@ const std::vector<Named<SyncType>>& sync_types() {
        "average (arXiv 2311.08105)"},
       {SyncType::kStreamingDiloco, "streaming_diloco",
        "as diloco, but a fragment of the model at a time, whose outer gradients go beside the next steps (arXiv "
-       "2501.18512)"}};
+       "2501.18512)"},
+      {SyncType::kAsynchronous, "asynchronous",
+       "each rank is a replica and applies its gradients at once to parameters that all own together; none waits for "
+       "another"}};
+  return list;
+}
+
+const std::vector<Named<AgeScale>>& age_scales() {
+  static const std::vector<Named<AgeScale>> list = {
+      {AgeScale::kNone, "none", "it is applied as it is"},
+      {AgeScale::kInverse, "inverse", "it is divided by 1 + its age (arXiv 1511.05950)"}};
   return list;
 }
 

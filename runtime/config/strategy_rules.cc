@@ -567,6 +567,7 @@ std::vector<StrategyRule> make_rules() {
           [](const Strategy& s) { return s.compression.restore_skipped; },
           "a step whose updates are under way is not skipped")};
   std::ranges::move(sync_rules(), std::back_inserter(rules));
+  std::ranges::move(asynchronous_rules(), std::back_inserter(rules));
   std::ranges::move(reproducible_rules(), std::back_inserter(rules));
   return rules;
 }

@@ -15,7 +15,7 @@ constexpr char kForms[] = "outer gradients go as they are, packed, or as int8 or
 
 StrategyRule every_rule() {
   return {{"/sync/type", "/sync/every"},
-          "A sync.type other than each_step needs sync.every above 0.",
+          "A sync.type of outer steps needs sync.every above 0.",
           [](const Strategy& s) -> std::string {
             if (!s.sync.makes_outer_steps() || s.sync.every > 0) return "";
             return "needs \"every\" above 0. [T0562] hint: give it the steps from one outer step to the next";
@@ -51,7 +51,7 @@ StrategyRule fragments_rule() {
 /// Makes a rule for something that outer steps exclude.
 StrategyRule without(std::string other, std::string what, std::function<bool(const Strategy&)> holds, const char* why) {
   return {{"/sync/type", std::move(other)},
-          fmt::format("A sync.type other than each_step goes without {}: {}.", what, why),
+          fmt::format("A sync.type of outer steps goes without {}: {}.", what, why),
           [holds, what, why](const Strategy& s) -> std::string {
             if (!s.sync.makes_outer_steps() || !holds(s)) return "";
             return fmt::format("cannot stand beside {}: {}. [T0565] hint: leave \"sync\" or that out", what, why);

@@ -42,7 +42,7 @@ MEMORY = [*ENGINE_GROUND, "engine/device", "engine/memory/records", "engine/memo
 STEP = [*MEMORY, "engine/step/agree", "engine/step/rules", "engine/step"]
 ENGINE = ["engine/autograd", "engine/activations", "engine/checkpoint", "engine/weights", "engine/init", "engine/device", "engine/memory", "engine/memory/records",
           "engine/step", "engine/step/agree", "engine/step/rules", "engine/step/queued", "engine/loop", "engine/job", "engine/parameters",
-          "engine/training"]
+          "engine/asynchronous", "engine/training"]
 COMMAND = [*GROUND, "runtime/base/metrics", "runtime/border", *COMM, "workshop/launch", "workshop/tokenizer", "runtime/data", "engine", "engine/device", "engine/job",
            "engine/memory", "sharding/layout", "sharding/layout/plan", *PLANNER, *OPTIM, *OFFLOAD, *CHECKPOINT, "workshop/models", "workshop/bench", "workshop/bench/studies",
            "include/tessera", "workshop/app"]
@@ -96,6 +96,7 @@ ALLOWED = {
     "engine/step/rules": [*MEMORY, "engine/step/agree"],
     "engine/step": STEP,
     "engine/step/queued": STEP,
+    "engine/asynchronous": STEP,
     "engine/loop": [*ENGINE_GROUND, "engine/autograd", "engine/device"],
     "engine/checkpoint": STEP,
     "engine/weights": [*ENGINE_GROUND, "engine/checkpoint"],

@@ -6,8 +6,11 @@ namespace tessera {
 namespace {
 
 Condition with_outer_steps() {
-  return {
-      "a sync.type other than each_step", {"/sync/type"}, [](const Strategy& s) { return s.sync.makes_outer_steps(); }};
+  return {"a sync.type of outer steps", {"/sync/type"}, [](const Strategy& s) { return s.sync.makes_outer_steps(); }};
+}
+
+Condition when_asynchronous() {
+  return {"sync.type asynchronous", {"/sync/type"}, [](const Strategy& s) { return s.sync.is_asynchronous(); }};
 }
 
 Condition with_outer_optimizer() {
@@ -31,12 +34,13 @@ std::vector<StrategyKey> sync_keys() {
        .default_json = R"("each_step")",
        .example_json = R"("diloco")",
        .doc =
-           "How replicas stay one model. But with each_step nothing goes over the replicate axis between two "
-           "outer steps: loss, norm, clipping and skipped steps are a replica's. A save makes an outer step if one "
-           "is due, then averages optimizer states over replicas and goes on with those. A GPU does all of it in its "
-           "own memory, with the CPU's bits.",
+           "How replicas stay one model. But with each_step and asynchronous nothing goes over the replicate axis "
+           "between two outer steps: loss, norm, clipping and skipped steps are a replica's. A save makes an outer "
+           "step if one is due, then averages optimizer states over replicas and goes on with those. A GPU does all of "
+           "it in its own memory, with the CPU's bits.",
        .cost = "Replicas differ between outer steps, which slows learning. Memory: 4 bytes for each parameter of the "
-               "largest unit; with diloco and streaming_diloco 8 more for each of this rank's master weights."},
+               "largest unit; with diloco and streaming_diloco 8 more for each of this rank's master weights; with "
+               "asynchronous 4 for each of these, and none for the largest unit."},
       {.pointer = "/sync/every",
        .field = integer_field(AT(sync.every)),
        .range = {0, kMany},
@@ -105,6 +109,52 @@ std::vector<StrategyKey> sync_keys() {
        .doc = "Its Nesterov momentum.",
        .cost = "None.",
        .only_if = with_outer_optimizer()},
+      {.pointer = "/sync/max_staleness",
+       .field = optional_integer_field(AT(sync.asynchronous.max_staleness)),
+       .range = {0, kMany},
+       .unit = "steps",
+       .default_json = "null",
+       .example_json = "4",
+       .doc =
+           "No rank begins a step while it is more than so many steps ahead of the slowest one (arXiv 1312.7869). At "
+           "0 the updates of a round are applied in rank order, so a run has the same bits each time. null: no bound.",
+       .cost = "Smaller: fresher gradients, and more waits for slow ranks.",
+       .only_if = when_asynchronous()},
+      {.pointer = "/sync/scale",
+       .field = choice_field(AT(sync.asynchronous.scale), age_scales()),
+       .default_json = R"("none")",
+       .example_json = R"("inverse")",
+       .doc = "What becomes of a gradient by its age: the updates that its shard got from other ranks since this rank "
+              "pulled the values with which the gradient was made.",
+       .cost = "With inverse, old gradients move parameters less.",
+       .only_if = when_asynchronous()},
+      {.pointer = "/sync/delay_compensation",
+       .field = number_field(AT(sync.asynchronous.delay_compensation)),
+       .range = {0, 1000},
+       .default_json = "0.0",
+       .example_json = "0.04",
+       .doc =
+           "lambda: to each gradient g is added lambda * g * g * (the value now - the value that this rank pulled), "
+           "element by element (DC-ASGD with a constant lambda, arXiv 1609.08326). The rank's own parameters are what "
+           "it pulled, so it needs no further memory.",
+       .cost = "Another pass over gradients and two values of each parameter.",
+       .only_if = when_asynchronous()},
+      {.pointer = "/sync/record_order",
+       .field = plain_field<ValueKind::kName, std::string>(AT(sync.asynchronous.record_order)),
+       .default_json = R"("")",
+       .example_json = R"("order.jsonl")",
+       .doc = "A file that gets the order of all pushes and pulls, a line each. Empty: none.",
+       .cost = "Some 100 bytes of the file for each pull and push of a shard, written 64 KiB at a time.",
+       .only_if = when_asynchronous()},
+      {.pointer = "/sync/play_order",
+       .field = plain_field<ValueKind::kName, std::string>(AT(sync.asynchronous.play_order)),
+       .default_json = R"("")",
+       .example_json = R"("order.jsonl")",
+       .doc =
+           "A file of record_order whose order this run keeps, so that it has the recorded run's bits. Each rank waits "
+           "for its turn at each shard. Empty: none.",
+       .cost = "Ranks wait for each other as in the recorded run, or longer.",
+       .only_if = when_asynchronous()},
   };
 }
 

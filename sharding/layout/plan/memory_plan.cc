@@ -419,9 +419,10 @@ MemoryPlan::SumsOnHost MemoryPlan::replicate_sums_on_host() const {
 }
 
 void MemoryPlan::plan_outer() {
-  if (!input_.outer.makes_outer_steps()) return;
+  const SyncConfig& outer = input_.outer;
+  if (outer.type == SyncType::kEachStep) return;
   std::int64_t largest = 0, part = 0;
-  std::vector<std::int64_t> fragments(static_cast<std::size_t>(input_.outer.fragments));
+  std::vector<std::int64_t> fragments(static_cast<std::size_t>(outer.fragments));
   for (std::size_t unit = 0; unit < input_.units.size(); ++unit) {
     for (const GroupShape& group : input_.units[unit].groups) {
       if (!group.trainable) continue;
@@ -431,10 +432,11 @@ void MemoryPlan::plan_outer() {
       fragments[unit % fragments.size()] += own;
     }
   }
-  const bool streams = input_.outer.type == SyncType::kStreamingDiloco;
-  outer_numel_ = {part, largest, streams ? std::ranges::max(fragments) : 0};
-  const std::int64_t states = input_.outer.has_outer_optimizer() ? 2 : 0;
-  use_[MemoryCategory::kOptimizer] += 4 * states * part;
+  const bool streams = outer.type == SyncType::kStreamingDiloco;
+  const std::int64_t copies = outer.has_outer_optimizer() ? 2 : outer.is_asynchronous() ? 1 : 0;
+  outer_numel_ = {part, copies * part, outer.is_asynchronous() ? 0 : largest,
+                  streams ? std::ranges::max(fragments) : 0};
+  use_[MemoryCategory::kOptimizer] += 4 * outer_numel_.states;
   use_[MemoryCategory::kStaging] += 4 * outer_numel_.staging();
 }
 

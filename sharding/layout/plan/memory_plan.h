@@ -263,12 +263,12 @@ class MemoryPlan {
   /// OffloadConfig::queue_depth. Where that is left out it is kQueueDepth; with updates in backward it is the number of
   /// records of a unit, half of kMostQueueDepth at most: a user who has the memory may set more.
   std::int64_t queue_depth() const { return queue_depth_; }
-  /// Elements for outer steps (SyncConfig). `part`: this rank's part of all masters; each outer state has as many (they
-  /// count in MemoryCategory::kOptimizer). `largest`: the largest group, whole, on its way over the replicate axis.
-  /// `sent`: with streaming_diloco this rank's part of the outer gradients of the largest fragment. The last two count
-  /// in kStaging.
+  /// Elements for outer steps and asynchronous ones (SyncConfig). `part`: this rank's part of all masters. `states`:
+  /// outer weights and momentum, each as many, or the values that asynchronous ranks pull (MemoryCategory::kOptimizer).
+  /// `largest`: the largest group, whole, on its way over the replicate axis. `sent`: with streaming_diloco this rank's
+  /// part of the outer gradients of the largest fragment. The last two count in kStaging.
   struct OuterNumel {
-    std::int64_t part = 0, largest = 0, sent = 0;
+    std::int64_t part = 0, states = 0, largest = 0, sent = 0;
     std::int64_t staging() const { return largest + sent; }
   };
   const OuterNumel& outer_numel() const { return outer_numel_; }

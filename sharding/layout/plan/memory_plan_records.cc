@@ -191,7 +191,7 @@ bool MemoryPlan::publishes_behind(bool gathers_in_background) const {
   const Placement& placement = input_.placement;
   return gathers_in_background && input_.mesh.shard_size > 1 && placement.optimizer.shard &&
          !placement.optimizer.replicate && !placement.parameters.shard && !input_.is_queued &&
-         !input_.outer.makes_outer_steps() && !input_.checks_values;
+         input_.outer.type == SyncType::kEachStep && !input_.checks_values;
 }
 
 StepInput MemoryPlan::step_input(bool gathers_in_background) const {

@@ -69,7 +69,16 @@ MeshLinks TimingFiles::links_of(const PlanInput& input, int ranks_per_host) cons
   return of_axes;
 }
 
+void expect_predictable(const MemoryPlan& plan) {
+  if (!plan.input().outer.is_asynchronous()) return;
+  throw Error(
+      ExitCode::kConfig,
+      "/sync/type: the time of asynchronous ranks is not predicted, since each has its own. [T0830] hint: leave "
+      "--links out, or \"sync\" out of the strategy");
+}
+
 PredictedStep predicted_step(const MemoryPlan& plan, const TimingFiles& files, int ranks_per_host) {
+  expect_predictable(plan);
   return value_or_throw(predict_step(plan, files.profile, files.links_of(plan.input(), ranks_per_host)));
 }
 

@@ -22,6 +22,8 @@ struct TimingFiles {
 };
 /// Throws tessera::Error.
 TimingFiles read_timing(const TimingOptions& options);
+/// Throws tessera::Error (78) where no step's time can be told: ranks are asynchronous.
+void expect_predictable(const MemoryPlan& plan);
 /// Throws tessera::Error where the measurements are of another model.
 PredictedStep predicted_step(const MemoryPlan& plan, const TimingFiles& files, int ranks_per_host);
 

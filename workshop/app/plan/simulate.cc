@@ -54,6 +54,7 @@ int run_simulate(const SimulateCommand& command) {
       throw Error(ExitCode::kConfig,
                   "/sync/type: replicas that meet every now and then are not simulated. [T0041] hint: tessera plan "
                   "--links predicts the mean of their steps; or leave \"sync\" out of the strategy");
+    expect_predictable(world.plan);
     const TimingFiles files = read_timing(command.timing);
     const MeshLinks links = files.links_of(world.plan.input(), world.topology.local_world_size);
     const SimulatedWorld simulated =

@@ -113,6 +113,8 @@ std::vector<Metric> TrainReport::metrics_of(const StepResult& result, std::int64
                                  {"overflow", result.overflow},
                                  {"spike", result.spike},
                                  {"loss_scale", result.loss_scale},
+                                 {"staleness_mean", result.staleness_mean},
+                                 {"staleness_max", result.staleness_max},
                                  {"tokens", result.tokens},
                                  {"tokens_per_second", result.tokens_per_second},
                                  {"seconds", result.seconds},

@@ -1,0 +1,338 @@
+#include "engine/asynchronous/owned_shards.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <new>
+#include <utility>
+
+#include "engine/asynchronous/compensate.h"
+#include "engine/memory/state_views.h"
+#include "runtime/border/throw.h"
+#include "tessera/error.h"
+#include "tessera/span.h"
+
+namespace tessera {
+
+/// What ranks share of a shard beside its values and states. Only who holds the mutex reads or writes `version`, and
+/// the shard's values, states and counts.
+struct alignas(128) OwnedShards::Shard {
+  pthread_mutex_t mutex;
+  std::int64_t version;              ///< pushes applied
+  std::atomic<std::int64_t> played;  ///< pushes and pulls, where an order is played
+};
+
+/// Holds a shard's lock. A rank that is killed while it holds one leaves the shard half-updated: the others end.
+class OwnedShards::Holding {
+ public:
+  Holding(Shard& shard, PeerBoard& board, const std::string& what) : shard_(shard) {
+    for (int error = lock(); error != 0; error = lock()) {
+      if (error != ETIMEDOUT) fail(board, what, error);
+      board.look();
+    }
+  }
+  ~Holding() { pthread_mutex_unlock(&shard_.mutex); }
+  Holding(const Holding&) = delete;
+  Holding& operator=(const Holding&) = delete;
+
+ private:
+  int lock() const {
+    timespec until{};
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += 100'000'000;
+    until.tv_sec += until.tv_nsec / 1'000'000'000;
+    until.tv_nsec %= 1'000'000'000;
+    return pthread_mutex_clocklock(&shard_.mutex, CLOCK_MONOTONIC, &until);
+  }
+  [[noreturn]] void fail(PeerBoard& board, const std::string& what, int error) {
+    if (error == EOWNERDEAD) pthread_mutex_unlock(&shard_.mutex);  // nobody can lock it from now on
+    board.look_for_the_dead();
+    throw Error(ExitCode::kPeerLost, "rank " + std::to_string(board.rank()) + "/" + std::to_string(board.size()) + " " +
+                                         what +
+                                         ": a rank ended while it held this shard, which may be half-updated. [T0819] "
+                                         "hint: what the rank that ended "
+                                         "first printed last, or its launcher, says why; go on from a checkpoint");
+  }
+
+  Shard& shard_;
+};
+
+namespace {
+
+void make_mutex(pthread_mutex_t& mutex) {
+  pthread_mutexattr_t kind;
+  pthread_mutexattr_init(&kind);
+  pthread_mutexattr_setpshared(&kind, PTHREAD_PROCESS_SHARED);
+  pthread_mutexattr_setrobust(&kind, PTHREAD_MUTEX_ROBUST);
+  pthread_mutex_init(&mutex, &kind);
+  pthread_mutexattr_destroy(&kind);
+}
+
+}  // namespace
+
+OwnedShards::OwnedShards(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board)
+    : config_(plan.input().outer.asynchronous), board_(board), is_fresh_(units.size()) {
+  memory_ = Arena::part_of_common("shards", plan.use()[MemoryCategory::kOptimizer], board.group());
+  const auto owners = static_cast<std::size_t>(board.size());
+  std::size_t parameters = 0;
+  for (const auto& unit : units) {
+    first_group_.push_back(groups_.size());
+    for (const auto& group : unit->groups) {
+      if (!group->trainable) continue;
+      Group& added = groups_.emplace_back();
+      added.flat = group.get();
+      added.pulled.resize(owners);
+      added.first_shard = names_.size();
+      added.first_parameter = parameters;
+      parameters += group->parameters.size();
+      for (int owner = 0; owner < board.size(); ++owner) names_.push_back({unit->name, group->index, owner});
+      place(*group, plan);
+    }
+  }
+  first_group_.push_back(groups_.size());
+  memory_.expect_full();
+  const auto shards_bytes = static_cast<std::int64_t>(names_.size() * sizeof(Shard));
+  const auto counts_bytes = static_cast<std::int64_t>(parameters * owners * sizeof(std::int64_t));
+  control_ = Arena::common("versions of shards", shards_bytes + counts_bytes, board.group());
+  auto* counts = reinterpret_cast<std::int64_t*>(control_.data() + shards_bytes);
+  for (Group& group : groups_) {
+    group.counts = counts;
+    counts += group.flat->parameters.size() * owners;
+    if (board.rank() != 0) continue;
+    for (int owner = 0; owner < board.size(); ++owner) make_mutex(shard(group, owner).mutex);
+  }
+  if (!config_.play_order.empty()) read_turns();
+  if (!config_.record_order.empty() && board.rank() == 0)
+    writer_.emplace(value_or_throw(OrderWriter::open(config_.record_order, board.size(), /*is_first=*/true)));
+  adopt();
+  if (!config_.record_order.empty() && board.rank() != 0)
+    writer_.emplace(value_or_throw(OrderWriter::open(config_.record_order, board.size(), /*is_first=*/false)));
+}
+
+void OwnedShards::read_turns() {
+  turns_ = value_or_throw(read_order(config_.play_order, board_.size(), names_));
+  for (const std::vector<ShardTurn>& turns : turns_) {
+    const auto last =
+        std::find_if(turns.rbegin(), turns.rend(), [&](const ShardTurn& turn) { return turn.rank == board_.rank(); });
+    own_turns_end_.push_back(static_cast<std::size_t>(turns.rend() - last));
+  }
+}
+
+/// Takes memory for this rank's part of a group, and makes a view of each owner's: parts lie alike in the memory of
+/// all.
+void OwnedShards::place(FlatGroup& flat, const MemoryPlan& plan) {
+  std::byte* const values = memory_.take(flat.optimizer_part.numel * 4);
+  const StateFormats& formats = flat.records.state().states;
+  for (std::size_t i = 0; i < formats.size(); ++i)
+    flat.state[i].data = memory_.take(state_piece(formats[i], flat.optimizer_part.numel).data_bytes);
+  const PlanInput& input = plan.input();
+  for (int owner = 0; owner < board_.size(); ++owner) {
+    FlatGroup view = flat.without_module();
+    const std::int64_t there = (owner - board_.rank()) * memory_.bytes();
+    view.unit = flat.unit;
+    view.optimizer_part = owned(input.placement.optimizer, input.mesh.of(owner), flat.layout.numel());
+    view.parameter_part = view.optimizer_part;
+    view.shard = values + there;
+    for (std::size_t i = 0; i < formats.size(); ++i) view.state[i].data += there;
+    groups_.back().views.push_back(std::move(view));
+  }
+}
+
+OwnedShards::Shard& OwnedShards::shard(const Group& group, int owner) const {
+  return reinterpret_cast<Shard*>(control_.data())[group.first_shard + static_cast<std::size_t>(owner)];
+}
+
+std::span<std::int64_t> OwnedShards::counts_at(const Group& group, int owner) const {
+  const std::size_t count = group.flat->parameters.size();
+  return {group.counts + count * static_cast<std::size_t>(owner), count};
+}
+
+std::span<std::int64_t> OwnedShards::counts(const FlatGroup& group) {
+  const auto found = std::ranges::find(groups_, &group, &Group::flat);
+  return counts_at(*found, board_.rank());
+}
+
+std::string OwnedShards::what(const Group& group, int owner, const char* operation) const {
+  return group.flat->unit->name + " " + operation + " of shard " + std::to_string(owner);
+}
+
+void OwnedShards::adopt() {
+  for (Group& group : groups_) {
+    const Extent part = group.flat->optimizer_part;
+    std::memcpy(group.views[static_cast<std::size_t>(board_.rank())].shard,
+                group.flat->full + part.offset * group.flat->element_bytes(), static_cast<std::size_t>(part.numel) * 4);
+  }
+  board_.meet("asynchronous values");
+  for (Group& group : groups_) {
+    for (int owner = 0; owner < board_.size(); ++owner) {
+      const FlatGroup& view = group.views[static_cast<std::size_t>(owner)];
+      std::memcpy(group.flat->full + view.optimizer_part.offset * 4, view.shard,
+                  static_cast<std::size_t>(view.optimizer_part.numel) * 4);
+      group.pulled[static_cast<std::size_t>(owner)] = shard(group, owner).version;
+    }
+  }
+  board_.meet("asynchronous values");
+}
+
+void OwnedShards::bring_together() {
+  board_.meet("asynchronous ranks come together");
+  for (std::size_t unit = 0; unit + 1 < first_group_.size(); ++unit) {
+    is_fresh_[unit] = 1;
+    for (std::size_t i = first_group_[unit]; i < first_group_[unit + 1]; ++i) {
+      for (int owner = 0; owner < board_.size(); ++owner) pull_shard(groups_[i], owner);
+    }
+  }
+  board_.meet("asynchronous ranks come together");
+}
+
+bool OwnedShards::pull(const Unit& unit) {
+  const auto index = static_cast<std::size_t>(unit.index);
+  if (is_fresh_[index] != 0) return false;
+  const Span span("pull", unit.name);
+  board_.look();
+  wait_for_the_slowest(unit);
+  for (std::size_t i = first_group_[index]; i < first_group_[index + 1]; ++i) {
+    // Each rank begins at its own shards, so that they do not all come to the same one.
+    for (int k = 0; k < board_.size(); ++k) pull_shard(groups_[i], (board_.rank() + k) % board_.size());
+  }
+  is_fresh_[index] = 1;
+  ++pulls_;
+  for (std::size_t i = first_group_[index]; i < first_group_[index + 1]; ++i)
+    pulled_bytes_ += groups_[i].flat->gathered_bytes();
+  return true;
+}
+
+/// An order that is played has such waits in it.
+void OwnedShards::wait_for_the_slowest(const Unit& unit) {
+  if (!config_.max_staleness || !turns_.empty()) return;
+  const std::int64_t least = step() - 1 - *config_.max_staleness;
+  board_.wait(unit.name + " pull", [&](int q) { return board_.pushed(q) >= least; });
+}
+
+void OwnedShards::pull_shard(Group& group, int owner) {
+  await_turn(group, owner, /*is_push=*/false);
+  const FlatGroup& view = group.views[static_cast<std::size_t>(owner)];
+  Shard& there = shard(group, owner);
+  const Holding holding(there, board_, what(group, owner, "pull"));
+  std::memcpy(group.flat->full + view.optimizer_part.offset * 4, view.shard,
+              static_cast<std::size_t>(view.optimizer_part.numel) * 4);
+  group.pulled[static_cast<std::size_t>(owner)] = there.version;
+  note(group, owner, /*is_push=*/false, there.version);
+}
+
+/// With max_staleness 0 nobody pushes while others pull or compute, and ranks push one after the other.
+void OwnedShards::wait_for_turn_of_round() {
+  const std::int64_t now = step();
+  board_.note_computed(now);
+  if (config_.max_staleness != 0 || !turns_.empty()) return;
+  board_.wait("push", [&](int q) { return board_.computed(q) >= now; });
+  board_.wait("push", [&](int q) { return q >= board_.rank() || board_.pushed(q) >= now; });
+}
+
+GradientAges OwnedShards::push(const ElementUpdate& rule, const PushRates& with) {
+  const Span span("push");
+  board_.look();
+  wait_for_turn_of_round();
+  GradientAges ages;
+  for (Group& group : groups_) {
+    const auto used = with.used.subspan(group.first_parameter, group.flat->parameters.size());
+    if (std::ranges::find(used, char{1}) == used.end()) continue;
+    for (int k = 0; k < board_.size(); ++k)
+      push_shard(group, (board_.rank() + k) % board_.size(), rule, {with.rates, used}, ages);
+  }
+  end_step();
+  return ages;
+}
+
+void OwnedShards::skip() {
+  board_.look();
+  wait_for_turn_of_round();
+  end_step();
+}
+
+void OwnedShards::end_step() {
+  board_.note_pushed(step());
+  std::ranges::fill(is_fresh_, 0);
+  if (writer_) throw_if_error(writer_->write_if_many());
+}
+
+void OwnedShards::push_shard(Group& group, int owner, const ElementUpdate& rule, const PushRates& with,
+                             GradientAges& ages) {
+  await_turn(group, owner, /*is_push=*/true);
+  const FlatGroup& view = group.views[static_cast<std::size_t>(owner)];
+  Shard& there = shard(group, owner);
+  const Holding holding(there, board_, what(group, owner, "push"));
+  const std::int64_t age = there.version - group.pulled[static_cast<std::size_t>(owner)];
+  ages.sum += age;
+  ages.most = std::max(ages.most, age);
+  ++ages.shards;
+  const float younger = config_.scale == AgeScale::kInverse ? 1.0F / static_cast<float>(1 + age) : 1.0F;
+  runs_.clear();
+  rule.find_runs(*group.flat, view.optimizer_part, with.used, counts_at(group, owner).data(), runs_);
+  for (const UpdateRun& run : runs_) {
+    UpdateRates rates = with.rates;
+    rates.gradient_scale = compensated(group, owner, run.extent, rates.gradient_scale) * younger;
+    rule.update(rule.optimizer_of(run), optimizer_slice(view, states_in_memory(view, run.extent)), rates, run);
+  }
+  note(group, owner, /*is_push=*/true, there.version);
+  ++there.version;
+}
+
+/// Returns the scale that the gradients of a run still need.
+float OwnedShards::compensated(const Group& group, int owner, Extent run, float scale) const {
+  const auto lambda = static_cast<float>(config_.delay_compensation);
+  if (lambda == 0) return scale;
+  const FlatGroup& view = group.views[static_cast<std::size_t>(owner)];
+  compensate(view.gradient + (run.offset - view.gradient_part.offset), run.numel, scale,
+             {reinterpret_cast<const float*>(view.shard) + (run.offset - view.optimizer_part.offset),
+              reinterpret_cast<const float*>(group.flat->full) + run.offset, lambda});
+  return 1.0F;
+}
+
+void OwnedShards::await_turn(const Group& group, int owner, bool is_push) {
+  if (turns_.empty()) return;
+  const std::size_t index = group.first_shard + static_cast<std::size_t>(owner);
+  const std::vector<ShardTurn>& turns = turns_[index];
+  const Shard& there = shard(group, owner);
+  const char* const operation = is_push ? "push" : "pull";
+  const auto whose = [&] {
+    const auto played = static_cast<std::size_t>(there.played.load());
+    return played < turns.size() ? turns[played].rank : -1;
+  };
+  if (static_cast<std::size_t>(there.played.load()) >= own_turns_end_[index]) {
+    throw Error(ExitCode::kUsage, what(group, owner, operation) +
+                                      ": the order that is played (sync.play_order) has no more of it by rank " +
+                                      std::to_string(board_.rank()) +
+                                      ". [T0820] hint: make as many steps as the run that recorded the order, and read "
+                                      "parameters (Gathered, evaluate) where it did");
+  }
+  // The turn may go from one rank to another while the board asks rank by rank, so it is asked until it is this one's.
+  while (whose() != board_.rank())
+    board_.wait(what(group, owner, operation), [&](int q) { return q == board_.rank() || whose() != q; });
+  if (turns[static_cast<std::size_t>(there.played.load())].is_push != is_push) {
+    throw Error(ExitCode::kUsage, what(group, owner, operation) +
+                                      ": the order that is played (sync.play_order) has a " +
+                                      (is_push ? "pull" : "push") + " by rank " + std::to_string(board_.rank()) +
+                                      " here. [T0821] hint: run the program that recorded the order");
+  }
+}
+
+void OwnedShards::note(const Group& group, int owner, bool is_push, std::int64_t version) {
+  const std::size_t index = group.first_shard + static_cast<std::size_t>(owner);
+  if (writer_) {
+    writer_->add({.number = board_.next_event(),
+                  .step = step(),
+                  .shard = index,
+                  .version = version,
+                  .rank = board_.rank(),
+                  .is_push = is_push},
+                 names_[index]);
+  }
+  if (!turns_.empty()) shard(group, owner).played.fetch_add(1);
+}
+
+}  // namespace tessera

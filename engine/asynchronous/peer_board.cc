@@ -1,0 +1,111 @@
+#include "engine/asynchronous/peer_board.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <exception>
+#include <thread>
+#include <utility>
+
+#include "runtime/border/throw.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::chrono::milliseconds kBetweenLooks{50};
+constexpr int kSpins = 100;
+
+std::string name_of_rank(int rank, const std::atomic<std::int64_t>& process) {
+  return "rank " + std::to_string(rank) + " (pid " + std::to_string(process.load()) + ")";
+}
+
+}  // namespace
+
+PeerBoard::PeerBoard(std::shared_ptr<Collectives> group, double timeout_s)
+    : group_(std::move(group)),
+      timeout_s_(timeout_s),
+      exceptions_at_start_(std::uncaught_exceptions()),
+      memory_(Arena::common("what asynchronous ranks tell each other",
+                            static_cast<std::int64_t>(sizeof(Entry)) * group_->size(), *group_)),
+      entries_(reinterpret_cast<Entry*>(memory_.data())) {
+  entries_[rank()].process.store(getpid());
+  meet("asynchronous ranks");
+  for (int q = 0; q < size(); ++q) processes_.emplace_back(static_cast<pid_t>(entries_[q].process.load()));
+  looked_ = Clock::now();
+}
+
+PeerBoard::~PeerBoard() {
+  entries_[rank()].state.store(std::uncaught_exceptions() > exceptions_at_start_ ? kFailed : kLeft);
+}
+
+void PeerBoard::meet(const char* what) { throw_if_error(group_->barrier(what).wait()); }
+
+bool PeerBoard::is_gone(int rank) const {
+  return entries_[rank].state.load() == kRunning && !processes_[static_cast<std::size_t>(rank)].alive();
+}
+
+/// All ranks but this one are running their programs, so the barrier cannot pass: it says who is gone, and why.
+void PeerBoard::end_because_of(int rank) {
+  entries_[this->rank()].state.store(kFailed);
+  throw_if_error(group_->barrier("a look at asynchronous ranks").wait());
+  throw Error(ExitCode::kPeerLost, "rank " + std::to_string(this->rank()) + ": " +
+                                       name_of_rank(rank, entries_[rank].process) +
+                                       " has ended. [T0822] hint: what it printed last, or its launcher, says why");
+}
+
+void PeerBoard::end_late(const std::string& what, Arrived arrived) const {
+  entries_[rank()].state.store(kFailed);
+  std::string missing;
+  for (int q = 0; q < size(); ++q) {
+    if (!arrived(q)) missing += (missing.empty() ? "" : ", ") + name_of_rank(q, entries_[q].process);
+  }
+  throw Error(ExitCode::kPeerLost,
+              "rank " + std::to_string(rank()) + "/" + std::to_string(size()) + " " + what +
+                  ": timed out waiting for " + missing +
+                  " (comm.timeout_s sets the limit). [T0823] hint: a rank that does not come stands still, "
+                  "or waits for its own turn in an order (sync.play_order) of another program");
+}
+
+void PeerBoard::wait(const std::string& what, Arrived arrived) {
+  const auto all_but = [&]() {
+    for (int q = 0; q < size(); ++q) {
+      if (!arrived(q)) return q;
+    }
+    return -1;
+  };
+  const Clock::time_point begin = Clock::now();
+  std::chrono::microseconds nap{20};
+  for (int looks = 0;; ++looks) {
+    const int missing = all_but();
+    if (missing < 0) return;
+    if (looks < kSpins) {
+      std::this_thread::yield();
+      continue;
+    }
+    std::this_thread::sleep_for(nap);
+    nap = std::min<std::chrono::microseconds>(2 * nap, std::chrono::milliseconds(1));
+    look();
+    // A rank that ended well came here before, or never will.
+    if (entries_[missing].state.load() == kLeft && !arrived(missing)) end_because_of(missing);
+    if (Clock::now() - begin > std::chrono::duration<double>(timeout_s_)) end_late(what, arrived);
+  }
+}
+
+void PeerBoard::look_for_the_dead() {
+  for (int k = 0; k < 20; ++k) {
+    std::this_thread::sleep_for(kBetweenLooks);
+    look();
+  }
+}
+
+void PeerBoard::look() {
+  const Clock::time_point now = Clock::now();
+  if (now - looked_ < kBetweenLooks) return;
+  looked_ = now;
+  for (int q = 0; q < size(); ++q) {
+    if (q != rank() && (entries_[q].state.load() == kFailed || is_gone(q))) end_because_of(q);
+  }
+}
+
+}  // namespace tessera

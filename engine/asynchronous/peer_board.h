@@ -1,0 +1,81 @@
+#pragma once
+
+#include <absl/functional/function_ref.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/comm/collectives.h"
+#include "runtime/comm/shared/process_handle.h"
+#include "sharding/arena.h"
+
+namespace tessera {
+
+/// What ranks that do not wait for each other (SyncConfig, asynchronous) know of one another: how many steps each has
+/// made, and whether it is still there. It lies in memory that all of them map, so a look costs a load and sends
+/// nothing. ReplicaSync owns one; the thread that trains calls it.
+///
+/// Ranks make no collective while they train, so nothing of the transport notices that one is gone. `wait` and `look`
+/// do: they read each rank's state here and its process, and what they find they ask the transport about, which says
+/// who ended and why, as after any other collective.
+class PeerBoard {
+ public:
+  /// `group`: of all ranks, for nothing else; it shares memory. `timeout_s`: the longest wait. Collective.
+  PeerBoard(std::shared_ptr<Collectives> group, double timeout_s);
+  /// Says that this rank has left, or failed where an exception passes.
+  ~PeerBoard();
+  PeerBoard(const PeerBoard&) = delete;
+  PeerBoard& operator=(const PeerBoard&) = delete;
+
+  int rank() const { return group_->rank(); }
+  int size() const { return group_->size(); }
+  Collectives& group() const { return *group_; }
+
+  /// Steps of `rank` whose backward is over, and those whose gradients are applied, or skipped.
+  std::int64_t computed(int rank) const { return entries_[rank].computed.load(); }
+  std::int64_t pushed(int rank) const { return entries_[rank].pushed.load(); }
+  void note_computed(std::int64_t steps) { entries_[rank()].computed.store(steps); }
+  void note_pushed(std::int64_t steps) { entries_[rank()].pushed.store(steps); }
+  /// The next number of a count that all ranks share, from 0.
+  std::int64_t next_event() { return entries_[0].events.fetch_add(1); }
+
+  /// Whether a rank has come to where this one waits for it.
+  using Arrived = absl::FunctionRef<bool(int rank)>;
+  /// Waits until all have arrived: spins, then sleeps at most a millisecond at a time. `what`: the unit and operation,
+  /// for messages. Throws tessera::Error (75) where a rank that has not arrived has ended or does not come in time,
+  /// with what the transport knows of it.
+  void wait(const std::string& what, Arrived arrived);
+  /// Throws tessera::Error (75) where a rank has failed or its process is gone. It looks at most every 50 ms.
+  void look();
+  /// A rank must have ended, or be about to: looks for a second, and throws as `look` does if it finds it.
+  void look_for_the_dead();
+  /// Returns once all ranks have called it. Collective.
+  void meet(const char* what);
+
+ private:
+  enum State : std::uint32_t { kRunning, kFailed, kLeft };
+  /// One rank's words. Only it writes them, but for `events` of rank 0.
+  struct alignas(128) Entry {
+    std::atomic<std::int64_t> computed, pushed, events, process;
+    std::atomic<std::uint32_t> state;
+  };
+  using Clock = std::chrono::steady_clock;
+
+  bool is_gone(int rank) const;
+  [[noreturn]] void end_because_of(int rank);
+  [[noreturn]] void end_late(const std::string& what, Arrived arrived) const;
+
+  const std::shared_ptr<Collectives> group_;
+  const double timeout_s_;
+  const int exceptions_at_start_;
+  Arena memory_;
+  Entry* entries_ = nullptr;  ///< [rank]
+  std::vector<ProcessHandle> processes_;
+  Clock::time_point looked_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "engine/asynchronous/owned_shards.h"
+#include "sharding/gather/unit_keeper.h"
+#include "sharding/unit.h"
+
+namespace tessera {
+
+/// Pulls a unit of asynchronous training when an operator of a step reads it first, or a Gathered guard does: where a
+/// unit that is sharded would be gathered. ReplicaSync owns one while an Engine's operators are watched.
+class Pulls final : public UnitKeeper {
+ public:
+  /// `on_pulled` is told of a unit whose values have changed. Refers to `shards`.
+  Pulls(std::vector<Unit*> units, OwnedShards& shards, std::function<void(Unit&)> on_pulled, OnFailure on_failure)
+      : UnitKeeper(std::move(on_failure)), units_(std::move(units)), shards_(shards), on_pulled_(std::move(on_pulled)) {
+    for (Unit* unit : units_) unit->watch(this);
+  }
+  ~Pulls() {
+    for (Unit* unit : units_) unit->watch(nullptr);
+  }
+  Pulls(const Pulls&) = delete;
+  Pulls& operator=(const Pulls&) = delete;
+
+  void use(Unit& unit) override {
+    unit.pin();
+    if (shards_.pull(unit)) on_pulled_(unit);
+  }
+  void hold(Unit& unit) override { use(unit); }
+  void drop(Unit&) override {}  // nothing is on its way
+
+ private:
+  const std::vector<Unit*> units_;
+  OwnedShards& shards_;
+  const std::function<void(Unit&)> on_pulled_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,129 @@
+#include "engine/asynchronous/push_order.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <tuple>
+#include <utility>
+
+#include "runtime/base/errno_hint.h"
+#include "runtime/base/input_file.h"
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+
+namespace tessera {
+namespace {
+
+using json = nlohmann::ordered_json;
+constexpr char kKind[] = "tessera_order";
+constexpr std::size_t kMostBytes = std::size_t{1} << 32;
+
+absl::Status output_error(const std::string& path, const char* what, int error, ExitCode code) {
+  return make_error(code, "sync.record_order " + path + ": " + what + ": " + reason_of_writing(error));
+}
+
+absl::Status bad_line(const std::string& path, std::size_t line, const std::string& what) {
+  return make_error(ExitCode::kCorruptData,
+                    "sync.play_order " + path + ", line " + std::to_string(line) + ": " + what +
+                        ". [T0824] hint: give a file that sync.record_order wrote in a run of the same "
+                        "model, units and number of ranks");
+}
+
+}  // namespace
+
+absl::StatusOr<OrderWriter> OrderWriter::open(const std::string& path, int ranks, bool is_first) {
+  const int flags = O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | (is_first ? O_TRUNC : 0);
+  const int file = ::open(path.c_str(), flags, 0666);
+  if (file < 0) {
+    const int error = errno;
+    return output_error(path, "cannot be opened", error, exit_code_of_creating(error));
+  }
+  OrderWriter writer(path, file);
+  if (is_first) {
+    writer.text_ = json{{kKind, 1}, {"ranks", ranks}}.dump() + "\n";
+    TESSERA_RETURN_IF_ERROR(writer.write());
+  }
+  return writer;
+}
+
+OrderWriter::OrderWriter(OrderWriter&& other) noexcept
+    : path_(std::move(other.path_)), file_(std::exchange(other.file_, -1)), text_(std::move(other.text_)) {}
+
+OrderWriter::~OrderWriter() {
+  if (file_ < 0) return;
+  if (const absl::Status status = write(); !status.ok()) log_error(message_of(status));
+  ::close(file_);
+}
+
+void OrderWriter::add(const ShardEvent& event, const ShardName& shard) {
+  text_ += json{{"event", event.number}, {"rank", event.rank},
+                {"step", event.step},    {"op", event.is_push ? "push" : "pull"},
+                {"unit", shard.unit},    {"group", shard.group},
+                {"shard", shard.owner},  {"version", event.version}}
+               .dump();
+  text_ += '\n';
+}
+
+absl::Status OrderWriter::write() {
+  for (std::string_view rest = text_; !rest.empty();) {
+    const ssize_t wrote = ::write(file_, rest.data(), rest.size());
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0) {
+      const int error = errno;
+      return output_error(path_, "cannot be written", error, exit_code_of_errno(error));
+    }
+    rest.remove_prefix(static_cast<std::size_t>(wrote));
+  }
+  text_.clear();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::vector<ShardTurn>>> read_order(const std::string& path, int ranks,
+                                                               std::span<const ShardName> shards) {
+  TESSERA_ASSIGN_OR_RETURN(const std::string text,
+                           read_input_file(path, "sync.play_order", kMostBytes, ExitCode::kCorruptData));
+  std::map<std::tuple<std::string, std::size_t, int>, std::size_t> known;
+  for (std::size_t i = 0; i < shards.size(); ++i) known[{shards[i].unit, shards[i].group, shards[i].owner}] = i;
+  std::vector<std::vector<std::pair<std::int64_t, ShardTurn>>> events(shards.size());
+  std::size_t number = 0;
+  for (std::string_view rest = text; !rest.empty();) {
+    const std::string_view line = rest.substr(0, rest.find('\n'));
+    rest.remove_prefix(std::min(rest.size(), line.size() + 1));
+    ++number;
+    try {
+      const json item = json::parse(line);
+      if (number == 1) {
+        if (item.at(kKind) != 1) return bad_line(path, number, "this is an order of another version");
+        if (item.at("ranks") != ranks)
+          return bad_line(
+              path, number,
+              "the order is of " + item.at("ranks").dump() + " ranks, and this run has " + std::to_string(ranks));
+        continue;
+      }
+      const auto shard = known.find({item.at("unit"), item.at("group"), item.at("shard")});
+      const int rank = item.at("rank");
+      if (shard == known.end())
+        return bad_line(path, number,
+                        "the model has no shard " + item.at("shard").dump() + " of group " + item.at("group").dump() +
+                            " of a unit " + item.at("unit").dump());
+      if (rank < 0 || rank >= ranks) return bad_line(path, number, "there is no rank " + std::to_string(rank));
+      events[shard->second].push_back({item.at("event"), {rank, item.at("op") == "push"}});
+    } catch (const json::exception&) {
+      return bad_line(path, number, "it is no line of an order");
+    }
+  }
+  if (number == 0) return bad_line(path, 1, "the file is empty");
+  std::vector<std::vector<ShardTurn>> turns(shards.size());
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    std::ranges::stable_sort(events[i], {}, [](const auto& event) { return event.first; });
+    for (const auto& [event, turn] : events[i]) turns[i].push_back(turn);
+  }
+  return turns;
+}
+
+}  // namespace tessera

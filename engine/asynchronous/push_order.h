@@ -1,0 +1,71 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+/// A shard for files and people: the owner's part of a flat group.
+struct ShardName {
+  std::string unit;
+  std::size_t group = 0;  ///< among the unit's groups
+  int owner = 0;          ///< the rank that has it
+};
+
+/// What a rank did with a shard.
+struct ShardEvent {
+  std::int64_t number = 0;   ///< over all ranks and shards: events of one shard, or of one rank, happened in this order
+  std::int64_t step = 0;     ///< the rank's, from 1
+  std::size_t shard = 0;     ///< index among the ShardNames
+  std::int64_t version = 0;  ///< the shard's, before a push
+  int rank = 0;
+  bool is_push = false;
+};
+
+/// Writes the order of pushes and pulls ("sync": "record_order"): a first line that names the number of ranks, then a
+/// line of JSON for each event,
+///
+///     {"event":12,"rank":0,"step":3,"op":"push","unit":"layers.0","group":0,"shard":1,"version":5}
+///
+/// Each rank appends its own lines, many at a time, so lines of several ranks take turns; "event" orders them. A rank
+/// that is killed loses its latest lines. OwnedShards owns one.
+class OrderWriter {
+ public:
+  /// Makes the file anew if `is_first`, which one rank says before the others open it. Errors: as for any output file.
+  static absl::StatusOr<OrderWriter> open(const std::string& path, int ranks, bool is_first);
+  OrderWriter(OrderWriter&& other) noexcept;
+  OrderWriter& operator=(OrderWriter&&) = delete;
+  ~OrderWriter();  ///< writes what is left; an error goes to the log
+
+  void add(const ShardEvent& event, const ShardName& shard);
+  /// Writes what has come together, once that is 64 KiB. Error: 74, 71, 73.
+  absl::Status write_if_many() { return text_.size() < kMany ? absl::OkStatus() : write(); }
+
+ private:
+  static constexpr std::size_t kMany = std::size_t{1} << 16;
+  OrderWriter(std::string path, int file) : path_(std::move(path)), file_(file) {}
+  absl::Status write();
+
+  std::string path_;
+  int file_ = -1;
+  std::string text_;
+};
+
+/// Whose turn it is at a shard, in an order that is played.
+struct ShardTurn {
+  int rank = 0;
+  bool is_push = false;
+};
+
+/// Reads a file of OrderWriter. Returns the turns of each of `shards`, in order. Errors: 66, 77 where it cannot be
+/// read; 65, which name the line, where it is no such file, is of another number of ranks, or has other shards.
+absl::StatusOr<std::vector<std::vector<ShardTurn>>> read_order(const std::string& path, int ranks,
+                                                               std::span<const ShardName> shards);
+
+}  // namespace tessera

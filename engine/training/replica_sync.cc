@@ -1,0 +1,71 @@
+#include "engine/training/replica_sync.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "engine/step/outer_place.h"
+#include "runtime/comm/local/local_collectives.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+/// Those of a rank that speaks with nobody. It makes no use of memory that others could reach.
+MeshAxes alone() {
+  const auto nobody = std::make_shared<LocalCollectives>(0, 1, /*one_host=*/false);
+  MeshAxes axes;
+  axes.gather = axes.reduce = axes.replicate = axes.world = axes.control = nobody;
+  return axes;
+}
+
+}  // namespace
+
+MeshAxes ReplicaSync::axes(const Mesh& mesh, const MeshAxes& whole) {
+  if (!is_apart()) return whole;
+  if (!now_.is_asynchronous()) return value_or_throw(groups_of(mesh).within_replica(whole));
+  auto group = value_or_throw(groups_of(mesh).world("asynchronous"));
+  if (!group->shares_memory()) {
+    throw Error(ExitCode::kConfig,
+                "/sync/type: asynchronous ranks push and pull through memory that they share, and the transport " +
+                    group->transport() +
+                    " has none. [T0826] hint: run all ranks on one host, with comm.transport \"auto\" or \"host\"");
+  }
+  board_ = std::make_unique<PeerBoard>(std::move(group), timeout_s_);
+  return alone();
+}
+
+void ReplicaSync::begin(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan,
+                        const MeshAxes& replica, const MeshAxes& whole, const Accelerator& accelerator,
+                        MemoryUse& use) {
+  if (board_) {
+    shards_ = std::make_unique<OwnedShards>(units, plan, *board_);
+    use[MemoryCategory::kOptimizer] += shards_->memory_bytes();
+  } else if (is_apart()) {
+    outer_ = std::make_unique<OuterSteps>(units, plan, replica, whole, outer_place_of(accelerator));
+    use[MemoryCategory::kOptimizer] += outer_->memory_bytes();
+    use[MemoryCategory::kStaging] += outer_->scratch_bytes();
+  }
+}
+
+std::unique_ptr<Step> ReplicaSync::make_step(const StepContext& context, GradientNorm& norm) const {
+  return shards_ ? std::make_unique<AsynchronousStep>(context, norm, *shards_) : nullptr;
+}
+
+bool ReplicaSync::pulls(const std::vector<std::unique_ptr<Unit>>& units, std::function<void(Unit&)> on_pulled,
+                        UnitKeeper::OnFailure on_failure) {
+  if (!shards_) return false;
+  pulls_ = std::make_unique<Pulls>(pointers_to(units), *shards_, std::move(on_pulled), std::move(on_failure));
+  return true;
+}
+
+/// One state stands for all: of the ranks' counts of steps the largest becomes everybody's.
+void ReplicaSync::meet_at_shards(Step& step) {
+  StepProgress progress = step.progress();
+  std::vector<std::int64_t> all(static_cast<std::size_t>(board_->size()));
+  throw_if_error(
+      board_->group().all_gather("steps of ranks", &progress.applied, all.data(), sizeof progress.applied).wait());
+  progress.applied = *std::ranges::max_element(all);
+  step.resume(progress);
+}
+
+}  // namespace tessera

@@ -1,0 +1,109 @@
+#include <fmt/format.h>
+
+#include <functional>
+#include <string>
+#include <utility>
+
+#include "runtime/config/strategy_keys.h"
+#include "runtime/config/strategy_names.h"
+
+namespace tessera {
+namespace {
+
+StrategyRule placement_rule() {
+  return {{"/sync/type", "/strategy"},
+          "sync.type asynchronous needs strategy SHARD_OPTIMIZER.",
+          [](const Strategy& s) -> std::string {
+            if (!s.sync.is_asynchronous() || s.strategy == ShardingStrategy::kShardOptimizer) return "";
+            return "needs \"strategy\" \"SHARD_OPTIMIZER\": each rank keeps the values that it pulled from forward to "
+                   "backward, and masters and states are cut over their owners, the ranks. [T0827] hint: take that "
+                   "strategy";
+          }};
+}
+
+/// Makes a rule for something that asynchronous training excludes.
+StrategyRule never_with(std::string other, std::string what, std::function<bool(const Strategy&)> holds,
+                        const char* why) {
+  return {{"/sync/type", std::move(other)},
+          fmt::format("sync.type asynchronous goes without {}: {}.", what, why),
+          [holds, what, why](const Strategy& s) -> std::string {
+            if (!s.sync.is_asynchronous() || !holds(s)) return "";
+            return fmt::format("asynchronous cannot stand beside {}: {}. [T0828] hint: leave one of them out", what,
+                               why);
+          }};
+}
+
+bool compresses_anything(const CompressionConfig& c) {
+  return c.gradients != WireForm::kPlain || c.sums != WireForm::kPlain || c.gathers != WireForm::kPlain ||
+         c.has_method() || c.error_feedback;
+}
+
+constexpr char kNotTriedTogether[] = "the two have not been tried together";
+constexpr char kUnknownInAStep[] = "no step knows of the other ranks'";
+
+}  // namespace
+
+std::vector<StrategyRule> asynchronous_rules() {
+  return {
+      placement_rule(),
+      never_with(
+          "/mesh/replicate", "mesh.replicate above 1", [](const Strategy& s) { return s.mesh.replicate > 1; },
+          "every rank is a replica already, and masters have one owner"),
+      never_with(
+          "/comm/transport", "comm.transport gloo, nccl or cuda_host",
+          [](const Strategy& s) {
+            return s.comm.transport == TransportChoice::kGloo || s.comm.transport == TransportChoice::kNccl ||
+                   s.comm.transport == TransportChoice::kCudaHost;
+          },
+          "pushes and pulls go through memory of the CPU that the ranks of one host share"),
+      never_with(
+          "/optimizer/type", "optimizer.type muon, lamb, lars, adafactor, own or own_matrix",
+          [](const Strategy& s) {
+            const OptimizerType type = s.optimizer.type;
+            return updates_whole_tensors(type) || adapts_layers(type) || type == OptimizerType::kOwn;
+          },
+          "a shard is updated by itself, and these need whole tensors, or a program's code under a shard's lock"),
+      never_with(
+          "/optimizer/state_dtype", "optimizer.state_dtype bf16 or 8bit",
+          [](const Strategy& s) { return s.optimizer.state_dtype != StateDType::kF32; }, kNotTriedTogether),
+      never_with(
+          "/optimizer/shard_over", "optimizer.shard_over world",
+          [](const Strategy& s) { return s.optimizer.shard_over_world; }, "shards lie over all ranks already"),
+      never_with(
+          "/optimizer/in_backward", "optimizer.in_backward", [](const Strategy& s) { return s.optimizer.in_backward; },
+          kNotTriedTogether),
+      never_with(
+          "/mixed_precision/param", "param bf16 or fp16",
+          [](const Strategy& s) { return s.mixed_precision.param != DType::kF32; },
+          "ranks pull fp32 values, and rounding them on the way has not been tried"),
+      never_with(
+          "/ema/decay", "ema", [](const Strategy& s) { return s.ema.decay > 0; },
+          "an average over steps has no meaning where each rank counts its own"),
+      never_with(
+          "/lr_schedule/base_batch_size", "lr_schedule.base_batch_size",
+          [](const Strategy& s) { return s.lr_schedule.base_batch_size > 0; }, kUnknownInAStep),
+      never_with(
+          "/on_spike/action", "on_spike", [](const Strategy& s) { return s.on_spike.action != SpikeAction::kNone; },
+          kUnknownInAStep),
+      never_with(
+          "/durable/every", "durable", [](const Strategy& s) { return s.durable.every > 0; },
+          "a commit needs a step that all ranks make together"),
+      never_with(
+          "/checkpoint/async", "checkpoint.async", [](const Strategy& s) { return s.checkpoint.async; },
+          "ranks would go on while a save reads shards that they share"),
+      never_with(
+          "/check/replica_hash_every", "check.replica_hash_every",
+          [](const Strategy& s) { return s.check.replica_hash_every > 0; }, "parameters of ranks differ by design"),
+      never_with(
+          "/broadcast_buffers", "broadcast_buffers from_rank_zero or mean",
+          [](const Strategy& s) { return s.broadcast_buffers != BufferBroadcast::kNone; },
+          "that would meet all ranks in every step"),
+      never_with(
+          "/compression/gradients", "compression", [](const Strategy& s) { return compresses_anything(s.compression); },
+          "nothing goes over a network, where it would have an effect"),
+      never_with(
+          "/offload/masters/tier", "offload of training state", [](const Strategy& s) { return s.offload.is_used(); },
+          "shards lie in memory that all ranks reach")};
+}
+
+}  // namespace tessera

@@ -1,0 +1,409 @@
+// Tests "sync": {"type": "asynchronous"}: ranks push gradients to shards that all own, and wait for nobody. What they
+// did is played again, by ranks and by plain LibTorch on one thread, to the same bits.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <torch/nn/modules/container/sequential.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <set>
+#include <string>
+#include <thread>
+#include <tuple>
+
+#include "runtime/comm/mesh_groups.h"
+#include "tessera/checkpoint.h"
+#include "tessera/collectives.h"
+#include "tessera/error.h"
+#include "tessera/sync_batch_norm.h"
+#include "tests/engine/asynchronous/order_oracle.h"
+#include "tests/engine/on_hosts.h"
+#include "tests/support/session.h"
+#include "tests/support/test_folder.h"
+
+namespace tessera::testing {
+namespace asynchronous_test {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr int kRanks = 3;
+
+void sgd(Strategy& s) { s.optimizer = {.type = OptimizerType::kSgd, .lr = 0.1, .weight_decay = 0, .momentum = 0.9}; }
+
+Strategy asynchronous(const Adjust& adjust = nullptr) {
+  Strategy strategy = tiny_strategy(ShardingStrategy::kShardOptimizer);
+  strategy.host_sharing = true;
+  strategy.gradient_clipping = 0;
+  strategy.sync.type = SyncType::kAsynchronous;
+  if (adjust) adjust(strategy);
+  return strategy;
+}
+
+/// One of each kind of run whose bits the oracle has.
+struct Option {
+  const char* name;
+  Adjust adjust;
+  TinyOptions model = {};
+};
+const std::vector<Option>& options() {
+  static const std::vector<Option> list = {
+      {"adamw", nullptr},
+      {"sgd", sgd},
+      {"inverse", [](Strategy& s) { sgd(s), s.sync.asynchronous.scale = AgeScale::kInverse; }},
+      {"compensated", [](Strategy& s) { sgd(s), s.sync.asynchronous.delay_compensation = 2.0; }},
+      {"compensated and inverse",
+       [](Strategy& s) {
+         s.sync.asynchronous.scale = AgeScale::kInverse;
+         s.sync.asynchronous.delay_compensation = 0.5;
+       }},
+      {"two microbatches", [](Strategy& s) { s.gradient_accumulation = 2; }},
+      {"at most one step ahead", [](Strategy& s) { s.sync.asynchronous.max_staleness = 1; }},
+      {"in rank order", [](Strategy& s) { sgd(s), s.sync.asynchronous.max_staleness = 0; }},
+      {"a tied head, frozen and unused blocks",
+       nullptr,
+       {.tied_head = true, .frozen_first_block = true, .unused_block = true}}};
+  return list;
+}
+
+struct Ran {
+  std::vector<std::vector<double>> losses;  ///< [rank][step]
+  std::vector<std::vector<StepResult>> steps;
+  Values values;  ///< when all have pushed
+};
+
+/// Trains `steps` steps on ranks that are threads.
+Ran run(const Strategy& strategy, std::size_t steps, TinyOptions model = {}) {
+  Ran result;
+  result.losses.resize(kRanks);
+  result.steps.resize(kRanks);
+  run_ranks({.ranks = kRanks}, [&](const Mesh& mesh) {
+    Session session(mesh, strategy, model);
+    const auto rank = static_cast<std::size_t>(mesh.rank());
+    for (std::size_t i = 0; i < steps; ++i) {
+      result.steps[rank].push_back(session.train(i));
+      result.losses[rank].push_back(result.steps[rank].back().loss);
+    }
+    barrier(mesh);
+    Values values = session.values();
+    if (rank == 0) result.values = std::move(values);
+  });
+  return result;
+}
+
+/// The pushes and pulls of each shard, in order: rank and kind.
+auto by_shard(const std::vector<OrderLine>& lines) {
+  std::map<std::tuple<std::string, std::size_t, int>, std::vector<std::pair<int, bool>>> shards;
+  for (const OrderLine& line : lines) shards[{line.unit, line.group, line.owner}].push_back({line.rank, line.is_push});
+  return shards;
+}
+
+void expect_bits_of_oracle(const Ran& got, const Strategy& strategy, const std::vector<OrderLine>& order,
+                           const TinyOptions& model, const std::string& what) {
+  OrderOracle oracle(strategy, kRanks, model);
+  oracle.play(order);
+  EXPECT_EQ(got.losses, oracle.losses()) << what;
+  EXPECT_TRUE(all_same_bits(got.values, oracle.values())) << what;
+}
+
+TEST(Asynchronous, RecordedRunEqualsPlainLibTorchThatPlaysItsOrder) {
+  at::set_num_threads(1);
+  for (const Option& option : options()) {
+    SCOPED_TRACE(option.name);
+    const TestFolder folder;
+    Strategy strategy = asynchronous(option.adjust);
+    strategy.sync.asynchronous.record_order = folder / "order.jsonl";
+    const Ran got = run(strategy, 6, option.model);
+    expect_bits_of_oracle(got, strategy, read_lines(folder / "order.jsonl"), option.model, option.name);
+  }
+}
+
+TEST(Asynchronous, PlayedOrderGivesTheRecordedRunsBitsAndOrder) {
+  for (const Option& option : options()) {
+    SCOPED_TRACE(option.name);
+    const TestFolder folder;
+    Strategy strategy = asynchronous(option.adjust);
+    strategy.sync.asynchronous.record_order = folder / "order.jsonl";
+    const Ran first = run(strategy, 5, option.model);
+    strategy.sync.asynchronous.play_order = folder / "order.jsonl";
+    strategy.sync.asynchronous.record_order = folder / "again.jsonl";
+    const Ran second = run(strategy, 5, option.model);
+    EXPECT_EQ(first.losses, second.losses);
+    EXPECT_TRUE(all_same_bits(first.values, second.values));
+    EXPECT_EQ(by_shard(read_lines(folder / "order.jsonl")), by_shard(read_lines(folder / "again.jsonl")));
+  }
+}
+
+TEST(Asynchronous, RandomOrdersEqualPlainLibTorch) {
+  at::set_num_threads(1);
+  const TestFolder folder;
+  std::int64_t oldest = 0;
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    const Option& option = options()[seed % 6];
+    SCOPED_TRACE(std::string(option.name) + ", seed " + std::to_string(seed));
+    Strategy strategy = asynchronous(option.adjust);
+    if (seed < 6) {  // what a rank does depends on the option, and on nothing else
+      strategy.sync.asynchronous.record_order = folder / std::to_string(seed);
+      run(strategy, 4, option.model);
+      strategy.sync.asynchronous.record_order.clear();
+    }
+    const auto order = shuffled(read_lines(folder / std::to_string(seed % 6)), kRanks, seed);
+    write_lines(folder / "random.jsonl", kRanks, order);
+    strategy.sync.asynchronous.play_order = folder / "random.jsonl";
+    const Ran got = run(strategy, 4, option.model);
+    OrderOracle oracle(strategy, kRanks, option.model);
+    oracle.play(counted(order));  // the lines have the versions of another order
+    EXPECT_EQ(got.losses, oracle.losses());
+    EXPECT_TRUE(all_same_bits(got.values, oracle.values()));
+    for (const auto& steps : got.steps) {
+      for (const StepResult& step : steps) oldest = std::max(oldest, step.staleness_max);
+    }
+  }
+  EXPECT_GT(oldest, kRanks - 1) << "some rank was far behind";
+}
+
+TEST(Asynchronous, AgeIsTheNumberOfUpdatesByOtherRanks) {
+  const TestFolder folder;
+  Strategy strategy = asynchronous(sgd);
+  strategy.sync.asynchronous.max_staleness = 0;
+  const Ran got = run(strategy, 3);
+  for (int rank = 0; rank < kRanks; ++rank) {  // all pull one version, then push in rank order
+    for (const StepResult& step : got.steps[static_cast<std::size_t>(rank)]) {
+      EXPECT_EQ(step.staleness_max, rank);
+      EXPECT_EQ(step.staleness_mean, rank);
+    }
+  }
+}
+
+TEST(Asynchronous, RunsWithoutStalenessHaveEqualBits) {
+  for (const Adjust& adjust : {Adjust(sgd), Adjust(nullptr)}) {
+    Strategy strategy = asynchronous(adjust);
+    strategy.sync.asynchronous.max_staleness = 0;
+    const Ran first = run(strategy, 6), second = run(strategy, 6);
+    EXPECT_EQ(first.losses, second.losses);
+    EXPECT_TRUE(all_same_bits(first.values, second.values));
+  }
+}
+
+TEST(Asynchronous, RanksStayWithinMaxStaleness) {
+  constexpr std::int64_t kMost = 2;
+  const TestFolder folder;
+  Strategy strategy = asynchronous(sgd);
+  strategy.sync.asynchronous.max_staleness = kMost;
+  strategy.sync.asynchronous.record_order = folder / "order.jsonl";
+  run_ranks({.ranks = kRanks}, [&](const Mesh& mesh) {
+    Session session(mesh, strategy);
+    for (std::size_t i = 0; i < 12; ++i) {
+      if (mesh.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      session.train(i);
+    }
+  });
+  std::vector<std::int64_t> pushed(kRanks);
+  std::int64_t furthest = 0;
+  for (const OrderLine& line : read_lines(folder / "order.jsonl")) {
+    std::int64_t& own = pushed[static_cast<std::size_t>(line.rank)];
+    if (line.is_push) own = line.step;
+    if (line.is_push) continue;
+    furthest = std::max(furthest, line.step - 1 - *std::ranges::min_element(pushed));
+  }
+  EXPECT_EQ(furthest, kMost);
+}
+
+TEST(Asynchronous, MemoryEqualsThePlan) {
+  run_ranks({.ranks = kRanks}, [](const Mesh& mesh) {
+    for (const OptimizerType type : {OptimizerType::kAdamW, OptimizerType::kSgd}) {
+      Strategy strategy = asynchronous();
+      strategy.optimizer.type = type;
+      Session session(mesh, strategy);
+      const StepResult result = session.train(0);
+      EXPECT_EQ(result.planned, result.allocated);
+      const MemoryUse planned = plan_memory(*session.model, strategy, mesh.topology()).use;
+      EXPECT_EQ(planned, result.planned);
+    }
+  });
+}
+
+TEST(Asynchronous, CheckpointResumesWithTheSameBits) {
+  const TestFolder folder;
+  Strategy strategy = asynchronous();
+  strategy.sync.asynchronous.max_staleness = 0;
+  run_ranks({.ranks = kRanks}, [&](const Mesh& mesh) {
+    Values wanted;
+    {
+      Session session(mesh, strategy);
+      for (std::size_t i = 0; i < 3; ++i) session.train(i);
+      save_checkpoint(session.engine, folder.path());
+      for (std::size_t i = 3; i < 6; ++i) session.train(i);
+      barrier(mesh);
+      wanted = session.values();
+      barrier(mesh);
+    }
+    Session session(mesh, strategy);
+    load_checkpoint(session.engine, folder.path());
+    for (std::size_t i = 3; i < 6; ++i) session.train(i);
+    barrier(mesh);
+    EXPECT_TRUE(all_same_bits(session.values(), wanted));
+    barrier(mesh);
+  });
+}
+
+TEST(Asynchronous, WriteUnderAGuardReachesAllRanks) {
+  run_ranks({.ranks = kRanks}, [](const Mesh& mesh) {
+    Session session(mesh, asynchronous(sgd));
+    session.train(0);
+    barrier(mesh);
+    {
+      const Gathered guard(session.engine, Gathered::kWrite);
+      const at::NoGradGuard no_grad;
+      for (auto& parameter : session.model->parameters()) parameter.fill_(0.25);
+    }
+    for (const auto& [name, value] : session.values()) EXPECT_TRUE((value == 0.25).all().item<bool>()) << name;
+    barrier(mesh);
+    session.train(1);
+  });
+}
+
+/// A run on processes. `body` trains; an error is the rank's end.
+absl::Status as_process(int rank, int port, double timeout_s, const std::function<void(const Mesh&)>& body) {
+  join_as(rank, kRanks, port, 1);
+  at::set_num_threads(1);
+  Strategy strategy = asynchronous(sgd);
+  strategy.comm.timeout_s = timeout_s;
+  const Mesh mesh = init(strategy);
+  try {
+    body(mesh);
+  } catch (const std::exception& error) {  // an operator's own, where a pull failed in forward
+    const absl::Status told = groups_of(mesh).status();
+    return told.ok() ? make_error(ExitCode::kInternal, error.what()) : told;
+  }
+  return absl::OkStatus();
+}
+
+TEST(Asynchronous, StoppedRankHoldsNobodyUp) {
+  const int port = free_port();
+  ForkedRanks ranks(kRanks, [port](int rank, KeyValueStore& store) {
+    return as_process(rank, port, 60, [&](const Mesh& mesh) {
+      Session session(mesh, asynchronous(sgd));
+      for (std::size_t i = 0; i < 30; ++i) {
+        if (rank == 2 && i == 3) ::raise(SIGSTOP);
+        session.train(i);
+      }
+      store.set("done " + std::to_string(rank), "").IgnoreError();
+      barrier(mesh);
+    });
+  });
+  EXPECT_TRUE(told(ranks.store(), "done 0").ok());
+  EXPECT_TRUE(told(ranks.store(), "done 1").ok());
+  ranks.signal(2, SIGCONT);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const RankEnd end = ranks.wait(rank);
+    EXPECT_EQ(end.signal, 0) << rank;
+    EXPECT_EQ(end.exit_code, ExitCode::kOk) << rank << ": " << end.message;
+  }
+}
+
+TEST(Asynchronous, KilledRankEndsTheOthersWithItsName) {
+  for (const std::int64_t bound : {-1, 1}) {
+    const int port = free_port();
+    ForkedRanks ranks(kRanks, [&](int rank, KeyValueStore&) {
+      return as_process(rank, port, 60, [&](const Mesh& mesh) {
+        Strategy strategy = asynchronous(sgd);
+        if (bound >= 0) strategy.sync.asynchronous.max_staleness = bound;
+        Session session(mesh, strategy);
+        for (std::size_t i = 0;; ++i) {
+          if (rank == 2 && i == 5) ::raise(SIGKILL);
+          session.train(i);
+        }
+      });
+    });
+    EXPECT_EQ(ranks.wait(2).signal, SIGKILL);
+    for (int rank = 0; rank < 2; ++rank) {
+      const RankEnd end = ranks.wait(rank);
+      EXPECT_EQ(end.signal, 0) << rank;
+      EXPECT_EQ(end.exit_code, ExitCode::kPeerLost) << end.message;
+      EXPECT_THAT(end.message, HasSubstr("rank 2"));
+    }
+  }
+}
+
+TEST(Asynchronous, RankThatEndsEarlyIsNamedByThoseWhoWaitForIt) {
+  Strategy strategy = asynchronous(sgd);
+  strategy.sync.asynchronous.max_staleness = 1;
+  const std::string error = error_of([&] {
+    run_ranks({.ranks = kRanks}, [&](const Mesh& mesh) {
+      Session session(mesh, strategy);
+      for (std::size_t i = 0; i < (mesh.rank() == 1 ? 2U : 20U); ++i) session.train(i);
+    });
+  });
+  EXPECT_THAT(error, HasSubstr("rank 1"));
+  EXPECT_THAT(error, HasSubstr("has left"));
+}
+
+TEST(Asynchronous, ProgramThatLeavesThePlayedOrderIsRefused) {
+  const TestFolder folder;
+  Strategy strategy = asynchronous(sgd);
+  strategy.sync.asynchronous.record_order = folder / "order.jsonl";
+  run(strategy, 2);
+  strategy.sync.asynchronous.record_order.clear();
+  strategy.sync.asynchronous.play_order = folder / "order.jsonl";
+  EXPECT_THAT(error_of([&] { run(strategy, 3); }), HasSubstr("has no more of it by rank"));
+  folder.write("bad.jsonl", "{\"tessera_order\":1,\"ranks\":3}\n{\"event\":0}\n");
+  strategy.sync.asynchronous.play_order = folder / "bad.jsonl";
+  EXPECT_THAT(error_of([&] { run(strategy, 1); }), HasSubstr("line 2: it is no line of an order"));
+  folder.write("other.jsonl", "{\"tessera_order\":1,\"ranks\":2}\n");
+  strategy.sync.asynchronous.play_order = folder / "other.jsonl";
+  EXPECT_THAT(error_of([&] { run(strategy, 1); }), HasSubstr("is of 2 ranks, and this run has 3"));
+  strategy.sync.asynchronous.play_order = folder / "none.jsonl";
+  EXPECT_THAT(error_of([&] { run(strategy, 1); }), HasSubstr("none.jsonl"));
+}
+
+TEST(Asynchronous, UnsupportedKeysBesideAsynchronousAreRefused) {
+  const std::pair<const char*, const char*> refused[] = {
+      {R"("optimizer": {"type": "muon"})", "optimizer.type muon"},
+      {R"("optimizer": {"type": "lamb"})", "optimizer.type muon, lamb"},
+      {R"("optimizer": {"state_dtype": "8bit"})", "state_dtype bf16 or 8bit"},
+      {R"("optimizer": {"in_backward": true})", "in_backward"},
+      {R"("mixed_precision": {"param": "bf16"})", "param bf16 or fp16"},
+      {R"("ema": {"decay": 0.9})", "ema"},
+      {R"("on_spike": {"action": "skip"})", "on_spike"},
+      {R"("durable": {"every": 1, "dir": "d"})", "durable"},
+      {R"("checkpoint": {"async": true})", "checkpoint.async"},
+      {R"("check": {"replica_hash_every": 1})", "check.replica_hash_every"},
+      {R"("broadcast_buffers": "mean")", "broadcast_buffers"},
+      {R"("compression": {"gradients": "int8"})", "compression"},
+      {R"("lr_schedule": {"base_batch_size": 8})", "base_batch_size"},
+      {R"("comm": {"transport": "gloo"})", "comm.transport gloo"},
+      {R"("mesh": {"replicate": 2})", "mesh.replicate above 1"}};
+  const auto error_with = [](const std::string& more) {
+    return error_of([&] {
+      Strategy::from_json(R"({"strategy": "SHARD_OPTIMIZER", "sync": {"type": "asynchronous"}, )" + more + "}");
+    });
+  };
+  for (const auto& [with, named] : refused) {
+    EXPECT_THAT(error_with(with), HasSubstr("asynchronous cannot stand beside")) << with;
+    EXPECT_THAT(error_with(with), HasSubstr(named)) << with;
+  }
+  EXPECT_THAT(error_with(R"("reproducible": true)"), HasSubstr("cannot stand beside a sync.type other than each_step"));
+  EXPECT_THAT(error_of([] { Strategy::from_json(R"({"sync": {"type": "asynchronous"}})"); }),
+              HasSubstr("SHARD_OPTIMIZER"));
+  EXPECT_THAT(
+      error_of([] {
+        Strategy::from_json(
+            R"({"strategy": "SHARD_OPTIMIZER", "sync": {"type": "local_sgd", "every": 2, "scale": "inverse"}})");
+      }),
+      HasSubstr("sync.type asynchronous"));
+  EXPECT_EQ(error_with(R"("gradient_clipping": 1.0)"), "");
+  EXPECT_THAT(error_of([] {
+                run_ranks({.ranks = 2}, [](const Mesh& mesh) {
+                  const torch::nn::Sequential module(SyncBatchNorm(torch::nn::BatchNormOptions(4), mesh));
+                  Engine(module.ptr(), asynchronous(), mesh);
+                });
+              }),
+              HasSubstr("a SyncBatchNorm"));
+}
+
+}  // namespace asynchronous_test
+}  // namespace tessera::testing

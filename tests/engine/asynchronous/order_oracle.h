@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sharding/unit.h"
+#include "tests/engine/asynchronous/order_lines.h"
+#include "tests/support/session.h"
+
+namespace tessera::testing {
+
+/// Asynchronous training of Tiny in plain LibTorch, on one thread: a model for each rank and one for the owners, and
+/// updates by LibTorch's own operators. It plays an order.
+class OrderOracle {
+ public:
+  OrderOracle(const Strategy& strategy, int ranks, TinyOptions options = {});
+  void play(const std::vector<OrderLine>& lines);
+
+  /// The owners' values, as values_of has them.
+  Values values() const { return values_of(*owners_); }
+  /// Each rank's loss of each step [rank][step].
+  const std::vector<std::vector<double>>& losses() const { return losses_; }
+
+ private:
+  struct Piece {
+    std::size_t parameter;  ///< among named_parameters
+    std::int64_t begin, numel;
+  };
+  struct Shard {
+    std::vector<Piece> pieces;
+    std::int64_t version = 0;
+    std::map<int, std::int64_t> pulled;                ///< [rank]
+    std::map<std::size_t, std::int64_t> updates = {};  ///< [parameter]
+  };
+  using Key = std::pair<std::string, std::pair<std::size_t, int>>;
+
+  void compute(int rank, std::int64_t step);
+  void pull(const OrderLine& line, Shard& shard);
+  void push(const OrderLine& line, Shard& shard);
+  void update(std::size_t parameter, const Piece& piece, const at::Tensor& gradient, std::int64_t count);
+
+  const Strategy strategy_;
+  const int ranks_;
+  Tiny owners_;
+  std::vector<Tiny> models_;                 ///< [rank]
+  std::vector<std::vector<at::Tensor>> of_;  ///< [rank]: its parameters; the last ones are the owners'
+  std::vector<at::Tensor> first_, second_;   ///< [parameter]: states
+  std::vector<Batch> batches_;
+  std::map<Key, Shard> shards_;
+  std::vector<std::vector<double>> losses_;
+};
+
+}  // namespace tessera::testing

@@ -77,6 +77,10 @@ std::vector<StrategyRule> asynchronous_rules() {
           [](const Strategy& s) { return s.mixed_precision.param != DType::kF32; },
           "ranks pull fp32 values, and rounding them on the way has not been tried"),
       never_with(
+          "/mixed_precision/reduce", "mixed_precision.reduce bf16 or fp16",
+          [](const Strategy& s) { return s.mixed_precision.reduce != DType::kF32; },
+          "no gradient is sent, so each would only be rounded"),
+      never_with(
           "/ema/decay", "ema", [](const Strategy& s) { return s.ema.decay > 0; },
           "an average over steps has no meaning where each rank counts its own"),
       never_with(

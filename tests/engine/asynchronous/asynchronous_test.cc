@@ -367,6 +367,7 @@ TEST(Asynchronous, UnsupportedKeysBesideAsynchronousAreRefused) {
       {R"("optimizer": {"state_dtype": "8bit"})", "state_dtype bf16 or 8bit"},
       {R"("optimizer": {"in_backward": true})", "in_backward"},
       {R"("mixed_precision": {"param": "bf16"})", "param bf16 or fp16"},
+      {R"("mixed_precision": {"reduce": "bf16"})", "mixed_precision.reduce bf16 or fp16"},
       {R"("ema": {"decay": 0.9})", "ema"},
       {R"("on_spike": {"action": "skip"})", "on_spike"},
       {R"("durable": {"every": 1, "dir": "d"})", "durable"},

@@ -29,7 +29,7 @@ struct alignas(128) OwnedShards::Shard {
 /// Holds a shard's lock. A rank that is killed while it holds one leaves the shard half-updated: the others end.
 class OwnedShards::Holding {
  public:
-  Holding(Shard& shard, PeerBoard& board, const std::string& what) : shard_(shard) {
+  Holding(Shard& shard, PeerBoard& board, PeerBoard::What what) : shard_(shard) {
     for (int error = lock(); error != 0; error = lock()) {
       if (error != ETIMEDOUT) fail(board, what, error);
       board.look();
@@ -48,11 +48,11 @@ class OwnedShards::Holding {
     until.tv_nsec %= 1'000'000'000;
     return pthread_mutex_clocklock(&shard_.mutex, CLOCK_MONOTONIC, &until);
   }
-  [[noreturn]] void fail(PeerBoard& board, const std::string& what, int error) {
+  [[noreturn]] void fail(PeerBoard& board, PeerBoard::What what, int error) {
     if (error == EOWNERDEAD) pthread_mutex_unlock(&shard_.mutex);  // nobody can lock it from now on
     board.look_for_the_dead();
     throw Error(ExitCode::kPeerLost, "rank " + std::to_string(board.rank()) + "/" + std::to_string(board.size()) + " " +
-                                         what +
+                                         what() +
                                          ": a rank ended while it held this shard, which may be half-updated. [T0819] "
                                          "hint: what the rank that ended "
                                          "first printed last, or its launcher, says why; go on from a checkpoint");
@@ -210,14 +210,14 @@ bool OwnedShards::pull(const Unit& unit) {
 void OwnedShards::wait_for_the_slowest(const Unit& unit) {
   if (!config_.max_staleness || !turns_.empty()) return;
   const std::int64_t least = step() - 1 - *config_.max_staleness;
-  board_.wait(unit.name + " pull", [&](int q) { return board_.pushed(q) >= least; });
+  board_.wait([&] { return unit.name + " pull"; }, [&](int q) { return board_.pushed(q) >= least; });
 }
 
 void OwnedShards::pull_shard(Group& group, int owner) {
   await_turn(group, owner, /*is_push=*/false);
   const FlatGroup& view = group.views[static_cast<std::size_t>(owner)];
   Shard& there = shard(group, owner);
-  const Holding holding(there, board_, what(group, owner, "pull"));
+  const Holding holding(there, board_, [&] { return what(group, owner, "pull"); });
   std::memcpy(group.flat->full + view.optimizer_part.offset * 4, view.shard,
               static_cast<std::size_t>(view.optimizer_part.numel) * 4);
   group.pulled[static_cast<std::size_t>(owner)] = there.version;
@@ -229,8 +229,9 @@ void OwnedShards::wait_for_turn_of_round() {
   const std::int64_t now = step();
   board_.note_computed(now);
   if (config_.max_staleness != 0 || !turns_.empty()) return;
-  board_.wait("push", [&](int q) { return board_.computed(q) >= now; });
-  board_.wait("push", [&](int q) { return q >= board_.rank() || board_.pushed(q) >= now; });
+  const auto operation = [] { return std::string("push"); };
+  board_.wait(operation, [&](int q) { return board_.computed(q) >= now; });
+  board_.wait(operation, [&](int q) { return q >= board_.rank() || board_.pushed(q) >= now; });
 }
 
 GradientAges OwnedShards::push(const ElementUpdate& rule, const PushRates& with) {
@@ -265,7 +266,7 @@ void OwnedShards::push_shard(Group& group, int owner, const ElementUpdate& rule,
   await_turn(group, owner, /*is_push=*/true);
   const FlatGroup& view = group.views[static_cast<std::size_t>(owner)];
   Shard& there = shard(group, owner);
-  const Holding holding(there, board_, what(group, owner, "push"));
+  const Holding holding(there, board_, [&] { return what(group, owner, "push"); });
   const std::int64_t age = there.version - group.pulled[static_cast<std::size_t>(owner)];
   ages.sum += age;
   ages.most = std::max(ages.most, age);
@@ -298,24 +299,22 @@ void OwnedShards::await_turn(const Group& group, int owner, bool is_push) {
   const std::size_t index = group.first_shard + static_cast<std::size_t>(owner);
   const std::vector<ShardTurn>& turns = turns_[index];
   const Shard& there = shard(group, owner);
-  const char* const operation = is_push ? "push" : "pull";
+  const auto operation = [&] { return what(group, owner, is_push ? "push" : "pull"); };
   const auto whose = [&] {
     const auto played = static_cast<std::size_t>(there.played.load());
     return played < turns.size() ? turns[played].rank : -1;
   };
   if (static_cast<std::size_t>(there.played.load()) >= own_turns_end_[index]) {
-    throw Error(ExitCode::kUsage, what(group, owner, operation) +
+    throw Error(ExitCode::kUsage, operation() +
                                       ": the order that is played (sync.play_order) has no more of it by rank " +
                                       std::to_string(board_.rank()) +
                                       ". [T0820] hint: make as many steps as the run that recorded the order, and read "
                                       "parameters (Gathered, evaluate) where it did");
   }
   // The turn may go from one rank to another while the board asks rank by rank, so it is asked until it is this one's.
-  while (whose() != board_.rank())
-    board_.wait(what(group, owner, operation), [&](int q) { return q == board_.rank() || whose() != q; });
+  while (whose() != board_.rank()) board_.wait(operation, [&](int q) { return q == board_.rank() || whose() != q; });
   if (turns[static_cast<std::size_t>(there.played.load())].is_push != is_push) {
-    throw Error(ExitCode::kUsage, what(group, owner, operation) +
-                                      ": the order that is played (sync.play_order) has a " +
+    throw Error(ExitCode::kUsage, operation() + ": the order that is played (sync.play_order) has a " +
                                       (is_push ? "pull" : "push") + " by rank " + std::to_string(board_.rank()) +
                                       " here. [T0821] hint: run the program that recorded the order");
   }

@@ -54,20 +54,20 @@ void PeerBoard::end_because_of(int rank) {
                                        " has ended. [T0822] hint: what it printed last, or its launcher, says why");
 }
 
-void PeerBoard::end_late(const std::string& what, Arrived arrived) const {
+void PeerBoard::end_late(What what, Arrived arrived) const {
   entries_[rank()].state.store(kFailed);
   std::string missing;
   for (int q = 0; q < size(); ++q) {
     if (!arrived(q)) missing += (missing.empty() ? "" : ", ") + name_of_rank(q, entries_[q].process);
   }
   throw Error(ExitCode::kPeerLost,
-              "rank " + std::to_string(rank()) + "/" + std::to_string(size()) + " " + what +
+              "rank " + std::to_string(rank()) + "/" + std::to_string(size()) + " " + what() +
                   ": timed out waiting for " + missing +
                   " (comm.timeout_s sets the limit). [T0823] hint: a rank that does not come stands still, "
                   "or waits for its own turn in an order (sync.play_order) of another program");
 }
 
-void PeerBoard::wait(const std::string& what, Arrived arrived) {
+void PeerBoard::wait(What what, Arrived arrived) {
   const auto all_but = [&]() {
     for (int q = 0; q < size(); ++q) {
       if (!arrived(q)) return q;

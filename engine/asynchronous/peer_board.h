@@ -45,10 +45,12 @@ class PeerBoard {
 
   /// Whether a rank has come to where this one waits for it.
   using Arrived = absl::FunctionRef<bool(int rank)>;
-  /// Waits until all have arrived: spins, then sleeps at most a millisecond at a time. `what`: the unit and operation,
-  /// for messages. Throws tessera::Error (75) where a rank that has not arrived has ended or does not come in time,
-  /// with what the transport knows of it.
-  void wait(const std::string& what, Arrived arrived);
+  /// Makes the unit and operation for a message, such as "blocks.0 pull". Only a wait that fails calls it, so a step
+  /// makes no text.
+  using What = absl::FunctionRef<std::string()>;
+  /// Waits until all have arrived: spins, then sleeps at most a millisecond at a time. Throws tessera::Error (75) where
+  /// a rank that has not arrived has ended or does not come in time, with what the transport knows of it.
+  void wait(What what, Arrived arrived);
   /// Throws tessera::Error (75) where a rank has failed or its process is gone. It looks at most every 50 ms.
   void look();
   /// A rank must have ended, or be about to: looks for a second, and throws as `look` does if it finds it.
@@ -67,7 +69,7 @@ class PeerBoard {
 
   bool is_gone(int rank) const;
   [[noreturn]] void end_because_of(int rank);
-  [[noreturn]] void end_late(const std::string& what, Arrived arrived) const;
+  [[noreturn]] void end_late(What what, Arrived arrived) const;
 
   const std::shared_ptr<Collectives> group_;
   const double timeout_s_;

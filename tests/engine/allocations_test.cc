@@ -69,17 +69,18 @@ std::int64_t plain_allocations(const Mesh& mesh, const Batch& batch) {
   return count;
 }
 
+void expect_steady_step(const Mesh& mesh, const Strategy& strategy) {
+  Session session(mesh, strategy);
+  for (std::size_t i = 0; i < kWarmUp; ++i) session.train(i);
+  for (std::size_t i = 0; i < kSteps; ++i) {
+    session.engine.backward(session.loss(i));
+    EXPECT_EQ(allocations_in([&] { session.engine.step(); }), 0) << "step " << i;
+  }
+}
+
 TEST(Allocations, SteadyStepAllocatesNothing) {
-  const auto body = [](const Mesh& mesh, const Strategy& strategy) {
-    Session session(mesh, strategy);
-    for (std::size_t i = 0; i < kWarmUp; ++i) session.train(i);
-    for (std::size_t i = 0; i < kSteps; ++i) {
-      session.engine.backward(session.loss(i));
-      EXPECT_EQ(allocations_in([&] { session.engine.step(); }), 0) << "step " << i;
-    }
-  };
-  for (const auto update : kUpdates) on_each_placement(2, body, update);
-  on_placements(kInMemory, 2, body, update_whole_tensors);
+  for (const auto update : kUpdates) on_each_placement(2, expect_steady_step, update);
+  on_placements(kInMemory, 2, expect_steady_step, update_whole_tensors);
 }
 
 // A whole step, from the end of the one before: the wait for data begins and ends in it, and calls are timed.
@@ -96,26 +97,39 @@ TEST(Allocations, TimedCallsAllocateNothing) {
   on_each_placement(2, body);
 }
 
-// Gathers, releases, prefetches and reductions are counted with them.
-TEST(Allocations, ForwardAndBackwardAllocateNoMoreThanThePlainModule) {
+void expect_no_more_than_plain_module(const Mesh& mesh, const Strategy& strategy) {
   // The scaled seed of backward and reading the loss allocate once each, whatever the size of the model. Autograd also
   // makes a list for each parameter with a hook before accumulation (engine/parameters/gradient_hooks.h).
   constexpr std::int64_t kOfOneBackward = 10;
-  const auto body = [](const Mesh& mesh, const Strategy& strategy) {
-    Session session(mesh, strategy);
-    const Batch& batch = session.batches[0];
-    const std::int64_t plain = plain_allocations(mesh, batch);
-    for (std::size_t i = 0; i < kWarmUp; ++i) session.train(i);
-    const at::Tensor tokens = rows_of(batch.tokens, mesh), targets = rows_of(batch.targets, mesh);
-    for (std::size_t i = 0; i < kSteps; ++i) {
-      const std::int64_t mine =
-          allocations_in([&] { session.engine.backward(session.model->forward(tokens, targets)); });
-      const auto hooked = static_cast<std::int64_t>(session.model->parameters().size());
-      EXPECT_LE(mine, plain + kOfOneBackward + hooked) << "step " << i;
-      session.engine.step();
-    }
-  };
-  for (const auto update : kUpdates) on_each_placement(2, body, update);
+  Session session(mesh, strategy);
+  const Batch& batch = session.batches[0];
+  const std::int64_t plain = plain_allocations(mesh, batch);
+  for (std::size_t i = 0; i < kWarmUp; ++i) session.train(i);
+  const at::Tensor tokens = rows_of(batch.tokens, mesh), targets = rows_of(batch.targets, mesh);
+  for (std::size_t i = 0; i < kSteps; ++i) {
+    const std::int64_t mine = allocations_in([&] { session.engine.backward(session.model->forward(tokens, targets)); });
+    const auto hooked = static_cast<std::int64_t>(session.model->parameters().size());
+    EXPECT_LE(mine, plain + kOfOneBackward + hooked) << "step " << i;
+    session.engine.step();
+  }
+}
+
+// Gathers, releases, prefetches and reductions are counted with them.
+TEST(Allocations, ForwardAndBackwardAllocateNoMoreThanThePlainModule) {
+  for (const auto update : kUpdates) on_each_placement(2, expect_no_more_than_plain_module, update);
+}
+
+// Pulls are counted in forward and pushes in the step, with the waits of a bound and without.
+TEST(Allocations, AsynchronousPullsAndPushesAllocateNothing) {
+  for (const bool is_bound : {false, true}) {
+    Strategy strategy = tiny_strategy(ShardingStrategy::kShardOptimizer);
+    strategy.sync.type = SyncType::kAsynchronous;
+    if (is_bound) strategy.sync.asynchronous.max_staleness = 0;
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+      expect_steady_step(mesh, strategy);
+      expect_no_more_than_plain_module(mesh, strategy);
+    });
+  }
 }
 
 }  // namespace

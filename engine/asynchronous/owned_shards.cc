@@ -21,25 +21,45 @@ namespace tessera {
 /// What ranks share of a shard beside its values and states. Only who holds the mutex reads or writes `version`, and
 /// the shard's values, states and counts.
 struct alignas(128) OwnedShards::Shard {
+  static constexpr int kNobody = 0;
+
   pthread_mutex_t mutex;
   std::int64_t version;              ///< pushes applied
   std::atomic<std::int64_t> played;  ///< pushes and pulls, where an order is played
+  std::atomic<int> holder;           ///< 1 + the rank that holds the mutex, for messages; stays where that rank ended
 };
 
-/// Holds a shard's lock. A rank that is killed while it holds one leaves the shard half-updated: the others end.
+/// Holds a shard's lock, which it waits for no longer than comm.timeout_s. A rank that is killed while it holds one
+/// leaves the shard half-updated: the others end.
 class OwnedShards::Holding {
  public:
-  Holding(Shard& shard, PeerBoard& board, PeerBoard::What what) : shard_(shard) {
-    for (int error = lock(); error != 0; error = lock()) {
-      if (error != ETIMEDOUT) fail(board, what, error);
-      board.look();
-    }
+  /// `what`: this rank's operation. Throws tessera::Error (75).
+  Holding(Shard& shard, PeerBoard& board, PeerBoard::What what) : shard_(shard), board_(board) {
+    int error = pthread_mutex_trylock(&shard_.mutex);
+    if (error == EBUSY) error = wait(what);
+    if (error != 0) end_half_updated(what, error);
+    shard_.holder.store(1 + board_.rank());
   }
-  ~Holding() { pthread_mutex_unlock(&shard_.mutex); }
+  ~Holding() {
+    shard_.holder.store(Shard::kNobody);
+    pthread_mutex_unlock(&shard_.mutex);
+  }
   Holding(const Holding&) = delete;
   Holding& operator=(const Holding&) = delete;
 
  private:
+  /// Returns 0, or why the lock cannot be had.
+  int wait(PeerBoard::What what) {
+    const PeerBoard::Clock::time_point begin = PeerBoard::Clock::now();
+    for (;;) {
+      const int error = lock();
+      if (error != ETIMEDOUT) return error;
+      board_.look();
+      const int holder = shard_.holder.load();
+      if (holder != Shard::kNobody && board_.is_late(begin)) end_late(what, holder);
+    }
+  }
+  /// Tries for 100 ms.
   int lock() const {
     timespec until{};
     clock_gettime(CLOCK_MONOTONIC, &until);
@@ -48,17 +68,30 @@ class OwnedShards::Holding {
     until.tv_nsec %= 1'000'000'000;
     return pthread_mutex_clocklock(&shard_.mutex, CLOCK_MONOTONIC, &until);
   }
-  [[noreturn]] void fail(PeerBoard& board, PeerBoard::What what, int error) {
+  std::string start_of(PeerBoard::What what) const {
+    return "rank " + std::to_string(board_.rank()) + "/" + std::to_string(board_.size()) + " " + what();
+  }
+  [[noreturn]] void end_late(PeerBoard::What what, int holder) {
+    board_.note_failed();
+    throw Error(ExitCode::kPeerLost,
+                start_of(what) + ": timed out waiting for " + board_.name_of(holder - 1) +
+                    ", which holds this shard (comm.timeout_s sets the limit). [T0831] hint: a rank holds a shard only "
+                    "while it copies or updates it, so look for what stops that process: SIGSTOP, a debugger, or "
+                    "memory that is swapped out");
+  }
+  [[noreturn]] void end_half_updated(PeerBoard::What what, int error) {
+    const int holder = shard_.holder.load();
     if (error == EOWNERDEAD) pthread_mutex_unlock(&shard_.mutex);  // nobody can lock it from now on
-    board.look_for_the_dead();
-    throw Error(ExitCode::kPeerLost, "rank " + std::to_string(board.rank()) + "/" + std::to_string(board.size()) + " " +
-                                         what() +
-                                         ": a rank ended while it held this shard, which may be half-updated. [T0819] "
-                                         "hint: what the rank that ended "
-                                         "first printed last, or its launcher, says why; go on from a checkpoint");
+    board_.look_for_the_dead();
+    board_.note_failed();
+    throw Error(ExitCode::kPeerLost,
+                start_of(what) + ": " + (holder == Shard::kNobody ? "a rank" : board_.name_of(holder - 1)) +
+                    " ended while it held this shard, which may be half-updated. [T0819] hint: what the rank that "
+                    "ended first printed last, or its launcher, says why; go on from a checkpoint");
   }
 
   Shard& shard_;
+  PeerBoard& board_;
 };
 
 namespace {

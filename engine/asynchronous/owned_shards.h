@@ -51,8 +51,8 @@ struct PushRates {
 ///     unit may have different versions.
 ///  3. A step uses one version of each unit: what forward pulled is there in backward, in all of its microbatches.
 ///
-/// The thread that trains calls all of it. Throws tessera::Error: 75 where a rank that is waited for ends, or a rank
-/// was killed while it held a shard; 64 where a program leaves the order that it plays.
+/// The thread that trains calls all of it. Throws tessera::Error: 75 where a rank that is waited for ends, or holds
+/// a shard for comm.timeout_s, or was killed while it held one; 64 where a program leaves the order that it plays.
 class OwnedShards {
  public:
   /// Makes the shards, zeros, and points each group's states at this rank's own. Refers to the first three. Collective.

@@ -16,10 +16,6 @@ namespace {
 constexpr std::chrono::milliseconds kBetweenLooks{50};
 constexpr int kSpins = 100;
 
-std::string name_of_rank(int rank, const std::atomic<std::int64_t>& process) {
-  return "rank " + std::to_string(rank) + " (pid " + std::to_string(process.load()) + ")";
-}
-
 }  // namespace
 
 PeerBoard::PeerBoard(std::shared_ptr<Collectives> group, double timeout_s)
@@ -41,24 +37,31 @@ PeerBoard::~PeerBoard() {
 
 void PeerBoard::meet(const char* what) { throw_if_error(group_->barrier(what).wait()); }
 
+std::string PeerBoard::name_of(int rank) const {
+  return "rank " + std::to_string(rank) + " (pid " + std::to_string(entries_[rank].process.load()) + ")";
+}
+
+bool PeerBoard::is_late(Clock::time_point begin) const {
+  return Clock::now() - begin > std::chrono::duration<double>(timeout_s_);
+}
+
 bool PeerBoard::is_gone(int rank) const {
   return entries_[rank].state.load() == kRunning && !processes_[static_cast<std::size_t>(rank)].alive();
 }
 
 /// All ranks but this one are running their programs, so the barrier cannot pass: it says who is gone, and why.
 void PeerBoard::end_because_of(int rank) {
-  entries_[this->rank()].state.store(kFailed);
+  note_failed();
   throw_if_error(group_->barrier("a look at asynchronous ranks").wait());
-  throw Error(ExitCode::kPeerLost, "rank " + std::to_string(this->rank()) + ": " +
-                                       name_of_rank(rank, entries_[rank].process) +
+  throw Error(ExitCode::kPeerLost, "rank " + std::to_string(this->rank()) + ": " + name_of(rank) +
                                        " has ended. [T0822] hint: what it printed last, or its launcher, says why");
 }
 
-void PeerBoard::end_late(What what, Arrived arrived) const {
-  entries_[rank()].state.store(kFailed);
+void PeerBoard::end_late(What what, Arrived arrived) {
+  note_failed();
   std::string missing;
   for (int q = 0; q < size(); ++q) {
-    if (!arrived(q)) missing += (missing.empty() ? "" : ", ") + name_of_rank(q, entries_[q].process);
+    if (!arrived(q)) missing += (missing.empty() ? "" : ", ") + name_of(q);
   }
   throw Error(ExitCode::kPeerLost,
               "rank " + std::to_string(rank()) + "/" + std::to_string(size()) + " " + what() +
@@ -88,7 +91,7 @@ void PeerBoard::wait(What what, Arrived arrived) {
     look();
     // A rank that ended well came here before, or never will.
     if (entries_[missing].state.load() == kLeft && !arrived(missing)) end_because_of(missing);
-    if (Clock::now() - begin > std::chrono::duration<double>(timeout_s_)) end_late(what, arrived);
+    if (is_late(begin)) end_late(what, arrived);
   }
 }
 

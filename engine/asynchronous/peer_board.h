@@ -24,6 +24,8 @@ namespace tessera {
 /// who ended and why, as after any other collective.
 class PeerBoard {
  public:
+  using Clock = std::chrono::steady_clock;
+
   /// `group`: of all ranks, for nothing else; it shares memory. `timeout_s`: the longest wait. Collective.
   PeerBoard(std::shared_ptr<Collectives> group, double timeout_s);
   /// Says that this rank has left, or failed where an exception passes.
@@ -51,6 +53,12 @@ class PeerBoard {
   /// Waits until all have arrived: spins, then sleeps at most a millisecond at a time. Throws tessera::Error (75) where
   /// a rank that has not arrived has ended or does not come in time, with what the transport knows of it.
   void wait(What what, Arrived arrived);
+  /// Whether a wait that began at `begin` has lasted too long.
+  bool is_late(Clock::time_point begin) const;
+  /// Says to the others that this rank has failed. An error follows that may leave the Engine where it is.
+  void note_failed() { entries_[rank()].state.store(kFailed); }
+  /// "rank 2 (pid 4711)"
+  std::string name_of(int rank) const;
   /// Throws tessera::Error (75) where a rank has failed or its process is gone. It looks at most every 50 ms.
   void look();
   /// A rank must have ended, or be about to: looks for a second, and throws as `look` does if it finds it.
@@ -65,11 +73,10 @@ class PeerBoard {
     std::atomic<std::int64_t> computed, pushed, events, process;
     std::atomic<std::uint32_t> state;
   };
-  using Clock = std::chrono::steady_clock;
 
   bool is_gone(int rank) const;
   [[noreturn]] void end_because_of(int rank);
-  [[noreturn]] void end_late(What what, Arrived arrived) const;
+  [[noreturn]] void end_late(What what, Arrived arrived);
 
   const std::shared_ptr<Collectives> group_;
   const double timeout_s_;

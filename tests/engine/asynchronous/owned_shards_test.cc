@@ -8,8 +8,10 @@
 #include <gtest/gtest.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -26,6 +28,8 @@
 #include "runtime/comm/local/local_collectives.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "sharding/partition.h"
+#include "tessera/elementwise_optimizer.h"
+#include "tessera/error.h"
 #include "tests/engine/asynchronous/order_lines.h"
 #include "tests/support/test_folder.h"
 
@@ -62,7 +66,7 @@ float noise(int rank, std::int64_t step, std::int64_t i) {
 /// A rank without an Engine: memory, shards, and a gradient that depends on the values that were pulled.
 class Rank {
  public:
-  Rank(const Mesh& mesh, const Strategy& strategy)
+  Rank(const Mesh& mesh, const Strategy& strategy, double timeout_s = 60)
       : rank_(mesh.rank()),
         module_(make_module()),
         units_(partition(*module_, strategy, kRanks, nullptr, nullptr)),
@@ -78,11 +82,12 @@ class Rank {
     for_each_trainable(units_, [](FlatGroup& group) {
       for (std::int64_t i = 0; i < group.layout.numel(); ++i) reinterpret_cast<float*>(group.full)[i] = first_value(i);
     });
-    board_ = std::make_unique<PeerBoard>(value_or_throw(groups_of(mesh).world("asynchronous")), 60);
+    board_ = std::make_unique<PeerBoard>(value_or_throw(groups_of(mesh).world("asynchronous")), timeout_s);
     shards_ = std::make_unique<OwnedShards>(units_, plan_, *board_);
   }
 
-  GradientAges step() {
+  GradientAges step() { return step_by(rule_); }
+  GradientAges step_by(const ElementUpdate& rule) {
     ++step_;
     for (auto& unit : units_) shards_->pull(*unit);
     std::size_t parameters = 0;
@@ -93,7 +98,7 @@ class Rank {
         group.gradient[i] = values[i] * 0.25F + noise(rank_, step_, i);
     });
     const std::vector<char> used(parameters, 1);
-    return shards_->push(rule_, {{.gradient_scale = 0.5F, .lr = rates_.everybodys()}, used});
+    return shards_->push(rule, {{.gradient_scale = 0.5F, .lr = rates_.everybodys()}, used});
   }
 
   /// The newest values of all groups, one after the other. Collective.
@@ -107,6 +112,7 @@ class Rank {
     return all;
   }
   OwnedShards& shards() { return *shards_; }
+  const LearningRates& rates() const { return rates_; }
   const MemoryPlan& plan() const { return plan_; }
 
  private:
@@ -322,6 +328,45 @@ TEST(OwnedShards, FailedRankIsNamedByThoseWhoWaitForIt) {
     error = caught.what();
   }
   EXPECT_THAT(error, HasSubstr("rank 1 has left"));
+}
+
+/// A rule that stands still, under a shard's lock, until it may end.
+class StandingStill final : public ElementwiseOptimizer {
+ public:
+  std::vector<std::string> states() const override { return {}; }
+  void update(Elements&) const override {
+    has_begun = true;
+    has_begun.notify_all();
+    may_end.wait(false);
+  }
+  mutable std::atomic<bool> has_begun = false, may_end = false;
+};
+
+TEST(OwnedShards, StoppedHolderOfAShardIsNamedAfterTheTimeout) {
+  const auto still = std::make_shared<StandingStill>();
+  run_ranks({.ranks = kRanks}, [&](const Mesh& mesh) {
+    Rank rank(mesh, strategy_of(OptimizerType::kSgd, {}), /*timeout_s=*/0.3);
+    if (mesh.rank() == 1) {
+      rank.step_by(ElementUpdate(strategy_of(OptimizerType::kOwn, {}), OwnRules::of(still), rank.rates()));
+      return;
+    }
+    still->has_begun.wait(false);
+    if (mesh.rank() == 0) {
+      std::string error;
+      try {
+        rank.step();
+      } catch (const Error& caught) {
+        error = caught.what();
+        EXPECT_EQ(caught.exit_code(), ExitCode::kPeerLost);
+      }
+      EXPECT_THAT(error, HasSubstr("rank 0/3 "));
+      EXPECT_THAT(error, HasSubstr("of shard 1: timed out waiting for rank 1 (pid " + std::to_string(getpid()) +
+                                   "), which holds this shard"));
+      still->may_end = true;
+      still->may_end.notify_all();
+    }
+    still->may_end.wait(false);
+  });
 }
 
 }  // namespace owned_shards_test

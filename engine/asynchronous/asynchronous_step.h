@@ -40,7 +40,7 @@ class AsynchronousStep final : public Step {
   StepProgress progress() const override;
   /// Collective: nobody pushes before all have their counts.
   void resume(const StepProgress& progress) override;
-  double communication_seconds() const override { return 0; }
+  double communication_seconds() const override { return shards_.pull_seconds() + shards_.push_wait_seconds(); }
 
  private:
   const Strategy& strategy_;

@@ -225,7 +225,8 @@ void OwnedShards::bring_together() {
 bool OwnedShards::pull(const Unit& unit) {
   const auto index = static_cast<std::size_t>(unit.index);
   if (is_fresh_[index] != 0) return false;
-  const Span span("pull", unit.name);
+  const Span span("pull", unit.name, &pull_seconds_);
+  const auto begun = latencies_.empty() ? PeerBoard::Clock::time_point() : PeerBoard::Clock::now();
   board_.look();
   wait_for_the_slowest(unit);
   for (std::size_t i = first_group_[index]; i < first_group_[index + 1]; ++i) {
@@ -236,6 +237,7 @@ bool OwnedShards::pull(const Unit& unit) {
   ++pulls_;
   for (std::size_t i = first_group_[index]; i < first_group_[index + 1]; ++i)
     pulled_bytes_ += groups_[i].flat->gathered_bytes();
+  if (!latencies_.empty()) latencies_[index].add(PeerBoard::Clock::now() - begun);
   return true;
 }
 
@@ -262,6 +264,7 @@ void OwnedShards::wait_for_turn_of_round() {
   const std::int64_t now = step();
   board_.note_computed(now);
   if (config_.max_staleness != 0 || !turns_.empty()) return;
+  const Span span("wait", {}, &push_wait_seconds_);
   const auto operation = [] { return std::string("push"); };
   board_.wait(operation, [&](int q) { return board_.computed(q) >= now; });
   board_.wait(operation, [&](int q) { return q >= board_.rank() || board_.pushed(q) >= now; });
@@ -344,6 +347,7 @@ void OwnedShards::await_turn(const Group& group, int owner, bool is_push) {
                                       ". [T0820] hint: make as many steps as the run that recorded the order, and read "
                                       "parameters (Gathered, evaluate) where it did");
   }
+  const Span span("wait", {}, is_push ? &push_wait_seconds_ : nullptr);  // a pull's seconds have it already
   // The turn may go from one rank to another while the board asks rank by rank, so it is asked until it is this one's.
   while (whose() != board_.rank()) board_.wait(operation, [&](int q) { return q == board_.rank() || whose() != q; });
   if (turns[static_cast<std::size_t>(there.played.load())].is_push != is_push) {

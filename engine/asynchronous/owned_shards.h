@@ -11,6 +11,7 @@
 #include "engine/asynchronous/peer_board.h"
 #include "engine/asynchronous/push_order.h"
 #include "engine/step/rules/element_update.h"
+#include "runtime/base/metrics/latency_histogram.h"
 #include "sharding/arena.h"
 #include "sharding/layout/plan/memory_plan.h"
 #include "sharding/unit.h"
@@ -79,6 +80,11 @@ class OwnedShards {
   /// Units pulled so far, and their bytes.
   std::int64_t pulls() const { return pulls_; }
   std::int64_t pulled_bytes() const { return pulled_bytes_; }
+  /// Seconds so far in pulls, waits for slow ranks and turns included, and those in which pushes waited for these.
+  double pull_seconds() const { return pull_seconds_; }
+  double push_wait_seconds() const { return push_wait_seconds_; }
+  /// Counts, from now on, how long each unit's pulls take. `latencies` [unit] must outlive this.
+  void time_pulls(std::span<LatencyHistogram> latencies) { latencies_ = latencies; }
 
   /// How often each parameter of a group was updated, at this rank's own shard. REQUIRES: no rank pushes.
   std::span<std::int64_t> counts(const FlatGroup& group);
@@ -123,6 +129,8 @@ class OwnedShards {
   std::optional<OrderWriter> writer_;
   std::vector<UpdateRun> runs_;
   std::int64_t pulls_ = 0, pulled_bytes_ = 0;
+  double pull_seconds_ = 0, push_wait_seconds_ = 0;
+  std::span<LatencyHistogram> latencies_;  ///< empty: pulls are not timed
 };
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "engine/device/accelerator.h"
 #include "engine/step/outer_steps.h"
 #include "engine/step/step.h"
+#include "runtime/base/metrics/latency_histogram.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
 #include "sharding/layout/plan/memory_plan.h"
@@ -54,6 +56,10 @@ class ReplicaSync {
   /// watched. `on_pulled` is told of units whose values have changed.
   bool pulls(const std::vector<std::unique_ptr<Unit>>& units, std::function<void(Unit&)> on_pulled,
              UnitKeeper::OnFailure on_failure);
+  /// Where ranks are asynchronous, counts how long each unit's pulls take (OwnedShards::time_pulls).
+  void time_pulls(std::span<LatencyHistogram> latencies) {
+    if (shards_) shards_->time_pulls(latencies);
+  }
   /// No unit is pulled any more.
   void stop_pulls() { pulls_.reset(); }
 
@@ -82,6 +88,7 @@ class ReplicaSync {
     if (shards_) {
       counts.gathers += shards_->pulls();
       counts.gathered_bytes += shards_->pulled_bytes();
+      counts.gather_seconds += shards_->pull_seconds();
     }
     if (!outer_) return;
     counts.reductions += outer_->sums();

@@ -155,6 +155,7 @@ void Training::time_calls(std::unique_ptr<CallLatencies> known) {
   reducer->time_reductions(latencies->reductions);
   if (gathering.residency) gathering.residency->time_gathers(latencies->gathers);
   if (gathering.publication) gathering.publication->time_gathers(latencies->gathers);
+  sync.time_pulls(latencies->gathers);
 }
 
 void Training::bring_replicas_together(const char* what) {

@@ -139,7 +139,7 @@ struct TrafficCounts {
 /// the rank found it ended, whatever it did meanwhile. Times are in seconds; percentiles are at most 1/16 above a time
 /// that was measured.
 struct CallLatency {
-  std::string call;  ///< "gather": an all-gather of parameters; "reduce": the sum of gradients over ranks
+  std::string call;  ///< "gather": an all-gather of parameters, or a pull; "reduce": the sum of gradients over ranks
   std::string unit;  ///< Engine::unit_names
   std::int64_t count = 0;
   double p50 = 0, p95 = 0, p99 = 0, max = 0;

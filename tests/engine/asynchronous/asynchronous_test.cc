@@ -212,6 +212,32 @@ TEST(Asynchronous, RanksStayWithinMaxStaleness) {
   EXPECT_EQ(furthest, kMost);
 }
 
+TEST(Asynchronous, WaitsCountAsCommunicationAndPullsAsGathers) {
+  constexpr std::size_t kSteps = 4;
+  Strategy strategy = asynchronous(sgd);
+  strategy.sync.asynchronous.max_staleness = 0;
+  run_ranks({.ranks = kRanks}, [&](const Mesh& mesh) {
+    Session session(mesh, strategy);
+    session.engine.time_calls();
+    double seconds = 0;
+    for (std::size_t i = 0; i < kSteps; ++i) {
+      if (mesh.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      seconds += session.train(i).communication_seconds;
+    }
+    if (mesh.rank() != 1) {
+      EXPECT_GT(seconds, 0.2) << "waits for rank 1, which sleeps 0.4 s";
+    }
+    EXPECT_GT(session.engine.traffic().gather_seconds, 0);
+    std::vector<std::string> pulled;
+    for (const CallLatency& each : session.engine.latencies()) {
+      if (each.call != "gather") continue;
+      EXPECT_EQ(each.count, std::int64_t{kSteps}) << each.unit;
+      pulled.push_back(each.unit);
+    }
+    EXPECT_EQ(pulled, session.engine.unit_names());
+  });
+}
+
 TEST(Asynchronous, MemoryEqualsThePlan) {
   run_ranks({.ranks = kRanks}, [](const Mesh& mesh) {
     for (const OptimizerType type : {OptimizerType::kAdamW, OptimizerType::kSgd}) {

@@ -222,7 +222,7 @@ std::string unavailable_section() {
 
 constexpr char kIntroduction[] = R"(# The strategy file
 
-<!-- Made by tessera_strategy_docs from runtime/config/strategy_table.cc. Change the table, not this page. -->
+<!-- Made by tessera_strategy_docs from the rows in runtime/config/keys/. Change a row, not this page. -->
 
 One JSON object says how a model is trained. Every key may be left out; `{}` is the file of all defaults. For example:
 

@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// Makers of StrategyField, for strategy_table.cc. `at` takes a `Strategy&` or `const Strategy&` and returns the
+/// Makers of StrategyField, for the rows in keys/. `at` takes a `Strategy&` or `const Strategy&` and returns the
 /// member.
 
 /// A field whose JSON value has the C++ type Value.

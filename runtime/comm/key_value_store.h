@@ -37,7 +37,4 @@ class KeyValueStore {
 /// Returns a store inside this process, for ranks on threads.
 std::shared_ptr<KeyValueStore> memory_store();
 
-/// Returns `store` with `prefix` put before every key, so that groups cannot meet each other's keys.
-std::shared_ptr<KeyValueStore> prefix_store(std::string prefix, std::shared_ptr<KeyValueStore> store);
-
 }  // namespace tessera

@@ -50,33 +50,8 @@ class MemoryStore : public KeyValueStore {
   std::map<std::string, std::string> values_ ABSL_GUARDED_BY(mutex_);
 };
 
-class PrefixStore : public KeyValueStore {
- public:
-  PrefixStore(std::string prefix, std::shared_ptr<KeyValueStore> store)
-      : prefix_(std::move(prefix)), store_(std::move(store)) {}
-
-  absl::Status set(const std::string& key, const std::string& value) override {
-    return store_->set(prefix_ + key, value);
-  }
-  absl::StatusOr<std::string> get(const std::string& key, std::chrono::milliseconds timeout) override {
-    return store_->get(prefix_ + key, timeout);
-  }
-  absl::StatusOr<bool> has(const std::string& key) override { return store_->has(prefix_ + key); }
-  absl::StatusOr<std::int64_t> add(const std::string& key, std::int64_t amount) override {
-    return store_->add(prefix_ + key, amount);
-  }
-
- private:
-  const std::string prefix_;
-  const std::shared_ptr<KeyValueStore> store_;
-};
-
 }  // namespace
 
 std::shared_ptr<KeyValueStore> memory_store() { return std::make_shared<MemoryStore>(); }
-
-std::shared_ptr<KeyValueStore> prefix_store(std::string prefix, std::shared_ptr<KeyValueStore> store) {
-  return std::make_shared<PrefixStore>(std::move(prefix), std::move(store));
-}
 
 }  // namespace tessera

@@ -78,16 +78,15 @@ class SumsOnHost final : public Collectives {
     return group_->all_gather(label, shard, full, bytes_per_rank, options);
   }
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
-                         SumVisitor* visitor, const ReduceOptions& options) override {
-    if (!is_compressed(options))
-      return group_->reduce_scatter(label, input, dtype, output, numel_per_rank, visitor, options);
+                         const ReduceOptions& options) override {
+    if (!is_compressed(options)) return group_->reduce_scatter(label, input, dtype, output, numel_per_rank, options);
     const std::size_t numel = numel_per_rank * static_cast<std::size_t>(size());
-    return start({std::string(label), true, input, dtype, output, numel, numel_per_rank, options}, visitor);
+    return start({std::string(label), true, input, dtype, output, numel, numel_per_rank, options});
   }
   Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     SumVisitor* visitor, const ReduceOptions& options) override {
-    if (!is_compressed(options)) return group_->all_reduce(label, input, dtype, output, numel, visitor, options);
-    return start({std::string(label), false, input, dtype, output, numel, numel, options}, visitor);
+                     const ReduceOptions& options) override {
+    if (!is_compressed(options)) return group_->all_reduce(label, input, dtype, output, numel, options);
+    return start({std::string(label), false, input, dtype, output, numel, numel, options});
   }
 
  private:
@@ -98,7 +97,7 @@ class SumsOnHost final : public Collectives {
     bool is_taken = false;
   };
 
-  Work start(Sum sum, const SumVisitor* visitor);
+  Work start(Sum sum);
 
   const std::shared_ptr<Collectives> group_, host_;
   DeviceKernels& kernels_;
@@ -151,9 +150,8 @@ class SumsOnHost::Pending final : public Work::State {
     Collectives& host = *owner_.host_;
     sum_.options.waits = Waits::kLater;  // on the transport's own thread, while this one goes on
     return sum_.scatters
-               ? host.reduce_scatter(sum_.label, contribution_, sum_.dtype, sums_, sum_.sum_numel, nullptr,
-                                     sum_.options)
-               : host.all_reduce(sum_.label, contribution_, sum_.dtype, sums_, sum_.numel, nullptr, sum_.options);
+               ? host.reduce_scatter(sum_.label, contribution_, sum_.dtype, sums_, sum_.sum_numel, sum_.options)
+               : host.all_reduce(sum_.label, contribution_, sum_.dtype, sums_, sum_.numel, sum_.options);
   }
 
   SumsOnHost& owner_;
@@ -166,8 +164,9 @@ class SumsOnHost::Pending final : public Work::State {
   Work work_;  ///< the host's sum
 };
 
-Work SumsOnHost::start(Sum sum, const SumVisitor* visitor) {
-  if (absl::Status possible = check_device_sum(sum.label, sum.dtype, visitor); !possible.ok()) return Work(possible);
+Work SumsOnHost::start(Sum sum) {
+  if (absl::Status possible = check_device_sum(sum.label, sum.dtype, sum.options.visitor); !possible.ok())
+    return Work(possible);
   const std::size_t turn = next_++ % slots_.size();
   Slot& slot = slots_[turn];
   TORCH_INTERNAL_ASSERT(!slot.is_taken, "more sums are under way than were planned");

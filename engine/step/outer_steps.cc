@@ -216,7 +216,7 @@ Work OuterSteps::sum_over_replicas(const std::string& label, float* values, std:
   const auto count = static_cast<std::size_t>(numel);
   ++sums_;
   sent_bytes_ += static_cast<std::int64_t>(wire_bytes(options.contributions, DType::kF32, count));
-  return replicate_->all_reduce(label, values, DType::kF32, values, count, nullptr, options);
+  return replicate_->all_reduce(label, values, DType::kF32, values, count, options);
 }
 
 void OuterSteps::divide_by_replicas(float* values, std::int64_t numel) {

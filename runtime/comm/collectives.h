@@ -117,8 +117,13 @@ class SumMethod {
 struct ReduceOptions {
   ReduceOptions() = default;
   ReduceOptions(Waits waits) : waits(waits) {}  // NOLINT(google-explicit-constructor): most callers say no more
+  ReduceOptions(SumVisitor* visitor, Waits waits = Waits::kAtOnce)  // NOLINT(google-explicit-constructor): as above
+      : waits(waits), visitor(visitor) {}
 
   Waits waits = Waits::kAtOnce;
+  /// Sees the output, and must live until the Work is waited for. (`nccl` has no sums that the host could see, and
+  /// refuses one.) Null: none.
+  SumVisitor* visitor = nullptr;
   /// Codecs on the wire, for transports that send over a network; other transports ignore them. A lossy codec rounds a
   /// rank's own contribution too, and all_reduce returns the same on all ranks. kLossless changes no bit; only `gloo`
   /// packs.
@@ -219,23 +224,21 @@ class Collectives {
   /// `input` holds `size() * numel_per_rank` elements of `dtype` (fp32, bf16, fp16). `output` may alias this rank's
   /// slice of `input` when dtype is fp32. The caller gives `input` up: what it holds afterwards, but for an aliased
   /// `output`, is undefined (`nccl` adds narrow types there).
-  /// `visitor`, if any, sees `output` and must live until the Work is waited for. (`nccl` has no sums that the host
-  /// could see, and refuses one.)
   ///
   /// `options.waits` is kAtOnce if the caller waits next. Every rank with kLater starts, advances and waits for its
   /// calls (of all groups) in the same order, so that no two wait for each other. A Work that is dropped without a wait
   /// ends the group, except Works that a device runs on its own.
   Work reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
-                      SumVisitor* visitor = nullptr, const ReduceOptions& options = {}) {
-    return do_reduce_scatter(label, input, dtype, output, numel_per_rank, visitor, options);
+                      const ReduceOptions& options = {}) {
+    return do_reduce_scatter(label, input, dtype, output, numel_per_rank, options);
   }
 
   /// `output[i] = sum over ranks of input_q[i]`, fp32, for i < numel; the same bits on every rank.
-  /// `output` may be `input` when dtype is fp32. `input`, `visitor` and `options` are those of reduce_scatter: the
-  /// visitor sees all of `output` on every rank.
+  /// `output` may be `input` when dtype is fp32. `input` and `options` are those of reduce_scatter: the visitor
+  /// sees all of `output` on every rank.
   Work all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                  SumVisitor* visitor = nullptr, const ReduceOptions& options = {}) {
-    return do_all_reduce(label, input, dtype, output, numel, visitor, options);
+                  const ReduceOptions& options = {}) {
+    return do_all_reduce(label, input, dtype, output, numel, options);
   }
 
   /// Copies `data` of rank `root` to all ranks.
@@ -266,9 +269,9 @@ class Collectives {
   virtual Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
                              const GatherOptions& options) = 0;
   virtual Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
-                                 std::size_t numel_per_rank, SumVisitor* visitor, const ReduceOptions& options) = 0;
+                                 std::size_t numel_per_rank, const ReduceOptions& options) = 0;
   virtual Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                             SumVisitor* visitor, const ReduceOptions& options) = 0;
+                             const ReduceOptions& options) = 0;
 };
 
 }  // namespace tessera

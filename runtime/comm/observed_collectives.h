@@ -80,14 +80,14 @@ class ObservedCollectives final : public Collectives {
                    [&] { return group_->all_gather(label, shard, full, bytes, options); });
   }
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                         SumVisitor* visitor, const ReduceOptions& options) override {
+                         const ReduceOptions& options) override {
     return started(make_signature(Operation::kReduceScatter, label, dtype, numel),
-                   [&] { return group_->reduce_scatter(label, input, dtype, output, numel, visitor, options); });
+                   [&] { return group_->reduce_scatter(label, input, dtype, output, numel, options); });
   }
   Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     SumVisitor* visitor, const ReduceOptions& options) override {
+                     const ReduceOptions& options) override {
     return started(make_signature(Operation::kAllReduce, label, dtype, numel),
-                   [&] { return group_->all_reduce(label, input, dtype, output, numel, visitor, options); });
+                   [&] { return group_->all_reduce(label, input, dtype, output, numel, options); });
   }
 
  private:

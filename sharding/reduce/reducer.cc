@@ -564,7 +564,7 @@ void Reducer::start_notes(UnitReduction& reduction) {
   if (plan_.input().mesh.world_size() == 1) return;
   float* const notes = reduction.notes.data();
   reduction.notes_work =
-      axes_.reduce->all_reduce(entry.unit->name, notes, DType::kF32, notes, reduction.notes.size(), nullptr, waits());
+      axes_.reduce->all_reduce(entry.unit->name, notes, DType::kF32, notes, reduction.notes.size(), waits());
 }
 
 void Reducer::write_notes(const UnitReduction& reduction) {
@@ -646,7 +646,7 @@ void Reducer::start_group(UnitReduction& reduction, FlatGroup& group) {
     wire = plan_.input().reduce;
     narrow_in_place(bucket, wire, group.layout.numel(), device_);
   }
-  const ReduceOptions options = shard_options(group);
+  ReduceOptions options = shard_options(group);
   GradientMethod* const method = method_of(group);
   if (mesh.world_size() > 1) {
     const auto count = static_cast<std::size_t>(group.layout.numel());
@@ -660,15 +660,16 @@ void Reducer::start_group(UnitReduction& reduction, FlatGroup& group) {
       accumulation.adds() || (replicated && placement.replicate) ? scratch(reduction, numel) : accumulation.place();
   GroupReduction& started =
       reduction.groups.emplace_back(GroupReduction{&group, sum, numel, sum, accumulation, Work(), Work()});
-  SumVisitor* last = replicated || device_.is_queued ? nullptr : &started.accumulation;
+  if (!replicated && !device_.is_queued) options.visitor = &started.accumulation;
   if (method && !options.method) {  // a transport without a network knows no methods
+    options.method = method;
     auto* const values = reinterpret_cast<float*>(bucket);
-    started.work = Work(placement.shard ? reduce_scatter_by(*method, *axes_.reduce, name, values, sum, numel, last)
-                                        : all_reduce_by(*method, *axes_.reduce, name, values, sum, numel, last));
+    started.work = Work(placement.shard ? reduce_scatter_by(*axes_.reduce, name, values, sum, numel, options)
+                                        : all_reduce_by(*axes_.reduce, name, values, sum, numel, options));
     return;
   }
-  started.work = placement.shard ? axes_.reduce->reduce_scatter(name, bucket, wire, sum, numel, last, options)
-                                 : axes_.reduce->all_reduce(name, bucket, wire, sum, numel, last, options);
+  started.work = placement.shard ? axes_.reduce->reduce_scatter(name, bucket, wire, sum, numel, options)
+                                 : axes_.reduce->all_reduce(name, bucket, wire, sum, numel, options);
 }
 
 /// Does this rank's share of all reductions but the last `lag`, and ends all reductions but the last `end_lag`.
@@ -740,15 +741,15 @@ Work Reducer::sum_over_replicas(GroupReduction& reduction) {
   const FlatGroup& group = *reduction.group;
   const std::string& name = group.unit->name;
   float* const sum = reduction.sum;
-  SumVisitor* const last = device_.is_queued ? nullptr : &reduction.accumulation;
-  const ReduceOptions options = replicate_options(group);
+  ReduceOptions options = replicate_options(group);
+  if (!device_.is_queued) options.visitor = &reduction.accumulation;
   if (!plan_.input().placement.gradients.replicate) {
-    return axes_.replicate->all_reduce(name, sum, DType::kF32, sum, reduction.numel, last, options);
+    return axes_.replicate->all_reduce(name, sum, DType::kF32, sum, reduction.numel, options);
   }
   const Extent part = group.gradient_part;
   const Accumulation& accumulation = reduction.accumulation;
   reduction.total = accumulation.adds() ? sum + part.offset % reduction.numel : accumulation.place();
-  return axes_.replicate->reduce_scatter(name, sum, DType::kF32, reduction.total, part.numel, last, options);
+  return axes_.replicate->reduce_scatter(name, sum, DType::kF32, reduction.total, part.numel, options);
 }
 
 float* Reducer::scratch(UnitReduction& reduction, std::int64_t numel) {

@@ -35,13 +35,13 @@ class Slow : public LocalCollectives {
 
  protected:
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                         SumVisitor* visitor, const ReduceOptions& options) override {
+                         const ReduceOptions& options) override {
     for (int allowed = allowed_; allowed == 0; allowed = allowed_) allowed_.wait(0);
     --allowed_;
     thread_ = std::this_thread::get_id();
     note(label);
     if (label == failing_) return Work(make_error(ExitCode::kPeerLost, "rank 7 is gone"));
-    return LocalCollectives::do_reduce_scatter(label, input, dtype, output, numel, visitor, options);
+    return LocalCollectives::do_reduce_scatter(label, input, dtype, output, numel, options);
   }
 
  private:
@@ -59,8 +59,8 @@ class Slow : public LocalCollectives {
 
 struct Background : ::testing::Test {
   Work reduce(const std::string& label, std::size_t i, SumVisitor* visitor = nullptr, Waits waits = Waits::kLater) {
-    return group->reduce_scatter(label, input[i].data(), DType::kF32, output[i].data(), input[i].size(), visitor,
-                                 waits);
+    return group->reduce_scatter(label, input[i].data(), DType::kF32, output[i].data(), input[i].size(),
+                                 {visitor, waits});
   }
   std::vector<std::vector<float>> input = {std::vector<float>(3000, 1), std::vector<float>(3000, 2),
                                            std::vector<float>(3000, 3)};
@@ -133,7 +133,7 @@ TEST_F(Background, ThreadMakesGathersForTransportsWithoutTheirOwn) {
   EXPECT_FALSE(group->gathers_in_background());
   const auto both = working_in_background(slow);
   EXPECT_TRUE(both->gathers_in_background());
-  Work a = both->reduce_scatter("a", input[0].data(), DType::kF32, output[0].data(), 3000, nullptr, Waits::kLater);
+  Work a = both->reduce_scatter("a", input[0].data(), DType::kF32, output[0].data(), 3000, Waits::kLater);
   std::vector<float> gathered(3000);
   Work b = both->all_gather("b", input[1].data(), gathered.data(), 3000 * sizeof(float));
   EXPECT_EQ(gathered[0], 0) << "the reduction before it has not been made";
@@ -143,7 +143,7 @@ TEST_F(Background, ThreadMakesGathersForTransportsWithoutTheirOwn) {
   EXPECT_TRUE(a.wait().ok());
   slow->fail_at("c");
   slow->let_go(1);
-  Work c = both->reduce_scatter("c", input[2].data(), DType::kF32, output[2].data(), 3000, nullptr, Waits::kLater);
+  Work c = both->reduce_scatter("c", input[2].data(), DType::kF32, output[2].data(), 3000, Waits::kLater);
   EXPECT_EQ(exit_code_of(both->all_gather("d", input[1].data(), gathered.data(), 4).wait()), ExitCode::kPeerLost);
   EXPECT_EQ(exit_code_of(c.wait()), ExitCode::kPeerLost);
 }
@@ -177,10 +177,10 @@ TEST_P(BackgroundRanks, ManyReductionsAreUnderWayAtATime) {
     for (std::size_t i = 0; i < kCount; ++i) {
       inputs.emplace_back(kNumel * ranks, static_cast<float>(mesh.rank() + 1) * static_cast<float>(i));
       const std::string label = "unit " + std::to_string(i);
-      works.push_back(i % 2 == 0 ? group->reduce_scatter(label, inputs[i].data(), DType::kF32, outputs[i].data(),
-                                                         kNumel, nullptr, Waits::kLater)
-                                 : group->all_reduce(label, inputs[i].data(), DType::kF32, outputs[i].data(), kNumel,
-                                                     nullptr, Waits::kLater));
+      works.push_back(
+          i % 2 == 0
+              ? group->reduce_scatter(label, inputs[i].data(), DType::kF32, outputs[i].data(), kNumel, Waits::kLater)
+              : group->all_reduce(label, inputs[i].data(), DType::kF32, outputs[i].data(), kNumel, Waits::kLater));
     }
     const float all = static_cast<float>(ranks * (ranks + 1) / 2);
     for (std::size_t i = 0; i < kCount; ++i) {

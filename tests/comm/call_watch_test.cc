@@ -39,7 +39,7 @@ absl::Status gather(Collectives& group, const char* label) {
 
 absl::Status reduce_later(Collectives& group, const char* label) {
   std::vector<float> input(100 * static_cast<std::size_t>(group.size())), output(100);
-  Work work = group.reduce_scatter(label, input.data(), DType::kF32, output.data(), 100, nullptr, Waits::kLater);
+  Work work = group.reduce_scatter(label, input.data(), DType::kF32, output.data(), 100, Waits::kLater);
   return work.wait();
 }
 

@@ -178,7 +178,7 @@ inline void check_started_reductions(Collectives& group, std::size_t numel, bool
   const auto start = [&](Started& reduction) {
     const auto run = [&](auto operation) {
       return (group.*operation)("started", reduction.input, reduction.dtype, reduction.output, numel,
-                                reduction.visitor.get(), Waits::kLater);
+                                ReduceOptions(reduction.visitor.get(), Waits::kLater));
     };
     reduction.work = reduction.scatters ? run(&Collectives::reduce_scatter) : run(&Collectives::all_reduce);
   };

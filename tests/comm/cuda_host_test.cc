@@ -64,7 +64,7 @@ TEST(CudaHost, ManyCallsUnderWayAreExact) {
     std::deque<Work> under_way;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       inputs[i] = static_cast<float>(i) + static_cast<float>(mesh.rank());
-      under_way.push_back(group->all_reduce("sum", &inputs[i], DType::kF32, &outputs[i], 1, nullptr, Waits::kLater));
+      under_way.push_back(group->all_reduce("sum", &inputs[i], DType::kF32, &outputs[i], 1, Waits::kLater));
       if (under_way.size() < 30) continue;
       require_ok(under_way.front().wait());
       under_way.pop_front();
@@ -89,8 +89,7 @@ TEST(CudaHost, InPlaceSumsAllocateNothingAfterTheFirstStep) {
       std::deque<Work> under_way;
       for (std::vector<float>& unit : units) {
         const auto start = [&] {
-          return (*group)->all_reduce("unit", unit.data(), DType::kF32, unit.data(), unit.size(), nullptr,
-                                      Waits::kLater);
+          return (*group)->all_reduce("unit", unit.data(), DType::kF32, unit.data(), unit.size(), Waits::kLater);
         };
         under_way.push_back(start());
         if (under_way.size() < 3) continue;

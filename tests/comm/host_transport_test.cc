@@ -168,9 +168,7 @@ TEST(HostFailures, RankKilledWithReductionsUnderWayIsNamed) {
     TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(world_of(rank, 2), store));
     TESSERA_ASSIGN_OR_RETURN(auto buffer, group->allocate(1 << 20));
     auto* data = reinterpret_cast<float*>(buffer->data());
-    const auto start = [&] {
-      return group->all_reduce("blocks.3", data, DType::kF32, data, 1 << 18, nullptr, Waits::kLater);
-    };
+    const auto start = [&] { return group->all_reduce("blocks.3", data, DType::kF32, data, 1 << 18, Waits::kLater); };
     Work first = start(), second = start();
     TESSERA_RETURN_IF_ERROR(first.wait());
     if (rank == 1) {

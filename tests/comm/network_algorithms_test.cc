@@ -62,8 +62,8 @@ std::vector<float> reduced(Collectives& group, Operation operation, Bytes input,
   auto* const own = reinterpret_cast<float*>(input.data()) + (scatters ? group.rank() * numel : 0);
   float* const output = in_place ? own : apart.data();
   RecordingVisitor visitor(numel);
-  require_ok((scatters ? group.reduce_scatter("sum", input.data(), dtype, output, numel, &visitor, waits)
-                       : group.all_reduce("sum", input.data(), dtype, output, numel, &visitor, waits))
+  require_ok((scatters ? group.reduce_scatter("sum", input.data(), dtype, output, numel, {&visitor, waits})
+                       : group.all_reduce("sum", input.data(), dtype, output, numel, {&visitor, waits}))
                  .wait());
   const std::vector<float> sums(output, output + numel);
   require(same_bits(visitor.seen(), sums), "the visitor sees the sums");
@@ -311,11 +311,11 @@ std::pair<double, double> packed_shares(int ranks, DType dtype, const std::vecto
         const auto reduce = [&](const ReduceOptions& options, std::array<std::atomic<std::size_t>, 2>& sent,
                                 float* sum) {
           Bytes given = own;
-          EXPECT_TRUE(group->all_reduce("r", given.data(), dtype, sum, numel, nullptr, options).wait().ok());
+          EXPECT_TRUE(group->all_reduce("r", given.data(), dtype, sum, numel, options).wait().ok());
           count(sent[0]);
           given = own;
           std::vector<float> mine(part);
-          EXPECT_TRUE(group->reduce_scatter("s", given.data(), dtype, mine.data(), part, nullptr, options).wait().ok());
+          EXPECT_TRUE(group->reduce_scatter("s", given.data(), dtype, mine.data(), part, options).wait().ok());
           count(sent[1]);
           const float* const of_all = sum + static_cast<std::size_t>(rank) * part;
           EXPECT_EQ(std::memcmp(mine.data(), of_all, part * sizeof(float)), 0);

@@ -243,7 +243,8 @@ void check_compressed_sums(Collectives& group, Forms forms, Waits waits, DType d
     std::vector<float> output(numel);
     RecordingVisitor visitor(numel);
     Bytes input = inputs[mine];
-    require_ok(group.all_reduce("r", input.data(), dtype, output.data(), numel, &visitor, options).wait());
+    options.visitor = &visitor;
+    require_ok(group.all_reduce("r", input.data(), dtype, output.data(), numel, options).wait());
     require(equal(reinterpret_cast<const std::byte*>(output.data()), expected),
             at("reduce", dtype, numel, group.rank()));
     require(visitor.seen() == output, "the visitor sees what all have");
@@ -251,7 +252,8 @@ void check_compressed_sums(Collectives& group, Forms forms, Waits waits, DType d
     output.resize(share);
     RecordingVisitor sees_part(share);
     input = inputs[mine];
-    require_ok(group.reduce_scatter("s", input.data(), dtype, output.data(), share, &sees_part, options).wait());
+    options.visitor = &sees_part;
+    require_ok(group.reduce_scatter("s", input.data(), dtype, output.data(), share, options).wait());
     require(same_bits(output, sum_of(sent, sent_as, mine * share, share)), at("scatter", dtype, share, group.rank()));
     require(sees_part.seen() == output, "the visitor sees the sums");
   }
@@ -305,8 +307,7 @@ TEST(CompressedSums, RanksOfAHostAreSummedExactlyFirst) {
     }
     Bytes input = inputs[static_cast<std::size_t>(rank)];
     std::vector<float> output(kPart);
-    require_ok(
-        axes.reduce->reduce_scatter("s", input.data(), DType::kF32, output.data(), kPart, nullptr, options).wait());
+    require_ok(axes.reduce->reduce_scatter("s", input.data(), DType::kF32, output.data(), kPart, options).wait());
     require(same_bits(output, reference_sum(hosts, DType::kF32, static_cast<std::size_t>(rank) * kPart, kPart)),
             "sums");
     return axes.world->barrier("end").wait();
@@ -789,8 +790,7 @@ ForkedRanks::Body in_different_groups(const World& world, int port) {
     require(axes.world->transport() == world.transport, axes.world->transport());
     std::vector<float> full(100 * static_cast<std::size_t>(world.ranks));
     if (rank != 0)
-      return axes.reduce->reduce_scatter("head", full.data(), DType::kF32, full.data(), 100, nullptr, Waits::kLater)
-          .wait();
+      return axes.reduce->reduce_scatter("head", full.data(), DType::kF32, full.data(), 100, Waits::kLater).wait();
     absl::Status status = axes.gather->all_gather("blocks.3", full.data(), full.data(), 400).wait();
     told(outside, "end/1").status().IgnoreError();  // it serves the store
     return status;

@@ -35,7 +35,7 @@ struct Sums {
         output(count, std::vector<float>(kNumel)) {}
   Work start(Collectives& group, std::size_t i, std::size_t numel = kNumel) {
     return group.reduce_scatter("unit " + std::to_string(i), input[i].data(), DType::kF32, output[i].data(), numel,
-                                nullptr, Waits::kLater);
+                                Waits::kLater);
   }
   std::vector<std::vector<float>> input, output;
 };

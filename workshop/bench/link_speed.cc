@@ -102,13 +102,13 @@ class LinkMeter {
   absl::Status reduce_scatter(std::int64_t bytes) {
     return reduce_
         .reduce_scatter("links", bucket_->data(), DType::kF32, sums(), static_cast<std::size_t>(bytes / ranks_ / 4),
-                        nullptr, Waits::kLater)
+                        Waits::kLater)
         .wait();
   }
   absl::Status all_reduce(std::int64_t bytes) { return start_all_reduce(bytes).wait(); }
   Work start_all_reduce(std::int64_t bytes) {
     return reduce_.all_reduce("links", bucket_->data(), DType::kF32, sums(), static_cast<std::size_t>(bytes / 4),
-                              nullptr, Waits::kLater);
+                              Waits::kLater);
   }
   float* sums() const { return reinterpret_cast<float*>(sums_->data()); }
 

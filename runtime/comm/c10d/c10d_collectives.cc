@@ -117,9 +117,9 @@ class C10dCollectives : public Collectives {
   Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
                      const GatherOptions& options) override;
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
-                         SumVisitor* visitor, const ReduceOptions& options) override;
+                         const ReduceOptions& options) override;
   Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     SumVisitor* visitor, const ReduceOptions& options) override;
+                     const ReduceOptions& options) override;
 
  private:
   class Pending;
@@ -139,9 +139,10 @@ class C10dCollectives : public Collectives {
   bool has_form(const GatherOptions& options, std::size_t bytes) const;
   absl::Status gather_in_form(const CallSignature& call, const GatherOptions& options, const std::byte* shard,
                               std::byte* full, std::size_t numel);
-  void gather_in_rounds(c10d::Backend& backend, Transfers& transfers, const CallSignature& call, Algorithm algorithm,
-                        const void* shard, void* full, std::size_t bytes) const;
-  Work start_exchange(const CallSignature& call, const void* input, std::size_t stride, void* output, std::size_t bytes,
+  /// Returns what makes a gather in rounds, all of them before it returns.
+  Start gather_in_rounds(const CallSignature& call, Algorithm algorithm, const void* shard, void* full,
+                         std::size_t bytes) const;
+  Work start_exchange(const CallSignature& call, RankParts<const void> input, void* output, std::size_t bytes,
                       std::optional<DType> packs = std::nullopt);
   Work refuse(const CallSignature& call, const std::string& why);
   absl::Status fail(const CallSignature& call, const std::string& why);
@@ -150,22 +151,26 @@ class C10dCollectives : public Collectives {
   /// Returns memory of the group for data on the wire; its old content is lost.
   std::byte* staging(std::size_t bytes);
 
-  /// Sums `size()` parts, one every `stride` bytes; 0 means as many bytes as `numel` elements take. This rank's part is
-  /// `own`.
-  void sum_parts(const std::byte* parts, const std::byte* own, DType dtype, WireForm form, float* output,
-                 std::size_t numel, SumVisitor* visitor = nullptr, std::size_t offset = 0,
-                 std::size_t stride = 0) const;
+  /// What the ranks give to a sum, as it is on the wire. This rank's is `own`, not its part of `parts`.
+  struct Contributions {
+    RankParts<const std::byte> parts;
+    const std::byte* own;
+    DType dtype;
+    WireForm form;
+  };
+  void sum_parts(const Contributions& contributions, float* output, std::size_t numel, SumVisitor* visitor = nullptr,
+                 std::size_t offset = 0) const;
   absl::Status scatter(const CallSignature& call, const std::byte* input, float* output, std::size_t numel,
-                       SumVisitor* visitor, const ReduceOptions& options);
+                       const ReduceOptions& options);
   absl::Status scatter_in_rounds(const CallSignature& call, const std::byte* input, float* output, std::size_t numel,
                                  SumVisitor* visitor);
   absl::Status reduce_in_rounds(const CallSignature& call, const std::byte* input, float* output, std::size_t numel,
                                 SumVisitor* visitor);
   absl::Status make_rounds(const CallSignature& call, const Rounds& rounds, const RoundBuffers& buffers);
   absl::Status reduce_small(const CallSignature& call, const std::byte* input, float* output, std::size_t numel,
-                            SumVisitor* visitor, const ReduceOptions& options, Algorithm algorithm);
+                            const ReduceOptions& options, Algorithm algorithm);
   absl::Status reduce_large(const CallSignature& call, const std::byte* input, float* output, std::size_t numel,
-                            SumVisitor* visitor, const ReduceOptions& options);
+                            const ReduceOptions& options);
 
   const Group group_;
   const TransportKind kind_;
@@ -340,25 +345,27 @@ int gather_tag_of(const CallSignature& call) { return tag_of(call) + 1; }
 Work C10dCollectives::start_gather(const CallSignature& call, const void* shard, void* full, std::size_t bytes,
                                    std::optional<DType> packs) {
   return start(call, [&](c10d::Backend& backend, Transfers& transfers) {
-    transfers.gather_packed(backend, gather_tag_of(call), packs, shard, full, bytes, bytes);
+    transfers.gather_packed(backend, gather_tag_of(call), packs, shard, {full, bytes}, bytes);
   });
 }
 
-void C10dCollectives::gather_in_rounds(c10d::Backend& backend, Transfers& transfers, const CallSignature& call,
-                                       Algorithm algorithm, const void* shard, void* full, std::size_t bytes) const {
-  RoundBuffers buffers{
-      .begins = {0}, .results = static_cast<std::byte*>(full), .result_dtype = DType::kU8, .received = nullptr};
-  for (int q = 0; q < size(); ++q) buffers.begins.push_back(buffers.begins.back() + bytes);
-  std::byte* const own = buffers.results + static_cast<std::size_t>(rank()) * bytes;
-  if (own != shard) std::memcpy(own, shard, bytes);
-  const Rounds rounds = algorithm == Algorithm::kRing ? ring_gather(rank(), size()) : doubling_gather(rank(), size());
-  run_rounds(backend, transfers, gather_tag_of(call), rounds, buffers);
+C10dCollectives::Start C10dCollectives::gather_in_rounds(const CallSignature& call, Algorithm algorithm,
+                                                         const void* shard, void* full, std::size_t bytes) const {
+  return [=, this](c10d::Backend& backend, Transfers& transfers) {
+    RoundBuffers buffers{
+        .begins = {0}, .results = static_cast<std::byte*>(full), .result_dtype = DType::kU8, .received = nullptr};
+    for (int q = 0; q < size(); ++q) buffers.begins.push_back(buffers.begins.back() + bytes);
+    std::byte* const own = buffers.results + static_cast<std::size_t>(rank()) * bytes;
+    if (own != shard) std::memcpy(own, shard, bytes);
+    const Rounds rounds = algorithm == Algorithm::kRing ? ring_gather(rank(), size()) : doubling_gather(rank(), size());
+    run_rounds(backend, transfers, gather_tag_of(call), rounds, buffers);
+  };
 }
 
-Work C10dCollectives::start_exchange(const CallSignature& call, const void* input, std::size_t stride, void* output,
+Work C10dCollectives::start_exchange(const CallSignature& call, RankParts<const void> input, void* output,
                                      std::size_t bytes, std::optional<DType> packs) {
   return start(call, [&](c10d::Backend& backend, Transfers& transfers) {
-    transfers.exchange(backend, tag_of(call), input, stride, output, bytes, packs);
+    transfers.exchange(backend, tag_of(call), input, output, bytes, packs);
   });
 }
 
@@ -380,9 +387,9 @@ absl::Status C10dCollectives::gather_in_form(const CallSignature& call, const Ga
     Work begun = start(call, [&](c10d::Backend& backend, Transfers& transfers) {
       const int tag = gather_tag_of(call);
       if (is_lossy(options.form)) {
-        transfers.gather_rounded(backend, tag, options.form, options.dtype, shard + at, full + at, count, bytes);
+        transfers.gather_rounded(backend, tag, options, shard + at, {full + at, bytes}, count);
       } else {
-        transfers.gather_packed(backend, tag, options.dtype, shard + at, full + at, count * element, bytes);
+        transfers.gather_packed(backend, tag, options.dtype, shard + at, {full + at, bytes}, count * element);
       }
     });
     TESSERA_RETURN_IF_ERROR(std::exchange(under_way, std::move(begun)).wait());
@@ -403,14 +410,12 @@ Work C10dCollectives::do_all_gather(std::string_view label, const void* shard, v
   const CallSignature call = begin(Operation::kAllGather, label, DType::kU8, bytes_per_rank);
   const Algorithm algorithm = algorithm_of(Operation::kAllGather, DType::kU8, bytes_per_rank);
   if (algorithm == Algorithm::kDirect) return start_gather(call, shard, full, bytes_per_rank);
-  return start_on_thread(call, [=, this](c10d::Backend& backend, Transfers& transfers) {
-    gather_in_rounds(backend, transfers, call, algorithm, shard, full, bytes_per_rank);
-  });
+  return start_on_thread(call, gather_in_rounds(call, algorithm, shard, full, bytes_per_rank));
 }
 
 Work C10dCollectives::all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes_per_rank) {
   const CallSignature call = begin(Operation::kAllToAll, label, DType::kU8, bytes_per_rank);
-  Work work = start_exchange(call, input, bytes_per_rank, output, bytes_per_rank);
+  Work work = start_exchange(call, {input, bytes_per_rank}, output, bytes_per_rank);
   const std::size_t own = static_cast<std::size_t>(rank()) * bytes_per_rank;
   if (bytes_per_rank > 0 && means_ == Transfers::Means::kMessages)
     std::memcpy(static_cast<std::byte*>(output) + own, static_cast<const std::byte*>(input) + own, bytes_per_rank);
@@ -440,51 +445,51 @@ std::byte* C10dCollectives::staging(std::size_t bytes) {
   return staging_.data();
 }
 
-void C10dCollectives::sum_parts(const std::byte* parts, const std::byte* own, DType dtype, WireForm form, float* output,
-                                std::size_t numel, SumVisitor* visitor, std::size_t offset, std::size_t stride) const {
-  if (stride == 0) stride = wire_bytes(form, dtype, numel);
+void C10dCollectives::sum_parts(const Contributions& contributions, float* output, std::size_t numel,
+                                SumVisitor* visitor, std::size_t offset) const {
+  const auto& [parts, own, dtype, form] = contributions;
   absl::InlinedVector<const std::byte*, 16> wires;
-  for (int q = 0; q < size(); ++q) wires.push_back(q == rank() ? own : parts + static_cast<std::size_t>(q) * stride);
+  for (int q = 0; q < size(); ++q)
+    wires.push_back(q == rank() ? own : parts.first + static_cast<std::size_t>(q) * parts.stride);
   if (is_lossy(form)) return sum_encoded(form, wires, output, numel, visitor, offset);
   const absl::InlinedVector<const void*, 16> sources(wires.begin(), wires.end());
   visited_sum(sources, dtype, {&output, 1}, numel, visitor, offset);
 }
 
 Work C10dCollectives::do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
-                                        std::size_t numel_per_rank, SumVisitor* visitor, const ReduceOptions& options) {
+                                        std::size_t numel_per_rank, const ReduceOptions& options) {
   const CallSignature call = begin(Operation::kReduceScatter, label, dtype, numel_per_rank);
   if (!is_reducible(dtype)) return refuse(call, "sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype)));
   if (options.method && dtype == DType::kF32)
-    return Work(
-        reduce_scatter_by(*options.method, *this, label, static_cast<float*>(input), output, numel_per_rank, visitor));
+    return Work(reduce_scatter_by(*this, label, static_cast<float*>(input), output, numel_per_rank, options));
   const auto* const from = static_cast<const std::byte*>(input);
   const std::size_t bytes = numel_per_rank * static_cast<std::size_t>(size()) * size_of(dtype);
   if (!is_rounded(options) && !is_compressed(options.contributions, dtype, numel_per_rank) &&
       algorithm_of(Operation::kReduceScatter, dtype, bytes) == Algorithm::kHalving)
-    return Work(scatter_in_rounds(call, from, output, numel_per_rank, visitor));
-  return Work(scatter(call, from, output, numel_per_rank, visitor, options));
+    return Work(scatter_in_rounds(call, from, output, numel_per_rank, options.visitor));
+  return Work(scatter(call, from, output, numel_per_rank, options));
 }
 
 Work C10dCollectives::do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                                    SumVisitor* visitor, const ReduceOptions& options) {
+                                    const ReduceOptions& options) {
   const CallSignature call = begin(Operation::kAllReduce, label, dtype, numel);
   if (!is_reducible(dtype)) return refuse(call, "sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype)));
   if (options.method && dtype == DType::kF32)
-    return Work(all_reduce_by(*options.method, *this, label, static_cast<float*>(input), output, numel, visitor));
+    return Work(all_reduce_by(*this, label, static_cast<float*>(input), output, numel, options));
   const auto* const from = static_cast<const std::byte*>(input);
   const std::size_t bytes = numel * size_of(dtype);
   const std::size_t part = numel / static_cast<std::size_t>(size());
   const bool compresses = is_rounded(options) || is_compressed(options.contributions, dtype, part) ||
                           is_compressed(options.sums, DType::kF32, part);
   const Algorithm algorithm = compresses ? Algorithm::kDirect : algorithm_of(Operation::kAllReduce, dtype, bytes);
-  if (algorithm == Algorithm::kHalving) return Work(reduce_in_rounds(call, from, output, numel, visitor));
-  return Work(bytes <= kDoublingBytes ? reduce_small(call, from, output, numel, visitor, options, algorithm)
-                                      : reduce_large(call, from, output, numel, visitor, options));
+  if (algorithm == Algorithm::kHalving) return Work(reduce_in_rounds(call, from, output, numel, options.visitor));
+  return Work(bytes <= kDoublingBytes ? reduce_small(call, from, output, numel, options, algorithm)
+                                      : reduce_large(call, from, output, numel, options));
 }
 
 // Scatters piece by piece of every rank's part: exchanges, then adds, while the next piece is on the wire.
 absl::Status C10dCollectives::scatter(const CallSignature& call, const std::byte* input, float* output,
-                                      std::size_t numel, SumVisitor* visitor, const ReduceOptions& options) {
+                                      std::size_t numel, const ReduceOptions& options) {
   const WireForm form = options.contributions;
   const std::size_t ranks = size(), element = size_of(call.dtype);
   const std::size_t most = piece_numel(numel, element * ranks, 1),
@@ -508,7 +513,7 @@ absl::Status C10dCollectives::scatter(const CallSignature& call, const std::byte
     const std::size_t stride = is_sent_in_place ? numel * element : bytes;
     own_parts[turn] = from + static_cast<std::size_t>(rank()) * stride;
     exchanges[turn] =
-        start_exchange(call, from, stride, received + turn * most_bytes, bytes, packed_as(form, call.dtype));
+        start_exchange(call, {from, stride}, received + turn * most_bytes, bytes, packed_as(form, call.dtype));
   };
   if (numel == 0) return status();
   begin_piece(0);
@@ -516,16 +521,16 @@ absl::Status C10dCollectives::scatter(const CallSignature& call, const std::byte
     if (first + most < numel) begin_piece(first + most);
     const std::size_t turn = first / most % 2;
     TESSERA_RETURN_IF_ERROR(exchanges[turn].wait());
-    sum_parts(received + turn * most_bytes, own_parts[turn], call.dtype, form, output + first,
-              std::min(most, numel - first), visitor, first);
+    const std::size_t count = std::min(most, numel - first);
+    const RankParts<const std::byte> parts{received + turn * most_bytes, wire_bytes(form, call.dtype, count)};
+    sum_parts({parts, own_parts[turn], call.dtype, form}, output + first, count, options.visitor, first);
   }
   return absl::OkStatus();
 }
 
 // Returns what reduce_large returns, from all contributions: this rank makes every sum.
 absl::Status C10dCollectives::reduce_small(const CallSignature& call, const std::byte* input, float* output,
-                                           std::size_t numel, SumVisitor* visitor, const ReduceOptions& options,
-                                           Algorithm algorithm) {
+                                           std::size_t numel, const ReduceOptions& options, Algorithm algorithm) {
   const WireForm form = options.contributions;
   const std::size_t bytes = wire_bytes(form, call.dtype, numel);
   const bool has_rounded_sums = is_lossy(options.sums);
@@ -537,18 +542,14 @@ absl::Status C10dCollectives::reduce_small(const CallSignature& call, const std:
     write_part(input, call.dtype, 0, numel, own, options);
     from = own;
   }
-  Work gather = algorithm == Algorithm::kDoubling
-                    ? start(call,
-                            [&](c10d::Backend& backend, Transfers& transfers) {
-                              gather_in_rounds(backend, transfers, call, algorithm, from, all, bytes);
-                            })
-                    : start_gather(call, from, all, bytes);
+  Work gather = algorithm == Algorithm::kDoubling ? start(call, gather_in_rounds(call, algorithm, from, all, bytes))
+                                                  : start_gather(call, from, all, bytes);
   TESSERA_RETURN_IF_ERROR(gather.wait());
-  sum_parts(all, from, call.dtype, form, output, numel, has_rounded_sums ? nullptr : visitor);
+  sum_parts({{all, bytes}, from, call.dtype, form}, output, numel, has_rounded_sums ? nullptr : options.visitor);
   if (!has_rounded_sums) return absl::OkStatus();
   encode(options.sums, output, DType::kF32, numel, own);
   decode(options.sums, own, output, numel);
-  visit_sums(visitor, 0, output, numel);
+  visit_sums(options.visitor, 0, output, numel);
   return absl::OkStatus();
 }
 
@@ -556,7 +557,7 @@ absl::Status C10dCollectives::reduce_small(const CallSignature& call, const std:
 // part, gathers. While a sum is made and gathered, the next piece is exchanged. The order of calls is the same on all
 // ranks. Parts of compressed pieces are whole blocks of the codec, so that blocks begin where they do in `scatter`.
 absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std::byte* input, float* output,
-                                           std::size_t numel, SumVisitor* visitor, const ReduceOptions& options) {
+                                           std::size_t numel, const ReduceOptions& options) {
   const WireForm form = options.contributions, sums_form = options.sums;
   const std::size_t ranks = size(), element = size_of(call.dtype), unit = is_rounded(options) ? kCodecBlock : 1;
   const std::size_t most = piece_numel(numel, element, ranks);
@@ -596,7 +597,7 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
     }
     own_parts[turn] = from + static_cast<std::size_t>(rank()) * bytes;
     exchanges[turn] =
-        start_exchange(call, from, bytes, received + turn * received_bytes, bytes, packed_as(form, call.dtype));
+        start_exchange(call, {from, bytes}, received + turn * received_bytes, bytes, packed_as(form, call.dtype));
   };
   // First of the elements that rank q sums of the piece at `first`.
   const auto begin_of = [&](std::size_t first, std::size_t q) {
@@ -626,8 +627,8 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
     float* const own = is_in_place ? output + first + begin_of(first, static_cast<std::size_t>(rank()))
                                    : reinterpret_cast<float*>(sums + turn * sums_bytes);
     const std::size_t length = is_lossy(form) ? length_of(first, static_cast<std::size_t>(rank())) : part;
-    sum_parts(received + turn * received_bytes, own_parts[turn], call.dtype, form, own, length, nullptr, 0,
-              wire_bytes(form, call.dtype, part));
+    const RankParts<const std::byte> parts{received + turn * received_bytes, wire_bytes(form, call.dtype, part)};
+    sum_parts({parts, own_parts[turn], call.dtype, form}, own, length);
     if (is_lossy(sums_form)) {
       std::byte* const from = own_encoded + turn * encoded;
       std::byte* const to = all_encoded + turn * ranks * encoded;
@@ -644,7 +645,7 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
   const std::size_t pieces = (numel + most - 1) / most;
   for (std::size_t piece = pieces > 2 ? pieces - 2 : 0; piece < pieces; ++piece)
     TESSERA_RETURN_IF_ERROR(end_gather(piece * most));
-  visit_sums(visitor, 0, output, numel);
+  visit_sums(options.visitor, 0, output, numel);
   return absl::OkStatus();
 }
 

@@ -24,43 +24,44 @@ at::Tensor as_tensor(const void* data, std::size_t bytes) {
 }  // namespace
 
 void Transfers::gather_packed(c10d::Backend& backend, int tag, std::optional<DType> numbers, const void* shard,
-                              void* full, std::size_t bytes, std::size_t stride) {
+                              RankParts<void> full, std::size_t bytes) {
   if (bytes == 0) return;
   if (means_ == Means::kMessages) {
-    auto* const all = static_cast<std::byte*>(full);
-    send_and_receive(backend, tag, {static_cast<const std::byte*>(shard), 0, all, stride}, bytes, numbers);
-    std::byte* const kept = all + static_cast<std::size_t>(backend.getRank()) * stride;
+    auto* const all = static_cast<std::byte*>(full.first);
+    send_and_receive(backend, tag, {static_cast<const std::byte*>(shard), 0, all, full.stride}, bytes, numbers);
+    std::byte* const kept = all + static_cast<std::size_t>(backend.getRank()) * full.stride;
     if (shard != kept) std::memcpy(kept, shard, bytes);
     return;
   }
-  at::Tensor output = as_tensor(full, bytes * static_cast<std::size_t>(backend.getSize())),
+  at::Tensor output = as_tensor(full.first, bytes * static_cast<std::size_t>(backend.getSize())),
              input = as_tensor(shard, bytes);
   const MutexLock lock(in_backend_);
   collective_ = all_gather_single(backend, output, input);
 }
 
-void Transfers::gather_rounded(c10d::Backend& backend, int tag, WireForm form, DType dtype, const void* shard,
-                               void* full, std::size_t numel, std::size_t stride) {
+void Transfers::gather_rounded(c10d::Backend& backend, int tag, const GatherOptions& options, const void* shard,
+                               RankParts<void> full, std::size_t numel) {
   if (numel == 0) return;
   const int ranks = backend.getSize();
-  const std::size_t bytes = encoded_bytes(form, numel);
+  const std::size_t bytes = encoded_bytes(options.form, numel);
   PackBuffer codes = buffers_.take(bytes * static_cast<std::size_t>(ranks));
   std::byte* const all = codes.data();
   std::byte* const own = all + static_cast<std::size_t>(backend.getRank()) * bytes;
-  encode(form, shard, dtype, numel, own);
-  rounded_.push_back({form, dtype, numel, stride, ranks, full, std::move(codes)});
+  encode(options.form, shard, options.dtype, numel, own);
+  rounded_.push_back({options.form, options.dtype, numel, full.stride, ranks, full.first, std::move(codes)});
   gather(backend, tag, own, all, bytes);
 }
 
-void Transfers::exchange(c10d::Backend& backend, int tag, const void* input, std::size_t stride, void* output,
-                         std::size_t bytes, std::optional<DType> numbers) {
+void Transfers::exchange(c10d::Backend& backend, int tag, RankParts<const void> input, void* output, std::size_t bytes,
+                         std::optional<DType> numbers) {
   if (bytes == 0) return;
   if (means_ == Means::kMessages) {
-    const Places places{static_cast<const std::byte*>(input), stride, static_cast<std::byte*>(output), bytes};
+    const Places places{static_cast<const std::byte*>(input.first), input.stride, static_cast<std::byte*>(output),
+                        bytes};
     return send_and_receive(backend, tag, places, bytes, numbers);
   }
   const std::size_t all = bytes * static_cast<std::size_t>(backend.getSize());
-  at::Tensor to = as_tensor(output, all), from = as_tensor(input, all);
+  at::Tensor to = as_tensor(output, all), from = as_tensor(input.first, all);
   const MutexLock lock(in_backend_);
   collective_ = all_to_all_single(backend, to, from);
 }

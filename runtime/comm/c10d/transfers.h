@@ -11,9 +11,17 @@
 
 #include "runtime/base/mutex.h"
 #include "runtime/comm/c10d/packing.h"
+#include "runtime/comm/collectives.h"
 #include "tessera/dtype.h"
 
 namespace tessera {
+
+/// Memory with a part of each rank: that of rank q begins `q * stride` bytes behind `first`.
+template <class Void>
+struct RankParts {
+  Void* first;
+  std::size_t stride;
+};
 
 /// The communication that one call of a c10d backend has under way: one collective, or messages to and from every other
 /// rank. One thread begins and waits; any thread may abort.
@@ -35,20 +43,20 @@ class Transfers {
 
   /// Gathers `bytes` from this rank's `shard` into `full` of every rank, in rank order. 0 bytes do nothing.
   void gather(c10d::Backend& backend, int tag, const void* shard, void* full, std::size_t bytes) {
-    gather_packed(backend, tag, std::nullopt, shard, full, bytes, bytes);
+    gather_packed(backend, tag, std::nullopt, shard, {full, bytes}, bytes);
   }
-  /// The same with one part every `stride` bytes of `full`. The parts are packed (packing.h) if `numbers` gives a dtype
-  /// and they go as messages. Collectives need a stride of `bytes`.
-  void gather_packed(c10d::Backend& backend, int tag, std::optional<DType> numbers, const void* shard, void* full,
-                     std::size_t bytes, std::size_t stride);
-  /// Gathers `numel` elements of `dtype` from each rank in the lossy codec `form`: `full` of every rank gets the
+  /// The same into parts of `bytes`. They are packed (packing.h) if `numbers` gives a dtype and they go as messages.
+  /// Collectives need a stride of `bytes`.
+  void gather_packed(c10d::Backend& backend, int tag, std::optional<DType> numbers, const void* shard,
+                     RankParts<void> full, std::size_t bytes);
+  /// Gathers `numel` elements of each rank as `options` say, whose codec is a lossy one: `full` of every rank gets the
   /// rounded elements, its own too.
-  void gather_rounded(c10d::Backend& backend, int tag, WireForm form, DType dtype, const void* shard, void* full,
-                      std::size_t numel, std::size_t stride);
-  /// Exchanges `bytes` with each other rank. Those for rank q begin at `input + q * stride`; they arrive in its
-  /// `output` at this rank's number times `bytes`. This rank's own place in `output` may be written or not. Collectives
-  /// need a stride of `bytes`. `numbers` is that of gather_packed.
-  void exchange(c10d::Backend& backend, int tag, const void* input, std::size_t stride, void* output, std::size_t bytes,
+  void gather_rounded(c10d::Backend& backend, int tag, const GatherOptions& options, const void* shard,
+                      RankParts<void> full, std::size_t numel);
+  /// Exchanges `bytes` with each other rank: sends rank q its part of `input`. The bytes arrive in its `output` at this
+  /// rank's number times `bytes`. This rank's own place in `output` may be written or not. Collectives need a stride of
+  /// `bytes`. `numbers` is that of gather_packed.
+  void exchange(c10d::Backend& backend, int tag, RankParts<const void> input, void* output, std::size_t bytes,
                 std::optional<DType> numbers = std::nullopt);
   /// Sends one message to a rank, or receives one; wait() waits for it. The first message sent between two ranks with a
   /// tag is the first one received. 0 bytes do nothing. REQUIRES: messages as means.

@@ -53,30 +53,32 @@ class BackgroundCollectives final : public Collectives {
     });
   }
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
-                         SumVisitor* visitor, const ReduceOptions& options) override {
+                         const ReduceOptions& options) override {
     if (options.waits == Waits::kAtOnce)
-      return idle().reduce_scatter(label, input, dtype, output, numel_per_rank, visitor, options);
+      return idle().reduce_scatter(label, input, dtype, output, numel_per_rank, options);
     const auto call = [group = group_.get(), name = std::string(label), input, dtype, output, numel_per_rank,
                        at_once = at_once(options)] {
-      return group->reduce_scatter(name, input, dtype, output, numel_per_rank, nullptr, at_once).wait();
+      return group->reduce_scatter(name, input, dtype, output, numel_per_rank, at_once).wait();
     };
-    return start(call, {visitor, output, numel_per_rank});
+    return start(call, {options.visitor, output, numel_per_rank});
   }
   Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     SumVisitor* visitor, const ReduceOptions& options) override {
-    if (options.waits == Waits::kAtOnce) return idle().all_reduce(label, input, dtype, output, numel, visitor, options);
+                     const ReduceOptions& options) override {
+    if (options.waits == Waits::kAtOnce) return idle().all_reduce(label, input, dtype, output, numel, options);
     const auto call = [group = group_.get(), name = std::string(label), input, dtype, output, numel,
                        at_once = at_once(options)] {
-      return group->all_reduce(name, input, dtype, output, numel, nullptr, at_once).wait();
+      return group->all_reduce(name, input, dtype, output, numel, at_once).wait();
     };
-    return start(call, {visitor, output, numel});
+    return start(call, {options.visitor, output, numel});
   }
 
  private:
   class Started;
-  /// Makes options for a call on the thread, where nothing waits later.
+  /// Makes options for a call on the thread, where nothing waits later. The visitor sees the sums on the thread that
+  /// waits for them.
   static ReduceOptions at_once(ReduceOptions options) {
     options.waits = Waits::kAtOnce;
+    options.visitor = nullptr;
     return options;
   }
   Work start(std::function<absl::Status()> call, const Sums& sums = {});

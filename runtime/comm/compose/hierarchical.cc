@@ -52,22 +52,21 @@ class HierarchicalCollectives : public Collectives {
     return Work(ended(gather(label, shard, static_cast<std::byte*>(full), bytes, options)));
   }
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                         SumVisitor* visitor, const ReduceOptions& options) override {
+                         const ReduceOptions& options) override {
     if (options.method && dtype == DType::kF32) {
-      return Work(
-          ended(reduce_scatter_by(*options.method, *this, label, static_cast<float*>(input), output, numel, visitor)));
+      return Work(ended(reduce_scatter_by(*this, label, static_cast<float*>(input), output, numel, options)));
     }
-    return Work(ended(scatter(label, static_cast<std::byte*>(input), dtype, output, numel, visitor, on_wire(options))));
+    return Work(ended(scatter(label, static_cast<std::byte*>(input), dtype, output, numel, on_wire(options))));
   }
   Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     SumVisitor* visitor, const ReduceOptions& options) override {
+                     const ReduceOptions& options) override {
     if (options.method && dtype == DType::kF32) {
-      return Work(
-          ended(all_reduce_by(*options.method, *this, label, static_cast<float*>(input), output, numel, visitor)));
+      return Work(ended(all_reduce_by(*this, label, static_cast<float*>(input), output, numel, options)));
     }
-    const absl::Status status =
-        ended(reduce(label, static_cast<std::byte*>(input), dtype, output, numel, on_wire(options)));
-    if (status.ok()) visit_sums(visitor, 0, output, numel);
+    ReduceOptions across = on_wire(options);
+    across.visitor = nullptr;  // it sees the output when all parts are there
+    const absl::Status status = ended(reduce(label, static_cast<std::byte*>(input), dtype, output, numel, across));
+    if (status.ok()) visit_sums(options.visitor, 0, output, numel);
     return Work(status);
   }
 
@@ -81,7 +80,7 @@ class HierarchicalCollectives : public Collectives {
   absl::Status gather(std::string_view label, const void* shard, std::byte* full, std::size_t bytes,
                       const GatherOptions& options);
   absl::Status scatter(std::string_view label, std::byte* input, DType dtype, float* output, std::size_t numel,
-                       SumVisitor* visitor, const ReduceOptions& options);
+                       const ReduceOptions& options);
   absl::Status reduce(std::string_view label, std::byte* input, DType dtype, float* output, std::size_t numel,
                       const ReduceOptions& options);
   absl::Status reduce_whole(std::string_view label, std::byte* input, DType dtype, float* output, std::size_t numel);
@@ -125,14 +124,14 @@ absl::Status HierarchicalCollectives::gather(std::string_view label, const void*
 
 // Reduces inside the host, for each host, the slice of its rank at this place; then reduces those sums across hosts.
 absl::Status HierarchicalCollectives::scatter(std::string_view label, std::byte* input, DType dtype, float* output,
-                                              std::size_t numel, SumVisitor* visitor, const ReduceOptions& options) {
+                                              std::size_t numel, const ReduceOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(std::byte * memory, scratch(hosts_ * numel * sizeof(float)));
   auto* sums = reinterpret_cast<float*>(memory);
   const std::size_t host_bytes = places_ * numel * size_of(dtype);
   for (int host = 0; host < hosts_; ++host)
     TESSERA_RETURN_IF_ERROR(
         inside_->reduce_scatter(label, input + host * host_bytes, dtype, sums + host * numel, numel).wait());
-  return across_->reduce_scatter(label, sums, DType::kF32, output, numel, visitor, options).wait();
+  return across_->reduce_scatter(label, sums, DType::kF32, output, numel, options).wait();
 }
 
 // Reduces: every rank sums one of L equal parts over its host, then over the hosts. The fewer than L elements that are
@@ -144,7 +143,7 @@ absl::Status HierarchicalCollectives::reduce(std::string_view label, std::byte* 
     TESSERA_ASSIGN_OR_RETURN(std::byte * memory, scratch(part * sizeof(float)));
     auto* sums = reinterpret_cast<float*>(memory);
     TESSERA_RETURN_IF_ERROR(inside_->reduce_scatter(label, input, dtype, sums, part).wait());
-    TESSERA_RETURN_IF_ERROR(across_->all_reduce(label, sums, DType::kF32, sums, part, nullptr, options).wait());
+    TESSERA_RETURN_IF_ERROR(across_->all_reduce(label, sums, DType::kF32, sums, part, options).wait());
     TESSERA_RETURN_IF_ERROR(reduce_whole(label, input + done * size_of(dtype), dtype, output + done, numel - done));
     return inside_->all_gather(label, sums, output, part * sizeof(float)).wait();
   }

@@ -86,9 +86,9 @@ class CudaHostCollectives : public Collectives {
   Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
                      const GatherOptions&) override;
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
-                         SumVisitor* visitor, const ReduceOptions&) override;
+                         const ReduceOptions& options) override;
   Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     SumVisitor* visitor, const ReduceOptions&) override;
+                     const ReduceOptions& options) override;
 
  private:
   /// Number of calls that may be under way. An event is recorded again that many calls later.
@@ -286,9 +286,10 @@ Work CudaHostCollectives::barrier(std::string_view label) {
 }
 
 Work CudaHostCollectives::do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
-                                            std::size_t numel_per_rank, SumVisitor* visitor, const ReduceOptions&) {
+                                            std::size_t numel_per_rank, const ReduceOptions& options) {
   const CallSignature call = make_signature(Operation::kReduceScatter, label, dtype, numel_per_rank);
-  if (absl::Status usable = check_device_sum(label, dtype, visitor); !usable.ok()) return Work(fail(call, usable));
+  if (absl::Status usable = check_device_sum(label, dtype, options.visitor); !usable.ok())
+    return Work(fail(call, usable));
   const std::size_t mine = static_cast<std::size_t>(rank()) * numel_per_rank * size_of(dtype);
   return start(call, input, [&](const Inputs& inputs) {
     std::vector<const void*> slices;
@@ -314,9 +315,10 @@ absl::StatusOr<CudaHostCollectives::Scratch> CudaHostCollectives::take_scratch(s
 
 /// No rank may write in place before all have read, so the sum waits in scratch until then.
 Work CudaHostCollectives::do_all_reduce(std::string_view label, void* input, DType dtype, float* output,
-                                        std::size_t numel, SumVisitor* visitor, const ReduceOptions&) {
+                                        std::size_t numel, const ReduceOptions& options) {
   const CallSignature call = make_signature(Operation::kAllReduce, label, dtype, numel);
-  if (absl::Status usable = check_device_sum(label, dtype, visitor); !usable.ok()) return Work(fail(call, usable));
+  if (absl::Status usable = check_device_sum(label, dtype, options.visitor); !usable.ok())
+    return Work(fail(call, usable));
   const auto sum_into = [this, dtype, numel](float* to) {
     return [this, to, dtype, numel](const Inputs& inputs) {
       const std::vector<const void*> sources(inputs.begin(), inputs.end());

@@ -42,12 +42,12 @@ class DeviceSolo : public Collectives {
     return copy(label, shard, full, bytes);
   }
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                         SumVisitor* visitor, const ReduceOptions&) override {
-    return widen(label, input, dtype, output, numel, visitor);
+                         const ReduceOptions& options) override {
+    return widen(label, input, dtype, output, numel, options.visitor);
   }
   Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     SumVisitor* visitor, const ReduceOptions&) override {
-    return widen(label, input, dtype, output, numel, visitor);
+                     const ReduceOptions& options) override {
+    return widen(label, input, dtype, output, numel, options.visitor);
   }
 
  private:

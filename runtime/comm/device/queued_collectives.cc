@@ -72,9 +72,9 @@ class QueuedCollectives : public Collectives {
   Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
                      const GatherOptions&) override;
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
-                         SumVisitor* visitor, const ReduceOptions&) override;
+                         const ReduceOptions& options) override;
   Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     SumVisitor* visitor, const ReduceOptions&) override;
+                     const ReduceOptions& options) override;
 
  private:
   class Pending;
@@ -182,8 +182,8 @@ Work QueuedCollectives::do_all_gather(std::string_view label, const void* shard,
 }
 
 Work QueuedCollectives::do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
-                                          std::size_t numel_per_rank, SumVisitor* visitor, const ReduceOptions&) {
-  if (auto status = check_device_sum(label, dtype, visitor); !status.ok()) return Work(status);
+                                          std::size_t numel_per_rank, const ReduceOptions& options) {
+  if (auto status = check_device_sum(label, dtype, options.visitor); !status.ok()) return Work(status);
   const auto numel = static_cast<std::int64_t>(numel_per_rank);
   at::Tensor addends = tensor(input, numel_per_rank * size(), sum_type_of(dtype));
   const at::Tensor wide = tensor(output, numel_per_rank, at::kFloat);
@@ -197,8 +197,8 @@ Work QueuedCollectives::do_reduce_scatter(std::string_view label, void* input, D
 }
 
 Work QueuedCollectives::do_all_reduce(std::string_view label, void* input, DType dtype, float* output,
-                                      std::size_t numel, SumVisitor* visitor, const ReduceOptions&) {
-  if (auto status = check_device_sum(label, dtype, visitor); !status.ok()) return Work(status);
+                                      std::size_t numel, const ReduceOptions& options) {
+  if (auto status = check_device_sum(label, dtype, options.visitor); !status.ok()) return Work(status);
   const at::Tensor addend = tensor(input, numel, sum_type_of(dtype));
   const at::Tensor wide = tensor(output, numel, at::kFloat);
   return start(

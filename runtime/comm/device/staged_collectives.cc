@@ -57,12 +57,10 @@ class StagedCollectives : public Collectives {
         group_->all_gather(label, input.data_ptr(), output.data_ptr(), bytes_per_rank, options).wait();
     return down(done, output, full);
   }
-  Work do_reduce_scatter(std::string_view label, void*, DType, float*, std::size_t, SumVisitor*,
-                         const ReduceOptions&) override {
+  Work do_reduce_scatter(std::string_view label, void*, DType, float*, std::size_t, const ReduceOptions&) override {
     return refuse(label);
   }
-  Work do_all_reduce(std::string_view label, void*, DType, float*, std::size_t, SumVisitor*,
-                     const ReduceOptions&) override {
+  Work do_all_reduce(std::string_view label, void*, DType, float*, std::size_t, const ReduceOptions&) override {
     return refuse(label);
   }
 

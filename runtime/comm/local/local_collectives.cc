@@ -56,16 +56,16 @@ Work LocalCollectives::widened(std::string_view label, const void* input, DType 
 }
 
 Work LocalCollectives::do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
-                                         std::size_t numel_per_rank, SumVisitor* visitor, const ReduceOptions&) {
+                                         std::size_t numel_per_rank, const ReduceOptions& options) {
   bytes_received_ += (size_ - 1) * numel_per_rank * size_of(dtype);
   const auto* mine = static_cast<const std::byte*>(input) + rank_ * numel_per_rank * size_of(dtype);
-  return widened(label, mine, dtype, output, numel_per_rank, visitor);
+  return widened(label, mine, dtype, output, numel_per_rank, options.visitor);
 }
 
 Work LocalCollectives::do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                                     SumVisitor* visitor, const ReduceOptions&) {
+                                     const ReduceOptions& options) {
   bytes_received_ += (size_ - 1) * numel * (size_of(dtype) + sizeof(float)) / size_;
-  return widened(label, input, dtype, output, numel, visitor);
+  return widened(label, input, dtype, output, numel, options.visitor);
 }
 
 Work LocalCollectives::broadcast(std::string_view, void*, std::size_t bytes, int root) {

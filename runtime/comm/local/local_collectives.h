@@ -39,9 +39,9 @@ class LocalCollectives : public Collectives {
   Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
                      const GatherOptions&) override;
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
-                         SumVisitor* visitor, const ReduceOptions&) override;
+                         const ReduceOptions& options) override;
   Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     SumVisitor* visitor, const ReduceOptions&) override;
+                     const ReduceOptions& options) override;
 
  private:
   Work widened(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel,

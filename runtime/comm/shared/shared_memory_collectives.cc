@@ -317,18 +317,17 @@ std::span<const void* const> SharedMemoryCollectives::mailboxes_from(const Round
 }
 
 Work SharedMemoryCollectives::do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
-                                                std::size_t numel_per_rank, SumVisitor* visitor,
-                                                const ReduceOptions& options) {
+                                                std::size_t numel_per_rank, const ReduceOptions& options) {
   if (!is_reducible(dtype)) return refuse_dtype(Operation::kReduceScatter, label, dtype, numel_per_rank);
   const std::size_t bytes = numel_per_rank * size() * size_of(dtype);
   if (options.waits == Waits::kLater) {
     CallDescriptor call = describe(Operation::kReduceScatter, label, dtype, numel_per_rank);
     call.input = space_->locate(input, bytes);
-    return started_.start(call, bytes_of(input), output, visitor);
+    return started_.start(call, bytes_of(input), output, options.visitor);
   }
   CallDescriptor call = begin(Operation::kReduceScatter, label, dtype, numel_per_rank);
   if (!small(bytes)) call.input = space_->locate(input, bytes);
-  return Work(scatter(call, bytes_of(input), output, numel_per_rank, visitor));
+  return Work(scatter(call, bytes_of(input), output, numel_per_rank, options.visitor));
 }
 
 absl::Status SharedMemoryCollectives::scatter(const CallDescriptor& call, const std::byte* input, float* output,
@@ -356,7 +355,7 @@ absl::Status SharedMemoryCollectives::scatter(const CallDescriptor& call, const 
     for (int q = 0; q < size(); ++q)
       sources_[q] = q == rank() ? input + (q * numel + at) * element
                                 : round.mailbox(q) + (place_for(rank(), q) * round.length + some.begin) * element;
-    visited_window_sum(sources_, dtype, output + at, {}, some.numel, numel * sizeof(float), visitor, at);
+    visited_window_sum(sources_, dtype, output + at, {}, {at, some.numel, numel}, visitor);
   };
   if (is_small) return in_one_round(call, numel, load, use);
   const std::size_t window = visited_window(space_->mailbox_bytes() / (element * peer_count()));
@@ -364,7 +363,7 @@ absl::Status SharedMemoryCollectives::scatter(const CallDescriptor& call, const 
 }
 
 Work SharedMemoryCollectives::do_all_reduce(std::string_view label, void* input, DType dtype, float* output,
-                                            std::size_t numel, SumVisitor* visitor, const ReduceOptions& options) {
+                                            std::size_t numel, const ReduceOptions& options) {
   if (!is_reducible(dtype)) return refuse_dtype(Operation::kAllReduce, label, dtype, numel);
   const auto locate = [&](CallDescriptor& call) {
     call.input = space_->locate(input, numel * size_of(dtype));
@@ -373,12 +372,12 @@ Work SharedMemoryCollectives::do_all_reduce(std::string_view label, void* input,
   if (options.waits == Waits::kLater) {
     CallDescriptor call = describe(Operation::kAllReduce, label, dtype, numel);
     locate(call);
-    return started_.start(call, bytes_of(input), output, visitor);
+    return started_.start(call, bytes_of(input), output, options.visitor);
   }
   CallDescriptor call = begin(Operation::kAllReduce, label, dtype, numel);
   if (!small(numel * size_of(dtype))) locate(call);
   const absl::Status status = reduce(call, bytes_of(input), output, numel);
-  if (status.ok()) visit_sums(visitor, 0, output, numel);
+  if (status.ok()) visit_sums(options.visitor, 0, output, numel);
   return Work(status);
 }
 
@@ -420,7 +419,7 @@ absl::Status SharedMemoryCollectives::reduce_in_rounds(DType dtype, const std::b
   // A slice's sums fit too: with two or more ranks a slice is half a window at most, and an element has at least 2
   // bytes.
   const std::size_t element = size_of(dtype), window = space_->mailbox_bytes() / element,
-                    whole = slice_of(numel, rank(), size()).numel * sizeof(float);
+                    own_numel = slice_of(numel, rank(), size()).numel, whole = own_numel * sizeof(float);
   const auto for_peers = [&](const Round& round, const Part& part, const auto& body) {
     for (int step = 1; step < size(); ++step) {
       const Slice slice = slice_of(round.length, peer(step), size()), some = part.of(slice.numel);
@@ -436,7 +435,8 @@ absl::Status SharedMemoryCollectives::reduce_in_rounds(DType dtype, const std::b
     const Slice mine = slice_of(inputs.length, rank(), size());
     const std::size_t at = inputs.begin + mine.begin;
     visited_window_sum(mailboxes_from(inputs, mine.begin * element, input + at * element), dtype, output + at,
-                       {reinterpret_cast<float*>(sums.mailbox(rank())), sums.streams}, mine.numel, whole);
+                       {reinterpret_cast<float*>(sums.mailbox(rank())), sums.streams},
+                       {.numel = mine.numel, .whole = own_numel});
   };
   const auto take_sums = [&](const Round& round, const Part& part) {
     for_peers(round, part, [&](int q, std::size_t in_slice, std::size_t at, std::size_t length) {

@@ -62,9 +62,9 @@ class SharedMemoryCollectives : public Collectives, private StartedReductions::F
   Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
                      const GatherOptions&) override;
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
-                         SumVisitor* visitor, const ReduceOptions& options) override;
+                         const ReduceOptions& options) override;
   Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     SumVisitor* visitor, const ReduceOptions& options) override;
+                     const ReduceOptions& options) override;
   absl::Status reduce_blocking(const CallDescriptor& call, const std::byte* input, float* output,
                                SumVisitor* visitor) override;
 

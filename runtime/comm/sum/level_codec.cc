@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <span>
 
 #include "runtime/comm/sum/cpu_clones.h"
 
@@ -37,10 +38,12 @@ TESSERA_INLINE float largest_magnitude(const float* values, std::size_t numel) {
   return std::bit_cast<float>(largest);
 }
 
-TESSERA_INLINE void round_run(const float* values, std::size_t numel, float norm, std::int64_t levels, NoiseKey key,
+TESSERA_INLINE void round_run(std::span<const float> run, float norm, std::int64_t levels, NoiseKey key,
                               std::uint32_t first, Codes& codes) {
   codes = {};
   if (!(norm > 0) || !std::isfinite(norm)) return;
+  const float* const values = run.data();
+  const std::size_t numel = run.size();
   const float most = static_cast<float>(levels);
   for (std::size_t i = 0; i < numel; ++i) {
     constexpr float kUnit = 1.0f / (1 << 24);
@@ -98,7 +101,7 @@ TESSERA_CPU_CLONES void encode_levels(LevelForm form, const float* values, std::
           const float norm =
               form.norm == LevelNorm::kSquares ? norm_of_squares(run, count) : largest_magnitude(run, count);
           Codes codes;
-          round_run(run, count, norm, form.levels, key, static_cast<std::uint32_t>(at), codes);
+          round_run({run, count}, norm, form.levels, key, static_cast<std::uint32_t>(at), codes);
           message[0] = std::bit_cast<std::uint32_t>(norm);
           packing.pack(codes, message + 1);
         }

@@ -25,11 +25,17 @@ bool contains(std::span<const void* const> sources, const void* output) {
   return std::find(sources.begin(), sources.end(), output) != sources.end();
 }
 
+/// The memory that a sum is written to.
+struct Outputs {
+  OfRanks<float*> streamed, kept;  ///< past the caches, and through them
+};
+
 /// Sums a piece where it stays in cache: in an output, or on the stack if some output is streamed. (An output that
 /// peers have read will not do: its lines come back from their caches one by one, and the piece's next reader would
 /// wait for them.)
-void sum_pieces(std::span<const void* const> sources, DType dtype, std::span<float* const> streamed,
-                std::span<float* const> kept, std::size_t numel, SumVisitor* visitor, std::size_t offset) {
+void sum_pieces(std::span<const void* const> sources, DType dtype, const Outputs& outputs, std::size_t numel,
+                SumVisitor* visitor, std::size_t offset) {
+  const auto& [streamed, kept] = outputs;
   if (streamed.empty() && kept.size() == 1 && !visitor) return pairwise_sum(sources, dtype, kept[0], numel);
   OfRanks<const void*> at(sources.begin(), sources.end());
   alignas(64) std::array<float, kPiece> stack;
@@ -57,35 +63,36 @@ void visit_sums(SumVisitor* visitor, std::size_t offset, const float* sums, std:
 void visited_sum(std::span<const void* const> sources, DType dtype, std::span<float* const> outputs, std::size_t numel,
                  SumVisitor* visitor, std::size_t offset) {
   const bool large = numel * sizeof(float) * outputs.size() >= kStreamBytes;
-  OfRanks<float*> streamed, kept;
+  Outputs into;
   // An output that is a source has just been read: its lines are in cache and cost nothing to write.
-  for (float* output : outputs) (large && !contains(sources, output) ? streamed : kept).push_back(output);
-  sum_pieces(sources, dtype, streamed, kept, numel, visitor, offset);
-  if (!streamed.empty()) end_stream();
+  for (float* output : outputs) (large && !contains(sources, output) ? into.streamed : into.kept).push_back(output);
+  sum_pieces(sources, dtype, into, numel, visitor, offset);
+  if (!into.streamed.empty()) end_stream();
 }
 
 void visited_window_sum(std::span<const void* const> sources, DType dtype, float* output, const ShownSums& shown,
-                        std::size_t numel, std::size_t whole, SumVisitor* visitor, std::size_t offset) {
-  OfRanks<float*> streamed, kept;
-  (whole >= kStreamBytes && !contains(sources, output) ? streamed : kept).push_back(output);
-  if (shown.to) (shown.streams ? streamed : kept).push_back(shown.to);
-  sum_pieces(sources, dtype, streamed, kept, numel, visitor, offset);
+                        const SumWindow& window, SumVisitor* visitor) {
+  const bool streams = window.whole * sizeof(float) >= kStreamBytes && !contains(sources, output);
+  Outputs into;
+  (streams ? into.streamed : into.kept).push_back(output);
+  if (shown.to) (shown.streams ? into.streamed : into.kept).push_back(shown.to);
+  sum_pieces(sources, dtype, into, window.numel, visitor, window.offset);
 }
 
-absl::Status all_reduce_by(SumMethod& method, Collectives& group, std::string_view label, float* input, float* output,
-                           std::size_t numel, SumVisitor* visitor) {
-  TESSERA_RETURN_IF_ERROR(method.sum(group, label, input, numel));
+absl::Status all_reduce_by(Collectives& group, std::string_view label, float* input, float* output, std::size_t numel,
+                           const ReduceOptions& options) {
+  TESSERA_RETURN_IF_ERROR(options.method->sum(group, label, input, numel));
   if (output != input) std::memcpy(output, input, numel * sizeof(float));
-  visit_sums(visitor, 0, output, numel);
+  visit_sums(options.visitor, 0, output, numel);
   return absl::OkStatus();
 }
 
-absl::Status reduce_scatter_by(SumMethod& method, Collectives& group, std::string_view label, float* input,
-                               float* output, std::size_t numel, SumVisitor* visitor) {
-  TESSERA_RETURN_IF_ERROR(method.sum(group, label, input, numel * static_cast<std::size_t>(group.size())));
+absl::Status reduce_scatter_by(Collectives& group, std::string_view label, float* input, float* output,
+                               std::size_t numel, const ReduceOptions& options) {
+  TESSERA_RETURN_IF_ERROR(options.method->sum(group, label, input, numel * static_cast<std::size_t>(group.size())));
   const float* const own = input + static_cast<std::size_t>(group.rank()) * numel;
   if (output != own) std::memcpy(output, own, numel * sizeof(float));
-  visit_sums(visitor, 0, output, numel);
+  visit_sums(options.visitor, 0, output, numel);
   return absl::OkStatus();
 }
 

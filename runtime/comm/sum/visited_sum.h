@@ -25,17 +25,24 @@ struct ShownSums {
   bool streams = false;  ///< written past the caches
 };
 
-/// The same for a piece of a larger call, whose output has `whole` bytes; that size decides whether the piece is
-/// written past the caches. The larger call ends the stream (end_stream).
-void visited_window_sum(std::span<const void* const> sources, DType dtype, float* output, const ShownSums& shown,
-                        std::size_t numel, std::size_t whole, SumVisitor* visitor = nullptr, std::size_t offset = 0);
+/// A window of an output: `numel` of its `whole` elements, from element `offset` on, which a visitor is told.
+struct SumWindow {
+  std::size_t offset = 0;
+  std::size_t numel;
+  std::size_t whole;
+};
 
-/// Make all_reduce and reduce_scatter by the compressor that ReduceOptions::method names; `numel` is that of those
+/// The same for a window of a larger call's output; `output` is where the window begins. The size of the whole decides
+/// whether the window is written past the caches. The larger call ends the stream (end_stream).
+void visited_window_sum(std::span<const void* const> sources, DType dtype, float* output, const ShownSums& shown,
+                        const SumWindow& window, SumVisitor* visitor = nullptr);
+
+/// Make all_reduce and reduce_scatter by the compressor `options.method`, which is not null; `numel` is that of those
 /// calls.
-absl::Status all_reduce_by(SumMethod& method, Collectives& group, std::string_view label, float* input, float* output,
-                           std::size_t numel, SumVisitor* visitor);
-absl::Status reduce_scatter_by(SumMethod& method, Collectives& group, std::string_view label, float* input,
-                               float* output, std::size_t numel, SumVisitor* visitor);
+absl::Status all_reduce_by(Collectives& group, std::string_view label, float* input, float* output, std::size_t numel,
+                           const ReduceOptions& options);
+absl::Status reduce_scatter_by(Collectives& group, std::string_view label, float* input, float* output,
+                               std::size_t numel, const ReduceOptions& options);
 
 /// Returns OK if a transport that leaves sums to a device can make this one: fp32, bf16 or fp16, and no SumVisitor,
 /// which is host code.

@@ -53,15 +53,15 @@ class LateCollectives : public Collectives {
     });
   }
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                         SumVisitor* visitor, const ReduceOptions&) override {
-    EXPECT_EQ(visitor, nullptr) << "what is queued cannot be seen";
+                         const ReduceOptions& options) override {
+    EXPECT_EQ(options.visitor, nullptr) << "what is queued cannot be seen";
     return later([this, name = std::string(label), input, dtype, output, numel] {
       return group_->reduce_scatter(name, input, dtype, output, numel);
     });
   }
   Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     SumVisitor* visitor, const ReduceOptions&) override {
-    EXPECT_EQ(visitor, nullptr) << "what is queued cannot be seen";
+                     const ReduceOptions& options) override {
+    EXPECT_EQ(options.visitor, nullptr) << "what is queued cannot be seen";
     return later([this, name = std::string(label), input, dtype, output, numel] {
       return group_->all_reduce(name, input, dtype, output, numel);
     });

@@ -223,9 +223,16 @@ MatrixShape factored_shape(const FlatParameter& parameter) {
   return {rows, parameter.numel / rows};
 }
 
+/// How the tensors of a group are packed into the parts of its ranks.
+struct Packing {
+  int parts;
+  SmallTensors small;
+  bool in_pages;  ///< each part has whole pages
+};
+
 /// Groups a claim's parameters by (dtype, trains, is a matrix). Groups come in order of first appearance, trainable
 /// ones first.
-void make_groups(Unit& unit, Claim claim, int parts, SmallTensors small, bool in_pages, bool sends_factors,
+void make_groups(Unit& unit, Claim claim, const Packing& packing, bool sends_factors,
                  const std::function<bool(const FlatParameter&)>& is_matrix) {
   std::map<std::tuple<bool, DType, bool>, FlatGroup*> groups;
   for (bool trainable : {true, false}) {
@@ -249,7 +256,8 @@ void make_groups(Unit& unit, Claim claim, int parts, SmallTensors small, bool in
   for (auto& group : unit.groups) {
     std::vector<std::int64_t> numels;
     for (const FlatParameter& parameter : group->parameters) numels.push_back(parameter.numel);
-    group->layout = Layout::pack(numels, parts, small, in_pages ? Chunks::kPage / group->element_bytes() : 1);
+    group->layout = Layout::pack(numels, packing.parts, packing.small,
+                                 packing.in_pages ? Chunks::kPage / group->element_bytes() : 1);
   }
 }
 
@@ -262,14 +270,15 @@ std::vector<std::unique_ptr<Unit>> partition(Module& module, const Strategy& str
   static_assert(kStateBlock == Layout::kBlock);
   const bool scales_blocks = strategy.optimizer.state_dtype == StateDType::k8Bit;
   const SmallTensors small = scales_blocks ? SmallTensors::kOwnBlocks : SmallTensors::kShareBlocks;
+  const Packing packing{parts, small, /*in_pages=*/strategy.offload.parameters.tier != Tier::kMemory};
+  const bool sends_factors = std::holds_alternative<PowerSgdConfig>(strategy.compression.method);
   std::vector<std::unique_ptr<Unit>> units;
   std::vector<Claim> claims = Partitioner(module, strategy, has_master).take_claims();
   if (strategy.units.bucket_cap_mb) claims = cut_into_buckets(std::move(claims[0]), strategy);
   for (Claim& claim : claims) {
     if (claim.parameters.empty() && !units.empty()) continue;
     auto& unit = units.emplace_back(std::make_unique<Unit>(static_cast<int>(units.size()), claim.name));
-    make_groups(*unit, std::move(claim), parts, small, strategy.offload.parameters.tier != Tier::kMemory,
-                std::holds_alternative<PowerSgdConfig>(strategy.compression.method), is_matrix);
+    make_groups(*unit, std::move(claim), packing, sends_factors, is_matrix);
   }
   return units;
 }

@@ -77,25 +77,25 @@ BatchStatistics statistics_of(const at::Tensor& input, Collectives& group) {
   return statistics;
 }
 
-void count(const RunningStatistics& running, const BatchStatistics& batch) {
+void count(const BatchNormState& norm, const BatchStatistics& batch) {
   const auto add = [&](const at::Tensor& kept, const at::Tensor& value) {
-    if (kept.defined()) kept.mul_(1 - running.momentum).add_(value.to(kept.options()), running.momentum);
+    if (kept.defined()) kept.mul_(1 - norm.momentum).add_(value.to(kept.options()), norm.momentum);
   };
-  add(running.mean, batch.mean);
+  add(norm.mean, batch.mean);
   const bool is_biased = seeded_fault(SeededFault::kBiasedRunningVariance);
-  add(running.variance, is_biased ? batch.variance : batch.variance * (batch.count / (batch.count - 1)));
+  add(norm.variance, is_biased ? batch.variance : batch.variance * (batch.count / (batch.count - 1)));
 }
 
 struct BatchNormOverRanks : torch::autograd::Function<BatchNormOverRanks> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
                             const std::optional<at::Tensor>& scale_by, const std::optional<at::Tensor>& shift_by,
-                            const RunningStatistics& running, double eps, const std::shared_ptr<Collectives>& group) {
+                            const BatchNormState& norm, const std::shared_ptr<Collectives>& group) {
     const at::Tensor weight = scale_by.value_or(at::Tensor()), bias = shift_by.value_or(at::Tensor());
     const BatchStatistics batch = statistics_of(input, *group);
-    if (!Recomputing::now()) count(running, batch);
+    if (!Recomputing::now()) count(norm, batch);
     const at::ScalarType type = wide_type_of(input);
     const at::Tensor mean = batch.mean.to(input.device(), type);
-    const at::Tensor inverse = (batch.variance + eps).rsqrt().to(input.device(), type);
+    const at::Tensor inverse = (batch.variance + norm.eps).rsqrt().to(input.device(), type);
     context->save_for_backward({input, weight, mean, inverse});
     context->saved_data["count"] = batch.count;
     context->saved_data["has_bias"] = bias.defined();
@@ -130,7 +130,7 @@ struct BatchNormOverRanks : torch::autograd::Function<BatchNormOverRanks> {
 
     at::Tensor scale = inverse;
     if (weight.defined()) scale = scale * weight.to(type);
-    variable_list result(6);
+    variable_list result(5);
     result[0] = ((dy - beside(mean_dy, input) - normalised * beside(mean_product, input)) * beside(scale, input))
                     .to(input.scalar_type());
     if (weight.defined()) result[1] = sum_product.to(weight.scalar_type());
@@ -148,13 +148,12 @@ struct BatchNormOverRanks : torch::autograd::Function<BatchNormOverRanks> {
 }  // namespace
 
 at::Tensor batch_norm_over_ranks(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
-                                 const RunningStatistics& running, double eps,
-                                 const std::shared_ptr<Collectives>& group) {
+                                 const BatchNormState& norm, const std::shared_ptr<Collectives>& group) {
   // Autograd functions take no undefined tensors, so those become std::nullopt.
   const auto optional = [](const at::Tensor& tensor) {
     return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
   };
-  return BatchNormOverRanks::apply(input, optional(weight), optional(bias), running, eps, group);
+  return BatchNormOverRanks::apply(input, optional(weight), optional(bias), norm, group);
 }
 
 }  // namespace tessera

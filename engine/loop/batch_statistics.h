@@ -8,16 +8,17 @@
 
 namespace tessera {
 
-/// The running statistics that a batch norm updates while it trains. Undefined tensors are not updated.
-struct RunningStatistics {
-  at::Tensor mean, variance;  ///< [C]
+/// What a batch norm has beside its weight and bias.
+struct BatchNormState {
+  at::Tensor mean, variance;  ///< [C]: running statistics, updated while it trains; those that are undefined are not
   double momentum = 0.1;      ///< the weight of the new batch
+  double eps = 1e-5;          ///< added to the variances
 };
 
 /// Normalises `input` [B, C, ...] by the mean and the biased variance of the batches of all ranks of `group`, then
 /// scales by `weight` and shifts by `bias` ([C] each, or undefined). SyncBatchNorm calls it while it trains. It can be
-/// differentiated once; forward and backward are collective. It updates `running` unless forward is being computed
-/// again (Recomputing).
+/// differentiated once; forward and backward are collective. It updates the running statistics of `norm` unless forward
+/// is being computed again (Recomputing).
 ///
 /// Each rank sends the count, and each channel's mean and sum of squared deviations. They are joined by Chan's formula
 /// (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979), in
@@ -25,7 +26,6 @@ struct RunningStatistics {
 /// Throws tessera::Error (64) on all ranks where the batches of all ranks together hold one value or none in each
 /// channel.
 at::Tensor batch_norm_over_ranks(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
-                                 const RunningStatistics& running, double eps,
-                                 const std::shared_ptr<Collectives>& group);
+                                 const BatchNormState& norm, const std::shared_ptr<Collectives>& group);
 
 }  // namespace tessera

@@ -88,9 +88,8 @@ at::Tensor batch_norm_of_ranks(const at::Tensor& input, const std::optional<at::
   }
   // The module has just counted this batch for the second time, so one count is taken back.
   if (Recomputing::now() && converted->batches.defined()) converted->batches.sub_(1);
-  const RunningStatistics running{value_or_undefined(running_mean), value_or_undefined(running_var), momentum};
-  return batch_norm_over_ranks(input, value_or_undefined(weight), value_or_undefined(bias), running, eps,
-                               converted->group);
+  const BatchNormState norm{value_or_undefined(running_mean), value_or_undefined(running_var), momentum, eps};
+  return batch_norm_over_ranks(input, value_or_undefined(weight), value_or_undefined(bias), norm, converted->group);
 }
 
 // Each device is registered by itself: LibTorch's kernel is a composite, which would come before one for
@@ -131,12 +130,12 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
     return at::batch_norm(input, weight, bias, running_mean, running_var, !options.track_running_stats(), 0.0,
                           options.eps(), /*cudnn_enabled=*/true);
   }
-  RunningStatistics running{running_mean, running_var, options.momentum().value_or(0.0)};
+  BatchNormState norm{running_mean, running_var, options.momentum().value_or(0.0), options.eps()};
   if (num_batches_tracked.defined() && !Recomputing::now()) {
     num_batches_tracked.add_(1);
-    if (!options.momentum()) running.momentum = 1.0 / num_batches_tracked.item<double>();
+    if (!options.momentum()) norm.momentum = 1.0 / num_batches_tracked.item<double>();
   }
-  return batch_norm_over_ranks(input, weight, bias, running, options.eps(), norm_group_of(mesh_));
+  return batch_norm_over_ranks(input, weight, bias, norm, norm_group_of(mesh_));
 }
 
 void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {

@@ -72,8 +72,7 @@ void CarriedStates::write_to(const std::vector<std::unique_ptr<Unit>>& units, Co
         const auto place = places.find(parameter.unsafeGetTensorImpl());
         const Extent from = group.layout.extent(i);
         if (place == places.end()) {  // the parameter trains no longer
-          if (has_moved(parameter, updates))
-            frozen.keep(parameter, name, formats[state], joined, from.offset, from.numel, control);
+          if (has_moved(parameter, updates)) frozen.keep(parameter, name, formats[state], joined, from, control);
           continue;
         }
         FlatGroup& to = *place->second.group;

@@ -130,12 +130,12 @@ void FrozenStates::keep_masters(const std::vector<std::unique_ptr<Unit>>& units,
 }
 
 void FrozenStates::keep(const at::Tensor& parameter, const std::string& name, StateDType dtype,
-                        const JoinedState& joined, std::int64_t begin, std::int64_t numel, const Collectives& control) {
-  const Extent own = share_of(numel, control.rank(), control.size());
-  const StateBytes from = state_bytes(dtype, begin + own.offset), size = state_bytes(dtype, own.numel);
+                        const JoinedState& joined, Extent place, const Collectives& control) {
+  const Extent own = share_of(place.numel, control.rank(), control.size());
+  const StateBytes from = state_bytes(dtype, place.offset + own.offset), size = state_bytes(dtype, own.numel);
   auto share = std::make_shared<JoinedState>(
       JoinedState{part_of(joined.data, from.data, size.data), part_of(joined.scales, from.scales, size.scales)});
-  kept_[parameter.unsafeGetTensorImpl()].states.push_back({name, dtype, numel, std::nullopt, std::move(share)});
+  kept_[parameter.unsafeGetTensorImpl()].states.push_back({name, dtype, place.numel, std::nullopt, std::move(share)});
 }
 
 void FrozenStates::keep_tensor_state(const at::Tensor& parameter, const TensorState& state,

@@ -65,10 +65,9 @@ class FrozenStates {
   void keep_masters(const std::vector<std::unique_ptr<Unit>>& units, AxisPlacement placement, const MeshPosition& mesh,
                     Collectives& control);
 
-  /// Takes this rank's share of a state of `parameter`. The state has `numel` elements and begins at element `begin` of
-  /// `joined`.
+  /// Takes this rank's share of a state of `parameter`, which is at `place` in `joined`.
   void keep(const at::Tensor& parameter, const std::string& name, StateDType dtype, const JoinedState& joined,
-            std::int64_t begin, std::int64_t numel, const Collectives& control);
+            Extent place, const Collectives& control);
   /// Takes this rank's share of a state of the whole tensor, whose values are `values`.
   void keep_tensor_state(const at::Tensor& parameter, const TensorState& state, std::span<const float> values,
                          const Collectives& control);

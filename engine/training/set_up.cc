@@ -265,8 +265,8 @@ void Training::set_up_gathering() {
       shards = std::make_unique<ShardRecords>(memory.parameter_records);
     }
     if (shards) footprint.allocated[MemoryCategory::kHostRecords] += shards->pinned_bytes();
-    residency.emplace(plan, pointers_to(units), *axes.gather, std::move(memory.slots), device, *log, failing(job),
-                      shards.get());
+    residency.emplace(plan, pointers_to(units), *axes.gather, SlotMemory{std::move(memory.slots), device, shards.get()},
+                      *log, failing(job));
     residency->tell(window.rounds);
     if (job.strategy.check.values) residency->check_values();
     watch.emplace();

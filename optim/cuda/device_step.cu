@@ -239,18 +239,34 @@ __device__ __forceinline__ void average_run(const AverageArgument& a, std::size_
   store_run(a.values + i, left, values);
 }
 
+/// A thread's elements in a run.
+struct Place {
+  std::size_t i;     ///< the first one
+  std::size_t left;  ///< how many the run has from there on
+  const StepArguments& from;
+  std::size_t at;  ///< the first one's place in `from`, where they are read
+};
+
 /// What one kernel does to a rule's elements.
 template <class Rule, WeightFormat kWeights, StateDType kStates>
 struct Update {
   using Constants = typename Rule::Constants;
 
-  /// Computes this thread's elements of the 256 of its warp: those from the `i`th on, which are read as the `at`th of
-  /// `from`. `left`: how many elements the run has from the thread's first on. All threads of a warp call together.
-  static __device__ __forceinline__ void elements(const DeviceRun& run, const StepTables& t, const Constants& c,
-                                                  const NoiseKey& key, std::uint32_t parameter, float scale,
-                                                  std::size_t i, std::size_t left, const StepArguments& from,
-                                                  std::size_t at) {
+  /// How this step moves a parameter.
+  struct Move {
+    const Constants& c;
+    const NoiseKey& key;
+    std::uint32_t parameter;
+    float scale;  ///< the gradient's
+  };
+
+  /// Computes this thread's elements of the 256 of its warp. All threads of a warp call together.
+  static __device__ __forceinline__ void elements(const DeviceRun& run, const StepTables& t, const Move& move,
+                                                  const Place& place) {
     const StepArguments& a = run.arguments;
+    const Constants& c = move.c;
+    const StepArguments& from = place.from;
+    const std::size_t i = place.i, left = place.left, at = place.at;
     // All loads come before the first use, so that they are under way together.
     const Run<float> gradient = load_run(from.gradient + at, left);
     const Run<float> weight = Weights<kWeights>::load(from, at, left);
@@ -263,9 +279,9 @@ struct Update {
     Run<float> next_weight = {}, scaled;
     Run<std::uint32_t> noise = {};
     // If the limit is a constant 0, no trace of the clipping is left.
-    for_run([&](int k) { scaled.values[k] = scaled_gradient(gradient.values[k], scale, 0.0f); });
+    for_run([&](int k) { scaled.values[k] = scaled_gradient(gradient.values[k], move.scale, 0.0f); });
     if (a.clip_value > 0.0f) {
-      for_run([&](int k) { scaled.values[k] = scaled_gradient(gradient.values[k], scale, a.clip_value); });
+      for_run([&](int k) { scaled.values[k] = scaled_gradient(gradient.values[k], move.scale, a.clip_value); });
     }
     for_run([&](int k) {
       float old[Rule::kStates];
@@ -278,7 +294,7 @@ struct Update {
           [&]<int s>() { states[s].values[k] = StateOf<Rule, kStates, s>::kKeepsRoot ? next.root : next.states[s]; });
       if constexpr (kStates != StateDType::kF32) {
         const auto element = static_cast<std::uint32_t>(run.first_element + i + offset_of(k));
-        noise.values[k] = noise_at(key, element * kNoiseStride);
+        noise.values[k] = noise_at(move.key, element * kNoiseStride);
       }
       if constexpr (kStates == StateDType::kBF16) {  // States::spare_nans
         for_states<Rule>([&]<int s>() {
@@ -294,7 +310,7 @@ struct Update {
       Weights<kWeights>::store(a, i, left, next_weight);
     }
     if (a.average.values != nullptr) {
-      average_run(a.average, i, left, start_of_average(t, parameter), weight, next_weight);
+      average_run(a.average, i, left, start_of_average(t, move.parameter), weight, next_weight);
     }
     for_states<Rule>([&]<int s>() {
       using State = StateOf<Rule, kStates, s>;
@@ -357,13 +373,13 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks) update(DeviceRun ru
     // If all elements are there, `left` is a constant, and nothing asks for each element whether it is there.
     using Elements = Update<Rule, kWeights, kStates>;
     if (a.numel - begin < kStateBlock) {
-      Elements::elements(run, t, c, key, parameter, scale, i, left, a, i);
+      Elements::elements(run, t, {c, key, parameter, scale}, {i, left, a, i});
     } else if constexpr (Blocks::kAreStaged) {
       with_known_formula(c, [&](const typename Rule::Constants& known) {
-        Elements::elements(run, t, known, key, parameter, scale, i, kStateBlock, blocks.current(), first_in_warp());
+        Elements::elements(run, t, {known, key, parameter, scale}, {i, kStateBlock, blocks.current(), first_in_warp()});
       });
     } else {
-      Elements::elements(run, t, c, key, parameter, scale, i, kStateBlock, a, i);
+      Elements::elements(run, t, {c, key, parameter, scale}, {i, kStateBlock, a, i});
     }
   }
 }
@@ -380,7 +396,7 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
     const std::uint32_t parameter = parameter_at(run, run.first_element + (kStates == StateDType::k8Bit ? begin : i));
     if (!t.used[parameter]) continue;
     Update<MuonMomentumRule, WeightFormat::kF32, kStates>::elements(
-        run, t, c, noise_key(run.stream, t.steps[parameter]), parameter, t.decision->gradient_scale, i, left, a, i);
+        run, t, {c, noise_key(run.stream, t.steps[parameter]), parameter, t.decision->gradient_scale}, {i, left, a, i});
   }
 }
 

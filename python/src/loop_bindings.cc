@@ -46,11 +46,16 @@ std::shared_ptr<Collectives> norm_group() { return value_or_throw(groups_of(mesh
 
 using MaybeTensor = std::optional<at::Tensor>;
 
+at::Tensor or_undefined(const MaybeTensor& tensor) { return tensor.value_or(at::Tensor()); }
+
+BatchNormState make_batch_norm_state(const MaybeTensor& mean, const MaybeTensor& variance, double momentum,
+                                     double eps) {
+  return {or_undefined(mean), or_undefined(variance), momentum, eps};
+}
+
 at::Tensor sync_batch_norm(const at::Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias,
-                           const MaybeTensor& mean, const MaybeTensor& variance, double momentum, double eps) {
-  const auto or_undefined = [](const MaybeTensor& tensor) { return tensor.value_or(at::Tensor()); };
-  return batch_norm_over_ranks(input, or_undefined(weight), or_undefined(bias),
-                               {or_undefined(mean), or_undefined(variance), momentum}, eps, norm_group());
+                           const BatchNormState& norm) {
+  return batch_norm_over_ranks(input, or_undefined(weight), or_undefined(bias), norm, norm_group());
 }
 
 /// A DataParallel as Python holds it. A copy that a fork has made is never destroyed: the rank's own is still at work.
@@ -122,6 +127,7 @@ void bind_loop(py::module_& module) {
       "meet_for_batch_norm",
       [](const std::string& call, const std::string& problem) { expect_same_call(*norm_group(), call, problem); },
       Released());
+  py::class_<BatchNormState>(module, "BatchNormState", py::module_local()).def(py::init(&make_batch_norm_state));
   module.def("sync_batch_norm", &sync_batch_norm, Released());
   bind_data_parallel(module);
 }

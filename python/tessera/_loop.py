@@ -91,7 +91,8 @@ class SyncBatchNorm(_BatchNorm):
             mean, variance = self.running_mean, self.running_var
             if self.momentum is None:
                 momentum = 1.0 / float(self.num_batches_tracked)
-        return _native.sync_batch_norm(input, self.weight, self.bias, mean, variance, momentum, self.eps)
+        norm = _native.BatchNormState(mean, variance, momentum, self.eps)
+        return _native.sync_batch_norm(input, self.weight, self.bias, norm)
 
 
 def convert_sync_batchnorm(model: torch.nn.Module) -> list[str]:

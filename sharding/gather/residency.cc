@@ -32,16 +32,16 @@ void expect_values_of(const Unit& unit, c10::Device device) {
 // again. `prefetch` gathers what the schedule says comes next, if a slot can be had without evicting a unit that is
 // needed earlier.
 
-Residency::Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectives& group, Arena slots,
-                     ComputeDevice device, GatherLog& log, OnFailure on_failure, ShardSource* source)
+Residency::Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectives& group, SlotMemory memory,
+                     GatherLog& log, OnFailure on_failure)
     : UnitKeeper(std::move(on_failure)),
       plan_(plan),
       units_(std::move(units)),
       group_(group),
-      device_(device),
+      device_(memory.device),
       log_(log),
-      source_(source),
-      memory_(std::move(slots)),
+      source_(memory.source),
+      memory_(std::move(memory.slots)),
       pending_(units_.size()),
       is_exact_(units_.size(), 0),
       is_coming_(units_.size(), 0),

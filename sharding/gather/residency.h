@@ -35,6 +35,13 @@ struct ResidencyCounts {
   std::int64_t overflow_peak = 0;   ///< the most of it since `release_all`
 };
 
+/// Where gathered units lie, and where this rank's parts of them come from.
+struct SlotMemory {
+  Arena slots;  ///< the plan's; empty where units stay in their parameter memory (keep_gathered)
+  ComputeDevice device;
+  ShardSource* source = nullptr;  ///< where shards are not in memory; outlives the Residency
+};
+
 /// Which units are gathered now, and in which slots. The Engine owns it, for strategies that shard parameters.
 ///
 /// A unit is gathered by the first operator that reads it (`use`), or earlier where the schedule knows the order
@@ -53,11 +60,9 @@ struct ResidencyCounts {
 /// gathering is a collective; a transport that sees a difference reports both units.
 class Residency final : public UnitKeeper {
  public:
-  /// `slots`: memory for the plan's slots; empty where units stay in their parameter memory (keep_gathered).
-  /// `on_failure` hears of a gather that failed inside an operator (see `use_or_poison`).
-  /// `log` hears of every gather. `source`: of the shards, where they are not in memory; outlives this.
-  Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectives& group, Arena slots, ComputeDevice device,
-            GatherLog& log, OnFailure on_failure, ShardSource* source = nullptr);
+  /// `on_failure` hears of a gather that failed inside an operator (see `use_or_poison`). `log` hears of every gather.
+  Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectives& group, SlotMemory memory, GatherLog& log,
+            OnFailure on_failure);
   ~Residency();
 
   /// Gathers `unit` if need be, waits for it, pins it, and prefetches what follows. Pair with `unpin`.

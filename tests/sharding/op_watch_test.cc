@@ -21,7 +21,7 @@ namespace {
 struct Watched {
   explicit Watched(const Mesh& mesh, std::size_t count = 5)
       : units(mesh, some_units(count)),
-        residency(units.plan(), units.pointers(), *units.axes().gather, std::move(units.slots), {}, log,
+        residency(units.plan(), units.pointers(), *units.axes().gather, {std::move(units.slots), {}}, log,
                   [](const Error& error) { ADD_FAILURE() << error.message(); }),
         watch(std::in_place) {}
 

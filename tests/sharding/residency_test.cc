@@ -18,7 +18,7 @@ namespace {
 struct Resident {
   Resident(const Mesh& mesh, const HandMadeUnits::Options& options)
       : units(mesh, options),
-        residency(units.plan(), units.pointers(), *units.axes().gather, std::move(units.slots), {}, log,
+        residency(units.plan(), units.pointers(), *units.axes().gather, {std::move(units.slots), {}}, log,
                   [this](const Error& error) { failure = error.message(); }) {}
 
   void use(std::size_t u) { residency.use(units.unit(u)); }

@@ -118,6 +118,12 @@ std::string write_manifest(const Manifest& manifest) {
   }
   if (manifest.losses)
     root["losses"] = {{"window", manifest.losses->window}, {"spikes_in_a_row", manifest.losses->spikes_in_a_row}};
+  if (manifest.noise_scale) {
+    root["noise_scale"] = {{"square", manifest.noise_scale->square},
+                           {"variance", manifest.noise_scale->variance},
+                           {"weight", manifest.noise_scale->weight},
+                           {"batch", manifest.noise_scale->batch}};
+  }
   if (manifest.residuals) {
     root["residuals"] = {{"microbatches", manifest.residuals->microbatches}};
     if (manifest.residuals->momentum > 0) root["residuals"]["momentum"] = manifest.residuals->momentum;

@@ -81,6 +81,11 @@ struct SavedLosses {
   std::int64_t spikes_in_a_row = 0;
 };
 
+/// What is known of the noise of gradients (NoiseScale::State of optim/noise_scale.h, with these names).
+struct SavedNoiseScale {
+  double square = 0.0, variance = 0.0, weight = 0.0, batch = 0.0;
+};
+
 /// What compression took from gradients and must be added to later ones (error feedback): pieces "residual.rank3" and
 /// "replica_residual.rank3" of parameters that train, in fp32, as sums over the microbatches of a step.
 struct SavedResiduals {
@@ -135,8 +140,9 @@ struct Manifest {
   std::vector<std::map<std::string, double>> options = {};
   std::optional<SamplerCursor> data;
   std::vector<SavedFile> files;
-  std::optional<SavedLosses> losses = {};        ///< set for runs with on_spike
-  std::optional<SavedResiduals> residuals = {};  ///< set for runs whose compression keeps some
+  std::optional<SavedLosses> losses = {};           ///< set for runs with on_spike
+  std::optional<SavedNoiseScale> noise_scale = {};  ///< set for runs with noise_scale
+  std::optional<SavedResiduals> residuals = {};     ///< set for runs whose compression keeps some
 
   /// The version that its text has.
   std::int64_t version() const;

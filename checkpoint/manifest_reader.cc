@@ -168,6 +168,13 @@ class ManifestReader {
       if (losses.window.size() > SavedLosses::kMost)
         fields.refuse("window", fmt::format("wanted at most {} losses", SavedLosses::kMost));
     }
+    if (const JsonNode* node = root_.find("noise_scale")) {
+      const JsonFields fields(*node, file_, "/noise_scale", problem_);
+      SavedNoiseScale& noise = manifest.noise_scale.emplace();
+      noise = {fields.number("square"), fields.number("variance"), fields.number("weight"), fields.number("batch")};
+      if (!(noise.weight >= 0 && noise.weight <= 1)) fields.refuse("weight", "wanted a number from 0 to 1");
+      if (!(noise.batch >= 0)) fields.refuse("batch", "wanted a number of 0 or more");
+    }
     if (const JsonNode* node = root_.find("residuals")) {
       const JsonFields fields(*node, file_, "/residuals", problem_);
       SavedResiduals& residuals = manifest.residuals.emplace();

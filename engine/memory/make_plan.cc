@@ -47,6 +47,23 @@ void expect_step_on_host(const MemoryPlan& plan) {
               "tier \"host\" and one fraction, or take \"gpu\"");
 }
 
+/// Throws where "noise_scale" has nothing to compare the gradient of a whole step with.
+void expect_small_batches(const Strategy& strategy, const PlanScene& scene) {
+  if (strategy.noise_scale.every == 0) return;
+  if (scene.is_queued) {
+    throw Error(
+        ExitCode::kConfig,
+        "/noise_scale/every: a rank's own gradients are squared on the CPU so far, and a GPU trains. [T0832] hint: "
+        "train on the CPU, or leave it out");
+  }
+  if (scene.mesh.world_size() * strategy.gradient_accumulation > 1) return;
+  throw Error(
+      ExitCode::kConfig,
+      "/noise_scale/every: one rank with one microbatch a step has no smaller batch than the whole to compare it "
+      "with; where \"sync\" makes outer steps, a replica's ranks count. [T0833] hint: take a "
+      "gradient_accumulation above 1, or several ranks");
+}
+
 /// The number of units that are gathered ahead: PlanInput::prefetch.
 std::int64_t units_ahead(const Strategy& strategy, std::span<const UnitShape> units) {
   if (strategy.prefetch_bytes == 0) return strategy.prefetch;
@@ -66,6 +83,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
                      const Optimizer& optimizer) {
   expect_built_for_device(strategy, scene.is_queued);
   if (strategy.reproducible) expect_reproducible(strategy, scene);
+  expect_small_batches(strategy, scene);
   if (strategy.compression.has_method() && scene.mesh.replicate_size > 1) {
     throw Error(ExitCode::kConfig, c10::str("/compression/method: needs a mesh of one replica, whose ranks sum all "
                                             "gradients at once, got ",

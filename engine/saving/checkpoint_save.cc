@@ -121,6 +121,9 @@ Manifest describe_engine(const Training& training, const StoredStates& states) {
   manifest.options = options_by_name(progress.options);
   if (strategy.on_spike.action != SpikeAction::kNone)
     manifest.losses = SavedLosses{progress.losses.losses, progress.losses.spikes_in_a_row};
+  if (strategy.noise_scale.every > 0)
+    manifest.noise_scale =
+        SavedNoiseScale{progress.noise.square, progress.noise.variance, progress.noise.weight, progress.noise.batch};
   if (training.plan.kept_gradient_numel() > 0)
     manifest.residuals =
         SavedResiduals{strategy.gradient_accumulation, momentum_of_residuals(strategy.compression.method)};

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <limits>
 #include <map>
@@ -116,6 +117,8 @@ CommitParts parts_of(const Training& training) {
                  {"losses", {progress.losses.losses, progress.losses.spikes_in_a_row}},
                  {"updates", updates_of(training.units, progress)}};
   for (const double rate : progress.rates) engine["rates"].push_back(rate == rate ? json(rate) : json(nullptr));
+  if (const NoiseScale::State& noise = progress.noise; job.strategy.noise_scale.every > 0)
+    engine["noise_scale"] = json::array({noise.square, noise.variance, noise.weight, noise.batch});
   CommitParts parts;
   for (const auto& buffer : whole_tensors(*job.module, job.strategy.units))
     parts[buffer_part(buffer.key())] = text_of(host_copy(buffer.value().detach()));
@@ -174,6 +177,10 @@ class Resume {
       loaded_.inexact.push_back(std::move(*problem));
     engine_.at("losses").at(0).get_to(progress.losses.losses);
     engine_.at("losses").at(1).get_to(progress.losses.spikes_in_a_row);
+    // A commit without the key is of a run that did not measure noise.
+    using Numbers = std::array<double, 4>;
+    const auto [square, variance, weight, size] = engine_.value("noise_scale", Numbers{});
+    progress.noise = {square, variance, weight, size};
     const json& updates = engine_.at("updates");
     for_each_parameter(training_.units, [&](const FlatGroup& group, std::size_t i) {
       const FlatParameter& parameter = group.parameters[i];

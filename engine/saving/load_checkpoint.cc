@@ -307,6 +307,11 @@ class Load {
     } else if (kind_ == LoadKind::kAll) {
       progress.losses = {};  // the present ones may belong to another run
     }
+    if (const auto& noise = manifest().noise_scale) {
+      progress.noise = {noise->square, noise->variance, noise->weight, noise->batch};
+    } else if (kind_ == LoadKind::kAll) {
+      progress.noise = {};
+    }
     if (kind_ == LoadKind::kAll) {
       read_rates(progress);
       if (auto problem = read_options(manifest().options, progress.options))

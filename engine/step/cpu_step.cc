@@ -51,7 +51,8 @@ CpuStep::CpuStep(const StepContext& context, GradientNorm& norm)
       agreement_(context, norm),
       stragglers_(static_cast<std::size_t>(context.axes.world->size())),
       update_(context),
-      scaler_(strategy_.mixed_precision.loss_scale) {
+      scaler_(strategy_.mixed_precision.loss_scale),
+      noise_(strategy_.noise_scale.smoothing) {
   if (strategy_.on_spike.action != SpikeAction::kNone) spikes_.emplace(strategy_.on_spike);
   if (strategy_.reproducible) losses_.resize(static_cast<std::size_t>(strategy_.gradient_accumulation));
 }
@@ -121,6 +122,7 @@ void CpuStep::run(const LocalStep& local, StepResult& result) {
   result.lr = scheduled_lr(agreed.samples);
   const double mean = mean_factor(agreed.weight, result.loss_scale);
   result.grad_norm = std::sqrt(agreed.sum_of_squares) * mean;
+  measure_noise(agreed, result);
   if (strategy_.optimizer.in_backward) {
     update_.finish();
     ++applied_;
@@ -132,6 +134,18 @@ void CpuStep::run(const LocalStep& local, StepResult& result) {
     ++applied_;
   }
   if (scales_loss_ && !result.spike) scaler_.update(result.overflow);
+}
+
+/// A step that is skipped tells nothing either.
+void CpuStep::measure_noise(const AgreedStep& agreed, StepResult& result) {
+  if (agreed.own.weights > 0 && !result.overflow && !result.spike) {
+    const double batch = agreed.samples > 0 ? static_cast<double>(agreed.samples) : agreed.weight;
+    noise_.add({agreed.own, agreed.sum_of_squares, agreed.weight, batch, result.loss_scale});
+  }
+  result.noise_scale = noise_.scale();
+  result.noise_batch = noise_.batch();
+  result.noise_square = noise_.square();
+  result.noise_variance = noise_.variance();
 }
 
 bool CpuStep::is_spike(const StepResult& result) {
@@ -162,6 +176,7 @@ StepProgress CpuStep::progress() const {
   StepProgress progress{applied_, scaler_.state(), {}, {rates.begin(), rates.end()}, {options.begin(), options.end()}};
   update_.write_counts(progress.updates);
   if (spikes_) progress.losses = spikes_->history();
+  progress.noise = noise_.state();
   return progress;
 }
 
@@ -170,6 +185,7 @@ void CpuStep::resume(const StepProgress& progress) {
   scaler_.restore(progress.scaler);
   update_.read_counts(progress.updates);
   if (spikes_) spikes_->restore(progress.losses);
+  noise_.restore(progress.noise);
   if (!progress.rates.empty()) update_.learning_rates().restore(progress.rates);
   if (!progress.options.empty()) update_.options().restore(progress.options);
 }

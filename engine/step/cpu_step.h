@@ -42,6 +42,8 @@ class CpuStep final : public Step {
 
   /// Whether a step without an overflow is to be skipped for its loss.
   bool is_spike(const StepResult& result);
+  /// Says what is known of the gradients' noise, after this step.
+  void measure_noise(const AgreedStep& agreed, StepResult& result);
   /// The parameters whose gradients make a step impossible, for people.
   std::string not_finite(const AgreedStep& agreed) const;
 
@@ -56,6 +58,7 @@ class CpuStep final : public Step {
   Update update_;
   LossScaler scaler_;
   std::optional<LossSpikes> spikes_;  ///< empty without Strategy::on_spike
+  NoiseScale noise_;
   std::int64_t applied_ = 0;
   const std::vector<char>* used_ = nullptr;  ///< the agreement's
   double loss_ = 0;                          ///< LocalStep::loss so far

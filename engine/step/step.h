@@ -13,6 +13,7 @@
 #include "engine/step/agree/step_agreement.h"
 #include "engine/step/agree/update_options.h"
 #include "optim/arithmetic/loss_scale_rule.h"
+#include "optim/noise_scale.h"
 #include "sharding/unit_agreement.h"
 #include "tessera/engine.h"
 
@@ -26,6 +27,7 @@ struct StepProgress {
   std::vector<double> rates;                               ///< those set by hand: everybody's, then each group's
   std::vector<double> options;                             ///< UpdateOptions::all
   SpikeHistory losses = {};                                ///< empty without Strategy::on_spike
+  NoiseScale::State noise = {};                            ///< zeros without Strategy::noise_scale
 };
 
 /// The largest power of two that fp16 holds.

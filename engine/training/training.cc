@@ -41,6 +41,7 @@ void Training::begin_backward(double weight) {
   hooks->follow();
   if (window.microbatch > 0) hooks->expect_untouched();
   const std::int64_t plain_steps = job.strategy.compression.start_step;
+  reducer->square_own(measures_noise());
   reducer->use_methods(plain_steps == 0 || step->applied() >= plain_steps, times.attempts + 1);
   if (updates_in_backward() || kept_gradient_bytes(plan) > 0) settle_commit();  // backward changes what it holds
   if (updates_in_backward()) reducer->begin_round(digest_of_gathers(gathering.log->entries()), weight);
@@ -68,6 +69,7 @@ void Training::end_backward(const at::Tensor& loss, const MicrobatchInfo& info) 
   } else {
     ++window.microbatch;
     window.local.weight += info.weight;
+    note_own_microbatch(info.weight);
     window.weight.reset();
     window.rounds.end_microbatch();
     seed_microbatch();
@@ -95,6 +97,7 @@ StepResult Training::take_step() {
   }
   settle_commit();
   window.local.gathered = gathering.log->entries();
+  note_own_step();
   const std::chrono::duration<double> since = std::chrono::steady_clock::now() - times.last_end;
   window.local.busy_seconds = since.count() - (communication_seconds() - times.communication_before);
   StepResult result;

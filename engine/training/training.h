@@ -174,6 +174,12 @@ struct Training {
   /// `weight`: of the microbatch.
   void begin_backward(double weight);
   void end_backward(const at::Tensor& loss, const MicrobatchInfo& info);
+  // Where "noise_scale" measures a step, else nothing (own_gradients.cc).
+  bool measures_noise() const;
+  /// A microbatch with a batch is over, of this weight.
+  void note_own_microbatch(double weight);
+  /// All microbatches of the step are over.
+  void note_own_step();
   /// Backward is over. `ends`: and so is the microbatch. `has_batch`: it was one, with a loss.
   void end_round(bool ends, bool has_batch);
   /// A microbatch of a rank without a batch: what the others do together, as the last microbatch here did it, or as

@@ -54,6 +54,16 @@ struct StepResult {
   /// ranks since the values were pulled. 0 elsewhere.
   double staleness_mean = 0.0;
   std::int64_t staleness_max = 0;
+  /// The gradient noise scale tr(Sigma) / |G|^2, which is about the batch up to which larger batches save steps
+  /// ("noise_scale", arXiv 1812.06162). It is in samples where backward is told of them (MicrobatchInfo::samples), else
+  /// in what weights count (MicrobatchInfo::weight), which is microbatches where none were given. As it is known after
+  /// this step; 0: not known.
+  double noise_scale = 0.0;
+  /// The batch of the latest step that was measured, in the same unit; 0: none was.
+  double noise_batch = 0.0;
+  /// What noise_scale is made of, smoothed: |G|^2, the square of the gradient's norm without noise, and tr(Sigma), the
+  /// variance of the gradient of one sample. Estimates without a bias, so either may be below 0.
+  double noise_square = 0.0, noise_variance = 0.0;
   std::int64_t tokens = 0;  ///< tokens of all ranks and microbatches, as told to backward
   double seconds = 0.0;     ///< this rank's time since the previous step ended
   /// Part of `seconds` spent in collectives, also those of updates, waiting for other ranks included. A GPU counts the

@@ -326,6 +326,12 @@ struct SpikeConfig {
   std::int64_t window = 64;                 ///< steps; there is no spike until this many have been made
 };
 
+/// How often a step measures the noise of gradients (StepResult::noise_scale; docs/metrics.md).
+struct NoiseScaleConfig {
+  std::int64_t every = 0;  ///< steps between two measurements; 0: none
+  double smoothing = 0.9;  ///< share of what is known so far in what is known after one more measurement
+};
+
 /// When gradients are reduced under gradient accumulation.
 enum class GradientSync {
   kEachMicrobatch,  ///< reduced after every microbatch: least memory
@@ -533,9 +539,10 @@ struct Strategy {
   BufferBroadcast broadcast_buffers = BufferBroadcast::kNone;  ///< what a step does with the module's buffers
   CheckpointConfig checkpoint = {};                            ///< where and when checkpoints are saved
   CompressionConfig compression = {};
-  SpikeConfig on_spike = {};   ///< what happens at a spike of the loss
-  DurableConfig durable = {};  ///< steps that survive a kill
-  SyncConfig sync = {};        ///< how replicas stay one model
+  SpikeConfig on_spike = {};          ///< what happens at a spike of the loss
+  DurableConfig durable = {};         ///< steps that survive a kill
+  SyncConfig sync = {};               ///< how replicas stay one model
+  NoiseScaleConfig noise_scale = {};  ///< how often the noise of gradients is measured
 
   /// Reads and checks a strategy file. Throws tessera::Error: 66 or 77 if the file cannot be read; 78 with *all* errors
   /// in the file, one a line: `file:line:column: /json/pointer: what is wrong, what is allowed, did you mean`.

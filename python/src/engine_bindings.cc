@@ -80,6 +80,10 @@ py::dict dict_of(const StepResult& result) {
   fields["loss_scale"] = result.loss_scale;
   fields["staleness_mean"] = result.staleness_mean;
   fields["staleness_max"] = result.staleness_max;
+  fields["noise_scale"] = result.noise_scale;
+  fields["noise_batch"] = result.noise_batch;
+  fields["noise_square"] = result.noise_square;
+  fields["noise_variance"] = result.noise_variance;
   fields["tokens"] = result.tokens;
   fields["seconds"] = result.seconds;
   fields["communication_seconds"] = result.communication_seconds;
@@ -115,6 +119,10 @@ void bind_results(py::module_& module) {
       .def_readonly("loss_scale", &StepResult::loss_scale)
       .def_readonly("staleness_mean", &StepResult::staleness_mean)
       .def_readonly("staleness_max", &StepResult::staleness_max)
+      .def_readonly("noise_scale", &StepResult::noise_scale)
+      .def_readonly("noise_batch", &StepResult::noise_batch)
+      .def_readonly("noise_square", &StepResult::noise_square)
+      .def_readonly("noise_variance", &StepResult::noise_variance)
       .def_readonly("tokens", &StepResult::tokens)
       .def_readonly("seconds", &StepResult::seconds)
       .def_readonly("communication_seconds", &StepResult::communication_seconds)

@@ -72,6 +72,23 @@ class StepResult:
         """The largest of these ages."""
 
     @property
+    def noise_scale(self) -> float:
+        """The gradient noise scale ("noise_scale"), about the critical batch, in samples where backward was told of them,
+        else in what weights count; 0: not known."""
+
+    @property
+    def noise_batch(self) -> float:
+        """The batch of the latest step that was measured, in the same unit; 0: none was."""
+
+    @property
+    def noise_square(self) -> float:
+        """The estimate of the squared norm of the gradient without noise, smoothed; it may be below 0."""
+
+    @property
+    def noise_variance(self) -> float:
+        """The estimate of the variance of one sample's gradient, smoothed; it may be below 0."""
+
+    @property
     def tokens(self) -> int:
         """Tokens of all ranks and microbatches, as told to backward."""
 

@@ -18,6 +18,7 @@ std::vector<StrategyKey> platform_keys();
 std::vector<StrategyKey> offload_keys();
 std::vector<StrategyKey> checkpoint_keys();
 std::vector<StrategyKey> spike_keys();
+std::vector<StrategyKey> noise_keys();
 std::vector<StrategyKey> durable_keys();
 std::vector<StrategyKey> compression_keys();
 std::vector<StrategyKey> sync_keys();
@@ -25,6 +26,8 @@ std::vector<StrategyKey> sync_keys();
 std::vector<StrategyRule> sync_rules();
 /// Likewise where "sync" is asynchronous.
 std::vector<StrategyRule> asynchronous_rules();
+/// What "noise_scale" excludes.
+std::vector<StrategyRule> noise_rules();
 /// What "reproducible" excludes.
 std::vector<StrategyRule> reproducible_rules();
 

@@ -569,6 +569,7 @@ std::vector<StrategyRule> make_rules() {
   std::ranges::move(sync_rules(), std::back_inserter(rules));
   std::ranges::move(asynchronous_rules(), std::back_inserter(rules));
   std::ranges::move(reproducible_rules(), std::back_inserter(rules));
+  std::ranges::move(noise_rules(), std::back_inserter(rules));
   return rules;
 }
 

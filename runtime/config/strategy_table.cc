@@ -9,8 +9,9 @@ namespace {
 
 std::vector<StrategyKey> all_keys() {
   std::vector<StrategyKey> all;
-  for (auto part : {sharding_keys, precision_keys, step_keys, optimizer_keys, ema_keys, schedule_keys, offload_keys,
-                    compression_keys, checkpoint_keys, spike_keys, durable_keys, sync_keys, platform_keys}) {
+  for (auto part :
+       {sharding_keys, precision_keys, step_keys, optimizer_keys, ema_keys, schedule_keys, offload_keys,
+        compression_keys, checkpoint_keys, spike_keys, noise_keys, durable_keys, sync_keys, platform_keys}) {
     for (StrategyKey& key : part()) all.push_back(std::move(key));
   }
   return all;
@@ -51,6 +52,7 @@ const std::vector<StrategyGroup>& strategy_groups() {
        "the memory of its host and over Gloo, whatever joins the GPUs."},
       {"/checkpoint", "Where, when and how checkpoints are saved."},
       {"/on_spike", "Steps whose loss is far above those before them."},
+      {"/noise_scale", "The noise of gradients, measured."},
       {"/durable", "Steps that outlive the process, without checkpoints."},
       {"/sync", "How replicas of the mesh stay one model."},
       {"/sync/outer", "The outer optimizer."},

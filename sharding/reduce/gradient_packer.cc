@@ -9,18 +9,54 @@
 
 #include "runtime/base/seeded_fault.h"
 #include "sharding/memory_view.h"
+#include "sharding/reduce/squared_copy.h"
 #include "sharding/unrecorded.h"
 
 namespace tessera {
 namespace {
 
-/// Whether `gradient` lies in memory as `flat` does, so that its bytes may be copied. A large one is left to LibTorch,
-/// which may copy with several threads.
+/// Whether the elements of `gradient` lie in memory in the order of those of `flat`, without gaps.
+bool lies_alike(const at::Tensor& gradient, const FlatParameter& flat) {
+  return gradient.layout() == at::kStrided && gradient.is_non_overlapping_and_dense() &&
+         gradient.sizes() == at::IntArrayRef(flat.sizes) && gradient.strides() == at::IntArrayRef(flat.strides);
+}
+
+/// Whether the bytes of `gradient` may be copied. A large one is left to LibTorch, which may copy with several threads.
 bool is_copied_bytewise(const at::Tensor& gradient, DType dtype, const FlatParameter& flat) {
-  return gradient.scalar_type() == scalar_type_of(dtype) && gradient.layout() == at::kStrided &&
-         gradient.is_non_overlapping_and_dense() && gradient.sizes() == at::IntArrayRef(flat.sizes) &&
-         gradient.strides() == at::IntArrayRef(flat.strides) &&
+  return gradient.scalar_type() == scalar_type_of(dtype) && lies_alike(gradient, flat) &&
          (gradient.numel() < at::internal::GRAIN_SIZE || at::get_num_threads() == 1);
+}
+
+/// Copies `gradient` to `view`, or adds it.
+void put(const at::Tensor& view, const at::Tensor& gradient, bool adds) {
+  if (gradient.is_sparse()) {  // its rows are added one after the other
+    if (!adds) view.zero_();
+    view.add_(gradient.to(view.scalar_type()));
+  } else if (adds) {
+    view.add_(gradient);
+  } else {
+    view.copy_(gradient);
+  }
+}
+
+/// The same in pieces, each of which is squared while it is in cache, where the two lie alike. Returns the sum of the
+/// squares of all of `view`, whose memory of `dtype` is at `place`.
+double put_and_square(const at::Tensor& view, const at::Tensor& gradient, bool adds, const FlatParameter& flat,
+                      std::byte* place, DType dtype) {
+  const std::int64_t numel = view.numel();
+  if (!lies_alike(gradient, flat)) {
+    put(view, gradient, adds);
+    return sum_of_squares(place, dtype, numel);
+  }
+  const at::Tensor to = view.as_strided({numel}, {1}), from = gradient.as_strided({numel}, {1});
+  const std::int64_t piece = at::internal::GRAIN_SIZE * std::max(1, at::get_num_threads());
+  double sum = 0;
+  for (std::int64_t begin = 0; begin < numel; begin += piece) {
+    const std::int64_t count = std::min(piece, numel - begin);
+    put(to.narrow(0, begin, count), from.narrow(0, begin, count), adds);
+    sum += sum_of_squares(place + begin * static_cast<std::int64_t>(size_of(dtype)), dtype, count);
+  }
+  return sum;
 }
 
 /// A GPU copies a gradient of fewer elements than this about as fast as the host starts one copy, or faster. So such
@@ -59,7 +95,22 @@ void GradientPacker::expect(std::span<const char> used) {
 void GradientPacker::begin() {
   missing_ = usually_missing_;
   expects_all_ = false;
-  for (Part& part : parts_) std::fill(part.arrived.begin(), part.arrived.end(), 0);
+  for (Part& part : parts_) {
+    std::fill(part.arrived.begin(), part.arrived.end(), 0);
+    std::fill(part.squares.begin(), part.squares.end(), 0.0);
+  }
+}
+
+void GradientPacker::keep_squares() {
+  for (Part& part : parts_) part.squares.resize(part.arrived.size());
+}
+
+double GradientPacker::square() const {
+  double sum = 0;
+  for (const Part& part : parts_) {
+    for (const double each : part.squares) sum += each;
+  }
+  return sum;
 }
 
 void GradientPacker::reset() {
@@ -73,22 +124,22 @@ void GradientPacker::take(const FlatGroup& group, std::size_t parameter, const a
   Part& part = parts_[group.index];
   std::byte* const place = bucket + group.layout.extent(parameter).offset * static_cast<std::int64_t>(size_of(dtype_));
   char& arrived = part.arrived[parameter];
+  double* const square = squares_ ? &part.squares[parameter] : nullptr;
   if (!arrived && !device_.is_queued && is_copied_bytewise(gradient, dtype_, flat)) {
-    std::memcpy(place, gradient.const_data_ptr(), gradient.nbytes());
+    if (square)
+      *square = squared_copy(place, static_cast<const std::byte*>(gradient.const_data_ptr()), dtype_, gradient.numel());
+    else
+      std::memcpy(place, gradient.const_data_ptr(), gradient.nbytes());
   } else if (!arrived && device_.is_queued && waits(gradient)) {
     copies_.add(view_of(group, parameter, place, is_usual), gradient);
   } else {
     if (arrived) copies_.flush();  // one of them may be what this gradient is added to
     const Unrecorded unrecorded;
     const at::Tensor view = view_of(group, parameter, place, is_usual);
-    if (gradient.is_sparse()) {  // its rows are added one after the other
-      if (!arrived) view.zero_();
-      view.add_(gradient.to(scalar_type_of(dtype_)));
-    } else if (arrived) {
-      view.add_(gradient);
-    } else {
-      view.copy_(gradient);
-    }
+    if (square)
+      *square = put_and_square(view, gradient, arrived != 0, flat, place, dtype_);
+    else
+      put(view, gradient, arrived != 0);
   }
   if (!arrived) note_arrival(part, parameter);
   arrived = 1;

@@ -32,6 +32,13 @@ class GradientPacker {
   /// Whether this parameter's gradient has come since `reset`.
   bool used(const FlatGroup& group, std::size_t parameter) const { return parts_[group.index].used[parameter] != 0; }
 
+  /// Makes room for `square`: a number for each parameter that trains. Called once, before the first gradient.
+  void keep_squares();
+  /// Whether gradients that come from now on are squared. After `keep_squares`.
+  void squares(bool on) { squares_ = on; }
+  /// The squared norm of the gradients in the bucket, where all of them came while they were squared.
+  double square() const;
+
   /// Called when the unit gets an empty bucket, in which no gradient has arrived.
   void begin();
   /// Called at the end of a step: no parameter counts as used.
@@ -57,6 +64,7 @@ class GradientPacker {
     std::vector<char> arrived, used;            ///< [parameter]: one has come since `begin`; since `reset`
     std::vector<char> expected;                 ///< [parameter]: see `expect`
     std::vector<std::vector<PlaceView>> views;  ///< [parameter]: views of its usual places, on a GPU
+    std::vector<double> squares;                ///< [parameter]: of what lies at its place; empty: not kept
   };
 
   at::Tensor view_of(const FlatGroup& group, std::size_t parameter, std::byte* place, bool is_usual);
@@ -70,6 +78,7 @@ class GradientPacker {
   /// Expected gradients: in an empty bucket; those that have not come yet.
   std::int64_t usually_missing_ = 0, missing_ = 0;
   bool expects_all_ = false;  ///< an unexpected gradient has come
+  bool squares_ = false;
   std::vector<Part> parts_;
 };
 

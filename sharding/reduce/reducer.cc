@@ -7,6 +7,7 @@
 #include <bit>
 #include <chrono>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "runtime/base/log.h"
@@ -439,6 +440,7 @@ void Reducer::start(Entry& entry) {
     if (!is_filled) entry.gradients.fill_missing(*group, bucket_of(entry, *group), gaps_are_zero);
     start_group(reduction, *group);
   }
+  if (squares_own_ && !accumulates()) note_own(entry);
   ++counts_.reductions;
   entry.reduced = true;
   entry.has_sum = true;
@@ -447,6 +449,40 @@ void Reducer::start(Entry& entry) {
   if (!updates_in_backward()) return;
   start_notes(reduction);
   entry.unit->close();
+}
+
+/// A unit whose gradients go in two parts has another norm than the two parts tell.
+void Reducer::note_own(Entry& entry) {
+  const double square = entry.gradients.square();
+  if (square == 0) return;
+  own_square_ += entry.has_own ? std::numeric_limits<double>::quiet_NaN() : square;
+  if (entry.has_own && !std::exchange(warned_of_own_, true)) {
+    log_warning(
+        "unit " + entry.unit->name +
+        ": its gradients of one microbatch were reduced in two parts, so \"noise_scale\" cannot measure this "
+        "step, nor others like it. [T0835] hint: several ranks measure it with \"gradient_sync\": \"last_microbatch\" "
+        "and gradient_accumulation above 1");
+  }
+  entry.has_own = true;
+}
+
+void Reducer::keep_own_squares() {
+  for (Entry& entry : entries_) entry.gradients.keep_squares();
+}
+
+void Reducer::square_own(bool on) {
+  if (on == std::exchange(squares_own_, on)) return;
+  for (Entry& entry : entries_) entry.gradients.squares(on);
+}
+
+double Reducer::take_own_square() {
+  if (!accumulates()) {
+    for (Entry& entry : entries_) entry.has_own = false;
+    return std::exchange(own_square_, 0.0);
+  }
+  double sum = 0;
+  for (const int index : order_) sum += entries_[index].gradients.square();
+  return sum;
 }
 
 /// Opens the unit's sum. Meanwhile the next unit's sum is read, where something is added to it.
@@ -841,6 +877,7 @@ void Reducer::agree_on_order() {
 
 void Reducer::reset() {
   copies_.drop();  // a backward that did not end may have left some
+  own_square_ = 0;
   counts_.overflow_peak = counts_.overflow_bytes;
   has_copy_ = false;
   round_ = 0;
@@ -850,7 +887,7 @@ void Reducer::reset() {
         // The next reduction is a step's first, even if the step's number stays the same.
         feedback.method->begin_step(0);
     }
-    entry.has_sum = false;
+    entry.has_sum = entry.has_own = false;
     entry.taken = entry.told = 0;
     entry.gradients.reset();
   }

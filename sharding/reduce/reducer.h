@@ -110,6 +110,19 @@ class Reducer {
   /// plan included. Nothing is reduced where there is one rank. `latencies` [unit] must outlive this.
   void time_reductions(std::span<LatencyHistogram> latencies) { latencies_ = latencies; }
 
+  /// Makes room to measure this rank's own gradients ("noise_scale"): a number for each parameter. On the CPU.
+  void keep_own_squares();
+  /// Called when a backward begins, the same in all backwards of a step: whether gradients are squared on their way
+  /// into buckets. After `keep_own_squares`.
+  void square_own(bool on);
+  /// Whether what this rank contributes is a microbatch's gradients, so that each can be measured; else it is their
+  /// sum.
+  bool contributes_microbatches() const { return !accumulates(); }
+  /// Where it is a microbatch's: the squared norm of what this rank contributed to the sums of ranks since the last
+  /// call. NaN if that is not known, since a unit was reduced more than once. Where it is their sum: that of the sum so
+  /// far.
+  double take_own_square();
+
   /// A rank without a batch calls it where the others begin the reduction of a unit, in the agreed order: it takes part
   /// with zeros.
   void reduce_nothing();
@@ -189,6 +202,7 @@ class Reducer {
     float* waiting = nullptr;        ///< sums that wait in the tree [level, element of the unit]
     bool reduced = false;            ///< this round
     bool has_sum = false;            ///< gradient holds a sum since reset, or will
+    bool has_own = false;            ///< its own gradients of this microbatch are in `own_square_`
     std::int64_t taken = 0,
                  told = 0;  ///< one rank: gradients taken this round; how many of them `on_reduced` was told of
   };
@@ -246,6 +260,7 @@ class Reducer {
   void complete(UnitReduction& reduction);
   void complete(GroupReduction& reduction);
   void note_latency(UnitReduction& reduction);
+  void note_own(Entry& entry);
   void end_reductions();
   Work sum_over_replicas(GroupReduction& reduction);
   float* scratch(UnitReduction& reduction, std::int64_t numel);
@@ -274,7 +289,9 @@ class Reducer {
   bool order_agreed_ = false;
   std::vector<char> expected_;  ///< what `expect` was told last
   bool expects_all_ = true;     ///< a gradient of every trainable parameter is expected
-  bool warned_ = false;
+  bool warned_ = false, warned_of_own_ = false;
+  bool squares_own_ = false;
+  double own_square_ = 0;  ///< what was contributed since the last take_own_square, squared
   bool uses_methods_ = true, has_hook_ = false;
   bool has_copy_ = false;   ///< a copy was made of what was kept before the step's first reduction
   std::int32_t round_ = 0;  ///< under "reproducible": this rank's microbatches that have joined the tree since `reset`

@@ -1,4 +1,4 @@
-// Tests the text of a duration.
+// Tests the texts of status lines.
 
 #include "workshop/app/train/train_report.h"
 
@@ -44,6 +44,16 @@ TEST(FlopsText, TellsMfuWhereThePeakIsKnown) {
   result.flop *= 1000;
   result.peak_tflops = 989.4;
   EXPECT_EQ(flops_text(result), "412.0 TFLOP/s, MFU 41.6 %");
+}
+
+TEST(BatchAdvice, SaysHowManyMoreRanksWouldPay) {
+  EXPECT_EQ(batch_advice(512, 64),
+            "critical batch about 512 sequences; you use 64: up to 8.0 x as many ranks would pay");
+  EXPECT_EQ(batch_advice(6400, 64),
+            "critical batch about 6400 sequences; you use 64: up to 100 x as many ranks would pay");
+  EXPECT_EQ(batch_advice(64, 64), "critical batch about 64 sequences; you use 64: more ranks would pay little");
+  EXPECT_EQ(batch_advice(6.4, 64),
+            "critical batch about 6.4 sequences; you use 64: a smaller batch would learn about as much in a step");
 }
 
 TEST(CommunicationShare, EqualsCommunicationSecondsOverAllSeconds) {

@@ -70,6 +70,7 @@ Manifest write_made_up_files(const std::string& folder, std::uint64_t seed) {
   manifest.rates = {1e-3, std::nullopt, 0.1 + 0.2};
   manifest.options = {{{"eps", 0.1 + 0.2}}, {}};
   manifest.losses = SavedLosses{{2.5, 0.1 + 0.2, 0}, 1};
+  manifest.noise_scale = SavedNoiseScale{-0.1 - 0.2, 7.5, 0.875, 64};
   manifest.residuals = SavedResiduals{3, 0.9};
   manifest.data = SamplerCursor{1, 4000, 5000, 0xfedcba9876543210u, true};
   std::vector<Piece> first, second;

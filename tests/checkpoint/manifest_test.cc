@@ -34,6 +34,10 @@ TEST(Manifest, WrittenManifestReadsBackTheSame) {
   EXPECT_EQ(manifest->options, (std::vector<std::map<std::string, double>>{{{"eps", 0.1 + 0.2}}, {}}));
   EXPECT_EQ(manifest->losses->window, (std::vector<double>{2.5, 0.1 + 0.2, 0}));
   EXPECT_EQ(manifest->losses->spikes_in_a_row, 1);
+  EXPECT_EQ(manifest->noise_scale->square, -0.1 - 0.2);
+  EXPECT_EQ(manifest->noise_scale->variance, 7.5);
+  EXPECT_EQ(manifest->noise_scale->weight, 0.875);
+  EXPECT_EQ(manifest->noise_scale->batch, 64);
   EXPECT_EQ(manifest->residuals->microbatches, 3);
   EXPECT_EQ(manifest->residuals->momentum, 0.9);
   EXPECT_EQ(manifest->data, (SamplerCursor{1, 4000, 5000, 0xfedcba9876543210u, true}));
@@ -159,6 +163,9 @@ TEST(Manifest, HostileManifestsAreRefused) {
       {"\"options\": [", "\"options\": [7, ", "/options"},
       {"\"window\":[2.5", "\"window\":[-1", "/losses/window"},
       {"\"spikes_in_a_row\":1", "\"spikes_in_a_row\":1.5", "/losses/spikes_in_a_row"},
+      {"\"variance\":7.5", "\"variance\":\"x\"", "/noise_scale/variance"},
+      {"\"weight\":0.875", "\"weight\":1.5", "/noise_scale/weight"},
+      {"\"batch\":64", "\"batch\":-1", "/noise_scale/batch"},
       {"\"shuffle\":true", "\"shuffle\":1", "/data/shuffle"},
       {"\"chunk_bytes\":1048576", "\"chunk_bytes\":0", "/chunk_bytes"},
       {"\"header_bytes\":", "\"header_bytes\":-", "/header_bytes"},
@@ -184,8 +191,8 @@ TEST(Manifest, EveryRequiredKeyIsNeeded) {
   for (const auto& [key, value] : json.items()) {
     // A checkpoint need not have these keys.
     if (key == "data" || key == "rates" || key == "options" || key == "losses" || key == "loss_scale" ||
-        key == "noise" || key == "defaults" || key == "residuals" || key.starts_with("tessera") ||
-        key.starts_with("xxh3"))
+        key == "noise_scale" || key == "noise" || key == "defaults" || key == "residuals" ||
+        key.starts_with("tessera") || key.starts_with("xxh3"))
       continue;
     const std::string at = "\"" + key + "\": ";
     EXPECT_FALSE(read_manifest("m", changed_manifest(text, at, "\"x" + key + "\": ")).ok()) << key;

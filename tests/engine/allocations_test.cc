@@ -54,8 +54,9 @@ void update_after_backward(Strategy&) {}
 void watch_for_spikes(Strategy& strategy) {
   strategy.on_spike = {.action = SpikeAction::kSkip, .factor = 1000, .window = 2};
 }
+void measure_noise(Strategy& strategy) { strategy.noise_scale.every = 1; }
 void update_whole_tensors(Strategy& strategy) { strategy.optimizer.type = OptimizerType::kAdafactor; }
-constexpr void (*kUpdates[])(Strategy&) = {update_after_backward, update_in_backward, watch_for_spikes};
+constexpr void (*kUpdates[])(Strategy&) = {update_after_backward, update_in_backward, watch_for_spikes, measure_noise};
 
 /// Counts the allocations of one step's forward and backward without an Engine, as a torch::optim program makes them.
 std::int64_t plain_allocations(const Mesh& mesh, const Batch& batch) {

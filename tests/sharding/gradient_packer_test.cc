@@ -2,6 +2,8 @@
 
 #include "sharding/reduce/gradient_packer.h"
 
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -133,6 +135,66 @@ TEST(GradientPacker, BeginForgetsArrivalsAndResetForgetsUses) {
     EXPECT_FALSE(packed.packer.used(packed.group, 0));
     EXPECT_FALSE(packed.packer.used(packed.group, 1));
   });
+}
+
+/// The sum of the squares of what lies in the bucket.
+double square_of(const at::Tensor& bucket) { return bucket.to(at::kDouble).square().sum().item<double>(); }
+
+TEST(GradientPacker, SquaresAreOfWhatLiesInTheBucketWhichStaysTheSame) {
+  alone([](const Mesh& mesh) {
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+      Packed plain(mesh, dtype), squared(mesh, dtype);
+      squared.packer.keep_squares();
+      squared.packer.squares(true);
+      const at::Tensor rows = at::tensor({1, 4, 1}, at::kLong);
+      const at::Tensor sparse = at::sparse_coo_tensor(rows.unsqueeze(0), at::tensor({1.5f, 2.0f, 0.25f}), {5});
+      for (Packed* packed : {&plain, &squared}) {
+        packed->take(0, packed->gradient(0).t().contiguous().t());                        // other strides
+        packed->take(1, packed->gradient(1).to(scalar_type_of(dtype)));                   // bytes
+        packed->take(2, sparse);                                                          // rows that come twice
+        for (const std::size_t i : {0u, 1u}) packed->take(i, packed->gradient(i, 3.0f));  // added
+        packed->take(1, packed->gradient(1).to(at::kBFloat16));
+        packed->packer.take_zeros(packed->group, 2, packed->memory());  // changes nothing
+        packed->fill();
+      }
+      EXPECT_TRUE(at::equal(plain.bucket, squared.bucket)) << name_of(dtype);
+      const double wanted = square_of(squared.bucket);
+      EXPECT_NEAR(squared.packer.square(), wanted, 1e-12 * wanted) << name_of(dtype);
+      EXPECT_EQ(plain.packer.square(), 0) << "not kept";
+      squared.packer.begin();
+      EXPECT_EQ(squared.packer.square(), 0) << "an empty bucket";
+      squared.packer.squares(false);
+      squared.take(1, squared.gradient(1));
+      EXPECT_EQ(squared.packer.square(), 0) << "switched off";
+    }
+  });
+}
+
+// Copied by several threads, and in several pieces.
+TEST(GradientPacker, LargeGradientIsSquaredPieceByPiece) {
+  for (const int threads : {1, 2}) {
+    alone([&](const Mesh& mesh) {
+      at::set_num_threads(threads);
+      HandMadeUnits units(mesh, {.sizes = {{{3, 70001}}}});
+      FlatGroup& group = units.group(0);
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        at::Tensor bucket = at::zeros({group.layout.numel()}, at::TensorOptions(scalar_type_of(dtype)));
+        PendingCopies copies;
+        GradientPacker packer(units.unit(0), dtype, {}, copies);
+        packer.keep_squares();
+        packer.squares(true);
+        packer.begin();
+        const at::Tensor gradient = HandMadeUnits::values_of(0, 0, {3, 70001});
+        auto* const memory = static_cast<std::byte*>(bucket.data_ptr());
+        packer.take(group, 0, gradient, memory, true);
+        packer.take(group, 0, gradient * 2, memory, true);
+        const at::Tensor wanted = gradient.to(scalar_type_of(dtype)).add_(gradient * 2);
+        EXPECT_TRUE(at::equal(bucket.narrow(0, group.layout.extent(0).offset, 210003).view({3, 70001}), wanted));
+        const double square = square_of(wanted);
+        EXPECT_NEAR(packer.square(), square, 1e-12 * square);
+      }
+    });
+  }
 }
 
 TEST(GradientPacker, GapsKnownToBeZeroAreNotWritten) {

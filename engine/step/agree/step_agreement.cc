@@ -75,12 +75,14 @@ StepAgreement::StepAgreement(const StepContext& context, GradientNorm& norm)
       optimizer_(context.strategy.optimizer),
       ranks_with_parts_(owners_of_parts(context.plan.input().placement.gradients, axes_)),
       totals_(norm_totals(units_, ranks_with_parts_.size())),
-      order_(microbatch_order(context.strategy, axes_.world->size())) {
+      order_(microbatch_order(context.strategy, axes_.world->size())),
+      has_own_(context.strategy.noise_scale.every > 0) {
   std::size_t flags = 0;
   for_each_trainable(units_, [&](const FlatGroup& group) { flags += group.parameters.size(); });
   losses_offset_ = (sizeof(Header) + flags + 7) / 8 * 8;
   const std::int64_t losses = context.strategy.reproducible ? order_.each : 0;
-  sums_offset_ = losses_offset_ + static_cast<std::size_t>(losses) * sizeof(MicrobatchLoss);
+  own_offset_ = losses_offset_ + static_cast<std::size_t>(losses) * sizeof(MicrobatchLoss);
+  sums_offset_ = own_offset_ + (has_own_ ? sizeof(OwnGradients) : 0);
   message_.resize(sums_offset_ + totals_.most_sums() * sizeof(double));
   messages_.resize(message_.size() * static_cast<std::size_t>(axes_.world->size()));
   for (const int rank : ranks_with_parts_) {
@@ -97,6 +99,7 @@ const AgreedStep& StepAgreement::agree(const LocalStep& local, std::span<const M
   agreed_.loss = agreed_.weight = 0.0;
   agreed_.tokens = agreed_.samples = 0;
   agreed_.finite = true;
+  agreed_.own = {};
   std::fill(agreed_.used.begin(), agreed_.used.end(), 0);
   const int ranks = axes_.world->size();
   const int heard = seeded_fault(SeededFault::kLastRankUnheard) ? std::max(1, ranks - 1) : ranks;
@@ -126,6 +129,7 @@ void StepAgreement::write_message(const LocalStep& local, std::span<const Microb
                 .busy_seconds = local.busy_seconds};
   std::byte* flag = message_.data() + sizeof(Header);
   if (!losses.empty()) std::memcpy(message_.data() + losses_offset_, losses.data(), losses.size_bytes());
+  if (has_own_) std::memcpy(message_.data() + own_offset_, &local.own, sizeof local.own);
   std::byte* place = message_.data() + sums_offset_;
   for_each_trainable(units_, [&](const FlatGroup& group) {
     for (std::size_t i = 0; i < group.parameters.size(); ++i) *flag++ = std::byte{reducer_.used(group, i)};
@@ -153,6 +157,11 @@ void StepAgreement::read_message(int rank) {
   agreed_.samples += header.samples;
   agreed_.busy_seconds[static_cast<std::size_t>(rank)] = header.busy_seconds;
   agreed_.finite = agreed_.finite && header.finite != 0;
+  if (has_own_) {
+    OwnGradients own;
+    std::memcpy(&own, message + own_offset_, sizeof own);
+    agreed_.own.add(own);
+  }
   const std::byte* flags = message + sizeof(Header);
   for (std::size_t i = 0; i < agreed_.used.size(); ++i) agreed_.used[i] |= static_cast<char>(flags[i]);
 }

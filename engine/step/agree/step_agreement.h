@@ -9,6 +9,7 @@
 #include "engine/step/agree/gradient_norm.h"
 #include "engine/step/agree/microbatch_losses.h"
 #include "engine/step/agree/step_context.h"
+#include "optim/noise_scale.h"
 #include "runtime/comm/mesh_groups.h"
 #include "sharding/reduce/reducer.h"
 #include "sharding/unit.h"
@@ -31,6 +32,7 @@ struct LocalStep {
   std::span<const double> rates;    ///< LearningRates::all
   std::span<const double> options;  ///< UpdateOptions::all
   double busy_seconds = 0;          ///< since the last step, without waits for other ranks
+  OwnGradients own;                 ///< this rank's, in a step that measures them (Strategy::noise_scale); else zeros
 };
 
 /// What all ranks agree on before the update: the same bits everywhere.
@@ -46,6 +48,7 @@ struct AgreedStep {
   /// [FlatParameter::number]: each parameter's share of sum_of_squares; 0 for frozen ones.
   std::vector<double> squares;
   std::vector<double> busy_seconds;  ///< [world rank]
+  OwnGradients own;                  ///< sum over ranks in rank order
 };
 
 /// Makes every rank agree, with one small all-gather a step. CpuStep calls it; QueuedStep does the same on a GPU. The
@@ -53,8 +56,8 @@ struct AgreedStep {
 /// same bits however parameters are put into units and gradients are sharded (optim/grad_norm.h).
 ///
 /// A rank's message is a header, a flag for each trainable parameter, its microbatches' losses under "reproducible",
-/// and the norm's sums over this rank's parts; it is as long as the longest of all ranks. Its size is fixed, so
-/// everything is allocated once.
+/// its OwnGradients with "noise_scale", and the norm's sums over this rank's parts; it is as long as the longest of all
+/// ranks. Its size is fixed, so everything is allocated once.
 class StepAgreement {
  public:
   StepAgreement(const StepContext& context, GradientNorm& norm);
@@ -86,7 +89,8 @@ class StepAgreement {
   std::vector<int> ranks_with_parts_;  ///< whose gradient parts make up the whole, each part once
   NormTotals totals_;
   const MicrobatchOrder order_;
-  std::size_t losses_offset_ = 0, sums_offset_ = 0;  ///< offsets in a message, bytes
+  const bool has_own_;                                                ///< messages have OwnGradients
+  std::size_t losses_offset_ = 0, own_offset_ = 0, sums_offset_ = 0;  ///< offsets in a message, bytes
   std::vector<std::byte> message_, messages_;
   std::vector<const double*> sums_;  ///< [part]: in its rank's message
   AgreedStep agreed_;

@@ -45,6 +45,16 @@ std::string data_text(const StepResult& result) {
          share(result.upload_seconds) + ")";
 }
 
+std::string batch_advice(double noise_scale, double batch) {
+  const double times = noise_scale / batch;
+  const std::string text = "critical batch about " + number_text(noise_scale, noise_scale < 10 ? "%.1f" : "%.0f") +
+                           " sequences; you use " + number_text(batch, "%.0f");
+  if (times >= 1.5)
+    return text + ": up to " + number_text(times, times < 10 ? "%.1f" : "%.0f") + " x as many ranks would pay";
+  if (times >= 0.5) return text + ": more ranks would pay little";
+  return text + ": a smaller batch would learn about as much in a step";
+}
+
 std::string flops_text(const StepResult& result) {
   const double tflops = result.tflops();
   const std::string text = number_text(tflops, tflops < 10 ? "%.3f" : "%.1f") + " TFLOP/s";
@@ -115,6 +125,10 @@ std::vector<Metric> TrainReport::metrics_of(const StepResult& result, std::int64
                                  {"loss_scale", result.loss_scale},
                                  {"staleness_mean", result.staleness_mean},
                                  {"staleness_max", result.staleness_max},
+                                 {"noise_scale", result.noise_scale},
+                                 {"noise_batch", result.noise_batch},
+                                 {"noise_square", result.noise_square},
+                                 {"noise_variance", result.noise_variance},
                                  {"tokens", result.tokens},
                                  {"tokens_per_second", result.tokens_per_second},
                                  {"seconds", result.seconds},
@@ -156,6 +170,7 @@ void TrainReport::add(const StepResult& result, std::int64_t epoch, const Traffi
     recent_loss_ = 0.0;
     recent_steps_ = 0;
     print(result);
+    advise(result);
   }
   const std::vector<Metric> metrics = metrics_of(result, epoch, traffic);
   write({metrics, metrics, metrics});
@@ -214,6 +229,13 @@ void TrainReport::print(const StepResult& result) const {
       result.overflow ? "  overflow, skipped"
       : result.spike  ? "  spike, skipped"
                       : "");
+  std::fflush(stdout);
+}
+
+void TrainReport::advise(const StepResult& result) {
+  if (result.noise_scale == 0 || result.noise_scale == advised_scale_) return;
+  advised_scale_ = result.noise_scale;
+  std::printf("  %s\n", batch_advice(result.noise_scale, result.noise_batch).c_str());
   std::fflush(stdout);
 }
 

@@ -24,7 +24,7 @@ namespace tessera::app {
 ///
 /// ", predicted 1.100 s" follows p95 where a step was predicted. share_text, data_text and flops_text follow that where
 /// they were asked for. A line's loss is the mean of the steps since the line before; everything else is the line's own
-/// step.
+/// step. Where "noise_scale" has measured since the line before, a line of batch_advice follows.
 ///
 /// The metrics file holds a header, then an object for each step and for each evaluation. All carry the run's id:
 ///
@@ -70,6 +70,7 @@ class TrainReport {
 
  private:
   void print(const StepResult& result) const;
+  void advise(const StepResult& result);
   /// A metrics file that can be written.
   struct File {
     std::filesystem::path path;
@@ -95,6 +96,7 @@ class TrainReport {
   std::int64_t recent_steps_ = 0;
   double last_mean_loss_ = 0.0;
   std::int64_t last_mean_steps_ = 0;
+  double advised_scale_ = 0;  ///< the noise scale of the last advice
 };
 
 /// "44.10 MiB = plan", or by how much the two differ.
@@ -107,6 +109,10 @@ std::string share_text(double share, int ranks);
 /// "data 3.1 % (batches 2.0 %, uploads 0.0 %)": the shares of rank 0's time that it waited for data, and that it was in
 /// TokenBatches and in uploads.
 std::string data_text(const StepResult& result);
+
+/// "critical batch about 512 sequences; you use 64: up to 8.0 x as many ranks would pay": what a noise scale that is
+/// known says of the batch that was measured (docs/metrics.md).
+std::string batch_advice(double noise_scale, double batch);
 
 /// "0.412 TFLOP/s", or "412.0 TFLOP/s, MFU 41.6 %" where the device's peak is known: of rank 0.
 std::string flops_text(const StepResult& result);

@@ -1,0 +1,28 @@
+// What "noise_scale" needs of a step: the squared norms of what this rank contributes to the sums of ranks. Where each
+// microbatch is reduced, those are its microbatches' norms. Where gradients are added up until the last one, it is the
+// norm of this rank's sum. A rank alone knows the sum of its first microbatches too, after each, and that is a smaller
+// batch than all of them.
+
+#include "engine/training/training.h"
+
+namespace tessera {
+
+bool Training::measures_noise() const {
+  const std::int64_t every = job.strategy.noise_scale.every;
+  return every > 0 && (times.attempts + 1) % every == 0;
+}
+
+void Training::note_own_microbatch(double weight) {
+  if (!measures_noise()) return;
+  if (reducer->contributes_microbatches())
+    window.local.own.add(reducer->take_own_square(), weight);
+  else if (axes.world->size() == 1)
+    window.local.own.add(reducer->take_own_square(), window.local.weight);
+}
+
+void Training::note_own_step() {
+  if (!measures_noise() || reducer->contributes_microbatches() || axes.world->size() == 1) return;
+  window.local.own.add(reducer->take_own_square(), window.local.weight);
+}
+
+}  // namespace tessera

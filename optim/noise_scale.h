@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstdint>
+
+namespace tessera {
+
+/// What the squared norms of some sums of gradients tell of their noise. A sum of weight w (MicrobatchInfo::weight, one
+/// microbatch's or several) has the squared norm w^2 |G|^2 + w tr(Sigma) in the mean over data: G is the gradient
+/// without noise, and Sigma the covariance of the gradient of one thing of weight 1. So only three numbers count.
+struct OwnGradients {
+  double squares = 0.0;         ///< sum of the squared norms; NaN: not known
+  double weights = 0.0;         ///< sum of the weights
+  double weight_squares = 0.0;  ///< sum of their squares
+
+  void add(double square, double weight) { add({square, weight, weight * weight}); }
+  void add(const OwnGradients& other) {
+    squares += other.squares;
+    weights += other.weights;
+    weight_squares += other.weight_squares;
+  }
+};
+
+/// The gradient noise scale (McCandlish et al. 2018, arXiv 1812.06162, appendix A): from the norms of small batches'
+/// gradients (OwnGradients, of all ranks) and of the whole batch's, it estimates |G|^2 and tr(Sigma) without a bias,
+/// smooths each, and divides. Equal batches of n things of N ranks give the paper's equations with B_small = n and
+/// B_big = N n. CpuStep has one; all ranks have the same.
+class NoiseScale {
+ public:
+  /// One step.
+  struct Step {
+    OwnGradients own;         ///< all ranks'
+    double square = 0.0;      ///< squared norm of the sum of all gradients
+    double weight = 0.0;      ///< that sum's
+    double batch = 0.0;       ///< samples of the step, or its weight: the unit of all results
+    double loss_scale = 1.0;  ///< all gradients are multiplied by it
+  };
+
+  /// What is known after the steps so far; a checkpoint keeps it. Sums are smoothed from 0 on, and so is their weight,
+  /// which is 1 in the end.
+  struct State {
+    double square = 0.0, variance = 0.0;
+    double weight = 0.0;
+    double batch = 0.0;  ///< the latest step's
+  };
+
+  /// `smoothing`: of 0 (only the latest step counts) to below 1.
+  explicit NoiseScale(double smoothing) : smoothing_(smoothing) {}
+
+  /// Returns false, and changes nothing, where the step tells nothing: there is nothing smaller than the whole batch,
+  /// or a number is not finite.
+  bool add(const Step& step);
+
+  /// Estimates of |G|^2, and of tr(Sigma) of one sample; 0 before the first step. Either may be below 0.
+  double square() const { return mean(state_.square); }
+  double variance() const { return mean(state_.variance); }
+  /// tr(Sigma) / |G|^2 in samples; 0 where it is not known, since one of the two is not above 0.
+  double scale() const { return square() > 0 && variance() > 0 ? variance() / square() : 0.0; }
+  double batch() const { return state_.batch; }
+
+  const State& state() const { return state_; }
+  void restore(const State& state) { state_ = state; }
+
+ private:
+  double mean(double sum) const { return state_.weight > 0 ? sum / state_.weight : 0.0; }
+
+  double smoothing_;
+  State state_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,53 @@
+#include <fmt/format.h>
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/config/strategy_keys.h"
+
+// What "noise_scale" excludes. The number of microbatches that it needs is known where the Engine plans
+// (engine/memory/make_plan.cc).
+
+namespace tessera {
+namespace {
+
+/// Makes a rule for something that "noise_scale" excludes. `more`: the end of the remedy.
+StrategyRule without(std::string other, std::string what, std::function<bool(const Strategy&)> holds, const char* why,
+                     const char* more) {
+  return {{"/noise_scale/every", std::move(other)},
+          fmt::format("noise_scale goes without {}: {}.", what, why),
+          [holds, what, why, more](const Strategy& s) -> std::string {
+            if (s.noise_scale.every == 0 || !holds(s)) return "";
+            return fmt::format("cannot stand beside {}: {}. [T0834] hint: leave one of them out{}", what, why, more);
+          }};
+}
+
+}  // namespace
+
+std::vector<StrategyRule> noise_rules() {
+  return {
+      without(
+          "/compression/gradients", "compression.gradients or sums of int8 or int4",
+          [](const Strategy& s) { return is_lossy(s.compression.gradients) || is_lossy(s.compression.sums); },
+          "rounding adds noise of its own to the mean of all ranks, which would count as the data's",
+          "; \"lossless\" goes with it"),
+      without(
+          "/compression/method", "a compression.method", [](const Strategy& s) { return s.compression.has_method(); },
+          "what ranks sum is not their gradients, so its norm does not belong to theirs", ""),
+      without(
+          "/sync/type", "sync.type asynchronous", [](const Strategy& s) { return s.sync.is_asynchronous(); },
+          "no rank knows the mean of all gradients", ""),
+      without(
+          "/reproducible", "reproducible", [](const Strategy& s) { return s.reproducible; },
+          "squares are added up rank by rank, so another number of ranks would have other bits in its results", ""),
+      without(
+          "/comm/transport", "comm.transport nccl or cuda_host",
+          [](const Strategy& s) {
+            return s.comm.transport == TransportChoice::kNccl || s.comm.transport == TransportChoice::kCudaHost;
+          },
+          "a rank's own gradients are squared on the CPU so far", "; it goes with host and gloo")};
+}
+
+}  // namespace tessera

@@ -452,6 +452,21 @@ TEST(NoiseScaleOfSteps, OneRankWithOneMicrobatchIsRefused) {
   });
 }
 
+TEST(NoiseScaleOfSteps, ReplicasThatTrainApartMeasureTheirOwn) {
+  Strategy strategy = strategy_for(ShardingStrategy::kHybridShard, measures());
+  strategy.mesh.replicate = 2;
+  strategy.sync.type = SyncType::kLocalSgd;
+  strategy.sync.every = 3;
+  run_ranks({.ranks = 4}, [&](const Mesh& mesh) {
+    Session session(mesh, strategy);
+    for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(session.train(i).noise_batch, 2) << i;
+  });
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    EXPECT_THAT(error_of([&] { const Session session(mesh, strategy); }),
+                AllOf(HasSubstr("one rank with one microbatch"), HasSubstr("a replica's ranks count")));
+  });
+}
+
 /// A run that goes on from a checkpoint, or from a commit, tells the same bits as one without a break.
 TEST(NoiseScaleOfSteps, ResumedRunKnowsWhatWasMeasured) {
   constexpr std::size_t kBreak = 4, kEnd = 7;

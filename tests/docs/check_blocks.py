@@ -2,6 +2,8 @@
 
 Each block has a language that readers know. What is from a file stands in it. A diff can be applied, or both of its sides can be read. JSON can
 be read. Commands have the options that `tessera ... --help` and our scripts know. blocks.py says how a block is marked.
+
+Beside the blocks: TABLES_OF_OPTIONS have a row for each option of their command, and no others.
 """
 
 import ast
@@ -21,6 +23,8 @@ NOTES = ("from ", "diff of ", "before and after", "with ", "no strategy", "synta
 DESCRIPTION = re.compile(r"(?<=\S) {4,}(?=\S).*")  # of a command, in a list of commands
 LEADERS = re.compile(r"^(?:[A-Z_]+=\S+ +)+")
 GIVEN = re.compile(r"--?[A-Za-z][\w-]*")
+TABLES_OF_OPTIONS = {"docs/guide/launch.md": "launch"}
+OPTION_ROW = re.compile(r"^\| `(-[^`]*)`(?:, `(-[^`]*)`)? \|", re.MULTILINE)
 
 
 class Commands:
@@ -147,10 +151,20 @@ def complaints(root, block, commands):
         yield from commands.wrong_in(block)
 
 
+def complaints_of_tables(root, commands):
+    for page, command in TABLES_OF_OPTIONS.items():
+        cells = OPTION_ROW.findall((root / page).read_text(encoding="utf-8"))
+        told = {option for row in cells for cell in row for option in GIVEN.findall(cell)[:1]}
+        there = {option for option in commands.help_of(command)[0] if re.fullmatch(r"-\w|--[a-z-]+", option)} - {"-h", "--help", "-p"}
+        yield from (f"{page}: the table has no row of {option}" for option in sorted(there - told))
+        yield from (f"{page}: tessera {command} has no {option}" for option in sorted(told - there))
+
+
 def main(root, tessera):
     root = pathlib.Path(root).resolve()
     commands, found = Commands(root, tessera), blocks.all_blocks(root)
     wrong = [f"{block.place}: {text}" for block in found for text in complaints(root, block, commands)]
+    wrong += complaints_of_tables(root, commands)
     print("\n".join(wrong) or f"{len(found)} blocks of code in {len(blocks.pages(root))} pages are as they should be")
     return 1 if wrong or len(found) < 80 else 0
 

@@ -7,7 +7,6 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -22,10 +21,9 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <optional>
 #include <sstream>
-#include <thread>
 
+#include "tests/launch/launched.h"
 #include "tests/support/limits/patience.h"
 
 namespace tessera {
@@ -36,128 +34,11 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using namespace std::chrono_literals;
 
-/// Runs `launch` in a process of its own and reads its output. The destructor ends it, and the ranks with it.
-class Launcher {
- public:
-  explicit Launcher(LaunchOptions options, std::optional<rlimit> descriptors = std::nullopt) {
-    EXPECT_EQ(::pipe2(out_.data(), O_CLOEXEC), 0);
-    EXPECT_EQ(::pipe2(err_.data(), O_CLOEXEC), 0);
-    options.stdout_fd = out_[1];
-    options.stderr_fd = err_[1];
-    pid_ = ::fork();
-    if (pid_ == 0) {
-      if (descriptors) ::setrlimit(RLIMIT_NOFILE, &*descriptors);
-      ::_exit(launch(options));
-    }
-    ::close(out_[1]);
-    ::close(err_[1]);
-  }
-  ~Launcher() {
-    if (pid_ > 0) {
-      ::kill(pid_, SIGKILL);
-      ::waitpid(pid_, nullptr, 0);
-    }
-    ::close(out_[0]);
-    ::close(err_[0]);
-  }
-
-  pid_t pid() const { return pid_; }
-  void send(int signal) { ::kill(pid_, signal); }
-
-  /// Reads until both pipes are closed, then waits for the process. Returns the exit code as a shell counts it.
-  int wait() {
-    while (read_some(-1)) {
-    }
-    int status = 0;
-    ::waitpid(std::exchange(pid_, -1), &status, 0);
-    return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-  }
-  /// Reads until `text` appeared on stdout or stderr.
-  void wait_for(const std::string& text) {
-    for (Deadline limit(20s); (out + '\0' + err).find(text) == std::string::npos;)
-      ASSERT_TRUE(read_some(500) || !limit.passed()) << "no " << text << " in " << out << err;
-  }
-
-  std::string out, err;
-
- private:
-  bool read_some(int timeout_ms) {
-    std::array<pollfd, 2> ends = {{{open_[0] ? out_[0] : -1, POLLIN, 0}, {open_[1] ? err_[0] : -1, POLLIN, 0}}};
-    if (!open_[0] && !open_[1]) return false;
-    if (::poll(ends.data(), 2, timeout_ms) <= 0) return false;
-    for (int i = 0; i < 2; ++i) {
-      if (!ends[i].revents) continue;
-      std::array<char, 4096> buffer;
-      const ssize_t got = ::read(ends[i].fd, buffer.data(), buffer.size());
-      if (got <= 0)
-        open_[i] = false;
-      else
-        (i == 0 ? out : err).append(buffer.data(), static_cast<std::size_t>(got));
-    }
-    return true;
-  }
-
-  pid_t pid_;
-  std::array<int, 2> out_, err_;
-  std::array<bool, 2> open_ = {true, true};
-};
-
-/// Options to run `script` on each rank. No test waits these times out: a test in which they pass sets shorter ones.
-LaunchOptions shell(int ranks, const std::string& script) {
-  LaunchOptions options;
-  options.ranks = ranks;
-  options.command = {"/bin/sh", "-c", script};
-  options.grace_s = 600;
-  options.term_s = 600;
-  return options;
-}
-
-/// A folder that goes with the test, for files by which ranks wait for each other.
-class Folder {
- public:
-  Folder() {
-    std::string name = ::testing::TempDir() + "tessera-launch-XXXXXX";
-    path_ = ::mkdtemp(name.data()) ? name : "";
-    EXPECT_NE(path_, "");
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
-
-/// Whether a process lives: it is neither a zombie nor gone.
-bool is_running(pid_t pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  std::string line;
-  if (!std::getline(file, line)) return false;
-  const auto end = line.rfind(')');
-  return end != std::string::npos && line[end + 2] != 'Z' && line[end + 2] != 'X';
-}
-
-bool becomes_true(const std::function<bool()>& condition) {
-  for (Deadline limit(10s); !condition(); std::this_thread::sleep_for(5ms))
-    if (limit.passed()) return false;
-  return true;
-}
-
-/// The numbers that follow `key` in `text`, such as "pid=12".
-std::vector<pid_t> numbers_after(const std::string& text, const std::string& key) {
-  std::vector<pid_t> found;
-  for (auto at = text.find(key); at != std::string::npos; at = text.find(key, at + 1))
-    found.push_back(static_cast<pid_t>(std::stol(text.substr(at + key.size()))));
-  return found;
-}
-
 TEST(Launch, RanksGetTheVariablesOfTorchrun) {
   auto options = shell(4,
                        "echo r=$RANK w=$WORLD_SIZE l=$LOCAL_RANK lw=$LOCAL_WORLD_SIZE g=$GROUP_RANK a=$MASTER_ADDR "
                        "t=$TESSERA_LAUNCHER; test $MASTER_PORT -gt 0 && test -d $(dirname $TORCHELASTIC_ERROR_FILE)");
-  options.hosts = 2;
+  options.pretended_hosts = 2;
   Launcher launcher(options);
   EXPECT_EQ(launcher.wait(), 0);
   EXPECT_THAT(launcher.out, HasSubstr("[rank 0] r=0 w=4 l=0 lw=2 g=0 a=127.0.0.1 t=tessera\n"));
@@ -482,7 +363,7 @@ TEST(Launch, WrongOptionsAreRefusedBeforeAnyRankStarts) {
       {"no program", [](auto& o) { o.command = {}; }, 64, "no program"},
       {"no ranks", [](auto& o) { o.ranks = 0; }, 64, "got 0"},
       {"too many", [](auto& o) { o.ranks = 100000; }, 64, "100000"},
-      {"hosts", [](auto& o) { o.hosts = 3; }, 64, "3 pretended hosts"},
+      {"hosts", [](auto& o) { o.pretended_hosts = 3; }, 64, "3 pretended hosts"},
       {"port", [](auto& o) { o.port = 70000; }, 64, "70000"},
       {"grace", [](auto& o) { o.grace_s = -1; }, 64, "-1"},
       {"missing", [](auto& o) { o.command = {"no-such-program-here"}; }, 66, "no-such-program-here"},

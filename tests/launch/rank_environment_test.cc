@@ -48,7 +48,7 @@ TEST(RankEnvironment, VariablesAreUnderstoodInsideOtherLaunchers) {
       job.run_id = "x";
       LaunchOptions options;
       options.ranks = 6;
-      options.hosts = hosts;
+      options.pretended_hosts = hosts;
       const bool pretended_around = hosts == 1 && inherited == around.back();
       const int expected_hosts = pretended_around ? 2 : hosts;
       for (int rank = 0; rank < 6; ++rank) {

@@ -63,7 +63,13 @@ std::string explain_signal(const RankExit& exit, int signal) {
   return text + ". [T0589] hint: `dmesg` names processes killed for memory; offload, or shard over more ranks";
 }
 
+std::string name_of(const RankRecord& record) {
+  const std::string place = record.host.empty() ? "" : " on " + record.host;
+  return fmt::format("rank {} (pid {}{})", record.rank, record.pid, place);
+}
+
 std::string state_of(const RankRecord& record) {
+  if (!record.lost.empty()) return record.lost;
   if (record.was_stopped) return "was stopped (SIGSTOP) and ended by the launcher";
   if (record.ended_by_launcher) return "did not end by itself and was ended by the launcher";
   return record.exit.failed() ? explain(record.exit, record.code_of_tessera) : "exit code 0";
@@ -72,12 +78,14 @@ std::string state_of(const RankRecord& record) {
 bool lost_a_peer(const RankRecord& record) { return record.exit.code() == static_cast<int>(ExitCode::kPeerLost); }
 
 /// Whether the failure began at another rank, as far as this one knows.
-bool follows_another(const RankRecord& record) { return lost_a_peer(record) || record.told_by_peer; }
+bool follows_another(const RankRecord& record) {
+  return record.lost.empty() && (lost_a_peer(record) || record.told_by_peer);
+}
 
 /// The rank that explains a "peer was lost" which no failure explains: the first that ended with success before it.
 const RankRecord* ended_early(const std::vector<RankRecord>& records, const RankRecord& cause) {
   const RankRecord* best = nullptr;
-  if (!lost_a_peer(cause)) return best;
+  if (!lost_a_peer(cause) || !cause.lost.empty()) return best;
   for (const RankRecord& record : records) {
     if (record.exit.failed() || record.ended_by_launcher || record.exit.when > cause.exit.when) continue;
     if (!best || record.exit.when < best->exit.when) best = &record;
@@ -121,10 +129,10 @@ std::string failure_report(const std::vector<RankRecord>& records, const RankRec
   std::size_t lines = 0;
   for (const RankRecord& record : records) {
     if (records.size() > kMostLines && !record.exit.failed()) continue;
-    if (++lines <= kMostLines) text += fmt::format("rank {} (pid {}): {}\n", record.rank, record.pid, state_of(record));
+    if (++lines <= kMostLines) text += fmt::format("{}: {}\n", name_of(record), state_of(record));
   }
   if (lines > kMostLines) text += fmt::format("and {} more that did not end well\n", lines - kMostLines);
-  text += fmt::format("{}first cause: rank {} (pid {}): {}\n", kRule, cause.rank, cause.pid, state_of(cause));
+  text += fmt::format("{}first cause: {}: {}\n", kRule, name_of(cause), state_of(cause));
   if (const RankRecord* early = ended_early(records, cause))
     text += fmt::format(
         "  rank {} had ended early, and with success (exit code 0), {:.1f} s before. [T0590] hint: ranks must make the "

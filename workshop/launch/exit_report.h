@@ -15,9 +15,11 @@ namespace tessera {
 struct RankRecord {
   int rank = 0;
   pid_t pid = 0;
+  std::string host;  ///< where it ran; empty: on this machine, and there is no other host
   RankExit exit;
   bool ended_by_launcher = false;       ///< it was still running when its time was up
   bool was_stopped = false;             ///< ... because it was stopped
+  std::string lost;                     ///< why nobody knows how it ended; empty: it is known
   std::deque<std::string> last_errors;  ///< last lines of its stderr
   std::string message;                  ///< text of its error file; empty: none
   std::optional<std::chrono::system_clock::time_point> message_time;

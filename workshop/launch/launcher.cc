@@ -1,44 +1,68 @@
 #include "workshop/launch/launcher.h"
 
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <sys/prctl.h>
-#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <filesystem>
+#include <numeric>
 #include <system_error>
 #include <thread>
 
 #include "runtime/base/errno_hint.h"
 #include "runtime/base/process_limits.h"
 #include "runtime/base/status.h"
+#include "runtime/base/text.h"
+#include "workshop/launch/host_job.h"
+#include "workshop/launch/hosts/job_address.h"
+#include "workshop/launch/process_scope.h"
 #include "workshop/launch/supervisor.h"
 
 namespace tessera {
 namespace {
 
-constexpr int kMostRanks = 1024;  // ranks on one machine; more is a slip of the finger
+absl::Status refuse(const std::string& what) { return make_error(ExitCode::kUsage, "launch: " + what); }
+
+/// Ranks are counted host by host, and every rank knows the number of ranks of a host and not a list of them
+/// (tessera/topology.h), so hosts have as many ranks each.
+absl::Status check_hosts(const LaunchOptions& options) {
+  const std::vector<HostSlots>& hosts = options.hosts;
+  if (hosts.empty()) return absl::OkStatus();
+  if (options.pretended_hosts != 1)
+    return refuse("hosts over ssh cannot be pretended ones too. [T0855] hint: give --hosts or --pretend-hosts");
+  const auto least = std::ranges::min_element(hosts, {}, &HostSlots::slots);
+  const auto other = std::ranges::find_if(hosts, [&](const HostSlots& host) { return host.slots != least->slots; });
+  if (other != hosts.end())
+    return refuse(
+        fmt::format("host {} has slots={} and host {} has slots={}: ranks of a job are counted host by host, "
+                    "as many on each. [T0856] hint: give every host slots={}, or name the larger one alone",
+                    clipped(least->name, 80), least->slots, clipped(other->name, 80), other->slots, least->slots));
+  const int all =
+      std::accumulate(hosts.begin(), hosts.end(), 0, [](int sum, const HostSlots& host) { return sum + host.slots; });
+  if (all != options.ranks)
+    return refuse(
+        fmt::format("hosts have {} slots for {} ranks. [T0857] hint: their slots say how many ranks there are", all,
+                    options.ranks));
+  if (options.ssh.empty() || options.ssh.front().empty())
+    return refuse("no program to reach other hosts with. [T0858] hint: --ssh names it, as in --ssh \"ssh -p 2222\"");
+  TESSERA_RETURN_IF_ERROR(travelling_environment(current_environment(), options.environment).status());
+  return check_first_host(hosts.front());
+}
 
 absl::Status check(const LaunchOptions& options) {
-  const auto refuse = [](const std::string& what) { return make_error(ExitCode::kUsage, "launch: " + what); };
   if (options.command.empty() || options.command.front().empty())
     return refuse(
         "no program given. [T0591] hint: name it behind \"--\", as in tessera launch -n 4 -- ./train strategy.json");
-  if (options.ranks < 1 || options.ranks > kMostRanks)
-    return refuse(fmt::format("the number of ranks must be 1 to {}, got {}. [T0592] hint: -n says how many", kMostRanks,
+  if (options.ranks < 1 || (options.hosts.empty() && options.ranks > kMostSlots))
+    return refuse(fmt::format("the number of ranks must be 1 to {}, got {}. [T0592] hint: -n says how many", kMostSlots,
                               options.ranks));
-  if (options.hosts < 1 || options.ranks % options.hosts != 0)
+  if (options.pretended_hosts < 1 || options.ranks % options.pretended_hosts != 0)
     return refuse(
         fmt::format("{} pretended hosts do not divide {} ranks. [T0593] hint: give -n a multiple of "
                     "--pretend-hosts",
-                    options.hosts, options.ranks));
+                    options.pretended_hosts, options.ranks));
   if (options.port < 0 || options.port > 65535)
     return refuse(
         fmt::format("port {} is outside of 0 to 65535. [T0594] hint: --port 0 takes a free one", options.port));
@@ -49,15 +73,15 @@ absl::Status check(const LaunchOptions& options) {
     if (!(time >= 0 && time <= 1e6))
       return refuse(
           fmt::format("a time of {} s makes no sense. [T0596] hint: give --grace from 0 to a million seconds", time));
-  return absl::OkStatus();
+  return check_hosts(options);
 }
 
-/// A port of the loopback interface that this job has while the object lives. It is bound here and nobody listens, so
-/// the system gives it to no other program, while rank 0 may bind it and listen: both set SO_REUSEADDR, as c10d does.
+/// A port that this job has while the object lives. It is bound here and nobody listens, so the system gives it to no
+/// other program, while rank 0 may bind it and listen: both set SO_REUSEADDR, as c10d does.
 class HeldPort {
  public:
-  /// Takes `port`; 0 takes any free one.
-  static absl::StatusOr<HeldPort> take(int port) {
+  /// Takes `port` of the loopback interface, or of all interfaces for several hosts; 0 takes any free one.
+  static absl::StatusOr<HeldPort> take(int port, bool several_hosts) {
     HeldPort held;
     held.socket_ = OwnedFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const int fd = held.socket_.get();
@@ -66,16 +90,15 @@ class HeldPort {
     ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     sockaddr_in address{};
     address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_addr.s_addr = htonl(several_hosts ? INADDR_ANY : INADDR_LOOPBACK);
     address.sin_port = htons(static_cast<std::uint16_t>(port));
     socklen_t length = sizeof address;
     const auto raw = reinterpret_cast<sockaddr*>(&address);
     if (::bind(fd, raw, length) != 0)
       return make_error(
           ExitCode::kUnavailable,
-          fmt::format(
-              "launch: cannot use port {} of 127.0.0.1: {}. [T0597] hint: give another --port, or 0 for a free one",
-              port, std::generic_category().message(errno)));
+          fmt::format("launch: cannot use port {} of {}: {}. [T0597] hint: give another --port, or 0 for a free one",
+                      port, several_hosts ? "this machine" : "127.0.0.1", std::generic_category().message(errno)));
     if (::getsockname(fd, raw, &length) != 0)
       return make_error(ExitCode::kOsResource,
                         "launch: the system does not tell which port it chose. [T0598] hint: name one by --port");
@@ -91,83 +114,6 @@ class HeldPort {
   OwnedFd socket_;
   int port_ = 0;
 };
-
-/// A folder for the ranks' error files that lives as long as the object.
-class ErrorDirectory {
- public:
-  static absl::StatusOr<ErrorDirectory> make() {
-    std::error_code error;
-    auto root = std::filesystem::temp_directory_path(error);
-    if (error) root = "/tmp";
-    std::string name = (root / "tessera-launch-XXXXXX").string();
-    if (!::mkdtemp(name.data()))
-      return make_error(ExitCode::kCannotCreate, fmt::format("launch: cannot create {}: {}. [T0599] hint: set TMPDIR "
-                                                             "to a folder with room that this user may write to",
-                                                             name, errno_text(errno)));
-    return ErrorDirectory(name);
-  }
-  ErrorDirectory(ErrorDirectory&& other) noexcept : path_(std::exchange(other.path_, {})) {}
-  ~ErrorDirectory() {
-    std::error_code ignored;
-    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
-  }
-  const std::string& path() const { return path_; }
-
- private:
-  explicit ErrorDirectory(std::string path) : path_(std::move(path)) {}
-  std::string path_;
-};
-
-/// The process-wide settings that a launcher changes; it restores them.
-class SignalScope {
- public:
-  SignalScope() {
-    sigset_t taken;
-    ::sigemptyset(&taken);
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1}) ::sigaddset(&taken, signal);
-    ::pthread_sigmask(SIG_BLOCK, &taken, &old_mask_);
-    fd_ = OwnedFd(::signalfd(-1, &taken, SFD_CLOEXEC | SFD_NONBLOCK));
-    struct sigaction ignore {};
-    ignore.sa_handler = SIG_IGN;
-    ::sigaction(SIGPIPE, &ignore, &old_pipe_);
-    struct sigaction standard {};  // only the launcher may reap its children
-    standard.sa_handler = SIG_DFL;
-    ::sigaction(SIGCHLD, &standard, &old_child_);
-    ::prctl(PR_GET_CHILD_SUBREAPER, &was_subreaper_);
-    ::prctl(PR_SET_CHILD_SUBREAPER, 1);
-  }
-  ~SignalScope() {
-    ::prctl(PR_SET_CHILD_SUBREAPER, was_subreaper_);
-    ::sigaction(SIGCHLD, &old_child_, nullptr);
-    ::sigaction(SIGPIPE, &old_pipe_, nullptr);
-    ::pthread_sigmask(SIG_SETMASK, &old_mask_, nullptr);
-  }
-  SignalScope(const SignalScope&) = delete;
-  SignalScope& operator=(const SignalScope&) = delete;
-
-  int fd() const { return fd_.get(); }
-  const sigset_t& old_mask() const { return old_mask_; }
-
- private:
-  OwnedFd fd_;
-  sigset_t old_mask_;
-  struct sigaction old_pipe_ {};
-  struct sigaction old_child_ {};
-  int was_subreaper_ = 0;
-};
-
-/// A caller may have closed 0, 1 or 2; a pipe that took such a number would be lost when the ranks get theirs.
-void fill_standard_descriptors() {
-  int fd = ::open("/dev/null", O_RDWR);
-  while (fd >= 0 && fd <= 2) fd = ::open("/dev/null", O_RDWR);
-  if (fd > 2) ::close(fd);
-}
-
-std::vector<std::string> error_files(const JobSettings& job, int ranks) {
-  std::vector<std::string> files;
-  for (int rank = 0; rank < ranks; ++rank) files.push_back(job.error_file(rank));
-  return files;
-}
 
 /// One run of all ranks, from their start to the end of all.
 struct Attempt {
@@ -186,6 +132,7 @@ absl::StatusOr<Attempt> run_once(const LaunchOptions& options, const JobSettings
                                  const SignalScope& signals) {
   Supervisor supervisor(options, job, guard, signals.fd(), signals.old_mask());
   TESSERA_RETURN_IF_ERROR(supervisor.start_all());
+  if (const auto signal = supervisor.interrupted_by()) return Attempt{128 + *signal};
   const auto records = supervisor.wait_all();
   if (const RankRecord* cause = first_cause(records)) {
     write_all(options.stderr_fd, failure_report(records, *cause));
@@ -205,23 +152,30 @@ absl::StatusOr<Attempt> run_once(const LaunchOptions& options, const JobSettings
 absl::StatusOr<int> run(const LaunchOptions& options) {
   TESSERA_RETURN_IF_ERROR(check(options));
   fill_standard_descriptors();
-  TESSERA_ASSIGN_OR_RETURN(HeldPort port, HeldPort::take(options.port));
+  const bool several_hosts = options.hosts.size() > 1;
+  TESSERA_ASSIGN_OR_RETURN(HeldPort port, HeldPort::take(options.port, several_hosts));
   JobSettings job;
   job.port = port.number();
+  if (!options.address.empty()) {
+    job.address = options.address;
+  } else if (several_hosts) {
+    TESSERA_ASSIGN_OR_RETURN(job.address, job_address(options.hosts));
+  }
   TESSERA_ASSIGN_OR_RETURN(const ErrorDirectory directory, ErrorDirectory::make());
   job.error_directory = directory.path();
   job.run_id = fmt::format("{}-{}", ::getpid(), job.port);
-  job.omp_threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / options.ranks);
+  const int here = several_hosts ? options.hosts.front().slots : options.ranks;
+  job.omp_threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / here);
 
   const SignalScope signals;
-  const std::vector<std::string> files = error_files(job, options.ranks);
+  const std::vector<std::string> files = error_files(job, 0, here);
   TESSERA_ASSIGN_OR_RETURN(Guard guard, Guard::start(directory.path(), files));
   while (true) {
     TESSERA_ASSIGN_OR_RETURN(const Attempt attempt, run_once(options, job, guard, signals));
     if (!attempt.may_be_repeated || job.restarts == options.max_restarts) return attempt.code;
     ++job.restarts;
     if (options.port == 0) {  // late ranks of the attempt before must not meet those of this one
-      TESSERA_ASSIGN_OR_RETURN(port, HeldPort::take(0));
+      TESSERA_ASSIGN_OR_RETURN(port, HeldPort::take(0, several_hosts));
       job.port = port.number();
     }
     for (const std::string& file : files) ::unlink(file.c_str());  // removes the last words of ranks that are gone
@@ -231,6 +185,10 @@ absl::StatusOr<int> run(const LaunchOptions& options) {
 }
 
 }  // namespace
+
+int count_hosts(const LaunchOptions& options) {
+  return options.hosts.empty() ? options.pretended_hosts : static_cast<int>(options.hosts.size());
+}
 
 int launch(const LaunchOptions& options) {
   take_process_limits();  // ranks inherit the limit of descriptors

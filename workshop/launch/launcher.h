@@ -3,17 +3,27 @@
 #include <string>
 #include <vector>
 
+#include "workshop/launch/hosts/host_list.h"
+
 namespace tessera {
 
-/// `tessera launch -n 4 -- ./train strategy.json`: N ranks of one program on this machine.
+/// `tessera launch -n 4 -- ./train strategy.json`: N ranks of one program on this machine, or on several over ssh.
 struct LaunchOptions {
   std::vector<std::string> command;  ///< program (looked up in PATH) and its arguments
-  int ranks = 1;
-  int hosts = 1;         ///< pretended hosts, for tests: local ranks and GROUP_RANK follow; must divide `ranks`
-  int port = 0;          ///< rendezvous port on 127.0.0.1; 0: a free one
-  double grace_s = 10;   ///< time after the first failure in which the others may report and end by themselves
-  double term_s = 5;     ///< between SIGTERM and SIGKILL
-  int max_restarts = 0;  ///< how often all ranks are started again after a failure that another start may not have
+  int ranks = 1;                     ///< all ranks of the job
+  int pretended_hosts = 1;  ///< hosts that ranks are told of, for tests, though all are here; must divide `ranks`
+  /// The hosts of a job over ssh, this machine first; their slots add up to `ranks`. Empty: this machine alone.
+  std::vector<HostSlots> hosts;
+  std::vector<std::string> ssh = {"ssh"};  ///< program that runs a command on a host, and its own options
+  std::string address;                     ///< by which all hosts reach this one; empty: it is found
+  std::vector<std::string> environment;    ///< names of variables that go to the other hosts too (host_job.h)
+  std::string tessera;    ///< path of the `tessera` command on the other hosts; empty: this program's own
+  double connect_s = 60;  ///< time for a host to answer over ssh
+  double silence_s = 60;  ///< an agent that hears nothing of the launcher for so long ends its ranks
+  int port = 0;           ///< rendezvous port; 0: one that is free on this machine
+  double grace_s = 10;    ///< time after the first failure in which the others may report and end by themselves
+  double term_s = 5;      ///< between SIGTERM and SIGKILL
+  int max_restarts = 0;   ///< how often all ranks are started again after a failure that another start may not have
   /// TESSERA_STRICT=1 for the ranks: private copies, as on hosts of their own, and checked values.
   bool strict = false;
   /// TESSERA_PLAN=table for the ranks: an Engine prints its whole memory plan, and not one line of it.
@@ -28,8 +38,9 @@ struct LaunchOptions {
 /// Returns 0 if every rank returned 0, else the exit code of the *first cause*: the earliest failure that is neither "a
 /// peer was lost" (75) nor one that a peer told of, or the earliest at all (first_cause); 128 + n for signal n. That
 /// rank, its code and its last words are printed last. 64 for options that make no sense, 66 and 77 for a program that
-/// is missing or not executable, 69 for a port in use, 71 where the system refuses more processes, 74 where all went
-/// well except that a full device did not take everything that ranks printed.
+/// is missing or not executable, 69 for a port in use and for a host that cannot be reached, 71 where the system
+/// refuses more processes, 74 where all went well except that a full device did not take everything that ranks printed,
+/// 78 for another version of Tessera on a host.
 ///
 /// | event                               | what happens                                                              |
 /// |-------------------------------------|---------------------------------------------------------------------------|
@@ -38,7 +49,8 @@ struct LaunchOptions {
 /// | a rank returns 0                    | nothing; what it left in its process group is ended                       |
 /// | SIGINT, SIGTERM, SIGHUP, SIGQUIT or | forwarded to all ranks and waited for. A second one is forwarded too, and |
 /// | SIGUSR1                             | `grace_s` starts. The third kills                                         |
-/// | the launcher dies, even by SIGKILL  | the ranks and all of their process groups are killed (guard.h)            |
+/// | the launcher dies, even by SIGKILL  | the ranks and all of their process groups are killed (guard.h, agent.h)   |
+/// | the connection to a host ends       | its ranks are killed there, and count as failed (75) with that as cause   |
 ///
 /// All ranks begin anew after a failure, at most `max_restarts` times, with TORCHELASTIC_RESTART_COUNT one higher and,
 /// unless `port` names one, on another port; the program goes on from its last checkpoint (`tessera train --resume
@@ -50,6 +62,12 @@ struct LaunchOptions {
 /// Each rank is a process group of its own and reads /dev/null. `launch` blocks those signals in the calling thread
 /// while it runs, ignores SIGPIPE, takes SIGCHLD's default and is a child subreaper; it restores all of that. Call it
 /// from a process without other threads that could take these signals. It waits for its own children only.
+///
+/// On each other host of `hosts`, ssh starts an agent (agent.h), which starts the ranks there with the same program,
+/// the same working directory and the environment that host_job.h lists. No rank starts before all hosts have answered.
 int launch(const LaunchOptions& options);
+
+/// Number of hosts that ranks are told of.
+int count_hosts(const LaunchOptions& options);
 
 }  // namespace tessera

@@ -12,7 +12,7 @@ namespace tessera {
 
 std::vector<std::string> rank_environment(const LaunchOptions& options, const JobSettings& job, int rank,
                                           const std::vector<std::string>& inherited) {
-  const int local_world_size = options.ranks / options.hosts;
+  const int hosts = count_hosts(options), local_world_size = options.ranks / hosts;
   const auto text = [](int number) { return std::to_string(number); };
   std::map<std::string, std::string, std::less<>> variables = {{"OMP_NUM_THREADS", text(job.omp_threads)}};
   for (const std::string& entry : inherited) {
@@ -24,8 +24,8 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, const Jo
                                                    {"LOCAL_RANK", text(rank % local_world_size)},
                                                    {"LOCAL_WORLD_SIZE", text(local_world_size)},
                                                    {"GROUP_RANK", text(rank / local_world_size)},
-                                                   {"GROUP_WORLD_SIZE", text(options.hosts)},
-                                                   {"MASTER_ADDR", "127.0.0.1"},
+                                                   {"GROUP_WORLD_SIZE", text(hosts)},
+                                                   {"MASTER_ADDR", job.address},
                                                    {"MASTER_PORT", text(job.port)},
                                                    {"TORCHELASTIC_RUN_ID", job.run_id},
                                                    {"TORCHELASTIC_RESTART_COUNT", text(job.restarts)},
@@ -39,7 +39,7 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, const Jo
   }
   if (options.strict) variables.insert_or_assign("TESSERA_STRICT", "1");
   if (options.plan) variables.insert_or_assign("TESSERA_PLAN", "table");
-  if (options.hosts > 1) variables.erase("TESSERA_HOSTS");  // LOCAL_WORLD_SIZE says the same already
+  if (hosts > 1) variables.erase("TESSERA_HOSTS");  // LOCAL_WORLD_SIZE says the same already
   std::vector<std::string> result;
   for (const auto& [name, value] : variables) result.push_back(name + "=" + value);
   return result;

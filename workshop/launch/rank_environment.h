@@ -9,6 +9,7 @@ struct LaunchOptions;
 
 /// Settings that all ranks of one job share.
 struct JobSettings {
+  std::string address = "127.0.0.1";  ///< where ranks meet: an address of the first host
   int port = 0;
   int restarts = 0;  ///< number of restarts of this job until now
   std::string run_id;

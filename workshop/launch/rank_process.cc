@@ -165,16 +165,22 @@ int wait_for_exec(int failure) {
 }  // namespace
 
 absl::StatusOr<RankProcess> start_rank(const std::vector<std::string>& command,
-                                       const std::vector<std::string>& environment, const sigset_t& mask) {
+                                       const std::vector<std::string>& environment, const sigset_t& mask,
+                                       StandardInput input) {
   TESSERA_ASSIGN_OR_RETURN(Pipe out, make_pipe());
   TESSERA_ASSIGN_OR_RETURN(Pipe err, make_pipe());
   TESSERA_ASSIGN_OR_RETURN(Pipe failure, make_pipe());
-  const OwnedFd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-  if (!null.is_open()) return os_error("cannot open /dev/null", errno);
+  Pipe in;
+  if (input == StandardInput::kPipe) {
+    TESSERA_ASSIGN_OR_RETURN(in, make_pipe());
+  } else {
+    in.read = OwnedFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+    if (!in.read.is_open()) return os_error("cannot open /dev/null", errno);
+  }
   const auto argv = pointers(command);
   const auto variables = pointers(environment);
-  const ChildPlan plan = {argv.data(), variables.data(), &mask,           ::getpid(),
-                          null.get(),  out.write.get(),  err.write.get(), failure.write.get()};
+  const ChildPlan plan = {argv.data(),   variables.data(), &mask,           ::getpid(),
+                          in.read.get(), out.write.get(),  err.write.get(), failure.write.get()};
   RankProcess rank;
   rank.pid = ::fork();
   if (rank.pid == 0) become_program(plan);
@@ -188,7 +194,9 @@ absl::StatusOr<RankProcess> start_rank(const std::vector<std::string>& command,
   rank.exited = OwnedFd(static_cast<int>(::syscall(SYS_pidfd_open, rank.pid, 0)));
   rank.out = std::move(out.read);
   rank.err = std::move(err.read);
-  for (const OwnedFd* end : {&rank.out, &rank.err}) ::fcntl(end->get(), F_SETFL, O_NONBLOCK);
+  rank.in = std::move(in.write);
+  for (const OwnedFd* end : {&rank.out, &rank.err, &rank.in})
+    if (end->is_open()) ::fcntl(end->get(), F_SETFL, O_NONBLOCK);
   if (rank.exited.is_open()) return rank;
   const int error = errno;
   rank.send(SIGKILL);

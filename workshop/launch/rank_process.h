@@ -50,6 +50,7 @@ struct RankProcess {
   OwnedFd exited;  ///< a pidfd: readable when the leader ends
   OwnedFd out;     ///< non-blocking
   OwnedFd err;     ///< non-blocking
+  OwnedFd in;      ///< non-blocking; closed where it reads /dev/null
 
   /// Reaps the leader if it has ended.
   std::optional<RankExit> reap() const;
@@ -62,9 +63,12 @@ struct RankProcess {
   bool is_stopped() const;
 };
 
+enum class StandardInput { kNull, kPipe };
+
 /// Starts `command` with `environment`. `mask` is the signal mask the program starts with.
 /// 66 if there is no such program, 77 if it may not be executed, 71 if the system refuses processes or files.
 absl::StatusOr<RankProcess> start_rank(const std::vector<std::string>& command,
-                                       const std::vector<std::string>& environment, const sigset_t& mask);
+                                       const std::vector<std::string>& environment, const sigset_t& mask,
+                                       StandardInput input = StandardInput::kNull);
 
 }  // namespace tessera

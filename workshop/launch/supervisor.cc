@@ -4,22 +4,22 @@
 #include <poll.h>
 #include <string.h>
 #include <sys/signalfd.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
 #include <string>
+#include <utility>
 
 #include "runtime/base/status.h"
+#include "workshop/launch/local_ranks.h"
+#include "workshop/launch/remote_ranks.h"
 
 namespace tessera {
 
 namespace {
 
-constexpr int kCheckEveryMs = 50;  // while groups outlive their leaders, since no descriptor tells of their end
 constexpr int kLookEveryMs = 200;  // looks for ranks that are stopped, while the others have their time to report
+constexpr int kBeatsInSilence = 6;
 
 std::chrono::steady_clock::duration seconds(double s) {
   return std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(s));
@@ -29,43 +29,74 @@ std::chrono::steady_clock::duration seconds(double s) {
 
 Supervisor::Supervisor(const LaunchOptions& options, const JobSettings& job, Guard& guard, int signals,
                        const sigset_t& mask)
-    : options_(options), job_(job), guard_(guard), signals_(signals), mask_(mask) {}
+    : options_(options),
+      job_(job),
+      guard_(guard),
+      signals_(signals),
+      mask_(mask),
+      heartbeat_(std::chrono::duration_cast<std::chrono::milliseconds>(seconds(options.silence_s / kBeatsInSilence))) {}
 
-Supervisor::~Supervisor() {
-  for (Rank& rank : ranks_) {
-    if (!rank.group_empty) rank.process.send(SIGKILL);
-    if (!rank.ended) ::waitpid(rank.process.pid, nullptr, 0);
-    if (!rank.group_empty) rank.process.is_group_empty();  // reaps others that became our children
-  }
-}
+Supervisor::~Supervisor() = default;
 
 absl::Status Supervisor::start_all() {
-  const auto inherited = current_environment();
-  ranks_.reserve(static_cast<std::size_t>(options_.ranks));
-  for (int r = 0; r < options_.ranks; ++r) {
-    TESSERA_ASSIGN_OR_RETURN(RankProcess process,
-                             start_rank(options_.command, rank_environment(options_, job_, r, inherited), mask_));
-    guard_.watch(process.pid);
-    const std::string prefix = options_.prefix ? fmt::format("[rank {}] ", r) : "";
-    Rank rank{
-        std::move(process), LineForwarder(options_.stdout_fd, prefix), LineForwarder(options_.stderr_fd, prefix), {}};
-    rank.record.rank = r;
-    rank.record.pid = rank.process.pid;
-    ranks_.push_back(std::move(rank));
+  TESSERA_RETURN_IF_ERROR(make_hosts());
+  for (const auto& host : hosts_) TESSERA_RETURN_IF_ERROR(host->connect());
+  TESSERA_RETURN_IF_ERROR(wait_for(HostRanks::Phase::kConnected));
+  if (interrupted_by_) return absl::OkStatus();
+  for (auto host = hosts_.rbegin(); host != hosts_.rend(); ++host)  // other hosts first: their answers take longer
+    TESSERA_RETURN_IF_ERROR((*host)->start());
+  return wait_for(HostRanks::Phase::kRunning);
+}
+
+absl::Status Supervisor::make_hosts() {
+  RankListener& listener = *this;
+  const int here = options_.hosts.empty() ? options_.ranks : options_.hosts.front().slots;
+  hosts_.push_back(std::make_unique<LocalRanks>(options_, job_, LocalRanks::Range{0, here}, guard_, mask_, listener));
+  add_ranks(hosts_.back().get(), here, options_.hosts.size() > 1 ? options_.hosts.front().name : "");
+  for (std::size_t i = 1; i < options_.hosts.size(); ++i) {
+    const HostSlots& host = options_.hosts[i];
+    const int first = static_cast<int>(ranks_.size());
+    TESSERA_ASSIGN_OR_RETURN(HostJob job, make_host_job(options_, job_, first, host.slots));
+    hosts_.push_back(std::make_unique<RemoteRanks>(RemoteRanks::Host{host.name, std::move(job)}, options_, guard_,
+                                                   heartbeat_, mask_, listener));
+    add_ranks(hosts_.back().get(), host.slots, host.name);
   }
   return absl::OkStatus();
 }
 
-std::vector<RankRecord> Supervisor::wait_all() {
-  while (!all_done()) {
+void Supervisor::add_ranks(HostRanks* host, int count, const std::string& host_name) {
+  for (int i = 0; i < count; ++i) {
+    const int number = static_cast<int>(ranks_.size());
+    const std::string prefix = options_.prefix ? fmt::format("[rank {}] ", number) : "";
+    Rank rank{host, LineForwarder(options_.stdout_fd, prefix), LineForwarder(options_.stderr_fd, prefix), {}};
+    rank.record.rank = number;
+    rank.record.host = host_name;
+    ranks_.push_back(std::move(rank));
+  }
+}
+
+absl::Status Supervisor::wait_for(HostRanks::Phase phase) {
+  const auto has_come = [&](const auto& host) { return host->phase() >= phase; };
+  while (!interrupted_by_ && !std::ranges::all_of(hosts_, has_come)) {
     poll_once();
-    check_ends();
+    advance_urgency();
+    for (const auto& host : hosts_) TESSERA_RETURN_IF_ERROR(host->failure());
+  }
+  return absl::OkStatus();
+}
+
+bool Supervisor::is_connecting() const {
+  return std::ranges::any_of(hosts_, [](const auto& host) { return host->phase() < HostRanks::Phase::kStarting; });
+}
+
+std::vector<RankRecord> Supervisor::wait_all() {
+  while (!std::ranges::all_of(ranks_, [](const Rank& rank) { return rank.gone; })) {
+    poll_once();
     advance_urgency();
   }
   std::vector<RankRecord> records;
   for (Rank& rank : ranks_) {
     rank.record.last_errors = rank.err.last_lines();
-    read_error_file(job_.error_file(rank.record.rank), rank.record);
     records.push_back(rank.record);
   }
   return records;
@@ -78,48 +109,59 @@ int Supervisor::output_error() const {
   return 0;
 }
 
-bool Supervisor::all_done() const {
-  return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.ended && rank.group_empty; });
-}
-
 int Supervisor::poll_timeout_ms() const {
-  const bool leftovers =
-      std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.ended && !rank.group_empty; });
-  if (leftovers) return kCheckEveryMs;
-  if (!deadline_) return -1;
+  int least = -1;
+  const auto wait = [&](std::int64_t ms) {
+    least = static_cast<int>(least < 0 ? ms : std::min<std::int64_t>(least, ms));
+  };
+  for (const auto& host : hosts_)
+    if (const int ms = host->timeout_ms(); ms >= 0) wait(ms);
+  if (!deadline_) return least;
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(*deadline_ - Clock::now()).count();
-  return static_cast<int>(std::clamp<std::int64_t>(left, 0, urgency_ == Urgency::kGrace ? kLookEveryMs : 60'000));
+  wait(std::clamp<std::int64_t>(left, 0, urgency_ == Urgency::kGrace ? kLookEveryMs : 60'000));
+  return least;
 }
 
 void Supervisor::poll_once() {
   std::vector<pollfd> watched = {{signals_, POLLIN, 0}};
-  for (const Rank& rank : ranks_) {
-    for (const OwnedFd* fd : {&rank.process.out, &rank.process.err, &rank.process.exited})
-      watched.push_back({fd->get(), POLLIN, 0});  // poll ignores negative descriptors
+  std::vector<std::size_t> ends;
+  for (const auto& host : hosts_) {
+    host->add_watched(watched);
+    ends.push_back(watched.size());
   }
-  if (::poll(watched.data(), watched.size(), poll_timeout_ms()) <= 0) return;
+  ::poll(watched.data(), watched.size(), poll_timeout_ms());
   if (watched[0].revents) take_signal();
-  for (std::size_t i = 0; i < ranks_.size(); ++i) {
-    Rank& rank = ranks_[i];
-    if (watched[1 + 3 * i].revents) forward_output(rank.process.out, rank.out);
-    if (watched[2 + 3 * i].revents) forward_output(rank.process.err, rank.err);
-  }
+  std::size_t begin = 1;
+  for (std::size_t i = 0; i < hosts_.size(); begin = ends[i++])
+    hosts_[i]->react(std::span(watched).subspan(begin, ends[i] - begin));
 }
 
-/// Reads a few buffers a call at most, so that a rank that never stops writing cannot keep the loop from the others.
-void Supervisor::forward_output(OwnedFd& from, LineForwarder& to) {
-  std::array<char, 64 << 10> buffer;
-  for (int round = 0; round < 4 && from.is_open(); ++round) {
-    const ssize_t got = ::read(from.get(), buffer.data(), buffer.size());
-    if (got > 0) {
-      to.add({buffer.data(), static_cast<std::size_t>(got)});
-    } else if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
-      return;
-    } else {
-      to.finish();
-      from.reset();
-    }
-  }
+void Supervisor::on_started(int rank, pid_t pid) { rank_of(rank).record.pid = pid; }
+
+void Supervisor::on_output(int rank, std::string_view bytes) { rank_of(rank).out.add(bytes); }
+
+void Supervisor::on_errors(int rank, std::string_view bytes) { rank_of(rank).err.add(bytes); }
+
+void Supervisor::on_exit(RankRecord record) {
+  Rank& rank = rank_of(record.rank);
+  record.host = rank.record.host;
+  record.ended_by_launcher = rank.record.ended_by_launcher;
+  record.was_stopped = rank.record.was_stopped;
+  rank.record = std::move(record);
+  rank.ended = true;
+  if (rank.record.exit.failed()) raise_urgency(Urgency::kGrace);
+}
+
+void Supervisor::on_gone(int number) {
+  Rank& rank = rank_of(number);
+  rank.out.finish();
+  rank.err.finish();
+  rank.gone = true;
+}
+
+void Supervisor::send(const Rank& rank, int signal) {
+  rank.host->send(rank.record.rank, signal);
+  rank.host->send(rank.record.rank, SIGCONT);  // a stopped process gets no other signal but SIGKILL
 }
 
 void Supervisor::take_signal() {
@@ -128,46 +170,21 @@ void Supervisor::take_signal() {
   const int signal = static_cast<int>(info.ssi_signo);
   ++signals_taken_;
   const char* name = ::sigabbrev_np(signal);
+  if (is_connecting()) {
+    interrupted_by_ = signal;
+    write_all(
+        options_.stderr_fd,
+        fmt::format("tessera launch: SIG{} before all hosts have answered: no rank was started\n", name ? name : "?"));
+    return;
+  }
   write_all(options_.stderr_fd, fmt::format("tessera launch: SIG{} goes to all ranks{}\n", name ? name : "?",
                                             signals_taken_ == 1   ? "; waiting for them"
                                             : signals_taken_ == 2 ? " again; a third one kills"
                                                                   : ": killing"));
-  for (const Rank& rank : ranks_) {
-    if (rank.group_empty) continue;
-    rank.process.send(signal);
-    rank.process.send(SIGCONT);  // a stopped rank would not see it
-  }
+  for (const Rank& rank : ranks_)
+    if (!rank.gone) send(rank, signal);
   if (signals_taken_ == 2) raise_urgency(Urgency::kGrace);
   if (signals_taken_ > 2) raise_urgency(Urgency::kKill);
-}
-
-void Supervisor::check_ends() {
-  for (Rank& rank : ranks_) {
-    if (!rank.ended) {
-      const auto exit = rank.process.reap();
-      if (!exit) continue;
-      rank.ended = true;
-      rank.process.exited.reset();
-      rank.record.exit = *exit;
-      if (exit->failed()) raise_urgency(Urgency::kGrace);
-    }
-    if (!rank.group_empty) end_leftovers(rank);
-  }
-}
-
-/// Ends what a rank that is gone left behind in its group: nobody will wait for it.
-void Supervisor::end_leftovers(Rank& rank) {
-  rank.group_empty = rank.process.is_group_empty();
-  if (!rank.group_empty) rank.process.send(SIGKILL);
-  if (!rank.group_empty) rank.group_empty = rank.process.is_group_empty();
-  if (!rank.group_empty) return;
-  guard_.forget(rank.process.pid);
-  for (auto [from, to] : {std::pair(&rank.process.out, &rank.out), std::pair(&rank.process.err, &rank.err)}) {
-    // Its pipes hold what it wrote last. A daemon that left the group may keep them open, but nobody waits for it.
-    for (int round = 0; round < 16; ++round) forward_output(*from, *to);
-    to->finish();
-    from->reset();
-  }
 }
 
 void Supervisor::raise_urgency(Urgency urgency) {
@@ -180,15 +197,14 @@ void Supervisor::raise_urgency(Urgency urgency) {
   for (Rank& rank : ranks_) {
     if (rank.ended) continue;
     rank.record.ended_by_launcher = true;
-    rank.record.was_stopped = rank.record.was_stopped || rank.process.is_stopped();
-    rank.process.send(urgency == Urgency::kTerm ? SIGTERM : SIGKILL);
-    rank.process.send(SIGCONT);  // a stopped process gets no other signal but SIGKILL
+    rank.record.was_stopped = rank.record.was_stopped || rank.host->is_stopped(rank.record.rank);
+    send(rank, urgency == Urgency::kTerm ? SIGTERM : SIGKILL);
   }
 }
 
 void Supervisor::advance_urgency() {
   const bool is_vain = urgency_ == Urgency::kGrace && std::ranges::all_of(ranks_, [](const Rank& rank) {
-                         return rank.ended || rank.process.is_stopped();
+                         return rank.ended || rank.host->is_stopped(rank.record.rank);
                        });
   if (!is_vain && (!deadline_ || Clock::now() < *deadline_)) return;
   raise_urgency(urgency_ == Urgency::kGrace ? Urgency::kTerm : Urgency::kKill);

@@ -4,19 +4,21 @@
 #include <signal.h>
 
 #include <chrono>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "workshop/launch/exit_report.h"
 #include "workshop/launch/guard.h"
+#include "workshop/launch/host_ranks.h"
+#include "workshop/launch/hosts/heartbeat.h"
 #include "workshop/launch/launcher.h"
 #include "workshop/launch/line_forwarder.h"
 #include "workshop/launch/rank_environment.h"
-#include "workshop/launch/rank_process.h"
 
 namespace tessera {
 
-/// The ranks of one job from their start to their end: one thread, one poll loop.
+/// The ranks of one job on all of its hosts, from their start to their end: one thread, one poll loop.
 ///
 /// Its urgency says how hard the job is being ended; it only ever grows:
 ///
@@ -27,20 +29,23 @@ namespace tessera {
 /// |         |                                                     | that are stopped are left   |
 /// | term    | SIGTERM was sent to the groups still running        | term_s                      |
 /// | kill    | SIGKILL was sent                                    |                             |
-class Supervisor {
+class Supervisor : private RankListener {
  public:
   /// `signals` is a signalfd for the signals to forward; `mask` the ranks' signal mask.
   Supervisor(const LaunchOptions& options, const JobSettings& job, Guard& guard, int signals, const sigset_t& mask);
   /// Kills and reaps what is still running.
-  ~Supervisor();
+  ~Supervisor() override;
 
-  /// Starts all ranks. Errors: those of start_rank.
+  /// Reaches all hosts, then starts all ranks. Errors: those of start_rank, and of hosts that are not reached
+  /// (remote_ranks.h). A signal that comes before all hosts have answered ends it: `interrupted_by` names it then, and
+  /// no rank was started.
   absl::Status start_all();
+  std::optional<int> interrupted_by() const { return interrupted_by_; }
   /// Returns when no process of any rank is left.
   std::vector<RankRecord> wait_all();
   /// Why output of ranks was lost, as an errno; 0 if none was.
   int output_error() const;
-  /// Number of signals that were forwarded.
+  /// Number of signals that were taken.
   int signals_taken() const { return signals_taken_; }
 
  private:
@@ -48,20 +53,29 @@ class Supervisor {
   enum class Urgency { kNone, kGrace, kTerm, kKill };
 
   struct Rank {
-    RankProcess process;
+    HostRanks* host;
     LineForwarder out, err;
     RankRecord record;
-    bool ended = false;        ///< the leader was reaped
-    bool group_empty = false;  ///< nothing of its group is left
+    bool ended = false;  ///< the leader has ended
+    bool gone = false;   ///< nothing of its group is left
   };
 
-  bool all_done() const;
+  void on_started(int rank, pid_t pid) override;
+  void on_output(int rank, std::string_view bytes) override;
+  void on_errors(int rank, std::string_view bytes) override;
+  void on_exit(RankRecord record) override;
+  void on_gone(int rank) override;
+
+  absl::Status make_hosts();
+  void add_ranks(HostRanks* host, int count, const std::string& host_name);
+  /// Polls until all hosts have reached `phase`, or one has failed.
+  absl::Status wait_for(HostRanks::Phase phase);
+  bool is_connecting() const;
+  Rank& rank_of(int number) { return ranks_[static_cast<std::size_t>(number)]; }
+  void send(const Rank& rank, int signal);
   int poll_timeout_ms() const;
   void poll_once();
-  void forward_output(OwnedFd& from, LineForwarder& to);
   void take_signal();
-  void check_ends();
-  void end_leftovers(Rank& rank);
   void raise_urgency(Urgency urgency);
   void advance_urgency();
 
@@ -70,10 +84,13 @@ class Supervisor {
   Guard& guard_;
   int signals_;
   sigset_t mask_;
+  Heartbeat heartbeat_;
+  std::vector<std::unique_ptr<HostRanks>> hosts_;
   std::vector<Rank> ranks_;
   Urgency urgency_ = Urgency::kNone;
   std::optional<Clock::time_point> deadline_;  ///< end of the present urgency
   int signals_taken_ = 0;
+  std::optional<int> interrupted_by_;
 };
 
 }  // namespace tessera

@@ -167,7 +167,19 @@ def launches():
     for words in (["--hosts", "2"], ["--hosts=2"]):
         yield Row(f"launch {words[0]} with a number", [*LAUNCH, *words, "--", "/bin/true"], USAGE,
                   ["--hosts takes no number", "hint: pretended hosts, for tests, are --pretend-hosts 2"])
-    yield Row("launch --hosts of names", [*LAUNCH, "--hosts", "a,b", "--", "/bin/true"], USAGE, ["has no option --hosts", "hint:"])
+    for value, wrong in some([("a:2,", "column 5"), ("", "column 1"), ("localhost,b:x", "column 13"), ("a;b", "column 2"), ("-oa", "column 1"),
+                              ("a,a", "column 3")], 2):
+        yield Row(f"launch --hosts {value!r}", ["launch", "--hosts", value, "--", "/bin/true"], USAGE, ["--hosts, " + wrong, "hint:"])
+    yield Row("launch --hosts of others", ["launch", "--hosts", "192.0.2.1:2,192.0.2.2:2", "--", "/bin/true"], USAGE,
+              ["192.0.2.1, is not this machine", "hint:"])
+    yield Row("launch --hosts of unequal hosts", ["launch", "--hosts", "localhost:2,b:1", "--", "/bin/true"], USAGE,
+              ["host b has slots=1 and host localhost has slots=2", "hint: give every host slots=1"])
+    yield Row("launch --hosts and -n", [*LAUNCH, "--hosts", "localhost:2", "--", "/bin/true"], USAGE, ["-n and hosts", "hint:"])
+    yield Row("launch --hosts that is never reached", ["launch", "--hosts", "localhost,b", "--address", "127.0.0.1", "--ssh", "no-such-ssh", "--",
+                                                       "/bin/true"], MISSING, ['host b cannot be reached', '"no-such-ssh"', "hint:"])
+    yield Row("launch --hostfile of a text", ["launch", "--hostfile", "text", "--", "/bin/true"], CONFIG, ["text:1:", "hint:"])
+    yield Row("launch --hostfile of nothing", ["launch", "--hostfile", "no-such-file", "--", "/bin/true"], MISSING, ["no-such-file", "hint:"])
+    yield Row("launch --env here", [*LAUNCH, "--env", "A", "--", "/bin/true"], USAGE, ["--env says something of several hosts", "hint:"])
     yield Row("launch of nothing", LAUNCH, USAGE, ["no program given", "hint:"])
     yield Row("launch -- of nothing", [*LAUNCH, "--"], USAGE, ["no program given", "hint:"])
     yield Row("launch of an empty name", [*LAUNCH, "--", ""], USAGE, ["no program given", "hint:"])

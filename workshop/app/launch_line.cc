@@ -1,0 +1,134 @@
+#include "workshop/app/launch_line.h"
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <numeric>
+#include <sstream>
+
+#include "runtime/base/status.h"
+#include "runtime/base/text.h"
+#include "workshop/app/command_line.h"
+
+namespace tessera::app {
+namespace {
+
+constexpr std::int64_t kMostRestarts = 1000;
+
+bool is_number(const std::string& text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+}
+
+/// The words of --ssh, between blanks.
+std::vector<std::string> words_of(const std::string& text) {
+  std::istringstream stream(text);
+  std::vector<std::string> words;
+  for (std::string word; stream >> word;) words.push_back(word);
+  return words;
+}
+
+}  // namespace
+
+void LaunchLine::add_to(CLI::App& app) {
+  command_ = app.add_subcommand("launch", "start ranks, here or on several hosts: tessera launch -n 4 -- program args");
+  add_ranks();
+  add_hosts();
+  command_->prefix_command();  // the first word that is no option is the program, with or without a "--" before it
+}
+
+void LaunchLine::add_ranks() {
+  command_->add_option("-n,--ranks", options.ranks, "ranks to start on this machine")
+      ->transform(integer_from(1, kMostLaunched))
+      ->capture_default_str();
+  command_
+      ->add_option("--pretend-hosts", options.pretended_hosts,
+                   "hosts that ranks are told of, for tests: all are started here")
+      ->transform(integer_from(1, kMostLaunched))
+      ->capture_default_str();
+  command_->add_option("--port", options.port, "rendezvous port; 0: a free one")
+      ->transform(integer_from(0, 65535))
+      ->capture_default_str();
+  command_->add_option("--grace", options.grace_s, "seconds for the other ranks after a failure")
+      ->check(number_from(0, 1e6))
+      ->capture_default_str();
+  command_
+      ->add_option("--max-restarts", options.max_restarts,
+                   "starts of all ranks again, after failures that may not come back")
+      ->transform(integer_from(0, kMostRestarts))
+      ->capture_default_str();
+  command_->add_flag(
+      "--strict", options.strict,
+      "ranks as if each had a host of its own: private copies of parameters, and writes to them checked");
+  command_->add_flag("--plan", options.plan, "say the whole memory plan, a row a kind of memory, not one line of it");
+  command_->add_flag("!--no-prefix", options.prefix, "do not put [rank n] before lines");
+}
+
+void LaunchLine::add_hosts() {
+  command_->add_option("--hosts", hosts_, "hosts and their numbers of ranks, this machine first: a:2,b:2; over ssh");
+  command_->add_option("--hostfile", hostfile_, "a file that names them, one a line: a slots=2");
+  command_->add_option("--ssh", ssh_,
+                       "program that runs a command on a host, with its options: \"ssh -p 2222\"; else $TESSERA_SSH, "
+                       "else ssh");
+  command_->add_option("--address", options.address, "address by which all hosts reach this one; found if not given");
+  command_
+      ->add_option("--env", options.environment,
+                   "name of a variable that goes to the other hosts too; may be given several times")
+      ->allow_extra_args(false);
+}
+
+int LaunchLine::run() {
+  if (const std::string slip = take_words(); !slip.empty()) return refuse(slip);
+  if (const absl::Status status = take_hosts(); !status.ok()) {
+    std::fprintf(stderr, "%s\n", message_of(status).c_str());
+    return static_cast<int>(exit_code_of(status));
+  }
+  return launch(options);
+}
+
+std::string LaunchLine::take_words() {
+  const std::vector<std::string> words = command_->remaining();
+  if (is_number(hosts_))  // what the option meant in 0.1
+    return "`tessera launch --hosts " + clipped(hosts_, 80) +
+           "`: --hosts takes no number. [T0761] hint: pretended hosts, for "
+           "tests, are --pretend-hosts " +
+           clipped(hosts_, 80);
+  if (words.empty()) return "";
+  if (words[0].starts_with("-"))
+    return "`tessera launch` has no option " + clipped(words[0], 80) +
+           ". [T0018] hint: write tessera launch -n 4 -- program args";
+  if (!options.command.empty())
+    return "`tessera launch` got two programs: " + clipped(words[0], 80) + ", and " +
+           clipped(options.command.front(), 80) +
+           " behind the \"--\". [T0019] hint: write tessera launch -n 4 -- program args";
+  options.command = words;
+  return "";
+}
+
+absl::Status LaunchLine::take_hosts() {
+  const auto given = [&](const char* option) { return command_->count(option) > 0; };
+  const auto wrong = [](const std::string& text) { return make_error(ExitCode::kUsage, "launch: " + text); };
+  if (!given("--hosts") && !given("--hostfile")) {
+    for (const char* option : {"--ssh", "--address", "--env"})
+      if (given(option))
+        return wrong(std::string(option) +
+                     " says something of several hosts, and all ranks start here. [T0836] hint: name the "
+                     "hosts by --hosts or --hostfile");
+    return absl::OkStatus();
+  }
+  if (given("--hosts") && given("--hostfile"))
+    return wrong("hosts are named by --hosts and by --hostfile. [T0837] hint: give one of them");
+  if (given("--ranks"))
+    return wrong(
+        "-n and hosts both say how many ranks there are. [T0838] hint: leave -n out, and give each host its number, as "
+        "in --hosts a:2,b:2");
+  auto hosts = given("--hosts") ? parse_hosts(hosts_) : read_hostfile(hostfile_);
+  if (!hosts.ok()) return hosts.status();
+  options.hosts = *std::move(hosts);
+  const char* const usual = std::getenv("TESSERA_SSH");
+  if (given("--ssh") || (usual && *usual)) options.ssh = words_of(given("--ssh") ? ssh_ : usual);
+  options.ranks = std::accumulate(options.hosts.begin(), options.hosts.end(), 0,
+                                  [](int sum, const HostSlots& host) { return sum + host.slots; });
+  return absl::OkStatus();
+}
+
+}  // namespace tessera::app

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "workshop/launch/launcher.h"
+
+namespace tessera::app {
+
+/// The command line of `tessera launch`. main.cc makes one, adds it, has the line parsed and runs it.
+class LaunchLine {
+ public:
+  /// Adds the command, whose options write into this object.
+  void add_to(CLI::App& app);
+  /// Starts the ranks, and returns launch's code; 64, 66, 77 or 78 after a line that says what is wrong with the words
+  /// or with the host file.
+  /// REQUIRES: the line was parsed.
+  int run();
+
+  LaunchOptions options;  ///< `command` may be given before parsing: what stands behind the "--"
+
+ private:
+  void add_ranks();
+  void add_hosts();
+  /// Returns what is wrong with the words that no option took, the program without "--" among them.
+  std::string take_words();
+  /// Reads --hosts or --hostfile. Errors: those of host_list.h; 64 for options that only go with several hosts.
+  absl::Status take_hosts();
+
+  CLI::App* command_ = nullptr;
+  std::string hosts_, hostfile_, ssh_;
+};
+
+}  // namespace tessera::app

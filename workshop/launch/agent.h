@@ -1,0 +1,21 @@
+#pragma once
+
+namespace tessera {
+
+/// `tessera launch-agent`: what ssh starts on each host of a job but the first. It is no command for people.
+///
+/// It greets with its version, reads a job from standard input, starts the job's ranks on this host, and tells the
+/// launcher what they do (hosts/frames.h). The launcher decides about grace and ends; the agent only does what it says.
+///
+/// | event                                      | what happens                                    |
+/// |--------------------------------------------|-------------------------------------------------|
+/// | all ranks have ended                       | it ends, with 0                                 |
+/// | standard input ends, nothing can be written| the ranks and their process groups are killed   |
+/// | nothing comes for the job's silence_s      | the same                                        |
+/// | it dies, even by SIGKILL                   | the same (guard.h)                              |
+///
+/// A launcher whose output nobody reads makes the agent wait, and the ranks with it, as on one host. Returns the exit
+/// code: 0, also where ranks failed; 64 on a terminal; 69 if the launcher is gone; 70 for a stream that is no launcher's.
+int serve_launch_agent();
+
+}  // namespace tessera

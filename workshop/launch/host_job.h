@@ -1,0 +1,56 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "workshop/launch/exit_report.h"
+#include "workshop/launch/launcher.h"
+#include "workshop/launch/rank_environment.h"
+
+namespace tessera {
+
+/// What the agent of a host must know to start its ranks.
+struct HostJob {
+  LaunchOptions options;  ///< command, ranks, pretended_hosts (the job's hosts), max_restarts, strict, plan, silence_s
+  JobSettings job;        ///< address, port, restarts, run_id
+  int first_rank = 0;
+  int ranks = 0;                         ///< of this host
+  std::string directory;                 ///< working directory
+  std::vector<std::string> environment;  ///< "NAME=value", on top of what the host's own shell gave
+};
+
+/// Returns the job of the host that has `ranks` ranks from `first` on. Error 64 if a variable that
+/// `options.environment` names is not set here.
+absl::StatusOr<HostJob> make_host_job(const LaunchOptions& options, const JobSettings& job, int first, int ranks);
+
+/// The variables of `environment` ("NAME=value") that go to every host of a job: those that change what a program
+/// computes, how fast it does, or what it finds. `named` are names that go too. Error 64 if one of them is not set.
+///
+/// | variables                                       | why                                                       |
+/// |-------------------------------------------------|-----------------------------------------------------------|
+/// | PATH, LD_LIBRARY_PATH, VIRTUAL_ENV, PYTHON*     | the program and its libraries are found as they are here  |
+/// | OMP_*, GOMP_*, KMP_*, MKL_*, OPENBLAS_*         | threads, and libraries of arithmetic                      |
+/// | DNNL_*, ONEDNN_*, ATEN_CPU_CAPABILITY           | the same                                                  |
+/// | TORCH_*, PYTORCH_*, CUDA_*, NCCL_*, GLOO_*      | PyTorch and what it uses                                  |
+/// | TESSERA_*, HF_*, LANG, LC_*                     | Tessera, Hugging Face, the encoding of texts              |
+absl::StatusOr<std::vector<std::string>> travelling_environment(const std::vector<std::string>& environment,
+                                                                const std::vector<std::string>& named);
+
+/// The body of a frame that says all of this, and back. Nothing if the body is broken.
+std::string encode(const HostJob& job);
+std::optional<HostJob> decode_job(std::string_view body);
+
+/// What a host knows of a rank that ended: pid, exit and last words. Times travel as ages, since the clocks of two hosts
+/// differ.
+std::string encode_exit(const RankRecord& record);
+std::optional<RankRecord> decode_exit(int rank, std::string_view body);
+
+/// The line with which an agent begins, without its end: a launcher looks for it behind whatever a login shell prints.
+extern const std::string_view kAgentGreeting;  ///< the version of Tessera follows it
+std::string_view own_version();
+
+}  // namespace tessera

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <poll.h>
+#include <sys/types.h>
+
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace tessera {
+
+struct RankRecord;
+
+/// Who is told what the ranks of a host do. `rank` counts over the whole job.
+class RankListener {
+ public:
+  virtual ~RankListener() = default;
+  virtual void on_started(int rank, pid_t pid) = 0;
+  virtual void on_output(int rank, std::string_view bytes) = 0;
+  virtual void on_errors(int rank, std::string_view bytes) = 0;
+  /// The leader of the rank's process group has ended. `record` is what its host knows of it.
+  virtual void on_exit(RankRecord record) = 0;
+  /// Nothing of the rank's process group is left, and all of its output was told. It follows on_exit.
+  virtual void on_gone(int rank) = 0;
+};
+
+/// The ranks that one host starts, in the hands of a Supervisor (this machine's: LocalRanks; another's: RemoteRanks) or
+/// of an agent. One thread calls everything; nothing here waits.
+class HostRanks {
+ public:
+  /// | phase       | what holds                                  |
+  /// |-------------|---------------------------------------------|
+  /// | kConnecting | the host has not answered                   |
+  /// | kConnected  | it waits for `start`                        |
+  /// | kStarting   | some ranks are not known to have started    |
+  /// | kRunning    | all ranks have started                      |
+  /// | kDone       | nothing of any rank is left                 |
+  enum class Phase { kConnecting, kConnected, kStarting, kRunning, kDone };
+
+  /// Kills and reaps what is still running.
+  virtual ~HostRanks() = default;
+
+  /// Begins to reach the host. Errors are those of this machine.
+  virtual absl::Status connect() = 0;
+  /// Begins to start the ranks. REQUIRES: kConnected.
+  virtual absl::Status start() = 0;
+  virtual Phase phase() const = 0;
+  /// Why the host cannot be reached, or could not start its ranks. Once they run, a host that is lost is no error:
+  /// its ranks end.
+  virtual absl::Status failure() const = 0;
+
+  /// Adds the descriptors to wait for.
+  virtual void add_watched(std::vector<pollfd>& watched) const = 0;
+  /// For how long to wait for them at most; -1: without end.
+  virtual int timeout_ms() const = 0;
+  /// Does what is due, and tells the listener. `ready` are the descriptors that the last add_watched added, polled.
+  virtual void react(std::span<const pollfd> ready) = 0;
+
+  /// Sends `signal` to the rank's process group.
+  virtual void send(int rank, int signal) = 0;
+  /// Whether the rank's leader is stopped, as far as its host has told.
+  virtual bool is_stopped(int rank) const = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,80 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera {
+
+/// What a launcher and its agent on another host (workshop/launch/agent.h) send each other over ssh's pipes: frames of
+/// a type, a rank and a body. Both are of one version of Tessera, so frames have no version of their own.
+enum class FrameType : std::uint8_t {
+  // Launcher to agent.
+  kJob = 1,  ///< what to start (host_job.h); once, and first
+  kSignal,   ///< body: the signal to send to the rank's process group
+  kAlive,    ///< nothing; it shows that the launcher lives
+  // Agent to launcher.
+  kRefused,  ///< body: exit code and text of what is wrong; the ranks could not be started
+  kStarted,  ///< body: the rank's pid
+  kOutput,   ///< body: bytes of its stdout
+  kErrors,   ///< body: bytes of its stderr
+  kStopped,  ///< body: 1 if the rank is stopped from now on (SIGSTOP), 0 if it goes on
+  kExit,     ///< body: how its leader ended (host_job.h)
+  kGone,     ///< nothing of its process group is left, and all of its output was sent
+};
+
+struct Frame {
+  FrameType type = FrameType::kAlive;
+  int rank = 0;
+  std::string body;
+};
+
+/// Returns the frame as bytes: type, rank, length of the body, body.
+std::string encode(const Frame& frame);
+
+/// Cuts a stream of bytes into frames.
+class FrameReader {
+ public:
+  void add(std::string_view bytes) { bytes_ += bytes; }
+  /// Returns the next whole frame; nothing if more bytes are needed, or if the stream is broken.
+  std::optional<Frame> next();
+  /// Whether the stream holds something that is no frame. Nothing that follows can be read.
+  bool is_broken() const { return broken_; }
+
+ private:
+  std::string bytes_;
+  bool broken_ = false;
+};
+
+/// Writes numbers and texts into a body.
+class FieldWriter {
+ public:
+  FieldWriter& number(std::int64_t value);
+  FieldWriter& text(std::string_view value);
+  FieldWriter& texts(const std::vector<std::string>& values);
+  std::string take() { return std::move(bytes_); }
+
+ private:
+  std::string bytes_;
+};
+
+/// Reads them in the same order. Past the end, numbers are 0 and texts are empty, and `is_ok` is false.
+class FieldReader {
+ public:
+  explicit FieldReader(std::string_view bytes) : rest_(bytes) {}
+
+  std::int64_t number();
+  std::string text();
+  std::vector<std::string> texts();
+  bool is_ok() const { return ok_; }
+
+ private:
+  std::string_view take(std::uint64_t length);
+
+  std::string_view rest_;
+  bool ok_ = true;
+};
+
+}  // namespace tessera

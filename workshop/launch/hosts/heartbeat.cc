@@ -1,0 +1,40 @@
+#include "workshop/launch/hosts/heartbeat.h"
+
+#include <unistd.h>
+
+#include <string>
+
+#include "workshop/launch/hosts/frames.h"
+
+namespace tessera {
+
+Heartbeat::~Heartbeat() {
+  {
+    const std::lock_guard lock(mutex_);
+    ends_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Heartbeat::add(int pipe) {
+  const std::lock_guard lock(mutex_);
+  pipes_.push_back(pipe);
+  if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+}
+
+void Heartbeat::remove(int pipe) {
+  const std::lock_guard lock(mutex_);
+  std::erase(pipes_, pipe);
+}
+
+void Heartbeat::run() {
+  const std::string beat = encode({FrameType::kAlive, 0, ""});
+  std::unique_lock lock(mutex_);
+  while (!ends_) {
+    for (const int pipe : pipes_) [[maybe_unused]] const ssize_t written = ::write(pipe, beat.data(), beat.size());
+    changed_.wait_for(lock, every_, [this] { return ends_; });
+  }
+}
+
+}  // namespace tessera

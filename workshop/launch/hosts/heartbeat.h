@@ -1,0 +1,39 @@
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace tessera {
+
+/// Tells the agents on other hosts that the launcher lives. A thread of its own writes to each of them, since the
+/// launcher's one waits where nobody reads its output (`| less`), which must not look like its death.
+///
+/// A frame of this size is written whole or not at all, so it never lies inside a frame of the launcher's own.
+class Heartbeat {
+ public:
+  explicit Heartbeat(std::chrono::milliseconds every) : every_(every) {}
+  /// Ends the thread.
+  ~Heartbeat();
+  Heartbeat(const Heartbeat&) = delete;
+  Heartbeat& operator=(const Heartbeat&) = delete;
+
+  /// Writes to `pipe` from now on, until `remove`. The pipe must not block; what it does not take is left out.
+  void add(int pipe);
+  /// Returns when nothing is being written to `pipe` any more.
+  void remove(int pipe);
+
+ private:
+  void run();
+
+  const std::chrono::milliseconds every_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<int> pipes_;  ///< guarded by mutex_
+  bool ends_ = false;       ///< guarded by mutex_
+  std::thread thread_;      ///< starts with the first pipe
+};
+
+}  // namespace tessera

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <string>
+#include <vector>
+
+#include "workshop/launch/hosts/host_list.h"
+
+namespace tessera {
+
+/// Where ranks of several hosts meet: who is the first host, and by which address the others reach it.
+
+/// Checks that the job's first host is this machine, which starts its ranks without ssh: "localhost", this machine's
+/// name, or what resolves to one of its addresses. Error 64 otherwise.
+absl::Status check_first_host(const HostSlots& first);
+
+/// Returns the address at which the ranks of all hosts reach rank 0, as a number: the address behind the first host's
+/// name, unless that is one of the loopback interface; else the address of this machine from which the way to the next
+/// host starts. Error 64 if there is none. Names that only ssh knows resolve to nothing here.
+/// REQUIRES: two hosts or more.
+absl::StatusOr<std::string> job_address(const std::vector<HostSlots>& hosts);
+
+}  // namespace tessera

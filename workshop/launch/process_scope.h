@@ -1,0 +1,60 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+#include <signal.h>
+
+#include <string>
+#include <vector>
+
+#include "workshop/launch/rank_process.h"
+
+namespace tessera {
+
+struct JobSettings;
+
+/// What a process that starts ranks needs of the system: the launcher, and its agents on other hosts.
+
+/// A folder for the ranks' error files that lives as long as the object.
+class ErrorDirectory {
+ public:
+  /// Error 73 if the folder for temporary files takes none.
+  static absl::StatusOr<ErrorDirectory> make();
+  ErrorDirectory(ErrorDirectory&& other) noexcept;
+  ~ErrorDirectory();
+
+  const std::string& path() const { return path_; }
+
+ private:
+  explicit ErrorDirectory(std::string path) : path_(std::move(path)) {}
+  std::string path_;
+};
+
+/// The error files of `count` ranks from `first` on.
+std::vector<std::string> error_files(const JobSettings& job, int first, int count);
+
+/// The process-wide settings of a process that starts ranks; it restores them. Ranks that lose their parent become its
+/// children, only it reaps them, and SIGPIPE is ignored. SIGINT, SIGTERM, SIGHUP, SIGQUIT and SIGUSR1 are blocked and
+/// come through `fd`.
+class SignalScope {
+ public:
+  SignalScope();
+  ~SignalScope();
+  SignalScope(const SignalScope&) = delete;
+  SignalScope& operator=(const SignalScope&) = delete;
+
+  int fd() const { return fd_.get(); }
+  const sigset_t& old_mask() const { return old_mask_; }
+
+ private:
+  OwnedFd fd_;
+  sigset_t old_mask_;
+  struct sigaction old_pipe_ {};
+  struct sigaction old_child_ {};
+  int was_subreaper_ = 0;
+};
+
+/// Opens /dev/null as 0, 1 and 2 where the caller has closed these: a pipe that took such a number would be lost when
+/// the ranks get theirs.
+void fill_standard_descriptors();
+
+}  // namespace tessera

@@ -1,0 +1,108 @@
+#pragma once
+
+#include <signal.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/exit_code.h"
+#include "workshop/launch/guard.h"
+#include "workshop/launch/host_job.h"
+#include "workshop/launch/host_ranks.h"
+#include "workshop/launch/hosts/frames.h"
+#include "workshop/launch/hosts/heartbeat.h"
+#include "workshop/launch/line_forwarder.h"
+#include "workshop/launch/rank_process.h"
+
+namespace tessera {
+
+/// The ranks of another host: ssh runs an agent there (agent.h), which starts them and tells of them.
+///
+/// Only the path of `tessera` goes through the shell of the other host. Everything else, the program's arguments too,
+/// goes through ssh's standard input, where no shell looks at it.
+///
+/// Why a host could not start its ranks (`failure`):
+///
+/// | what happened                                   | code |
+/// |-------------------------------------------------|------|
+/// | ssh ended with 255: no connection, no key       | 69   |
+/// | no answer within connect_s                      | 69   |
+/// | there is no `tessera` at its path               | 66   |
+/// | `tessera` there is of another version           | 78   |
+/// | the agent refused: no such program, folder, ... | its  |
+///
+/// A host whose ranks run and whose connection ends is lost: its ranks that have not ended count as failed with code
+/// 75, and their records say why. So does a host that does not tell of the end of its ranks 10 s after SIGKILL.
+class RemoteRanks : public HostRanks {
+ public:
+  struct Host {
+    std::string name;
+    HostJob job;
+  };
+
+  /// `mask` is ssh's signal mask. The references live as long as the object.
+  RemoteRanks(Host host, const LaunchOptions& options, Guard& guard, Heartbeat& heartbeat, const sigset_t& mask,
+              RankListener& listener);
+  ~RemoteRanks() override;
+
+  absl::Status connect() override;
+  absl::Status start() override;
+  Phase phase() const override { return phase_; }
+  absl::Status failure() const override { return failure_; }
+  void add_watched(std::vector<pollfd>& watched) const override;
+  int timeout_ms() const override;
+  void react(std::span<const pollfd> ready) override;
+  void send(int rank, int signal) override;
+  bool is_stopped(int rank) const override { return rank_of(rank).stopped; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  struct Rank {
+    pid_t pid = 0;
+    bool started = false, stopped = false, ended = false, gone = false;
+  };
+
+  Rank& rank_of(int number) { return ranks_[static_cast<std::size_t>(number - host_.job.first_rank)]; }
+  const Rank& rank_of(int number) const { return ranks_[static_cast<std::size_t>(number - host_.job.first_rank)]; }
+  /// The command line for ssh that starts the agent.
+  std::vector<std::string> agent_command() const;
+  void read_output();
+  void read_errors();
+  void take_bytes(std::string_view bytes);
+  void take_greeting(std::string_view line);
+  void take(const Frame& frame);
+  void take_from_rank(const Frame& frame, Rank& rank);
+  void write(const Frame& frame);
+  void flush();
+  void close_input();
+  void check_deadline();
+  void check_end();
+  void fail(ExitCode code, const std::string& text);
+  void explain_end(const RankExit& exit);
+  void lose_ranks(const std::string& reason);
+  std::string last_words() const;
+
+  const Host host_;
+  const LaunchOptions& options_;
+  Guard& guard_;
+  Heartbeat& heartbeat_;
+  const sigset_t mask_;
+  RankListener& listener_;
+
+  Phase phase_ = Phase::kConnecting;
+  absl::Status failure_;
+  RankProcess ssh_;
+  bool ended_ = false;    ///< ssh was reaped
+  std::string greeting_;  ///< what came before the agent's greeting was whole
+  FrameReader frames_;
+  std::string to_write_;  ///< what the pipe has not taken yet
+  bool beats_ = false;    ///< the pipe is the heartbeat's too
+  LineForwarder errors_;  ///< ssh's stderr: its own words, and those of the agent
+  std::vector<Rank> ranks_;
+  std::optional<Clock::time_point> deadline_;  ///< of the answer, later of the end after SIGKILL
+};
+
+}  // namespace tessera

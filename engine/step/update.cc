@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine/step/rules/naming.h"
 #include "runtime/config/strategy_names.h"
 #include "tessera/span.h"
 
@@ -180,7 +181,7 @@ void Update::pass_over_unused(const Visit& visit) {
 
 void Update::update_run(const FlatGroup& group, const OptimizerSlice& slice, const Run& run) const {
   if (layers_ && run.is_updated) return layers_->step(group, slice, elements_.scalars_of(rates_, run), run.group);
-  elements_.update(optimizer_of(group, run), slice, rates_, run);
+  naming("unit", group.unit->name, [&] { elements_.update(optimizer_of(group, run), slice, rates_, run); });
 }
 
 const Optimizer& Update::optimizer_of(const FlatGroup& group, const Run& run) const {

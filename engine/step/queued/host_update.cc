@@ -9,6 +9,7 @@
 
 #include "engine/memory/records/record_places.h"
 #include "engine/memory/state_views.h"
+#include "engine/step/rules/naming.h"
 #include "runtime/base/log.h"
 #include "runtime/base/on_threads.h"
 #include "runtime/base/state_dtype.h"
@@ -122,7 +123,7 @@ void HostUpdate::update(std::size_t index, const UpdateRates& rates) {
   const Span span("update on the host", group.group->unit->name);
   wait_for_gradients(group);
   pass_over(group, [&](const OptimizerSlice& slice, const UpdateRun& run) {
-    elements_.update(elements_.optimizer_of(run), slice, rates, run);
+    naming("unit", group.group->unit->name, [&] { elements_.update(elements_.optimizer_of(run), slice, rates, run); });
   });
   send(group, /*swaps=*/false);
 }

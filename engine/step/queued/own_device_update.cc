@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "engine/step/rules/naming.h"
 #include "sharding/unrecorded.h"
 
 namespace tessera {
@@ -68,7 +69,9 @@ void OwnDeviceUpdate::update(std::size_t index, const FlatGroup& group, const De
       // Parts of parameters are whole vectors here, so all of it is read.
       const at::Tensor masters = at::empty({static_cast<std::int64_t>(portion)}, at::device(device_).dtype(at::kFloat));
       kernels_.read_weights(piece, masters.data_ptr<float>());
-      const at::Tensor updated = aligned(optimizer.updated(scalars, slice, first + begin, portion, masters));
+      const at::Tensor updated = naming("unit", group.unit->name, [&] {
+        return aligned(optimizer.updated(scalars, slice, first + begin, portion, masters));
+      });
       piece.arguments.gradient = updated.data_ptr<float>();
       kernels_.assign_weights(piece, tables);
     }

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "checkpoint/saved_checkpoint.h"
+#include "engine/step/rules/naming.h"
 #include "sharding/memory_view.h"
 #include "sharding/unrecorded.h"
 #include "tessera/error.h"
@@ -23,7 +24,9 @@ void require_of_rule(bool good, const FlatParameter& parameter, const Text&... t
 std::vector<TensorState> OwnMatrixRule::states_of(const FlatParameter& parameter) const {
   std::vector<TensorState> states;
   std::set<std::string> names;
-  for (MatrixOptimizer::State& state : rule_->states(parameter.sizes.at(0), parameter.sizes.at(1))) {
+  std::vector<MatrixOptimizer::State> of_rule =
+      naming("parameter", parameter.name, [&] { return rule_->states(parameter.sizes.at(0), parameter.sizes.at(1)); });
+  for (MatrixOptimizer::State& state : of_rule) {
     require_of_rule(is_name_of_state(state.name) && names.insert(state.name).second, parameter, "\"", state.name,
                     "\" is no name for a state. [T0283] hint: give each a name of its own, without '|' and '.', and "
                     "none that checkpoints use: ema, master, value, buffer, item, generator, gpu_generator");
@@ -56,7 +59,7 @@ void OwnMatrixRule::update(const WholeTensor& tensor) const {
   m.weight_decay = tensor.weight_decay;
   m.step = tensor.step;
   const std::vector<at::Tensor> as_given = m.states;
-  rule_->update(m);
+  naming("parameter", parameter.name, [&] { rule_->update(m); });
   const bool is_as_it_was = m.parameter.defined() && m.parameter.sizes() == masters.sizes() &&
                             m.parameter.scalar_type() == at::kFloat && m.parameter.device() == masters.device();
   require_of_rule(is_as_it_was, parameter, "after update, wanted ", masters.sizes(), " fp32 on ", masters.device(),

@@ -20,6 +20,7 @@
 namespace tessera::testing {
 namespace matrix_optimizer_test {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using Matrix = MatrixOptimizer::Matrix;
 using State = MatrixOptimizer::State;
@@ -227,6 +228,11 @@ TEST(MatrixOptimizer, WrongStatesAndThrownErrorsAreNamed) {
     void update(Matrix&) const override { throw std::runtime_error("a rule with a toothache"); }
   };
   EXPECT_THAT(error_with(std::make_shared<Throws>()), HasSubstr("a rule with a toothache"));
+  struct Refuses final : MatrixOptimizer {
+    std::vector<State> states(std::int64_t, std::int64_t) const override { return {}; }
+    void update(Matrix&) const override { throw Error(ExitCode::kUsage, "no matrix of mine"); }
+  };
+  EXPECT_THAT(error_with(std::make_shared<Refuses>()), ContainsRegex("parameter [a-z0-9._]*weight: no matrix of mine"));
 }
 
 TEST(MatrixOptimizer, UnsupportedKeysAreRefused) {

@@ -15,6 +15,7 @@
 namespace tessera::testing {
 namespace own_optimizer_test {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Elements = ElementwiseOptimizer::Elements;
 
@@ -205,7 +206,9 @@ TEST(OwnOptimizer, WrongStatesAndThrownErrorsAreNamed) {
     std::vector<std::string> states() const override { return {"a"}; }
     void update(Elements& e) const override { e.states[0] = e.states[0] + 1; }
   };
-  EXPECT_THAT(error_with(std::make_shared<OtherState>()), HasSubstr("state \"a\" is another tensor now"));
+  EXPECT_THAT(
+      error_with(std::make_shared<OtherState>()),
+      AllOf(HasSubstr("unit "), HasSubstr(": ElementwiseOptimizer::update: state \"a\" is another tensor now")));
   struct Sums final : ElementwiseOptimizer {
     std::vector<std::string> states() const override { return {}; }
     void update(Elements& e) const override { e.parameters = e.parameters.sum(); }

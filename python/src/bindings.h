@@ -14,10 +14,12 @@ namespace tessera::python {
 using EnginePointer = std::shared_ptr<Engine>;
 
 void bind_job(pybind11::module_& module);
+void bind_rules(pybind11::module_& module);
 void bind_engine(pybind11::module_& module);
 void bind_checkpoints(pybind11::module_& module);
 void bind_collectives(pybind11::module_& module);
 void bind_loop(pybind11::module_& module);
+void bind_data(pybind11::module_& module);
 
 /// Translates exceptions. tessera::Error becomes tessera.Error with the same text and exit code; Python exceptions that
 /// crossed autograd become themselves again; other exceptions of LibTorch become RuntimeError with their text.

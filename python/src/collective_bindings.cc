@@ -13,9 +13,6 @@ namespace {
 
 using Released = py::call_guard<py::gil_scoped_release>;
 
-/// Returns the mesh. It joins with the strategy's defaults if no Engine and no `init` has joined before.
-const Mesh& mesh() { return Job::join({}); }
-
 Reduce reduce_of(const std::string& name) {
   if (name == "sum") return Reduce::kSum;
   if (name == "mean") return Reduce::kMean;

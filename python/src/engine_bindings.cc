@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "python/src/bindings.h"
+#include "python/src/held.h"
 #include "python/src/job.h"
 #include "tessera/deferred_init.h"
 #include "tessera/engine.h"
@@ -162,12 +163,12 @@ void destroy(Engine* engine, pid_t owner) {
   delete engine;
 }
 
-EnginePointer make_engine(const std::shared_ptr<ModuleView>& mirror, const Strategy& strategy) {
+EnginePointer make_engine(const std::shared_ptr<ModuleView>& mirror, const Strategy& strategy, const OwnRules& own) {
   const pid_t owner = getpid();
   Engine* engine = nullptr;
   {
     const py::gil_scoped_release released;
-    engine = new Engine(mirror, strategy, Job::join(strategy));
+    engine = new Engine(mirror, strategy, Job::join(strategy), own);
   }
   return {engine, [owner](Engine* pointer) { destroy(pointer, owner); }};
 }
@@ -227,7 +228,7 @@ void bind_guard(py::module_& module, const char* name) {
 /// and dropped without the GIL.
 class Batches {
  public:
-  using Batch = std::shared_ptr<py::object>;
+  using Batch = Held;
   struct End {};
   class Iterator {
    public:
@@ -245,12 +246,6 @@ class Batches {
       PyObject* const next = PyIter_Next(source_->ptr());
       if (!next && PyErr_Occurred()) throw py::error_already_set();
       batch_ = next ? hold(py::reinterpret_steal<py::object>(next)) : nullptr;
-    }
-    static Batch hold(py::object object) {
-      return {new py::object(std::move(object)), [](py::object* held) {
-                const py::gil_scoped_acquire gil;
-                delete held;
-              }};
     }
     py::iterator* source_;
     Batch batch_;
@@ -365,7 +360,8 @@ ParameterGroup group_from(const std::string& json, OptimizerType type) {
   return Strategy::from_json(text, "add_group").optimizer.groups.at(0);
 }
 
-PlannedMemory plan_of(const std::shared_ptr<ModuleView>& mirror, const Strategy& strategy, int world_size, int hosts) {
+PlannedMemory plan_of(const std::shared_ptr<ModuleView>& mirror, const Strategy& strategy, const OwnRules& own,
+                      int world_size, int hosts) {
   if (world_size < 1 || hosts < 1 || world_size % hosts != 0) {
     throw Error(ExitCode::kUsage, "plan: " + std::to_string(world_size) + " ranks do not fill " +
                                       std::to_string(hosts) + " hosts evenly. [T0390] hint: give a multiple of hosts");
@@ -374,7 +370,7 @@ PlannedMemory plan_of(const std::shared_ptr<ModuleView>& mirror, const Strategy&
   topology.world_size = world_size;
   topology.local_world_size = world_size / hosts;
   topology.launcher = "plan";
-  return plan_memory(*mirror, strategy, topology);
+  return plan_memory(*mirror, strategy, topology, own);
 }
 
 }  // namespace

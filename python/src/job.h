@@ -43,6 +43,10 @@ class Job {
   static void tell(OutsideCalls calls);
 };
 
+/// Returns the mesh. It joins with the strategy's defaults if no Engine and no `init` has joined before. Throws
+/// tessera::Error (64) in a forked process.
+inline const Mesh& mesh() { return Job::join({}); }
+
 /// Makes the interpreter's last act end the process with `code`, in place of its own exit code.
 void set_exit_code(int code);
 

@@ -25,9 +25,6 @@ namespace {
 
 using Released = py::call_guard<py::gil_scoped_release>;
 
-/// As collective_bindings.cc. Throws tessera::Error (64) in a forked process.
-const Mesh& mesh() { return Job::join({}); }
-
 void sync_buffers_of(const std::vector<at::Tensor>& buffers, bool mean) {
   torch::nn::Module module;
   for (const at::Tensor& buffer : buffers)

@@ -35,8 +35,10 @@ PYBIND11_MODULE(_native, module) {
   tessera::speaks_python = true;
   tessera::python::translate_exceptions();
   tessera::python::bind_job(module);
+  tessera::python::bind_rules(module);
   tessera::python::bind_engine(module);
   tessera::python::bind_checkpoints(module);
   tessera::python::bind_collectives(module);
   tessera::python::bind_loop(module);
+  tessera::python::bind_data(module);
 }

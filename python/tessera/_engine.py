@@ -15,10 +15,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.data import DistributedSampler
 
 from tessera import _native
+from tessera._data import SamplerCursor
 from tessera._error import Error
 from tessera._job import closing, expect_one_truth, join, rank, read_strategy
 from tessera._lists import let_lists_be_read
 from tessera._mirror import Mirror
+from tessera._rules import CommHook, ElementwiseOptimizer, MatrixOptimizer, own_rules
 
 Strategy = str | os.PathLike | Mapping
 
@@ -74,17 +76,20 @@ class Engine:
     a gather ends the job on all ranks, except exit code 64: a call out of turn or a wrong argument, and nothing has
     happened.
 
+    `own` are rules of the program's own that the strategy asks for: an `ElementwiseOptimizer`, a `MatrixOptimizer`, a
+    `CommHook`. Each rank gives an object of the same class.
+
     One thread at a time drives an Engine. Worker processes of a DataLoader may be forked while it lives; they take no
     part in it.
     """
 
-    def __init__(self, model: torch.nn.Module, strategy: Strategy) -> None:
-        strategy = read_strategy(strategy)
+    def __init__(self, model: torch.nn.Module, strategy: Strategy, *own: ElementwiseOptimizer | MatrixOptimizer | CommHook) -> None:
+        strategy, rules = read_strategy(strategy), own_rules(own)
         mirror = Mirror(model)
         join(strategy)
         let_lists_be_read()
         self.model = model
-        self._native: _native.Engine | None = _native.Engine(mirror.native, strategy)
+        self._native: _native.Engine | None = _native.Engine(mirror.native, strategy, rules)
         self._mirror: Mirror | None = mirror
         self._steps_write_buffers = json.loads(self._native.strategy())["broadcast_buffers"] != "none"
         self._parameters = set(model.parameters())
@@ -314,12 +319,12 @@ class Engine:
         _native.load_weights(engine, os.fspath(path), part, _names(without), _names(ignored))
 
     def save_checkpoint(self, folder: str | os.PathLike, *, tensors: Mapping[str, torch.Tensor] | None = None,
-                        json: Mapping[str, Any] | None = None, keep: int = 0, best: bool = False) -> str:
+                        json: Mapping[str, Any] | None = None, data: SamplerCursor | None = None, keep: int = 0, best: bool = False) -> str:
         """Writes everything that training needs to go on into a new folder inside `folder`, and returns that folder's
         path.
 
         `folder`/latest names it from then on. `tensors` and `json` (values that the json module writes) are rank 0's,
-        and come back from `load_checkpoint`. The last `keep` checkpoints stay in the folder; 0 keeps all. `best=True`
+        and come back from `load_checkpoint`, as does `data`, the place in the data: `TokenBatches.cursor()`. The last `keep` checkpoints stay in the folder; 0 keeps all. `best=True`
         makes `folder`/best name this one, and it stays until another one is the best. Python's and numpy's generators
         are not saved, nor are buffers of `persistent=False` that were made after the Engine. Collective, between steps.
 
@@ -327,10 +332,10 @@ class Engine:
         the copy while training goes on. If that save fails, the next step, save or load raises its Error on every rank.
         Raises Error: 64 out of turn, or for `json` that JSON cannot hold; 73, 74, 77 a file cannot be written.
         """
-        texts = {name: _dump(name, value) for name, value in (json or {}).items()}
+        items = _items(tensors, json, data)
         engine = self._live()
         self._mirror.refresh_for_checkpoint()
-        return _native.save_checkpoint(engine, os.fspath(folder), dict(tensors or {}), texts, keep, best)
+        return _native.save_checkpoint(engine, os.fspath(folder), items, keep, best)
 
     def finish_checkpoint(self) -> None:
         """Waits until the asynchronous save is committed, and raises its Error. It does nothing if none is under way.
@@ -354,19 +359,20 @@ class Engine:
         self._mirror.refresh_for_checkpoint()
         return LoadedCheckpoint(_native.load_checkpoint(engine, os.fspath(path)))
 
-    def commit_durable(self, *, tensors: Mapping[str, torch.Tensor] | None = None, json: Mapping[str, Any] | None = None) -> bool:
+    def commit_durable(self, *, tensors: Mapping[str, torch.Tensor] | None = None, json: Mapping[str, Any] | None = None,
+                       data: SamplerCursor | None = None) -> bool:
         """Starts a durable commit after each K-th step, and returns True then. Call it after every step. Collective.
 
         The strategy needs `"durable": {"every": K, "dir": D}`. A commit puts everything that training needs to go on
         onto the disk of each host. A run that ended at any moment goes on from there (`resume_durable`), bit for bit,
         with the same model, strategy and ranks. The commit is written beside the next forward and backward; all ranks
-        wait for it before the next update. `tensors` and `json` are those of `save_checkpoint`. If the commit fails,
+        wait for it before the next update. `tensors`, `json` and `data` are those of `save_checkpoint`. If the commit fails,
         the next call raises its Error.
         """
-        texts = {name: _dump(name, value) for name, value in (json or {}).items()}
+        items = _items(tensors, json, data)
         engine = self._live()
         self._mirror.refresh_for_checkpoint()
-        return _native.commit_durable(engine, dict(tensors or {}), texts)
+        return _native.commit_durable(engine, items)
 
     def finish_commit(self) -> None:
         """Waits until the commit under way is on the disk of all ranks, and raises its Error. Call it last. Collective.
@@ -647,12 +653,22 @@ class LoadedCheckpoint:
     """the `tensors` that were saved, the same on every rank"""
     json: dict[str, Any]
     """the `json` that was saved, the same on every rank"""
+    data: SamplerCursor | None
+    """the place in the data that was saved, for `TokenBatches.resume`; None if none was"""
     inexact: list[str]
     """Sentences that say what differs from the moment of the save; empty if nothing was lost"""
 
     def __init__(self, native: _native.LoadedCheckpoint) -> None:
         self.path, self.step, self.tensors, self.inexact = native.path, native.step, native.tensors, native.inexact
         self.json = {name: json.loads(text) for name, text in native.json.items()}
+        self.data = None if native.data is None else SamplerCursor(*native.data)
+
+
+def _items(tensors: Mapping[str, torch.Tensor] | None, texts: Mapping[str, Any] | None, data: SamplerCursor | None) -> _native.CheckpointItems:
+    if data is not None and not isinstance(data, SamplerCursor):
+        raise Error(f"save_checkpoint: data is the cursor() of TokenBatches, got a {type(data).__name__}. [T0870] hint: other places go into json=")
+    return _native.CheckpointItems(dict(tensors or {}), {name: _dump(name, value) for name, value in (texts or {}).items()},
+                                   None if data is None else tuple(data))
 
 
 def _dump(name: str, value: Any) -> str:
@@ -663,12 +679,13 @@ def _dump(name: str, value: Any) -> str:
                     "[T0653] hint: numbers, text, lists and dicts can; tensors go into tensors=") from None
 
 
-def plan(model: torch.nn.Module, strategy: Strategy, *, world_size: int = 1, hosts: int = 1) -> _native.PlannedMemory:
+def plan(model: torch.nn.Module, strategy: Strategy, *own: ElementwiseOptimizer | MatrixOptimizer | CommHook, world_size: int = 1,
+         hosts: int = 1) -> _native.PlannedMemory:
     """Returns the memory plan of one rank of `world_size` on `hosts`, computed without training. All numbers are bytes.
 
-    The model may be on the meta device. Raises Error (78) for a strategy that is wrong.
+    The model may be on the meta device. `own` are the rules that the Engine would be given. Raises Error (78) for a strategy that is wrong.
     """
-    return _native.plan(Mirror(model).native, read_strategy(strategy), world_size, hosts)
+    return _native.plan(Mirror(model).native, read_strategy(strategy), own_rules(own), world_size, hosts)
 
 
 @contextmanager

@@ -50,7 +50,11 @@ inline constexpr Phrase kPartialStep = {"step(partial = true)", "step(partial=Tr
 inline constexpr Phrase kTrue = {"true", "True"};
 inline constexpr Phrase kNoGrad = {"torch::NoGradGuard", "torch.no_grad()"};
 inline constexpr Phrase kBringHook = {"give the Engine a CommHook (tessera/comm_hook.h)",
-                                      "take another compression.method; hooks are written in C++"};
+                                      "give the Engine a tessera.CommHook"};
+inline constexpr Phrase kBringElements = {"give the Engine an ElementwiseOptimizer (tessera/elementwise_optimizer.h)",
+                                          "give the Engine a tessera.ElementwiseOptimizer"};
+inline constexpr Phrase kBringMatrices = {"give the Engine a MatrixOptimizer (tessera/matrix_optimizer.h)",
+                                          "give the Engine a tessera.MatrixOptimizer"};
 inline constexpr Phrase kPart = {"LoadOptions::part (--weights-part of tessera)", "part=..."};
 inline constexpr Phrase kWithout = {"LoadOptions::without (--weights-without of tessera)", "without=[...]"};
 inline constexpr Phrase kIgnored = {"LoadOptions::ignored", "ignored=[...]"};

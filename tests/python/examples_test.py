@@ -48,5 +48,29 @@ class PolicyTest(unittest.TestCase):
         self.assertGreater(won[-1], 0.7 * won[0])
 
 
+class OwnRulesTest(unittest.TestCase):
+    def losses_of(self, ranks, program, *arguments):
+        code, output = run([TESSERA, "launch", "-n", ranks, "--", sys.executable, "-B", ROOT / "examples" / "python" / program, *arguments])
+        self.assertEqual(code, 0, output)
+        return [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", output)]
+
+    def test_programs_with_rules_of_their_own_learn_on_two_ranks(self):
+        for program in ("own_optimizer.py", "own_matrix_optimizer.py", "own_comm_hook.py"):
+            with self.subTest(program):
+                found = self.losses_of(2, program)
+                self.assertEqual(len(found), 4)
+                self.assertLess(found[-1], 1.0, found)  # a model that always answers 0 has 3.5
+
+    def test_program_with_token_batches_goes_on_with_other_ranks(self):
+        with tempfile.TemporaryDirectory() as folder:
+            text = pathlib.Path(folder) / "text"
+            text.write_text("".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs" / "design").glob("*.md")))[:100000])
+            first = self.losses_of(2, "token_batches.py", text, f"{folder}/checkpoints")
+            second = self.losses_of(1, "token_batches.py", text, f"{folder}/checkpoints")
+            self.assertEqual(len(first), 5)
+            self.assertLess(first[-1], 0.9 * first[0], first)
+            self.assertLess(max(second), 1.1 * first[-1], (first, second))
+
+
 if __name__ == "__main__":
     unittest.main()

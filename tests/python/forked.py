@@ -3,7 +3,9 @@
 No launcher watches them. They meet as under torchrun.
 """
 
+import contextlib
 import os
+import random
 import socket
 import sys
 import tempfile
@@ -28,11 +30,18 @@ def _child(rank, ranks, port, output, program):
     os._exit(0)
 
 
+def _free_port():
+    """A free port below those that the system gives out by itself, so that nobody is given it before the ranks listen."""
+    while True:
+        port = random.randrange(16384, 32768)
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
+
+
 def run_forked(ranks, program):
     """([exit code or -signal of each rank], what all of them wrote)."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = _free_port()
     sys.stdout.flush()
     sys.stderr.flush()
     with tempfile.TemporaryFile() as output:

@@ -11,6 +11,7 @@
 
 #include "checkpoint/saved_checkpoint.h"
 #include "optim/master_assigner.h"
+#include "runtime/border/phrase.h"
 #include "sharding/unrecorded.h"
 #include "tessera/error.h"
 
@@ -33,18 +34,15 @@ float* state_of(const OptimizerSlice& slice, std::size_t state) {
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config, const EmaConfig& ema,
                                           const OwnRules& own_rules) {
-  const auto expect_rule = [&](OptimizerType type, bool has_rule, const char* what, const char* header) {
+  const auto expect_rule = [&](OptimizerType type, bool has_rule, const Phrase& bring) {
     const bool wants = config.type == type;
     require(!wants || has_rule, "optimizer.type is ", name_of(type),
-            ", and the program brings no rule. [T0288] hint: give the Engine ", what, " (", header,
-            "), or name a type that is there");
+            ", and the program brings no rule. [T0288] hint: ", bring, ", or name a type that is there");
     require(wants || !has_rule, "the program brings a rule of its own, and optimizer.type is ", name_of(config.type),
             ". [T0289] hint: set \"optimizer\": {\"type\": \"", name_of(type), "\"}");
   };
-  expect_rule(OptimizerType::kOwn, own_rules.elements != nullptr, "an ElementwiseOptimizer",
-              "tessera/elementwise_optimizer.h");
-  expect_rule(OptimizerType::kOwnMatrix, own_rules.matrices != nullptr, "a MatrixOptimizer",
-              "tessera/matrix_optimizer.h");
+  expect_rule(OptimizerType::kOwn, own_rules.elements != nullptr, phrases::kBringElements);
+  expect_rule(OptimizerType::kOwnMatrix, own_rules.matrices != nullptr, phrases::kBringMatrices);
   if (config.type == OptimizerType::kAdafactor) return std::make_unique<MasterAssigner>(config, ema);
   if (config.type != OptimizerType::kOwn) return make_optimizer(config, ema);
   return std::make_unique<OwnOptimizer>(own_rules.elements, config, ema);

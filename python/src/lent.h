@@ -1,0 +1,36 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tessera::python {
+
+/// The tensors over the Engine's memory that a function of a Python program has for one call. What it keeps of them
+/// refuses access after the call, since the memory may then hold something else, or be gone. REQUIRES: the GIL.
+class Lent {
+ public:
+  /// `to`: whose call it is, for the refusal: "CommHook.sum".
+  explicit Lent(std::string to) : to_(std::move(to)) {}
+  ~Lent();
+  Lent(const Lent&) = delete;
+  Lent& operator=(const Lent&) = delete;
+
+  /// Returns a tensor over the memory of `own`, with its shape.
+  at::Tensor over(const at::Tensor& own);
+  /// Returns what the function left as a result, for use after the call: the own tensor where it is one of those that
+  /// were lent, and a copy where it is a view of one.
+  at::Tensor back(const at::Tensor& result) const;
+  std::vector<at::Tensor> back(const std::vector<at::Tensor>& results) const;
+
+ private:
+  struct Loan {
+    at::Tensor own, lent;
+  };
+  const std::string to_;
+  std::vector<Loan> loans_;
+};
+
+}  // namespace tessera::python

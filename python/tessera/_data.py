@@ -1,0 +1,130 @@
+"""Tokens of a data set on disk as batches for each rank. The same as include/tessera/token_batches.h."""
+
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from tessera import _job, _native
+from tessera._error import Error
+
+
+class TokenBatch(NamedTuple):
+    """One microbatch: `target[b][t]` is the token that follows `input[b][t]`.
+
+    With `tail="pad"` the last step of an epoch is smaller: its microbatches have only the samples that are left, and
+    `weight` says how many. A rank without any sample left gets samples a second time, with weight 0.
+    """
+
+    input: torch.Tensor
+    """[batch, seq_len], int64"""
+    target: torch.Tensor
+    """[batch, seq_len], int64"""
+    weight: float
+    """for `Engine.backward(weight=)`: share of a full microbatch's tokens that count"""
+
+
+class SamplerCursor(NamedTuple):
+    """A place in the data, for a checkpoint. It does not depend on ranks, so any number of them can go on from it."""
+
+    epoch: int
+    """the current epoch, counted from 0"""
+    consumed: int
+    """samples of this epoch that all ranks together have taken"""
+    num_samples: int
+    """samples in an epoch; those of the reader that resumes must be as many"""
+    seed: int
+    """seed of the shuffle, likewise"""
+    shuffle: bool
+    """whether samples are shuffled, likewise"""
+
+
+class TokenBatches:
+    """Gives this rank the tokens of a data set on disk, epoch after epoch, each in an order of its own.
+
+        batches = tessera.TokenBatches("data/train.bin", 128, batch=8, accumulation=2, seed=1)
+        batch = batches.next(engine.device)
+        engine.backward(loss_of(model(batch.input), batch.target), weight=batch.weight)
+
+    Sample i is the window of tokens [i * seq_len, i * seq_len + seq_len + 1). A step takes `batch` * `accumulation`
+    samples a rank, where `accumulation` is the strategy's gradient_accumulation. Ranks do not communicate: each makes
+    the object with the same numbers. One thread at a time uses it.
+
+    `data` is a file or directory of text, whose bytes are the tokens, a file of llm.c, or a pair of files of Megatron.
+    `format` is "auto", "text", "llmc" or "megatron"; `extensions` selects files of a directory, such as [".txt"].
+    Tokens must be below `vocab_size`; 0 allows any. `tail` says what happens to samples that do not fill the last step
+    of an epoch: "drop" leaves them out, "pad" fills the step with samples of weight 0. `runs` makes a rank's
+    microbatches of a step neighbours, as "reproducible" wants with gradient_sync "last_microbatch". `rank` and
+    `world_size` are the job's.
+
+    Raises Error: 66 the data is missing, 77 without permission, 65 its content is wrong or does not fill one step, 78
+    for numbers that make no sense, 64 for a word that there is not.
+    """
+
+    def __init__(self, data: str | os.PathLike, seq_len: int, *, batch: int = 1, accumulation: int = 1, vocab_size: int = 0, seed: int = 0,
+                 shuffle: bool = True, tail: str = "drop", runs: bool = False, format: str = "auto", extensions: Sequence[str] = (),
+                 rank: int | None = None, world_size: int | None = None) -> None:
+        options, sampling = _native.DatasetOptions(), _native.SamplerOptions()
+        options.format, options.extensions = _of(_native.TokenFormat, "format", format), list(extensions)
+        sampling.batch, sampling.accumulation = batch, accumulation
+        sampling.rank = _job.rank() if rank is None else rank
+        sampling.world_size = _job.world_size() if world_size is None else world_size
+        sampling.seed, sampling.shuffle, sampling.runs, sampling.tail = seed, shuffle, runs, _of(_native.Tail, "tail", tail)
+        self._native = _native.TokenBatches(os.fspath(data), seq_len, vocab_size, sampling, options)
+
+    def next(self, device: torch.device | str = "cpu") -> TokenBatch:
+        """Returns the next microbatch of this rank on `device` (`Engine.device`).
+
+        A copy to a GPU runs on the current stream. Raises Error (65) for a token that the vocabulary does not have.
+        """
+        return TokenBatch(*self._native.next(torch.device(device)))
+
+    def cursor(self) -> SamplerCursor:
+        """Returns the place of the next microbatch, for `Engine.save_checkpoint(data=)` or `Engine.commit_durable`.
+
+        Taken between two steps it holds for any number of ranks.
+        """
+        return SamplerCursor(*self._native.cursor())
+
+    def resume(self, cursor: Sequence[Any]) -> None:
+        """Goes on at `cursor`: that of a LoadedCheckpoint's `data`, of this or another number of ranks.
+
+        Raises Error: 78 if the number of samples, the seed or shuffling differs; 65 if its numbers make no sense; 64 if
+        it is no cursor.
+        """
+        if not isinstance(cursor, Sequence) or len(cursor) != len(SamplerCursor._fields) or not all(isinstance(each, int) for each in cursor):
+            raise Error(f"TokenBatches.resume wants a SamplerCursor, got {cursor!r:.200}. [T0868] hint: give it what cursor() returned, or the data of a "
+                        "checkpoint that was saved with data=")
+        self._native.resume(tuple(cursor))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the data set."""
+        return self._native.num_tokens()
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch, counted from 0."""
+        return self._native.epoch()
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps in an epoch."""
+        return self._native.steps_per_epoch()
+
+    @property
+    def dropped_samples(self) -> int:
+        """Samples that an epoch leaves out with `tail="drop"`; else 0."""
+        return self._native.dropped_samples()
+
+    @property
+    def padded_samples(self) -> int:
+        """Samples that an epoch gives twice to fill its last step with `tail="pad"`; else 0."""
+        return self._native.padded_samples()
+
+
+def _of(words: Any, name: str, word: str) -> Any:
+    if word not in words.__members__:
+        raise Error(f"TokenBatches: {name} is one of {', '.join(words.__members__)}, got {word!r}. [T0869] hint: leave it out for {next(iter(words.__members__))}")
+    return words.__members__[word]

@@ -1,0 +1,158 @@
+"""Run on every rank by rules_test.py: TokenBatches deal the windows that C++'s deal, to any number of ranks, and go on from checkpoints.
+
+Usage: tokens_ranks.py FOLDER: for the data and checkpoints, shared by all ranks.
+"""
+
+import pathlib
+import sys
+
+import tessera
+import torch
+from torch import nn
+
+rank, ranks, folder = tessera.rank(), tessera.world_size(), pathlib.Path(sys.argv[1])
+SEQ = 3
+# tests/data/permutation_test.cc has this order of C++: 10 samples, seed 42, epoch 0.
+ORDER = [9, 8, 7, 5, 2, 3, 4, 1, 6, 0]
+
+
+def expect_error(act, code, *words):
+    try:
+        act()
+    except tessera.Error as error:
+        assert error.exit_code == code and all(word in str(error) for word in words), (error.exit_code, str(error))
+        return
+    raise AssertionError(f"no Error with {words}")
+
+
+def written(name, tokens):
+    """A file of text whose bytes are the tokens."""
+    path = folder / name
+    if rank == 0:
+        path.write_bytes(bytes(tokens))
+    tessera.barrier()
+    return path
+
+
+def samples(batches, microbatches, **options):
+    """The number of each window, by microbatch. Token t of the data is t, so that a window begins with its number * SEQ."""
+    found = []
+    for _ in range(microbatches):
+        batch = batches.next(**options)
+        assert batch.input.dtype == batch.target.dtype == torch.int64 and batch.input.shape == batch.target.shape
+        assert torch.equal(batch.input[:, 1:], batch.target[:, :-1]) and torch.equal(batch.target[:, -1], batch.input[:, -1] + 1)
+        found.append((batch.input[:, 0] // SEQ).tolist())
+    return found
+
+
+def orders():
+    data = written("ten", range(10 * SEQ + 1))
+    alone = tessera.TokenBatches(data, SEQ, batch=2, seed=42, rank=0, world_size=1)
+    assert (alone.num_tokens, alone.epoch, alone.steps_per_epoch, alone.dropped_samples, alone.padded_samples) == (31, 0, 5, 0, 0)
+    assert sum(samples(alone, 5), []) == ORDER
+    second = sum(samples(alone, 5, device=torch.device("cpu")), [])
+    assert alone.epoch == 1 and sorted(second) == list(range(10)) and second != ORDER
+    straight = tessera.TokenBatches(data, SEQ, batch=5, shuffle=False, rank=0, world_size=1)
+    assert samples(straight, 2) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    # This rank's share, by the job's own numbers: a microbatch of all ranks is a run of the order.
+    mine = tessera.TokenBatches(data, SEQ, seed=42)
+    assert sum(samples(mine, 10 // ranks), []) == ORDER[:10 // ranks * ranks][rank::ranks]
+    # Tails.
+    for tail, weights in (("drop", [1, 1]), ("pad", [1, 1, 0.5])):
+        batches = tessera.TokenBatches(data, SEQ, batch=4, seed=42, tail=tail, rank=0, world_size=1)
+        assert batches.steps_per_epoch == len(weights) and [batches.next().weight for _ in weights] == weights
+        assert (batches.dropped_samples, batches.padded_samples) == ((2, 0) if tail == "drop" else (0, 2))
+
+
+def dealing():
+    """Four microbatches of a step, by one rank, two and four; `runs` deals them as gradient_sync "last_microbatch" wants."""
+    data = written("sixteen", range(16 * SEQ + 1))
+    for runs in (False, True):
+        whole = samples(tessera.TokenBatches(data, SEQ, batch=2, accumulation=4, seed=5, runs=runs, rank=0, world_size=1), 8)
+        for size in (2, 4):
+            each = 4 // size
+            parts = [samples(tessera.TokenBatches(data, SEQ, batch=2, accumulation=each, seed=5, runs=runs, rank=r, world_size=size), 2 * each)
+                     for r in range(size)]
+            for step in range(2):
+                of_step = [parts[m // each][step * each + m % each] if runs else parts[m % size][step * each + m // size] for m in range(4)]
+                assert of_step == whole[4 * step:4 * step + 4], (runs, size, of_step, whole)
+
+
+class Bigrams(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.table, self.head = nn.Embedding(64, 8), nn.Linear(8, 64)
+
+    def forward(self, batch):
+        return nn.functional.cross_entropy(self.head(self.table(batch.input)).flatten(0, 1), batch.target.flatten())
+
+
+def trained(data, runs, steps, folder=None, saves_at=None, accumulation=4 // ranks):
+    """Losses of steps; where it begins at a checkpoint in `folder`, those after it."""
+    net = Bigrams()
+    engine = tessera.Engine(net, {"reproducible": True, "gradient_accumulation": accumulation, "strategy": "FULL_SHARD",
+                                  "gradient_sync": "last_microbatch" if runs else "each_microbatch", "units": {"classes": ["Linear"]}})
+    batches, losses = tessera.TokenBatches(data, SEQ, batch=2, accumulation=accumulation, vocab_size=64, seed=5, runs=runs), []
+    if folder and saves_at is None:
+        loaded = engine.load_checkpoint(folder)
+        assert isinstance(loaded.data, tessera.SamplerCursor), loaded.data
+        batches.resume(loaded.data)
+    for step in range(steps):
+        for place in range(accumulation):
+            assert engine.microbatch() == (rank * accumulation + place if runs else place * ranks + rank)
+            batch = batches.next(engine.device)
+            engine.backward(net(batch), tokens=batch.input.numel(), weight=batch.weight)
+        result = engine.step()
+        losses.append(result.loss)
+        assert result.batch_seconds > 0
+        if step + 1 == saves_at:
+            engine.save_checkpoint(folder, data=batches.cursor(), json={"done": saves_at})
+    engine.close()
+    return losses
+
+
+def training():
+    data = written("text", [(7 * t * t + t) % 64 for t in range(16 * SEQ + 1)])
+    for runs in (False, True):
+        place = folder / f"losses {runs}"
+        here = folder / f"checkpoints {runs} {ranks}"
+        wanted = trained(data, runs, 5, here, saves_at=3)
+        assert trained(data, runs, 2, here) == wanted[3:], "a run that resumes has other losses"
+        # One rank ran before, in a job of its own: its losses, and its checkpoint, are this job's.
+        if ranks == 1:
+            place.write_text(repr(wanted))
+        else:
+            assert repr(wanted) == place.read_text(), (wanted, place.read_text())
+            assert trained(data, runs, 2, folder / f"checkpoints {runs} 1") == wanted[3:]
+
+
+def cursors():
+    data = written("ten", range(10 * SEQ + 1))
+    batches = tessera.TokenBatches(data, SEQ, seed=42, rank=0, world_size=1)
+    samples(batches, 4)
+    place = batches.cursor()
+    assert place == (0, 4, 10, 42, True) and place.consumed == 4
+    other = tessera.TokenBatches(data, SEQ, batch=2, seed=42, rank=0, world_size=1)
+    other.resume(list(place))
+    assert sum(samples(other, 3), []) == ORDER[4:]
+    expect_error(lambda: other.resume(None), 64, "SamplerCursor")
+    expect_error(lambda: other.resume(place._replace(seed=1)), 78, "seed was 1 and is 42 now")
+    expect_error(lambda: other.resume(place._replace(consumed=-1)), 65, "makes no sense")
+    expect_error(lambda: tessera.TokenBatches(folder / "nothing", SEQ), 66, "nothing")
+    expect_error(lambda: tessera.TokenBatches(data, SEQ, batch=0), 78, "batch must be at least 1")
+    expect_error(lambda: tessera.TokenBatches(data, SEQ, batch=99), 65, "fewer than one step's")
+    expect_error(lambda: tessera.TokenBatches(data, SEQ, tail="cut"), 64, "drop, pad", "'cut'")
+    expect_error(lambda: tessera.TokenBatches(data, SEQ, format="numpy"), 64, "megatron")
+    expect_error(lambda: tessera.TokenBatches(data, SEQ, vocab_size=4, rank=0, world_size=1, shuffle=False, batch=10).next(), 65, "vocab")
+    engine = tessera.Engine(Bigrams(), {})
+    expect_error(lambda: engine.save_checkpoint(folder / "wrong", data={"epoch": 1}), 64, "cursor() of TokenBatches")
+    assert engine.load_checkpoint(engine.save_checkpoint(folder / "without")).data is None
+    engine.close()
+
+
+torch.set_num_threads(1)
+for program in (orders, dealing, training, cursors):
+    print(program.__name__, flush=True)
+    program()
+print("batches like those of C++")

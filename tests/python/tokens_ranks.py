@@ -127,6 +127,27 @@ def training():
             assert trained(data, runs, 2, folder / f"checkpoints {runs} 1") == wanted[3:]
 
 
+def commits():
+    """A durable commit keeps the place in the data, and a run of the same ranks goes on there."""
+    data, strategy = written("sixteen", range(16 * SEQ + 1)), {"durable": {"every": 2, "dir": str(folder / f"durable {ranks}")}}
+    places = []
+    for _ in range(2):
+        net = Bigrams()
+        engine, batches = tessera.Engine(net, strategy), tessera.TokenBatches(data, SEQ, batch=2, seed=5)
+        loaded = engine.resume_durable()
+        assert (loaded is None) == (not places) and (loaded is None or loaded.data == places[1]), loaded
+        if loaded is not None:
+            batches.resume(loaded.data)
+        for _ in range(3):
+            engine.backward(net(batches.next()))
+            engine.step()
+            places.append(batches.cursor())
+            engine.commit_durable(data=places[-1])
+        engine.finish_commit()
+        engine.close()
+    assert places[2] == places[3], places  # the third step was not committed, and was made again
+
+
 def cursors():
     data = written("ten", range(10 * SEQ + 1))
     batches = tessera.TokenBatches(data, SEQ, seed=42, rank=0, world_size=1)
@@ -152,7 +173,7 @@ def cursors():
 
 
 torch.set_num_threads(1)
-for program in (orders, dealing, training, cursors):
+for program in (orders, dealing, training, commits, cursors):
     print(program.__name__, flush=True)
     program()
 print("batches like those of C++")

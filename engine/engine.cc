@@ -22,6 +22,7 @@
 #include "engine/memory/records/gradient_records.h"
 #include "engine/memory/records/state_records.h"
 #include "engine/parameters/parameter_groups.h"
+#include "engine/replay/replay_request.h"
 #include "engine/step/rules/own_optimizer.h"
 #include "engine/step/rules/tensor_rule.h"
 #include "runtime/border/expect.h"
@@ -36,8 +37,8 @@
 namespace tessera {
 namespace {
 
-std::shared_ptr<Strategy> with_defaults(const Strategy& given) {
-  auto strategy = std::make_shared<Strategy>(as_launched(given));
+std::shared_ptr<Strategy> with_defaults(const Strategy& given, const Mesh& mesh) {
+  auto strategy = std::make_shared<Strategy>(as_replayed(as_launched(given), mesh.world_size()));
   fill_in_defaults(strategy->optimizer);
   return strategy;
 }
@@ -52,7 +53,7 @@ PlannedMemory numbers_of(const MemoryPlan& plan) {
 
 Engine::Engine(std::shared_ptr<torch::nn::Module> module, const Strategy& strategy, const Mesh& mesh,
                const OwnRules& own)
-    : state_(std::make_unique<State>(std::move(module), with_defaults(strategy), mesh, own, std::nullopt)) {}
+    : state_(std::make_unique<State>(std::move(module), with_defaults(strategy, mesh), mesh, own, std::nullopt)) {}
 
 Engine::~Engine() {
   auto& [job, training, saving] = *state_;

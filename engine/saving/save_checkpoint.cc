@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/engine_checkpoints.h"
+#include "engine/replay/replay_request.h"
 #include "engine/saving/background_save.h"
 #include "engine/saving/checkpoint_save.h"
 #include "runtime/base/log.h"
@@ -40,6 +41,10 @@ std::string EngineCheckpoints::save(const std::string& folder, const CheckpointI
                 std::to_string(saving_.under_way->progress().step) +
                 ", which is still being written. [T0268] hint: save less often, or to a faster disk");
   finish();
+  if (ReplayRequest::from_environment()) {
+    if (job_.mesh.rank() == 0) log_info("replay: no checkpoint is saved, since the run that is replayed has saved it");
+    return "";
+  }
   std::vector<std::string> pruned;
   std::string path = value_or_throw(job_.or_abort("save_checkpoint", [&]() -> absl::StatusOr<std::string> {
     training_.expect_parameters();

@@ -54,7 +54,12 @@ CpuStep::CpuStep(const StepContext& context, GradientNorm& norm)
       scaler_(strategy_.mixed_precision.loss_scale),
       noise_(strategy_.noise_scale.smoothing) {
   if (strategy_.on_spike.action != SpikeAction::kNone) spikes_.emplace(strategy_.on_spike);
-  if (strategy_.reproducible) losses_.resize(static_cast<std::size_t>(strategy_.gradient_accumulation));
+  if (!strategy_.reproducible) return;
+  losses_.resize(static_cast<std::size_t>(strategy_.gradient_accumulation));
+  const Placement& placement = context.plan.input().placement;
+  recorder_ = StepRecorder::make(strategy_, units_, *context.axes.world,
+                                 {.gradients = owners_of_parts(placement.gradients, context.axes),
+                                  .masters = owners_of_parts(placement.optimizer, context.axes)});
 }
 
 LossSeed CpuStep::seed_of(const at::Tensor& loss, double weight) const {
@@ -69,6 +74,7 @@ LossSeed CpuStep::seed_of(const at::Tensor& loss, double weight) const {
 void CpuStep::add_loss(const at::Tensor& loss, double weight, std::int64_t round) {
   const double weighted = weight * loss.item<double>();
   loss_ += weighted / static_cast<double>(strategy_.gradient_accumulation);
+  if (recorder_) recorder_->end_backward(loss, round);
   if (losses_.empty()) return;
   MicrobatchLoss& microbatch = losses_[static_cast<std::size_t>(round)];
   microbatch.loss += weighted;
@@ -110,6 +116,7 @@ void CpuStep::run(const LocalStep& local, StepResult& result) {
   told.rates = update_.learning_rates().all();
   told.options = update_.options().all();
   const AgreedStep& agreed = agreement_.agree(told, losses_);
+  if (recorder_) recorder_->begin_update(result.step);
   forget_losses();
   used_ = &agreed.used;
   const std::string slow = stragglers_.add(agreed.busy_seconds);
@@ -134,6 +141,7 @@ void CpuStep::run(const LocalStep& local, StepResult& result) {
     ++applied_;
   }
   if (scales_loss_ && !result.spike) scaler_.update(result.overflow);
+  if (recorder_) recorder_->end_step(result);
 }
 
 /// A step that is skipped tells nothing either.

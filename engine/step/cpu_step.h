@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "engine/replay/step_recorder.h"
 #include "engine/step/agree/gradient_norm.h"
 #include "engine/step/agree/straggler_watch.h"
 #include "engine/step/step.h"
@@ -63,6 +64,7 @@ class CpuStep final : public Step {
   const std::vector<char>* used_ = nullptr;  ///< the agreement's
   double loss_ = 0;                          ///< LocalStep::loss so far
   std::vector<MicrobatchLoss> losses_;       ///< [round], under Strategy::reproducible; else empty
+  std::unique_ptr<StepRecorder> recorder_;   ///< null where no hashes are wanted
 };
 
 }  // namespace tessera

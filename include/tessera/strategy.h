@@ -511,6 +511,12 @@ enum class BufferBroadcast {
   kMean,          ///< floating-point buffers are averaged over the ranks; the others become rank 0's
 };
 
+/// Hashes of what steps make, for comparing with the same steps made elsewhere (docs/reproducible.md).
+struct RecordHashesConfig {
+  std::int64_t every = 0;             ///< steps between two that are recorded; 0: none
+  std::string file = "hashes.jsonl";  ///< the file that rank 0 writes
+};
+
 /// The strategy file in memory. docs/strategy.md says what each key means and allows. A plain value: copies are
 /// independent.
 struct Strategy {
@@ -543,6 +549,7 @@ struct Strategy {
   DurableConfig durable = {};         ///< steps that survive a kill
   SyncConfig sync = {};               ///< how replicas stay one model
   NoiseScaleConfig noise_scale = {};  ///< how often the noise of gradients is measured
+  RecordHashesConfig record_hashes = {};  ///< goes with `reproducible`
 
   /// Reads and checks a strategy file. Throws tessera::Error: 66 or 77 if the file cannot be read; 78 with *all* errors
   /// in the file, one a line: `file:line:column: /json/pointer: what is wrong, what is allowed, did you mean`.

@@ -70,7 +70,13 @@ std::vector<StrategyRule> reproducible_rules() {
           [](const Strategy& s) {
             return s.comm.transport == TransportChoice::kNccl || s.comm.transport == TransportChoice::kCudaHost;
           },
-          "the tree of sums is made on the CPU so far", "; it goes with host and gloo")};
+          "the tree of sums is made on the CPU so far", "; it goes with host and gloo"),
+      {{"/record_hashes/file"},
+       "record_hashes.file is not empty where record_hashes.every is above 0.",
+       [](const Strategy& s) -> std::string {
+         if (s.record_hashes.every == 0 || !s.record_hashes.file.empty()) return "";
+         return "is empty, and record_hashes.every asks for a file. [T0892] hint: leave it out for \"hashes.jsonl\"";
+       }}};
 }
 
 }  // namespace tessera

@@ -36,6 +36,7 @@ const std::vector<StrategyGroup>& strategy_groups() {
       {"/units", "Which modules are gathered together."},
       {"/mixed_precision", "Types of parameters and gradients."},
       {"/mixed_precision/loss_scale", "Loss scaling, which keeps small fp16 gradients from vanishing."},
+      {"/record_hashes", "Hashes of what steps make, to compare other runs with (docs/reproducible.md)."},
       {"/optimizer", "The update of the master weights."},
       {"/optimizer/muon", "Muon's own numbers."},
       {"/optimizer/adafactor", "Adafactor's own numbers."},

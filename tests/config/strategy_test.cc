@@ -64,7 +64,8 @@ const std::vector<std::string>& surroundings() {
       R"({"offload": {"paths": ["a"], "moments": {"tier": "nvme"}}, "memory": {"limit": 1}})",
       R"({"offload": {"paths": ["a"], "activations": {"tier": "nvme"}}})",
       R"({"offload": {"moments": {"tier": "host"}}})",
-      R"({"offload": {"activations": {"tier": "host"}}})"};
+      R"({"offload": {"activations": {"tier": "host"}}})",
+      R"({"reproducible": true, "record_hashes": {"every": 7}})"};
   return files;
 }
 

@@ -39,12 +39,13 @@ REDUCE = [*SHARDING, "sharding/compress", "sharding/gather", "sharding/reduce"]
 ENGINE_GROUND = [*GROUND, "runtime/base/metrics", "runtime/border", "runtime/torch", "runtime/data", *COMM, *REDUCE, *PLANNER, *OPTIM, *OFFLOAD, *CHECKPOINT,
                  "include/tessera"]
 MEMORY = [*ENGINE_GROUND, "engine/device", "engine/memory/records", "engine/memory"]
-STEP = [*MEMORY, "engine/step/agree", "engine/step/rules", "engine/step"]
+REPLAY = [*MEMORY, "engine/replay"]
+STEP = [*REPLAY, "engine/step/agree", "engine/step/rules", "engine/step"]
 ENGINE = ["engine/autograd", "engine/activations", "engine/checkpoint", "engine/weights", "engine/init", "engine/device", "engine/memory", "engine/memory/records",
-          "engine/step", "engine/step/agree", "engine/step/rules", "engine/step/queued", "engine/loop", "engine/job", "engine/parameters",
+          "engine/replay", "engine/step", "engine/step/agree", "engine/step/rules", "engine/step/queued", "engine/loop", "engine/job", "engine/parameters",
           "engine/asynchronous", "engine/training"]
 COMMAND = [*GROUND, "runtime/base/metrics", "runtime/border", *COMM, "workshop/launch", "workshop/tokenizer", "runtime/data", "engine", "engine/device", "engine/job",
-           "engine/memory", "sharding/layout", "sharding/layout/plan", *PLANNER, *OPTIM, *OFFLOAD, *CHECKPOINT, "workshop/models", "workshop/bench", "workshop/bench/studies",
+           "engine/memory", "engine/replay", "sharding/layout", "sharding/layout/plan", *PLANNER, *OPTIM, *OFFLOAD, *CHECKPOINT, "workshop/models", "workshop/bench", "workshop/bench/studies",
            "include/tessera", "workshop/app"]
 ALLOWED = {
     "runtime/base": PUBLIC_BASE,
@@ -92,6 +93,7 @@ ALLOWED = {
     "engine/memory": MEMORY,
     "engine/autograd": [*ENGINE_GROUND],
     "engine/activations": [*ENGINE_GROUND, "engine/autograd", "engine/device"],
+    "engine/replay": REPLAY,
     "engine/step/agree": MEMORY,
     "engine/step/rules": [*MEMORY, "engine/step/agree"],
     "engine/step": STEP,

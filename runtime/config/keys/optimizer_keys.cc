@@ -25,6 +25,14 @@ Condition with_eps() {
   return with_optimizer("optimizer.type adamw, adam, adagrad, rmsprop, muon, lamb, lars or own_matrix", has_eps);
 }
 Condition with_momentum() { return with_optimizer("optimizer.type sgd, rmsprop or lars", has_momentum); }
+Condition with_reproducible() {
+  return {"reproducible true", {"/reproducible"}, [](const Strategy& s) { return s.reproducible; }};
+}
+Condition with_recorded_hashes() {
+  return {"record_hashes.every above 0", {"/record_hashes/every"}, [](const Strategy& s) {
+            return s.record_hashes.every > 0;
+          }};
+}
 Condition with_layers() { return with_optimizer("optimizer.type lamb or lars", adapts_layers); }
 
 Condition with_muon() { return with_type("muon", OptimizerType::kMuon); }
@@ -255,6 +263,27 @@ std::vector<StrategyKey> step_keys() {
        .cost =
            "Memory for the sums that wait for others, where a rank has several microbatches a step; the plan says how "
            "much. Sums are of fp32, and gradients of parameters that go unused are waited for."},
+      {.pointer = "/record_hashes/every",
+       .field = integer_field(AT(record_hashes.every)),
+       .range = {0, kMany},
+       .unit = "steps",
+       .default_json = "0",
+       .example_json = "100",
+       .doc = "After each so many steps rank 0 writes a line with loss, norm, and a hash of 8 bytes for each unit: of "
+              "its sums of gradients and of its new parameters, in fp32. The lines are those of any other number of "
+              "ranks, so a replay compares with them (docs/reproducible.md). 0: never.",
+       .cost = "Such a step reads the rank's gradients and masters once more, and has one more all-gather of 16 bytes "
+               "a unit.",
+       .only_if = with_reproducible()},
+      {.pointer = "/record_hashes/file",
+       .field = plain_field<ValueKind::kName, std::string>(AT(record_hashes.file)),
+       .default_json = R"("hashes.jsonl")",
+       .example_json = R"("run/hashes.jsonl")",
+       .doc =
+           "That file of JSON lines. A run that goes on from a checkpoint takes out the lines of steps that it makes "
+           "again. tessera train puts a relative one into its folder of --out.",
+       .cost = "Some 30 bytes a unit and line.",
+       .only_if = with_recorded_hashes()},
       {.pointer = "/gradient_clipping",
        .field = number_field(AT(gradient_clipping)),
        .range = {0, 1e30},

@@ -11,6 +11,7 @@
 #include "checkpoint/checkpoint_folder.h"
 #include "engine/job/same_start.h"
 #include "engine/loop/token_stream.h"
+#include "engine/replay/replay_request.h"
 #include "engine/step_profiler.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
@@ -142,8 +143,11 @@ Strategy with_global_batch(Strategy strategy, const TrainCommand& command, int r
   return strategy;
 }
 
-/// Puts the options for checkpoints in, which win over the strategy file.
-Strategy with_checkpoints(Strategy strategy, const CheckpointOptions& options) {
+/// Puts the options for checkpoints in, which win over the strategy file, and the run directory.
+Strategy with_outputs(Strategy strategy, const TrainCommand& command) {
+  const CheckpointOptions& options = command.checkpoints;
+  if (strategy.record_hashes.every > 0)
+    strategy.record_hashes.file = (std::filesystem::path(command.out) / strategy.record_hashes.file).string();
   CheckpointConfig& checkpoint = strategy.checkpoint;
   checkpoint.dir = options.folder.value_or(checkpoint.dir);
   checkpoint.every_steps = options.every_steps.value_or(checkpoint.every_steps);
@@ -485,9 +489,10 @@ int run_train(const TrainCommand& command) {
   int code = 0;
   if (command.plan) ::setenv("TESSERA_PLAN", "table", /*overwrite=*/1);
   const int failed = run([&] {
-    const Strategy strategy = with_checkpoints(Strategy::from_file(command.strategy), command.checkpoints);
+    const Strategy strategy = with_outputs(Strategy::from_file(command.strategy), command);
     const Mesh mesh = init(strategy);
-    code = train_on(command, with_global_batch(strategy, command, mesh.world_size()), mesh);
+    const Strategy complete = with_global_batch(strategy, command, mesh.world_size());
+    code = train_on(command, as_replayed(complete, mesh.world_size()), mesh);
   });
   return failed != 0 ? failed : code;
 }

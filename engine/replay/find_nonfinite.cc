@@ -1,0 +1,204 @@
+#include "engine/replay/find_nonfinite.h"
+
+#include <ATen/core/function_schema.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/ops/eq.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/record_function.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "runtime/base/mutex.h"
+#include "sharding/unit.h"
+#include "sharding/unrecorded.h"
+
+namespace tessera {
+
+/// What was seen of the microbatch so far, and of the run.
+struct FindNonfinite::Seen {
+  std::optional<NonfiniteResult> first;           ///< NaN or +infinity
+  std::optional<NonfiniteResult> first_negative;  ///< -infinity
+  bool has_bad_gradient = false;
+  std::string last_unit;
+  std::vector<std::string> nodes;                                  ///< the graph's that run now, one inside the other
+  std::unordered_map<std::int64_t, std::string> unit_of_sequence;  ///< units of operators that autograd recorded
+
+  /// All that live in the process, and the callbacks that feed them.
+  struct All {
+    Mutex mutex;
+    std::vector<Seen*> seen ABSL_GUARDED_BY(mutex);
+    at::CallbackHandle operators ABSL_GUARDED_BY(mutex) = at::INVALID_CALLBACK_HANDLE;
+    at::CallbackHandle nodes ABSL_GUARDED_BY(mutex) = at::INVALID_CALLBACK_HANDLE;
+  };
+  static All& all() {
+    static All& each = *new All;
+    return each;
+  }
+  template <class Body>
+  static void for_each(const Body& body) {
+    All& watched = all();
+    const MutexLock lock(watched.mutex);
+    for (Seen* seen : watched.seen) body(*seen);
+  }
+};
+
+namespace {
+
+enum class Finding : std::uint8_t { kFinite, kNegativeInfinity, kBad };
+
+Finding finding_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.layout() != at::kStrided || tensor.is_meta() || tensor.numel() == 0 ||
+      !at::isFloatingType(tensor.scalar_type()) || !tensor.has_storage() || unit_of(tensor) != nullptr)
+    return Finding::kFinite;
+  const at::Tensor values = tensor.detach();
+  const at::Tensor finite = at::isfinite(values);
+  if (finite.all().item<bool>()) return Finding::kFinite;
+  const at::Tensor negative = at::eq(values, -std::numeric_limits<double>::infinity());
+  return finite.logical_or_(negative).all().item<bool>() ? Finding::kNegativeInfinity : Finding::kBad;
+}
+
+Finding finding_of(const c10::IValue& value) {
+  Finding worst = Finding::kFinite;
+  if (value.isTensor()) return finding_of(value.toTensor());
+  if (value.isTensorList()) {
+    for (const at::Tensor& each : value.toTensorVector()) worst = std::max(worst, finding_of(each));
+  }
+  return worst;
+}
+
+/// The same for parameters too, which nobody computes. Those that were gathered for the operator alone may be gone.
+bool is_bad(const c10::IValue& value) {
+  if (!value.isTensor()) return false;
+  const at::Tensor& tensor = value.toTensor();
+  if (!tensor.defined() || tensor.layout() != at::kStrided || !at::isFloatingType(tensor.scalar_type())) return false;
+  try {
+    return !at::isfinite(tensor.detach()).all().item<bool>();
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
+const Unit* unit_among(at::ArrayRef<const c10::IValue> inputs) {
+  for (const c10::IValue& input : inputs) {
+    if (input.isTensor() && input.toTensor().defined()) {
+      if (const Unit* const unit = unit_of(input.toTensor())) return unit;
+    }
+  }
+  return nullptr;
+}
+
+/// Operators whose results nobody has written, and those that return views, which are looked at where they were made.
+bool has_no_result(const at::RecordFunction& function) {
+  const std::string_view name = function.name();
+  for (const std::string_view unwritten : {"aten::empty", "aten::new_empty", "aten::resize_", "aten::set_"})
+    if (name.starts_with(unwritten)) return true;
+  const std::optional<c10::FunctionSchema> schema = function.operator_schema();
+  if (!schema || schema->returns().empty()) return true;
+  return std::ranges::all_of(schema->returns(), [](const c10::Argument& result) {
+    return result.alias_info() != nullptr && !result.alias_info()->isWrite();
+  });
+}
+
+struct OperatorContext final : at::ObserverContext {
+  explicit OperatorContext(const Unit* unit_given) : unit(unit_given) {}
+  const Unit* unit;
+};
+
+std::unique_ptr<at::ObserverContext> begin_operator(const at::RecordFunction& function) {
+  const Unit* const unit = unit_among(function.inputs());
+  return std::make_unique<OperatorContext>(unit);
+}
+
+void end_operator(const at::RecordFunction& function, at::ObserverContext* context) {
+  const Unit* const unit = context ? static_cast<OperatorContext*>(context)->unit : nullptr;
+  const Unrecorded unrecorded;
+  Finding worst = Finding::kFinite;
+  if (!has_no_result(function)) {
+    for (const c10::IValue& output : function.outputs()) worst = std::max(worst, finding_of(output));
+  }
+  const auto note = [&](FindNonfinite::Seen& seen) {
+    if (unit) seen.last_unit = unit->name;
+    if (function.seqNr() >= 0 && seen.nodes.empty()) seen.unit_of_sequence[function.seqNr()] = seen.last_unit;
+    if (worst == Finding::kFinite) return;
+    auto& place = worst == Finding::kBad ? seen.first : seen.first_negative;
+    if (place) return;
+    NonfiniteResult result{.op = function.name(),
+                           .where = seen.nodes.empty() ? "forward" : seen.nodes.back() + ", in backward",
+                           .unit = seen.last_unit,
+                           .reads_parameters = unit != nullptr};
+    const auto inputs = function.inputs();
+    result.had_bad_input = std::any_of(inputs.begin(), inputs.end(), is_bad);
+    place = std::move(result);
+  };
+  FindNonfinite::Seen::for_each(note);
+}
+
+std::unique_ptr<at::ObserverContext> begin_node(const at::RecordFunction& function) {
+  const Unrecorded unrecorded;
+  const std::string_view name = function.name();
+  const bool accumulates = name.find("AccumulateGrad") != std::string_view::npos;
+  bool bad = false;
+  if (accumulates) {
+    const auto inputs = function.inputs();
+    bad = std::any_of(inputs.begin(), inputs.end(), is_bad);
+  }
+  FindNonfinite::Seen::for_each([&](FindNonfinite::Seen& seen) {
+    seen.nodes.emplace_back(name);
+    seen.has_bad_gradient = seen.has_bad_gradient || bad;
+    const auto forward = seen.unit_of_sequence.find(function.seqNr());
+    if (forward != seen.unit_of_sequence.end()) seen.last_unit = forward->second;
+  });
+  return std::make_unique<OperatorContext>(nullptr);
+}
+
+void end_node(const at::RecordFunction&, at::ObserverContext*) {
+  FindNonfinite::Seen::for_each([](FindNonfinite::Seen& seen) {
+    if (!seen.nodes.empty()) seen.nodes.pop_back();
+  });
+}
+
+}  // namespace
+
+FindNonfinite::FindNonfinite() : seen_(std::make_unique<Seen>()) {
+  Seen::All& all = Seen::all();
+  const MutexLock lock(all.mutex);
+  all.seen.push_back(seen_.get());
+  if (all.seen.size() > 1) return;
+  all.operators = at::addGlobalCallback(at::RecordFunctionCallback(&begin_operator, &end_operator)
+                                            .needsInputs(true)
+                                            .needsOutputs(true)
+                                            .scopes({at::RecordScope::FUNCTION}));
+  all.nodes = at::addGlobalCallback(at::RecordFunctionCallback(&begin_node, &end_node)
+                                        .needsInputs(true)
+                                        .scopes({at::RecordScope::BACKWARD_FUNCTION}));
+}
+
+FindNonfinite::~FindNonfinite() {
+  Seen::All& all = Seen::all();
+  const MutexLock lock(all.mutex);
+  std::erase(all.seen, seen_.get());
+  if (!all.seen.empty()) return;
+  at::removeCallback(all.operators);
+  at::removeCallback(all.nodes);
+}
+
+std::optional<NonfiniteResult> FindNonfinite::end_backward(const at::Tensor& loss) {
+  const Unrecorded unrecorded;  // or reading the loss would be seen, under the lock
+  const bool is_bad_loss = !std::isfinite(loss.item<double>());
+  Seen::All& all = Seen::all();
+  const MutexLock lock(all.mutex);
+  const bool is_wrong = seen_->has_bad_gradient || is_bad_loss;
+  std::optional<NonfiniteResult> result;
+  if (is_wrong) result = seen_->first ? seen_->first : seen_->first_negative;
+  if (is_wrong && !result) result.emplace();  // it was made where LibTorch shows no operators
+  *seen_ = Seen();
+  return result;
+}
+
+}  // namespace tessera

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace tessera {
+
+/// Where a number that is not finite came from.
+struct NonfiniteResult {
+  std::string op;     ///< "aten::mul"
+  std::string where;  ///< "forward", or the node of the graph: "MulBackward0, in backward"
+  std::string unit;   ///< the unit whose parameters it reads, or that was read last before it; empty: none so far
+  bool reads_parameters = false;
+  bool had_bad_input = false;  ///< an input was not finite already: data or parameters
+};
+
+/// While one lives, looks at the results of all operators of this process, and finds the first one of a microbatch that
+/// is NaN or infinite. It is an at::RecordFunction callback; each operator's results are read once more, so training
+/// takes several times as long. Ranks are processes then: threads of one would be taken for each other.
+///
+/// An operator is blamed only where its microbatch goes wrong: its loss or a gradient is not finite. So masks of
+/// -infinity, and numbers that a `where` throws away, are passed over. -infinity is blamed only where no NaN and no
+/// +infinity followed. Memory that nobody has written yet is not looked at.
+class FindNonfinite {
+ public:
+  FindNonfinite();
+  ~FindNonfinite();
+  FindNonfinite(const FindNonfinite&) = delete;
+  FindNonfinite& operator=(const FindNonfinite&) = delete;
+
+  /// A loss's backward is over. Returns where its first result that is not finite came from, if it went wrong, and
+  /// begins anew.
+  std::optional<NonfiniteResult> end_backward(const at::Tensor& loss);
+
+  struct Seen;  ///< what the callbacks write
+
+ private:
+  std::unique_ptr<Seen> seen_;
+};
+
+}  // namespace tessera

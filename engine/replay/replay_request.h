@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "tessera/strategy.h"
+
+namespace tessera {
+
+/// What TESSERA_REPLAY asks for, as JSON: steps of a run with "reproducible" are made again, with any number of ranks
+/// that goes. A program is started with it by hand (docs/reproducible.md).
+///
+///   TESSERA_REPLAY='{"step": 120, "hashes": "runs/a/hashes.jsonl", "find": "nonfinite"}'
+struct ReplayRequest {
+  enum class Find : std::uint8_t {
+    kNothing,     ///< step `step` alone is compared with the file
+    kNonfinite,   ///< the first microbatch, unit and operator whose result is not finite
+    kDivergence,  ///< the first step and unit whose hash is not the recorded one
+  };
+
+  std::int64_t step = 0;          ///< the last step that is looked at
+  std::string hashes;             ///< file that "record_hashes" wrote; empty: nothing is compared
+  std::int64_t microbatches = 0;  ///< all ranks', of a step; 0: as `hashes` says
+  Find find = Find::kNothing;
+
+  /// The request of this process's environment; empty without TESSERA_REPLAY. Throws tessera::Error (78): it is no such
+  /// object.
+  static std::optional<ReplayRequest> from_environment();
+  std::string to_json() const;
+};
+
+/// The strategy under which `ranks` ranks make the microbatches of the run that is replayed: gradient_accumulation is
+/// theirs, and "mesh" is left out. The same strategy without TESSERA_REPLAY. Throws tessera::Error: 78 where that
+/// cannot be; those of read_step_records.
+Strategy as_replayed(Strategy strategy, int ranks);
+
+}  // namespace tessera

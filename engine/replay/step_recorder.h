@@ -1,0 +1,75 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/replay/find_nonfinite.h"
+#include "engine/replay/replay_request.h"
+#include "engine/replay/step_records.h"
+#include "runtime/comm/collectives.h"
+#include "sharding/layout/plan/microbatch_order.h"
+#include "sharding/unit.h"
+#include "tessera/engine.h"
+
+namespace tessera {
+
+/// The world ranks whose parts make up the whole of something, each part once.
+struct OwnersOfParts {
+  std::vector<int> gradients, masters;
+};
+
+/// Records a step's hashes ("record_hashes"), or makes steps again and compares them (TESSERA_REPLAY). CpuStep owns one
+/// and calls it from the thread that trains.
+///
+/// A step that is recorded reads this rank's gradients and masters once more, each in a pass of its own: sums are shown
+/// to the norm in every round, of which only the last counts, and new masters are complete only when the step is over.
+/// Then the step's own exchange is over too, so one more all-gather takes 16 bytes a unit from each rank. Steps in
+/// between cost nothing.
+///
+/// In a replay each step prints its line on rank 0's standard output, up to the step asked for.
+class StepRecorder {
+ public:
+  /// Null where no hash is wanted. Throws tessera::Error: where the file cannot be made, on rank 0 (73, 77, 71, 74,
+  /// 65); those of read_step_records.
+  static std::unique_ptr<StepRecorder> make(const Strategy& strategy, const std::vector<std::unique_ptr<Unit>>& units,
+                                            Collectives& world, OwnersOfParts owners);
+
+  /// A backward of this rank's `round`-th microbatch is over.
+  void end_backward(const at::Tensor& loss, std::int64_t round);
+  /// Between what ranks agree on and the update of step `step`. Throws tessera::Error (65) in a replay that has found
+  /// a result that is not finite.
+  void begin_update(std::int64_t step);
+  /// The step is over. Collective where it is recorded. Throws tessera::Error (65) in a replay where it differs.
+  void end_step(const StepResult& result);
+
+ private:
+  StepRecorder(const Strategy& strategy, const std::vector<std::unique_ptr<Unit>>& units, Collectives& world,
+               OwnersOfParts owners);
+  bool is_due(std::int64_t step) const;
+  StepRecord record_of(const StepResult& result);
+  void replay(const StepRecord& made);
+  const StepRecord* recorded(std::int64_t step) const;
+
+  const std::vector<std::unique_ptr<Unit>>& units_;
+  Collectives& world_;
+  const OwnersOfParts owners_;
+  const MicrobatchOrder order_;
+  const std::int64_t every_;
+  const std::optional<ReplayRequest> replay_;
+  std::optional<StepRecordsFile> file_;  ///< rank 0's, where it records
+  std::vector<StepRecord> recorded_;     ///< in a replay, by step
+  std::optional<FindNonfinite> watch_;   ///< in a replay that looks for such results
+  struct Found {
+    std::int64_t microbatch;
+    NonfiniteResult result;
+  };
+  std::optional<Found> found_;            ///< in the step under way
+  std::vector<std::uint64_t> own_, all_;  ///< [gradients, masters][unit]; the same of every rank
+};
+
+}  // namespace tessera

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tessera {
+
+/// What is kept of a step, to compare another run with: a line of `hashes.jsonl` ("record_hashes").
+struct StepRecord {
+  std::int64_t step = 0;           ///< StepResult::step
+  std::int64_t microbatches = 0;   ///< all ranks', of this step
+  std::int64_t threads = 0;        ///< rank 0's number of LibTorch's threads, on which operators' bits depend
+  double loss = 0, grad_norm = 0;  ///< NaN and infinity are null in the file, and come back as NaN
+  std::vector<std::pair<std::string, std::uint64_t>> units;  ///< name and hash, in the Engine's order
+};
+
+/// The line, with its end:
+///
+///   {"step":12,"microbatches":8,"threads":2,"loss":3.25,"grad_norm":1.5,"units":{"blocks.0":"91c3e0...",...}}
+std::string to_line(const StepRecord& record);
+
+/// The records of a file, by step. Where a step has two lines, the later counts. A last line without an end was cut by
+/// a kill, and is left out. `who` stands in front of messages. Errors: those of read_input_file; 65 with the line.
+absl::StatusOr<std::vector<StepRecord>> read_step_records(const std::string& path, const std::string& who);
+
+/// The file, while a run writes it. A run that goes on from a checkpoint makes steps that are there already: lines of
+/// the first step that it writes, and of later ones, are taken out before. So the file of an interrupted run ends up as
+/// that of a whole one.
+class StepRecordsFile {
+ public:
+  /// Makes missing folders, and the file where there is none. Errors: 73, 77, 71, 74; 65: it holds something else.
+  static absl::StatusOr<StepRecordsFile> open(const std::string& path);
+
+  /// Writes the record behind those of earlier steps. Errors: 74 and the like.
+  absl::Status write(const StepRecord& record);
+
+ private:
+  explicit StepRecordsFile(std::string path) : path_(std::move(path)) {}
+
+  std::string path_;
+  std::int64_t last_ = -1;  ///< the latest step written here; -1: none
+};
+
+}  // namespace tessera

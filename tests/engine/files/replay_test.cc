@@ -1,0 +1,272 @@
+// Tests of "record_hashes" and TESSERA_REPLAY: any number of ranks writes the same lines, and a step of many ranks is
+// made again on one, which names what went wrong.
+
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <array>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/replay/step_records.h"
+#include "engine/replay/unit_hashes.h"
+#include "runtime/comm/shared/run_ranks.h"
+#include "tessera/checkpoint.h"
+#include "tests/support/test_folder.h"
+#include "tests/support/train_helpers.h"
+
+namespace tessera::testing {
+namespace replay_test {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr std::int64_t kSteps = 4, kAll = 8, kRows = 2, kLength = 5;
+
+/// What goes wrong in a run, on purpose.
+struct Fault {
+  std::int64_t step = -1, microbatch = -1;  ///< step from 0 on
+  bool is_nan = false;                      ///< the loss is multiplied by the root of -1; else the targets are others
+  bool masks = false;                       ///< all losses go through a mask of -infinity, which is no fault
+};
+
+/// A part of a run of Tiny.
+struct Part {
+  std::int64_t begin = 0, end = kSteps;
+  std::filesystem::path from = {}, to = {};  ///< a checkpoint to go on from; a folder to save to at the end
+  TinyOptions model = {};
+};
+
+/// The loss, masked as attention does: the first column of a matrix is thrown away by softmax.
+at::Tensor masked(const at::Tensor& loss) {
+  at::Tensor mask = at::zeros({2});
+  mask[0] = -std::numeric_limits<float>::infinity();
+  return ((loss * at::ones({2}) + mask).softmax(0) * loss).sum();
+}
+
+void train(const Mesh& mesh, const Strategy& strategy, const Part& part, const Fault& fault) {
+  at::set_num_threads(1);
+  Tiny model = make_tiny(part.model, /*deferred=*/true);
+  Engine engine(model.ptr(), strategy, mesh);
+  if (!part.from.empty()) load_checkpoint(engine, part.from);
+  const std::vector<Batch> batches = make_batches(kSteps, kAll * kRows, kLength, part.model.vocab);
+  for (std::int64_t step = part.begin; step < part.end; ++step) {
+    const Batch& batch = batches[static_cast<std::size_t>(step)];
+    while (!engine.step_is_due()) {
+      const std::int64_t index = engine.microbatch();
+      const bool is_faulty = step == fault.step && index == fault.microbatch;
+      at::Tensor target = batch.targets.narrow(0, index * kRows, kRows);
+      if (is_faulty && !fault.is_nan) target = target.flip(0);
+      at::Tensor loss = model->forward(batch.tokens.narrow(0, index * kRows, kRows), target);
+      if (fault.masks) loss = masked(loss);
+      if (is_faulty && fault.is_nan) loss = loss * (loss.detach() * 0 - 1).sqrt();
+      engine.backward(loss, {.tokens = kRows * kLength, .samples = kRows});
+    }
+    engine.step();
+  }
+  if (!part.to.empty()) save_checkpoint(engine, part.to);
+}
+
+/// A run on threads: the text that it throws; empty where it ends well.
+std::string end_of(const ThreadRanks& ranks, Strategy strategy, const Part& part = {}, const Fault& fault = {}) {
+  strategy.gradient_accumulation = kAll / ranks.ranks;
+  try {
+    run_ranks(ranks, [&](const Mesh& mesh) { train(mesh, strategy, part, fault); });
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+class Hashes : public ::testing::Test {
+ protected:
+  ~Hashes() override { unsetenv("TESSERA_REPLAY"); }
+
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+
+  Strategy recording(const Placed& placed, const std::string& file, DType dtype = DType::kF32) const {
+    Strategy strategy = tiny_strategy(placed, dtype);
+    strategy.reproducible = true;
+    strategy.gradient_clipping = 0.5;
+    strategy.record_hashes = {.every = 1, .file = path(file)};
+    return strategy;
+  }
+  /// The lines that a run writes.
+  std::string lines(const ThreadRanks& ranks, const Strategy& strategy, const Part& part = {}) const {
+    std::filesystem::remove(strategy.record_hashes.file);
+    EXPECT_EQ(end_of(ranks, strategy, part), "");
+    return TestFolder::content_of(strategy.record_hashes.file);
+  }
+  void ask(const std::string& request) const { setenv("TESSERA_REPLAY", request.c_str(), 1); }
+  /// The request to look at `step`, against the file "hashes".
+  std::string request(int step, const std::string& find = "nothing") const {
+    return R"({"step": )" + std::to_string(step) + R"(, "hashes": ")" + path("hashes") + R"(", "find": ")" + find +
+           "\"}";
+  }
+
+  const TestFolder folder_;
+};
+
+TEST_F(Hashes, LinesAreThoseOfOneRank) {
+  const Placed placed[] = {ShardingStrategy::kNoShard, ShardingStrategy::kShardOptimizer,
+                           Placed(ShardingStrategy::kShardOptimizer, /*shared=*/true), ShardingStrategy::kFullShard,
+                           Placed(ShardingStrategy::kFullShard, /*shared=*/true)};
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const std::string alone = lines({}, recording(ShardingStrategy::kFullShard, "alone", dtype));
+    EXPECT_EQ(std::ranges::count(alone, '\n'), kSteps);
+    for (const Placed& each : placed) {
+      for (const int ranks : {2, 4}) {
+        EXPECT_EQ(lines({.ranks = ranks}, recording(each, "many", dtype)), alone)
+            << name_of(each) << " on " << ranks << " ranks";
+      }
+    }
+  }
+}
+
+TEST_F(Hashes, LinesOfOtherRulesAndLayoutsAreThoseOfOneRank) {
+  for (const int kind : {0, 1, 2, 3, 4}) {
+    const auto adjusted = [&](Strategy strategy) {
+      strategy.gradient_sync = GradientSync::kLastMicrobatch;
+      if (kind == 1) strategy.mixed_precision.master = MasterKind::kF32;
+      if (kind == 2) strategy.optimizer.type = OptimizerType::kMuon;
+      if (kind == 3) {
+        strategy.offload.paths = {folder_.path().string()};
+        strategy.offload.masters.tier = Tier::kNvme;
+      }
+      return strategy;
+    };
+    const DType dtype = kind == 4 ? DType::kF32 : DType::kBF16;
+    const Part part{.model = {.unused_block = kind == 4}};
+    const std::string alone = lines({}, adjusted(recording(ShardingStrategy::kFullShard, "alone", dtype)), part);
+    EXPECT_EQ(std::ranges::count(alone, '\n'), kSteps) << kind;
+    EXPECT_EQ(lines({.ranks = 4}, adjusted(recording(ShardingStrategy::kFullShard, "many", dtype)), part), alone)
+        << kind;
+    EXPECT_EQ(lines({.ranks = 4, .hosts = 2}, adjusted(recording(ShardingStrategy::kHybridShard, "many", dtype)), part),
+              alone)
+        << kind;
+  }
+}
+
+TEST_F(Hashes, EveryStepsAreRecordedAndARunThatGoesOnRewritesItsOwn) {
+  Strategy strategy = recording(ShardingStrategy::kFullShard, "hashes");
+  const std::string whole = lines({.ranks = 2}, strategy);
+  EXPECT_TRUE(whole.starts_with(lines({.ranks = 2}, strategy, {.end = 3, .to = folder_ / "saved"})));
+  folder_.write("hashes", whole + "{\"step\": 9, \"cut off");
+  EXPECT_EQ(end_of({.ranks = 4}, strategy, {.begin = 3, .from = folder_ / "saved"}), "");
+  EXPECT_EQ(TestFolder::content_of(path("hashes")), whole);
+  strategy.record_hashes.every = 3;
+  EXPECT_EQ(std::ranges::count(lines({}, strategy), '\n'), 1);
+}
+
+TEST_F(Hashes, FileThatIsSomethingElseIsKeptAndNamed) {
+  folder_.write("hashes", "a diary\n");
+  const std::string told = end_of({.ranks = 2}, recording(ShardingStrategy::kFullShard, "hashes"));
+  EXPECT_THAT(told, HasSubstr(path("hashes") + ":1"));
+  EXPECT_EQ(TestFolder::content_of(path("hashes")), "a diary\n");
+}
+
+TEST_F(Hashes, StepOfEightRanksIsMadeAgainOnOne) {
+  const std::string recorded =
+      lines({.ranks = 8}, recording(ShardingStrategy::kFullShard, "hashes"), {.end = 2, .to = folder_ / "saved"});
+  end_of({.ranks = 8}, recording(ShardingStrategy::kFullShard, "hashes"), {.begin = 2, .from = folder_ / "saved"});
+  const std::string all = TestFolder::content_of(path("hashes"));
+  ASSERT_EQ(all.substr(0, recorded.size()), recorded);
+  ask(request(4));
+  Strategy strategy = recording(ShardingStrategy::kFullShard, "hashes");
+  strategy.mesh.shard = 8;
+  ::testing::internal::CaptureStdout();
+  ::testing::internal::CaptureStderr();
+  // The Engine makes eight microbatches of the one that the strategy says.
+  EXPECT_EQ(end_of({}, strategy, {.begin = 2, .from = folder_ / "saved", .to = folder_ / "again"}), "");
+  EXPECT_EQ(::testing::internal::GetCapturedStdout(), all.substr(recorded.size()));
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              AllOf(HasSubstr("step 4 has the recorded loss, norm and hashes of all 4 units"),
+                    HasSubstr("no checkpoint is saved")));
+  EXPECT_EQ(TestFolder::content_of(path("hashes")), all) << "a replay writes no file";
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "again"));
+}
+
+TEST_F(Hashes, FirstStepAndUnitThatDiffersIsNamed) {
+  const Strategy strategy = recording(ShardingStrategy::kFullShard, "hashes");
+  lines({.ranks = 8}, strategy);
+  const Fault fault{.step = 1, .microbatch = 5};
+  ask(request(4, "divergence"));
+  EXPECT_THAT(end_of({}, strategy, {}, fault), AllOf(HasSubstr("step 2 differs from " + path("hashes")),
+                                                     HasSubstr("units, of which "), Not(HasSubstr("threads a rank"))));
+  ask(request(4));
+  EXPECT_THAT(end_of({}, strategy, {}, fault), HasSubstr("step 4 differs"));
+  ask(request(1, "divergence"));
+  EXPECT_EQ(end_of({}, strategy, {}, fault), "") << "later steps are not looked at";
+}
+
+TEST_F(Hashes, PlantedNaNIsNamedWithItsMicrobatchAndOperator) {
+  const Strategy strategy = recording(ShardingStrategy::kFullShard, "hashes");
+  const Fault fault{.step = 2, .microbatch = 5, .is_nan = true, .masks = true};
+  EXPECT_EQ(end_of({.ranks = 8}, strategy, {}, fault), "") << "the step is skipped";
+  EXPECT_THAT(TestFolder::content_of(path("hashes")),
+              HasSubstr(R"("step":3,"microbatches":8,"threads":1,"loss":null)"));
+  ask(request(4, "nonfinite"));
+  EXPECT_THAT(end_of({}, strategy, {}, fault),
+              AllOf(HasSubstr("in step 3, microbatch 5 (of 0 to 7)"),
+                    HasSubstr("that of aten::sqrt (forward), after unit "), HasSubstr("its inputs are finite")));
+  EXPECT_EQ(end_of({}, strategy, {}, {.masks = true}).find("goes wrong"), std::string::npos)
+      << "a mask of -infinity is no fault";
+}
+
+TEST_F(Hashes, RequestsThatCannotBeMetAreRefusedWithWhatToDo) {
+  const Strategy strategy = recording(ShardingStrategy::kFullShard, "hashes");
+  const std::pair<const char*, const char*> requests[] = {
+      {"12", "wanted a JSON object"},
+      {R"({"stepp": 2})", "unknown key \"stepp\""},
+      {R"({"find": "nonfinite", "microbatches": 8})", "\"step\" is missing"},
+      {R"({"step": "2"})", "wanted is an integer"},
+      {R"({"step": 2, "find": "nonfinit", "microbatches": 8})", "did you mean"},
+      {R"({"step": 2, "find": "divergence", "microbatches": 8})", "nothing to compare with"},
+      {R"({"step": 2})", "how many microbatches"},
+      {R"({"step": 2, "microbatches": 7})", "7 microbatches, which 2 ranks cannot share out evenly"},
+      {R"({"step": 2, "hashes": "/missing"})", "/missing"}};
+  for (const auto& [request, wanted] : requests) {
+    ask(request);
+    EXPECT_THAT(end_of({.ranks = 2}, strategy), AllOf(HasSubstr(wanted), HasSubstr("hint: "))) << request;
+  }
+  ask(R"({"step": 2, "microbatches": 8})");
+  EXPECT_THAT(end_of({}, tiny_strategy(ShardingStrategy::kFullShard)), HasSubstr("\"reproducible\": true"));
+  Strategy durable = strategy;
+  durable.durable = {.every = 1, .dir = path("durable")};
+  EXPECT_THAT(end_of({}, durable), HasSubstr("\"durable\""));
+}
+
+TEST(UnitHash, RunsAddUpAndEachBitCounts) {
+  std::vector<float> values(1000);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = std::sin(static_cast<float>(i));
+  const auto hash = [&](std::size_t begin, std::size_t end, std::int64_t number = 3,
+                        HashedKind kind = HashedKind::kMasters) {
+    return hash_of_run(kind, number, static_cast<std::int64_t>(begin),
+                       std::span<const float>(values).subspan(begin, end - begin));
+  };
+  const std::uint64_t whole = hash(0, 1000);
+  EXPECT_EQ(hash(0, 137) + hash(137, 640) + hash(640, 1000), whole);
+  EXPECT_NE(hash(0, 1000, 4), whole);
+  EXPECT_NE(hash(0, 1000, 3, HashedKind::kGradients), whole);
+  std::swap(values[10], values[11]);
+  EXPECT_NE(hash(0, 1000), whole);
+  std::swap(values[10], values[11]);
+  values[999] = std::nextafter(values[999], 2.0f);
+  EXPECT_NE(hash(0, 1000), whole);
+  values[999] = std::nan("");
+  const std::uint64_t not_a_number = hash(0, 1000);
+  values[999] = -std::nan("7");
+  EXPECT_EQ(hash(0, 1000), not_a_number) << "all NaN count as one";
+  values[999] = std::numeric_limits<float>::infinity();
+  EXPECT_NE(hash(0, 1000), not_a_number);
+}
+
+}  // namespace replay_test
+}  // namespace tessera::testing

@@ -1,5 +1,6 @@
-// `tessera launch --hosts`: training on hosts that are reached over ssh, for which tests/support/ssh/ssh_stand_in stands
-// in. Hosts are network namespaces (scripts/net_lab), or addresses of the loopback interface where these cannot be made.
+// `tessera launch --hosts`: training on hosts that are reached over ssh, for which tests/support/ssh/ssh_stand_in
+// stands in. Hosts are network namespaces (scripts/net_lab), or addresses of the loopback interface where these cannot
+// be made.
 
 #include <gmock/gmock.h>
 #include <signal.h>

@@ -14,8 +14,9 @@ namespace tessera {
 /// | nothing comes for the job's silence_s      | the same                                        |
 /// | it dies, even by SIGKILL                   | the same (guard.h)                              |
 ///
-/// A launcher whose output nobody reads makes the agent wait, and the ranks with it, as on one host. Returns the exit
-/// code: 0, also where ranks failed; 64 on a terminal; 69 if the launcher is gone; 70 for a stream that is no launcher's.
+/// A launcher whose output nobody reads makes the agent wait, and the ranks with it, as on one host. Returns the
+/// exit code: 0, also where ranks failed; 64 on a terminal; 69 if the launcher is gone; 70 for a stream that is no
+/// launcher's.
 int serve_launch_agent();
 
 }  // namespace tessera

@@ -18,7 +18,7 @@ struct HostJob {
   LaunchOptions options;  ///< command, ranks, pretended_hosts (the job's hosts), max_restarts, strict, plan, silence_s
   JobSettings job;        ///< address, port, restarts, run_id
   int first_rank = 0;
-  int ranks = 0;                         ///< of this host
+  int ranks = 0;                         ///< how many of them are this host's
   std::string directory;                 ///< working directory
   std::vector<std::string> environment;  ///< "NAME=value", on top of what the host's own shell gave
 };
@@ -44,8 +44,8 @@ absl::StatusOr<std::vector<std::string>> travelling_environment(const std::vecto
 std::string encode(const HostJob& job);
 std::optional<HostJob> decode_job(std::string_view body);
 
-/// What a host knows of a rank that ended: pid, exit and last words. Times travel as ages, since the clocks of two hosts
-/// differ.
+/// What a host knows of a rank that ended: pid, exit and last words. Times travel as ages, since the clocks of two
+/// hosts differ.
 std::string encode_exit(const RankRecord& record);
 std::optional<RankRecord> decode_exit(int rank, std::string_view body);
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "engine/checkpoint/stored_states.h"
+#include "engine/job/profiler_ranges.h"
 #include "engine/memory/carried_states.h"
 #include "engine/open_durable.h"
 #include "engine/step/agree/update_options.h"
@@ -30,6 +31,7 @@ Engine::State::State(std::shared_ptr<torch::nn::Module> module, std::shared_ptr<
 
 void Engine::State::set_up(bool continues) {
   const Strategy& strategy = job.strategy;
+  show_spans_to_profilers();
   job.join();
   training.axes = training.sync.axes(job.mesh, job.axes);
   if (strategy.checkpoint.async) saving.group = value_or_throw(groups_of(job.mesh).world("checkpoint"));

@@ -4,6 +4,8 @@
 #include <functional>
 #include <utility>
 
+#include "tessera/span.h"
+
 namespace tessera {
 namespace {
 
@@ -122,7 +124,10 @@ void StepWalk::follow(const StepProgram& program, const StepOp& op) {
 void StepWalk::visit_all(std::span<const Visit> visits) {
   for (const Visit& visit : visits) {
     hold_gradients(visit);
-    make(visit);
+    {
+      const Span span(visit.work == VisitWork::kSwapAverages ? "averages" : "update", flat_of(visit).unit->name);
+      make(visit);
+    }
     if (visit.work == VisitWork::kUpdate || visit.work == VisitWork::kSwapAverages) publisher_.publish(flat_of(visit));
   }
   let_gradients_go();

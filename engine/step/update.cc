@@ -57,7 +57,7 @@ void Update::apply(const Rates& rates, std::span<const char> used, std::span<con
 }
 
 void Update::apply(Unit& unit, const Rates& rates, std::span<const char> used) {
-  const Span span("update", unit.name);
+  const Span span("update");
   follow_options();
   rates_ = rates;
   unit_ = &unit;

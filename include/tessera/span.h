@@ -22,6 +22,17 @@ class Trace {
   /// Adds a span of this thread, named "what subject". Callers check `on()` first.
   static void record(std::string_view what, std::string_view subject, Clock::time_point begin, Clock::time_point end);
 
+  /// Hears of each Span as it begins and as it ends, both on the Span's thread. A profiler makes ranges of it.
+  struct Listener {
+    /// Returns what `end` is to get. Null: nobody wants this span, and `end` is not called for it.
+    void* (*begin)(std::string_view what, std::string_view subject) noexcept;
+    void (*end)(void* range) noexcept;
+  };
+  /// Spans that begin from now on are told to `listener`, which must live as long as the process. Null: to nobody. An
+  /// Engine sets one that makes ranges for LibTorch's profilers.
+  static void tell(const Listener* listener) { listener_.store(listener, std::memory_order_release); }
+  static const Listener* listener() { return listener_.load(std::memory_order_acquire); }
+
   /// Returns what was recorded as elements of "traceEvents" in Chrome's trace format (complete events, times in
   /// microseconds), separated by commas. `process` is the pid of all of them. Threads count from 0 in the order in
   /// which they first recorded. A name says what was done and to what: "all_gather blocks.3".
@@ -29,27 +40,39 @@ class Trace {
 
  private:
   static std::atomic<bool> on_;
+  static std::atomic<const Listener*> listener_;
 };
 
-/// Measures its own lifetime: records it while a trace is on, and adds it, in seconds, to `*seconds` unless that is
-/// null.
+/// Measures its own lifetime: records it while a trace is on, adds it, in seconds, to `*seconds` unless that is null,
+/// and tells Trace::listener of it. The listener's own time is not in what is measured.
 class Span {
  public:
   /// `what` and `subject` must outlive the span.
   explicit Span(std::string_view what, std::string_view subject = {}, double* seconds = nullptr)
-      : what_(what), subject_(subject), seconds_(seconds), begin_(Trace::Clock::now()) {}
+      : what_(what),
+        subject_(subject),
+        seconds_(seconds),
+        listener_(Trace::listener()),
+        range_(listener_ ? listener_->begin(what, subject) : nullptr),
+        begin_(Trace::Clock::now()) {}
   ~Span() {
-    if (!seconds_ && !Trace::on()) return;
-    const Trace::Clock::time_point end = Trace::Clock::now();
-    if (seconds_) *seconds_ += std::chrono::duration<double>(end - begin_).count();
-    if (Trace::on()) Trace::record(what_, subject_, begin_, end);
+    if (seconds_ || Trace::on()) note_end();
+    if (range_) listener_->end(range_);
   }
   Span(const Span&) = delete;
   Span& operator=(const Span&) = delete;
 
  private:
+  void note_end() const {
+    const Trace::Clock::time_point end = Trace::Clock::now();
+    if (seconds_) *seconds_ += std::chrono::duration<double>(end - begin_).count();
+    if (Trace::on()) Trace::record(what_, subject_, begin_, end);
+  }
+
   const std::string_view what_, subject_;
   double* const seconds_;
+  const Trace::Listener* const listener_;
+  void* const range_;
   const Trace::Clock::time_point begin_;
 };
 

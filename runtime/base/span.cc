@@ -39,6 +39,7 @@ double microseconds(Trace::Clock::duration duration) {
 }  // namespace
 
 std::atomic<bool> Trace::on_{false};
+std::atomic<const Trace::Listener*> Trace::listener_{nullptr};
 
 void Trace::start() {
   Recorder& all = recorder();

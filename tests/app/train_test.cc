@@ -104,7 +104,7 @@ TEST_F(Train, TraceShowsTheSpansOfEveryRank) {
     EXPECT_EQ(of["forward"], 6) << rank;
     EXPECT_EQ(of["backward"], 6) << rank;
     EXPECT_EQ(of["agree"], 3) << rank;
-    EXPECT_EQ(of["update"], 3) << rank;
+    EXPECT_EQ(of["update"], 15) << rank;  // one around those of the units
     EXPECT_EQ(of["reduce"], 24) << rank;
     EXPECT_GE(of["all_gather"], 9) << rank;
   }
@@ -113,13 +113,21 @@ TEST_F(Train, TraceShowsTheSpansOfEveryRank) {
 TEST_F(Train, OperatorTraceShowsTheLastSteps) {
   run(launch(2) + train(strategy("FULL_SHARD"), "traced", {"--steps", "5", "--trace-operators", path("ops.json")}));
   int attentions = 0, embeddings = 0;
+  std::map<std::string, int> ranges;
   const json trace = json::parse(read_file(path("ops.json")));
   for (const json& event : trace.at("traceEvents")) {
     attentions += event.value("name", "") == "aten::scaled_dot_product_attention";
     embeddings += event.value("name", "") == "aten::embedding";
+    if (event.value("cat", "") == "user_annotation") ++ranges[event.at("name")];
   }
   EXPECT_EQ(attentions, 3 * 2 * 3);  // steps, microbatches, blocks
   EXPECT_EQ(embeddings, 3 * 2 * 2);  // one of tokens and one of positions
+  EXPECT_EQ(ranges["backward"], 3 * 2);
+  EXPECT_EQ(ranges["agree"], 3);
+  for (const char* unit : {"blocks.0", "blocks.2", "(root)"}) {
+    EXPECT_EQ(ranges[std::string("reduce ") + unit], 3 * 2) << unit;
+    EXPECT_EQ(ranges[std::string("update ") + unit], 3) << unit;
+  }
 }
 
 TEST_F(Train, PretendedHostsDoNotShareMemory) {

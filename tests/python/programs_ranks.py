@@ -281,12 +281,19 @@ def arrays_kept_beyond_a_guard(strategy):
 
 
 def profiled(strategy):
-    """Profilers of torch see a step as it is without them, whatever they ask parameters for."""
+    """Profilers of torch see a step as it is without them, whatever they ask parameters for, and a range for each gather and
+    each reduction."""
     def losses(observer):
         net = model()
         engine = tessera.Engine(net, {"strategy": "FULL_SHARD", **strategy})
+        before = engine.traffic()
         with observer:
             found = train(engine, net, [1, 2])
+        if isinstance(observer, torch.profiler.profile):
+            after, seen = engine.traffic(), {event.key: event.count for event in observer.key_averages()}
+            for call, key in (("all_gather ", "gathers"), ("reduce ", "reductions")):
+                assert sum(count for name, count in seen.items() if name.startswith(call)) == after[key] - before[key] > 0, (call, seen)
+            assert seen["reduce blocks.0"] == 2 and seen["backward"] == 2, seen
         with contextlib.nullcontext() if strategy.get("host_sharing", True) else expected(None, "engine.gathered()"):
             net.head.weight.detach().numpy()
         engine.close()

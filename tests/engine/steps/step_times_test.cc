@@ -1,16 +1,23 @@
-// A step tells where its time went: seconds without data, FLOP, and latencies by unit.
+// A step tells where its time went: seconds without data, FLOP, latencies by unit, and ranges for a profiler.
 
+#include <ATen/record_function.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
 #include <string>
 #include <thread>
-#include <tuple>
+#include <unordered_set>
+#include <vector>
 
 #include "runtime/comm/shared/run_ranks.h"
+#include "tessera/span.h"
 #include "tests/support/session.h"
 
 namespace tessera::testing {
@@ -164,6 +171,124 @@ TEST(StepTimes, EachGatherAndReductionOfAUnitIsTimed) {
     EXPECT_GE(counts["gather"] + static_cast<std::int64_t>(session.engine.unit_names().size()),
               after.gathers - before.gathers);
   });
+}
+
+/// Observes ranges of all threads while it lives, as a profiler does that is attached. One at a time.
+class Observer {
+ public:
+  Observer(at::RecordFunctionCallback::StartCallback begin, at::RecordFunctionCallback::EndCallback end) {
+    const std::unordered_set<at::RecordScope> scopes = {at::RecordScope::USER_SCOPE};
+    handle_ = at::addGlobalCallback(at::RecordFunctionCallback(begin, end).scopes(scopes));
+  }
+  ~Observer() { at::removeCallback(handle_); }
+  Observer(const Observer&) = delete;
+  Observer& operator=(const Observer&) = delete;
+
+ private:
+  at::CallbackHandle handle_;
+};
+
+/// What observers saw of ranges, of all ranks.
+struct Seen {
+  std::mutex mutex;
+  std::map<std::string, std::int64_t> begun;  ///< [name]
+  std::int64_t ended = 0, out_of_order = 0;
+};
+Seen seen;
+thread_local std::vector<std::string> open_ranges;
+
+std::unique_ptr<at::ObserverContext> note_begin(const at::RecordFunction& range) {
+  const std::lock_guard lock(seen.mutex);
+  ++seen.begun[range.name()];
+  open_ranges.emplace_back(range.name());
+  return nullptr;
+}
+
+void note_end(const at::RecordFunction& range, at::ObserverContext*) {
+  const std::lock_guard lock(seen.mutex);
+  ++seen.ended;
+  if (open_ranges.empty() || open_ranges.back() != range.name()) ++seen.out_of_order;
+  if (!open_ranges.empty()) open_ranges.pop_back();
+}
+
+/// How many ranges had a name that begins so.
+std::int64_t ranges_of(const std::string& beginning) {
+  std::int64_t count = 0;
+  for (const auto& [name, times] : seen.begun) count += name.starts_with(beginning) ? times : 0;
+  return count;
+}
+
+// One for each call that traffic counts, by name of the unit, and each ends before the one around it.
+TEST(StepTimes, ProfilerSeesARangeForEachGatherReductionAndUpdate) {
+  constexpr std::int64_t kRanks = 2, kSteps = 3;
+  for (const Placed& placed : kOnePerPlacement) {
+    SCOPED_TRACE(name_of(placed));
+    seen.begun.clear();
+    seen.ended = seen.out_of_order = 0;
+    std::atomic<std::int64_t> gathers = 0, reductions = 0, backwards = 0;
+    std::vector<std::string> units;
+    {
+      const Observer profiler(&note_begin, &note_end);
+      run_ranks({.ranks = kRanks}, [&](const Mesh& mesh) {
+        Session session(mesh, strategy_for(placed));
+        for (std::size_t i = 0; i < kSteps; ++i) session.train(i);
+        const TrafficCounts traffic = session.engine.traffic();
+        gathers += traffic.gathers;
+        reductions += traffic.reductions;
+        backwards += kSteps * static_cast<std::int64_t>(session.microbatches);
+        if (mesh.rank() == 0) units = session.engine.unit_names();
+      });
+    }
+    EXPECT_EQ(ranges_of("all_gather "), gathers);
+    EXPECT_EQ(ranges_of("reduce "), reductions);
+    EXPECT_EQ(seen.begun["backward"], backwards);
+    EXPECT_EQ(seen.begun["agree"], kRanks * kSteps);
+    EXPECT_EQ(seen.begun["update"], kRanks * kSteps);
+    for (const std::string& unit : units) {
+      EXPECT_EQ(seen.begun["reduce " + unit], backwards) << unit;
+      EXPECT_GE(seen.begun["update " + unit], kRanks * kSteps) << unit;
+      EXPECT_EQ(seen.begun["all_gather " + unit] > 0, gathers > 0) << unit;
+    }
+    EXPECT_EQ(seen.ended, ranges_of(""));
+    EXPECT_EQ(seen.out_of_order, 0);
+  }
+}
+
+TEST(StepTimes, WithoutAProfilerASpanIsNoRange) {
+  run_ranks({.ranks = 1}, [](const Mesh& mesh) {
+    const Session session(mesh, strategy_for(ShardingStrategy::kNoShard));
+    ASSERT_NE(Trace::listener(), nullptr);
+    EXPECT_EQ(Trace::listener()->begin("agree", ""), nullptr);
+    const Observer profiler(&note_begin, &note_end);
+    void* const range = Trace::listener()->begin("agree", "");
+    ASSERT_NE(range, nullptr);
+    Trace::listener()->end(range);
+  });
+}
+
+// Gathers are made in an observer of operators, so this one's exceptions pass there too.
+TEST(StepTimes, ObserverThatThrowsEndsNothing) {
+  const auto values = [] {
+    Values found;
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+      const Values all = trained(mesh, strategy_for(ShardingStrategy::kFullShard), 1);
+      if (mesh.rank() == 0) found = all;
+    });
+    return found;
+  };
+  static std::atomic<int> thrown = 0;
+  const Values wanted = values();
+  const Observer profiler(
+      [](const at::RecordFunction&) -> std::unique_ptr<at::ObserverContext> {
+        ++thrown;
+        throw std::runtime_error("at its begin");
+      },
+      [](const at::RecordFunction&, at::ObserverContext*) {
+        ++thrown;
+        throw std::runtime_error("at its end");
+      });
+  EXPECT_TRUE(all_same_bits(values(), wanted));
+  EXPECT_GT(thrown, 0);
 }
 
 }  // namespace step_times_test

@@ -119,6 +119,9 @@ void CpuStep::run(const LocalStep& local, StepResult& result) {
   if (recorder_) recorder_->begin_update(result.step);
   forget_losses();
   used_ = &agreed.used;
+  const WaitedFor waited = waited_for(agreed.busy_seconds);
+  result.waited_for_rank = waited.rank;
+  result.waited_for_seconds = waited.seconds;
   const std::string slow = stragglers_.add(agreed.busy_seconds);
   if (speaks_ && !slow.empty()) log_warning("step " + std::to_string(result.step) + ": " + slow);
   result.loss = mean_loss(agreed.loss, microbatches_, agreed.weight);

@@ -70,6 +70,13 @@ struct StepResult {
   /// time in which compute waited for collectives, by the device's clock (exposed communication); 0 until `wait`.
   double communication_seconds = 0.0;
   double tokens_per_second = 0.0;  ///< tokens of all ranks divided by `seconds`
+  /// The rank for which the others waited: the one that was busy longest with its data, its forward and its backward,
+  /// from the end of the step before to the agreement on this one. -1 where it is not known: with one rank, on a GPU,
+  /// whose steps the host does not wait for, and with "sync" asynchronous, where nobody waits.
+  int waited_for_rank = -1;
+  /// Seconds for which they waited for it: how much less than that rank the others were busy, on average. 0 where no
+  /// rank is known.
+  double waited_for_seconds = 0.0;
   /// Part of `seconds` in which this rank had no data: from the end of a step, or of a microbatch's backward before the
   /// last, to the next operator that reads a parameter. On a GPU it is the host's time, in which the device may still
   /// work. NaN where the strategy does not watch operators and Engine::time_data was not called.

@@ -66,6 +66,10 @@ py::object data_seconds_of(const StepResult& result) {
   return std::isnan(result.data_seconds) ? py::object(py::none()) : py::object(py::float_(result.data_seconds));
 }
 
+py::object waited_for_rank_of(const StepResult& result) {
+  return result.waited_for_rank < 0 ? py::object(py::none()) : py::object(py::int_(result.waited_for_rank));
+}
+
 py::object mfu_of(const StepResult& result) {
   return result.peak_tflops > 0 ? py::object(py::float_(result.mfu())) : py::object(py::none());
 }
@@ -90,6 +94,8 @@ py::dict dict_of(const StepResult& result) {
   fields["communication_seconds"] = result.communication_seconds;
   fields["communication_share"] = result.communication_share();
   fields["tokens_per_second"] = result.tokens_per_second;
+  fields["waited_for_rank"] = waited_for_rank_of(result);
+  fields["waited_for_seconds"] = result.waited_for_seconds;
   fields["data_seconds"] = data_seconds_of(result);
   fields["batch_seconds"] = result.batch_seconds;
   fields["upload_seconds"] = result.upload_seconds;
@@ -129,6 +135,8 @@ void bind_results(py::module_& module) {
       .def_readonly("communication_seconds", &StepResult::communication_seconds)
       .def_property_readonly("communication_share", &StepResult::communication_share)
       .def_readonly("tokens_per_second", &StepResult::tokens_per_second)
+      .def_property_readonly("waited_for_rank", &waited_for_rank_of)
+      .def_readonly("waited_for_seconds", &StepResult::waited_for_seconds)
       .def_property_readonly("data_seconds", &data_seconds_of)
       .def_readonly("batch_seconds", &StepResult::batch_seconds)
       .def_readonly("upload_seconds", &StepResult::upload_seconds)

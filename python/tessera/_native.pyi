@@ -112,6 +112,18 @@ class StepResult:
         """Tokens of all ranks divided by `seconds`."""
 
     @property
+    def waited_for_rank(self) -> int | None:
+        """The rank for which the others waited: the one that was busy longest, from the end of the step before to the
+        agreement on this one.
+
+        None with one rank, on a GPU, and with "sync" asynchronous, where nobody waits.
+        """
+
+    @property
+    def waited_for_seconds(self) -> float:
+        """Seconds for which they waited: how much less than that rank the others were busy, on average."""
+
+    @property
     def data_seconds(self) -> float | None:
         """Part of `seconds` without data: from the end of a step, or of a microbatch's backward before the last, to the
         next operator that reads a parameter.

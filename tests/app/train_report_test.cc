@@ -56,6 +56,15 @@ TEST(BatchAdvice, SaysHowManyMoreRanksWouldPay) {
             "critical batch about 6.4 sequences; you use 64: a smaller batch would learn about as much in a step");
 }
 
+TEST(StragglerText, NamesTheSlowestRankAndTheShareOfTheStep) {
+  StepResult result;
+  EXPECT_EQ(straggler_text(result), "slowest rank not known");
+  result.seconds = 0.5;
+  result.waited_for_rank = 3;
+  result.waited_for_seconds = 0.012;
+  EXPECT_EQ(straggler_text(result), "waited for rank 3: 12.0 ms (2.4 %)");
+}
+
 TEST(CommunicationShare, EqualsCommunicationSecondsOverAllSeconds) {
   StepResult result;
   EXPECT_EQ(result.communication_share(), 0);  // nothing was measured

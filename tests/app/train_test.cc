@@ -460,6 +460,20 @@ TEST_F(Train, MetricsAndStatusLineTellDataWaitAndFlop) {
     EXPECT_DOUBLE_EQ(step.at("mfu").get<double>(), step.at("tflops").get<double>() / 0.5);
 }
 
+TEST_F(Train, MetricsAndStatusLineTellWhomRanksWaitedFor) {
+  const Words command = train(strategy("FULL_SHARD"), "waits", {"--steps", "4", "--log-every", "4"});
+  EXPECT_THAT(run(launch(2) + command).out, ::testing::Not(HasSubstr("waited for")));
+  for (const json& step : steps("waits")) {
+    EXPECT_THAT(step.at("waited_for_rank").get<int>(), ::testing::AllOf(::testing::Ge(0), ::testing::Lt(2))) << step;
+    EXPECT_GE(step.at("waited_for_seconds").get<double>(), 0) << step;
+    EXPECT_LT(step.at("waited_for_seconds").get<double>(), step.at("seconds").get<double>()) << step;
+  }
+  const Ended shown = run(launch(2) + command + Words{"--overwrite", "--show", "straggler"});
+  EXPECT_THAT(shown.out, ::testing::ContainsRegex("step 4/4 .* waited for rank [01]: [0-9.]+ ms [(][0-9.]+ %[)]"));
+  run(launch(1) + command + Words{"--overwrite"});
+  for (const json& step : steps("waits")) EXPECT_TRUE(step.at("waited_for_rank").is_null()) << step;
+}
+
 TEST_F(Train, MetricsHaveLatenciesOfEachUnitsCalls) {
   const auto latencies = [&](const std::string& name) {
     std::map<std::int64_t, std::vector<json>> found;

@@ -140,6 +140,20 @@ class ReportTest(unittest.TestCase):
         self.assertIn(["reduce", "blocks.0", "4", "1.000", "2.000", "3.000", "1500.000"], Cells(text).rows)
 
     @needs_matplotlib
+    def test_stragglers_are_listed_by_the_seconds_that_others_waited(self):
+        waits = [(1, 0.25), (0, 0.5), (1, 1.0), (None, None)]
+        run = read_run(self.run_of(HEADER, *(step(number, waited_for_rank=rank, waited_for_seconds=seconds)
+                                             for number, (rank, seconds) in enumerate(waits, 1))))
+        text = page([run])
+        rows = Cells(text).rows
+        self.assertEqual(re.findall("<h2>([^<]*)</h2>", text),
+                         ["Loss", "Seconds a step", "Seconds waited for the slowest rank", f"Stragglers: {run.name}"])
+        at = rows.index(["1", "2", "66.7", "1.250", "1000.000"])
+        self.assertEqual(rows[at + 1], ["0", "1", "33.3", "0.500", "500.000"])
+        self.assertIn(["waited for the slowest rank, median, s", "0.5"], rows)
+        self.assertNotIn("Stragglers", page([read_run(self.run_of(HEADER, step(1, waited_for_rank=None, waited_for_seconds=None), name="b"))]))
+
+    @needs_matplotlib
     def test_names_cannot_bring_markup_and_the_page_asks_for_nothing(self):
         run = read_run(self.run_of(HEADER | {"model": "<script>x</script>$\\frac"}, step(1), latency(1, "<b>&"), name="<i>$a_b"))
         cells = Cells(page([run]))

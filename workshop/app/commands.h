@@ -82,8 +82,8 @@ struct TrainCommand {
   TextSampling sample;
   std::vector<std::string> command_line;  ///< all words of it, for the run directory
   std::string tensorboard = {};           ///< folder for an event file; empty: none
-  std::vector<std::string> show =
-      {};  ///< what status lines have beside the usual: "share", "data", "flops" (share_text ... of train_report.h)
+  /// What status lines have beside the usual: "share", "data", "flops", "straggler" (share_text ... of train_report.h).
+  std::vector<std::string> show = {};
   std::int64_t histogram_every = 0;  ///< steps between latencies in the metrics; 0: calls are not timed
   double peak_tflops = 0;            ///< the peak of a rank's device; 0: as it is known
 };

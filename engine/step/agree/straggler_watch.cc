@@ -26,6 +26,14 @@ std::string milliseconds(double seconds) {
 
 }  // namespace
 
+WaitedFor waited_for(std::span<const double> busy_seconds) {
+  if (busy_seconds.size() < 2) return {};
+  const auto slowest = std::ranges::max_element(busy_seconds);
+  double less = 0;
+  for (const double each : busy_seconds) less += *slowest - each;
+  return {static_cast<int>(slowest - busy_seconds.begin()), less / static_cast<double>(busy_seconds.size() - 1)};
+}
+
 /// All memory is taken here: steps take none.
 StragglerWatch::StragglerWatch(std::size_t ranks) : seconds_(ranks) {
   for (std::vector<double>& each : seconds_) each.reserve(kWindow);

@@ -8,6 +8,15 @@
 
 namespace tessera {
 
+/// The rank of a step for which the others waited, and how long.
+struct WaitedFor {
+  int rank = -1;       ///< world rank of the one that was busy longest; -1: there is one rank, and nobody waited
+  double seconds = 0;  ///< how much less than this one the others were busy, on average
+};
+
+/// `busy_seconds` [world rank]: as StragglerWatch::add. Where ranks were busy equally long, the first one is named.
+WaitedFor waited_for(std::span<const double> busy_seconds);
+
 /// Finds ranks that keep the others waiting. CpuStep tells it, after each agreement, how long every rank was busy in
 /// the step: from the end of the rank's last step to this agreement, without the time for which it waited in
 /// collectives. That is the time for its data, its forward and its backward. A rank is slow if its median over a window

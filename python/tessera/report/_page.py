@@ -1,4 +1,4 @@
-"""The page: a table of all runs side by side, charts, and a table of latencies for each run that has them.
+"""The page: a table of all runs side by side, charts, and for each run that has them tables of stragglers and of latencies.
 
 A chart has a curve for each run. A curve of more than `_MOST_POINTS` steps is drawn through means of as many steps as it
 takes. Charts are SVG inside of the page; their lines take the page's colours, so they can be read on a dark page too.
@@ -53,6 +53,7 @@ _CHARTS = (
     _Chart("Seconds a step", "seconds", "s", "The thin line is the 95th percentile of the last 100 steps.", beside="seconds_p95", beside_label="p95"),
     _Chart("Share of communication", "communication_share", "%", "The part of rank 0's time in collectives, waiting for other ranks included.", 100.0),
     _Chart("Seconds waited for data", "data_seconds", "s", "The part of a step before the first operator that uses a parameter."),
+    _Chart("Seconds waited for the slowest rank", "waited_for_seconds", "s", "How much less than the slowest rank the others were busy, on average."),
     _Chart("Model FLOP/s utilization", "mfu", "%", "The share of the device's peak that the model's operators reach.", 100.0),
     _Chart("Memory of a rank", "bytes_allocated", "MiB", "The thin line is the plan.", 1 / 2**20, "bytes_planned", "plan"),
     _Chart("Waits for the disk", "disk_wait_seconds", "s", "The time in which training stood still for offloaded state."),
@@ -170,6 +171,7 @@ def _summary_rows(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
         ("share of communication, median, %", lambda run: _number(_scaled(_median(run, "communication_share"), 100), 3)),
         ("scaling efficiency, median, %", lambda run: _number(_scaled(_median(run, "scaling_efficiency"), 100), 3)),
         ("waited for data, median, s", lambda run: _number(_median(run, "data_seconds"), 3)),
+        ("waited for the slowest rank, median, s", lambda run: _number(_median(run, "waited_for_seconds"), 3)),
         ("TFLOP/s a rank, median", lambda run: _number(_median(run, "tflops"), 3)),
         ("MFU, median, %", lambda run: _number(_scaled(_median(run, "mfu"), 100), 3)),
         ("memory of rank 0 at most, MiB", lambda run: _number(_scaled(_most(run, "bytes_allocated"), 1 / 2**20))),
@@ -185,6 +187,20 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> st
         return "<tr>" + "".join(f'<{tag}{"" if i < words else " class=number"}>{html.escape(cell)}</{tag}>' for i, cell in enumerate(cells)) + "</tr>"
 
     return f'<div class="wide"><table>{row(head, "th")}{"".join(row(cells, "td") for cells in rows)}</table></div>'
+
+
+def _stragglers(run: Run) -> str:
+    """A row for each rank that was ever the slowest, the one with the most seconds first; empty where no rank is known."""
+    waits: dict[int, list[float]] = {}
+    for (_, rank), (_, seconds) in zip(run.column("waited_for_rank"), run.column("waited_for_seconds")):
+        waits.setdefault(int(rank), []).append(seconds)
+    if not waits:
+        return ""
+    steps = sum(map(len, waits.values()))
+    rows = [[str(rank), f"{len(each):,}", f"{100 * len(each) / steps:.1f}", f"{sum(each):.3f}", f"{1000 * max(each):.3f}"]
+            for rank, each in sorted(waits.items(), key=lambda item: -sum(item[1]))]
+    return (f"<h2>Stragglers: {html.escape(run.name)}</h2><p>The rank that was busy longest in a step, and for how long the others waited for it, "
+            "on average.</p>" + _table(["rank", "steps", "steps, %", "waited in all, s", "longest, ms"], rows, 1))
 
 
 def _latencies(run: Run) -> str:
@@ -208,6 +224,6 @@ def page(runs: Sequence[Run]) -> str:
     """The whole page, as HTML. Raises Error (69) where matplotlib is not installed."""
     names = ", ".join(run.name for run in runs)
     body = f"<h1>{html.escape(names)}</h1>{_notes(runs)}" + _table(["", *(run.name for run in runs)], [[title, *cells] for title, cells in _summary_rows(runs)], 1)
-    body += "".join(_chart(chart, runs) for chart in _CHARTS) + "".join(map(_latencies, runs))
+    body += "".join(_chart(chart, runs) for chart in _CHARTS) + "".join(map(_stragglers, runs)) + "".join(map(_latencies, runs))
     return ('<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
             f"<title>{html.escape(names)}</title><style>{_STYLE}</style></head><body>{body}</body></html>\n")

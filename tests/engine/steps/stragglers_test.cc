@@ -1,4 +1,5 @@
-// Tests that a rank which keeps the others waiting is named, once in each window, and that equally fast ranks are not.
+// Tests that a rank which keeps the others waiting is named, once in each window and in each step's result, and that
+// equally fast ranks are not.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,6 +7,7 @@
 #include <chrono>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "engine/step/agree/straggler_watch.h"
@@ -57,6 +59,17 @@ TEST(StragglerWatch, EachWindowIsJudgedByItself) {
   EXPECT_EQ(messages, 2);
 }
 
+TEST(WaitedFor, NamesTheSlowestRankAndTheMeanWaitOfTheOthers) {
+  const auto of = [](const std::vector<double>& busy) {
+    const WaitedFor waited = waited_for(busy);
+    return std::pair(waited.rank, waited.seconds);
+  };
+  EXPECT_EQ(of({0.5}), std::pair(-1, 0.0));
+  EXPECT_EQ(of({0.5, 0.25}), std::pair(0, 0.25));
+  EXPECT_EQ(of({0.5, 0.25, 2.0, 0.25}), std::pair(2, (1.5 + 1.75 + 1.75) / 3));
+  EXPECT_EQ(of({0.5, 0.5}), std::pair(0, 0.0));
+}
+
 /// What is logged while three ranks train, rank `late` coming `milliseconds` late to every step.
 std::string logged(int late, int milliseconds, const Placed& placed) {
   set_log_level(LogLevel::kWarning);
@@ -78,6 +91,23 @@ TEST(Stragglers, EngineNamesTheSlowRank) {
     EXPECT_THAT(logged(1, late, placed), AllOf(HasSubstr("step 50: rank 1 is busy for"), Not(HasSubstr("rank 0 is")),
                                                Not(HasSubstr("rank 2 is"))))
         << name_of(placed);
+}
+
+TEST(Stragglers, EveryRanksResultTellsWhomTheOthersWaitedFor) {
+  const std::chrono::milliseconds late = patient(std::chrono::milliseconds(25));
+  for (const Placed& placed : kInMemory) {
+    run_ranks({.ranks = 3}, [&](const Mesh& mesh) {
+      Session session(mesh, strategy_for(placed));
+      session.train(0);
+      for (const int slow : {2, 0}) {
+        if (mesh.rank() == slow) std::this_thread::sleep_for(late);
+        const StepResult result = session.train(1);
+        EXPECT_EQ(result.waited_for_rank, slow) << name_of(placed);
+        EXPECT_GT(result.waited_for_seconds, 0.5 * std::chrono::duration<double>(late).count()) << name_of(placed);
+        EXPECT_LT(result.waited_for_seconds, result.seconds) << name_of(placed);
+      }
+    });
+  }
 }
 
 }  // namespace stragglers_test

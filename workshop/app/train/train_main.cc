@@ -100,10 +100,11 @@ void add_training(CLI::App& command, TrainCommand& train) {
       .add_option(
           "--show", train.show,
           "what status lines have too: share, the share of time in communication, and the scaled speed-up; data, "
-          "the share of time without data; flops, TFLOP/s of a rank, and MFU where the device's peak is known")
+          "the share of time without data; flops, TFLOP/s of a rank, and MFU where the device's peak is known; "
+          "straggler, the rank that the others waited for, and how long")
       ->delimiter(',')
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-      ->check(CLI::IsMember({"share", "data", "flops"}));
+      ->check(CLI::IsMember({"share", "data", "flops", "straggler"}));
   command
       .add_option("--histogram-every", train.histogram_every,
                   "steps between latencies of gathers and reductions, by unit, in the metrics; 0: none")

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <limits>
 #include <utility>
 
 #include "runtime/base/bytes.h"
@@ -61,7 +62,22 @@ std::string flops_text(const StepResult& result) {
   return result.peak_tflops > 0 ? text + ", MFU " + number_text(100 * result.mfu(), "%.1f") + " %" : text;
 }
 
+std::string straggler_text(const StepResult& result) {
+  if (result.waited_for_rank < 0) return "slowest rank not known";
+  const double share = result.seconds > 0 ? 100 * result.waited_for_seconds / result.seconds : 0;
+  return "waited for rank " + std::to_string(result.waited_for_rank) + ": " +
+         number_text(1e3 * result.waited_for_seconds, "%.1f") + " ms (" + number_text(share, "%.1f") + " %)";
+}
+
 namespace {
+
+std::vector<Metric> straggler_of(const StepResult& result) {
+  if (result.waited_for_rank >= 0)
+    return {{"waited_for_rank", std::int64_t{result.waited_for_rank}},
+            {"waited_for_seconds", result.waited_for_seconds}};
+  constexpr double kNotKnown = std::numeric_limits<double>::quiet_NaN();
+  return {{"waited_for_rank", kNotKnown}, {"waited_for_seconds", kNotKnown}};
+}
 
 std::vector<Metric> metrics_of(const EvaluationResult& result) {
   return {{"eval_loss", result.loss}, {"eval_tokens", result.tokens}, {"eval_seconds", result.seconds}};
@@ -156,6 +172,7 @@ std::vector<Metric> TrainReport::metrics_of(const StepResult& result, std::int64
                                  {"gradient_bytes_to_host", traffic.gradients.to_host - before_.gradients.to_host},
                                  {"gradient_bytes_to_gpu", traffic.gradients.to_gpu - before_.gradients.to_gpu},
                                  {"disk_wait_seconds", traffic.disk_wait_seconds - before_.disk_wait_seconds}};
+  metrics = metrics + straggler_of(result);
   if (result.peak_tflops > 0) metrics.push_back({"mfu", result.mfu()});
   return metrics;
 }
@@ -209,6 +226,7 @@ std::string TrainReport::shown_parts(const StepResult& result) const {
   if (shows("share")) text += share_text(result.communication_share(), options_.ranks) + "  ";
   if (shows("data")) text += data_text(result) + "  ";
   if (shows("flops")) text += flops_text(result) + "  ";
+  if (shows("straggler")) text += straggler_text(result) + "  ";
   return text;
 }
 

@@ -22,9 +22,10 @@ namespace tessera::app {
 ///     step   20/300  loss 3.1042  epoch 0.13  norm 1.21  lr 5.00e-04  1830 tok/s  step p50 1.120 s, p95 1.200 s
 ///       left 5 min 14 s  44.10 MiB = plan                                              (one line)
 ///
-/// ", predicted 1.100 s" follows p95 where a step was predicted. share_text, data_text and flops_text follow that where
-/// they were asked for. A line's loss is the mean of the steps since the line before; everything else is the line's own
-/// step. Where "noise_scale" has measured since the line before, a line of batch_advice follows.
+/// ", predicted 1.100 s" follows p95 where a step was predicted. share_text, data_text, flops_text and straggler_text
+/// follow that where they were asked for. A line's loss is the mean of the steps since the line before; everything else
+/// is the line's own step. Where "noise_scale" has measured since the line before, a line of
+/// batch_advice follows.
 ///
 /// The metrics file holds a header, then an object for each step and for each evaluation. All carry the run's id:
 ///
@@ -116,6 +117,10 @@ std::string batch_advice(double noise_scale, double batch);
 
 /// "0.412 TFLOP/s", or "412.0 TFLOP/s, MFU 41.6 %" where the device's peak is known: of rank 0.
 std::string flops_text(const StepResult& result);
+
+/// "waited for rank 3: 12.0 ms (4.1 %)": StepResult::waited_for_rank and its seconds, and their share of the step;
+/// "slowest rank not known" where it is not.
+std::string straggler_text(const StepResult& result);
 
 /// "12 s", "5 min 14 s", "3 h 20 min", "2 d 4 h".
 std::string duration_text(double seconds);

@@ -26,14 +26,15 @@ OuterRule rule_of(const SyncConfig& config, int replicas) {
 }  // namespace
 
 OuterSteps::OuterSteps(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& replica,
-                       const MeshAxes& whole, std::unique_ptr<OuterPlace> place)
+                       const MeshAxes& whole, std::unique_ptr<OuterPlace> place, QueueClock* waits)
     : plan_(plan),
       replica_(replica),
       whole_(whole),
       replicate_(whole.replicate),
       config_(plan.input().outer),
       place_(std::move(place)),
-      rule_(rule_of(config_, replicate_->size())) {
+      rule_(rule_of(config_, replicate_->size())),
+      waits_(waits) {
   const MemoryPlan::OuterNumel& numel = plan.outer_numel();
   const c10::Device device = place_->device();
   flat_ = Arena::plain("masters on their way", numel.largest * 4, device);
@@ -161,7 +162,7 @@ void OuterSteps::apply_sent() {
   const Span span("apply outer gradients");
   const Unrecorded unrecorded;
   for (Sent& sent : under_way_) {
-    throw_if_error(sent.work.wait());
+    wait_for(sent.work, sent.outer->group->unit->name);
     const Outer& outer = *sent.outer;
     divide_by_replicas(sent.gradients, outer.group->optimizer_part.numel);
     place_->pass(run_of(outer, OuterWork::kStep, sent.gradients));
@@ -186,6 +187,8 @@ void OuterSteps::publish(FlatGroup& group) {
   if (gathers) {
     const auto bytes = static_cast<std::size_t>(part.numel) * 4;
     const GatherOptions options{.dtype = DType::kF32, .form = plan_.input().gathers};
+    const Span span("publish", group.unit->name, &seconds_);
+    const Timed timed(waits_);
     throw_if_error(replica_.gather->all_gather(group.unit->name, flat() + part.offset, flat(), bytes, options).wait());
   }
   const Extent written = gathers ? Extent{0, group.layout.numel()} : part;
@@ -193,7 +196,9 @@ void OuterSteps::publish(FlatGroup& group) {
 }
 
 void OuterSteps::wait_until_published() {
-  if (plan_.input().placement.shared) throw_if_error(replica_.gather->barrier("outer step").wait());
+  if (!plan_.input().placement.shared) return;
+  const Span span("publish", {}, &seconds_);
+  throw_if_error(replica_.gather->barrier("outer step").wait());
 }
 
 ReduceOptions OuterSteps::options() const {
@@ -207,16 +212,24 @@ ReduceOptions OuterSteps::options() const {
 void OuterSteps::mean_over_replicas(const std::string& label, float* values, std::int64_t numel,
                                     const ReduceOptions& options) {
   if (numel == 0) return;
-  throw_if_error(sum_over_replicas(label, values, numel, options).wait());
+  Work work = sum_over_replicas(label, values, numel, options);
+  wait_for(work, label);
   divide_by_replicas(values, numel);
 }
 
 Work OuterSteps::sum_over_replicas(const std::string& label, float* values, std::int64_t numel,
                                    const ReduceOptions& options) {
+  const Span span("reduce", label, &seconds_);  // in memory that ranks share it is made here
   const auto count = static_cast<std::size_t>(numel);
   ++sums_;
   sent_bytes_ += static_cast<std::int64_t>(wire_bytes(options.contributions, DType::kF32, count));
   return replicate_->all_reduce(label, values, DType::kF32, values, count, options);
+}
+
+void OuterSteps::wait_for(Work& work, const std::string& label) {
+  const Span span("wait", label, &seconds_);
+  const Timed timed(waits_);
+  throw_if_error(work.wait());
 }
 
 void OuterSteps::divide_by_replicas(float* values, std::int64_t numel) {

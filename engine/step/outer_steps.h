@@ -14,6 +14,7 @@
 #include "engine/step/step.h"
 #include "runtime/comm/mesh_groups.h"
 #include "sharding/arena.h"
+#include "sharding/compute_device.h"
 #include "sharding/layout/plan/memory_plan.h"
 #include "sharding/unit.h"
 
@@ -42,10 +43,11 @@ namespace tessera {
 /// beside the steps that are queued behind it, and waiting for it makes the queue wait.
 class OuterSteps {
  public:
-  /// `replica`: the axes that training speaks over; `whole`: the mesh's. Keeps references to all but the last argument.
-  /// REQUIRES: units have their first values, the same in all replicas.
+  /// `replica`: the axes that training speaks over; `whole`: the mesh's. `waits`: of a GPU, measures how long its queue
+  /// waits for collectives; else null. Keeps references to all but `place`. REQUIRES: units have their first values,
+  /// the same in all replicas.
   OuterSteps(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& replica,
-             const MeshAxes& whole, std::unique_ptr<OuterPlace> place);
+             const MeshAxes& whole, std::unique_ptr<OuterPlace> place, QueueClock* waits);
   ~OuterSteps();
 
   /// After inner step `step`: what has its turn. Collective over the mesh then.
@@ -74,6 +76,9 @@ class OuterSteps {
   /// for a network.
   std::int64_t sums() const { return sums_; }
   std::int64_t sent_bytes() const { return sent_bytes_; }
+  /// Seconds spent so far in the collectives of outer steps, waiting for other replicas included; on a GPU those in
+  /// which the host queued them.
+  double seconds() const { return seconds_; }
 
   std::int64_t memory_bytes() const;  ///< outer weights and momentum
   std::int64_t scratch_bytes() const { return flat_.bytes() + sent_.bytes(); }
@@ -111,6 +116,7 @@ class OuterSteps {
   void mean_over_replicas(const std::string& label, float* values, std::int64_t numel,
                           const ReduceOptions& options = {});
   void divide_by_replicas(float* values, std::int64_t numel);
+  void wait_for(Work& work, const std::string& label);
   float* flat() const { return reinterpret_cast<float*>(flat_.data()); }
 
   const MemoryPlan& plan_;
@@ -125,7 +131,9 @@ class OuterSteps {
   std::vector<Outer> groups_;
   bool is_due_ = false;
   std::int64_t sums_ = 0, sent_bytes_ = 0;
-  std::int64_t arrives_ = 0;     ///< the step at which what is under way is applied
+  std::int64_t arrives_ = 0;  ///< the step at which what is under way is applied
+  QueueClock* const waits_;
+  double seconds_ = 0;
   std::vector<Sent> under_way_;  ///< last: the work uses the others
 };
 

@@ -41,7 +41,8 @@ void ReplicaSync::begin(const std::vector<std::unique_ptr<Unit>>& units, const M
     shards_ = std::make_unique<OwnedShards>(units, plan, *board_);
     use[MemoryCategory::kOptimizer] += shards_->memory_bytes();
   } else if (is_apart()) {
-    outer_ = std::make_unique<OuterSteps>(units, plan, replica, whole, outer_place_of(accelerator));
+    outer_ = std::make_unique<OuterSteps>(units, plan, replica, whole, outer_place_of(accelerator),
+                                          accelerator.device.waits);
     use[MemoryCategory::kOptimizer] += outer_->memory_bytes();
     use[MemoryCategory::kStaging] += outer_->scratch_bytes();
   }

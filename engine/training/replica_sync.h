@@ -95,6 +95,9 @@ class ReplicaSync {
     counts.reduced_bytes += outer_->sent_bytes();
   }
 
+  /// Those of outer steps; a Step has those of asynchronous ranks.
+  double communication_seconds() const { return outer_ ? outer_->seconds() : 0; }
+
  private:
   static bool trains_apart(const SyncConfig& config) { return config.type != SyncType::kEachStep; }
   void meet_at_shards(Step& step);

@@ -82,7 +82,7 @@ double Training::communication_seconds() const {
   if (job.accelerator.device.is_queued) return 0;  // StepResult::wait asks the device
   const auto& [log, publication, shards, residency, watch] = gathering;
   const double gathers = residency ? residency->counts().gather_seconds : publication ? publication->seconds() : 0;
-  return gathers + reducer->counts().reduction_seconds + step->communication_seconds();
+  return gathers + reducer->counts().reduction_seconds + step->communication_seconds() + sync.communication_seconds();
 }
 
 StepResult Training::take_step() {

@@ -18,6 +18,7 @@
 
 #include "runtime/comm/shared/run_ranks.h"
 #include "tessera/span.h"
+#include "tests/support/limits/patience.h"
 #include "tests/support/session.h"
 
 namespace tessera::testing {
@@ -171,6 +172,27 @@ TEST(StepTimes, EachGatherAndReductionOfAUnitIsTimed) {
     EXPECT_GE(counts["gather"] + static_cast<std::int64_t>(session.engine.unit_names().size()),
               after.gathers - before.gathers);
   });
+}
+
+// A replica that comes to an outer step waits there for one that is late.
+TEST(StepTimes, WaitInAnOuterStepIsCommunication) {
+  const std::chrono::milliseconds late = patient(milliseconds(300));
+  for (const SyncType type : {SyncType::kLocalSgd, SyncType::kDiloco, SyncType::kStreamingDiloco}) {
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+      Strategy strategy = strategy_for(ShardingStrategy::kNoShard);
+      strategy.mesh = {2, 1};
+      strategy.sync.type = type;
+      strategy.sync.every = 2;
+      if (type == SyncType::kStreamingDiloco) strategy.sync.fragments = 1;
+      Session session(mesh, strategy);
+      session.train(0);
+      if (mesh.rank() == 1) std::this_thread::sleep_for(late);
+      double seconds = session.train(1).communication_seconds;
+      seconds += session.train(2).communication_seconds;  // a fragment arrives some steps later
+      const bool waits = mesh.rank() == 0;
+      EXPECT_GE(seconds, waits ? 0.5 * std::chrono::duration<double>(late).count() : 0);
+    });
+  }
 }
 
 /// Observes ranges of all threads while it lives, as a profiler does that is attached. One at a time.

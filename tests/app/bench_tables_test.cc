@@ -1,4 +1,4 @@
-// Tests `tessera bench step | memory | overhead | launches | overlap | collectives --fit`, as a user runs them.
+// Tests `tessera bench step | memory | overhead | times | launches | overlap | collectives --fit`, as a user runs them.
 
 #include <gmock/gmock.h>
 
@@ -92,6 +92,24 @@ TEST_F(BenchTables, OverheadTableComparesWithThePlainModule) {
   for (const std::string& name : names(table)) EXPECT_GT(cell(table, name, "median_s").get<double>(), 0) << name;
 }
 
+TEST_F(BenchTables, TimesTableComparesWithNothingTold) {
+  const json table = bench("times");
+  const std::string model = "2 layers of width 64", copies = model + ", private copies";
+  std::vector<std::string> wanted;
+  for (const std::string& of : {model, copies}) {
+    for (const char* turn : {"nothing told", "nothing told, another", "ranges", "all", "all, with a profiler"})
+      wanted.push_back(of + ": " + turn);
+  }
+  EXPECT_EQ(names(table), wanted);
+  EXPECT_EQ(cell(table, model + ": nothing told", "over_plain_fraction"), 0.0);
+  for (const std::string& name : names(table)) {
+    const auto number = [&](const char* column) { return cell(table, name, column).get<double>(); };
+    EXPECT_GT(number("p10_s"), 0) << name;
+    EXPECT_LE(number("p10_s"), number("median_s")) << name;
+    EXPECT_LE(number("median_s"), number("p90_s")) << name;
+  }
+}
+
 TEST_F(BenchTables, OverlapTableComparesExposedAndWholeCommunication) {
   const json table = bench("overlap");
   EXPECT_THAT(names(table), ElementsAre("NO_SHARD", "NO_SHARD, reductions_ahead 0", "SHARD_OPTIMIZER",
@@ -150,7 +168,7 @@ TEST_F(BenchTables, DifferentNetworkFitsOnRanksAreRefused) {
 }
 
 TEST_F(BenchTables, TablesOfOneRankAreRefused) {
-  for (const std::string section : {"step", "memory", "overhead", "overlap"}) {
+  for (const std::string section : {"step", "memory", "overhead", "times", "overlap"}) {
     const Ended ended = run_program({TESSERA_PROGRAM, "bench", section, "--quick", "--ranks", "1"}, path("run"));
     EXPECT_EQ(ended.code, 64) << section;
     EXPECT_THAT(ended.err, HasSubstr("wants 2 ranks or more"));

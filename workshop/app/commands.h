@@ -182,10 +182,12 @@ int run_bench_collectives(const BenchCommand& command);
 /// ranks itself if it is alone.
 int run_bench_buckets(const BenchCommand& command);
 /// Time a step and its parts under every strategy, beside ranks that train alone; put memory beside the plan; measure
-/// what an operator costs the host. They start their ranks themselves if they are alone.
+/// what an operator costs the host, and what it costs a step that a run tells where its time goes. They start their
+/// ranks themselves if they are alone.
 int run_bench_step(const BenchCommand& command);
 int run_bench_memory(const BenchCommand& command);
 int run_bench_overhead(const BenchCommand& command);
+int run_bench_times(const BenchCommand& command);
 /// Times saves and loads of a checkpoint of AdamW's state, with training beside them and without, under --dir.
 int run_bench_checkpoint(const BenchCommand& command);
 /// Measures what a unit costs the host that feeds a GPU.

@@ -30,6 +30,7 @@
 #include "workshop/bench/studies/overhead_study.h"
 #include "workshop/bench/studies/overlap_study.h"
 #include "workshop/bench/studies/step_study.h"
+#include "workshop/bench/studies/times_study.h"
 
 namespace tessera::app {
 namespace {
@@ -300,6 +301,12 @@ int run_bench_checkpoint(const BenchCommand& command) {
 int run_bench_overhead(const BenchCommand& command) {
   return run_table("overhead", command, [&](const Mesh& mesh) {
     return command.quick ? study_overhead(mesh, 5, 200) : study_overhead(mesh, 101, 2000);
+  });
+}
+
+int run_bench_times(const BenchCommand& command) {
+  return run_table("times", command, [&](const Mesh& mesh) {
+    return study_times(mesh, times_cases(command.quick), command.quick ? 2 : 9);
   });
 }
 

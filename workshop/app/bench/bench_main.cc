@@ -79,6 +79,7 @@ void add_bench(CLI::App& app, BenchCommand& bench) {
   CLI::App* step = command->add_subcommand("step", "a GPT's step and its parts under every strategy");
   CLI::App* memory = command->add_subcommand("memory", "what every strategy takes, beside its plan");
   CLI::App* overhead = command->add_subcommand("overhead", "what an operator costs the host");
+  CLI::App* times = command->add_subcommand("times", "what telling where the time goes costs a steady step");
   CLI::App* overlap =
       command->add_subcommand("overlap", "how much communication is hidden, with a timed sleep for compute");
   overlap->add_option("--compute", bench.compute_s, "seconds of compute in a step")
@@ -89,7 +90,7 @@ void add_bench(CLI::App& app, BenchCommand& bench) {
       ->capture_default_str();
   CLI::App* launches = command->add_subcommand("launches", "what a unit costs the host that feeds a GPU");
   launches->add_flag("--gpu", bench.gpu, "on the GPU; without it on the CPU, to see that it works");
-  for (CLI::App* each : {collectives, checkpoint, buckets, step, memory, overhead, overlap}) {
+  for (CLI::App* each : {collectives, checkpoint, buckets, step, memory, overhead, times, overlap}) {
     each->add_option("-n,--ranks", bench.ranks, "ranks to start, where no launcher has")
         ->transform(integer_from(1, kMostLaunched))
         ->capture_default_str();
@@ -100,7 +101,7 @@ void add_bench(CLI::App& app, BenchCommand& bench) {
   buckets->add_option("--cifar10", bench.cifar10, "folder of CIFAR-10's binary files; default: generated images")
       ->check(not_empty());
   for (CLI::App* each :
-       {collectives, optimizer, offload, checkpoint, buckets, step, memory, overhead, launches, overlap}) {
+       {collectives, optimizer, offload, checkpoint, buckets, step, memory, overhead, times, launches, overlap}) {
     each->add_option("--json", bench.json, "file that gets every sample")->check(not_empty());
     each->add_flag("--overwrite", bench.overwrite, "replace results that exist; otherwise they are kept, an error");
     each->add_flag("--quick", bench.quick, "small sizes, to see that it works");
@@ -121,7 +122,7 @@ int run_command_line(int argc, char** argv) {
       {"collectives", run_bench_collectives}, {"optimizer", run_bench_optimizer}, {"offload", run_bench_offload},
       {"buckets", run_bench_buckets},         {"step", run_bench_step},           {"memory", run_bench_memory},
       {"checkpoint", run_bench_checkpoint},   {"overhead", run_bench_overhead},   {"overlap", run_bench_overlap},
-      {"launches", run_bench_launches}};
+      {"launches", run_bench_launches},       {"times", run_bench_times}};
   for (const auto& [name, run_section] : sections) {
     if (line.got("bench", name)) return run_section(bench);
   }

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tessera/mesh.h"
+#include "workshop/bench/bench_table.h"
+#include "workshop/models/model_config.h"
+
+namespace tessera::app {
+
+/// What study_times trains, one sequence a rank.
+struct TimesCase {
+  std::string name;
+  models::GPTConfig model;
+  int steps = 10;  ///< steps of a turn that are counted
+};
+/// 24 layers of width 64, whose step is short, and a GPT of 69 million parameters; `small`: two layers of width 64.
+std::vector<TimesCase> times_cases(bool small);
+
+/// What it costs a steady step that a run tells where its time goes. Under FULL_SHARD, with one copy of the parameters
+/// on a host and with private copies, these take turns in every round:
+///
+///   nothing told            no wait for data, no latencies; spans tell nobody
+///   nothing told, another   the same with an Engine of its own: by how much two Engines differ that do the same
+///   ranges                  spans ask for a profiler, and there is none: every program has that
+///   all                     ranges, the wait for data (Engine::time_data) and latencies (Engine::time_calls)
+///   all, with a profiler    an observer of LibTorch is attached, which counts ranges
+///
+/// Floating-point operations are counted in an Engine's first step, which is never among those that are timed.
+/// over_plain_fraction: the median over rounds of how much longer the step takes than that with nothing told in the
+/// same round. Collective; a step is the slowest rank's.
+BenchTable study_times(const Mesh& mesh, const std::vector<TimesCase>& cases, int rounds);
+
+}  // namespace tessera::app

@@ -102,7 +102,7 @@ class RemoteRanks : public HostRanks {
   bool beats_ = false;    ///< the pipe is the heartbeat's too
   LineForwarder errors_;  ///< ssh's stderr: its own words, and those of the agent
   std::vector<Rank> ranks_;
-  std::optional<Clock::time_point> deadline_;  ///< of the answer, later of the end after SIGKILL
+  std::optional<Clock::time_point> deadline_;  ///< for the answer, later for the end after SIGKILL
 };
 
 }  // namespace tessera

@@ -13,10 +13,10 @@
 
 namespace tessera {
 
-AsynchronousStep::AsynchronousStep(const StepContext& context, GradientNorm& norm, OwnedShards& shards)
+AsynchronousStep::AsynchronousStep(const StepContext& context, GradientNorm& norm, CommonParameters& common)
     : strategy_(context.strategy),
       units_(context.units),
-      shards_(shards),
+      common_(common),
       microbatches_(static_cast<double>(strategy_.gradient_accumulation)),
       agreement_(context, norm),
       rates_(strategy_.optimizer),
@@ -62,13 +62,13 @@ void AsynchronousStep::run(const LocalStep& local, StepResult& result) {
   if (result.overflow) {
     log_warning("step " + std::to_string(result.step) +
                 ": a gradient is infinite or NaN; this rank skips the step, and others go on");
-    return shards_.skip();
+    return common_.skip();
   }
   if (std::exchange(followed_, options_.version()) != options_.version()) elements_.follow(options_);
   const double clip = clip_factor(result.grad_norm, strategy_.gradient_clipping);
   const UpdateRates rates{static_cast<float>(mean * clip), static_cast<float>(strategy_.gradient_clip_value), result.lr,
                           /*is_first_of_run=*/applied_ == 0};
-  const GradientAges ages = shards_.push(elements_, {rates, own.used});
+  const GradientAges ages = common_.push(elements_, {rates, own.used});
   result.staleness_mean = ages.mean();
   result.staleness_max = ages.most;
   ++applied_;
@@ -78,7 +78,7 @@ StepProgress AsynchronousStep::progress() const {
   StepProgress progress{
       applied_, {}, {}, {rates_.all().begin(), rates_.all().end()}, {options_.all().begin(), options_.all().end()}};
   for_each_trainable(units_, [&](const FlatGroup& group) {
-    const std::span<const std::int64_t> counts = shards_.counts(group);
+    const std::span<const std::int64_t> counts = common_.counts(group);
     for (std::size_t i = 0; i < counts.size(); ++i)
       progress.updates[group.parameters[i].tensor.unsafeGetTensorImpl()] = counts[i];
   });
@@ -88,7 +88,7 @@ StepProgress AsynchronousStep::progress() const {
 void AsynchronousStep::resume(const StepProgress& progress) {
   applied_ = progress.applied;
   for_each_trainable(units_, [&](const FlatGroup& group) {
-    const std::span<std::int64_t> counts = shards_.counts(group);
+    const std::span<std::int64_t> counts = common_.counts(group);
     for (std::size_t i = 0; i < counts.size(); ++i) {
       const auto found = progress.updates.find(group.parameters[i].tensor.unsafeGetTensorImpl());
       counts[i] = found == progress.updates.end() ? 0 : found->second;
@@ -96,7 +96,7 @@ void AsynchronousStep::resume(const StepProgress& progress) {
   });
   if (!progress.rates.empty()) rates_.restore(progress.rates);
   if (!progress.options.empty()) options_.restore(progress.options);
-  shards_.board().meet("counts of asynchronous steps");
+  common_.board().meet("counts of asynchronous steps");
 }
 
 }  // namespace tessera

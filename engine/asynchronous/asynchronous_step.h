@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "engine/asynchronous/owned_shards.h"
+#include "engine/asynchronous/common_parameters.h"
 #include "engine/step/agree/gradient_norm.h"
 #include "engine/step/agree/learning_rates.h"
 #include "engine/step/agree/step_agreement.h"
@@ -17,12 +17,12 @@
 namespace tessera {
 
 /// The step of a rank that waits for nobody: it decides by its own loss and norm, and pushes its gradients to the
-/// shards that all ranks own. Norm, clipping, schedule and skipped steps are this rank's alone; the learning rate is
-/// not divided by the number of ranks, though a round of N ranks makes N updates.
+/// parameters that all ranks own. Norm, clipping, schedule and skipped steps are this rank's alone; the learning rate
+/// is not divided by the number of ranks, though a round of N ranks makes N updates.
 class AsynchronousStep final : public Step {
  public:
   /// `context.axes`: of this rank alone. `norm` sees the gradients that `context.reducer` makes.
-  AsynchronousStep(const StepContext& context, GradientNorm& norm, OwnedShards& shards);
+  AsynchronousStep(const StepContext& context, GradientNorm& norm, CommonParameters& common);
 
   LossSeed seed_of(const at::Tensor& loss, double weight) const override;
   void add_loss(const at::Tensor& loss, double weight, std::int64_t round) override;
@@ -40,12 +40,12 @@ class AsynchronousStep final : public Step {
   StepProgress progress() const override;
   /// Collective: nobody pushes before all have their counts.
   void resume(const StepProgress& progress) override;
-  double communication_seconds() const override { return shards_.pull_seconds() + shards_.push_wait_seconds(); }
+  double communication_seconds() const override { return common_.communication_seconds(); }
 
  private:
   const Strategy& strategy_;
   const std::vector<std::unique_ptr<Unit>>& units_;
-  OwnedShards& shards_;
+  CommonParameters& common_;
   const double microbatches_;  ///< a step's, on this rank
   StepAgreement agreement_;    ///< with nobody: it adds up the norm
   LearningRates rates_;

@@ -108,7 +108,7 @@ void make_mutex(pthread_mutex_t& mutex) {
 }  // namespace
 
 OwnedShards::OwnedShards(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board)
-    : config_(plan.input().outer.asynchronous), board_(board), is_fresh_(units.size()) {
+    : CommonParameters(board), config_(plan.input().outer.asynchronous), is_fresh_(units.size()) {
   memory_ = Arena::part_of_common("shards", plan.use()[MemoryCategory::kOptimizer], board.group());
   const auto owners = static_cast<std::size_t>(board.size());
   std::size_t parameters = 0;
@@ -304,9 +304,7 @@ void OwnedShards::push_shard(Group& group, int owner, const ElementUpdate& rule,
   Shard& there = shard(group, owner);
   const Holding holding(there, board_, [&] { return what(group, owner, "push"); });
   const std::int64_t age = there.version - group.pulled[static_cast<std::size_t>(owner)];
-  ages.sum += age;
-  ages.most = std::max(ages.most, age);
-  ++ages.shards;
+  ages.add(age);
   const float younger = config_.scale == AgeScale::kInverse ? 1.0F / static_cast<float>(1 + age) : 1.0F;
   runs_.clear();
   rule.find_runs(*group.flat, view.optimizer_part, with.used, counts_at(group, owner).data(), runs_);

@@ -8,9 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/asynchronous/peer_board.h"
+#include "engine/asynchronous/common_parameters.h"
 #include "engine/asynchronous/push_order.h"
-#include "engine/step/rules/element_update.h"
 #include "runtime/base/metrics/latency_histogram.h"
 #include "sharding/arena.h"
 #include "sharding/layout/plan/memory_plan.h"
@@ -18,19 +17,6 @@
 #include "tessera/strategy.h"
 
 namespace tessera {
-
-/// How old the gradients of a step were: for each shard that was pushed, the updates by other ranks since this rank
-/// pulled it.
-struct GradientAges {
-  double mean() const { return shards > 0 ? static_cast<double>(sum) / static_cast<double>(shards) : 0.0; }
-  std::int64_t sum = 0, most = 0, shards = 0;
-};
-
-/// What a push applies its gradients with.
-struct PushRates {
-  UpdateRates rates;           ///< gradient_scale: without what age does
-  std::span<const char> used;  ///< [trainable parameter, in unit, group, layout order]: has a gradient of this rank
-};
 
 /// The parameters that asynchronous ranks train together: fp32 values and optimizer states, cut over the ranks as
 /// SHARD_OPTIMIZER cuts them. Rank q owns the q-th part of each flat group: the part counts in its plan, and a
@@ -54,40 +40,37 @@ struct PushRates {
 ///
 /// The thread that trains calls all of it. Throws tessera::Error: 75 where a rank that is waited for ends, or holds
 /// a shard for comm.timeout_s, or was killed while it held one; 64 where a program leaves the order that it plays.
-class OwnedShards {
+class OwnedShards final : public CommonParameters {
  public:
   /// Makes the shards, zeros, and points each group's states at this rank's own. Refers to the first three. Collective.
   OwnedShards(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board);
 
-  /// What this rank has of shared memory: MemoryCategory::kOptimizer.
-  std::int64_t memory_bytes() const { return memory_.bytes(); }
-  PeerBoard& board() { return board_; }
+  /// Values and states of this rank's shards.
+  std::int64_t memory_bytes() const override { return memory_.bytes(); }
 
   /// Makes the newest values of a unit this rank's own, unless this step has pulled them already. A rank that is
   /// max_staleness steps ahead waits first. Returns false where there was nothing to do.
   bool pull(const Unit& unit);
-  /// Applies this rank's gradients of all units, and ends its step. With max_staleness 0 it waits until all ranks have
-  /// computed, and for its turn.
-  GradientAges push(const ElementUpdate& rule, const PushRates& with);
-  /// Ends this rank's step without a push.
-  void skip();
-
-  /// Makes this rank's parameters, the same on all ranks or right in its own part at least, everybody's. Collective.
-  void adopt();
-  /// Makes the newest values everybody's own. Returns once all ranks have them. Collective.
-  void bring_together();
+  /// With max_staleness 0 it waits until all ranks have computed, and for its turn.
+  GradientAges push(const ElementUpdate& rule, const PushRates& with) override;
+  void skip() override;
+  void adopt() override;
+  /// Every rank pulls the newest values.
+  void bring_together() override;
 
   /// Units pulled so far, and their bytes.
   std::int64_t pulls() const { return pulls_; }
   std::int64_t pulled_bytes() const { return pulled_bytes_; }
-  /// Seconds so far in pulls, waits for slow ranks and turns included, and those in which pushes waited for these.
+  /// Seconds so far in pulls, waits for slow ranks and turns included.
   double pull_seconds() const { return pull_seconds_; }
-  double push_wait_seconds() const { return push_wait_seconds_; }
+  /// These, and those in which pushes waited for slow ranks and turns.
+  double communication_seconds() const override { return pull_seconds_ + push_wait_seconds_; }
+  OwnedShards* pulled() override { return this; }
   /// Counts, from now on, how long each unit's pulls take. `latencies` [unit] must outlive this.
   void time_pulls(std::span<LatencyHistogram> latencies) { latencies_ = latencies; }
 
-  /// How often each parameter of a group was updated, at this rank's own shard. REQUIRES: no rank pushes.
-  std::span<std::int64_t> counts(const FlatGroup& group);
+  /// At this rank's own shard.
+  std::span<std::int64_t> counts(const FlatGroup& group) override;
 
  private:
   struct Shard;   // in memory that ranks share
@@ -105,7 +88,6 @@ class OwnedShards {
   void read_turns();
   Shard& shard(const Group& group, int owner) const;
   std::span<std::int64_t> counts_at(const Group& group, int owner) const;
-  std::int64_t step() const { return board_.pushed(board_.rank()) + 1; }
   void wait_for_the_slowest(const Unit& unit);
   void wait_for_turn_of_round();
   void await_turn(const Group& group, int owner, bool is_push);
@@ -117,7 +99,6 @@ class OwnedShards {
   std::string what(const Group& group, int owner, const char* operation) const;
 
   const AsynchronousConfig& config_;
-  PeerBoard& board_;
   Arena memory_;   ///< this rank's part of values and states
   Arena control_;  ///< Shards, then counts
   std::vector<Group> groups_;

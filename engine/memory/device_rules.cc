@@ -72,7 +72,7 @@ void expect_built_for_device(const Strategy& strategy, bool is_gpu) {
   }
   if (strategy.sync.is_asynchronous()) {
     refuse(
-        "/sync/type: asynchronous pushes and pulls go through memory of the host, and a GPU's gradients are not "
+        "/sync/type: asynchronous and hogwild have parameters in memory of the host, and a GPU's gradients are not "
         "brought there yet. [T0825] hint: leave \"sync\" out, or train on the CPU (comm.transport \"host\")");
   }
   if (strategy.sync.makes_outer_steps() && compresses(strategy.compression)) {

@@ -21,9 +21,10 @@ namespace {
 /// The placement of the strategy `kind` on these ranks.
 Placement placement_on(ShardingStrategy kind, const Strategy& strategy, const MeshPosition& mesh, bool shares_memory) {
   const Placement placement = placement_of(kind, strategy.optimizer.shard_over_world);
-  // Where ranks are asynchronous, each has values of its own from forward to backward.
+  // Where ranks are asynchronous, each has values of its own from forward to backward, but for Hogwild.
+  const bool keeps_own = strategy.sync.is_asynchronous() && !strategy.sync.is_hogwild();
   const bool one_copy = strategy.host_sharing && shares_memory && mesh.shard_size > 1;
-  return one_copy && !strategy.sync.is_asynchronous() ? share_parameters(placement) : placement;
+  return one_copy && !keeps_own ? share_parameters(placement) : placement;
 }
 
 /// Throws where the CPU is to update a GPU's state (`"offload.step"`: `"cpu"`) and cannot: it updates what lies in the

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "engine/asynchronous/hogwild_values.h"
 #include "engine/step/outer_place.h"
 #include "runtime/comm/local/local_collectives.h"
 #include "tessera/error.h"
@@ -26,20 +27,27 @@ MeshAxes ReplicaSync::axes(const Mesh& mesh, const MeshAxes& whole) {
   auto group = value_or_throw(groups_of(mesh).world("asynchronous"));
   if (!group->shares_memory()) {
     throw Error(ExitCode::kConfig,
-                "/sync/type: asynchronous ranks push and pull through memory that they share, and the transport " +
+                "/sync/type: ranks that do not wait for each other have parameters in memory that they share, and the "
+                "transport " +
                     group->transport() +
                     " has none. [T0826] hint: run all ranks on one host, with comm.transport \"auto\" or \"host\"");
   }
   board_ = std::make_unique<PeerBoard>(std::move(group), timeout_s_);
-  return alone();
+  MeshAxes axes = alone();
+  if (now_.is_hogwild()) axes.gather = value_or_throw(groups_of(mesh).world("hogwild"));  // its parameters are there
+  return axes;
 }
 
 void ReplicaSync::begin(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan,
                         const MeshAxes& replica, const MeshAxes& whole, const Accelerator& accelerator,
                         MemoryUse& use) {
   if (board_) {
-    shards_ = std::make_unique<OwnedShards>(units, plan, *board_);
-    use[MemoryCategory::kOptimizer] += shards_->memory_bytes();
+    if (now_.is_hogwild()) {
+      common_ = std::make_unique<HogwildValues>(units, plan, *board_);
+    } else {
+      common_ = std::make_unique<OwnedShards>(units, plan, *board_);
+    }
+    use[MemoryCategory::kOptimizer] += common_->memory_bytes();
   } else if (is_apart()) {
     outer_ = std::make_unique<OuterSteps>(units, plan, replica, whole, outer_place_of(accelerator),
                                           accelerator.device.waits);
@@ -49,18 +57,19 @@ void ReplicaSync::begin(const std::vector<std::unique_ptr<Unit>>& units, const M
 }
 
 std::unique_ptr<Step> ReplicaSync::make_step(const StepContext& context, GradientNorm& norm) const {
-  return shards_ ? std::make_unique<AsynchronousStep>(context, norm, *shards_) : nullptr;
+  return common_ ? std::make_unique<AsynchronousStep>(context, norm, *common_) : nullptr;
 }
 
 bool ReplicaSync::pulls(const std::vector<std::unique_ptr<Unit>>& units, std::function<void(Unit&)> on_pulled,
                         UnitKeeper::OnFailure on_failure) {
-  if (!shards_) return false;
-  pulls_ = std::make_unique<Pulls>(pointers_to(units), *shards_, std::move(on_pulled), std::move(on_failure));
+  OwnedShards* const shards = pulled();
+  if (!shards) return false;
+  pulls_ = std::make_unique<Pulls>(pointers_to(units), *shards, std::move(on_pulled), std::move(on_failure));
   return true;
 }
 
 /// One state stands for all: of the ranks' counts of steps the largest becomes everybody's.
-void ReplicaSync::meet_at_shards(Step& step) {
+void ReplicaSync::agree_on_steps(Step& step) {
   StepProgress progress = step.progress();
   std::vector<std::int64_t> all(static_cast<std::size_t>(board_->size()));
   throw_if_error(

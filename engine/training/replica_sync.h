@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/asynchronous/asynchronous_step.h"
+#include "engine/asynchronous/common_parameters.h"
 #include "engine/asynchronous/owned_shards.h"
 #include "engine/asynchronous/pulls.h"
 #include "engine/device/accelerator.h"
@@ -26,9 +27,9 @@
 namespace tessera {
 
 /// What "sync" makes of training: replicas that train apart, each over the axes of its own ranks, and meet in outer
-/// steps, or never, where each rank applies its gradients to shards that all own (asynchronous). A Training has one,
-/// tells it of its steps and of what changes masters beside them, and has it meet before others read. Where replicas do
-/// not train apart, all of that does nothing.
+/// steps, or never, where each rank applies its gradients to parameters that all own (asynchronous, hogwild). A
+/// Training has one, tells it of its steps and of what changes masters beside them, and has it meet before others read.
+/// Where replicas do not train apart, all of that does nothing.
 class ReplicaSync {
  public:
   /// `steps`: those that training has made. `timeout_s`: the longest wait of an asynchronous rank for another.
@@ -52,31 +53,31 @@ class ReplicaSync {
              const MeshAxes& whole, const Accelerator& accelerator, MemoryUse& use);
   /// The step of an asynchronous rank; null where there is none. After `begin`.
   std::unique_ptr<Step> make_step(const StepContext& context, GradientNorm& norm) const;
-  /// Where ranks are asynchronous, pulls units from now on when they are read, and returns true: operators are to be
-  /// watched. `on_pulled` is told of units whose values have changed.
+  /// Where ranks have copies that they pull, pulls units from now on when they are read, and returns true: operators
+  /// are to be watched. `on_pulled` is told of units whose values have changed.
   bool pulls(const std::vector<std::unique_ptr<Unit>>& units, std::function<void(Unit&)> on_pulled,
              UnitKeeper::OnFailure on_failure);
-  /// Where ranks are asynchronous, counts how long each unit's pulls take (OwnedShards::time_pulls).
+  /// Then counts how long each unit's pulls take (OwnedShards::time_pulls).
   void time_pulls(std::span<LatencyHistogram> latencies) {
-    if (shards_) shards_->time_pulls(latencies);
+    if (OwnedShards* const shards = pulled()) shards->time_pulls(latencies);
   }
   /// No unit is pulled any more.
   void stop_pulls() { pulls_.reset(); }
 
-  // As OuterSteps has them, or OwnedShards:
+  // As OuterSteps has them, or CommonParameters:
   void after(std::int64_t step) {
     if (outer_) outer_->after(step);
   }
   /// Asynchronous ranks may have made different numbers of steps, so they always meet.
-  bool is_due() const { return (outer_ && outer_->is_due()) || shards_; }
-  void step() { outer_ ? outer_->step() : shards_->bring_together(); }  ///< REQUIRES: is_due
+  bool is_due() const { return (outer_ && outer_->is_due()) || common_; }
+  void step() { outer_ ? outer_->step() : common_->bring_together(); }  ///< REQUIRES: is_due
   void meet(Step& step) {
     if (outer_) outer_->meet(step);
-    if (shards_) meet_at_shards(step);
+    if (common_) agree_on_steps(step);
   }
   void adopt() {
     if (outer_) outer_->adopt();
-    if (shards_) shards_->adopt();
+    if (common_) common_->adopt();
   }
   void forget_momentum() {
     if (outer_) outer_->forget_momentum();
@@ -85,10 +86,10 @@ class ReplicaSync {
     return outer_ ? outer_->for_each_momentum(visit) : absl::OkStatus();
   }
   void add_to(TrafficCounts& counts) const {
-    if (shards_) {
-      counts.gathers += shards_->pulls();
-      counts.gathered_bytes += shards_->pulled_bytes();
-      counts.gather_seconds += shards_->pull_seconds();
+    if (const OwnedShards* const shards = pulled()) {
+      counts.gathers += shards->pulls();
+      counts.gathered_bytes += shards->pulled_bytes();
+      counts.gather_seconds += shards->pull_seconds();
     }
     if (!outer_) return;
     counts.reductions += outer_->sums();
@@ -100,14 +101,15 @@ class ReplicaSync {
 
  private:
   static bool trains_apart(const SyncConfig& config) { return config.type != SyncType::kEachStep; }
-  void meet_at_shards(Step& step);
+  OwnedShards* pulled() const { return common_ ? common_->pulled() : nullptr; }
+  void agree_on_steps(Step& step);
 
   const SyncConfig later_, now_;
   const double timeout_s_;
   std::unique_ptr<OuterSteps> outer_;  ///< null where there are no outer steps
   // Null where ranks are not asynchronous. Members are destroyed last to first.
   std::unique_ptr<PeerBoard> board_;
-  std::unique_ptr<OwnedShards> shards_;
+  std::unique_ptr<CommonParameters> common_;
   std::unique_ptr<Pulls> pulls_;
 };
 

@@ -120,7 +120,7 @@ void expect_forward_meets_nobody(const torch::nn::Module& module) {
   for (const auto& item : module.named_modules()) {
     if (!item.value()->as<SyncBatchNormImpl>()) continue;
     throw Error(ExitCode::kConfig,
-                "/sync/type: asynchronous cannot train module " + item.key() +
+                "/sync/type: asynchronous and hogwild cannot train module " + item.key() +
                     ", a SyncBatchNorm, whose forward waits for all ranks. [T0829] hint: take BatchNorm, "
                     "or leave \"sync\" out");
   }

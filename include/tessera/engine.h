@@ -51,7 +51,7 @@ struct StepResult {
   bool spike = false;  ///< the loss was far above those before (Strategy::on_spike): the step was skipped on all ranks
   double loss_scale = 1.0;  ///< loss scale that this step's backward used
   /// Ages of the gradients that this rank applied in the step, over all shards ("sync" asynchronous): updates by other
-  /// ranks since the values were pulled. 0 elsewhere.
+  /// ranks since the values were pulled. With "sync" hogwild, steps of other ranks since this one's last. 0 elsewhere.
   double staleness_mean = 0.0;
   std::int64_t staleness_max = 0;
   /// The gradient noise scale tr(Sigma) / |G|^2, which is about the batch up to which larger batches save steps

@@ -451,6 +451,7 @@ enum class SyncType {
   kDiloco,           ///< local_sgd with an outer optimizer, which steps along the mean movement (arXiv 2311.08105)
   kStreamingDiloco,  ///< diloco with one fragment of the model at a time, beside compute (arXiv 2501.18512)
   kAsynchronous,     ///< each rank applies its gradients to parameters that all own together, and waits for nobody
+  kHogwild,          ///< the same in one copy of the parameters, which all read meanwhile; no locks (arXiv 1106.5730)
 };
 
 /// What the age of a gradient does to it. Its age is the number of updates that its shard got from others since this
@@ -460,12 +461,19 @@ enum class AgeScale {
   kInverse,  ///< the gradient is divided by 1 + its age (arXiv 1511.05950)
 };
 
-/// How ranks train without waiting for each other (SyncType::kAsynchronous). Each rank is a replica.
+/// Whose the optimizer's states are where ranks update one copy of the parameters (SyncType::kHogwild).
+enum class StateSharing : std::uint8_t {
+  kOwn,     ///< each rank has all states for itself, made of its own gradients
+  kShared,  ///< one set of states, which every rank's gradients move
+};
+
+/// How ranks train without waiting for each other (SyncConfig::is_asynchronous). Each rank is a replica.
 struct AsynchronousConfig {
   /// Steps by which a rank may be ahead of the slowest one (stale synchronous, arXiv 1312.7869); at 0 the updates of a
   /// round are applied in rank order. Empty: no bound.
   std::optional<std::int64_t> max_staleness = {};
   AgeScale scale = AgeScale::kNone;
+  StateSharing states = StateSharing::kOwn;  ///< hogwild's
   /// lambda of g + lambda * g * g * (w now - w when it was pulled) (DC-ASGD, arXiv 1609.08326); 0: none.
   double delay_compensation = 0.0;
   std::string record_order = {};  ///< file that gets the order of pushes and pulls; empty: none
@@ -491,14 +499,16 @@ struct SyncConfig {
   std::int64_t delay = 1;  ///< steps from a fragment's outer gradients to its new weights
   /// share of a replica's own weights in its new ones; the rest are the outer weights. 0: outer weights alone
   double mix = 0.5;
-  AsynchronousConfig asynchronous = {};  ///< used by asynchronous
+  AsynchronousConfig asynchronous = {};  ///< used by asynchronous and hogwild
 
   /// Returns this config where it is in effect after `steps` steps, else each_step's.
   SyncConfig after(std::int64_t steps) const { return steps >= start_step ? *this : SyncConfig{}; }
   /// Whether replicas exchange weights at outer steps instead of gradients in each step.
   bool makes_outer_steps() const { return type != SyncType::kEachStep && !is_asynchronous(); }
-  /// Whether each rank's gradients are applied by themselves.
-  bool is_asynchronous() const { return type == SyncType::kAsynchronous; }
+  /// Whether each rank's gradients are applied by themselves, and it waits for nobody.
+  bool is_asynchronous() const { return type == SyncType::kAsynchronous || is_hogwild(); }
+  /// Whether ranks read and write one copy of the parameters at the same time.
+  bool is_hogwild() const { return type == SyncType::kHogwild; }
   /// Whether an outer optimizer makes the new weights.
   bool has_outer_optimizer() const { return type == SyncType::kDiloco || type == SyncType::kStreamingDiloco; }
 };

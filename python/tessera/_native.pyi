@@ -65,7 +65,9 @@ class StepResult:
 
     @property
     def staleness_mean(self) -> float:
-        """Mean age of the step's gradients over all shards ("sync" asynchronous): updates by others since the pull."""
+        """Mean age of the step's gradients over all shards ("sync" asynchronous): updates by others since the pull.
+
+        With "sync" hogwild: steps of other ranks since this one's last."""
 
     @property
     def staleness_max(self) -> int:

@@ -10,27 +10,44 @@
 namespace tessera {
 namespace {
 
+/// "asynchronous" or "hogwild"
+std::string word_of(const Strategy& s) { return s.sync.is_hogwild() ? "hogwild" : "asynchronous"; }
+
 StrategyRule placement_rule() {
   return {{"/sync/type", "/strategy"},
-          "sync.type asynchronous needs strategy SHARD_OPTIMIZER.",
+          "sync.type asynchronous and hogwild need strategy SHARD_OPTIMIZER.",
           [](const Strategy& s) -> std::string {
             if (!s.sync.is_asynchronous() || s.strategy == ShardingStrategy::kShardOptimizer) return "";
-            return "needs \"strategy\" \"SHARD_OPTIMIZER\": each rank keeps the values that it pulled from forward to "
+            return word_of(s) +
+                   " needs \"strategy\" \"SHARD_OPTIMIZER\": a rank has all values and gradients from forward to "
                    "backward, and masters and states are cut over their owners, the ranks. [T0827] hint: take that "
                    "strategy";
           }};
 }
 
-/// Makes a rule for something that asynchronous training excludes.
-StrategyRule never_with(std::string other, std::string what, std::function<bool(const Strategy&)> holds,
-                        const char* why) {
-  return {{"/sync/type", std::move(other)},
-          fmt::format("sync.type asynchronous goes without {}: {}.", what, why),
-          [holds, what, why](const Strategy& s) -> std::string {
-            if (!s.sync.is_asynchronous() || !holds(s)) return "";
-            return fmt::format("asynchronous cannot stand beside {}: {}. [T0828] hint: leave one of them out", what,
+StrategyRule refusal(std::string other, std::string text, std::string what, std::function<bool(const Strategy&)> holds,
+                     const char* why) {
+  return {{"/sync/type", std::move(other)}, std::move(text), [holds, what, why](const Strategy& s) -> std::string {
+            if (!holds(s)) return "";
+            return fmt::format("{} cannot stand beside {}: {}. [T0828] hint: leave one of them out", word_of(s), what,
                                why);
           }};
+}
+
+/// Makes a rule for something that asynchronous training excludes, Hogwild's too.
+StrategyRule never_with(std::string other, const std::string& what, std::function<bool(const Strategy&)> holds,
+                        const char* why) {
+  return refusal(
+      std::move(other), fmt::format("sync.type asynchronous and hogwild go without {}: {}.", what, why), what,
+      [holds = std::move(holds)](const Strategy& s) { return s.sync.is_asynchronous() && holds(s); }, why);
+}
+
+/// Makes a rule for something that excludes Hogwild alone.
+StrategyRule never_wild_with(std::string other, const std::string& what, std::function<bool(const Strategy&)> holds,
+                             const char* why) {
+  return refusal(
+      std::move(other), fmt::format("sync.type hogwild goes without {}: {}.", what, why), what,
+      [holds = std::move(holds)](const Strategy& s) { return s.sync.is_hogwild() && holds(s); }, why);
 }
 
 bool compresses_anything(const CompressionConfig& c) {
@@ -55,14 +72,15 @@ std::vector<StrategyRule> asynchronous_rules() {
             return s.comm.transport == TransportChoice::kGloo || s.comm.transport == TransportChoice::kNccl ||
                    s.comm.transport == TransportChoice::kCudaHost;
           },
-          "pushes and pulls go through memory of the CPU that the ranks of one host share"),
+          "parameters are in memory of the CPU that the ranks of one host share"),
       never_with(
           "/optimizer/type", "optimizer.type muon, lamb, lars, adafactor, own or own_matrix",
           [](const Strategy& s) {
             const OptimizerType type = s.optimizer.type;
             return updates_whole_tensors(type) || adapts_layers(type) || type == OptimizerType::kOwn;
           },
-          "a shard is updated by itself, and these need whole tensors, or a program's code under a shard's lock"),
+          "elements are updated one by one, and these need whole tensors, or a program's code amid other ranks' "
+          "updates"),
       never_with(
           "/optimizer/state_dtype", "optimizer.state_dtype bf16 or 8bit",
           [](const Strategy& s) { return s.optimizer.state_dtype != StateDType::kF32; }, kNotTriedTogether),
@@ -75,7 +93,7 @@ std::vector<StrategyRule> asynchronous_rules() {
       never_with(
           "/mixed_precision/param", "param bf16 or fp16",
           [](const Strategy& s) { return s.mixed_precision.param != DType::kF32; },
-          "ranks pull fp32 values, and rounding them on the way has not been tried"),
+          "the parameters that ranks share are fp32, and rounding them on the way has not been tried"),
       never_with(
           "/mixed_precision/reduce", "mixed_precision.reduce bf16 or fp16",
           [](const Strategy& s) { return s.mixed_precision.reduce != DType::kF32; },
@@ -97,7 +115,8 @@ std::vector<StrategyRule> asynchronous_rules() {
           "ranks would go on while a save reads shards that they share"),
       never_with(
           "/check/replica_hash_every", "check.replica_hash_every",
-          [](const Strategy& s) { return s.check.replica_hash_every > 0; }, "parameters of ranks differ by design"),
+          [](const Strategy& s) { return s.check.replica_hash_every > 0; },
+          "parameters of ranks differ, or change meanwhile, by design"),
       never_with(
           "/broadcast_buffers", "broadcast_buffers from_rank_zero or mean",
           [](const Strategy& s) { return s.broadcast_buffers != BufferBroadcast::kNone; },
@@ -107,7 +126,16 @@ std::vector<StrategyRule> asynchronous_rules() {
           "nothing goes over a network, where it would have an effect"),
       never_with(
           "/offload/masters/tier", "offload of training state", [](const Strategy& s) { return s.offload.is_used(); },
-          "shards lie in memory that all ranks reach")};
+          "shards lie in memory that all ranks reach"),
+      never_wild_with(
+          "/host_sharing", "host_sharing false", [](const Strategy& s) { return !s.host_sharing; },
+          "ranks train one copy of the parameters"),
+      never_wild_with(
+          "/check/values", "check.values", [](const Strategy& s) { return s.check.values; },
+          "other ranks change parameters at any time"),
+      never_wild_with(
+          "/check/as_across_hosts", "check.as_across_hosts", [](const Strategy& s) { return s.check.as_across_hosts; },
+          "no step compares what ranks have read")};
 }
 
 }  // namespace tessera

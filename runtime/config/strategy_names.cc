@@ -280,7 +280,17 @@ const std::vector<Named<SyncType>>& sync_types() {
        "2501.18512)"},
       {SyncType::kAsynchronous, "asynchronous",
        "each rank is a replica and applies its gradients at once to parameters that all own together; none waits for "
-       "another"}};
+       "another"},
+      {SyncType::kHogwild, "hogwild",
+       "the same in one copy of the parameters, which every rank reads and writes whenever it is ready, without locks "
+       "(arXiv 1106.5730)"}};
+  return list;
+}
+
+const std::vector<Named<StateSharing>>& state_sharings() {
+  static const std::vector<Named<StateSharing>> list = {
+      {StateSharing::kOwn, "own", "each rank has all states for itself, made of its own gradients"},
+      {StateSharing::kShared, "shared", "there is one set of states, which the gradients of every rank move"}};
   return list;
 }
 

@@ -56,6 +56,7 @@ const std::vector<std::string>& surroundings() {
       R"({"sync": {"type": "diloco", "every": 7}})",
       R"({"sync": {"type": "streaming_diloco", "every": 16}})",
       R"({"strategy": "SHARD_OPTIMIZER", "sync": {"type": "asynchronous"}})",
+      R"({"strategy": "SHARD_OPTIMIZER", "sync": {"type": "hogwild"}})",
       R"({"lr_schedule": {"type": "one_cycle", "total_steps": 5000}})",
       R"({"lr_schedule": {"type": "wsd", "total_steps": 5000, "decay_steps": 10}})",
       R"({"lr_schedule": {"warmup_steps": 10, "base_batch_size": 8}})",

@@ -10,7 +10,13 @@ Condition with_outer_steps() {
 }
 
 Condition when_asynchronous() {
-  return {"sync.type asynchronous", {"/sync/type"}, [](const Strategy& s) { return s.sync.is_asynchronous(); }};
+  return {"sync.type asynchronous", {"/sync/type"}, [](const Strategy& s) {
+            return s.sync.type == SyncType::kAsynchronous;
+          }};
+}
+
+Condition when_hogwild() {
+  return {"sync.type hogwild", {"/sync/type"}, [](const Strategy& s) { return s.sync.is_hogwild(); }};
 }
 
 Condition with_outer_optimizer() {
@@ -34,13 +40,14 @@ std::vector<StrategyKey> sync_keys() {
        .default_json = R"("each_step")",
        .example_json = R"("diloco")",
        .doc =
-           "How replicas stay one model. But with each_step and asynchronous nothing goes over the replicate axis "
+           "How replicas stay one model. But with each_step, asynchronous and hogwild nothing goes over the replicate "
+           "axis "
            "between two outer steps: loss, norm, clipping and skipped steps are a replica's. A save makes an outer "
            "step if one is due, then averages optimizer states over replicas and goes on with those. A GPU does all of "
            "it in its own memory, with the CPU's bits.",
        .cost = "Replicas differ between outer steps, which slows learning. Memory: 4 bytes for each parameter of the "
                "largest unit; with diloco and streaming_diloco 8 more for each of this rank's master weights; with "
-               "asynchronous 4 for each of these, and none for the largest unit."},
+               "asynchronous 4 for each of these, and none for the largest unit; with hogwild what sync.states says."},
       {.pointer = "/sync/every",
        .field = integer_field(AT(sync.every)),
        .range = {0, kMany},
@@ -139,6 +146,16 @@ std::vector<StrategyKey> sync_keys() {
            "it pulled, so it needs no further memory.",
        .cost = "Another pass over gradients and two values of each parameter.",
        .only_if = when_asynchronous()},
+      {.pointer = "/sync/states",
+       .field = choice_field(AT(sync.asynchronous.states), state_sharings()),
+       .default_json = R"("own")",
+       .example_json = R"("shared")",
+       .doc = "Whose the optimizer's states are. A save averages states that each rank has for itself, and goes on "
+              "with those.",
+       .cost = "own: on each rank 4 bytes a state and parameter, instead of those over the number of ranks. shared: a "
+               "state's update is lost where two ranks make one at the same time, and its cache lines go from core to "
+               "core.",
+       .only_if = when_hogwild()},
       {.pointer = "/sync/record_order",
        .field = plain_field<ValueKind::kName, std::string>(AT(sync.asynchronous.record_order)),
        .default_json = R"("")",

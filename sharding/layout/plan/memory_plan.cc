@@ -421,7 +421,7 @@ MemoryPlan::SumsOnHost MemoryPlan::replicate_sums_on_host() const {
 void MemoryPlan::plan_outer() {
   const SyncConfig& outer = input_.outer;
   if (outer.type == SyncType::kEachStep) return;
-  std::int64_t largest = 0, part = 0;
+  std::int64_t largest = 0, part = 0, all = 0;
   std::vector<std::int64_t> fragments(static_cast<std::size_t>(outer.fragments));
   for (std::size_t unit = 0; unit < input_.units.size(); ++unit) {
     for (const GroupShape& group : input_.units[unit].groups) {
@@ -429,12 +429,16 @@ void MemoryPlan::plan_outer() {
       largest = std::max(largest, group.layout.numel());
       const std::int64_t own = owned(input_.placement.optimizer, input_.mesh, group.layout.numel()).numel;
       part += own;
+      all += group.layout.numel();
       fragments[unit % fragments.size()] += own;
     }
   }
   const bool streams = outer.type == SyncType::kStreamingDiloco;
-  const std::int64_t copies = outer.has_outer_optimizer() ? 2 : outer.is_asynchronous() ? 1 : 0;
-  outer_numel_ = {part, copies * part, outer.is_asynchronous() ? 0 : largest,
+  const std::int64_t copies = outer.has_outer_optimizer() ? 2 : outer.type == SyncType::kAsynchronous ? 1 : 0;
+  // A rank of Hogwild that has states of its own has those of the others' parts, too.
+  const bool has_all_states = outer.is_hogwild() && outer.asynchronous.states == StateSharing::kOwn;
+  const std::int64_t more = has_all_states ? static_cast<std::int64_t>(input_.states.size()) * (all - part) : 0;
+  outer_numel_ = {part, copies * part + more, outer.is_asynchronous() ? 0 : largest,
                   streams ? std::ranges::max(fragments) : 0};
   use_[MemoryCategory::kOptimizer] += 4 * outer_numel_.states;
   use_[MemoryCategory::kStaging] += 4 * outer_numel_.staging();

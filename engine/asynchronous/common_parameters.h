@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "engine/asynchronous/peer_board.h"
+#include "engine/step/rules/element_update.h"
+#include "sharding/unit.h"
+
+namespace tessera {
+
+class OwnedShards;
+
+/// How old the gradients of a step were: for each thing that was updated by itself (a shard, or with Hogwild all
+/// parameters), the updates by other ranks since this rank had its values.
+struct GradientAges {
+  double mean() const { return count > 0 ? static_cast<double>(sum) / static_cast<double>(count) : 0.0; }
+  void add(std::int64_t age) {
+    sum += age;
+    most = age > most ? age : most;
+    ++count;
+  }
+  std::int64_t sum = 0, most = 0, count = 0;
+};
+
+/// What a push applies its gradients with.
+struct PushRates {
+  UpdateRates rates;           ///< gradient_scale: without what age does
+  std::span<const char> used;  ///< [trainable parameter, in unit, group, layout order]: has a gradient of this rank
+};
+
+/// The parameters that ranks train together while none waits for another, in memory that all of them map. ReplicaSync
+/// owns them, AsynchronousStep pushes gradients to them. The thread that trains calls all of it.
+///
+/// | class         | "sync"'s type | a rank computes with         | an update is                        |
+/// |---------------|---------------|------------------------------|-------------------------------------|
+/// | OwnedShards   | asynchronous  | a copy of its own, pulled    | applied under a lock, shard by shard|
+/// | HogwildValues | hogwild       | the values that all write to | merged into them, without a lock    |
+class CommonParameters {
+ public:
+  /// Refers to `board`.
+  explicit CommonParameters(PeerBoard& board) : board_(board) {}
+  virtual ~CommonParameters() = default;
+  CommonParameters(const CommonParameters&) = delete;
+  CommonParameters& operator=(const CommonParameters&) = delete;
+
+  PeerBoard& board() { return board_; }
+
+  /// What this rank has of it beside TrainingMemory: MemoryCategory::kOptimizer.
+  virtual std::int64_t memory_bytes() const = 0;
+  /// Applies this rank's gradients of all units by `rule`, and ends its step. Throws tessera::Error (75) where another
+  /// rank has ended.
+  virtual GradientAges push(const ElementUpdate& rule, const PushRates& with) = 0;
+  /// Ends this rank's step without a push.
+  virtual void skip() = 0;
+  /// This rank's parameters and states were written, the same on all ranks or right in its own part at least: makes
+  /// them everybody's. Collective.
+  virtual void adopt() = 0;
+  /// Makes one state of all ranks', which each of them sees. Returns once all do. Collective.
+  virtual void bring_together() = 0;
+  /// How often each parameter of a group was updated, as a checkpoint's part of this rank has it. REQUIRES: no rank
+  /// pushes.
+  virtual std::span<std::int64_t> counts(const FlatGroup& group) = 0;
+  /// Seconds so far in which this rank waited for others or copied from them.
+  virtual double communication_seconds() const = 0;
+  /// This, where a rank computes with a copy that it pulls; null where it computes with what all write to.
+  virtual OwnedShards* pulled() { return nullptr; }
+
+ protected:
+  std::int64_t step() const { return board_.pushed(board_.rank()) + 1; }  ///< the number of the one under way
+
+  PeerBoard& board_;
+};
+
+}  // namespace tessera

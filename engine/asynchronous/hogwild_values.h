@@ -1,0 +1,94 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine/asynchronous/common_parameters.h"
+#include "engine/step/rules/element_update.h"
+#include "runtime/base/state_dtype.h"
+#include "sharding/arena.h"
+#include "sharding/layout/plan/memory_plan.h"
+#include "sharding/unit.h"
+#include "tessera/strategy.h"
+
+namespace tessera {
+
+/// The one copy of the parameters that all ranks of a host read in forward and backward, and update whenever one of
+/// them has gradients: Hogwild! (arXiv 1106.5730). No rank waits for another, and none has a lock.
+///
+/// | memory                                  | whose                 | read by           | written by               |
+/// |-----------------------------------------|-----------------------|-------------------|--------------------------|
+/// | FlatGroup::full, all values             | all ranks'            | whoever computes  | `push` (merge_words)     |
+/// | states, StateSharing::kShared           | all ranks'            | `push`            | `push` (write_words)     |
+/// | states and counts, StateSharing::kOwn   | each has all of them  | `push`            | that rank's `push`       |
+/// | counts of updates, StateSharing::kShared| a set with each part  | `push`            | `push`, counted atomically |
+///
+/// A push takes a block of elements at a time: it copies their values, lets the rule update the copy, and merges what
+/// has changed into the common ones. So an update by another rank is lost only where it falls between the load and the
+/// store of one number, and with one rank values have the bits of plain training. Shared states are copied back: of two
+/// updates of one state at the same time the later one stays.
+///
+/// A rule that leaves an element without a gradient as it is (sgd without momentum, adagrad; no weight decay) writes
+/// none: of an embedding it touches only the rows that a batch has used.
+class HogwildValues final : public CommonParameters {
+ public:
+  /// Units have their first values, in memory that all ranks of `board` map. Makes states, zeros, and points each
+  /// group's at this rank's own. Refers to all. Collective.
+  HogwildValues(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board);
+
+  /// This rank's states, or its part of the shared ones.
+  std::int64_t memory_bytes() const override { return memory_.bytes(); }
+  /// The age is the number of steps that other ranks have made since this rank's last one.
+  GradientAges push(const ElementUpdate& rule, const PushRates& with) override;
+  void skip() override;
+  /// Values are everybody's already. Of states that each rank has for itself, everybody gets each rank's part.
+  void adopt() override;
+  /// Where each rank has states of its own, makes them the mean over the ranks that have updated the parameter, and the
+  /// largest of each count everybody's.
+  void bring_together() override;
+  std::span<std::int64_t> counts(const FlatGroup& group) override;
+  double communication_seconds() const override { return 0; }
+
+ private:
+  static constexpr std::int64_t kBlock = 1024;  ///< elements that are updated at a time: a core's cache holds them
+  using Block = std::array<float, kBlock>;
+
+  /// Elements of a group whose states lie together.
+  struct Piece {
+    FlatGroup view;                  ///< with this rank's gradients, and the common values
+    std::int64_t* counts = nullptr;  ///< [parameter]
+  };
+  struct Group {
+    FlatGroup* flat = nullptr;
+    std::vector<Piece> pieces;  ///< [owner] of shared states, else one
+    std::size_t first_parameter = 0;
+  };
+
+  bool has_own_states() const { return sharing_ == StateSharing::kOwn; }
+  void place(Group& group, const MemoryPlan& plan);
+  void update(const Group& group, const Piece& piece, const ElementUpdate& rule, const PushRates& with);
+  void update_block(const FlatGroup& view, const ElementUpdate& rule, const UpdateRates& rates, const UpdateRun& block);
+  void average_own_part(const Group& group);
+  void take_parts_of_others();
+  void take_counts();
+  float* state_of(const Group& group, std::size_t state, int rank) const;
+  std::int64_t steps_of_others() const;
+  void end_step();
+
+  const StateSharing sharing_;
+  const MeshPosition mesh_;
+  Arena memory_;   ///< states
+  Arena control_;  ///< counts: [rank][trainable parameter]
+  std::vector<Group> groups_;
+  std::size_t parameters_ = 0;   ///< trainable ones
+  std::int64_t seen_ = 0;        ///< steps of others when this rank's last one ended
+  std::vector<UpdateRun> runs_;  ///< scratch of `update`, as what follows
+  std::vector<std::int64_t> before_counts_;
+  Block before_{}, after_{};
+  std::array<Block, kMostStates> states_before_{}, states_after_{};
+};
+
+}  // namespace tessera

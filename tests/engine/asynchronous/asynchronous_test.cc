@@ -292,6 +292,11 @@ TEST(Asynchronous, WriteUnderAGuardReachesAllRanks) {
   });
 }
 
+void hogwild(Strategy& s) {
+  sgd(s);
+  s.sync.type = SyncType::kHogwild;
+}
+
 /// A run on processes. `body` trains; an error is the rank's end.
 absl::Status as_process(int rank, int port, double timeout_s, const std::function<void(const Mesh&)>& body) {
   join_as(rank, kRanks, port, 1);
@@ -309,36 +314,37 @@ absl::Status as_process(int rank, int port, double timeout_s, const std::functio
 }
 
 TEST(Asynchronous, StoppedRankHoldsNobodyUp) {
-  const int port = free_port();
-  ForkedRanks ranks(kRanks, [port](int rank, KeyValueStore& store) {
-    return as_process(rank, port, 60, [&](const Mesh& mesh) {
-      Session session(mesh, asynchronous(sgd));
-      for (std::size_t i = 0; i < 30; ++i) {
-        if (rank == 2 && i == 3) ::raise(SIGSTOP);
-        session.train(i);
-      }
-      store.set("done " + std::to_string(rank), "").IgnoreError();
-      barrier(mesh);
+  for (const Adjust& adjust : {Adjust(sgd), Adjust(hogwild)}) {
+    const int port = free_port();
+    ForkedRanks ranks(kRanks, [&](int rank, KeyValueStore& store) {
+      return as_process(rank, port, 60, [&](const Mesh& mesh) {
+        Session session(mesh, asynchronous(adjust));
+        for (std::size_t i = 0; i < 30; ++i) {
+          if (rank == 2 && i == 3) ::raise(SIGSTOP);
+          session.train(i);
+        }
+        store.set("done " + std::to_string(rank), "").IgnoreError();
+        barrier(mesh);
+      });
     });
-  });
-  EXPECT_TRUE(told(ranks.store(), "done 0").ok());
-  EXPECT_TRUE(told(ranks.store(), "done 1").ok());
-  ranks.signal(2, SIGCONT);
-  for (int rank = 0; rank < kRanks; ++rank) {
-    const RankEnd end = ranks.wait(rank);
-    EXPECT_EQ(end.signal, 0) << rank;
-    EXPECT_EQ(end.exit_code, ExitCode::kOk) << rank << ": " << end.message;
+    EXPECT_TRUE(told(ranks.store(), "done 0").ok());
+    EXPECT_TRUE(told(ranks.store(), "done 1").ok());
+    ranks.signal(2, SIGCONT);
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const RankEnd end = ranks.wait(rank);
+      EXPECT_EQ(end.signal, 0) << rank;
+      EXPECT_EQ(end.exit_code, ExitCode::kOk) << rank << ": " << end.message;
+    }
   }
 }
 
 TEST(Asynchronous, KilledRankEndsTheOthersWithItsName) {
-  for (const std::int64_t bound : {-1, 1}) {
+  const Adjust at_most_one_ahead = [](Strategy& s) { sgd(s), s.sync.asynchronous.max_staleness = 1; };
+  for (const Adjust& adjust : {Adjust(sgd), at_most_one_ahead, Adjust(hogwild)}) {
     const int port = free_port();
     ForkedRanks ranks(kRanks, [&](int rank, KeyValueStore&) {
       return as_process(rank, port, 60, [&](const Mesh& mesh) {
-        Strategy strategy = asynchronous(sgd);
-        if (bound >= 0) strategy.sync.asynchronous.max_staleness = bound;
-        Session session(mesh, strategy);
+        Session session(mesh, asynchronous(adjust));
         for (std::size_t i = 0;; ++i) {
           if (rank == 2 && i == 5) ::raise(SIGKILL);
           session.train(i);

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: outer step.
+
 #include <cstdint>
 #include <functional>
 #include <memory>

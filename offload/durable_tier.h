@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: tier.
+
 #include <absl/status/status.h>
 
 #include <cstddef>

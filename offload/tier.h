@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: advice, slot, tier.
+
 #include <absl/status/statusor.h>
 
 #include <cstddef>

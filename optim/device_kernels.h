@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: outer step, unit.
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: flat group.
+
 #include <array>
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: outer step.
+
 #include "optim/arithmetic/outer_rule.h"
 
 namespace tessera {

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: outer step.
+
 #include "planner/predicted_step.h"
 #include "sharding/layout/plan/memory_plan.h"
 

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: agreement, flat group, outer step, slot, unit.
+
 #include <absl/status/statusor.h>
 
 #include <cstdint>

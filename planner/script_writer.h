@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: unit.
+
 #include "planner/step_script.h"
 
 namespace tessera {

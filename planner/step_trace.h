@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: agreement, unit.
+
 #include <set>
 #include <string>
 #include <vector>

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: agreement, publication, unit.
+
 #include <cstddef>
 #include <cstdint>
 #include <deque>

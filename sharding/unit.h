@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: keeper, publication, residency, slot, unit.
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/util/intrusive_ptr.h>

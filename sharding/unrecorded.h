@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: unit.
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: unit.
+
 #include <torch/nn/module.h>
 #include <torch/ordered_dict.h>
 

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: tier.
+
 #include <memory>
 
 #include "engine/activations/activation_tier.h"

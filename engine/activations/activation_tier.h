@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: tier.
+
 #include <ATen/ops/empty.h>
 #include <c10/core/Storage.h>
 

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: slot.
+
 #include <cstddef>
 #include <deque>
 #include <map>

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: tier, unit.
+
 #include <ATen/core/Tensor.h>
 
 #include <memory>

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: unit.
+
 #include <string_view>
 
 #include "tessera/dtype.h"

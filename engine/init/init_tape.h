@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: tape.
+
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: dealt.
+
 #include <absl/status/status.h>
 
 #include <optional>

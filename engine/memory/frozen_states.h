@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: placement, unit.
+
 #include <ATen/core/Tensor.h>
 #include <c10/util/FunctionRef.h>
 

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: residency, slot, unit.
+
 #include <memory>
 #include <optional>
 #include <string>

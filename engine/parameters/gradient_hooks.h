@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: stand-in.
+
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: agreement.
+
 #include <memory>
 #include <optional>
 #include <vector>

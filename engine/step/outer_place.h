@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: outer step.
+
 #include <c10/core/Device.h>
 
 #include <memory>

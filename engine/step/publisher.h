@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: unit.
+
 #include <deque>
 
 #include "runtime/comm/mesh_groups.h"

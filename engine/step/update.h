@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: unit.
+
 #include <array>
 #include <cstdint>
 #include <map>

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: outer step, unit.
+
 #include <absl/status/status.h>
 
 #include <cstdint>

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: outer step, tier, unit.
+
 #include <cstdint>
 #include <filesystem>
 #include <optional>

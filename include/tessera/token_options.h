@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: dealt.
+
 #include <cstdint>
 #include <string>
 #include <vector>

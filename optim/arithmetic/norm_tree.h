@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: carried.
+
 #include <cstddef>
 #include <cstdint>
 

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: outer step.
+
 #include <cstddef>
 #include <cstdint>
 

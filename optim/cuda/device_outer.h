@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: outer step.
+
 #include <cuda_runtime_api.h>
 
 #include "optim/arithmetic/outer_rule.h"

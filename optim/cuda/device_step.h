@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: unit.
+
 #include <cuda_runtime_api.h>
 
 #include "optim/rules/muon.h"

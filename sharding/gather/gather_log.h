@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: agreement, slot, unit.
+
 #include <cstddef>
 #include <span>
 #include <vector>

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: residency, unit.
+
 namespace tessera {
 
 /// Gathers on demand: while one lives, every operator of this process has the units among its inputs gathered before it

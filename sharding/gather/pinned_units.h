@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: keeper, unit.
+
 #include <ATen/record_function.h>
 #include <c10/util/SmallVector.h>
 

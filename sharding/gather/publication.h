@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: unit.
+
 #include <chrono>
 #include <deque>
 #include <span>

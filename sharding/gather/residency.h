@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: placement, residency, slot, unit.
+
 #include <chrono>
 #include <cstdint>
 #include <exception>

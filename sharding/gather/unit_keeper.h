@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: publication, residency, unit.
+
 #include <functional>
 #include <utility>
 

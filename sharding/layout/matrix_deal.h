@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: dealt, unit.
+
 #include <cstddef>
 #include <cstdint>
 #include <span>

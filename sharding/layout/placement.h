@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: placement.
+
 #include <set>
 
 #include "sharding/layout/layout.h"

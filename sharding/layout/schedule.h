@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: advice, residency, slot, unit.
+
 #include <cstddef>
 #include <cstdint>
 #include <limits>

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: unit.
+
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: unit.
+
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: residency, unit.
+
 #include <cstddef>
 #include <memory>
 

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: slot, tier.
+
 #include <c10/util/FunctionRef.h>
 
 #include <cstddef>

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: flat group, unit.
+
 #include <c10/util/FunctionRef.h>
 
 #include <cstddef>

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: agreement, unit.
+
 #include <ATen/core/Tensor.h>
 
 #include <array>

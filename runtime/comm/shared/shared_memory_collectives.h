@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: slot.
+
 #include <algorithm>
 #include <memory>
 #include <span>

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: outer step, placement, slot, state record, tier, unit.
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: tier.
+
 #include <cstdint>
 
 #include "sharding/layout/plan/memory_plan.h"

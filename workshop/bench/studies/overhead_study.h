@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: unit.
+
 #include "tessera/mesh.h"
 #include "workshop/bench/bench_table.h"
 

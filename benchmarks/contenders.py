@@ -160,5 +160,5 @@ def strategy_file(contender, work, device="cpu"):
         strategy["comm"] = {"transport": "nccl"}
     strategy |= contender.more
     if device == "cpu":
-        strategy.pop("comm", None)  # of a GPU's contender on the CPU, for a smoke test: the default, "auto"
+        strategy.pop("comm", None)  # a smoke test runs a GPU's contender on the CPU, with the default transport
     return strategy

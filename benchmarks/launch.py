@@ -79,7 +79,7 @@ class Launcher:
         return run
 
     def start(self, contender, command, folder, count, limit_s, watch=None):
-        """Until all ranks have ended; `folder` is for what they leave."""
+        """Starts the ranks and returns when all have ended. They write their files into `folder`."""
         ranks.run_ranks(command, self.environments(contender, count), limit_s, watch)
 
     def command(self, contender, work, folder, steps=None):

@@ -79,7 +79,7 @@ def _run(run):
 
 
 def machine_text(run):
-    """Of a run that says where it was."""
+    """Describes the machine of a run; empty if the run does not say where it was."""
     machine = run["machine"]
     return machine and (f"; {run.get('processor') or '{cpu}, {cores} cores'.format(**machine)}, {size_label(machine['memory_bytes'])}, "
                         f"kernel {machine['kernel']}, load average at the start {machine['load_average_at_start']:.2f}") or ""

@@ -108,5 +108,5 @@ def counted(count, word):
 
 
 def listed(words):
-    """a; a and b; a, b and c."""
+    """Returns "a", "a and b", or "a, b and c"."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))

@@ -20,9 +20,9 @@ class SaveUnderWay {
   virtual ~SaveUnderWay() = default;
   virtual CheckpointProgress progress() const = 0;
   virtual bool has_ended() const = 0;
-  /// Waits for the end: the checkpoint's path, or why there is none, which is the same on every rank.
+  /// Waits for the end. Returns the checkpoint's path, or an error that is the same on every rank.
   virtual absl::StatusOr<std::string> wait() = 0;
-  /// Lets it fail soon, since training ends with an error.
+  /// Lets the save fail soon, since training ends with an error.
   virtual void cancel() = 0;
 };
 

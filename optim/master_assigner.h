@@ -27,7 +27,7 @@ class MasterAssigner final : public Optimizer {
   void step(const StepScalars& scalars, const OptimizerSlice& slice) const override;
   void average(const OptimizerSlice& slice) const override { elements_.average(slice); }
   void swap_average(const OptimizerSlice& slice) const override { elements_.swap_average(slice); }
-  void set_numbers(const OptimizerConfig&) override {}  // the rule elsewhere has them
+  void set_numbers(const OptimizerConfig&) override {}  // the program's rule, which runs elsewhere, has these numbers
 
  private:
   const RuleOptimizer elements_;  ///< SGD without momentum: masters, parameters and averages, and no states

@@ -42,7 +42,7 @@ struct PredictedStep {
   double exposed_publish_s = 0;    ///< waiting for updated values, behind the update and inside it
   double agreement_s = 0;          ///< the step's agreement on loss and norm
   double exposed_outer_s = 0;  ///< waiting for other replicas ("sync"), as a mean over the steps between outer steps
-  PredictedWire shard, replicate;  ///< the agreement is in neither
+  PredictedWire shard, replicate;  ///< the traffic of each axis, without the agreement
   StepBound bound = StepBound::kCompute;
   std::vector<std::string> left_out;  ///< text for people: what the plan has and no time was found for
 

@@ -77,7 +77,7 @@ class StepClock {
     std::size_t next = 0;  ///< index of its instruction
     double work_s = 0, left_s = 0, speed = 1, since_s = 0, began_s = 0;
     bool is_stretched = false;
-    bool is_counted = false;  ///< counted among the ranks that work on its wires
+    bool is_counted = false;  ///< whether it counts among the ranks that work on its wires
     int call = -1;            ///< the call that it waits for
     std::uint32_t version = 0;
     RankTimes times;

@@ -1,4 +1,4 @@
-"""A GPU run's results as tables of numbers; a row without samples ends in why it has none. Standard library only."""
+"""Makes tables of numbers of a GPU run's results. A row without samples says why it has none. Standard library only."""
 
 import stats
 import targets

@@ -38,7 +38,7 @@ def _of_work(table, work):
 
 
 def _times_bar(label, family, of):
-    """`of`: of a row with TIMES, {column: cell}."""
+    """`of`: a row of the table TIMES, as {column: cell}."""
     return {"label": label, "family": family, "value": of["median_s"], "low": of["p10_s"], "high": of["p90_s"],
             "note": time_label(of["median_s"])}
 

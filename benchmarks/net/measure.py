@@ -180,7 +180,7 @@ def run(options):
     except Skipped as skipped:
         say(f"skipped: {str(skipped).strip().splitlines()[0]}")
         return EXIT_SKIPPED
-    from net import page  # which draws
+    from net import page  # imports matplotlib
     page.write(results, options.out)
     say(f"wrote results.json.xz, net.csv and index.html to {options.out}, {len(results['failed'])} runs failed")
     return EXIT_FAILED if results["failed"] else 0

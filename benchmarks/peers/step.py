@@ -43,7 +43,7 @@ from on_device import Device  # noqa: E402
 
 POWER_SGD_RANK = 4
 POWER_SGD_START = 2  # the earliest step that its warm start allows
-ONE_BUCKET_MB = 1 << 14  # with several buckets the hook begins anew in every step over Gloo
+ONE_BUCKET_MB = 1 << 14  # one bucket: with several, the hook loses its state in every step over Gloo
 DDP = ("ddp", "ddp_fp16", "ddp_power_sgd")
 ZERO = ("zero1", "zero2", "zero3")
 TESSERA = {"no_shard": {"strategy": "NO_SHARD"}, "full_shard": {"strategy": "FULL_SHARD"},
@@ -216,9 +216,8 @@ def profiled(path):
 
 
 def run_steps(step, batches, options, device, meet, note):
-    """The ranks `meet` before the timed steps, so that also those that train alone do it at the same time. On a GPU the
-    host is a step ahead of it, as Tessera's is: a step's end is waited for when the next one is under way, and losses
-    are read at the end."""
+    """The ranks `meet` before the timed steps, so that ranks that train alone are timed at the same time too. The host is one step ahead
+    of a GPU, as Tessera's host is: it waits for the end of a step after it has queued the next one. Losses are read at the end."""
     sampler, timed, losses, ends = PeakSampler(), contextlib.ExitStack(), [], [device.mark()]
     for number, batch in enumerate(batches):
         if number == options.warm_up:

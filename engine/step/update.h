@@ -108,7 +108,7 @@ class Update final : public StepWalk {
   // What this step was told, and its runs.
   Rates rates_;
   std::span<const char> used_;
-  std::vector<char> used_in_backward_;  ///< `used_` where units are updated in backward: of those that were so far
+  std::vector<char> used_in_backward_;  ///< `used_` of the units that backward has updated so far
   std::span<const double> squares_;
   const Unit* unit_ = nullptr;  ///< that is updated in backward
   std::vector<Run> runs_;

@@ -34,7 +34,7 @@ std::int64_t of_convolution(Sizes where, std::int64_t batch, Sizes weight) {
   return 2 * product(where) * batch * product(weight);
 }
 
-/// The sizes of the places of a convolution's result that is not transposed.
+/// Returns the number of positions in the result of a convolution that is not transposed.
 std::int64_t places_of_result(Sizes input, Sizes weight, const c10::List<std::int64_t>& stride,
                               const c10::List<std::int64_t>& padding, const c10::List<std::int64_t>& dilation) {
   std::int64_t all = 1;

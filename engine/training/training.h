@@ -201,10 +201,11 @@ struct Training {
   void bring_replicas_together(const char* what);
 
   Job& job;
-  /// Saving's, before training state changes: waits for the commit under way. Collective where there is one.
+  /// The room saving sets it. It is called before training state changes, and waits for the commit under way. It is
+  /// collective if there is one.
   std::function<void()> settle_commit;
   std::unique_ptr<Optimizer> optimizer;
-  MeshAxes axes;  ///< this rank's replica's, where replicas train by themselves ("sync"); else the mesh's
+  MeshAxes axes;  ///< axes of this rank's replica, if replicas train by themselves ("sync"); else axes of the mesh
   MemoryPlan plan;
   TrainingMemory memory;
   Footprint footprint;

@@ -143,7 +143,7 @@ class Search {
   std::string name_;
 };
 
-/// The way from the root down to the tensors, as far as there is only one.
+/// Returns the path from the root towards the tensors, up to the first node with several children.
 std::vector<const WeightsNode*> only_way(const WeightsNode& root) {
   std::vector<const WeightsNode*> way = {&root};
   for (;;) {

@@ -83,7 +83,7 @@ std::shared_ptr<const Pictures> cifar10_of(const fs::path& folder, const std::ve
   return std::make_shared<Kept>(records.slice(1, 1).reshape({count, 3, 32, 32}), std::move(labels));
 }
 
-/// 64 numbers and a label of each line.
+/// Reads 64 numbers and a label from each line.
 std::vector<std::array<std::uint8_t, 65>> digit_lines(const fs::path& file) {
   std::istringstream text(bytes_of(file));
   std::vector<std::array<std::uint8_t, 65>> lines;

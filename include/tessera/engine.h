@@ -262,11 +262,11 @@ class Engine {
   /// or drop the window with zero_grad.
   StepResult step(bool partial = false);
 
-  /// Sets the learning rate from the next step on, where lr_schedule.type is "manual". A rate without a group is
-  /// everybody's; each group of optimizer.groups has its lr_ratio of it. A rate with a group is that group's alone,
-  /// until everybody's is set again. All ranks call it alike. Throws Error (64) for another schedule, a number outside
-  /// 0 to 1000, or an unknown group. The next step (on a GPU StepResult::wait) throws it where ranks have different
-  /// rates.
+  /// Sets the learning rate from the next step on, where lr_schedule.type is "manual". A rate without a group is for
+  /// all parameters; each group of optimizer.groups gets it times its lr_ratio. A rate with a group is for that group
+  /// alone, until a rate without a group is set again. All ranks call it alike. Throws Error (64) for another schedule,
+  /// a number outside 0 to 1000, or an unknown group. The next step (on a GPU StepResult::wait) throws it where ranks
+  /// have different rates.
   void set_lr(double lr);
   void set_lr(const std::string& group, double lr);
 

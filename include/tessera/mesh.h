@@ -18,7 +18,7 @@ class Mesh {
   int rank() const { return topology().rank; }
   /// Number of ranks in the job.
   int world_size() const { return topology().world_size; }
-  /// Returns true on rank 0, which prints and writes what one rank suffices for.
+  /// Returns true on rank 0. That rank prints and writes whatever only one rank should print and write.
   bool is_main() const { return rank() == 0; }
 
  private:

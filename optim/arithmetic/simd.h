@@ -64,10 +64,10 @@ struct Simd {
     __builtin_memcpy(&lanes, from, count * sizeof(T));
     return lanes;
   }
-  /// The same from a long run of memory that is read once, in order: it prefetches what comes kAheadBytes later. A loop
-  /// with divisions fills the processor's window before it sees the next lines; loops over formats of 2 and 1 bytes an
-  /// element lose a third of their speed without this. Narrower formats gain from a longer distance, up to 3072 bytes;
-  /// fp32 loses by one of 3072 (AMD, Zen 5).
+  /// Loads likewise from a long run of memory that is read once, in order. It also prefetches the memory kAheadBytes
+  /// further on. A loop with divisions fills the processor's window before it sees the next lines; loops over formats
+  /// of 2 and 1 bytes an element lose a third of their speed without this. Narrower formats gain from a longer
+  /// distance, up to 3072 bytes; fp32 becomes slower with a distance of 3072 (AMD, Zen 5).
   template <class T>
   static TESSERA_ALWAYS_INLINE auto stream(const T* from, std::size_t count) {
     ask_ahead(from);

@@ -105,7 +105,7 @@ class States : public States<V, Rule, kDType, k + 1> {
   const bool is_kept_;
 };
 
-/// The end of a rule's states: there are none.
+/// Ends the recursion over a rule's states: no states are left.
 template <class V, class Rule, StateDType kDType, int k>
 class States<V, Rule, kDType, k, true> {
  public:

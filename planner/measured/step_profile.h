@@ -47,7 +47,7 @@ struct ProfileEntry {
 struct StepProfile {
   std::vector<ProfileEntry> entries = {};
   double update_seconds = 0;
-  std::int64_t updated_elements = 0;  ///< above 0 where update_seconds is
+  std::int64_t updated_elements = 0;  ///< above 0 if update_seconds is above 0
   double rest_seconds = 0;
 
   friend bool operator==(const StepProfile&, const StepProfile&) = default;

@@ -61,7 +61,7 @@ class Engine:
     """Trains a module under a strategy.
 
         engine = tessera.Engine(model, "strategy.json")
-        loss = model(input, target)      # the model's own forward, anywhere, in any way
+        loss = model(input, target)      # any way to call the model's own forward
         engine.backward(loss)
         result = engine.step()
 

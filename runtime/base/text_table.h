@@ -38,7 +38,7 @@ class TextTable {
   std::vector<std::size_t> widths() const;
 
   std::vector<Column> columns_;
-  std::vector<std::vector<std::string>> rows_;  ///< an empty row is a rule
+  std::vector<std::vector<std::string>> rows_;  ///< an empty row is printed as a line
 };
 
 }  // namespace tessera

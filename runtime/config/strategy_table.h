@@ -42,7 +42,7 @@ struct StrategyKey;
 
 /// What an object of kind kVariant may be.
 struct VariantType {
-  std::string name;  ///< as "type" has it
+  std::string name;  ///< value of "type" in the file
   std::string doc;
   std::string cost;
   std::vector<StrategyKey> members;       ///< keys of an object of this type; their fields may be used only while it is

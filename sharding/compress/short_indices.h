@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-/// Throws tessera::Error (78) where the elements of a flat group have no indices of 32 bits, which a
-/// compression.method of this type sends or draws.
+/// Throws tessera::Error (78) if a flat group has too many elements for indices of 32 bits. Methods of compression of
+/// this type send or draw such indices.
 inline void expect_short_indices(const std::string& type, std::int64_t numel) {
   if (numel <= std::numeric_limits<std::uint32_t>::max()) return;
   throw Error(ExitCode::kConfig, "/compression/method: type " + type + " has indices of 32 bits, and a unit has " +

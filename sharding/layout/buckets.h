@@ -12,7 +12,7 @@ namespace tessera {
 /// A gradient on its way into a bucket.
 struct BucketItem {
   std::int64_t bytes = 0;     ///< bytes on the wire, without padding
-  DType dtype = DType::kF32;  ///< the parameter's; a bucket holds one dtype, so that it is one flat buffer
+  DType dtype = DType::kF32;  ///< dtype of the parameter; a bucket is one flat buffer, so it holds one dtype
 };
 
 /// Largest bytes of a bucket. An item that is larger is a bucket by itself.

@@ -65,7 +65,7 @@ class Schedule {
   int farthest_held(const MayGo& may_go);
 
  private:
-  static constexpr std::size_t kNowhere = kNever;  ///< a position in no record
+  static constexpr std::size_t kNowhere = kNever;  ///< a position that no record has
 
   std::size_t lateness(int unit) const;
   void rank(int unit);

@@ -56,9 +56,9 @@ struct ReducerCounts {
 /// reduction. This rank does its share of it some units later, and waits for its end some units after that; both happen
 /// at places that are the same on all ranks (Collectives::reduce_scatter).
 ///
-/// A parameter can get several gradients in one backward, when activation recomputation runs parts of the graph apart.
-/// They are added while the unit's bucket is open. A gradient that comes after that is reduced by itself and added to
-/// the sum.
+/// A parameter can get several gradients in one backward, when activation recomputation runs parts of the graph
+/// separately. They are added while the unit's bucket is open. A gradient that comes after that is reduced by itself
+/// and added to the sum.
 ///
 /// Where sums are offloaded, a unit's sum has memory from the start of its reduction to its end.
 ///
@@ -69,9 +69,9 @@ struct ReducerCounts {
 /// that comes after that is an error.
 ///
 /// Under "reproducible" (PlanInput::reproducible) a microbatch's gradients are a leaf of the step's tree, and sums join
-/// by a binary counter (SumCounter): what a rank keeps until a backward has ended joins there (`end_microbatch`), what
-/// ranks have summed joins as it comes. A gradient that comes after its unit was reduced would be no part of its leaf,
-/// and is an error.
+/// by a binary counter (SumCounter): sums that a rank keeps until a backward has ended join there (`end_microbatch`),
+/// and sums over ranks join as they come. A gradient that comes after its unit was reduced would be no part of its
+/// leaf, and is an error.
 ///
 /// The thread that runs backward calls all of it. Errors of transports are thrown as tessera::Error.
 class Reducer {

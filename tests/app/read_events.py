@@ -46,7 +46,7 @@ def varint(data: bytes, at: int):
 
 
 def fields(message: bytes):
-    """Pairs of a field's number and value; the value of what has a length is bytes."""
+    """Yields (number, value) of each field. A field with a length has bytes as its value."""
     at = 0
     while at < len(message):
         key, at = varint(message, at)

@@ -6,7 +6,8 @@ namespace tessera {
 namespace {
 
 TEST(ScaledSpeedup, EqualsGustafsonsPublishedNumbers) {
-  // The three problems of his paper on 1024 processors, by the serial shares that he measured.
+  // Gustafson's paper has three problems on 1024 processors. The first arguments are the serial shares that he
+  // measured.
   EXPECT_NEAR(scaled_speedup(0.004, 1024), 1020, 0.5);
   EXPECT_NEAR(scaled_speedup(0.005, 1024), 1019, 0.5);
   EXPECT_NEAR(scaled_speedup(0.007, 1024), 1017, 0.5);

@@ -266,7 +266,8 @@ TEST(ThreadFailures, AbortEndsCallsUnderWayInEveryGroupWithItsReason) {
       return axes.reduce->barrier("own").wait();
     }
     const absl::Status told = (mesh.rank() == 0 ? axes.gather : axes.world)->barrier("step").wait();
-    groups_of(mesh).abort(make_error(exit_code_of(told), message_of(told)));  // a program that threw it would do this
+    groups_of(mesh).abort(
+        make_error(exit_code_of(told), message_of(told)));  // tessera::run calls this when a program throws the error
     EXPECT_TRUE(groups_of(mesh).told_by_peer());
     return told;
   });

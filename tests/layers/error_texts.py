@@ -167,7 +167,8 @@ class CppTexts:
         return list(dict.fromkeys(filter(None, found))) or [text]
 
     def holder(self, source, i):
-        """The name, where it is made, of the constant, local variable or function that gives the text of token i; -1 where none does."""
+        """Returns the token at which the constant, local variable or function is defined that gives the text of token i; -1 if there is
+        none."""
         low = source.expression(i)[0]
         if source.is_sign(low - 1, "=") or source.is_sign(low - 1, "+=") and self.first_value(source, low - 2) is not None:
             return low - 4 if source.is_sign(low - 2, "]") else low - 2

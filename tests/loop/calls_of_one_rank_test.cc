@@ -78,7 +78,7 @@ struct Program {
   int steps_more_of_rank_zero = 0;
 };
 
-constexpr double kTimeLimit = 3600;  // seconds of a call: no program comes near
+constexpr double kTimeLimit = 3600;  // limit of a call in seconds; no program here takes that long
 
 void evaluate(Training& training) {
   const at::NoGradGuard no_grad;

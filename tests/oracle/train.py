@@ -131,7 +131,7 @@ class Trainee:
             master.grad = gradient if master.grad is None else master.grad + gradient
 
     def publish(self):
-        """Rounds the masters into the model that computes, where that is another one."""
+        """Rounds the masters into the model that computes, if that is another model."""
         if not self.copy_of_masters:
             return
         with torch.no_grad():

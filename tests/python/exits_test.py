@@ -56,7 +56,8 @@ class ExitsTest(unittest.TestCase):
         self.assertNotIn("error", output)
 
     def test_rank_that_ends_before_the_others_is_named(self):
-        # Its data were shorter, or it called sys.exit. Its Engine may hold the copy of the parameters that all share.
+        # A rank may end early because its data are shorter or because it calls sys.exit. Its Engine may hold the copy of the parameters
+        # that all ranks share.
         for sharing, transport in (True, "host"), (False, "gloo"), *([(False, "host")] if LONG else []):
             with self.subTest(sharing=sharing, transport=transport):
                 self.expect(BEGIN + f"""

@@ -1,4 +1,5 @@
-"""Run on every rank by training_test.py: models under strategies, beside plain PyTorch. With "gloo" a few over that.
+"""training_test.py runs this program on every rank. It trains models under strategies, and compares them with plain PyTorch. A few of
+them also run with the transport "gloo".
 
 Each model is trained under FULL_SHARD and one other strategy, the next one with each model; with scripts/test --long under all of them.
 """

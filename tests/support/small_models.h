@@ -25,7 +25,7 @@ struct BlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
-/// Options of Tiny, a tiny language model of embedding, blocks and head. What they add is meant to be awkward.
+/// Options of Tiny, a tiny language model of embedding, blocks and head. They add whatever is awkward for sharding.
 struct TinyOptions {
   std::int64_t vocab = 19, width = 12, hidden = 31, blocks = 3;
   bool tied_head = false;

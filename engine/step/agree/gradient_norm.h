@@ -15,7 +15,8 @@ namespace tessera {
 /// Returns what `part` of a group's flat buffer holds of each parameter. A run's tensor is FlatParameter::number.
 std::vector<NormRun> norm_runs(const FlatGroup& group, Extent part);
 
-/// Says how the sums of `parts` equal parts of all trainable groups make the norm. Frozen parameters count nothing.
+/// Describes how the norm is made from sums: each trainable group is cut into `parts` equal parts, and each part has
+/// one sum. Frozen parameters are left out.
 NormTotals norm_totals(const std::vector<std::unique_ptr<Unit>>& units, std::size_t parts);
 
 /// The norm's sums over this rank's gradient parts, filled while the reducer makes the gradients.

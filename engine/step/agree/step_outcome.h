@@ -19,7 +19,7 @@ namespace tessera {
 struct OutcomeContext {
   std::weak_ptr<const MeshAxes>
       axes;  ///< the groups whose calls steps make; they are asked for failures as long as they exist
-  std::vector<std::string> units;  ///< their names, where they are updated in backward; else empty
+  std::vector<std::string> units;  ///< names of the units, if units are updated in backward; else empty
   SpikeConfig spikes;
 };
 

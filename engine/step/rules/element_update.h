@@ -23,8 +23,8 @@ struct UpdateRates {
   bool is_first_of_run = false;  ///< StepScalars::is_first_of_run
 };
 
-/// A run of elements that have taken part in equally many steps, and are updated with the same numbers. Without
-/// `is_updated` the step leaves them alone, though their average goes on.
+/// A run of elements that have taken part in equally many steps, and are updated with the same numbers. If `is_updated`
+/// is false, the step does not change them, but it still updates their average.
 struct UpdateRun {
   Extent extent;
   std::int64_t step = 0;                        ///< this one, counted from 1

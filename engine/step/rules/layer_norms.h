@@ -14,9 +14,9 @@
 
 namespace tessera {
 
-/// The norms that LAMB and LARS compare: of each parameter's weights, and of its update. Added up by the trees of
-/// optim/grad_norm.h over what the optimizer parts of all ranks hold, so their bits are those of every strategy, and
-/// the same whether ranks tell each other those of all units at once or of one at a time.
+/// Computes the norms that LAMB and LARS compare: the norm of each parameter's weights, and that of its update. The
+/// sums go over the optimizer parts of all ranks and use the trees of optim/grad_norm.h. So every strategy gives the
+/// same bits, whether the ranks exchange the norms of all units at once or of one unit at a time.
 ///
 ///   begin(group); add_weights(group, ...), add_update(group, ...) from its beginning to its end; for all groups; then
 ///   agree(): collective

@@ -32,7 +32,7 @@ class OwnOptimizer final : public Optimizer {
   void swap_average(const OptimizerSlice& slice) const override;
   void set_numbers(const OptimizerConfig& config) override { weight_decay_ = config.weight_decay; }
 
-  /// Masters, parameters and averages: SGD without momentum, which has no states.
+  /// Updates masters, parameters and averages. It is SGD without momentum, so it has no states.
   const RuleOptimizer& bare() const { return bare_; }
   /// The slice as `bare()` takes it.
   OptimizerSlice without_states(const OptimizerSlice& slice) const;

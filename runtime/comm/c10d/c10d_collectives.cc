@@ -131,7 +131,7 @@ class C10dCollectives : public Collectives {
   Algorithm algorithm_of(Operation operation, DType dtype, std::size_t bytes) const;
   absl::StatusOr<std::pair<Backend, std::shared_ptr<Transfers>>> begin_transfers();
   Work start(const CallSignature& call, const Start& start);
-  /// The same, but the group's thread begins the call, after what it has to do already.
+  /// Starts a call likewise, but the group's thread begins it, after the work that it already has.
   Work start_on_thread(const CallSignature& call, Start start);
   Work on_thread(std::function<absl::Status()> call);
   Work start_gather(const CallSignature& call, const void* shard, void* full, std::size_t bytes,
@@ -528,7 +528,7 @@ absl::Status C10dCollectives::scatter(const CallSignature& call, const std::byte
   return absl::OkStatus();
 }
 
-// Returns what reduce_large returns, from all contributions: this rank makes every sum.
+// Returns what reduce_large returns. This rank receives all contributions and makes every sum itself.
 absl::Status C10dCollectives::reduce_small(const CallSignature& call, const std::byte* input, float* output,
                                            std::size_t numel, const ReduceOptions& options, Algorithm algorithm) {
   const WireForm form = options.contributions;

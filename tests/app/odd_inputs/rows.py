@@ -38,7 +38,7 @@ class Row:
     poor: bool = False  # the right exit code, and no hint
 
 
-long = bool(os.environ.get("TESSERA_LONG_TESTS"))  # otherwise half as many of what some() takes
+long = bool(os.environ.get("TESSERA_LONG_TESTS"))  # if false, some() takes half as many
 everything = False  # all values with all keys; otherwise each key with a few of them, in turn
 _turn = 0
 

@@ -150,7 +150,7 @@ TEST_P(WireCodec, RoundingResidualsAddUpToTheExactSum) {
       wanted[i] += values[i];
     }
   }
-  // What is missing is what is kept for the next time, up to fp32's own rounding.
+  // The residual is what was not sent, up to rounding in fp32.
   float largest = 0;
   for (float value : values) largest = std::max(largest, std::fabs(value));
   for (std::size_t i = 0; i < kNumel; ++i) ASSERT_NEAR(sent[i] + residual[i], wanted[i], largest * kTimes * 1e-6) << i;

@@ -47,7 +47,7 @@ class Oracle : public ::testing::Test {
     at::set_num_threads(1);
     for (const auto& item : make_model()->named_parameters()) weights_.emplace_back(item.key(), item.value().detach());
     tokens_ = at::randint(kVocab, {kBatches, kGlobalBatch, kTime}, at::kLong);
-    targets_ = (tokens_ * 7 + 3).remainder(kVocab);  // can be learned
+    targets_ = (tokens_ * 7 + 3).remainder(kVocab);  // a function of the tokens, so a model can learn it
     ASSERT_TRUE(oracle::write_tensors(folder_ / "init", weights_).ok());
     ASSERT_TRUE(oracle::write_tensors(folder_ / "batches", {{"tokens", tokens_}, {"targets", targets_}}).ok());
   }

@@ -138,7 +138,7 @@ bool TrainingCheckpoints::after_step(std::int64_t step, std::int64_t steps, cons
   // A loss that is NaN is not less than any other.
   const bool is_less = held_out && (!least_loss_ || *held_out < *least_loss_) && *held_out == *held_out;
   const bool is_best = is_less && keeps_best_;
-  if (is_best) end_save(Failure::kIsWarned);  // if it fails, and was the best so far, the least loss is another one
+  if (is_best) end_save(Failure::kIsWarned);  // if that save was the best one and fails, the least loss changes
   if (is_less) least_before_ = std::exchange(least_loss_, held_out);
   if (is_regular || agreed.minutes_are_over || is_last || is_best) {
     const bool saved = save(step, data, is_best, is_last ? Failure::kEndsTraining : Failure::kIsWarned);

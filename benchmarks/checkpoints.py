@@ -2,8 +2,9 @@
 
     tessera launch -n 2 -- python benchmarks/checkpoints.py --dir /mnt/disk [--rounds 5] [--width 2816] [--json FILE]
 
-Every rank holds a model under FSDP2 with AdamW, and the same one under an Engine. What is saved has 12 bytes a parameter: values and two moments,
-fp32. Each round makes all of it once, between barriers; seconds are those of rank 0. Where fio is installed, it writes and syncs as many bytes
+Every rank holds a model under FSDP2 with AdamW, and the same one under an Engine. A checkpoint has 12 bytes a parameter: values and two
+moments, fp32. Each round makes all of it once, between barriers; seconds are those of rank 0. Where fio is installed, it writes and syncs
+as many bytes
 in each round, a job for each rank, through the page cache and past it; its seconds are those that it reports, without its start. "plain file" is
 the same from this program. What the last round left is removed before, outside of the time measured; Tessera removes old checkpoints itself,
 beside what comes next. Each load is measured twice: with the files in the page cache (warm), and not (cold).
@@ -86,7 +87,7 @@ def write_plain(path, block, count):
 
 
 def fio_seconds(folder, jobs, megabytes, direct):
-    """Until the last of `jobs` has written and synced its file."""
+    """Returns the seconds until the last of `jobs` has written and synced its file."""
     command = ["fio", "--name=fio", f"--directory={folder}", "--rw=write", "--bs=1m", f"--size={megabytes}m", f"--numjobs={jobs}",
                f"--direct={int(direct)}", "--end_fsync=1", "--ioengine=psync", "--output-format=json"]
     told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -96,7 +97,7 @@ def fio_seconds(folder, jobs, megabytes, direct):
 
 
 def verdict(median, fio):
-    """Of the target: min(1.5 times as fast as DCP, 0.95 of fio)."""
+    """Compares with the target: min(1.5 times as fast as DCP, 0.95 of fio)."""
     ours, dcp_limit = median["Tessera save"], median["DCP save"] / 1.5
     text = f"Tessera save {ours:.3f} s; 1.5 times as fast as DCP would be {dcp_limit:.3f} s"
     if not fio:
@@ -159,7 +160,7 @@ def main():
                  ("Tessera load", lambda: waiting.engine.load_checkpoint(folder / "tessera")),
                  ("torch.load of all, rank 0", lambda: torch.load(folder / "whole.pt", weights_only=True) if rank == 0 else None)]
         for number in range(options.rounds + 1):
-            turn = number % len(saves)  # nobody always comes after the same one
+            turn = number % len(saves)  # the order changes, so that none always follows the same other one
             for name, body in saves[turn:] + saves[:turn]:
                 if rank == 0:  # freeing the last round's blocks is nobody's save
                     for old in {"DCP save": [folder / "dcp"], "torch.save of all, rank 0": [folder / "whole.pt"],

@@ -1,4 +1,4 @@
-"""What must be true before anything is timed. Standard library only."""
+"""Checks what must be true before anything is timed. Standard library only."""
 
 
 class CheckFailed(Exception):
@@ -27,7 +27,7 @@ def memory_as_planned(planned):
 
 
 def peers_train_alike(losses, first, later):
-    """`losses`: {peer: [[loss of each step] of each rank]}, of the first steps. The peers start from the same weights
+    """`losses`: {peer: [[loss of each step] of each rank]}, for the first steps. The peers start from the same weights
     and read the same samples: a rank's first loss must be the first peer's within `first` (relative), the others within
     `later`. That one is wider, since Adam's first steps are lr * sign(gradient): where a gradient is nothing but
     rounding, a peer's other order of summation decides the sign."""

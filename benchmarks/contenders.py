@@ -7,7 +7,7 @@ A contender of PyTorch, DeepSpeed or the Python package is an argument of peers/
 import dataclasses
 
 ADAMW = {"type": "adamw", "lr": 3e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
-# Whose formula a contender's memory follows (memory.formula_bytes).
+# The ZeRO stage whose formula gives a contender's memory (memory.formula_bytes).
 _STAGES = {"SHARD_OPTIMIZER": 1, "zero1": 1, "SHARD_GRADIENTS": 2, "SHARD_GRAD_OP": 2, "fsdp2_no_reshard": 2, "zero2": 2,
            "FULL_SHARD": 3, "full_shard": 3, "full_shard_private": 3, "fsdp2": 3, "zero3": 3}
 
@@ -17,12 +17,12 @@ class Contender:
     name: str
     family: str                     # "torch", "deepspeed", "tessera", or "python": Tessera's package on a PyTorch model
     label: str
-    argument: str                   # to peers/step.py, or Tessera's strategy
+    argument: str                   # argument of peers/step.py, or Tessera's strategy
     where: tuple                    # "host", "python" (there, on one Python model), "net", "gpu"
     group: str                      # who is set beside whom; "alone": it communicates with nobody; "compressed": its
                                     # gradients are not exact, since it sends less
     more: dict = dataclasses.field(default_factory=dict)  # Tessera's: beside the strategy's name
-    ranks_per_host: int = 1         # over a network it is left out with fewer
+    ranks_per_host: int = 1         # least ranks a host: over a network, the contender is left out if a host has fewer
     ranks: int = 1                  # on one GPU, which share its batch
 
     @property
@@ -45,7 +45,7 @@ class Contender:
         return self.family == "tessera" and not self.alone and forms
 
     def facts(self):
-        """What results hold of it."""
+        """Returns the fields that results have for this contender."""
         return {"name": self.name, "family": self.family, "label": self.label, "group": self.group, "stage": self.stage,
                 "private_copies": self.private_copies}
 
@@ -133,7 +133,7 @@ CONTENDERS = {contender.name: contender for contender in (
     # A quarter of a GiB of records is on its way each way, so that the bus need not wait for a unit's backward.
     _tessera("host_backward", "FULL_SHARD", _GPU, "sharded", ", states on the host, updated by the GPU in backward",
              offload=_STATES_ON_HOST | {"step": "gpu", "record": "4MiB", "queue_depth": 32}, **_IN_BACKWARD),
-    # FSDP2's CPUOffloadPolicy has all of it on the host, too.
+    # FSDP2's CPUOffloadPolicy keeps all state on the host, too.
     _tessera("host_all", "FULL_SHARD", _GPU, "sharded", ", all on the host, updated by the CPU",
              offload=_ALL_ON_HOST | {"step": "cpu"}),
     *(Contender(f"rule_{name}", "tessera", f"Tessera FULL_SHARD, {name}", "FULL_SHARD", _GPU, "rules", {"optimizer": rule})
@@ -147,12 +147,12 @@ def named(names):
 
 
 def those_of(where):
-    """The names of those that apply there, in the order in which they are listed."""
+    """Returns the names of the contenders that run there, in the order of the list."""
     return tuple(name for name, contender in CONTENDERS.items() if where in contender.where)
 
 
 def strategy_file(contender, work, device="cpu"):
-    """What `tessera train` reads: with masters in fp32 where parameters are bf16, as FSDP2 has them."""
+    """Returns the strategy for `tessera train`. Masters are fp32 if parameters are bf16, as in FSDP2."""
     strategy = {"strategy": contender.argument, "units": {"classes": ["Block"]}, "optimizer": ADAMW}
     if work.dtype == "bf16":
         strategy["mixed_precision"] = {"param": "bf16", "reduce": work.reduce}

@@ -1,4 +1,4 @@
-"""What a run has in common wherever it measures: its results, who takes part, and what fails. Standard library only."""
+"""Has what all runs share, wherever they measure: results, contenders, and failures. Standard library only."""
 
 import datetime
 import math
@@ -30,7 +30,7 @@ def without_paths(text):
 
 
 def binary(folder="build/release"):
-    """The command to measure. SystemExit where it is not built."""
+    """Returns the path of the command to measure. SystemExit where it is not built."""
     path = os.environ.get("TESSERA_BIN", str(REPOSITORY / folder / "app/tessera"))
     if not os.path.exists(path):
         say(f"{path} is not there. hint: build it (scripts/test), or set TESSERA_BIN")
@@ -39,8 +39,8 @@ def binary(folder="build/release"):
 
 
 class Benchmark:
-    """One run of everything asked for. `results` is what this run measures (results.py describes it), `earlier` what it
-    adds to."""
+    """One run of all that the command line asks for. `results` holds what this run measures (results.py describes it), and `earlier` the
+    results to which it adds them."""
 
     def __init__(self, options, path, sections, works, names, versions, budget_s=None, commit=None, **of_run):
         """`path`: of the results; `names`: of the contenders that take part; `of_run`: more facts of this run."""
@@ -101,7 +101,7 @@ class Benchmark:
 
 
 def add_arguments(parser, out, rounds):
-    """Those of every place."""
+    """Adds the arguments that runs have in every place."""
     parser.add_argument("--out", type=pathlib.Path, default=FOLDER / "results" / out, metavar="FOLDER", help="for what is written")
     parser.add_argument("--rounds", type=int, metavar="N", help=f"of every contender ({rounds}; quick: 1)")
 

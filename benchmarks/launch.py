@@ -27,17 +27,17 @@ class Run:
 
     samples_s: list                 # [[seconds of a timed step]]
     losses: list                    # [[loss of a step, from the first]]
-    # What else was reported: "allocated_bytes" and "planned_bytes" of Tessera's first rank, and "exposed_s" of its
+    # Other reported numbers: "allocated_bytes" and "planned_bytes" of Tessera's first rank, and "exposed_s" of its
     # timed steps; "allocated_peak_bytes" of PyTorch's tensors on a GPU.
     facts: dict
-    peak_bytes: float = None        # memory.py's, mean over the ranks; only if asked for, and then nothing is timed
+    peak_bytes: float = None        # peak as memory.py measures it, mean over the ranks; only if asked for, and then nothing is timed
 
     def all_samples_s(self):
         return [sample for rank in self.samples_s for sample in rank]
 
 
 def built_package(binary):
-    """{"PYTHONPATH"} for the Python package of the build that `binary` is of; {} where that has none, so that an
+    """Returns {"PYTHONPATH": ...} for the Python package of the build of `binary`. It is {} if that build has no package, so that an
     installed one is found."""
     folder = pathlib.Path(binary).resolve().parents[1] / "python"
     paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -83,7 +83,7 @@ class Launcher:
         ranks.run_ranks(command, self.environments(contender, count), limit_s, watch)
 
     def command(self, contender, work, folder, steps=None):
-        """`steps`: all of Tessera's, where it is to run another number than the work has."""
+        """`steps`: how many steps Tessera makes, if not as many as the work says."""
         model, tokens = folder / "model.json", folder / "tokens.bin"
         model.write_text(json.dumps(work.model))
         if not tokens.exists():
@@ -99,7 +99,7 @@ class Launcher:
                 "--warm-up", work.warm_up, "--steps", work.steps, "--cool-down", work.cool_down, *common]
 
     def environments(self, contender, count):
-        """Of the ranks. DeepSpeed finds the operators that benchmarks/setup compiled; nothing is written beside the
+        """Returns the environment of each rank. DeepSpeed finds the operators that benchmarks/setup compiled; nothing is written beside the
         sources. Ranks of Tessera that train alone are strangers to each other. On a GPU some contenders draw the
         weights on the CPU, so ranks there have all cores between them."""
         threads = max(1, len(os.sched_getaffinity(0)) // count) if self.device == "cuda" else 1
@@ -165,7 +165,7 @@ def read(folder, work, steps=None):
 
 
 def _mean_used_bytes(pids):
-    """Mean over the processes; None once one of them has ended."""
+    """Returns the mean over the processes; None if one of them has ended."""
     with contextlib.suppress(OSError):
         return sum(used_bytes(pid) for pid in pids) / len(pids)
     return None

@@ -34,7 +34,7 @@ from launch import steps_of
 from works import REPOSITORY
 
 STEPS, SAVED = 400, 399
-FIRST, WINDOW = 20, 20  # of the curve: a mean over so many steps
+FIRST, WINDOW = 20, 20  # first step of the curve, and the number of steps over which it is a mean
 
 
 def strategy(every=None, momentum=0.0, lr=1.0, mix=0.5):
@@ -110,7 +110,7 @@ def include_folder():
 
 
 def make_data(folder):
-    """(what is trained on, what is held out)."""
+    """Returns (path of the training data, path of the held-out data)."""
     include, held_out = include_folder(), folder / "held_out.h"
     headers = sorted((include / "c10").rglob("*.h"), key=lambda path: str(path).encode())
     held_out.write_bytes(b"".join(path.read_bytes() for path in headers))
@@ -118,7 +118,7 @@ def make_data(folder):
 
 
 def command(binary, name, data, more, of=None):
-    """Trains by the contender's strategy, or by `of`."""
+    """Returns the command that trains with the contender's strategy, or with the strategy `of`."""
     path = data[1].parent / f"{name}.json"
     path.write_text(json.dumps(of or CONTENDERS[name][1]))
     return [binary, "launch", "-n", "2", "--no-prefix", "--", binary, "train", "--model",
@@ -148,9 +148,10 @@ def train(binary, name, seed, folder, data):
 
 
 def wire_bytes(binary, name, data):
-    """Of both ranks, a step behind the plain ones at the start; None where no namespace can be made."""
+    """Returns the bytes that both ranks send in a step after the uncompressed ones at the start; None if no network namespace can be
+    made."""
     of = CONTENDERS[name][1]
-    if "compression" in of:  # of momentum, which wants plain steps first, as many bytes go as of gradients
+    if "compression" in of:  # methods that send momentum send as many bytes as with gradients, but want plain steps first
         rest = {key: value for key, value in of["compression"].items() if key != "start_step"}
         if "method" in rest:
             rest["method"] = {key: value for key, value in rest["method"].items() if key != "momentum"}
@@ -176,14 +177,14 @@ def read(metrics):
 
 
 def earlier_of(options):
-    """{contender: what the results have of it}, where its strategy is still the same."""
+    """Returns {contender: its earlier results} for the contenders whose strategy is still the same."""
     path = options.out / f"{options.stem}.json.xz"
     found = results.read(path)["contenders"] if path.exists() else []
     return {of["name"]: of for of in found if of["strategy"] == CONTENDERS.get(of["name"], ("", None))[1]}
 
 
 def measured(options):
-    """The results, of which those that were there and are of the same strategies stay."""
+    """Returns the results. Earlier results stay if their strategy is the same."""
     options.runs.mkdir(parents=True, exist_ok=True)
     binary, data, earlier = harness.binary(), make_data(options.runs), earlier_of(options)
     for seed in options.seeds:

@@ -1,4 +1,4 @@
-"""What the pages of all places share: tables, facts of runs and what failed, in HTML by page.html or in Markdown.
+"""Makes the parts that the pages of all places share, in HTML or Markdown: tables, facts about runs, and failures.
 Standard library only."""
 
 import html
@@ -40,7 +40,7 @@ def of_table(table, names, without=()):
 
 
 def without_empty(table):
-    """Without the columns in which no row has anything."""
+    """Returns the table without its empty columns."""
     kept = [place for place in range(len(table["columns"])) if any(row[place] is not None for row in table["rows"])]
     return table | {"columns": [table["columns"][place] for place in kept],
                     "rows": [[row[place] for place in kept] for row in table["rows"]]}
@@ -62,7 +62,7 @@ def document(data, title, heading, summary, sections):
 
 
 def facts(data, more):
-    """What the results are of: [(name, text)], with `more` of the place."""
+    """Returns [(name, text)], the facts about a run. `more` has those of the place."""
     found = [*more, ("versions", ", ".join(f"{name} {version}" for name, version in data["versions"].items()))]
     found += [(f"run {place}", _run(run)) for place, run in enumerate(data["runs"], start=1)]
     if "thinned_to" in data:
@@ -92,7 +92,7 @@ def this_run(data, more=(), behind=""):
 
 
 def checked(data, names):
-    """What was verified, as lines."""
+    """Returns lines that say what was verified."""
     return [f"{names(check['work'])}: {check['result']}" for check in data["checks"]]
 
 

@@ -18,7 +18,7 @@ from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
 from readable import size_label, time_label
 
-WIDTH = 900  # of all, in the units of the SVG
+WIDTH = 900  # width of all pictures, in units of the SVG
 # Each differs, so that it can be told from the others in what matplotlib writes.
 COLOURS = {"page": "#ffffff", "ink": "#111111", "soft": "#444444", "edge": "#333333", "grid": "#dddddd", "mark": "#c0392b",
            "tessera": "#1f3a5f", "python": "#7989a0", "torch": "#d9d9d9", "hatch": "#777777",
@@ -50,7 +50,7 @@ def _figure(height):
 
 
 def _lanes(axes, labels, notes=None):
-    """Rows from above, with a label before and a note behind each."""
+    """Draws rows from the top, each with a label before it and a note behind it."""
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.set_yticks(range(len(labels)), labels)
     if notes:
@@ -160,7 +160,7 @@ def histograms(rows):
 @_styled
 def timeline(events):
     """Spans over time, one lane a track. events: dicts of "track", "name", "start_us", "duration_us"; times from 0.
-    What begins alike ("reduce blocks.0") has one shade."""
+    Events whose names begin with the same word ("reduce blocks.0") have one shade."""
     tracks = sorted({event["track"] for event in events})
     kinds = sorted({event["name"].partition(" ")[0] for event in events})
     figure, axes = _figure(80 + 34 * len(tracks))
@@ -176,7 +176,7 @@ def timeline(events):
 
 
 def svg(figure, title, inline=True):
-    """`title`: of the picture, which no other one of the page has. Inline, the page has the colours and the font, and
+    """`title`: the picture's title, which must be unique on the page. Inline, the page has the colours and the font, and
     nothing is cut off at the axes."""
     file = io.StringIO()
     figure.patch.set_alpha(0 if inline else 1)
@@ -191,7 +191,7 @@ def svg(figure, title, inline=True):
                         ('<clipPath.*?</clipPath>| clip-path="[^"]*"' if inline else "$^", ""), ("font-family: [^;]*; ", font),
                         (r'(?<=[\s"])(-?\d+\.\d\d)\d+(?=[\s"])', r"\1"), (r"\s*\n\s*", " ")):
         text = re.sub(pattern, by, text, flags=re.DOTALL)
-    # Only what is referred to keeps its id, and those of one picture differ from those of others.
+    # Only elements that others refer to keep their id. Ids of different pictures differ.
     used = set(re.findall(r'(?:url\(#|href="#)([\w.-]+)', text))
     text = re.sub(r' id="([\w.-]+)"', lambda found: found.group() if found.group(1) in used else "", text)
     if not inline:

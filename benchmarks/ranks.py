@@ -12,12 +12,12 @@ _LINES_OF_ERROR = 15
 
 
 def _command_of(arguments):
-    """As a reader elsewhere knows it: files by their names, for results are shown on other machines."""
+    """Returns the command for readers on other machines: files are shown by their names, without folders."""
     return " ".join(os.path.basename(each) if os.path.isabs(each) else each for each in map(str, arguments))
 
 
 class ContenderFailed(Exception):
-    """A rank ended with an error, or not in time. The message has the command and the end of what it said."""
+    """A rank ended with an error, or not in time. The message has the command and the end of its output."""
 
 
 def free_port():
@@ -28,7 +28,7 @@ def free_port():
 
 
 def rank_environments(ranks):
-    """The variables torchrun sets, for each of `ranks` ranks of this machine. One thread a rank."""
+    """The variables torchrun sets, for each of `ranks` ranks of this machine. Gives each rank one thread."""
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks),
               "LOCAL_WORLD_SIZE": str(ranks)}
     return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]

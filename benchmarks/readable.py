@@ -84,7 +84,7 @@ def shown(column, value):
 
 
 class Names:
-    """Ids, and their readable names; the titles of works are those of the results."""
+    """Maps ids to readable names. Titles of works come from the results."""
 
     def __init__(self, data):
         self._names = {work["name"]: work["title"] for work in data["works"]} | _NAMES
@@ -95,7 +95,7 @@ class Names:
 
 
 def heading(column):
-    """A column's readable name. The unit is left out where the cells carry it."""
+    """Returns a column's readable name. The unit is left out where the cells carry it."""
     if column in _NAMES:
         return _NAMES[column]
     if column.endswith("_s") and not column.endswith("_per_s"):

@@ -40,7 +40,7 @@ def _are_samples(value):
 
 
 def _packed(value):
-    """What the file has of it."""
+    """Returns the value in the form that the file has."""
     if isinstance(value, dict):
         return {name: _packed(each) for name, each in value.items()}
     if not isinstance(value, (list, tuple)):
@@ -58,7 +58,7 @@ def _unpacked(value):
 
 
 def _thinned(value, most):
-    """With `most` samples at the most in each list, evenly spread."""
+    """Returns the value with at most `most` samples in each list, evenly spread."""
     if isinstance(value, dict):
         return {name: _thinned(each, most) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -75,7 +75,7 @@ def _longest(value):
 
 
 def write(path, data, most_bytes=MOST_BYTES):
-    """Thins the longest lists evenly until the file has at most `most_bytes`; returns what is in it."""
+    """Thins the longest lists evenly until the file has at most `most_bytes`. Returns the data that the file holds."""
     while True:
         text = json.dumps(_packed(data), separators=(",", ":")) + "\n"
         packed = lzma.compress(text.encode(), preset=9)
@@ -97,12 +97,12 @@ def read(path):
 
 
 def section_of(key):
-    """The section of --only that a failure is of; None: of none, but of the build or the tests."""
+    """Returns the section of --only to which a failure belongs; None for a failure of the build or the tests."""
     return key.split("/")[0] if "/" in key else None
 
 
 def added(earlier, new, names):
-    """`new`, which measured the sections `names`, with what `earlier` has of the others. Tests are the new run's if it
+    """Returns `new`, which has measured the sections `names`, with the other sections of `earlier`. Tests are the new run's if it
     has any."""
     def kept(name, section):
         return [entry for entry in earlier.get(name, []) if section(entry) not in names]
@@ -114,7 +114,7 @@ def added(earlier, new, names):
     merged = earlier | new | {"versions": earlier["versions"] | new["versions"], "contenders": united("contenders")}
     before = [run | {"sections": [name for name in run["sections"] if name not in names]} for run in earlier["runs"]]
     merged["runs"] = [run for run in before if run["sections"]] + new["runs"]
-    # A work that was not measured now is as before, whoever takes part now.
+    # A work that was not measured now stays as before, even if other contenders take part now.
     old_works = {work["name"]: work for work in earlier["works"] if work["name"] not in names}
     merged["works"] = list(({work["name"]: work for work in new["works"]} | old_works).values())
     for name, section in SECTIONS.items():
@@ -147,7 +147,7 @@ class Results:
         return self.contenders[contender]["group"] == "alone"
 
     def entries(self, section, **key):
-        """Those of the section with these fields; none if there is no such section."""
+        """Returns the entries of the section with these fields; none if there is no such section."""
         return [entry for entry in self.data.get(section, []) if all(entry.get(name) == value for name, value in key.items())]
 
     def entry(self, section, **key):
@@ -155,11 +155,11 @@ class Results:
         return next(iter(self.entries(section, **key)), None)
 
     def samples(self, section, what="rounds_s", **key):
-        """Of all rounds of the entry with these fields; none if there is no such entry."""
+        """Returns the samples of all rounds of the entry with these fields; none if there is no such entry."""
         return [sample for samples in (self.entry(section, **key) or {}).get(what, []) for sample in samples]
 
     def reason(self, key):
-        """Why the task `key` gave nothing."""
+        """Returns why the task `key` has no result."""
         for section, verb in (("failed", "failed"), ("not_run", "not run")):
             for entry in self.data[section]:
                 if entry["key"] == key:

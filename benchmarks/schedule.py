@@ -1,4 +1,4 @@
-"""Runs tasks by turns within a budget. What fails or no longer fits is noted, and the others go on. Standard library
+"""Runs tasks by turns within a budget. A task that fails or no longer fits is noted, and the others go on. Standard library
 only."""
 
 import dataclasses
@@ -16,7 +16,7 @@ def last_line(text):
 
 
 class Budget:
-    """Seconds from its making on. `clock` counts seconds."""
+    """A budget of seconds, which starts when the object is made. `clock` counts seconds."""
 
     def __init__(self, seconds=math.inf, clock=time.monotonic):
         self.seconds = seconds
@@ -38,16 +38,16 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    key: str                        # "gpt_124m/torch_ddp": a section of --only, and what is measured of it
-    what: str                       # the same for people
+    key: str                        # such as "gpt_124m/torch_ddp": a section of --only, and the contender that is measured
+    what: str                       # name of the task for readers
     run: Callable[[float], None]    # called with the seconds it may take
-    estimate_s: float = 0.0         # how long it takes, as long as it has not run
-    limit_s: float = math.inf       # after so long it has failed
+    estimate_s: float = 0.0         # how long it may take, used until it has run once
+    limit_s: float = math.inf       # time after which it counts as failed
 
 
 class Schedule:
-    """`failed` and `not_run`: [{"key", "what", "round", "why"}]. Rounds count from 1: that in which it failed, or from
-    which on it was not run.
+    """`failed` and `not_run`: [{"key", "what", "round", "why"}]. Rounds count from 1. The round is that in which the task failed, or the
+    first one in which it was not run.
 
     `most_failures`: a task that failed so often is not tried again.
     """
@@ -62,7 +62,7 @@ class Schedule:
         self._took = {}
 
     def run(self, tasks, rounds=1, after_each=lambda: None):
-        """Every task once, in order; then all of them again, until `rounds` are done."""
+        """Runs every task once, in order, and then all of them again, until `rounds` are done."""
         for number in range(1, rounds + 1):
             self.run_round(tasks, number, after_each)
 
@@ -76,7 +76,7 @@ class Schedule:
                 after_each()
 
     def note_failure(self, key, what, why):
-        """Of what is not a task, or only a part of one."""
+        """Notes a failure of a part of a task, or of something that is no task."""
         self._note(self.failed, key, what, why)
 
     def _run(self, task):
@@ -86,7 +86,7 @@ class Schedule:
         begin, left = self.budget.spent(), self.budget.left()
         try:
             task.run(min(task.limit_s, left))
-        except Exception as failure:  # whatever it is, what the others measure is not lost
+        except Exception as failure:  # results of the other tasks are not lost, whatever fails
             if isinstance(failure, subprocess.TimeoutExpired) and left < task.limit_s:
                 self._note(self.not_run, task.key, task.what, f"it did not end in the {left:.0f} s that were left")
             else:

@@ -30,15 +30,15 @@ def summary(samples):
 
 
 def thinned(samples, most):
-    """`most` samples at the most, evenly spread over the time in which they were taken."""
+    """Returns at most `most` samples, evenly spread over the time in which they were taken."""
     if len(samples) <= most:
         return samples
     return [samples[k * len(samples) // most] for k in range(most)]
 
 
 def sample_of(samples, most):
-    """The same in order of size, where nobody asks for their order in time: so they need a third of the room in a
-    file."""
+    """Returns at most `most` samples in order of size, for lists whose order in time does not matter. They then need a third of the space
+    in a file."""
     return sorted(thinned(samples, most))
 
 
@@ -73,7 +73,7 @@ def alpha_beta_fit(points):
 
 
 def log_histogram(samples, bins_a_decade=10):
-    """Counts in bins of equal ratio: [(low, high, count)], from the smallest sample's bin to the largest's.
+    """Returns counts in bins of equal ratio, [(low, high, count)], from the bin of the smallest sample to that of the largest.
 
     Bin edges are powers of 10^(1/bins_a_decade), so different histograms share them. REQUIRES: samples above 0.
     """

@@ -1,4 +1,4 @@
-"""What the tables of all places share. Standard library only.
+"""Makes what the tables of all places share. Standard library only.
 
 A table is {"title", "columns", "rows"}: a row holds text, numbers, and None for what was not measured. Units are in the
 columns' names. Every number is computed from samples.
@@ -18,7 +18,7 @@ def times(samples, scale=1.0):
 
 
 def ratio(theirs, ours):
-    """Of medians; None where one of both has no samples."""
+    """Returns the ratio of the medians; None if one of the two has no samples."""
     return stats.median(theirs) / stats.median(ours) if theirs and ours else None
 
 

@@ -42,7 +42,7 @@ STEPS = {
     ),
 }
 
-# The same of peak memory on a host; "plan" is what Tessera's plan says over what was measured.
+# Targets for peak memory on a host. "plan" is the number of Tessera's plan divided by the measured one.
 MEMORY = (
     (None, "plan", "tessera_full_shard", 1 / 1.02),
     (None, "torch_fsdp2", "tessera_full_shard", 2.0),
@@ -76,7 +76,7 @@ OPTIMIZER = {
     ),
 }
 
-# With AVX2 alone (contender, Tessera's kernel, target); Tessera's own fp32 is what narrow moments are beside.
+# (contender, Tessera's kernel, target), all with AVX2 only. Narrow moments are compared with Tessera's own fp32.
 OPTIMIZER_AVX2 = (
     ("deepspeed_fp32", "tessera fp32", 1.0),
     ("fused_fp32", "tessera fp32", 1.1),
@@ -93,7 +93,7 @@ COLLECTIVES = (
     ("reduce_scatter", None, 13.0),
     ("all_gather", None, 10.0),
 )
-# What the largest of each of these is to reach of a loop that only reads and writes as much, by whose memory it is in.
+# Target for the largest collective of each kind, as a share of a loop that only reads and writes the same bytes: (memory, share).
 # A program's own has to go through memory of the group.
 COLLECTIVES_OF_LIMIT = (("group", 0.9), ("private", 0.85))
 
@@ -108,9 +108,9 @@ DISK_CPU = 2.0
 DISK_STEPS = {"fp32": 1.5, "mixed_bf16_moments": 2.5, "mixed_8bit_moments": 3.5}
 DISK_STEPS_OF_LIMIT = 0.95
 
-# Work a second of all ranks together where they outnumber the cores, over that of the fewest ranks.
+# Work a second of all ranks together if there are more ranks than cores, divided by that of the fewest ranks.
 CROWDED = 0.9
-# The best bucket over one collective a tensor.
+# Steps with the best bucket, compared with one collective for each tensor.
 BUCKETS = 1.2
 # The most that a unit may cost the host above the plain module on a GPU, microseconds.
 UNIT_US = 20
@@ -125,15 +125,15 @@ NET_STEPS = (
     ("tessera_int8", "torch_ddp_power_sgd", {GBIT // 5: 1.0}),
     ("tessera_power_sgd", "torch_ddp_power_sgd", {GBIT // 5: 1.0}),
 )
-# The same of what a step takes beyond the computation of one rank alone.
+# Likewise for the time of a step beyond the computation of one rank alone.
 NET_EXPOSED = (
     ("tessera_int8", "tessera_no_shard", {GBIT // 5: 0.35}),
     ("tessera_power_sgd", "tessera_no_shard", {GBIT // 5: 0.10}),
 )
-# Of |predicted / measured - 1| over all rates and contenders: the farthest off, and the median.
+# Limits of |predicted / measured - 1| over all rates and contenders: for the largest one, and for the median.
 PREDICTED_WITHIN, PREDICTED_MEDIAN = 0.10, 0.05
 
-# What the summary of a host's page shows of every work: (heading, measure of the ratios, peer, Tessera's contender).
+# Columns of the summary on a host's page, for every work: (heading, measure of the ratios, peer, Tessera's contender).
 SUMMARY = (
     ("FULL_SHARD beside PyTorch FSDP2", "step", "torch_fsdp2", "tessera_full_shard"),
     ("FULL_SHARD with private copies beside PyTorch FSDP2", "step", "torch_fsdp2", "tessera_full_shard_private"),

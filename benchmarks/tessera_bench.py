@@ -45,8 +45,7 @@ def _form(names, **inner):
 
 
 _PASS, _TABLE = _form("samples_s cpu_s"), _form("columns rows")
-# What an object of each section has: the names of its fields, and the forms of those that are objects, or lists of
-# them.
+# Form of an object of each section: the names of its fields, and the forms of fields that are objects or lists of objects.
 _FORMS = {
     "collectives": _form("", cases=_form("operation memory dtype bytes samples_ns limit_s")),
     "optimizer": _form("", cases=_form("name numel bytes samples_s limit_s")),
@@ -76,7 +75,7 @@ def offered_sections(binary):
 
 
 def run_section(binary, section, quick, more=(), timeout_s=TIMEOUT_S):
-    """What the section wrote. BenchFailed if it ends with an error or writes something else."""
+    """Runs a section and returns what it wrote. BenchFailed if it ends with an error or writes something else."""
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "bench.json"
         command = [binary, "bench", section, "--json", str(file), *more] + (["--quick"] if quick else [])

@@ -1,8 +1,8 @@
-"""One step of a Chrome trace. Standard library only."""
+"""Reads one step of a Chrome trace. Standard library only."""
 
 
 def last_step_of_trace(trace):
-    """Events of the last complete step in a Chrome trace (an object with traceEvents, or the list itself).
+    """Returns the events of the last complete step in a Chrome trace (an object with traceEvents, or the list itself).
 
     A step is a complete event (ph "X") named "step"; the events of any process that begin within it belong to it.
     Tracks are "process / thread", by the names that the trace gives them. ValueError if there is no step.

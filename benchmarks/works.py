@@ -22,7 +22,7 @@ class Work:
     name: str
     title: str
     model: dict                 # the model file
-    dtype: str                  # of parameters: "fp32" or "bf16" (then masters are fp32)
+    dtype: str                  # dtype of parameters: "fp32" or "bf16" (then masters are fp32)
     steps: int                  # timed steps of a round
     warm_up: int                # steps before them
     contenders: tuple
@@ -30,24 +30,25 @@ class Work:
     cool_down: int = 0
     batch: int = 1
     reduce: str = "bf16"        # in which gradients travel where parameters are bf16
-    estimate_s: float = 0.0     # of a contender's turn, start of the process included; of works of a GPU
-    limit_s: float = 600.0      # after so long it is stopped
+    estimate_s: float = 0.0     # time of a contender's turn with the start of its process, for works of a GPU
+    limit_s: float = 600.0      # time after which it is stopped
     needs_per_parameter: int = 20
 
     def parameters(self):
         return parameter_count(self.model)
 
     def tokens(self):
-        """Of a step of one rank."""
+        """Returns the tokens that one rank trains on in a step."""
         return self.batch * self.model["seq_len"]
 
     def needs_bytes(self):
-        """Of a GPU. PyTorch with masters by hand needs most: 2 bytes each for a bf16 parameter and its gradient, 4 each
+        """Returns the bytes that a GPU needs. PyTorch with masters by hand needs most: 2 bytes each for a bf16 parameter and its
+        gradient, 4 each
         for the fp32 master, its gradient and two moments; and 4 GiB for activations, logits and libraries."""
         return self.needs_per_parameter * self.parameters() + 2**32
 
     def facts(self):
-        """What results hold of it."""
+        """Returns the fields that results have for this work."""
         names = ("name", "title", "model", "dtype", "batch", "steps", "warm_up", "contenders")
         return {name: getattr(self, name) for name in names} | {"parameters": self.parameters()}
 
@@ -56,16 +57,16 @@ def parameter_count(model):
     """Parameters of a GPT of workshop/models/gpt.h with biases."""
     width, layers = model["width"], model["layers"]
     block = 12 * width * width + 13 * width
-    matrices = 1 if model.get("tie_head") else 2  # of vocab_size rows: the token embedding, and a head of its own
+    matrices = 1 if model.get("tie_head") else 2  # matrices with vocab_size rows: the token embedding, and the head unless it is tied
     embeddings = (matrices * model["vocab_size"] + model["seq_len"]) * width
     return layers * block + embeddings + 2 * width
 
 
 def flops_per_token(model):
-    """Floating-point operations of forward and backward, by the formula of PaLM (arXiv 2204.02311, appendix B):
+    """Returns the floating-point operations of forward and backward, by the formula of PaLM (arXiv 2204.02311, appendix B):
     6 for each parameter of a matrix product (four of width^2 in attention, eight in the feed-forward layers, and the
-    head), and 12 * layers * width * seq_len for attention itself, whose masked half counts. What is computed again in
-    backward does not count: the model does not ask for it."""
+    head), and 12 * layers * width * seq_len for attention itself, whose masked half counts. Operations that backward repeats do not
+    count, since the model does not ask for them."""
     layers, width = model["layers"], model["width"]
     matrices = 12 * layers * width * width + model["vocab_size"] * width
     return 6 * matrices + 12 * layers * width * model["seq_len"]
@@ -75,12 +76,12 @@ def _gpt(layers, width, heads, vocab_size, seq_len=128, **more):
     return {"model": "gpt", "vocab_size": vocab_size, "seq_len": seq_len, "layers": layers, "width": width, "heads": heads} | more
 
 
-_SMALL = _gpt(2, 128, 4, 1024, 64)  # for smoke tests, whose figures mean nothing
+_SMALL = _gpt(2, 128, 4, 1024, 64)  # a model for smoke tests, whose figures mean nothing
 _SMALL_TITLE = "GPT of 0.7 M parameters, fp32 (smoke test)"
 
 
 def of_host(quick):
-    """What all contenders of a host train; the first one's step is traced."""
+    """Returns the works that all contenders of a host train. A step of the first work is traced."""
     families = ("torch", "deepspeed", "tessera")
     everyone = tuple(sorted(those_of("host"), key=lambda name: families.index(CONTENDERS[name].family)))
     if quick:
@@ -96,14 +97,14 @@ def of_host(quick):
 
 
 def of_python(quick):
-    """What PyTorch, its peers and Tessera's Python package train, with one Python model."""
+    """Returns the works that PyTorch, its peers and Tessera's Python package train, with one Python model."""
     if quick:
         return Work("python", _SMALL_TITLE, _SMALL, "fp32", 3, 2, those_of("python"))
     return Work("python", "GPT of 27 M parameters, fp32", _gpt(6, 512, 8, 8192, 512), "fp32", 6, 2, those_of("python"), cool_down=1)
 
 
 def of_crowd(quick):
-    """What more and more ranks train on the same cores."""
+    """Returns the works that more and more ranks train on the same cores."""
     layers, width = (2, 64) if quick else (8, 256)
     steps, warm_up, cool_down = (2, 1, 0) if quick else (12, 3, 2)
     return Work("crowded", f"GPT of {layers} layers of width {width}, fp32", _gpt(layers, width, 4, 4096), "fp32", steps, warm_up,
@@ -128,7 +129,7 @@ def _of_gpu(name, title, model, batch, steps, warm_up, estimate_s, limit_s, cont
 
 
 def of_gpu(quick):
-    """What a GPU trains, alone: GPT-2's form, its vocabulary filled up to a multiple of 64."""
+    """Returns the works that one GPU trains: models of GPT-2's form, whose vocabulary is filled up to a multiple of 64."""
     if quick:
         model = _gpt(2, 128, 4, 1024, tie_head=True, recompute=True)
         return [_of_gpu("quick", "GPT of 0.5 M parameters, blocks recomputed (smoke test)", model, 2, 3, 2, 12, 90,
@@ -142,8 +143,8 @@ def of_gpu(quick):
     recomputed, on_host = ", blocks recomputed", ", optimizer states in the host's memory"
     shared = tuple(name for name in those_of("gpu") if name.startswith("shared_"))
     rules = tuple(f"rule_{name}" for name in ("adamw", "lamb", "adafactor", "muon", "muon_bf16", "lars"))
-    # With states on the host, bf16 parameters and gradients stay on the GPU; 6 bytes more are for what is on its way.
-    # Of the host's memory Tessera pins 10 bytes a parameter, and FSDP2 16.
+    # With states on the host, bf16 parameters and gradients stay on the GPU. Records on their way need 6 bytes more.
+    # Tessera pins 10 bytes of the host's memory for each parameter, and FSDP2 16.
     return [
         _of_gpu("gpt_124m", "GPT of 124 M parameters", small, 16, 20, 5, 12, 60),
         _of_gpu("gpt_1b5", middle_title + recomputed, middle, 8, 10, 3, 20, 90),

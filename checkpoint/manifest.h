@@ -136,9 +136,9 @@ struct Manifest {
   std::int64_t defaults_version = 1;  ///< "defaults": OptimizerConfig::defaults_version; 1 where the text has none
   std::int64_t generators = 0;  ///< ranks 0 ... generators - 1 have a piece "generator" of type U8, named by the rank
   std::optional<SavedLossScale> loss_scale;
-  /// Learning rates set by hand: the one for everybody, then those of groups that have one of their own.
+  /// Learning rates set by hand: the common one, then those of groups that have one of their own.
   std::vector<std::optional<double>> rates;
-  /// Numbers of the update rule set by hand, by name: everybody's, then each group's. Empty where there are none.
+  /// Numbers of the update rule set by hand, by name: the common ones, then each group's. Empty if there are none.
   std::vector<std::map<std::string, double>> options = {};
   std::optional<SamplerCursor> data;
   std::vector<SavedFile> files;

@@ -1,5 +1,5 @@
 // Fine-tuning: a network that was trained on one task is loaded and trained on another. The new head trains first,
-// alone, with the body frozen. Then all of the network trains, the body at a tenth of the rate and without decay of
+// alone, with the body frozen. Then the whole network trains, the body at a tenth of the rate and without decay of
 // biases.
 #include <ATen/Functions.h>
 #include <tessera/tessera.h>

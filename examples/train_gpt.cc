@@ -23,10 +23,10 @@ int main(int argc, char** argv) {
       while (!engine.step_is_due()) {  // gradient_accumulation microbatches
         auto batch = batches.next(engine.device());
         auto loss = model->forward(batch.input, batch.target);  // the model's own forward, unchanged
-        engine.backward(loss, {.weight = batch.weight});        // not divided by gradient_accumulation
+        engine.backward(loss, {.weight = batch.weight});        // the loss is not divided by gradient_accumulation
       }
       tessera::StepResult result = engine.step();
-      result.wait();  // on a GPU, `step` does not
+      result.wait();  // on a GPU, `step` does not wait for the device
       if (mesh.rank() == 0) std::cout << "step " << step << "  loss " << result.loss << std::endl;
     }
   });

@@ -97,7 +97,7 @@ struct StepGroup {
 /// Numbers of a parameter group (OptimizerConfig::groups).
 struct GroupNumbers {
   RuleNumbers numbers;
-  double lr_ratio = 1.0;         ///< factor of everybody's rate
+  double lr_ratio = 1.0;         ///< factor of the rate without a group
   double lr = 0.0;               ///< its own, set by hand; NaN: none
   RuleNumbers of_matrices = {};  ///< StepRequest::of_matrices
   bool adapts_layers = true;     ///< lamb and lars only: rates are multiplied by trust ratios

@@ -35,7 +35,7 @@ MOST_NAMED = 20
 KEYS = ["state_dict", "model", "module", "model_state_dict"]
 
 
-# What a source holds and its file does not get: said at the end.
+# Names in the source that the written file lacks; the program prints them at the end.
 unused = []
 
 
@@ -76,7 +76,7 @@ def from_file(path, key):
 
 
 def add_tensors(tensors, more, where):
-    """One name has one value, wherever it stands."""
+    """Adds tensors. A name that comes again must have the same value."""
     for name, tensor in more.items():
         known = tensors.setdefault(name, tensor)
         if known.dtype != tensor.dtype or known.shape != tensor.shape or not torch.equal(bits(known), bits(tensor)):
@@ -106,7 +106,7 @@ def from_transformers(folder):
 
 
 class MetadataUnpickler(pickle.Unpickler):
-    """Of DCP's .metadata: classes that hold data, and no function."""
+    """Reads DCP's .metadata: it makes objects of classes that hold data, and calls no function."""
 
     MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
     OTHERS = {("torch", "Size"), ("torch.serialization", "_get_layout"), ("collections", "OrderedDict"), ("collections", "defaultdict"),
@@ -153,7 +153,7 @@ def from_dcp(folder):
 
 
 class DeepSpeedObject:
-    """Stands for an object of DeepSpeed's, whose state is not looked at."""
+    """Stands for an object of DeepSpeed whose state is not needed."""
 
     def __init__(self, *arguments):
         pass

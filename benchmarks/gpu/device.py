@@ -13,8 +13,8 @@ def chosen():
 
 
 def facts(gpu):
-    """{"name", "uuid", "memory_bytes", "driver", "compute_capability", "power_limit_w"}. OSError or CalledProcessError
-    without nvidia-smi or without that GPU."""
+    """{"name", "uuid", "memory_bytes", "driver", "compute_capability", "power_limit_w"}. Raises OSError or CalledProcessError if there is
+    no nvidia-smi or no such GPU."""
     line = subprocess.run(["nvidia-smi", "-i", gpu, f"--query-gpu={','.join(_FIELDS)}",
                            "--format=csv,noheader,nounits"], check=True, capture_output=True, text=True).stdout
     name, uuid, mebibytes, driver, capability, power = (field.strip() for field in line.splitlines()[0].split(","))

@@ -1,4 +1,4 @@
-"""What ctest --output-junit wrote. Standard library only."""
+"""Reads what ctest --output-junit wrote. Standard library only."""
 
 import pathlib
 import xml.etree.ElementTree as ElementTree

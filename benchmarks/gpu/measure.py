@@ -76,7 +76,7 @@ def parsed(parser, words):
 
 
 def commit(name):
-    """As machine.commit, but what --commit says wins; nobody knows then what was changed since."""
+    """Returns what machine.commit returns, unless --commit names a commit. Then it is unknown whether files have changed since."""
     if name is not None:
         return {"hash": name, "dirty": None}
     try:
@@ -97,7 +97,7 @@ def memory_meter(gpu):
 
 
 def train(launcher, contender, work, folder, limit_s, used_bytes):
-    """The Run, and "device_bytes" among its facts. `used_bytes`: as memory_meter."""
+    """The Run, and "device_bytes" among its facts. `used_bytes`: a function such as memory_meter."""
     sampler, before = PeakSampler(used_bytes, MEMORY_SAMPLE_SECONDS), used_bytes() if used_bytes else 0
     run = launcher.train(contender, work, folder, contender.ranks, limit_s, watch=used_bytes and (lambda pids: sampler))
     run.facts["device_bytes"] = sampler.peak - before if used_bytes else None
@@ -120,7 +120,7 @@ class GpuBenchmark(harness.Benchmark):
         for what, why in options.failed:
             self.note("failed", what, what, why)
         for test in self.results["tests"]:
-            if test["status"] != "passed":  # there is a GPU: none may be skipped
+            if test["status"] != "passed":  # a skipped test counts as failed, since there is a GPU
                 self.note("failed", "tests", f"test {test['name']}", test["message"] or test["status"])
 
     def run(self):
@@ -175,7 +175,7 @@ class GpuBenchmark(harness.Benchmark):
             say(f"optimizer, Tessera {case['name']}: {stats.median(case['samples_s']) * 1e3:.3f} ms")
 
     def _torch_optimizer(self, name, limit_s):
-        numel = 2**20 if self.options.quick else 2**30  # as `tessera bench optimizer --gpu`
+        numel = 2**20 if self.options.quick else 2**30  # the numbers of `tessera bench optimizer --gpu`
         line = self._peer("optimizer.py", ["--contender", name, "--numel", numel], limit_s)
         self.add("optimizer", {"contender": name, "numel": numel, "bytes": line["bytes"]}, rounds_s=line["samples_s"])
         say(f"optimizer, PyTorch {name}: {stats.median(line['samples_s']) * 1e3:.3f} ms")
@@ -198,8 +198,8 @@ class GpuBenchmark(harness.Benchmark):
         say(f"{work.title}, {contender.label}: {stats.median(run.samples_s[0]) * 1e3:.2f} ms a step")
 
     def _check(self, work):
-        """What contenders of a kind must agree in. A difference is a failure, and leaves the timings as they are."""
-        # Of rules only the first loss, before they move anything.
+        """Checks the results in which contenders of a kind must agree. A difference is a failure, and leaves the timings as they are."""
+        # Contenders with different rules agree only in the first loss, before an update.
         for kind, who, steps in (("torch", "PyTorch", CHECK_STEPS), ("tessera", "Tessera", CHECK_STEPS),
                                  ("shared", "Tessera, shared GPU", CHECK_STEPS), ("rules", "Tessera's rules", 1)):
             entries = {CONTENDERS[entry["contender"]].label: entry for entry in self.results["steps"]

@@ -16,7 +16,7 @@ _TIMES = ["samples", "median, ms", "p10, ms", "p90, ms"]
 
 class GpuResults(Results):
     def rate(self, limit):
-        """Of the limit's median, in its unit a second; None if it was not measured."""
+        """Returns the rate of a limit from its median time, in its unit a second; None if it was not measured."""
         samples = self.samples("limits", limit=limit)
         return self.entry("limits", limit=limit)["amount"] / stats.median(samples) if samples else None
 
@@ -44,8 +44,8 @@ def limits(results):
 
 
 def optimizer(results):
-    """The share of the limit: of the bytes at the rate of the copy in Limits; for Tessera at that of a copy which its
-    bench times between the steps."""
+    """The share of the limit is the time that a copy of the same bytes would take, divided by the time of the step. The rate of the copy
+    is that in Limits; for Tessera it is measured by its bench between the steps."""
     copy = results.rate("copy")
 
     def row(name):
@@ -63,7 +63,8 @@ def optimizer(results):
 
 
 def steps(results, work):
-    """model FLOP/s: works.flops_per_token times tokens a second; its share is of the product in Limits."""
+    """The column "model FLOP/s" is works.flops_per_token times tokens a second. Its share is the share of the rate of the matrix product
+    in Limits."""
     gemm = results.rate("gemm")
     plain = results.samples("steps", work=work["name"], contender="torch_eager")
 

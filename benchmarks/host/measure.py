@@ -47,16 +47,16 @@ from works import REPOSITORY
 
 RANKS = 2
 LOSS_TOLERANCES = {"fp32": (1e-5, 1e-2), "bf16": (1e-3, 1e-2)}  # relative: of the first step, of the next ones
-# What `tessera bench` measures alone is "tessera", or one section of it "tessera:optimizer".
+# Names of what `tessera bench` measures: "tessera" is all of it, and "tessera:optimizer" one section.
 BENCH_SECTIONS = tuple(f"tessera:{section}" for section in tessera_bench.SECTIONS)
 SECTIONS = ("python", "optimizer", "collectives", "crowded", "disk", *BENCH_SECTIONS)
-ALSO = {"tessera": BENCH_SECTIONS,  # what --only means beside what it names; each is compared with the peers'
+ALSO = {"tessera": BENCH_SECTIONS,  # sections that --only adds to those it names, since they are compared with the peers' results
         "optimizer": ("tessera:optimizer",), "collectives": ("tessera:collectives",)}
 MOST_SAMPLES = 500  # kept of a round of one collective; the smallest are called tens of thousands of times
 CROWDED_RANKS = (2, 4, 8)
-DISK_CACHE = 96 << 20  # of a step with a cache: a quarter of the state with bf16 moments
+DISK_CACHE = 96 << 20  # memory of the cache in a step with a cache: a quarter of the state with bf16 moments
 OPTIMIZERS = {"torch": ("fused_fp32", "chain_bf16"), "deepspeed": ("deepspeed_fp32", "deepspeed_chain_bf16")}
-# What --quick starts. The others go the same ways through this program.
+# The contenders that --quick starts. The others go the same ways through this program.
 QUICK = ("torch_alone", "torch_ddp", "torch_fsdp2", "deepspeed_zero3", "tessera_alone", "tessera_no_shard", "tessera_full_shard",
          "tessera_full_shard_private")
 QUICK_IN_PYTHON = ("torch_fsdp2", "deepspeed_zero3", "python_full_shard", "python_full_shard_private")
@@ -127,7 +127,7 @@ class HostBenchmark(harness.Benchmark):
                     say(f"round {number} of {self.options.rounds}: {name}")
         for work in self.works:
             for contender in self.those(self.options, work):
-                # Of the Python model those that shard everything; the others have all of it.
+                # For the Python model only contenders that shard everything are measured; for other works all are.
                 if not contender.alone and (work.name != "python" or contender.stage == 3):
                     self._measure_memory(work, contender)
         self._run_tessera_bench()
@@ -156,13 +156,13 @@ class HostBenchmark(harness.Benchmark):
                 of_ranks = self.entry("steps", work=work.name, contender=contender.name)["losses"]
                 losses[contender.label] = [rank[:CHECK_STEPS] for rank in of_ranks]
                 if contender.family == "python":
-                    ours[contender.label] = list(zip(*of_ranks, strict=True))  # of all ranks, by step
+                    ours[contender.label] = list(zip(*of_ranks, strict=True))  # for each step, the losses of all ranks
         self.check(work.name, "", lambda: checks.peers_train_alike(losses, *LOSS_TOLERANCES[work.dtype]))
         if ours:
             self.check(work.name, "", lambda: checks.same_losses(ours))
 
     def _time(self, work, contender, count, more, when):
-        """`more`: of the entry's key."""
+        """`more`: further fields of the entry's key."""
         run = self.launcher.train(contender, work, self._folder(work), count)
         samples = run.all_samples_s()
         entry = self.add("steps", {"work": work.name, "contender": contender.name} | more, rounds_s=samples)
@@ -171,7 +171,7 @@ class HostBenchmark(harness.Benchmark):
         say(f"{when}, {contender.label}: {stats.median(samples):.4f} s a step")
 
     def _time_crowded(self):
-        """The same cores under more and more ranks."""
+        """Times the same cores with more and more ranks."""
         for count in CROWDED_RANKS[:{"some": 1, "all": 2}.get(self.options.quick)]:
             for contender in self.those(self.options, self.crowd):
                 self._time(self.crowd, contender, count, {"ranks": count}, f"{count} ranks")
@@ -193,7 +193,7 @@ class HostBenchmark(harness.Benchmark):
         return tessera_bench.run_section(self.launcher.binary, section, bool(self.options.quick), more)
 
     def _time_optimizers(self):
-        """With the best instructions that the processor has; and with AVX2, where Tessera's are measured beside."""
+        """Times them with the best instructions of the processor, and then with AVX2, for Tessera's kernels too."""
         self._time_peers_optimizers("optimizer", ())
         if not machine.has_avx2():
             return
@@ -260,7 +260,7 @@ class HostBenchmark(harness.Benchmark):
             say(f"tessera bench {section}")
 
     def _take_trace(self):
-        """Of the last steps of a run."""
+        """Records a trace of the last steps of a run."""
         self.results["timeline"] = None
         if not self.options.works:
             return self.note("not_run", "timeline/trace", "timeline of a step", "no work was asked for (--only)")
@@ -282,7 +282,7 @@ def run(options):
         except (checks.CheckFailed, ContenderFailed, tessera_bench.BenchFailed) as failure:
             say(f"stopped: {failure}")
             return EXIT_STOPPED
-    from host import page  # which draws
+    from host import page  # imports matplotlib
     page.write(written, options.out)
     say(f"wrote results.json.xz, tables and index.html to {options.out}")
     return 0

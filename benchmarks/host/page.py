@@ -19,7 +19,7 @@ _CURVES = {("tessera", "private"): "Tessera, private memory", ("tessera", "group
            ("tessera", "common"): "Tessera, common memory", ("gloo", "private"): "Gloo",
            ("limit", "private"): "memory limit"}
 _HISTOGRAM_BYTES = (0, 4, 1 << 20, 1 << 24)
-# What `tessera bench` tables are called, and what they show.
+# Titles of the tables of `tessera bench`, and what they show.
 _BENCH = {"step": ("The strategies' steps", "Where a step's time goes under each strategy."),
           "memory": ("The strategies' memory", "What is planned, allocated and measured under each strategy."),
           "overhead": ("What the Engine costs an operator", "The time of one small operator under the operator watch.")}
@@ -29,7 +29,7 @@ _SHARING = ("With ranks of one host sharing one copy of the parameters nothing i
 
 
 def _family_of(contender):
-    """Of a contender outside the steps of training; what is not DeepSpeed's is drawn as PyTorch's."""
+    """Returns the family of a contender outside the steps of training. All that are not DeepSpeed's are drawn as PyTorch's."""
     return next((family for family in ("tessera", "deepspeed") if contender.startswith(family)), "torch")
 
 
@@ -55,7 +55,7 @@ class Page:
         self.families = self._those_of(self.results.compared, _FAMILIES)
 
     def _those_of(self, works, families):
-        """{family: label} of those that train one of `works`."""
+        """Returns {family: label} of the contenders that train one of `works`."""
         used = {self.results.contenders[entry["contender"]]["family"] for entry in self.data["steps"] if entry["work"] in works}
         return {family: label for family, label in families.items() if family in used} or families
 
@@ -116,7 +116,8 @@ class Page:
         return number(f"{ratio:.2f}") if target is None else (f"{ratio:.2f} ({target:.2f})", f"number {reached}")
 
     def _sharing(self):
-        """What one host has to do with these figures; always said, so that nobody takes them for those of two hosts."""
+        """Returns the sentence that all ranks were on one host. The page always has it, so that no reader takes the figures for those of
+        two hosts."""
         timed = {entry["contender"] for entry in self.data["steps"] if entry["work"] in self.results.compared}
         if not timed:
             return ""

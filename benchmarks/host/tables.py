@@ -38,7 +38,7 @@ class HostResults(Results):
         return [case for case in cases if all(case[name] == value for name, value in key.items())]
 
     def bench_collectives(self, **key):
-        """Those that move bytes or sum fp32, as the peers' do."""
+        """Returns the cases that move bytes or sum fp32, as the peers' cases do."""
         return [case for case in self.bench_cases("collectives", **key) if case["dtype"] not in ("bf16", "fp16")]
 
 
@@ -84,7 +84,7 @@ def memory(results):
 
 
 def python(results):
-    """One Python model under everybody; exposed is what a step takes beyond PyTorch's without communication."""
+    """One Python model under all contenders. "exposed" is the time of a step beyond that of PyTorch without communication."""
     rows = []
     for entry in results.entries("steps", work="python"):
         of = times(_flat(entry["rounds_s"]))
@@ -324,7 +324,7 @@ def _bucket_ratios(results):
 
 
 def ratios(results):
-    """The peer's median over Tessera's, by measure, of what was measured. `subject` is the work, collective, model or
+    """Returns {measure: the peer's median divided by Tessera's}, for all that was measured. `subject` is the work, collective, model or
     number of ranks; `bytes` is the size of a collective, or of the best bucket."""
     sources = (_training_ratios, _optimizer_ratios, _avx2_ratios, _collective_ratios, _limit_ratios, _crowded_ratios, _disk_ratios,
                _bucket_ratios)

@@ -1,7 +1,7 @@
 """Starts contenders on hosts of scripts/net_lab: one process a rank and one thread each. Standard library only.
 
-Each rank is wrapped by rank.py, which keeps what it says and counts what its host's link carries. Collectives hold the
-ranks together, so rank 0's steps are as long as everybody's.
+rank.py starts each rank, keeps its output, and counts the bytes of its host's link. Collectives keep the ranks in step, so rank 0's steps
+take as long as those of all ranks.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ LINES_OF_ERROR = 12
 
 
 class Failed(ranks.ContenderFailed):
-    """A contender did not train as it should have, or something beside it failed; the text says how."""
+    """A contender did not train as it should have, or another command failed; the text says how."""
 
 
 class Skipped(BaseException):
@@ -108,8 +108,8 @@ class LabLauncher(Launcher):
             raise Failed(f"exit code {code}; {trained}\n" + without_paths(said_by_first(folder) or said.strip()))
 
     def links(self, rate):
-        """What `tessera doctor --links` measures: {"links": between the hosts}, and "links-inside" one where it has
-        several ranks; as text."""
+        """Returns the texts that `tessera doctor --links` writes: {"links": between the hosts}, and "links-inside" for one host if it has
+        several ranks."""
         with _folder() as folder:
             file, inside = folder / "links.json", folder / "inside.json"
             code, _, said = lab(self.hosts, self.ranks_per_host, rate, 180, [self.binary, "doctor", "--links", file])
@@ -123,8 +123,8 @@ class LabLauncher(Launcher):
             return found
 
     def profile(self, contender):
-        """What `tessera train --profile` measures, as text: of one of as many ranks as the hosts have, each alone, side
-        by side, since hosts of one machine share its cores and its memory."""
+        """Returns the text that `tessera train --profile` writes. As many ranks as all hosts have run side by side, each alone, since the
+        hosts share one machine's cores and memory; the text is that of one of them."""
         more = {key: value for key, value in contender.more.items() if key in ("units", "optimizer")}
         alone = dataclasses.replace(contender, more=more, group="alone")
         self.rate = "unlimited"
@@ -134,7 +134,7 @@ class LabLauncher(Launcher):
             return (folder / "profile.0").read_text()
 
     def predicted(self, contender, links, profile):
-        """Seconds of a step by `tessera plan`. `links`: as the method of that name."""
+        """Returns the seconds of a step that `tessera plan` predicts. `links`: as the method of that name."""
         strategy = json.dumps(strategy_file(contender, self.work))
         files = {"model": json.dumps(self.work.model), "strategy": strategy, "profile": profile} | links
         with _folder() as folder:
@@ -152,7 +152,7 @@ def _folder():
 
 
 def said_by(words, what):
-    """What a command writes, which takes a minute at most; `what` is wrong where it fails."""
+    """Returns the output of a command, which may take a minute at most. `what` names the command in the error."""
     try:
         done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=60,
                               env=os.environ | {"OMP_NUM_THREADS": "1"})
@@ -164,7 +164,7 @@ def said_by(words, what):
 
 
 def said_by_first(folder):
-    """The end of what the rank said that failed first: the others fail because it is gone."""
+    """Returns the end of the output of the rank that failed first. The others fail because it is gone."""
     ends = [json.loads(file.read_text()) | {"file": file} for file in folder.glob("rank.*.json")]
     failed = sorted((end for end in ends if end["code"] != 0), key=lambda end: end["ended"])
     if not failed:

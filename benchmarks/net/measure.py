@@ -80,7 +80,7 @@ def parsed(parser, words):
 
 
 def processor(binary):
-    """The processor's name, and what `tessera doctor` says of it."""
+    """Returns the processor's name, and what `tessera doctor` says about it."""
     done = subprocess.run([binary, "doctor"], capture_output=True, text=True, timeout=60)
     said = [" ".join(line.split()[3:]) for line in done.stdout.splitlines() if line.startswith("instruction set")]
     return ", ".join([machine.cpu_model(), f"{machine.facts()['cores']} cores", *said])
@@ -167,7 +167,7 @@ class NetBenchmark(harness.Benchmark):
 
 
 def run(options):
-    for number in (signal.SIGTERM, signal.SIGHUP):  # so that the hosts of the moment are removed
+    for number in (signal.SIGTERM, signal.SIGHUP):  # so that the present hosts are removed
         signal.signal(number, lambda signum, _: sys.exit(128 + signum))
     binary = harness.binary()
     try:

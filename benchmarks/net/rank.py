@@ -10,7 +10,7 @@ DIR/rank.N.json, written when it has ended:
     {"code", "ended", "link": {"sent", "received"} or null}
 
 link: bytes of the host's link, all its ranks together and with all headers, between the ends of steps A and B (from 1)
-of DIR/metrics.0.jsonl, which rank 0 writes. Only a host's first rank has it. All hosts see the files of this machine.
+of DIR/metrics.0.jsonl, which rank 0 writes. Only a host's first rank writes this field. All hosts see the files of this machine.
 """
 
 import argparse

@@ -12,7 +12,7 @@ def bits_per_s(rate):
 
 
 def rate_label(rate):
-    """10 Gbit/s."""
+    """Returns a text such as "10 Gbit/s"."""
     bits = bits_per_s(rate)
     return "no limit" if bits is None else bits_label(bits)
 

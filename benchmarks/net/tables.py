@@ -20,7 +20,7 @@ class NetResults(Results):
         self.rates = data["runs"][-1]["rates"]
 
     def label(self, contender):
-        """Also of those that the run leaves out."""
+        """Returns the label of any contender, also of one that the run leaves out."""
         return super().label(contender) if contender in self.contenders else CONTENDERS[contender].label
 
     def rounds(self, rate, name):
@@ -45,11 +45,12 @@ class NetResults(Results):
         return _median(entry["seconds"] for entry in self.entries("predicted", rate=rate, contender=name))
 
     def wire_bytes_per_s(self, rate):
-        """What a connection carried each way, both ways at once. None if that was not measured."""
+        """Returns the bytes a second that a connection carried in each direction, with both directions at once. None if that was not
+        measured."""
         return _median(entry["both_ways"] for entry in self.entries("wire", rate=rate))
 
     def link_bytes(self, rate, name):
-        """Of the busier direction of the busiest host's link, in a step."""
+        """Returns the bytes in a step, of the busier direction of the busiest host's link."""
         return _median(max(run["link_bytes"].values()) for run in self.rounds(rate, name) if run["link_bytes"])
 
     def row(self, rate, name):
@@ -80,12 +81,12 @@ def _median(values):
 
 
 def ratio(ours, theirs):
-    """Of {round: seconds}; None without a round that has both."""
+    """Returns the ratio of two {round: seconds}; None if no round has both."""
     return _median(ours[number] / theirs[number] for number in ours if theirs.get(number, 0) > 0)
 
 
 def table(results):
-    """Of net.csv."""
+    """Returns the table of net.csv."""
     return {"title": "Steps over a network", "columns": list(COLUMNS), "rows": [list(row.values()) for row in results.rows()]}
 
 

@@ -21,7 +21,7 @@ CONNECT_S = 15
 
 
 def connection(rank, address):
-    """To the other rank. Rank 0 listens."""
+    """Opens a connection to the other rank. Rank 0 listens."""
     if rank == 0:
         with socket.create_server(address) as server:
             server.settimeout(CONNECT_S)
@@ -49,7 +49,7 @@ def send(peer, seconds):
 
 
 def received_per_s(peer):
-    """Until the other side has sent all."""
+    """Receives until the other side has sent all, and returns the bytes a second."""
     buffer = memoryview(bytearray(CHUNK))
     peer.recv_into(buffer)
     begin, count = time.monotonic(), 0

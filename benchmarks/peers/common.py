@@ -1,5 +1,4 @@
-"""What the peers share: their place among the ranks, the model, its samples, and the one JSON line that most of them
-print.
+"""Has what the peers share: their rank, the model, its samples, and the JSON line that most of them print.
 
 A peer is started once a rank with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment, by benchmarks/run
 or by `torchrun --nproc-per-node 2`.
@@ -49,7 +48,7 @@ def standard_output():
 
 
 def new_model(config):
-    """The same weights on every rank and in every peer."""
+    """Makes a model that has the same weights on every rank and in every peer."""
     torch.manual_seed(1)
     return make_model(config)
 

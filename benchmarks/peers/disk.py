@@ -30,12 +30,12 @@ from common import ADAMW, standard_output  # noqa: E402
 
 MIB = 1 << 20
 SWEEP_BYTES = 1 << 30
-DEFAULTS = {"block": MIB, "depth": 8, "threads": 1}  # of DeepSpeed's "aio" section
+DEFAULTS = {"block": MIB, "depth": 8, "threads": 1}  # defaults of DeepSpeed's "aio" section
 PASSES = ("write", "read", "mixed")
 
 
 def measured(work):
-    """Seconds and CPU seconds that `work` takes, those of finished children included."""
+    """Returns the seconds and the CPU seconds of `work`, with those of finished child processes."""
     def cpu():
         uses = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         return sum(use.ru_utime + use.ru_stime for use in uses)
@@ -45,7 +45,7 @@ def measured(work):
 
 
 class Fio:
-    """One process a pass. Its own clock counts, so that its start does not."""
+    """Runs one process for each pass. The time is that of its own clock, without its start."""
 
     SETTINGS = [{"engine": engine, "block": block, "depth": depth} for engine, block, depth in
                 itertools.product(("io_uring", "libaio"), (MIB, 4 * MIB), (8, 32))]
@@ -66,11 +66,11 @@ class Fio:
 
 
 class DeepSpeedAio:
-    """Passes over one file by pieces, with two of DeepSpeed's handles, as its swapper has them."""
+    """Makes passes over one file in pieces, with two handles of DeepSpeed, like its swapper."""
 
     SETTINGS = [{"block": block, "depth": depth, "threads": threads} for block, depth, threads in
                 itertools.product((MIB, 8 * MIB), (8, 32), (1, 2))]
-    PIECE = 64 * MIB  # what one call moves: a parameter of 16 million fp32
+    PIECE = 64 * MIB  # bytes that one call moves: a parameter of 16 million fp32
 
     def __init__(self, file, size, settings):
         from deepspeed.ops.op_builder import AsyncIOBuilder
@@ -125,7 +125,7 @@ def passes(contender, settings, file, size, rounds):
 
 
 def best_settings(contender, file, size):
-    """Of the sweep, the one that moves a pass of each kind in the least time together."""
+    """Returns the settings of the sweep with the least time for one pass of each kind together."""
     def seconds(settings):
         return sum(kind["samples_s"][0] for kind in passes(contender, settings, file, size, rounds=1).values())
     return min(contender.SETTINGS, key=seconds)
@@ -145,7 +145,7 @@ def move(options, contender, settings):
 
 
 def swapped_steps(options):
-    """As its stage 3 calls the swapper, for one group of parameters after the other."""
+    """Calls the swapper as DeepSpeed's stage 3 does, for one group of parameters after the other."""
     import torch
     import deepspeed
     from deepspeed.ops.adam import DeepSpeedCPUAdam

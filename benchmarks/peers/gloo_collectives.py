@@ -69,7 +69,7 @@ class Collectives:
 
 
 class Limits:
-    """The same bytes without the waiting. Slice r is this rank's; the other inputs are stood for by local memory."""
+    """Moves the same bytes without waiting. Slice r is this rank's; local memory stands for the inputs of other ranks."""
 
     def __init__(self, collectives):
         self.buffers = collectives

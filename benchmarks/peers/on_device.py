@@ -6,7 +6,7 @@ import torch
 
 
 class Mark:
-    """A place in what the device does: an event on a GPU, this moment on the CPU."""
+    """A point in the work of the device: an event on a GPU, the present moment on the CPU."""
 
     def __init__(self, on_gpu):
         self._event = torch.cuda.Event(enable_timing=True) if on_gpu else None
@@ -37,7 +37,7 @@ class Device:
         return Mark(self.on_gpu)
 
     def seconds_of(self, body):
-        """Of what `body()` asks of an idle device."""
+        """Returns the seconds that an idle device needs for what `body()` queues."""
         begin = self.mark()
         body()
         end = self.mark()

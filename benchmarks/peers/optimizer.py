@@ -27,7 +27,7 @@ parser.add_argument("--isa", choices=["avx2"], help="instruction set; the proces
 options = parser.parse_args()
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
-if options.isa:  # before torch looks
+if options.isa:  # before torch is imported, which reads it
     os.environ["ATEN_CPU_CAPABILITY"] = options.isa
     os.environ["TORCH_EXTENSIONS_DIR"] = os.environ.get("TORCH_EXTENSIONS_DIR", "extensions") + f"_{options.isa}"
 

@@ -54,11 +54,11 @@ CONTENDERS = ("alone", "eager", *DDP, "fsdp2", "fsdp2_no_reshard", "fsdp2_host",
 def recompute_blocks(model):
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
     for number, block in enumerate(model.blocks):
-        model.blocks[number] = checkpoint_wrapper(block, preserve_rng_state=False)  # there is no dropout
+        model.blocks[number] = checkpoint_wrapper(block, preserve_rng_state=False)  # not needed, since there is no dropout
 
 
 def sharded(model, options, ranks):
-    """FSDP2 a block, and the rest as the root."""
+    """Applies FSDP2 to each block, and to the rest as the root."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
     arguments = {"mesh": init_device_mesh(options.device, (ranks.count,))}

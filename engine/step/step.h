@@ -70,10 +70,11 @@ class Step {
   /// loss is negative, with Strategy::on_spike.
   virtual void run(const LocalStep& local, StepResult& result) = 0;
 
-  /// Sets the rate of a group, or everybody's, of which groups then have their share again.
+  /// Sets the rate of a group. Without a group it sets the rate of all parameters, and groups again have their shares
+  /// of it.
   virtual void set_lr(double lr, std::optional<std::size_t> group) = 0;
 
-  /// The rate of the next step, of a group or everybody's, but for what lr_schedule.base_batch_size makes of it.
+  /// The rate of the next step, of a group or of all parameters, before lr_schedule.base_batch_size scales it.
   virtual double lr(std::optional<std::size_t> group) const = 0;
 
   /// The numbers of the update rule; what is set there counts from the next step on.

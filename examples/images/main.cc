@@ -101,7 +101,7 @@ double accuracy_of(tessera::Engine& engine, tessera::models::ResNet& model, cons
   return 1 - wrong.loss;
 }
 
-/// What an epoch's steps add up to.
+/// Sums over the steps of an epoch.
 struct Epoch {
   std::int64_t steps = 0, samples = 0;
   double loss = 0, seconds = 0, communication = 0;

@@ -35,7 +35,7 @@ using tessera::Error;
 using tessera::ExitCode;
 
 constexpr std::int64_t kHeldOut = 5;      // every fifth digit is held out
-constexpr std::uint32_t kSplitSeed = 17;  // seed of the order in which they are counted
+constexpr std::uint32_t kSplitSeed = 17;  // seed of the order that splits training from held-out pictures
 
 /// Pictures in memory.
 class Kept : public Pictures {
@@ -202,7 +202,7 @@ PictureData folder_of(const fs::path& folder, std::int64_t side) {
           static_cast<std::int64_t>(classes.size()),
           /*channels=*/3,
           side,
-          at::tensor({0.485f, 0.456f, 0.406f}).view({3, 1, 1}),  // ImageNet's, as torchvision's models have them
+          at::tensor({0.485f, 0.456f, 0.406f}).view({3, 1, 1}),  // mean of ImageNet, as for torchvision's models
           at::tensor({0.229f, 0.224f, 0.225f}).view({3, 1, 1}),
           /*may_be_mirrored=*/true};
 }

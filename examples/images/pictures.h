@@ -38,7 +38,7 @@ struct PictureData {
 /// |         | is cut to a square in its middle and scaled to `side` x `side`                                    |
 PictureData open_pictures(const std::string& source, std::int64_t side);
 
-/// What LibTorch's DataLoader reads: pictures as fp32, normalised.
+/// The data set for LibTorch's DataLoader: pictures as fp32, normalised.
 class PictureDataset : public torch::data::datasets::Dataset<PictureDataset> {
  public:
   /// `augments`: pictures are moved by up to an eighth of their side, and mirrored where that keeps the label. The

@@ -16,7 +16,7 @@ GAMES, MOVES, ACTIONS = 128, 12, 3
 
 
 def play(policy: nn.Module, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What was seen, done and won: [MOVES, games, 2], [MOVES, games] and the rewards that followed, [MOVES, games]."""
+    """Returns observations [MOVES, games, 2], moves [MOVES, games], and the rewards that followed [MOVES, games]."""
     games = GAMES // tessera.world_size()
     place, speed = torch.randn(games, generator=generator), torch.zeros(games)
     seen, done, won = [], [], []

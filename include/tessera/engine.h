@@ -84,12 +84,12 @@ struct StepResult {
   /// work. NaN where the strategy does not watch operators and Engine::time_data was not called.
   double data_seconds = 0.0;
   /// Parts of `seconds` that this thread was in TokenBatches::next, and in Engine::upload and Upload::tensors, wherever
-  /// the program called them. What other threads bring ahead is in neither.
+  /// the program called them. Neither counts work that other threads do ahead.
   double batch_seconds = 0.0, upload_seconds = 0.0;
   /// Floating-point operations of this rank's operators in a step, forward, backward and what is computed again, as
   /// torch.utils.flop_counter counts them, except that products inside an operator that has no formula there count too
   /// (bilinear and recurrent layers, grouped products on the CPU). They are counted once, in the first step of an
-  /// Engine, or after set_trainable. What `evaluate` computes is not in them.
+  /// Engine, or after set_trainable. Operations of `evaluate` do not count.
   std::int64_t flop = 0;
   double peak_tflops = 0.0;  ///< the device's peak (Engine::set_peak_tflops); 0: not known
   MemoryUse planned;         ///< planned bytes by category
@@ -270,16 +270,16 @@ class Engine {
   void set_lr(double lr);
   void set_lr(const std::string& group, double lr);
 
-  /// Returns the learning rate of the next step, everybody's or a group's, as schedule or set_lr have it. The factor of
-  /// lr_schedule.base_batch_size is not in it. It waits for the latest step on a GPU. Throws Error (64) for an unknown
-  /// group.
+  /// Returns the learning rate of the next step, for all parameters or for a group, as schedule or set_lr have it. The
+  /// factor of lr_schedule.base_batch_size is not in it. It waits for the latest step on a GPU. Throws Error (64) for
+  /// an unknown group.
   double lr() const;
   double lr(const std::string& group) const;
 
   /// Sets a number of the update rule from the next step on, by its key in the strategy's "optimizer": weight_decay,
   /// eps, momentum, dampening, nesterov (0 or 1), alpha, lr_decay, muon.momentum, and betas, which are two numbers. The
-  /// rule must have the key. A number without a group is everybody's, except for groups of optimizer.groups that have
-  /// their own; a number with a group is that group's. State that a rule keeps stays: a momentum of 0 leaves the
+  /// rule must have the key. A number without a group is for all parameters, except for groups of optimizer.groups that
+  /// have their own; a number with a group is that group's. State that a rule keeps stays: a momentum of 0 leaves the
   /// buffers as they are for a later momentum. Checkpoints and durable commits hold what was set. All ranks call it
   /// alike.
   ///
@@ -294,8 +294,8 @@ class Engine {
   void set_option(const std::string& group, const std::string& name, double value);
   void set_option(const std::string& group, const std::string& name, std::pair<double, double> value);
 
-  /// Returns the numbers that set_option sets, by key, as the next step uses them: everybody's or a group's. Throws
-  /// Error (64) for an unknown group.
+  /// Returns the numbers that set_option sets, by key, as the next step uses them: those of all parameters or of a
+  /// group. Throws Error (64) for an unknown group.
   std::map<std::string, std::vector<double>> options() const;
   std::map<std::string, std::vector<double>> options(const std::string& group) const;
 
@@ -394,7 +394,7 @@ class Engine {
   /// sends them behind the update, they are measured anyhow; else a step makes LibTorch allocate a few times for it.
   void time_data();
   /// Sets the peak of this rank's device in TFLOP/s, for StepResult::mfu from the next step on. GPUs of data centers
-  /// are known already, for products in the parameters' dtype. Throws Error (64) for what is no number above 0.
+  /// are known already, for products in the parameters' dtype. Throws Error (64) for anything but a number above 0.
   void set_peak_tflops(double tflops);
   /// The peak as it was set or is known; 0: it is not known.
   double peak_tflops() const;

@@ -30,8 +30,9 @@ class ReduceLROnPlateau {
     double threshold = 1e-4;                          ///< smallest improvement of a measure that counts
     Threshold threshold_mode = Threshold::kRelative;  ///< how `threshold` is meant
     std::int64_t cooldown = 0;                        ///< measures after a reduction that do not count as bad
-    double min_lr = 0.0;                              ///< lower bound of everybody's rate and of groups' own rates
-    double eps = 1e-8;                                ///< a rate that would change by no more than this stays
+    /// lower bound of the rate of all parameters and of groups' own rates
+    double min_lr = 0.0;
+    double eps = 1e-8;  ///< a rate that would change by no more than this stays
   };
 
   /// The Engine must outlive it. Throws Error (64) for a factor outside (0, 1), for negative numbers, and for a

@@ -92,7 +92,7 @@ struct ParameterGroup {
   std::vector<std::string> match = {"*"};  ///< patterns of names such as "layers.3.bias"; `*` and `?` as in file names
   /// 1 takes biases and the weights of norms; left out: any number of dimensions
   std::optional<std::int64_t> max_dim = {};
-  double lr_ratio = 1.0;  ///< the group's rate as a share of everybody's
+  double lr_ratio = 1.0;  ///< the group's rate, divided by the rate without a group
   /// the group's own numbers; eps and betas only for types that have them
   std::optional<double> weight_decay = {}, eps = {};
   std::optional<std::pair<double, double>> betas = {};  ///< (beta1, beta2)

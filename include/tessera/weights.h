@@ -69,7 +69,7 @@ struct LoadOptions {
 /// | safetensors; a `*.index.json`, a folder with one of them | transformers, export_safetensors                |
 /// | `pytorch_model.bin`, its index, a folder with one        | transformers                                    |
 ///
-/// Call it before an Engine is made of the module, or under Gathered(kWrite); rank 0's values are then everybody's. Not
+/// Call it before an Engine is made of the module, or under Gathered(kWrite); all ranks then get rank 0's values. Not
 /// collective. All of the file is used, except what the options leave out; otherwise nothing is changed. Values go into
 /// the memory that the module has if dtypes are the same. The file must be one that you trust (SECURITY.md);
 /// safetensors need not be.

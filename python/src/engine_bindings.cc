@@ -199,7 +199,7 @@ void abandon(std::unique_ptr<Guard> guard) {
   }
 }
 
-/// A Gathered or an EmaWeights for a `with` statement. It keeps the Engine.
+/// Holds a Gathered or an EmaWeights for a `with` statement. It keeps the Engine.
 template <class Guard>
 class Guarding {
  public:

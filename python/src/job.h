@@ -10,7 +10,8 @@
 
 namespace tessera::python {
 
-/// What Python knows of who this process is (_truths.py), under the names of runtime/comm/launcher_variables.h.
+/// What Python knows about the identity of this process (_truths.py), under the names of
+/// runtime/comm/launcher_variables.h.
 using Said = std::map<std::string, std::string>;
 
 /// This process's place in its job: joined once, by the first call that needs other ranks, and left when the

@@ -158,8 +158,8 @@ class Engine:
     def gathered(self, write: bool = False, *, ema: bool = False, parameters: Sequence[torch.Tensor] | None = None) -> "Guard":
         """Returns a guard: inside `with engine.gathered():` parameters have their full values in memory on every rank.
 
-        `parameters` restricts it to the units of these parameters. `write` makes rank 0's values everybody's at the
-        end. `ema` shows the averages of the weights instead.
+        `parameters` restricts it to the units of these parameters. `write` copies rank 0's values to all ranks at the end. `ema` shows
+        the averages of the weights instead.
 
         Collective, between steps. Other ranks do not wait for an exception that leaves the block: nothing is written
         back. Raises Error (64) for a call out of turn.
@@ -206,7 +206,7 @@ class Engine:
         return Evaluation(*found)
 
     def set_lr(self, lr: float, group: str | None = None) -> None:
-        """Sets the learning rate from the next step on, everybody's or one group's, with lr_schedule.type "manual".
+        """Sets the learning rate from the next step on, for all parameters or for one group, with lr_schedule.type "manual".
 
         All ranks call it alike. Raises Error (64) for another schedule, a number outside 0 to 1000, or an unknown
         group; the next step raises it where ranks have different rates.
@@ -217,7 +217,7 @@ class Engine:
         """Sets a number of the update rule from the next step on, by its key in the strategy's "optimizer".
 
         Keys are weight_decay, betas (two numbers), eps, momentum, dampening, nesterov, alpha, lr_decay and
-        muon.momentum, as far as the rule has them. A number without `group` is everybody's, except for groups of
+        muon.momentum, as far as the rule has them. A number without `group` is for all parameters, except for groups of
         optimizer.groups that have their own. All ranks call it alike. Raises Error (64) for a key that the rule does
         not have, or a momentum that has no memory because it is 0 in the strategy.
         """
@@ -227,13 +227,13 @@ class Engine:
         self._live().set_option(*(() if group is None else (group,)), name, numbers)
 
     def options(self, group: str | None = None) -> dict[str, float | tuple[float, float]]:
-        """Returns the numbers that `set_option` sets, by key, as the next step uses them: everybody's or one group's.
+        """Returns the numbers that `set_option` sets, by key, as the next step uses them: those of all parameters or of one group.
         """
         found = self._live().options(*(() if group is None else (group,)))
         return {name: numbers[0] if len(numbers) == 1 else tuple(numbers) for name, numbers in found.items()}
 
     def lr(self, group: str | None = None) -> float:
-        """Returns the learning rate of the next step, everybody's or one group's. Raises Error (64) for an unknown
+        """Returns the learning rate of the next step, for all parameters or for one group. Raises Error (64) for an unknown
         group.
         """
         return self._live().lr(*(() if group is None else (group,)))
@@ -418,7 +418,7 @@ class Engine:
 
     @property
     def traffic(self) -> dict[str, float]:
-        """What this rank has communicated and moved since the Engine was made: counts, bytes and seconds by name."""
+        """Returns what this rank has communicated and moved since the Engine was made: counts, bytes and seconds by name."""
         return self._live().traffic()
 
     @property
@@ -441,8 +441,7 @@ class Engine:
     def set_peak_tflops(self, tflops: float) -> None:
         """Sets the peak of this rank's device in TFLOP/s, for StepResult.mfu from the next step on.
 
-        GPUs of data centers are known already, for products in the parameters' dtype. Raises Error (64) for what is no
-        number above 0.
+        GPUs of data centers are known already, for products in the parameters' dtype. Raises Error (64) for anything but a number above 0.
         """
         self._live().set_peak_tflops(tflops)
 
@@ -455,7 +454,7 @@ class Engine:
 
     @property
     def latencies(self) -> list[dict[str, Any]]:
-        """What `time_calls` has measured so far: a dict for each unit's gathers, then for each unit's reductions.
+        """Returns what `time_calls` has measured so far: a dict for each unit's gathers, then one for each unit's reductions.
 
         `call` is "gather" or "reduce", `unit` a name of `unit_names`, `count` the number of calls. `p50`, `p95`, `p99`
         and `max` are seconds from a call's beginning to the moment at which this rank found it ended.

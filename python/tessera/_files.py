@@ -1,4 +1,4 @@
-"""What modules that are commands share: their arguments, and files that are written whole or not at all."""
+"""Has what modules that are commands share: arguments, and files that are written whole or not at all."""
 
 import argparse
 import errno
@@ -30,7 +30,7 @@ def exit_code_after(command: Callable[[], None]) -> int:
 
 
 def code_of(error: OSError, without_place: int) -> int:
-    """The exit code of an error of the system. `without_place`: the code where there is no such file or folder."""
+    """Returns the exit code for an error of the system. `without_place`: the code where there is no such file or folder."""
     if error.errno in (errno.EACCES, errno.EPERM):
         return DENIED
     return without_place if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP) else IO
@@ -70,7 +70,7 @@ def write_whole(out: str, text: str) -> None:
 
 
 def print_all(text: str) -> None:
-    """Prints, and fails where what is printed is lost."""
+    """Prints a text, and fails if the text is lost."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()

@@ -15,7 +15,7 @@ from typing import Any
 from tessera import _native, _outside, _truths
 from tessera._error import Error
 
-# Engines: closed before the interpreter takes its modules apart, and told of forks.
+# All Engines. They are closed before the interpreter removes its modules, and hear of forks.
 closing: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 _EXCEPTION_OF_THE_PROGRAM = 70
@@ -56,7 +56,7 @@ def _join(strategy: _native.Strategy) -> None:
         os.environ[_STORE_IS_SERVED] = "True"
     _expect_told((_native.rank(words), _native.world_size(words)))
     _native.join(strategy, words)
-    # torch.distributed may come later, and uses what it finds at MASTER_PORT.
+    # torch.distributed may be initialised later, and then uses the store at MASTER_PORT.
     if "MASTER_PORT" in os.environ and _native.world_size({}) > 1 and _native.launcher({}) != "torch.distributed":
         os.environ[_STORE_IS_SERVED] = "True"
     if not _leaves_at_exit:
@@ -154,7 +154,7 @@ def _leave() -> None:
 def _leave_child() -> None:
     """Runs at the end of a process of multiprocessing, where an exception is still on its way."""
     kind, value, trace = sys.exc_info()
-    # torch.multiprocessing raises SystemExit in place of what happened.
+    # torch.multiprocessing raises SystemExit in place of the exception that happened.
     if kind is SystemExit and value.code and value.__context__ is not None:
         value = value.__context__
         kind, trace = type(value), value.__traceback__

@@ -1,5 +1,5 @@
-"""What a loop of plain PyTorch needs of many ranks beside an Engine, or without one: buffers made alike, batch norms
-over all ranks, averaged gradients, and traces. The same as include/tessera's sync_buffers.h, sync_batch_norm.h,
+"""Helps a loop of plain PyTorch on many ranks, beside an Engine or without one: equal buffers, batch norms over all ranks, averaged
+gradients, and traces. The same as include/tessera's sync_buffers.h, sync_batch_norm.h,
 data_parallel.h and trace.h.
 """
 
@@ -54,7 +54,7 @@ def write_trace(path: str | os.PathLike) -> None:
 
 @contextmanager
 def span(name: str) -> Iterator[None]:
-    """`with tessera.span("load"):` is a stretch of time of the program's own in a trace."""
+    """`with tessera.span("load"):` records a span of time in the trace, under a name that the program chooses."""
     begin = time.monotonic_ns()
     try:
         yield
@@ -68,7 +68,7 @@ class SyncBatchNorm(_BatchNorm):
 
     While training, mean and variance are those of the batches of all ranks together, forward and backward, as if one
     process had the concatenated batch; running statistics are alike on all ranks. In eval mode it is BatchNorm, and
-    ranks do not meet. Each forward and backward while training is collective. Not differentiable twice.
+    ranks do not meet. Each forward and backward while training is collective. It cannot be differentiated twice.
     `torch.utils.checkpoint` counts a batch twice in the running statistics, as it does with BatchNorm. Raises Error
     (64) on all ranks where they have one value a channel together.
     """
@@ -100,7 +100,7 @@ def convert_sync_batchnorm(model: torch.nn.Module) -> list[str]:
     They stay the same objects, with their parameters, buffers and hooks. Before the Engine is made, or later.
     Collective.
 
-    Raises Error (64) on all ranks for what is a BatchNorm with a forward of its own, or has no sizes yet.
+    Raises Error (64) on all ranks for a BatchNorm that has a forward of its own, or no sizes yet.
     """
     join_if_needed()
     found = {name: module for name, module in model.named_modules()
@@ -163,8 +163,8 @@ class DataParallel:
         self._live().set_weight(float(weight))
 
     def backward_nothing(self) -> None:
-        """For a rank without a batch, while others run a backward that averages: it counts nothing, and gets the mean
-        in every `.grad`.
+        """Stands for a backward on a rank without a batch, while others run a backward that averages. The rank counts nothing, and gets
+        the mean in every `.grad`.
         """
         self._live().backward_nothing()
 

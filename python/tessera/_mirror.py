@@ -9,7 +9,7 @@ from tessera._error import Error
 
 
 class Mirror:
-    """The tree around a model. It keeps the modules and parameters that it was made with.
+    """A tree of modules around a model, which the Engine sees in place of it. It keeps the modules and parameters that it was made with.
 
     Buffers are refreshed, since a forward that says `self.mean = ...` gives the module another tensor.
     """

@@ -58,7 +58,7 @@ class _Watch(threading.Thread):
         self.ends = threading.Event()
         self._maker = threading.get_ident()  # thread that counts as the caller of groups that nobody has called yet
         self._file = distributed.distributed_c10d.__file__
-        self._stays: dict[int, tuple[Any, float]] = {}  # for each thread: place in a call, and since when
+        self._stays: dict[int, tuple[Any, float]] = {}  # for each thread: its place in a call, and since when it is there
         self._has_told = False
 
     def run(self) -> None:

@@ -34,6 +34,6 @@ def expect_one_torch() -> None:
 
 
 def _numbers(version: str) -> tuple[int, int]:
-    """Returns (2, 15) for "2.15.0+cu132"."""
+    """Returns the numbers of a version: (2, 15) for "2.15.0+cu132"."""
     major, minor = version.split(".")[:2]
     return int(major), int(minor)

@@ -1,4 +1,4 @@
-"""What a share of time in communication makes of many ranks, by Gustafson's law ("Reevaluating Amdahl's law", 1988)."""
+"""Computes what many ranks gain when each communicates for a share of its time, by Gustafson's law ("Reevaluating Amdahl's law", 1988)."""
 
 from tessera import _native
 from tessera._error import Error
@@ -6,8 +6,8 @@ from tessera._job import world_size
 
 
 def scaled_speedup(share: float, ranks: int | None = None) -> float:
-    """By which factor `ranks` ranks (None: this job's) get through more work a second than one that does not communicate, where each
-    communicates for `share` of its time: ranks - share (ranks - 1). StepResult.communication_share is such a share."""
+    """Returns how much more work a second `ranks` ranks do (None: those of this job) than one rank that does not communicate. Each
+    communicates for `share` of its time. The result is ranks - share (ranks - 1). StepResult.communication_share is such a share."""
     return _native.scaled_speedup(share, _count(ranks))
 
 

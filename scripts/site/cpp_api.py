@@ -1,7 +1,7 @@
 """Makes a page of each public header from what Doxygen read: cpp_api.py XML OUT.
 
-A page shows the header's classes, enums and functions in the order of the header, each as its declaration and its comment. What is
-private, and what has `detail` in its name, is left out. OUT/index.md lists the headers with what each declares.
+A page shows the header's classes, enums and functions in the order of the header, each as its declaration and its comment. Private
+members, and names with `detail` in them, are left out. OUT/index.md lists the headers with what each declares.
 """
 
 import itertools
@@ -19,12 +19,12 @@ def escaped(text):
 
 
 def words(element):
-    """All text below an element, as it is."""
+    """Returns all text below an element, unchanged."""
     return SPACES.sub(" ", "".join(element.itertext())).strip() if element is not None else ""
 
 
 def inline(element):
-    """The text of a paragraph as Markdown."""
+    """Returns the text of a paragraph as Markdown."""
     out = [escaped(element.text)]
     for child in element:
         if child.tag == "computeroutput":
@@ -111,7 +111,7 @@ def template(element):
 
 
 def declaration(member):
-    """As the header writes it, without its body."""
+    """Returns a declaration as the header writes it, without its body."""
     kind, name = member.get("kind"), words(member.find("name"))
     if kind == "enum":
         values = ", ".join(words(value.find("name")) for value in member.findall("enumvalue"))

@@ -75,7 +75,7 @@ def kib(number):
 
 
 def draw_units(full):
-    """Each unit as a bar as long as its buffer, cut into a shard for each rank."""
+    """Draws each unit as a bar as long as its buffer, cut into one shard for each rank."""
     units, body = full["units"], []
     scale = 470 / max(unit["parameters"] + unit["padding"] for unit in units)
     for row, unit in enumerate(units):
@@ -92,7 +92,7 @@ def draw_units(full):
 
 
 def draw_slots(full):
-    """Which unit is in which slot while forward computes. The plan's bytes are those of these slots."""
+    """Draws which unit is in which slot while forward computes. The plan's bytes are those of these slots."""
     units = full["units"]
     root, blocks = units[0], units[1:]
     largest = max(unit["gathered_bytes"] for unit in blocks)
@@ -109,7 +109,7 @@ def draw_slots(full):
         body.append(label(20, y + 22, f"slot {slot + 1}"))
         for at, unit in enumerate(blocks):
             if at % 2 == slot:
-                # It is gathered while the one before computes, and stays until the slot is taken over.
+                # A unit is gathered while the unit before computes, and stays until another unit takes its slot.
                 end = at + 2 if at + 2 < len(blocks) else 1 + len(blocks)
                 body += box("a", left + at * wide, y, wide - 4, 32, "gather")
                 body += box("b", left + (at + 1) * wide, y, (end - at - 1) * wide - 4, 32, unit["name"])

@@ -1,4 +1,4 @@
-"""What MkDocs is told beside mkdocs.yml: pages and files that lie outside of docs/, and links to them.
+"""Tells MkDocs what mkdocs.yml cannot say: pages and files outside of docs/, and links to them.
 
 Pages are written for a reader of the repository: a link may lead out of docs/, to SECURITY.md say. On the site
 - a page of Markdown that a link names is a page below project/, and what it links to comes with it,
@@ -40,7 +40,7 @@ def in_site(path):
 
 
 def language_of(path):
-    """Of a source that is shown on a page of its own; else None."""
+    """Returns the language of a source that is shown on a page of its own; else None."""
     name = pathlib.PurePosixPath(path)
     if name.suffix:
         return LANGUAGES.get(name.suffix)
@@ -49,7 +49,7 @@ def language_of(path):
 
 
 def in_repository(uri):
-    """The path from the root of the repository, of a page of the site."""
+    """Returns the path of a page of the site, from the root of the repository."""
     return uri.removeprefix(OUTSIDE) if uri.startswith(OUTSIDE) else f"docs/{uri}"
 
 
@@ -59,7 +59,7 @@ def page_of_source(path):
 
 
 def links_of(page, text):
-    """(match, path from the root of the repository) of each link to a file of ours, code apart."""
+    """Yields (match, path from the root of the repository) for each link to a file of this project, outside of code."""
     code = [match.span() for match in CODE.finditer(text)]
     for match in LINK.finditer(text):
         if re.match(r"[a-z]+:", match[2]) or any(begin <= match.start(2) < end for begin, end in code):

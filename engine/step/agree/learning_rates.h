@@ -9,14 +9,14 @@
 
 namespace tessera {
 
-/// The learning rates of a run before its schedule multiplies them: everybody's, and those of the groups
-/// (OptimizerConfig::groups). A group has a share of everybody's rate unless it was given a rate of its own. Steps and
+/// The learning rates of a run before its schedule multiplies them: that of all parameters, and those of the groups
+/// (OptimizerConfig::groups). A group has a share of the common rate unless it was given a rate of its own. Steps and
 /// update rules read it; Step::set_lr changes it between steps.
 class LearningRates {
  public:
   explicit LearningRates(const OptimizerConfig& optimizer);
 
-  /// Sets a group's own rate. Without a group it sets everybody's, and all groups have their shares of that again.
+  /// Sets a group's own rate. Without a group it sets the common rate, and all groups again have their shares of it.
   void set(double lr, std::optional<std::size_t> group);
   double everybodys() const { return rates_[0]; }
 
@@ -30,7 +30,7 @@ class LearningRates {
   void restore(std::span<const double> all) { rates_.assign(all.begin(), all.end()); }
 
  private:
-  std::vector<double> ratios_;  ///< [group]: its share of everybody's rate
+  std::vector<double> ratios_;  ///< [group]: its share of the common rate
   std::vector<double> rates_;
 };
 

@@ -18,7 +18,7 @@ struct OptionKey {
   std::size_t first, count;  ///< which of UpdateOptions' numbers it is; "betas" are two
 };
 
-/// The numbers of the update rule that a program may change while it trains: everybody's, and each group's
+/// The numbers of the update rule that a program may change while it trains: the common ones, and each group's
 /// (OptimizerConfig::groups). What was not set by hand is as the strategy says. Where the rule keeps something of them
 /// (optimizers, kernels' tables), it looks at `version` when a step begins.
 class UpdateOptions {
@@ -35,7 +35,7 @@ class UpdateOptions {
   /// A place in `all` for people: "eps of group 1 (blocks)".
   static std::string words_of(const OptimizerConfig& optimizer, std::size_t place);
 
-  /// Sets a number of a group. Without a group it sets everybody's, which is used by the groups that have no such
+  /// Sets a number of a group. Without a group it sets the common number, which is used by the groups that have no such
   /// number of their own, set by hand or in the strategy.
   void set(std::size_t number, double value, std::optional<std::size_t> group);
 
@@ -48,7 +48,7 @@ class UpdateOptions {
   /// Changes with each change of a number.
   std::uint64_t version() const { return version_; }
 
-  /// The numbers set by hand: everybody's [kNumbers], then each group's [kNumbers]. NaN: not set.
+  /// The numbers set by hand: the common ones [kNumbers], then each group's [kNumbers]. NaN means not set.
   std::span<const double> all() const { return values_; }
   /// REQUIRES: `all` of options for the same groups.
   void restore(std::span<const double> all);

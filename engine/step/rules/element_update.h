@@ -19,7 +19,7 @@ namespace tessera {
 struct UpdateRates {
   float gradient_scale = 1.0F;
   float clip_value = 0.0F;       ///< StepScalars::clip_value
-  double lr = 0.0;               ///< what the schedule makes of everybody's
+  double lr = 0.0;               ///< the common rate after the schedule
   bool is_first_of_run = false;  ///< StepScalars::is_first_of_run
 };
 

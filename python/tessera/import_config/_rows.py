@@ -17,7 +17,7 @@ class Row(NamedTuple):
     """One key of another program. `apply` decides the key, once; it gets neither null nor "auto"."""
 
     name: str  # Key.name; "amp.*" stands for all keys below "amp" that have no row of their own
-    doc: str  # what becomes of it, for the page
+    doc: str  # what becomes of the key, as text for the page
     apply: Rule
     shown: str = ""  # name in the file, for the page and for errors, if that is not `name`
 

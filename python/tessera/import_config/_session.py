@@ -84,7 +84,7 @@ class Key:
     def put(self, pointer: str, value: Any, more: str = "", *, also: str = "") -> None:
         """Sets a key of the strategy, and `also` another one to the same value, and notes it with `more` behind it.
 
-        A value outside of what the key allows is refused instead.
+        A value that the key does not allow is refused instead.
         """
         if problem := _problem_of(pointer, value):
             return self.refused(f"{dotted(pointer)} {problem}")

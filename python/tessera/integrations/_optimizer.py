@@ -47,7 +47,7 @@ class FollowedOptimizer:
         groups = self._optimizer.param_groups
         first = {"lr": plain(groups[0].get("initial_lr", groups[0]["lr"])),  # a warm-up may have begun at 0
                  **{key: groups[0][key] for key in self._numbers}}
-        if "momentum" in first:  # there is memory for it if some group has one
+        if "momentum" in first:  # there is memory for momentum if some group has one
             first["momentum"] = first["momentum"] or max(group["momentum"] for group in groups)
         for key, value in first.items():
             agree(options, key, list(value) if key == "betas" else value, who)
@@ -73,7 +73,7 @@ class FollowedOptimizer:
         return {"name": str(index), "match": names, **{k: list(v) if k == "betas" else v for k, v in own.items()}}
 
     def _watch(self) -> None:
-        """Watches all groups, and finds what was written before anybody watched."""
+        """Watches all groups, and finds what was written before the watch began."""
         for group in self._optimizer.param_groups:
             if type(group) is WatchedGroup:
                 continue

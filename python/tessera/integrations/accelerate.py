@@ -78,8 +78,8 @@ class Accelerator(accelerate.Accelerator):
         self._expect_state()
 
     def _forget_window(self) -> None:
-        self._has_gradients = False  # of microbatches since the last step or zero_grad
-        self._has_stepped = False  # since the last zero_grad
+        self._has_gradients = False  # whether microbatches since the last step or zero_grad gave gradients
+        self._has_stepped = False  # whether a step was made since the last zero_grad
         self._norm = torch.full((), math.nan)
 
     def _expect_state(self) -> None:
@@ -180,7 +180,7 @@ class Accelerator(accelerate.Accelerator):
             use_manual_schedule(strategy, "the program's optimizer, with its scheduler,")
             self._followed.add_to(strategy)
         else:
-            strategy["optimizer"] = {"type": "sgd", "weight_decay": 0.0}  # without state
+            strategy["optimizer"] = {"type": "sgd", "weight_decay": 0.0}  # a rule without state
         name_units(strategy, model)
         if self.engine is not None:
             self.engine.close()
@@ -228,8 +228,8 @@ class Accelerator(accelerate.Accelerator):
                         "the Engine has used up. [T0785] hint: call optimizer.zero_grad() after each optimizer.step()")
 
     def _step(self) -> bool:
-        """Makes the Engine's step, and returns whether it was skipped. Without a backward before, it does nothing, as
-        an optimizer whose parameters have no gradients. `optimizer.step()` calls it.
+        """Makes the Engine's step, and returns whether it was skipped. If no backward came before, it does nothing, as an optimizer whose
+        parameters have no gradients. `optimizer.step()` calls it.
         """
         engine = self._training("step")
         self._expect_zeroed("step")
@@ -343,7 +343,7 @@ class PreparedOptimizer(AcceleratedOptimizer):
             raise Error("optimizer.step got a closure, which the Engine cannot call. [T0792] hint: call accelerator.backward, and then step()")
         if self.gradient_state.sync_gradients:
             self._is_overflow = self._accelerator._step()
-            self.optimizer._opt_called = True  # as schedulers expect
+            self.optimizer._opt_called = True  # schedulers expect it
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         if self.gradient_state.sync_gradients:
@@ -366,7 +366,7 @@ def _kinds(kind: type, objects: Iterable[Any]) -> list[str]:
 
 
 def _owner(model: torch.nn.Module) -> Accelerator | None:
-    """Returns the Accelerator that trains a model; None of a copy of it."""
+    """Returns the Accelerator that trains a model; None for a copy of such a model."""
     reference = _owners.get(model)
     return None if reference is None else reference()
 

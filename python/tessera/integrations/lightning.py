@@ -60,7 +60,7 @@ class TesseraStrategy(DDPStrategy):
             self.setup_optimizers(trainer)
             self._make_engine(self._completed(trainer))
         elif self.engine is None or self.engine.model is not self.lightning_module:
-            self._make_engine({**self._given, "optimizer": {"type": "sgd", "weight_decay": 0.0}})  # without state
+            self._make_engine({**self._given, "optimizer": {"type": "sgd", "weight_decay": 0.0}})  # a rule without state
         for callback in trainer.callbacks:
             self._let_write(callback)
         self.setup_precision_plugin()
@@ -133,7 +133,7 @@ class TesseraStrategy(DDPStrategy):
         self._followed.hand_on(self.engine)
         with _in_lightning():
             self.result = take_step(self.engine)
-        optimizer._opt_called = True  # as schedulers expect
+        optimizer._opt_called = True  # schedulers expect it
         return loss
 
     def lightning_module_state_dict(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The page: a table of all runs side by side, charts, and for each run that has them tables of stragglers and of latencies.
 
-A chart has a curve for each run. A curve of more than `_MOST_POINTS` steps is drawn through means of as many steps as it
-takes. Charts are SVG inside of the page; their lines take the page's colours, so they can be read on a dark page too.
+A chart has a curve for each run. A curve of more than `_MOST_POINTS` steps is drawn through means of several steps. Charts are SVG inside
+of the page; their lines take the page's colours, so they can be read on a dark page too.
 """
 
 import html
@@ -71,7 +71,7 @@ def _figures():
 
 
 def _thinned(points: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
-    """At most _MOST_POINTS points: each is the mean of as many steps that follow each other."""
+    """Returns at most _MOST_POINTS points. Each is the mean of equally many steps in a row."""
     width = math.ceil(len(points) / _MOST_POINTS)
     if width <= 1:
         return list(points)
@@ -95,7 +95,7 @@ def _svg(matplotlib: Any, figure: Any) -> str:
 
 
 def _chart(chart: _Chart, runs: Sequence[Run]) -> str:
-    """The chart's section; empty where no run has the numbers, or all of them are 0."""
+    """Returns the chart's section; it is empty if no run has the numbers, or all of them are 0."""
     matplotlib, make = _figures()
     curves = [_finite(run.column(chart.key), chart.scale) for run in runs]
     if not any(value != 0 for points in curves for _, value in points):
@@ -221,7 +221,7 @@ def _notes(runs: Sequence[Run]) -> str:
 
 
 def page(runs: Sequence[Run]) -> str:
-    """The whole page, as HTML. Raises Error (69) where matplotlib is not installed."""
+    """Returns the whole page as HTML. Raises Error (69) where matplotlib is not installed."""
     names = ", ".join(run.name for run in runs)
     body = f"<h1>{html.escape(names)}</h1>{_notes(runs)}" + _table(["", *(run.name for run in runs)], [[title, *cells] for title, cells in _summary_rows(runs)], 1)
     body += "".join(_chart(chart, runs) for chart in _CHARTS) + "".join(map(_stragglers, runs)) + "".join(map(_latencies, runs))

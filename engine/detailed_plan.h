@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// As plan_memory, but returns the MemoryPlan itself, which knows what the numbers were computed from.
+/// Makes a plan as plan_memory does, but returns the MemoryPlan itself, which has the inputs of its numbers too.
 MemoryPlan plan_in_detail(torch::nn::Module& module, const Strategy& strategy, const Topology& topology,
                           const OwnRules& own_rules = {});
 

@@ -56,8 +56,8 @@ void EmaWeights::close() {
   if (const std::unique_ptr<State> state = std::move(state_)) state->close();
 }
 
-/// While an exception passes by, the other ranks may never come to change values back, and the Engine must not train
-/// what it shows.
+/// During an exception the other ranks may never come to change values back. The Engine must not train the averages
+/// that it shows.
 EmaWeights::~EmaWeights() {
   if (!state_) return;
   if (std::uncaught_exceptions() > state_->exceptions_at_start) {

@@ -1,5 +1,5 @@
 // The public Engine: each call says what it may do now (Training), does it so that all ranks learn of a failure
-// (Job::or_abort), and leaves the doing to the part that it is about. Plans of Engines that are not made (plan_memory)
+// (Job::or_abort), and calls the part that does the work. Plans of Engines that are not made (plan_memory)
 // are at the end.
 
 #include "tessera/engine.h"
@@ -89,7 +89,7 @@ std::vector<at::Tensor> Engine::State::factors_of(const std::vector<Engine*>& en
   return factors;
 }
 
-/// One backward; what it makes for the parameters of `engines` counts, and nothing else.
+/// Runs one backward. Only gradients for the parameters of `engines` count.
 void Engine::State::run_backward(const at::Tensor& loss, const std::vector<Engine*>& engines,
                                  const MicrobatchInfo& info) {
   const Span span("backward");
@@ -156,7 +156,7 @@ void Engine::zero_grad() {
   Training& training = state_->training;
   training.expect_not_updated("zero_grad");
   training.job.or_abort("zero_grad", [&] {
-    // What compression kept of the gradients that are dropped is theirs, too.
+    // Residuals that compression kept of dropped gradients are dropped too.
     if (training.window.microbatch > 0 && training.plan.kept_gradient_numel() > 0) training.reducer->restore_feedback();
     training.drop_microbatches();
     training.step->forget_losses();
@@ -299,7 +299,7 @@ std::vector<CallLatency> Engine::latencies() const {
 void Engine::enter_forked_process() {
   auto& [job, training, saving] = *state_;
   training.gathering.watch.reset();
-  static_cast<void>(saving.under_way.release());  // its thread, its lock and its files are the parent's
+  static_cast<void>(saving.under_way.release());  // the thread, the lock and the files belong to the parent process
   if (saving.durable) saving.durable->enter_forked_process();
   static_cast<void>(saving.durable.release());
   if (training.activations) training.activations->enter_forked_process();

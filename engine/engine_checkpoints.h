@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// save_checkpoint and load_checkpoint, commit_durable and resume_durable, with the Engine's inside at hand.
+/// Implements save_checkpoint, load_checkpoint, commit_durable and resume_durable, with access to the Engine's inside.
 class EngineCheckpoints {
  public:
   explicit EngineCheckpoints(Engine& engine)
@@ -17,7 +17,7 @@ class EngineCheckpoints {
   Training& training() { return training_; }
 
   std::string save(const std::string& folder, const CheckpointItems& items, const SaveOptions& options);
-  /// No EngineCheckpoints of `engine` is of use after it, since it may plan anew (SyncConfig::start_step).
+  /// No EngineCheckpoints of `engine` may be used after it, since the Engine may plan anew (SyncConfig::start_step).
   static LoadedCheckpoint load(Engine& engine, const std::string& path);
   void finish();
   /// Goes back after step number `step`, which was skipped for its loss: parameters and all that updates them get the

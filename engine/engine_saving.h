@@ -26,33 +26,33 @@ class SaveUnderWay {
   virtual void cancel() = 0;
 };
 
-/// The third of an Engine's three parts: what is written beside training. engine/saving has the functions.
+/// The third of an Engine's three parts: all that is written while training goes on. engine/saving has the functions.
 struct Saving {
-  /// What a spike goes back to (SpikeAction::kRollback).
+  /// The checkpoint to which a spike goes back (SpikeAction::kRollback).
   struct LastCheckpoint {
-    std::string path;  ///< that was saved or loaded last; empty: none
-    int returns = 0;   ///< to it
+    std::string path;  ///< path of the checkpoint that was saved or loaded last; empty: none
+    int returns = 0;   ///< how often spikes have gone back to it
   };
 
   explicit Saving(Job& job_given) : job(job_given) {}
 
   /// Whether every rank's thread has ended, where a save goes on. Collective then.
   bool save_has_ended() const;
-  /// Before training state changes: waits for the commit under way, which counts then, or is taken back on all ranks;
-  /// its failure is the next commit's. Collective where there is one.
+  /// Is called before training state changes. It waits for the commit under way, which then counts, or is taken back on
+  /// all ranks. The next commit reports a failure. Collective where there is one.
   void settle_commit();
-  /// Waits for the commit under way when the Engine goes, without the other ranks. A failure that nobody was told of is
+  /// Waits for the commit under way when the Engine goes, without the other ranks. A failure that was not reported is
   /// logged, and ends tessera::run with its exit code.
   void leave_commit();
 
   Job& job;
-  std::shared_ptr<Collectives> group;       ///< the saving thread's; null unless CheckpointConfig::async
+  std::shared_ptr<Collectives> group;       ///< group of the saving thread; null unless CheckpointConfig::async
   std::unique_ptr<SaveUnderWay> under_way;  ///< on all ranks or on none
   std::jthread removal;                     ///< rank 0 removes old checkpoints beside training
   bool ends_in_step = true;                 ///< a step that sees the end of a save throws its error
   LastCheckpoint last_checkpoint;
   std::unique_ptr<DurableFiles> durable;  ///< null without "durable"
-  absl::Status commit_failure;            ///< the latest commit's, until the program is told
+  absl::Status commit_failure;            ///< failure of the latest commit, until the program is told
 };
 
 }  // namespace tessera

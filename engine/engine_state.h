@@ -15,8 +15,8 @@
 
 namespace tessera {
 
-/// What an Engine is made of. Who needs one part takes that part: a Training and a Saving know their Job, and neither
-/// knows the other.
+/// What an Engine is made of. Code that needs one part gets that part alone. A Training and a Saving know their Job,
+/// and neither knows the other.
 struct Engine::State {
   /// `continues_after`: for planned_anew, the steps that training has made. They say whether outer steps are in effect
   /// (SyncConfig::start_step), and buffers stay as they are on each rank. Null: an Engine begins.
@@ -33,7 +33,7 @@ struct Engine::State {
   /// where it does.
   static bool follow_sync(std::unique_ptr<State>& state, std::int64_t steps);
 
-  /// All of a backward but the backward itself.
+  /// Does all of a backward apart from the backward itself.
   static std::vector<at::Tensor> factors_of(const std::vector<Engine*>& engines, const LossSeed& first);
   static void run_backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const MicrobatchInfo& info);
 

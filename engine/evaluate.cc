@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-/// What each rank says before a round of evaluation.
+/// What each rank tells the others before a round of evaluation.
 struct EvaluationRound {
   std::int64_t has_next = 0, batches = 0;
   double loss = 0.0, weight = 0.0;  ///< summed so far; losses by weight
@@ -50,7 +50,8 @@ Engine::Evaluation Engine::evaluate_batches(const std::function<bool()>& has_nex
       ++own.batches;
     }
     training.window.rounds.forget();
-    throw_if_error(training.axes.status());  // what a GPU had queued has failed: the losses are worthless
+    // throws if queued work of a GPU has failed, since the losses are then worthless
+    throw_if_error(training.axes.status());
     Evaluation result;
     for (const EvaluationRound& round : rounds) {
       result.loss += round.loss;

@@ -35,13 +35,13 @@ class PrivateCopies {
   /// Nobody writes parts before all have copied.
   void meet() { throw_if_error(sharers_.barrier("Gathered").wait()); }
 
-  /// After all ranks have written their parts: back to what they share.
+  /// Is called after all ranks have written their parts. It puts the shared memory back in place.
   void close() {
     throw_if_error(sharers_.barrier("Gathered").wait());
     give_up();
   }
 
-  /// Back to what they share, whatever has become of that.
+  /// Puts the shared memory back in place, whatever its content is.
   void give_up() {
     std::size_t i = 0;
     for_each_group([&](FlatGroup& group) { group.attach(shared_[i++]); });
@@ -76,7 +76,7 @@ struct Gathered::State {
       if (mode == kWrite) training.settle_commit();
       for (Unit* unit : units) {
         training.gathering.log->note_guard(unit->index);
-        if (unit->keeper()) unit->keeper()->hold(*unit);  // others are always there
+        if (unit->keeper()) unit->keeper()->hold(*unit);  // units without a keeper are always in memory
       }
       if (mode == kWrite && training.plan.input().placement.shared) {
         copies.emplace(units, *training.axes.gather);
@@ -140,7 +140,7 @@ void Gathered::State::store() {
   for (Unit* unit : units) store_parameters(*unit, *training.job.axes.control);
   unpin();
   for (Unit* unit : units) {
-    if (unit->keeper()) unit->keeper()->drop(*unit);  // other ranks' gathered copies are stale
+    if (unit->keeper()) unit->keeper()->drop(*unit);  // gathered copies on other ranks are out of date
   }
   if (copies) copies->close();
   for (Unit* unit : units) training.checks->accept(*unit);

@@ -53,7 +53,7 @@ struct RandomStates {
   std::vector<std::pair<at::Generator, at::Tensor>> entries;
 };
 
-/// Generators as they were, put back at the end of the scope.
+/// Saves the generators, and puts them back at the end of the scope.
 class WithRandomStates {
  public:
   explicit WithRandomStates(RandomStates& states) : before_(states.now()) { states.restore(); }
@@ -65,9 +65,9 @@ class WithRandomStates {
   RandomStates before_;
 };
 
-/// Turns autocast's cache off while it lives. The cache would show casts of parameters that were made in here to
-/// whoever comes after the optimizer's step: its key is the tensor, it knows no versions, and only the program empties
-/// it, at the end of its own region.
+/// Turns autocast's cache off while it lives. Otherwise code after the optimizer's step would get casts of old
+/// parameters from the cache. The key of the cache is the tensor, it knows no versions, and only the program empties
+/// it, at the end of its autocast region.
 class WithoutCachedCasts {
  public:
   WithoutCachedCasts() : before_(at::autocast::is_autocast_cache_enabled()) {
@@ -118,7 +118,7 @@ class Call : public SavedTensorHooks, public std::enable_shared_from_this<Call> 
   std::unique_ptr<autograd::SavedVariableHooks> make() override;
 
  private:
-  /// What the first run saved.
+  /// A tensor that the first run saved.
   struct Saved {
     bool is_kept = false, requires_grad = false;
     std::vector<std::int64_t> sizes;
@@ -130,7 +130,7 @@ class Call : public SavedTensorHooks, public std::enable_shared_from_this<Call> 
              tensor.dtype() == options.dtype() && tensor.device() == options.device() && sizes == sizes_of(tensor);
     }
   };
-  /// The same of the second run.
+  /// The corresponding tensor of the second run.
   struct Again {
     at::Tensor tensor;
     SavedVersion version;
@@ -169,7 +169,8 @@ class Call::Hooks final : public autograd::SavedVariableHooks {
     index_ = call_->add(tensor);
     if (!call_->saved_[index_].is_kept) return;
     kept_ =
-        tensor.is_leaf() ? tensor : at::Tensor(tensor.tensor_data());  // one that its own graph holds would never go
+        // a tensor that its own graph holds would never be freed
+        tensor.is_leaf() ? tensor : at::Tensor(tensor.tensor_data());
     version_ = call_->saved_[index_].version;
     call_.reset();
   }
@@ -218,7 +219,7 @@ class Call::SecondRun final : public SavedTensorHooks {
   };
 
   void add(const at::Tensor& tensor, const at::Tensor& without_graph) {
-    call_.mutex_.expect_held();  // by whoever has begun the run
+    call_.mutex_.expect_held();  // the thread that began the run holds the mutex
     if (is_complete_) return;
     const std::size_t i = next_++;
     const Saved& saved = call_.saved_[i];
@@ -250,7 +251,7 @@ void Call::run_again() {
   }
   const at::ThreadLocalStateGuard as_in_forward(thread_state_);
   const at::AutoGradMode with_grad(true);
-  // What was no leaf is none now: leaves that want gradients are taken for parameters.
+  // An input that was no leaf stays no leaf, since leaves that want gradients count as parameters.
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (requires_grad_[i] && !is_leaf_[i]) inputs[i] = inputs[i].view_as(inputs[i]);
   }

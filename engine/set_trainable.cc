@@ -43,7 +43,7 @@ Named named(const std::vector<std::unique_ptr<Unit>>& units, std::span<const std
   return found;
 }
 
-/// `units` have the groups of `optimizer`, of which the last is new; or, where it throws, those that they had.
+/// Afterwards `units` have the groups of `optimizer`, of which the last is new. If it throws, they keep their groups.
 void assign_new_group(const std::vector<std::unique_ptr<Unit>>& units, const OptimizerConfig& optimizer) {
   try {
     assign_groups(units, optimizer);
@@ -96,7 +96,7 @@ void Engine::add_group(const ParameterGroup& group) {
   State& s = *state_;
   std::unique_ptr<State> replaced;
   s.expect_may_plan_anew("add_group");
-  // What strategy() has returned stays good: the new strategy keeps the one before.
+  // References that strategy() has returned stay valid, since the new strategy keeps the one before.
   const std::shared_ptr<Strategy> extended(new Strategy(s.job.strategy),
                                            [before = s.job.given_strategy](const Strategy* gone) { delete gone; });
   extended->optimizer.groups.push_back(group);

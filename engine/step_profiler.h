@@ -24,10 +24,10 @@ class StepProfiler {
   StepProfiler(const StepProfiler&) = delete;
   StepProfiler& operator=(const StepProfiler&) = delete;
 
-  /// After each step. The first one of a run is best left out (`counts` false).
+  /// Call it after each step. The first step of a run should not count (`counts` false).
   void end_step(bool counts = true);
-  /// Returns medians over the steps that counted. A microbatch counts if its units are used in the order of the last
-  /// one's. Throws tessera::Error (64) where no step counted.
+  /// Returns medians over the steps that counted. A microbatch counts if it used its units in the same order as the
+  /// last one. Throws tessera::Error (64) where no step counted.
   StepProfile profile() const;
 
  private:
@@ -40,7 +40,7 @@ class StepProfiler {
   UseTimes times_;
   const bool had_watch_;
   std::vector<Round> rounds_;
-  std::vector<double> updates_, rests_;  ///< seconds of each step
+  std::vector<double> updates_, rests_;  ///< seconds of updates and of the rest, for each step
 };
 
 }  // namespace tessera

@@ -24,7 +24,7 @@ struct ActivationCounts {
   std::int64_t live_bytes = 0;  ///< bytes of the values that were not dropped, now
   std::int64_t peak_bytes = 0;  ///< the largest value that `live_bytes` had
   std::int64_t disk_bytes_read = 0, disk_bytes_written = 0;
-  double disk_wait_seconds = 0;  ///< time in which the caller stood still for the disk
+  double disk_wait_seconds = 0;  ///< time that the caller waited for the disk
 
   void add_put(std::size_t bytes) {
     ++values;
@@ -47,9 +47,9 @@ class ActivationTier {
   /// operator called now would read. The storage is freed once the caller has let go of it and the transfer is over.
   /// Every id is larger than those before.
   virtual Id put(const c10::Storage& storage, std::size_t begin, std::size_t bytes) = 0;
-  /// Returns the bytes for operators that are called from now on. Their address has the same distance from a multiple
-  /// of 64 as the original had. The call also begins to bring back the values that were put just before this one. It
-  /// may be called several times for a value.
+  /// Returns the bytes for operators that are called from now on. The address has the same distance to a multiple of 64
+  /// as the original address. The call also begins to bring back the values that were put just before this one. It may
+  /// be called several times for a value.
   virtual StoredBytes get(Id id) = 0;
   /// Forgets the value: nobody wants it any more.
   virtual void drop(Id id) = 0;

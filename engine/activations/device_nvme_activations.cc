@@ -73,7 +73,7 @@ void DeviceNvmeActivations::bring_back(Value& value) {
   value.coming = {memory.storage(), value.phase};
 }
 
-/// Orders what is computed from now on after the copy back, and returns the value's place.
+/// Makes later computation wait for the copy back, and returns the value's place.
 StoredBytes DeviceNvmeActivations::take(Value& value) {
   value.block.last->join();
   idle_.give_back(std::exchange(value.block, {}));

@@ -38,13 +38,13 @@ class DeviceNvmeActivations final : public ActivationTier {
   void drop(Id id) override;
   ActivationCounts counts() const override;
   std::int64_t memory_bytes() const override { return static_cast<std::int64_t>(spill_->memory_bytes()); }
-  /// Waits for the copies under way, and puts what was on its way out into the spill.
+  /// Waits for the copies under way, and puts values that were on their way out into the spill.
   void close() override;
 
  private:
   struct Value {
     std::size_t bytes = 0, phase = 0;
-    std::optional<Spill::Id> spilled;  ///< its id in the spill; nothing while it is on its way out
+    std::optional<Spill::Id> spilled;  ///< its id in the spill; empty while the value is on its way out
     PinnedBlocks::Block block;         ///< the block of a copy that is under way
     StoredBytes leaving;               ///< read by a copy out that the host has not waited for
     StoredBytes coming;                ///< written by a copy back that was not joined yet

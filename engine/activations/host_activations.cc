@@ -27,7 +27,7 @@ ActivationTier::Id HostActivations::put(const c10::Storage& storage, std::size_t
   return id;
 }
 
-/// Lets go of the device memory that a copy uses: what is computed from now on is ordered after that copy.
+/// Releases the device memory that a copy uses. Later computation waits for that copy.
 void HostActivations::let_go(Value& value) {
   if (value.leaving.storage || value.coming.storage) value.block.last->join();
   value.leaving = {};

@@ -28,7 +28,8 @@ class PinnedBlocks {
                                "less of it; so does the tier \"nvme\"")) {}
 
   /// Takes the smallest free block that is large enough, or a new one of `bytes` bytes. Its last copy may still be
-  /// under way. Throws tessera::Error (71) where the host has not so much pinned memory. REQUIRES: the kernels live.
+  /// under way. Throws tessera::Error (71) if the host does not have that much pinned memory. REQUIRES: the kernels
+  /// live.
   Block take(std::size_t bytes) {
     auto best = idle_.end();
     for (auto block = idle_.begin(); block != idle_.end(); ++block) {

@@ -53,7 +53,7 @@ std::optional<c10::Storage> living(const WeakStorage& weak) {
 
 }  // namespace
 
-/// What a SavedActivations shares with the graphs. Any thread may call it.
+/// State that a SavedActivations shares with the graphs. Any thread may call it.
 class SavedActivations::Store : public std::enable_shared_from_this<SavedActivations::Store> {
  public:
   /// Bytes on the tier. They stay until the last saved tensor that lies in them is gone.
@@ -66,7 +66,7 @@ class SavedActivations::Store : public std::enable_shared_from_this<SavedActivat
     ByteRange range;  ///< the bytes' place in `original`
     // The store's mutex guards these two.
     std::optional<WeakStorage> brought_back;  ///< the storage that the last `get` returned
-    std::size_t begin = 0;                    ///< their first byte in `brought_back`
+    std::size_t begin = 0;                    ///< position of their first byte in `brought_back`
   };
 
   Store(std::unique_ptr<ActivationTier> tier, SavedActivationsOptions options)
@@ -77,7 +77,7 @@ class SavedActivations::Store : public std::enable_shared_from_this<SavedActivat
 
   /// Puts the bytes that `tensor` views on the tier. Null where the tensor is to be kept in memory.
   std::shared_ptr<Put> put(const at::Tensor& tensor);
-  /// Returns the place of the bytes of `put`, and brings them back first where that is needed.
+  /// Returns the place of the bytes of `put`, after bringing them back if they are not there.
   StoredBytes get(Put& put);
 
   ActivationCounts counts() const {

@@ -15,7 +15,7 @@ namespace tessera {
 struct SavedActivationsOptions {
   c10::Device device = c10::Device(c10::kCPU);  ///< tensors of other devices are kept
   std::size_t min_bytes = 1;                    ///< smaller ones are kept
-  /// Storages that live anyway, such as those of a module's buffers. Their tensors are kept.
+  /// Storages that live in any case, such as those of a module's buffers. Their tensors are kept in memory.
   std::vector<c10::Storage> staying = {};
 };
 
@@ -42,7 +42,7 @@ struct SavedActivationsOptions {
 class SavedActivations final : public SavedTensorHooks {
  public:
   SavedActivations(std::unique_ptr<ActivationTier> tier, SavedActivationsOptions options);
-  /// Ends the saving. What was saved stays for its graphs. An error of the last transfers is logged.
+  /// Stops saving. Values that were saved stay until their graphs end. An error of the last transfers is logged.
   ~SavedActivations() override;
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> make() override;

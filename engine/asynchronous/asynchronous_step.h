@@ -55,7 +55,7 @@ class AsynchronousStep final : public Step {
   std::uint64_t followed_ = 0;  ///< the options' version that `elements_` has
   ElementUpdate elements_;
   std::int64_t applied_ = 0;
-  const std::vector<char>* used_ = nullptr;  ///< the agreement's
+  const std::vector<char>* used_ = nullptr;  ///< points into the agreement
   double loss_ = 0;
 };
 

@@ -4,8 +4,9 @@
 
 namespace tessera {
 
-/// What compensates a gradient g for its delay: g + lambda * g * g * (now - pulled), element by element, after a Taylor
-/// expansion whose Hessian is approximated by g g (DC-ASGD with a constant lambda, arXiv 1609.08326, equation 10).
+/// Numbers that compensate a gradient g for its delay: g + lambda * g * g * (now - pulled), element by element, after a
+/// Taylor expansion whose Hessian is approximated by g g (DC-ASGD with a constant lambda, arXiv 1609.08326, equation
+/// 10).
 struct DelayCompensation {
   const float* now;     ///< [n] values that the gradient is applied to
   const float* pulled;  ///< [n] values with which it was made

@@ -18,15 +18,15 @@
 
 namespace tessera {
 
-/// What ranks share of a shard beside its values and states. Only who holds the mutex reads or writes `version`, and
-/// the shard's values, states and counts.
+/// The part of a shard that ranks share beside its values and states. Only the holder of the mutex reads or writes
+/// `version`, and the shard's values, states and counts.
 struct alignas(128) OwnedShards::Shard {
   static constexpr int kNobody = 0;
 
   pthread_mutex_t mutex;
   std::int64_t version;              ///< pushes applied
   std::atomic<std::int64_t> played;  ///< pushes and pulls, where an order is played
-  std::atomic<int> holder;           ///< 1 + the rank that holds the mutex, for messages; stays where that rank ended
+  std::atomic<int> holder;           ///< 1 + the rank that holds the mutex, for messages; it stays if that rank ends
 };
 
 /// Holds a shard's lock, which it waits for no longer than comm.timeout_s. A rank that is killed while it holds one
@@ -81,7 +81,7 @@ class OwnedShards::Holding {
   }
   [[noreturn]] void end_half_updated(PeerBoard::What what, int error) {
     const int holder = shard_.holder.load();
-    if (error == EOWNERDEAD) pthread_mutex_unlock(&shard_.mutex);  // nobody can lock it from now on
+    if (error == EOWNERDEAD) pthread_mutex_unlock(&shard_.mutex);  // no rank can lock it from now on
     board_.look_for_the_dead();
     board_.note_failed();
     throw Error(ExitCode::kPeerLost,
@@ -259,7 +259,7 @@ void OwnedShards::pull_shard(Group& group, int owner) {
   note(group, owner, /*is_push=*/false, there.version);
 }
 
-/// With max_staleness 0 nobody pushes while others pull or compute, and ranks push one after the other.
+/// With max_staleness 0 no rank pushes while others pull or compute, and ranks push one after the other.
 void OwnedShards::wait_for_turn_of_round() {
   const std::int64_t now = step();
   board_.note_computed(now);
@@ -345,7 +345,7 @@ void OwnedShards::await_turn(const Group& group, int owner, bool is_push) {
                                       ". [T0820] hint: make as many steps as the run that recorded the order, and read "
                                       "parameters (Gathered, evaluate) where it did");
   }
-  const Span span("wait", {}, is_push ? &push_wait_seconds_ : nullptr);  // a pull's seconds have it already
+  const Span span("wait", {}, is_push ? &push_wait_seconds_ : nullptr);  // pull_seconds_ contains a pull's wait already
   // The turn may go from one rank to another while the board asks rank by rank, so it is asked until it is this one's.
   while (whose() != board_.rank()) board_.wait(operation, [&](int q) { return q == board_.rank() || whose() != q; });
   if (turns[static_cast<std::size_t>(there.played.load())].is_push != is_push) {

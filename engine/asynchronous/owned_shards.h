@@ -44,7 +44,8 @@ namespace tessera {
 /// a shard for comm.timeout_s, or was killed while it held one; 64 where a program leaves the order that it plays.
 class OwnedShards final : public CommonParameters {
  public:
-  /// Makes the shards, zeros, and points each group's states at this rank's own. Refers to the first three. Collective.
+  /// Makes the shards, zeros, and points each group's states at this rank's own. Keeps references to the first three
+  /// arguments. Collective.
   OwnedShards(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board);
 
   /// Values and states of this rank's shards.

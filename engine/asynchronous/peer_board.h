@@ -17,9 +17,9 @@
 
 namespace tessera {
 
-/// What ranks that do not wait for each other (SyncConfig, asynchronous) know of one another: how many steps each has
-/// made, and whether it is still there. It lies in memory that all of them map, so a look costs a load and sends
-/// nothing. ReplicaSync owns one; the thread that trains calls it.
+/// Tells ranks that do not wait for each other (SyncConfig, asynchronous) about one another: how many steps each has
+/// made, and whether it still runs. It lies in memory that all of them map, so a look costs a load and sends nothing.
+/// ReplicaSync owns one; the thread that trains calls it.
 ///
 /// Ranks make no collective while they train, so nothing of the transport notices that one is gone. `wait` and `look`
 /// do: they read each rank's state here and its process, and what they find they ask the transport about, which says
@@ -28,7 +28,7 @@ class PeerBoard {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// `group`: of all ranks, for nothing else; it shares memory. `timeout_s`: the longest wait. Collective.
+  /// `group`: a group of all ranks that share memory, used for nothing else. `timeout_s`: the longest wait. Collective.
   PeerBoard(std::shared_ptr<Collectives> group, double timeout_s);
   /// Says that this rank has left, or failed where an exception passes.
   ~PeerBoard();
@@ -52,14 +52,14 @@ class PeerBoard {
   /// Makes the unit and operation for a message, such as "blocks.0 pull". Only a wait that fails calls it, so a step
   /// makes no text.
   using What = absl::FunctionRef<std::string()>;
-  /// Waits until all have arrived: spins, then sleeps at most a millisecond at a time. Throws tessera::Error (75) where
-  /// a rank that has not arrived has ended or does not come in time, with what the transport knows of it.
+  /// Waits until all have arrived: spins, then sleeps at most a millisecond at a time. Throws tessera::Error (75) if a
+  /// rank that has not arrived has ended, or does not come in time. The message has what the transport knows about it.
   void wait(What what, Arrived arrived);
   /// Whether a wait that began at `begin` has lasted too long.
   bool is_late(Clock::time_point begin) const;
   /// Says to the others that this rank has failed. An error follows that may leave the Engine where it is.
   void note_failed() { entries_[rank()].state.store(kFailed); }
-  /// "rank 2 (pid 4711)"
+  /// Returns a text such as "rank 2 (pid 4711)".
   std::string name_of(int rank) const;
   /// Throws tessera::Error (75) where a rank has failed or its process is gone. It looks at most every 50 ms.
   void look();
@@ -70,7 +70,7 @@ class PeerBoard {
 
  private:
   enum State : std::uint32_t { kRunning, kFailed, kLeft };
-  /// One rank's words. Only it writes them, but for `events` of rank 0.
+  /// The fields of one rank. Only that rank writes them, apart from `events` of rank 0.
   struct alignas(128) Entry {
     std::atomic<std::int64_t> computed, pushed, events, process;
     std::atomic<std::uint32_t> state;

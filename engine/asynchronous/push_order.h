@@ -17,15 +17,16 @@ namespace tessera {
 struct ShardName {
   std::string unit;
   std::size_t group = 0;  ///< among the unit's groups
-  int owner = 0;          ///< the rank that has it
+  int owner = 0;          ///< the rank that owns the shard
 };
 
-/// What a rank did with a shard.
+/// An action of a rank on a shard.
 struct ShardEvent {
-  std::int64_t number = 0;   ///< over all ranks and shards: events of one shard, or of one rank, happened in this order
-  std::int64_t step = 0;     ///< the rank's, from 1
+  /// number over all ranks and shards; events of one shard, or of one rank, happened in this order
+  std::int64_t number = 0;
+  std::int64_t step = 0;     ///< step of the rank, from 1
   std::size_t shard = 0;     ///< index among the ShardNames
-  std::int64_t version = 0;  ///< the shard's, before a push
+  std::int64_t version = 0;  ///< version of the shard, before a push
   int rank = 0;
   bool is_push = false;
 };
@@ -59,7 +60,7 @@ class OrderWriter {
   std::string text_;
 };
 
-/// Whose turn it is at a shard, in an order that is played.
+/// The rank whose turn it is at a shard, in an order that is played.
 struct ShardTurn {
   int rank = 0;
   bool is_push = false;

@@ -40,7 +40,7 @@ std::string quoted(const std::string& name) { return quoted_text(name, 120); }
 
 std::string sizes_text(const std::vector<std::int64_t>& sizes) { return c10::str(at::IntArrayRef(sizes)); }
 
-/// Compares the Engine's parameters, buffers and states with the checkpoint's, and collects what does not fit.
+/// Compares the Engine's parameters, buffers and states with the checkpoint's, and collects the differences.
 class Matcher {
  public:
   Matcher(const StoredStates& states, const Manifest& manifest)
@@ -95,7 +95,7 @@ class Matcher {
     for (const SavedState& state : states) {
       const auto found = saved.find(state.name);
       if (found == saved.end() && !needed_.contains(state.name)) {
-        matched_.states.push_back(nullptr);  // only parameters that were frozen have it; it begins anew
+        matched_.states.push_back(nullptr);  // only parameters that were frozen have this state, so it begins anew
         continue;
       }
       if (found == saved.end()) {
@@ -195,7 +195,7 @@ class Matcher {
       if (!fits) return;
       needed_.insert(name);
       const bool is_known = std::ranges::find(manifest_.states, name, &SavedState::name) != manifest_.states.end();
-      if (!is_known) return;  // match_states reports once what the whole checkpoint lacks
+      if (!is_known) return;  // match_states reports a state that the whole checkpoint lacks, once
       const bool is_missing = !saved.has_state(name);
       fits = !is_missing && saved.shape_of(name) == sizes;
       if (is_missing) {

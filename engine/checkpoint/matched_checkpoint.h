@@ -26,7 +26,7 @@ struct MatchedParameter {
 /// Says which part of a checkpoint goes where in an Engine.
 struct MatchedCheckpoint {
   std::vector<MatchedParameter> parameters;  ///< all parameters, in unit, group and layout order
-  std::vector<const SavedState*> states;     ///< one for each of StoredStates::all(); null: it begins anew
+  std::vector<const SavedState*> states;     ///< one for each of StoredStates::all(); null: the state begins anew
   std::vector<std::string> inexact;          ///< the lines of LoadedCheckpoint::inexact that are about values
 };
 
@@ -38,7 +38,8 @@ absl::StatusOr<MatchedCheckpoint> match_checkpoint(const std::vector<std::unique
                                                    const NamedTensors& whole, const StoredStates& states,
                                                    const Manifest& manifest);
 
-/// The parameter's strides as SavedParameter has them: empty where its elements lie as in a contiguous tensor.
+/// Returns the parameter's strides as SavedParameter has them. They are empty if its elements lie as in a contiguous
+/// tensor.
 std::vector<std::int64_t> saved_strides(const FlatParameter& parameter);
 
 }  // namespace tessera

@@ -18,14 +18,14 @@
 
 namespace tessera {
 
-/// Frozen parameters in checkpoints and durable commits: the optimizer states and masters that are kept of them, beside
-/// their values. Each rank writes its own shares of FrozenStates. A parameter that is frozen in the Engine gets
-/// FrozenStates from a checkpoint, whether it was frozen or trained in the run that saved it.
+/// Frozen parameters in checkpoints and durable commits: the optimizer states and masters that are kept for them, in
+/// addition to their values. Each rank writes its own shares of FrozenStates. A parameter that is frozen in the Engine
+/// gets FrozenStates from a checkpoint, whether it was frozen or trained in the run that saved it.
 
-/// Writes into `saved` what is kept of a frozen parameter, and adds to `states` those that are not there yet.
+/// Writes into `saved` what is kept for a frozen parameter, and adds its states to `states` if they are not there yet.
 void describe_frozen(const FrozenParameter& kept, SavedParameter& saved, std::vector<SavedState>& states);
 
-/// Adds this rank's shares to what `writer` writes. They are not copied: the writer shares them with `frozen`, so they
+/// Gives this rank's shares to `writer`. They are not copied: the writer shares them with `frozen`, so they
 /// may be written while the Engine trains.
 void add_frozen(const FrozenStates& frozen, const std::vector<std::unique_ptr<Unit>>& units, int rank, int ranks,
                 StateWriter& writer);

@@ -17,7 +17,7 @@ using Residual = KeptGradients::Residual;
 /// The part of a residual that belongs to one parameter.
 struct Part {
   std::string word, name;  ///< `what` and `name` of its piece: the word of this rank's residual, and the parameter
-  Extent elements;         ///< which elements of the parameter
+  Extent elements;         ///< the elements of the parameter that it holds
   std::span<float> values;
 };
 
@@ -110,9 +110,9 @@ absl::Status ResidualReader::read_own(const Residual& residual) {
   return absl::OkStatus();
 }
 
-/// Gives this rank its share of the mean of all saved residuals. A gradient is a mean over ranks and microbatches. The
-/// residuals of all ranks that hold one of the element are added to it, or the shares of momentum of all ranks. A
-/// residual of momentum counts as 1 / (1 - momentum) of a gradient.
+/// Gives this rank its share of the mean of all saved residuals. A gradient is a mean over ranks and microbatches. For
+/// each element, it adds the residuals of all ranks that hold one, or the shares of momentum of all ranks. A residual
+/// of momentum counts as 1 / (1 - momentum) of a gradient.
 absl::Status ResidualReader::read_mean(const Residual& residual) {
   const Manifest& manifest = checkpoint_.manifest();
   const double before = static_cast<double>(manifest.ranks * manifest.residuals->microbatches);

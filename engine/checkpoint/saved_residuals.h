@@ -21,7 +21,7 @@ namespace tessera {
 /// the sum is divided so that it moves the mean gradient of a later step as much as it would have in the run that was
 /// saved.
 
-/// Adds all of `kept` to what `writer` writes for `rank`. Only rank 0 writes factors, which are the same on all ranks.
+/// Gives all of `kept` to `writer`, for `rank`. Only rank 0 writes factors, which are the same on all ranks.
 void add_residuals(const KeptGradients& kept, int rank, StateWriter& writer);
 
 /// Reads residuals from a checkpoint into the memory that `kept` names.

@@ -64,7 +64,7 @@ class StateWriter {
   struct Source {
     Piece piece;
     std::function<absl::Status(const Sink&)> read;  ///< gives the data in portions
-    bool is_held = false;                           ///< its memory is written by nobody else
+    bool is_held = false;                           ///< nothing else writes its memory
   };
   void add_run(const FlatGroup& group, std::size_t parameter, Extent run, const StoredStates& states);
   void add_tensor_states(const FlatGroup& group, std::size_t parameter, Extent written);

@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-/// Lists the optimizer states that an Engine keeps of what trains: of each element, and of whole tensors
+/// Lists the optimizer states that an Engine keeps for trainable parameters: of each element, and of whole tensors
 /// (FlatGroup::tensor_states). Checkpoints name states by it.
 class StoredStates {
  public:
@@ -26,11 +26,11 @@ class StoredStates {
   std::span<const std::size_t> of(const FlatGroup& group) const {
     return group.matrices.empty() ? of_elements_ : of_matrices_;
   }
-  /// The name of state number `state` of those of `group`.
+  /// Returns the name of state number `state` of `group`.
   const std::string& name_in(const FlatGroup& group, std::size_t state) const { return all_[of(group)[state]].name; }
   /// Whether the optimizer may keep states of whole tensors; parameters that are frozen now count too.
   bool has_tensor_states() const { return has_tensor_states_; }
-  /// The index of a tensor state in all().
+  /// Returns the index of a tensor state in all().
   std::size_t place_of(const TensorState& state) const;
   /// The names of a parameter's states, for SavedParameter::states. Nothing where it has all of all().
   std::optional<std::vector<std::string>> names_of(const FlatGroup& group, std::size_t parameter) const;

@@ -20,7 +20,7 @@ std::optional<c10::ScalarType> type_of_word(const std::string& word);
 
 /// Copies a tensor to host memory; the copy is contiguous.
 at::Tensor host_copy(const at::Tensor& tensor);
-/// The memory of such a copy.
+/// Returns the memory of such a copy.
 std::span<std::byte> bytes_of(const at::Tensor& host);
 
 }  // namespace tessera

@@ -22,7 +22,7 @@ struct AllocatedBytes {
 struct Accelerator {
   ComputeDevice device;
   std::unique_ptr<DeviceKernels> kernels;
-  std::unique_ptr<ExposedCommunication> exposed;  ///< what device.waits points to
+  std::unique_ptr<ExposedCommunication> exposed;  ///< the object that device.waits points to
   std::function<AllocatedBytes()> allocated;
   std::function<void()> forget_peak;
   std::string name;  ///< "NVIDIA H200"; empty on the CPU

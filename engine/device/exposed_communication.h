@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// Collects the stretches of a step in which a GPU's computation waited for collectives. Together they are the exposed
+/// Collects the intervals of a step in which a GPU's computation waited for collectives. Together they are the exposed
 /// communication: the part that computation does not hide.
 class ExposedCommunication final : public QueueClock {
  public:
@@ -19,7 +19,7 @@ class ExposedCommunication final : public QueueClock {
 
   void begin() override { intervals_.push_back(kernels_.begin_interval()); }
   void end() override { intervals_.back()->end(); }
-  /// Returns the stretches since the last call.
+  /// Returns the intervals since the last call.
   Intervals take() { return std::exchange(intervals_, {}); }
 
  private:

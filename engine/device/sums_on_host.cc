@@ -18,7 +18,7 @@ bool is_compressed(const ReduceOptions& options) {
   return options.method != nullptr || options.contributions != WireForm::kPlain || options.sums != WireForm::kPlain;
 }
 
-/// A call of the Reducer, as it was made.
+/// A call of the Reducer, with its arguments.
 struct Sum {
   std::string label;
   bool scatters = false;
@@ -148,7 +148,7 @@ class SumsOnHost::Pending final : public Work::State {
   std::size_t rank() const { return static_cast<std::size_t>(owner_.rank()); }
   Work begin() {
     Collectives& host = *owner_.host_;
-    sum_.options.waits = Waits::kLater;  // on the transport's own thread, while this one goes on
+    sum_.options.waits = Waits::kLater;  // the sum runs on the transport's own thread, while this one goes on
     return sum_.scatters
                ? host.reduce_scatter(sum_.label, contribution_, sum_.dtype, sums_, sum_.sum_numel, sum_.options)
                : host.all_reduce(sum_.label, contribution_, sum_.dtype, sums_, sum_.numel, sum_.options);

@@ -300,7 +300,7 @@ void InitTape::check_has_values() const {
 InitTape::Needs InitTape::needed_for(std::unordered_set<StorageId> wanted) const {
   check_has_values();
   Needs needs;
-  std::priority_queue<std::size_t> ahead;  // nodes that touch what is wanted, the last one first
+  std::priority_queue<std::size_t> ahead;  // nodes that touch wanted storages, the last one first
   const auto look_at = [&](StorageId id, std::size_t before) {
     const auto found = touching_.find(id);
     if (found == touching_.end()) return;

@@ -56,13 +56,14 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
     std::vector<Patch> patches;
     std::vector<std::pair<std::size_t, Place>> creates;  ///< output index -> new storage
     std::vector<StorageId> writes;                       ///< existing storages that it changes
-    bool overwrites = false;                             ///< it writes all of one storage without reading any of it
-    at::Generator generator;                             ///< undefined for operators that draw nothing
-    at::Tensor generator_state;                          ///< the generator's state before the operator ran
+    /// whether the operator writes a whole storage without reading it
+    bool overwrites = false;
+    at::Generator generator;     ///< undefined for operators that draw nothing
+    at::Tensor generator_state;  ///< the generator's state before the operator ran
     /// The argument with this name, or null.
     const c10::IValue* argument(const char* name) const;
   };
-  /// What is needed of a node: memory for its storage alone, or its values.
+  /// What others need from a node: only memory for its storage, or its values.
   enum class Need : char { kStorageOnly, kYes };
   /// The nodes that storages depend on, by their number, in order.
   using Needs = std::map<std::size_t, Need>;
@@ -90,7 +91,7 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
  private:
   struct Part {
     std::vector<std::size_t> nodes;
-    std::size_t bytes = 0;  ///< how many bytes they make
+    std::size_t bytes = 0;  ///< number of bytes of these storages
   };
 
   Node describe(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const;
@@ -115,7 +116,7 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
 
 /// The tape that made `tensor`, or null where it is not deferred.
 std::shared_ptr<InitTape> tape_of(const at::Tensor& tensor);
-/// The place of `tensor` on its tape. REQUIRES: it is deferred.
+/// Returns the place of `tensor` on its tape. REQUIRES: it is deferred.
 InitTape::Place place_of(const at::Tensor& tensor);
 
 /// Calls `visit(argument index, element or -1, tensor)` for every defined tensor in `arguments`.
@@ -126,7 +127,7 @@ void put(std::vector<c10::IValue>& arguments, std::size_t argument, std::ptrdiff
 /// Copies `arguments`, and the lists of tensors in them too, which IValues share otherwise.
 std::vector<c10::IValue> copy_with_own_lists(const std::vector<c10::IValue>& arguments);
 
-/// A real tensor at `place` of the real storage `storage`.
+/// Returns a real tensor at `place` of the real storage `storage`.
 at::Tensor view_on(const c10::Storage& storage, const InitTape::Place& place);
 
 }  // namespace tessera

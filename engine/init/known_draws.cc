@@ -15,7 +15,7 @@ namespace {
 
 static_assert(at::MERSENNE_STATE_N == mt19937::kWords && at::MERSENNE_STATE_M == mt19937::kMiddle);
 
-/// The place that the node fills where that is one contiguous fp32 tensor, else null.
+/// Returns the place that the node fills if that is one contiguous fp32 tensor, else null.
 const InitTape::Place* filled_by(const InitTape::Node& node) {
   const InitTape::Place* place = nullptr;
   if (node.overwrites) {

@@ -37,8 +37,8 @@ std::optional<KnownDraw> known_draw(const InitTape::Node& node);
 /// at most (engine/init/mersenne_twister.h).
 void skip_words(at::Generator& generator, std::uint64_t words);
 
-/// Moves `generator` on as `draw` would, without drawing. It first tries the operator on a few elements; where that
-/// draws otherwise than we know, it returns false and leaves `generator` alone. REQUIRES: draw.numel >=
+/// Moves `generator` on as `draw` would, without drawing. It first tries the operator on a few elements. If the
+/// operator draws in an unknown way, it returns false and does not change `generator`. REQUIRES: draw.numel >=
 /// KnownDraw::kGroup.
 bool skip_draw(const KnownDraw& draw, at::Generator& generator);
 

@@ -97,7 +97,7 @@ void reduce(std::vector<std::uint64_t>& limbs) {
   if (bits != 0) add_lower_terms(0, bits);
 }
 
-/// x^exponent modulo the characteristic polynomial, by squaring.
+/// Returns x^exponent modulo the characteristic polynomial, computed by squaring.
 Limbs power_of_x(std::uint64_t exponent) {
   std::vector<std::uint64_t> limbs(2 * kLimbs + 2, 0), square(limbs.size(), 0);
   limbs[0] = 1;

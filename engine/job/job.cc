@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-/// What "comm.transport" asks of a mesh.
+/// What "comm.transport" requires of a mesh.
 struct WantedTransport {
   const char* name;
   TransportKind kind;
@@ -67,7 +67,8 @@ void Job::join() {
   uploader.emplace(accelerator.device, accelerator.kernels.get());
 }
 
-/// The mesh was made before the Engine saw the strategy; what the file says of transports must have reached it.
+/// The mesh was made before the Engine saw the strategy; the mesh must have been made with the transport that the file
+/// names.
 void Job::check_transport() const {
   if (strategy.comm.transport == TransportChoice::kAuto) return;
   const WantedTransport wanted = wanted_transport(strategy.comm.transport);

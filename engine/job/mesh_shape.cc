@@ -17,8 +17,8 @@ std::string shapes_that_fit(int world_size) {
   return text;
 }
 
-/// What Collectives::compressed_part would be in the group of `count` ranks from `first` on, `stride` apart. This is
-/// composed_group_factory's rule; sums of GPUs that are compressed go over Gloo, whatever else does.
+/// Returns what Collectives::compressed_part would be in the group of `count` ranks: `first`, `first` + `stride`, and
+/// so on. This is composed_group_factory's rule; sums of GPUs that are compressed go over Gloo, whatever else does.
 int compressed_part(int first, int count, int stride, const Topology& topology, TransportChoice transport) {
   if (count == 1) return 0;
   if (transport == TransportChoice::kHost) return 0;

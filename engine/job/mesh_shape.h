@@ -30,11 +30,11 @@ int parts_for(const Strategy& strategy, const MeshPosition& mesh);
 /// its transport.
 bool would_share_memory(const MeshShape& shape, const Topology& topology, TransportChoice transport);
 
-/// Whether gradients will be summed over a network on some axis (Collectives::reduces_in_background). Plans ask it,
+/// Whether gradients will be summed over a network on some axis (Collectives::reduces_in_background). Plans call it
 /// too.
 bool would_reduce_in_background(const Topology& topology, TransportChoice transport);
 
-/// What Collectives::compressed_part will be in the groups that sum gradients, by axis.
+/// The values of Collectives::compressed_part in the groups that sum gradients, by axis.
 struct CompressedParts {
   int shard = 0, replicate = 0;
 };

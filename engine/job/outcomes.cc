@@ -16,7 +16,7 @@ namespace {
 constexpr std::size_t kMostMessageBytes = 16384;
 constexpr char kSeparator = ' ';  // between the exit code and the text
 
-/// What `body` returns, or the status of what it throws.
+/// Returns what `body` returns, or the status of what it throws.
 template <class Result>
 Result caught(const std::function<Result()>& body) {
   try {

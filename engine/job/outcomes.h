@@ -19,11 +19,11 @@ namespace tessera {
 absl::StatusOr<std::vector<std::string>> share_outcomes(Collectives& control, std::string_view label,
                                                         const std::function<absl::StatusOr<std::string>()>& body);
 
-/// The same for work that is done already and whose only result is the status `own`: ok on every rank, or the first
-/// failure.
+/// Shares the outcome of work that is done already and whose only result is the status `own`. Returns ok, or the first
+/// failure on any rank.
 absl::Status share_status(Collectives& control, std::string_view label, const absl::Status& own);
 
-/// What `body` returns, or the status of what it throws (status_of).
+/// Returns what `body` returns, or the status of what it throws (status_of).
 absl::Status status_from(const std::function<absl::Status()>& body);
 
 }  // namespace tessera

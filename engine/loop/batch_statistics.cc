@@ -21,12 +21,12 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// The type in which values are summed: fp64 for fp64, fp32 for all others.
+/// Returns the type in which values are summed: fp64 for fp64, fp32 for all others.
 at::ScalarType wide_type_of(const at::Tensor& input) {
   return input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-/// All dimensions but that of the channels.
+/// Returns all dimensions apart from that of the channels.
 std::vector<std::int64_t> summed_dimensions(const at::Tensor& input) {
   std::vector<std::int64_t> dimensions = {0};
   for (std::int64_t d = 2; d < input.dim(); ++d) dimensions.push_back(d);
@@ -40,7 +40,7 @@ at::Tensor beside(const at::Tensor& of_channels, const at::Tensor& input) {
   return of_channels.view(sizes);
 }
 
-/// [ranks, n] in fp64 on the CPU, from the `row` [n] of each rank.
+/// Returns [ranks, n] in fp64 on the CPU, from the `row` [n] of each rank.
 at::Tensor rows_of_ranks(const at::Tensor& row, Collectives& group) {
   const at::Tensor rows = gather_over_ranks(group, row.to(at::kCPU, at::kDouble).contiguous());
   throw_if_error(group.status());

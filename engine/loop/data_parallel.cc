@@ -55,12 +55,12 @@ std::string named_tensors(const char* kind, const torch::OrderedDict<std::string
   return text.str();
 }
 
-/// The module as text: one line for each parameter and buffer.
+/// Returns the module as text: one line for each parameter and buffer.
 std::string outline_of(const torch::nn::Module& module) {
   return named_tensors("parameter", module.named_parameters()) + named_tensors("buffer", module.named_buffers());
 }
 
-/// The error text for the first line in which an outline differs from rank 0's; empty where none does.
+/// Returns the error text for the first line in which an outline differs from rank 0's; empty if no line differs.
 std::string difference_of(const std::string& own, const std::string& of_rank_0) {
   std::istringstream mine(own), theirs(of_rank_0);
   std::string a, b;

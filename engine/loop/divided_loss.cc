@@ -20,7 +20,7 @@ std::optional<double> number_in(const torch::autograd::SavedVariable& saved) {
   return value.item<double>();
 }
 
-/// The value of a number that went to an operator as a Scalar.
+/// Returns the value of a number that an operator got as a Scalar.
 std::optional<double> number_in(const at::Scalar& saved) {
   return saved.isComplex() ? std::nullopt : std::optional<double>(saved.to<double>());
 }

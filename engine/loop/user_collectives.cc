@@ -127,7 +127,7 @@ void broadcast(const Mesh& mesh, const at::Tensor& tensor, int root) {
 }
 
 void barrier(const Mesh& mesh) {
-  expect_same_call(group_of(mesh), "barrier");  // its all-gather returns only when all ranks have come
+  expect_same_call(group_of(mesh), "barrier");  // its all-gather returns only when all ranks have called it
 }
 
 std::vector<std::string> all_gather(const Mesh& mesh, const std::string& own) {

@@ -85,7 +85,7 @@ void BroughtTensorStates::hold(c10::function_ref<void()> body) {
   } catch (...) {
     try {
       let_go();
-    } catch (const std::exception& error) {  // the first exception is the one that is thrown
+    } catch (const std::exception& error) {  // the first exception is thrown, and later ones are dropped
       log_error(std::string("states of matrices: ") + error.what());
     }
     throw;

@@ -30,9 +30,9 @@ class BroughtTensorStates {
   /// Announces that all batches of a step will come, in order, so that the first records are read ahead. A second call
   /// before the first batch changes nothing.
   void begin();
-  /// The same of one batch alone, where units are updated in backward.
+  /// Does the same for one batch alone, if units are updated in backward.
   void begin(const MatrixBatch& batch);
-  /// Calls `body` while the batch's states are in memory, and takes back what it made of them. Throws what
+  /// Calls `body` while the batch's states are in memory, and stores the changed states. Throws what
   /// StateRecords::visit throws, and what `body` throws.
   void with(const MatrixBatch& batch, c10::function_ref<void()> body);
   /// Ends the pass over the batches of a step.

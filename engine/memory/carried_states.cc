@@ -30,7 +30,7 @@ bool has_moved(const at::Tensor& parameter, const CarriedStates::Updates& update
   return found != updates.end() && found->second > 0;
 }
 
-/// The number of the group's state of each element that has this name, or nothing.
+/// Returns the number of the group's element-wise state with this name, or nothing.
 std::optional<std::size_t> state_named(const FlatGroup& group, const std::string& name, NameOfState name_of) {
   for (std::size_t state = 0; state < group.records.state().states.size(); ++state) {
     if (name_of(group, state) == name) return state;
@@ -52,7 +52,7 @@ CarriedStates::CarriedStates(const std::vector<std::unique_ptr<Unit>>& units, co
     : transport_(axes.reduce), memory_(memory.optimizer), placement_(plan.input().placement.optimizer), mesh_(mesh) {
   for_each_trainable(units, [&](const FlatGroup& group) {
     FlatGroup& carried = groups_.emplace_back(group.without_module());
-    carried.parameters = group.parameters;  // their tensors show where each state goes
+    carried.parameters = group.parameters;  // the tensors of the parameters show where each state belongs
   });
 }
 

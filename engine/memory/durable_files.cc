@@ -40,8 +40,8 @@ std::string about_run(const PlanInput& input) {
                   input.mesh.replicate_size, " x ", input.mesh.shard_size, ", ", input.units.size(), " units");
 }
 
-/// The canonical text of a folder's path. Names of files are made from it, so it must not depend on how the path is
-/// written.
+/// Returns the canonical text of a folder's path. Names of files are made from it, so it must not depend on how the
+/// path is written.
 std::string folder_of(const std::string& dir) {
   std::error_code error;
   std::filesystem::path path = std::filesystem::weakly_canonical(std::filesystem::absolute(dir), error);
@@ -107,7 +107,7 @@ void DurableFiles::choose(const std::vector<std::string>& held) {
   for (const std::string& text : held) ranks.push_back(nlohmann::json::parse(text));
   run_ = ranks[0].at("run").get<std::uint64_t>();
   const nlohmann::json* common = nullptr;
-  // Whether at most the first commit of a folder was under way. Then there is nothing to lose: the run begins anew.
+  // Whether at most the first commit of a folder was under way. Then nothing can be lost, and the run begins anew.
   bool is_first = true;
   for (const nlohmann::json& rank : ranks) {
     is_first = is_first && !rank.at("begun").get<bool>();
@@ -168,7 +168,7 @@ void DurableFiles::add_piece(std::byte* memory, std::int64_t bytes, MemoryPlace 
   if (bytes > 0) pieces_.push_back({{memory, static_cast<std::size_t>(bytes)}, place});
 }
 
-/// Adds records to what commits hold. Records in files are durable themselves, except for those that stay in memory
+/// Lets commits hold these records too. Records in files are durable themselves, except for those that stay in memory
 /// (cached); these, and records in pinned memory, belong to the image.
 void DurableFiles::add_records(const std::shared_ptr<StateRecords>& records, const RecordPool& pool, const char* kind) {
   if (!records) return;
@@ -215,7 +215,7 @@ void DurableFiles::take_memory(const TrainingMemory& memory, const MemoryPlan& p
   options.durable = std::filesystem::path(log_->stem()).filename().string() + "." + kImage;
   options.read_ahead = options.write_behind = static_cast<int>(plan.image_queue_depth());
   options.durable_is_there = last_.has_value();
-  options.io.any_thread = true;  // like all records
+  options.io.any_thread = true;  // any thread may complete a transfer, as for all records
   if (kernels)
     options.memory =
         pinned_memory_of(*kernels, rank_, "commits",

@@ -28,10 +28,11 @@ namespace tessera {
 class DeviceKernels;
 struct TrainingMemory;
 
-/// Bytes of what reductions keep of gradients from step to step (MemoryCategory::kFeedback). Backward changes them.
+/// Returns the bytes of residuals that reductions keep from step to step (MemoryCategory::kFeedback). Backward changes
+/// them.
 std::int64_t kept_gradient_bytes(const MemoryPlan& plan);
 
-/// A JSON text that describes which bytes of a rank's memory and records belong to what. Two runs whose texts are equal
+/// Returns a JSON text that describes the layout of a rank's memory and records. Two runs whose texts are equal
 /// can each go on from the other's commits.
 std::string durable_layout(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
                            const torch::nn::Module& module, const Strategy& strategy);
@@ -77,8 +78,8 @@ class DurableFiles {
   /// Protects the records of a kind that the last commit refers to. Called before any record is put.
   void protect(StateRecords& records, const std::string& kind) const;
 
-  /// Makes the file for the training state in memory. Called once, when all of it has its place. `kernels`: those of
-  /// the GPU that trains, or null. Throws tessera::Error: those of FileTier::create.
+  /// Makes the file for the training state in memory. Called once, when all training state has its place. `kernels`:
+  /// those of the GPU that trains, or null. Throws tessera::Error: those of FileTier::create.
   void take_memory(const TrainingMemory& memory, const MemoryPlan& plan,
                    const std::vector<std::unique_ptr<Unit>>& units, c10::Device device, DeviceKernels* kernels);
   std::int64_t memory_bytes() const { return image_ ? static_cast<std::int64_t>(image_->record_memory_bytes()) : 0; }
@@ -89,8 +90,9 @@ class DurableFiles {
   /// Returns those bytes as the last commit of the run before holds them. Errors: those of CommitLog::kept.
   absl::StatusOr<std::string> kept() const;
 
-  /// Begins to write a commit of `step` in the background. `parts`: what it holds beside training state. `end` returns
-  /// its errors. REQUIRES on a GPU: all steps have ended, and later work does not change training state before `end`.
+  /// Begins to write a commit of `step` in the background. `parts`: what the commit holds in addition to training
+  /// state. `end` returns its errors. REQUIRES on a GPU: all steps have ended, and later work does not change training
+  /// state before `end`.
   void begin(std::int64_t step, std::map<std::string, std::string> parts);
   /// Whether `begin` was called, and `end` was not called after it.
   bool is_under_way() const { return writer_.valid(); }

@@ -9,9 +9,9 @@
 
 namespace tessera {
 
-// What "reproducible" needs of the mesh, the device, the transport and the module; runtime/config/reproducible_rules.cc
-// has what it excludes in the strategy. Each function throws tessera::Error (78) with what cannot be kept, and does
-// nothing without "reproducible".
+// Checks what "reproducible" needs of the mesh, the device, the transport and the module.
+// runtime/config/reproducible_rules.cc has the keys of the strategy that it excludes. Each function throws
+// tessera::Error (78) with what cannot be kept, and does nothing without "reproducible".
 
 /// The sums that ranks make must be those of the tree over all microbatches (SumCounter). make_plan calls it, so that
 /// `tessera plan` refuses what an Engine would.

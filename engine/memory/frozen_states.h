@@ -40,7 +40,7 @@ struct FrozenState {
 /// Everything that is kept of one frozen parameter.
 struct FrozenParameter {
   std::vector<FrozenState> states;
-  std::optional<FrozenState> master;  ///< its masters, where parameters are narrower than fp32
+  std::optional<FrozenState> master;  ///< its masters, if parameters are narrower than fp32
   std::int64_t updates = 0;           ///< steps in which the parameter took part
 };
 
@@ -54,9 +54,9 @@ class FrozenStates {
   bool empty() const { return kept_.empty(); }
   /// A line for the log: "the optimizer states of 3 frozen parameters ...". REQUIRES: not empty().
   std::string describe() const;
-  /// What is kept of a parameter, or null.
+  /// Returns what is kept for a parameter, or null.
   const FrozenParameter* find(const at::Tensor& parameter) const;
-  /// Keeps `kept` for a parameter; it replaces what was kept of it.
+  /// Keeps `kept` for a parameter, in place of what was kept before.
   void put(const at::Tensor& parameter, FrozenParameter kept);
   /// The elements that a rank keeps of a state of `numel` elements. Borders lie between blocks of 8-bit states, which
   /// have one scale each.
@@ -74,10 +74,10 @@ class FrozenStates {
   void keep_tensor_state(const at::Tensor& parameter, const TensorState& state, std::span<const float> values,
                          const Collectives& control);
 
-  /// Gives the trainable parameters of `units` what is kept of them, and forgets it: writes this rank's parts of the
-  /// states, and of the masters where the parameter is what rounding makes of them (else somebody wrote it meanwhile).
-  /// The steps in which they took part go to `updates`. A parameter that lacks a state begins anew, with zeros.
-  /// Collective over `control`.
+  /// Gives the trainable parameters of `units` what is kept for them, and forgets it: writes this rank's parts of the
+  /// states, and of the masters where the parameter is what rounding makes of them (otherwise the program wrote it
+  /// meanwhile). The steps in which they took part go to `updates`. A parameter that lacks a state begins anew, with
+  /// zeros. Collective over `control`.
   void give_back(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control, NameOfState name_of,
                  std::map<const c10::TensorImpl*, std::int64_t>& updates);
   /// Notes from `updates` in how many steps the kept parameters took part.

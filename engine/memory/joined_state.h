@@ -8,8 +8,7 @@
 
 namespace tessera {
 
-/// One whole state of one parameter or of several, in memory of the host: its numbers, and its scales where it has
-/// some.
+/// One whole state of one parameter or of several, in memory of the host: its numbers, and its scales if it has any.
 struct JoinedState {
   std::vector<std::byte> data, scales;
 };
@@ -18,8 +17,8 @@ struct JoinedState {
 /// begins at element `begin`.
 void hand_out(const JoinedState& joined, std::int64_t begin, FlatGroup& target, std::size_t i, std::size_t state);
 
-/// Copies this rank's part of that parameter's state number `state` of the whole tensor (FlatGroup::tensor_states) from
-/// `values`, which has all of it.
+/// Copies this rank's part of a state of the whole tensor (FlatGroup::tensor_states) from `values`, which holds the
+/// whole state. `state` is its number for that parameter.
 void hand_out_tensor_state(const float* values, FlatGroup& target, std::size_t i, std::size_t state);
 
 }  // namespace tessera

@@ -72,7 +72,7 @@ void keep(FlatGroup& group, const MemoryPlan& plan, const MeshPosition& mesh, co
   kept->placement = plan.input().placement;
   kept->mesh = mesh;
   kept->group = group.without_module();
-  is_readable = is_readable && group.full != nullptr;  // other ranks' values may be missing
+  is_readable = is_readable && group.full != nullptr;  // values of other ranks may be missing
   std::byte* values = is_readable ? group.full : nullptr;
   // The program may not write memory that other ranks read or that holds the halves of split masters: it gets a copy.
   const bool is_split = group.master_kind == MasterKind::kSplitBF16 && group.device.is_cpu();

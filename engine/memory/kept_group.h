@@ -35,7 +35,7 @@ struct KeptGroup {
 void keep(FlatGroup& group, const MemoryPlan& plan, const MeshPosition& mesh, const TrainingMemory& memory,
           const std::shared_ptr<Collectives>& transport, bool is_readable);
 
-/// What a destroyed Engine left of the group of `tensor`, or null.
+/// Returns what a destroyed Engine left for the group of `tensor`, or null.
 std::shared_ptr<const KeptGroup> kept_of(const at::Tensor& tensor);
 
 /// Finds the values with which an Engine begins, for parameters that an earlier Engine left behind: fp32 masters,
@@ -54,7 +54,7 @@ class KeptValues {
 
   Collectives& control_;
   const c10::StorageImpl* storage_ = nullptr;  ///< the storage of the group that was joined last
-  at::Tensor flat_;                            ///< that group's values
+  at::Tensor flat_;                            ///< the values of that group
 };
 
 }  // namespace tessera

@@ -23,9 +23,10 @@ struct PlanScene {
   bool reduces_in_background = false;  ///< PlanInput::reduces_in_background
   /// Collectives::compressed_part of each axis's group.
   int shard_compressed_part = 0, replicate_compressed_part = 0;
-  SyncConfig sync = {};                              ///< outer steps that are in effect; then `mesh` is a replica's
+  /// outer steps that are in effect; `mesh` is then that of a replica
+  SyncConfig sync = {};
   int replicas = 1;                                  ///< PlanInput::replicas, where there are outer steps
-  std::optional<OffloadedStep> offloaded_step = {};  ///< what measuring chose for OffloadConfig::step "auto"
+  std::optional<OffloadedStep> offloaded_step = {};  ///< the choice of a measurement for OffloadConfig::step "auto"
 };
 
 /// Whether gradients go over a network in another form than they have (by a codec or a compressor).

@@ -23,7 +23,7 @@ namespace {
 // memory of a GPU's host), and gives groups their records. All files lie in the same directories, which get records in
 // proportion to the bandwidth of their disks (`stripe_paths`).
 
-/// The name of a piece of a group, for messages: the first parameter of which it has a part.
+/// Returns the name of a piece of a group for messages: the first parameter of which it holds a part.
 std::string name_of_piece(const FlatGroup& group, Extent piece) {
   for (std::size_t i = 0; i < group.parameters.size(); ++i) {
     if (intersect(group.layout.extent(i), piece).numel > 0) return "parameter " + group.parameters[i].name;
@@ -72,7 +72,7 @@ std::vector<StripePath> measured_paths(const MemoryPlan& plan, const std::vector
   return paths;
 }
 
-/// The same, except that shares are those of the last commit where there is one: it says where records are.
+/// Returns the paths likewise, but with the shares of the last commit if there is one, since it says where records are.
 std::vector<StripePath> stripe_paths(const RecordSources& from) {
   DurableFiles* const durable = from.durable;
   const std::optional<std::vector<double>> then = durable ? durable->weights() : std::nullopt;
@@ -192,7 +192,8 @@ std::shared_ptr<StateRecords> make_tensor_state_records(const RecordSources& fro
   return records;
 }
 
-/// Makes the records of parameters, in the order of MemoryPlan::parameter_records: what trains, then what is frozen.
+/// Makes the records of parameters, in the order of MemoryPlan::parameter_records: first trainable groups, then frozen
+/// ones.
 std::shared_ptr<StateRecords> make_parameter_records(const RecordSources& from, const std::vector<StripePath>& paths) {
   NewRecords added{from.plan.parameter_records()};
   if (added.pool.records == 0) return nullptr;

@@ -16,15 +16,15 @@ void write_values(FlatGroup& group, const at::Tensor& values, Extent at);
 at::ScalarType flat_type_of(const FlatGroup& group);
 
 /// Reads this rank's parts into `flat` [numel of the group's flat buffer]: the optimizer part where the group trains
-/// (exact masters), else the parameter part. Other elements of `flat` stay as they are. Throws as for_each_state.
+/// (exact masters), else the parameter part. Other elements of `flat` do not change. Throws as for_each_state.
 void read_values(const FlatGroup& group, const at::Tensor& flat);
 
 /// Returns `master` (fp32) as the group's parameters hold it: rounded to their dtype, and widened again.
 at::Tensor rounded_master(const at::Tensor& master, const FlatGroup& group);
 
 /// The fp32 masters of a parameter of `dtype` that was frozen and whose values are `held` now. An element of `master`
-/// counts where rounding makes `held` of it, to nearest even or as split masters are rounded. Elsewhere somebody wrote
-/// the value, and `held` is the master. `master` and `held`: fp32, of one shape.
+/// counts where rounding makes `held` of it, to nearest even or as split masters are rounded. Otherwise the program
+/// wrote the value, and `held` is the master. `master` and `held`: fp32, of one shape.
 at::Tensor masters_of_frozen(const at::Tensor& master, const at::Tensor& held, DType dtype);
 
 /// Replaces values in `flat` by exact masters, within this rank's optimizer part. `flat` holds gathered values, which

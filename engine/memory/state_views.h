@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-/// The training state of a run of elements. It is in memory while somebody visits it; pointers are valid no longer.
+/// The training state of a run of elements. It is in memory only during a visit. The pointers are not valid after it.
 struct StateView {
   Extent run;                      ///< elements of the group's flat buffer
   std::byte* parameter = nullptr;  ///< the first element's parameter, as in FlatGroup
@@ -29,11 +29,11 @@ struct StateView {
 enum class StateUse : std::uint8_t {
   kRead,
   kUpdateStates,  ///< masters and states change; parameters are only read
-  kUpdate,        ///< all of it changes
+  kUpdate,        ///< every element changes
 };
 enum class Direction : std::uint8_t { kForward, kBackward };
 
-/// Which state of a run is visited. A view has other state only where that is in memory.
+/// Which state of a run is visited. A view has other state only if that is in memory.
 enum class StateKind : std::uint8_t {
   kParameters,        ///< runs lie in the group's parameter part
   kMastersAndStates,  ///< runs lie in its optimizer part
@@ -46,7 +46,7 @@ enum class StateKind : std::uint8_t {
 void for_each_state(const FlatGroup& group, StateKind kind, Extent run, StateUse use,
                     c10::function_ref<void(const StateView&)> visit, Direction direction = Direction::kForward);
 
-/// This rank's part of a group's tensor states. It is in memory while somebody visits it.
+/// This rank's part of a group's tensor states. It is in memory only during a visit.
 struct TensorStatesView {
   Extent part;  ///< FlatGroup::tensor_state_part
   float* states;
@@ -71,7 +71,7 @@ std::span<float> gradients_of(const FlatGroup& group, const OptimizerSlice& slic
 /// The first elements of a group's optimizer part, whose masters and states lie in memory. These are all elements where
 /// the group has no records.
 Extent run_in_memory(const FlatGroup& group);
-/// The view of `run`, some of those elements.
+/// Returns the view of `run`, which is some of those elements.
 StateView states_in_memory(const FlatGroup& group, Extent run);
 
 /// The elements of the optimizer part that are in a chunk, as a run of the flat buffer.

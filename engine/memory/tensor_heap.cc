@@ -16,7 +16,7 @@ namespace {
 constexpr std::size_t kAlignment = 64;  // c10::gAlignment: cache lines, AVX-512
 constexpr std::uint8_t kPriority = 1;   // higher than LibTorch's own
 
-/// Frees a block. The word before the data holds the address that malloc returned.
+/// Frees a block of memory. The word before the data holds the address that malloc returned.
 void give_back(void* data) {
   if (data) std::free(static_cast<void**>(data)[-1]);
 }

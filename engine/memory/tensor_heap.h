@@ -10,10 +10,9 @@ namespace tessera {
 /// come from malloc, a step's tensors lie where the last step's lay.
 ///
 /// Memory that a step freed also stays with the process for the next step. Otherwise the heap's end goes back to the
-/// system whenever more than some 32 MiB of it are free, and comes back as pages that fault and are cleared one by one:
-/// that took some 20 ms of a step of 510 (benchmarks/README.md, over a network). Settings of malloc in the environment
-/// (MALLOC_*,
-/// GLIBC_TUNABLES) are respected. Blocks above 32 MiB are still mappings of their own.
+/// system whenever more than some 32 MiB of it are free, and the system clears its pages one by one when they are used
+/// again. That took about 20 ms of a step of 510 ms (benchmarks/README.md, over a network). Settings of malloc in the
+/// environment (MALLOC_*, GLIBC_TUNABLES) are respected. Blocks above 32 MiB are still mappings of their own.
 ///
 /// Tensors that were made before are freed by the allocator they came from. The Engine installs the heap. A program
 /// that installs it before it makes the model gains more, since what making a model leaves in the heap is then used

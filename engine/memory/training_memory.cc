@@ -141,7 +141,7 @@ void put_back(FlatGroup& group, std::size_t i) {
   parameter.tensor.detach().copy_(value);
 }
 
-/// Memory for what compression keeps of gradients: the host's, whatever trains.
+/// Allocates memory for residuals of compression. It is host memory, also if a GPU trains.
 Arena allocate_feedback(const MemoryPlan& plan, DeviceKernels* kernels, int rank) {
   const std::int64_t copies = plan.input().compression.restore_skipped ? 2 : 1;
   const std::int64_t bytes = 4 * (plan.method_work_numel() + copies * plan.kept_gradient_numel());

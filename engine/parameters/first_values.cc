@@ -66,12 +66,12 @@ std::vector<Source> sources_of(const std::vector<std::unique_ptr<Unit>>& units) 
   return sources;
 }
 
-/// What ranks tell each other first. Usually all members are equal on all ranks, which ends the comparison.
+/// What ranks first tell each other. Usually all members are equal on all ranks, which ends the comparison.
 struct Summary {
   std::uint64_t count = 0;       ///< number of parameters
   std::uint64_t recipes = 0;     ///< digest of how they are made
   std::uint64_t states = 0;      ///< digest of the generators' states that they are made from
-  std::uint64_t arithmetic = 0;  ///< digest of what LibTorch draws from a known state
+  std::uint64_t arithmetic = 0;  ///< digest of numbers that LibTorch draws from a known state
 };
 
 Summary summary_of(const std::vector<Source>& sources) {
@@ -130,7 +130,8 @@ class FirstValues::Sources {
 
   Collectives& control_;
   KeptValues kept_;
-  std::unordered_map<const FlatParameter*, PieceMaker> makers_;  ///< makers of what every rank makes itself
+  /// makers of the parameters that every rank makes itself
+  std::unordered_map<const FlatParameter*, PieceMaker> makers_;
   bool sends_states_ = false;
 };
 
@@ -149,8 +150,8 @@ void FirstValues::Sources::agree(std::vector<Source>& sources) {
   sends_states_ = !all_have(&Summary::states);
 }
 
-/// Marks what is real on some rank as sent. Every other parameter must have rank 0's recipe on all ranks, else all
-/// throw.
+/// Marks parameters that are real on some rank as sent. Every other parameter must have rank 0's recipe on all ranks,
+/// else all throw.
 void FirstValues::Sources::compare_recipes(std::vector<Source>& sources) {
   const std::size_t count = sources.size();
   std::vector<std::uint64_t> recipes;
@@ -239,7 +240,7 @@ void FirstValues::Sources::take_states(FlatGroup& group) {
 void FirstValues::Sources::make_parts(FlatGroup& group) {
   struct Task {
     std::size_t parameter;
-    Extent range;  ///< which of the parameter's elements
+    Extent range;  ///< the range of the parameter's elements
   };
   std::vector<Task> tasks;
   std::int64_t numel = 0;
@@ -279,7 +280,7 @@ void FirstValues::Sources::make_part(FlatGroup& group, std::size_t i, Extent ran
   }
 }
 
-/// The parameter's values [numel] in the order of the flat buffer, on the CPU. Collective where an earlier Engine kept
+/// The parameter's values [numel] in the order of the flat buffer, on the CPU. Collective if an earlier Engine kept
 /// them.
 at::Tensor FirstValues::Sources::in_flat_order(const FlatParameter& parameter) {
   at::Tensor values = materialize({kept_.value_of(parameter.tensor.detach())})[0].cpu();
@@ -296,7 +297,7 @@ void FirstValues::Sources::send(FlatGroup& group, std::size_t begin, std::size_t
   const bool is_root = control_.rank() == 0;
   const auto has_part = [&](std::size_t i) { return is_root || kept_of(group.parameters[i].tensor) != nullptr; };
   std::size_t next = begin;  // the first parameter that was perhaps not sent to its end
-  at::Tensor values;         // its values, where this rank has a part in making them
+  at::Tensor values;         // its values, if this rank helps to make them
   for (std::int64_t at = first.offset; at < last.end(); at += kSent) {
     const Extent chunk{at, std::min(kSent, last.end() - at)};
     const at::Tensor buffer = at::zeros({chunk.numel}, dtype);

@@ -26,7 +26,7 @@ namespace autograd = torch::autograd;
 /// Engine meanwhile belongs to a program that trains one module through another, as a GAN does.
 std::atomic<int> backwards_of_engines = 0;
 
-/// A tensor of the parameter's shape without memory: a read of it throws `text`.
+/// Makes a tensor of the parameter's shape without memory. A read of it throws `text`.
 at::Tensor make_stand_in(const FlatParameter& flat, const FlatGroup& group, const std::string& text) {
   const Unrecorded unrecorded;
   auto storage = c10::make_intrusive<c10::StorageImpl>(

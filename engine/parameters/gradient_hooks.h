@@ -24,10 +24,10 @@ namespace tessera {
 /// gradient that any other backward makes is dropped. Hooks run on autograd's threads; all other calls are the
 /// Engine's.
 ///
-/// `.grad` then holds a *stand-in*: a tensor of the gradient's shape without memory. Code that only asks
-/// whether there is a gradient sees what it would see in plain LibTorch. Code that reads or writes it (a torch::optim
-/// step, clip_grad_norm_) gets a c10::Error that says what to do instead. A hook before accumulation takes the stand-in
-/// away, so that a further backward does not add to it.
+/// `.grad` then holds a *stand-in*: a tensor of the gradient's shape without memory. Code that only asks whether there
+/// is a gradient gets the same answer as in plain LibTorch. Code that reads or writes it (a torch::optim step,
+/// clip_grad_norm_) gets a c10::Error that says what to do instead. A hook before accumulation takes the stand-in away,
+/// so that a further backward does not add to it.
 ///
 /// Hooks of the program keep their meaning. A tensor's hooks change its gradient before it is accumulated. A tensor has
 /// one post-accumulate hook; the program's runs before the Engine's and sees this rank's own gradient.
@@ -53,7 +53,8 @@ class GradientHooks {
   };
 
   /// Throws tessera::Error (64) where the program has cleared or replaced the `.grad` of a parameter whose gradient
-  /// counts: plain LibTorch would train with what the program left there. The error names the first such parameter.
+  /// counts: plain LibTorch would train with the gradient that the program left. The error names the first such
+  /// parameter.
   void expect_untouched() const;
 
   /// Called before a backward: moves hooks to the nodes that accumulate the parameters' gradients now. Throws

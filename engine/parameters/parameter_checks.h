@@ -32,7 +32,7 @@ class ParameterChecks {
   /// `device`: where the parameters lie.
   ParameterChecks(const std::vector<std::unique_ptr<Unit>>& units, bool checks_values, c10::Device device);
 
-  /// Takes the parameters as they are now: later checks compare with this.
+  /// Accepts the present parameters. Later checks compare with them.
   void accept();
   void accept(Unit& unit);
   /// Throws tessera::Error (64), which names the first parameter for which one of the above is true. Where

@@ -22,8 +22,8 @@ void assign_groups(const std::vector<std::unique_ptr<Unit>>& units, const Optimi
 /// `partition`); null where the optimizer updates none so.
 std::function<bool(const FlatParameter&)> matrices_of(const OptimizerConfig& optimizer);
 
-/// A table for people: one row for each group with its parameters and numbers, and a last row for what is in no group.
-/// Empty where there are neither groups nor tensors that are updated in whole.
+/// Returns a table for readers: one row for each group with its parameters and numbers, and a last row for parameters
+/// in no group. It is empty if there are neither groups nor tensors that are updated as a whole.
 std::string table_of_groups(const std::vector<std::unique_ptr<Unit>>& units, const OptimizerConfig& optimizer);
 
 }  // namespace tessera

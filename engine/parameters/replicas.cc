@@ -17,7 +17,7 @@
 namespace tessera {
 namespace {
 
-/// Two things of a parameter are compared: its values, and what the optimizer has of it.
+/// Two things are compared for each parameter: its values, and its masters and optimizer states.
 constexpr std::size_t kKinds = 2;
 using Hashes = std::array<std::uint64_t, kKinds>;
 constexpr const char* kNames[kKinds] = {"values", "master or optimizer state"};
@@ -69,8 +69,8 @@ class Comparison {
     throw_if_error(control.all_gather("compare replicas", own.data(), all_.data(), own.size_bytes()).wait());
   }
 
-  /// The ranks whose hash number `i` differs from that of most ranks that hold the same part; all of those ranks, where
-  /// no hash has a majority.
+  /// The ranks whose hash number `i` differs from that of most ranks that hold the same part; all of those ranks if no
+  /// hash has a majority.
   std::vector<int> odd_ranks(std::size_t i, std::size_t kind) const {
     std::map<int, std::map<std::uint64_t, std::vector<int>>> parts;
     const Placement& placement = plan_.input().placement;

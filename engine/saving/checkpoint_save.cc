@@ -36,7 +36,7 @@ Buffers buffers_of(const torch::nn::Module& module, const UnitsConfig& units) {
   return buffers;
 }
 
-/// The hashes of all buffers, one behind the other.
+/// Returns the hashes of all buffers in one text.
 std::string hashes_of(const Buffers& buffers) {
   std::string text;
   for (const auto& [name, buffer] : buffers) text += hash_text(checkpoint_hash(bytes_of(buffer)));
@@ -194,7 +194,7 @@ absl::Status CheckpointSave::copy_items() {
   return absl::OkStatus();
 }
 
-/// The ranks whose buffer `i` differs from rank 0's.
+/// Returns the ranks whose buffer `i` differs from that of rank 0.
 std::vector<std::int64_t> CheckpointSave::ranks_with_own(std::size_t i) const {
   constexpr std::size_t kDigits = 16;
   std::vector<std::int64_t> ranks;

@@ -40,7 +40,7 @@ using nlohmann::json;
 // background. `end_commit` makes all ranks count the commit, or all take it back. `Resume` does the reverse: `apply`
 // reads everything that may fail, and `finish` sets what cannot.
 
-// Names of a commit's parts, beside those of records, and of the parts of what the program gave.
+// Names of a commit's parts, apart from records, and names of the program's items.
 constexpr const char* kEngine = "engine";
 constexpr const char* kOwnGenerator = "generator";
 constexpr const char* kOwnGpuGenerator = "generator of the GPU";
@@ -64,7 +64,7 @@ bool fill(const at::Tensor& host, std::string_view text) {
 std::string item_part(const std::string& name) { return "item:" + name; }
 std::string buffer_part(const std::string& name) { return "buffer:" + name; }
 
-/// The number of updates of each parameter that some step updated, by the parameter's number.
+/// Returns the number of updates of each parameter that was updated, by the parameter's number.
 json updates_of(const std::vector<std::unique_ptr<Unit>>& units, const StepProgress& progress) {
   json updates = json::object();
   for_each_parameter(units, [&](const FlatGroup& group, std::size_t i) {
@@ -162,7 +162,7 @@ class Resume {
     return read_items();
   }
 
-  /// Sets what cannot fail any more.
+  /// Sets the rest of the state. Nothing of this can fail.
   LoadedCheckpoint finish() {
     // Version 0.1 wrote commits without the key.
     training_.use_defaults(std::min(engine_.value("defaults", std::int64_t{1}), OptimizerConfig::kDefaultsVersion));
@@ -289,8 +289,8 @@ absl::Status end_commit(Job& job, DurableFiles& files) {
     files.committed();
     return written;
   }
-  // A later commit writes to the places that the last one does not use, which are this one's. So this one must be gone
-  // from all disks first.
+  // Its places are free again: a later commit writes to all places that the last commit does not use. So this one must
+  // be gone from all disks first.
   const absl::Status gone = share_status(control, "commit taken back", status_from([&] { return files.take_back(); }));
   if (gone.ok()) return written;
   job.fail(gone);

@@ -21,7 +21,7 @@ struct ImportedFiles {
   const char* call;  ///< the program's call, for messages: "load_weights"
   std::string path;
   MatchRules rules;
-  /// Opens the files. Rank 0 alone calls it, with what the Engine wants.
+  /// Opens the files. Only rank 0 calls it, with the tensors that the Engine wants.
   std::function<absl::StatusOr<std::unique_ptr<TensorSource>>(const std::vector<WantedTensor>& wanted)> open;
 };
 

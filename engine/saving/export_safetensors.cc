@@ -20,7 +20,7 @@
 namespace tessera {
 namespace {
 
-/// A parameter or buffer, and how the file has it.
+/// A parameter or buffer, with its form in the file.
 struct Exported {
   at::Tensor tensor;
   bool transposed = false;

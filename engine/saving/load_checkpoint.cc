@@ -38,7 +38,7 @@ namespace {
 // (the Engine is then half loaded, and says so); `finish` sets what cannot fail. A spike that goes back in time uses
 // the same two phases.
 
-/// What is loaded.
+/// Which values are loaded.
 enum class LoadKind : std::uint8_t {
   kAll,
   kBackInTime,  ///< steps, generators and rates set by hand stay: the run goes on, with older values
@@ -76,7 +76,7 @@ class Load {
   }
   const std::string& path() const { return path_; }
 
-  /// Loads what was examined. Collective.
+  /// Loads the examined checkpoint. Collective.
   absl::StatusOr<LoadedCheckpoint> run() {
     training_.values.half_loaded = true;
     keep_defaults();
@@ -290,7 +290,7 @@ class Load {
     return absl::OkStatus();
   }
 
-  /// Sets what cannot fail any more.
+  /// Sets the rest of the state. Nothing of this can fail.
   void finish() {
     StepProgress& progress = progress_;
     progress.applied = manifest().steps_applied;
@@ -357,7 +357,7 @@ class Load {
   const KeptGradients kept_;
   bool own_residuals_ = false;  ///< ResidualReader::has_own on all ranks
   MatchedCheckpoint matched_;
-  FrozenStates frozen_;    ///< what the checkpoint has of frozen parameters
+  FrozenStates frozen_;    ///< states of frozen parameters in the checkpoint
   StepProgress progress_;  ///< first the Engine's progress, then the checkpoint's
   LoadedCheckpoint loaded_;
 };
@@ -420,7 +420,7 @@ void EngineCheckpoints::go_back(std::int64_t step) {
                      .status());
 }
 
-/// Notes the last checkpoint. The count of spikes that went back to it begins anew with another checkpoint.
+/// Notes the last checkpoint. The count of spikes that went back to it starts at 0 again for another checkpoint.
 void EngineCheckpoints::note_last(const std::string& path) {
   if (path != saving_.last_checkpoint.path) saving_.last_checkpoint = {path};
 }

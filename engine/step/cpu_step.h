@@ -52,9 +52,9 @@ class CpuStep final : public Step {
 
   const Strategy& strategy_;
   const std::vector<std::unique_ptr<Unit>>& units_;
-  const bool speaks_;  ///< for all ranks
+  const bool speaks_;  ///< whether this rank logs for all ranks
   GradientNorm& norm_;
-  const double microbatches_;  ///< a step's, on all ranks
+  const double microbatches_;  ///< microbatches of a step on all ranks
   const bool scales_loss_;
   StepAgreement agreement_;
   StragglerWatch stragglers_;
@@ -63,7 +63,7 @@ class CpuStep final : public Step {
   std::optional<LossSpikes> spikes_;  ///< empty without Strategy::on_spike
   NoiseScale noise_;
   std::int64_t applied_ = 0;
-  const std::vector<char>* used_ = nullptr;  ///< the agreement's
+  const std::vector<char>* used_ = nullptr;  ///< points into the agreement
   double loss_ = 0;                          ///< LocalStep::loss so far
   std::vector<MicrobatchLoss> losses_;       ///< [round], under Strategy::reproducible; else empty
   std::unique_ptr<StepRecorder> recorder_;   ///< null where no hashes are wanted

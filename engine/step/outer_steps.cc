@@ -147,7 +147,7 @@ void OuterSteps::send(std::int64_t fragment, std::int64_t step_number) {
     if (part.numel > 0) {
       ReduceOptions beside = options();
       // A sum in shared memory is too short to hide, and only few may be under way there. A GPU makes each of its sums
-      // beside what is queued behind it.
+      // beside the work that is queued after it.
       if (replicate_->reduces_in_background()) beside.waits = Waits::kLater;
       work = sum_over_replicas(outer.group->unit->name, at, part.numel, beside);
     }
@@ -249,8 +249,8 @@ void OuterSteps::meet(Step& inner) {
   inner.resume(progress);
 }
 
-/// Makes the largest of each count everybody's: replicas that skipped a step, or did not use a parameter, have smaller
-/// ones. Returns for each count the factor of this replica's states with which the mean over all replicas becomes the
+/// Gives all replicas the largest of each count. Replicas that skipped a step, or did not use a parameter, have smaller
+/// counts. Returns for each count the factor of this replica's states with which the mean over all replicas becomes the
 /// mean over the replicas that made updates: the number of all replicas divided by the number of these. It is 0 where
 /// this replica made none, since its states say nothing then, and 1 where no replica did.
 std::vector<double> OuterSteps::agree_on_counts(std::span<std::int64_t* const> counts) {

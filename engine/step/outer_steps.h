@@ -22,9 +22,9 @@
 
 namespace tessera {
 
-/// What replicas that train by themselves (SyncConfig) do together after every `every` steps. The Engine owns it and
-/// calls it from the thread that trains, between inner steps. Each rank exchanges, over the replicate axis, with the
-/// ranks that have the same part of masters in the other replicas.
+/// Makes outer steps: what replicas that train by themselves (SyncConfig) do together after every `every` steps. The
+/// Engine owns it and calls it from the thread that trains, between inner steps. Each rank exchanges, over the
+/// replicate axis, with the ranks that have the same part of masters in the other replicas.
 ///
 /// | type             | after an outer step all replicas have                                                |
 /// |------------------|--------------------------------------------------------------------------------------|
@@ -59,8 +59,8 @@ class OuterSteps {
   /// Whether replicas may differ: inner steps were made since the last outer one.
   bool is_due() const { return is_due_; }
   /// Makes all replicas equal, so that one state stands for all: makes an outer step if one is due, averages optimizer
-  /// states over the replicas that have updated the parameter, and makes the largest of each count of updates
-  /// everybody's. Collective over the mesh.
+  /// states over the replicas that have updated the parameter, and gives all replicas the largest of each count of
+  /// updates. Collective over the mesh.
   void meet(Step& step);
   /// Call it after masters were written, the same in all replicas: outer weights become these, and a fragment on its
   /// way is dropped. Momentum stays.
@@ -94,7 +94,7 @@ class OuterSteps {
   /// One group of the fragment under way.
   struct Sent {
     const Outer* outer;
-    float* gradients;  ///< [optimizer part], in sent_: this replica's, then the sum
+    float* gradients;  ///< [optimizer part], in sent_: first gradients of this replica, then their sum
     Work work;
   };
   void step(const Outer& outer);

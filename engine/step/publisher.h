@@ -19,8 +19,8 @@ class Publisher {
   Publisher(const MemoryPlan& plan, const MeshAxes& axes, Publication* behind, QueueClock* waits = nullptr)
       : plan_(plan), axes_(axes), behind_(behind), waits_(waits) {}
 
-  /// Call it before values of all units, or of `unit`, change: returns when what was published before has come to all
-  /// ranks.
+  /// Call it before values of all units, or of `unit`, change. It returns when all ranks have the values that were
+  /// published before.
   void begin() {
     if (behind_) behind_->finish();
   }
@@ -31,7 +31,7 @@ class Publisher {
   /// Starts to make a group's values known. The replicate axis comes first, since its parts lie inside those of the
   /// shard axis.
   void publish(FlatGroup& group);
-  /// Waits for what was started of all groups, but for what goes on behind.
+  /// Waits for all started gathers, apart from those that go on behind the update.
   void wait();
   /// Ranks that share one copy wait for each other.
   void meet();

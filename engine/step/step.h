@@ -46,14 +46,15 @@ class Step {
   /// scale is split into a seed and a factor.
   virtual LossSeed seed_of(const at::Tensor& loss, double weight) const = 0;
 
-  /// Adds `weight` times `loss` to the step's, which is the mean over this rank's microbatches. `round`: which of them
-  /// it is of, from 0 on.
+  /// Adds `weight` times `loss` to the step's, which is the mean over this rank's microbatches. `round`: number of the
+  /// microbatch, from 0.
   virtual void add_loss(const at::Tensor& loss, double weight, std::int64_t round) = 0;
 
-  /// A step's last backward begins. `order`: indices of the units, as they will be reduced.
+  /// A step's last backward begins. `order`: indices of the units, in the order in which they will be reduced.
   virtual void expect_update(std::span<const int> order) = 0;
 
-  /// Between updates in backward: what the next ones need from the disk is read ahead as far as there is room.
+  /// Is called between updates in backward. It reads ahead what the next ones need from the disk, as far as there is
+  /// room.
   virtual void read_ahead() {}
 
   /// The sum of a unit's gradients in this backward is there, or queued; once more where a gradient came later
@@ -77,7 +78,7 @@ class Step {
   /// The rate of the next step, of a group or of all parameters, before lr_schedule.base_batch_size scales it.
   virtual double lr(std::optional<std::size_t> group) const = 0;
 
-  /// The numbers of the update rule; what is set there counts from the next step on.
+  /// The numbers of the update rule. Changes count from the next step on.
   virtual UpdateOptions& options() = 0;
 
   /// Exchanges parameters and their averages (Strategy::ema) where a step has updated them, and makes the values known
@@ -87,8 +88,8 @@ class Step {
   /// Drops the losses added since the last `run`.
   virtual void forget_losses() = 0;
 
-  /// The parameters that some rank used in the latest step of which this rank knows it [trainable parameter, in unit,
-  /// group, layout order]; null before. The same on all ranks.
+  /// Which parameters some rank used, in the latest step for which this rank knows it: [trainable parameter, in unit,
+  /// group, layout order]. It is null before the first such step. All ranks have the same answer.
   virtual const std::vector<char>* known_used() const = 0;
 
   /// The loss scale of the next backward.
@@ -96,7 +97,7 @@ class Step {
   /// Steps that updated parameters.
   virtual std::int64_t applied() const = 0;
   virtual StepProgress progress() const = 0;
-  /// Goes on from there. Parameters without an entry begin anew.
+  /// Goes on from `progress`. Parameters without an entry begin anew.
   virtual void resume(const StepProgress& progress) = 0;
 
   /// Seconds spent in the collectives of steps so far, as far as the host knows.

@@ -20,7 +20,7 @@ namespace tessera {
 /// goes from visit to visit, opens and closes sums of gradients that lie below memory, exchanges, and makes values
 /// known to the ranks that hold copies of them. Two programs take turns; which one comes next is known here alone.
 ///
-/// Who derives from this says what a visit does: Update on the CPU, DeviceUpdate on a GPU, where all of it is queued.
+/// A derived class says what a visit does: Update on the CPU, DeviceUpdate on a GPU, where all of it is queued.
 /// All of it is called by the thread that trains. Calls that exchange something are collective; they throw
 /// tessera::Error where a collective fails, and where records cannot be read or written (74).
 ///
@@ -71,7 +71,7 @@ class StepWalk {
   virtual void end_pass() = 0;
   /// Whether a group's visit needs its gradients; they are opened then, where Visit::needs_gradients.
   virtual bool is_updated(const Visit& visit) const = 0;
-  /// Does a visit's work; what it updates is published behind it.
+  /// Does the work of a visit. The updated values are published after it.
   virtual void make(const Visit& visit) = 0;
   /// Ranks tell each other the norms that visits have measured: of all units, or in backward of the one under way.
   virtual void agree_on_norms() = 0;
@@ -92,24 +92,24 @@ class StepWalk {
 
   Publisher publisher_;
   GradientStore* const gradients_;  ///< null where none lie below memory
-  std::vector<FlatGroup*> flats_;   ///< that train, in the order of units
+  std::vector<FlatGroup*> flats_;   ///< trainable groups, in the order of units
   const std::vector<StepProgram> programs_, averages_;
   const bool in_backward_;
-  std::size_t turn_ = 0;         ///< which program comes next, of steps and of averages
+  std::size_t turn_ = 0;         ///< the program that comes next, for steps and for averages
   std::vector<Visit> expected_;  ///< visits in backward, in the order of `expect`
   std::vector<int> order_;       ///< where units announce their records (StepProgram::announces_units): their order,
   std::size_t announced_ = 0;    ///< and how many have
-  Unit* held_ = nullptr;         ///< whose gradients are open
+  Unit* held_ = nullptr;         ///< the unit whose gradients are open
 };
 
 inline Direction direction_of(const Visit& visit) {
   return visit.backward ? Direction::kBackward : Direction::kForward;
 }
-/// What a visit does with records of a kind; not kAll.
+/// Returns what a visit does with records of a kind, which is not kAll.
 inline Access access_of(const Visit& visit, StateKind kind) {
   return kind == StateKind::kParameters ? visit.parameters : visit.states;
 }
-/// Which records a visit goes through, if any, and what it changes of them.
+/// Returns the kind of records that a visit goes through.
 StateKind kind_of(const Visit& visit);
 StateUse use_of(const Visit& visit);
 

@@ -123,7 +123,7 @@ void Update::announce(std::span<const Visit> visits, bool is_decided) {
   }
 }
 
-/// In backward a pass is one unit's.
+/// In backward a pass goes over one unit.
 void Update::expect_matrices(std::span<const Visit> visits) {
   updates_in_backward() ? matrices_->expect(visits.front().unit) : matrices_->expect();
 }
@@ -195,7 +195,7 @@ void Update::agree_on_norms() {
 
 void Update::exchange(std::span<const Visit> visits) {
   const auto visit_masters = [&](const FlatGroup& group, c10::function_ref<void(const StateView&)> visit) {
-    const Visit& first = visits.front();  // what all of them read
+    const Visit& first = visits.front();  // the fields that all visits share
     if (first.parameters == Access::kNone && first.states == Access::kNone)
       return visit(states_in_memory(group, group.optimizer_part));
     for_each_state(group, kind_of(first), group.optimizer_part, StateUse::kRead, visit);

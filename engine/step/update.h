@@ -24,9 +24,9 @@
 namespace tessera {
 
 /// Applies the optimizer to every rank's part of every trainable group, and makes the new values known to the ranks
-/// that hold copies of them. It works on the CPU; DeviceUpdate does the same on a GPU. The order in which it does that
-/// is StepWalk's: this class has what one visit does, run by run, and announces the records of those runs, so that what
-/// is not used is not read. CpuStep owns and calls it, from the thread that trains.
+/// that hold copies of them. It works on the CPU; DeviceUpdate does the same on a GPU. StepWalk has the order. This
+/// class does the work of one visit, run by run, and announces the records of those runs, so that unused ones are not
+/// read. CpuStep owns and calls it, from the thread that trains.
 class Update final : public StepWalk {
  public:
   explicit Update(const StepContext& context);
@@ -64,7 +64,7 @@ class Update final : public StepWalk {
   struct Group {
     FlatGroup* group = nullptr;
     std::size_t first_parameter = 0;  ///< among all trainable ones
-    std::size_t begin = 0, end = 0;   ///< its runs in this step, in runs_
+    std::size_t begin = 0, end = 0;   ///< range of its runs in runs_, in this step
   };
   /// A pass through the records of one kind.
   struct Pass {
@@ -100,17 +100,17 @@ class Update final : public StepWalk {
   UpdateOptions options_;
   std::uint64_t followed_ = 0;  ///< the options' version that optimizers have
   ElementUpdate elements_;
-  std::optional<MatrixUpdate> matrices_;   ///< for groups of matrices, where there are some
+  std::optional<MatrixUpdate> matrices_;   ///< set if there are groups of matrices
   std::optional<LayerwiseUpdate> layers_;  ///< lamb, lars
   std::array<Pass, 2> passes_;
   std::vector<std::int64_t> steps_;  ///< applied, by trainable parameter
   std::vector<Group> groups_;        ///< trainable, in unit order
-  // What this step was told, and its runs.
+  // The arguments of this step, and its runs.
   Rates rates_;
   std::span<const char> used_;
   std::vector<char> used_in_backward_;  ///< `used_` of the units that backward has updated so far
   std::span<const double> squares_;
-  const Unit* unit_ = nullptr;  ///< that is updated in backward
+  const Unit* unit_ = nullptr;  ///< the unit that is updated in backward
   std::vector<Run> runs_;
 };
 

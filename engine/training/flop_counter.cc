@@ -32,7 +32,7 @@ struct FlopCounter::Count {
 namespace {
 
 thread_local bool has_made_one = false;  // the thread trains
-thread_local int depth = 0;              // how many counted operators are open, one inside the other
+thread_local int depth = 0;              // number of counted operators that are open inside each other
 
 /// An operator that has a formula. It counts when it has ended without an exception: torch's checkpoint leaves the last
 /// operator that it makes again by one, before anything is computed.

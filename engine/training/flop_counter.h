@@ -5,13 +5,13 @@
 
 namespace tessera {
 
-/// Counts the floating-point operations of operators while it lives (flop_formulas.h): forward, backward and what is
-/// computed again. A Training makes one for its first step and drops it when backward is over, so later steps pay
+/// Counts the floating-point operations of operators while it lives (flop_formulas.h): forward, backward and
+/// recomputation. A Training makes one for its first step and drops it when backward is over, so later steps pay
 /// nothing.
 ///
-/// It is an at::RecordFunction callback. It counts what the thread that made it runs, and what threads run that never
-/// made one: autograd's for a GPU, or a forward's of its own. So ranks that are threads of one process do not count
-/// each other's. An operator inside a counted one is part of it. Tessera's own operators (Unrecorded) are not seen.
+/// It is an at::RecordFunction callback. It counts operators of the thread that made it, and of threads that never made
+/// one, such as autograd's threads for a GPU. So ranks that are threads of one process do not count each other's. An
+/// operator inside a counted one is part of it. Tessera's own operators (Unrecorded) are not seen.
 class FlopCounter {
  public:
   FlopCounter();
@@ -20,10 +20,11 @@ class FlopCounter {
   FlopCounter& operator=(const FlopCounter&) = delete;
 
   std::int64_t counted() const;
-  /// Forgets what was counted.
+  /// Sets the count to 0.
   void clear();
 
-  /// While one lives, `counter` counts nothing: an evaluation is no part of a step. Null: no-op.
+  /// While one lives, `counter` counts nothing: an evaluation is no part of a step. A null counter is allowed, and
+  /// nothing happens.
   class Pause {
    public:
     explicit Pause(FlopCounter* counter);

@@ -1,4 +1,4 @@
-// Random numbers under "reproducible": those of a microbatch are the same on whichever rank it is computed. LibTorch's
+// Random numbers under "reproducible": a microbatch gets the same numbers on any rank. LibTorch's
 // generator of the CPU is set from (the run's seed, step, number of the microbatch) when the backward or the step
 // before it returns, and where training begins or goes on.
 
@@ -17,7 +17,7 @@ namespace {
 
 at::Generator cpu_generator() { return at::globalContext().defaultGenerator(at::kCPU); }
 
-/// Mersenne's twister, LibTorch's generator of the CPU, takes 32 bits. A seed of so many stays as it is.
+/// Mersenne's twister, LibTorch's generator of the CPU, takes 32 bits. A seed of 32 bits does not change.
 std::uint32_t folded(std::uint64_t seed) { return static_cast<std::uint32_t>(seed ^ (seed >> 32)); }
 
 }  // namespace

@@ -17,7 +17,7 @@
 namespace tessera {
 namespace {
 
-/// The strategy's own row, which says what is allowed.
+/// Returns the key's row of the strategy table, which says what is allowed.
 const StrategyKey& row_of(const OptionKey& key) {
   std::string pointer = "/optimizer/" + std::string(key.name);
   for (char& c : pointer) c = c == '.' ? '/' : c;

@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-/// Those of a rank that speaks with nobody. It makes no use of memory that others could reach.
+/// Returns the axes of a rank that communicates with no other. It makes no use of memory that others could reach.
 MeshAxes alone() {
   const auto nobody = std::make_shared<LocalCollectives>(0, 1, /*one_host=*/false);
   MeshAxes axes;

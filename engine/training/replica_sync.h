@@ -44,13 +44,15 @@ class ReplicaSync {
   bool comes_later() const { return trains_apart(later_) && !is_apart(); }
   /// Whether they begin or end to, once `steps` steps are made: then training is planned anew.
   bool changes_after(std::int64_t steps) const { return trains_apart(later_.after(steps)) != is_apart(); }
-  /// In effect.
+  /// The configuration that is in effect.
   const SyncConfig& config() const { return now_; }
 
-  /// Those that training speaks over: of `whole`, the mesh's, this replica's ranks where it trains apart. Collective.
-  /// Throws tessera::Error (78) where ranks are asynchronous and cannot share memory.
+  /// Returns the axes over which training communicates: those of this replica's ranks if it trains separately, or else
+  /// `whole`, those of the mesh. Collective. Throws tessera::Error (78) where ranks are asynchronous and cannot share
+  /// memory.
   MeshAxes axes(const Mesh& mesh, const MeshAxes& whole);
-  /// Units have their first values. Adds what is needed beside TrainingMemory to `use`, and refers to all but that.
+  /// Units have their first values. Adds the memory needed in addition to TrainingMemory to `use`. It keeps references
+  /// to the other arguments.
   void begin(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& replica,
              const MeshAxes& whole, const Accelerator& accelerator, MemoryUse& use);
   /// The step of an asynchronous rank; null where there is none. After `begin`.

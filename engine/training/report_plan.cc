@@ -34,10 +34,10 @@ std::string words_of_gathers(const PlanInput& input) {
   return form == WireForm::kPlain ? "" : " (over the network " + name_of(form) + ")";
 }
 
-/// Where units are updated in backward and their records are more than are read ahead: what would hide them. Empty
-/// otherwise.
+/// Where units are updated in backward and their records are more than are read ahead: what would hide them. It is
+/// empty otherwise.
 std::string hint_of_queue_depth(const MemoryPlan& plan) {
-  const bool gives_way = plan.input().is_queued && plan.parameters_below();  // as MemoryPlan::queue_depth
+  const bool gives_way = plan.input().is_queued && plan.parameters_below();  // the rule of MemoryPlan::queue_depth
   if (!plan.input().updates_in_backward || gives_way) return "";
   const std::int64_t depth = plan.queue_depth();
   const std::int64_t records = plan.most_records_of_a_unit(), wanted = std::min(records, kMostQueueDepth);
@@ -61,7 +61,7 @@ std::string words_of_changed_defaults(const OptimizerConfig& optimizer) {
          ". [T0150] hint: write the keys into the strategy";
 }
 
-/// A program's output is its own: the whole plan is said to whoever asked for it.
+/// The output belongs to the program, so the whole plan is printed only on request.
 bool wants_table_of_plan() {
   const char* const wish = std::getenv("TESSERA_PLAN");
   const std::string said = wish == nullptr ? "" : wish;

@@ -7,9 +7,9 @@
 
 namespace tessera {
 
-/// How a rank without a batch learns what ranks with one do together in a microbatch, before it has seen any: these
-/// meet it at every event of their RoundLog, just before it happens, and one of them says which it is. Collective over
-/// all ranks, at each event, so it is for a first microbatch alone; afterwards the rank knows.
+/// Tells a rank without a batch what ranks with a batch do together, before it has seen a microbatch itself. These
+/// ranks meet it just before every event of their RoundLog, and one of them says which event it is. Collective over all
+/// ranks, at each event, so it is for a first microbatch alone; afterwards the rank knows.
 class RoundMeeting {
  public:
   /// `leader`: the rank that says. It has a batch.

@@ -91,7 +91,7 @@ void expect_forward_writes_nothing(const torch::nn::Module& module) {
   }
 }
 
-/// What Collectives::compressed_part is of the groups that compress a GPU's sums (MeshGroups::on_host).
+/// The value of Collectives::compressed_part in the groups that compress a GPU's sums (MeshGroups::on_host).
 constexpr int kPartOnHost = 1;
 
 /// Has the hosts of GPUs make the sums that are compressed, in pinned memory as large as the plan says. Returns its
@@ -141,7 +141,8 @@ Training::Training(Job& job_given, std::int64_t steps)
 
 Training::~Training() = default;
 
-/// What needs no other rank. Where it throws, nothing has happened: another Engine over the module goes on.
+/// Does everything that needs no other rank. Where it throws, nothing has happened: another Engine over the module goes
+/// on.
 void Training::look_at_module() {
   const Strategy& strategy = job.strategy;
   throw_if_error(check_strategy(strategy));
@@ -184,7 +185,7 @@ void Training::make_plan(bool continues) {
   if (job.mesh.rank() == 0) report_plan(continues);
   check_memory_limit(plan, strategy, scene.shares_memory);
   if (!sync.comes_later()) return;
-  scene.mesh = planned_position(strategy.sync, job.position);  // what the Engine will plan at start_step
+  scene.mesh = planned_position(strategy.sync, job.position);  // the mesh with which the Engine will plan at start_step
   scene.reduces_in_background = axes.reduce->reduces_in_background();
   scene.replicate_compressed_part = 0;
   scene.sync = strategy.sync;
@@ -211,7 +212,8 @@ void Training::set_up(DurableFiles* durable, bool continues) {
   activations = offload_activations(strategy.offload, whole, job.accelerator, job.mesh.rank());
   if (activations)
     use[device.is_queued ? MemoryCategory::kHostRecords : MemoryCategory::kActivations] += activations->memory_bytes();
-  TORCH_INTERNAL_ASSERT(use == plan.use(), "the allocation departs from the plan");  // to the byte
+  // the allocation must equal the plan to the byte
+  TORCH_INTERNAL_ASSERT(use == plan.use(), "the allocation departs from the plan");
   checks->accept();
   if (job.accelerator.allocated) footprint.at_start = job.accelerator.allocated().now;
   if (job.accelerator.forget_peak) job.accelerator.forget_peak();
@@ -223,7 +225,7 @@ void Training::set_up(DurableFiles* durable, bool continues) {
   times.data.begin(times.last_end);
 }
 
-/// What takes gradients, and the step that they are for.
+/// Makes the objects that take gradients, and the step that uses them.
 void Training::set_up_gradients() {
   const Strategy& strategy = job.strategy;
   const ComputeDevice device = job.accelerator.device;
@@ -246,7 +248,7 @@ void Training::set_up_gradients() {
   if (updates_in_backward()) {
     reducer->on_summed([this](Unit& unit, const UnitAgreement& agreed) {
       step->update(unit, agreed);
-      unit.gathered_hash = 0;  // where it is gathered in place, its values have changed
+      unit.gathered_hash = 0;  // values of a unit that is gathered in place have changed
       if (job.strategy.check.values) checks->accept(unit);
     });
     if (memory.state_records || memory.parameter_records) reducer->on_gradient([this] { step->read_ahead(); });

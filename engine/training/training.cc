@@ -1,6 +1,6 @@
 // One step of training, in its order: begin_backward and end_backward for each microbatch, take_step, begin_next_step.
-// Gradients come meanwhile through the hooks to the reducer, and values through the gathering; what is left here is
-// when each of these begins and ends.
+// Gradients come meanwhile through the hooks to the reducer, and values through the gathering; this file decides when
+// each of these begins and ends.
 
 #include "engine/training/training.h"
 
@@ -33,7 +33,7 @@ MemoryUse Training::allocated(When when) const {
 
 void Training::begin_backward(double weight) {
   const Span span("checks");
-  times.data.end();  // at the latest: a forward on another thread does not end it
+  times.data.end();  // ends the wait for data at the latest here, since a forward on another thread does not end it
   window.rounds.announce(RoundLog::kBackward);
   times.mark(UseTimes::Event::kBackward);
   if (activations) hook_saved_tensors(activations);  // a program may train on another thread than it made the Engine on
@@ -43,7 +43,8 @@ void Training::begin_backward(double weight) {
   const std::int64_t plain_steps = job.strategy.compression.start_step;
   reducer->square_own(measures_noise());
   reducer->use_methods(plain_steps == 0 || step->applied() >= plain_steps, times.attempts + 1);
-  if (updates_in_backward() || kept_gradient_bytes(plan) > 0) settle_commit();  // backward changes what it holds
+  // backward changes memory that the commit reads
+  if (updates_in_backward() || kept_gradient_bytes(plan) > 0) settle_commit();
   if (updates_in_backward()) reducer->begin_round(digest_of_gathers(gathering.log->entries()), weight);
   if (window.microbatch + 1 == job.strategy.gradient_accumulation) step->expect_update(reducer->order());
   window.rounds.add(RoundLog::kBackward);
@@ -131,8 +132,8 @@ StepResult Training::take_step() {
   return result;
 }
 
-/// What was kept of gradients that are dropped goes with them. A GPU's host waits here to hear of it: the next step's
-/// reductions add to what is kept.
+/// Drops the residuals of dropped gradients. The host of a GPU waits here for the decision, since the next step's
+/// reductions add to the residuals.
 void Training::forget_what_is_skipped(const StepResult& result) {
   if (plan.kept_gradient_numel() == 0) return;
   StepResult known = result;
@@ -140,7 +141,7 @@ void Training::forget_what_is_skipped(const StepResult& result) {
   if (known.overflow || known.spike) reducer->restore_feedback();
 }
 
-/// What the step's time went to, beside collectives.
+/// Notes where the step's time went, apart from collectives.
 void Training::note_times(StepResult& result) {
   const DataSeconds brought = data_seconds_of_this_thread();
   result.data_seconds = times.data.take();
@@ -178,7 +179,7 @@ void Training::bring_replicas_together(const char* what) {
   });
 }
 
-/// Once: what the first step needed beside what was there before it.
+/// Notes once how much memory the first step needed beyond what was allocated before it.
 void Training::note_activations() {
   const AllocatedBytes bytes = job.accelerator.allocated();
   footprint.activation_bytes = bytes.peak - footprint.at_start;
@@ -188,7 +189,7 @@ void Training::note_activations() {
            " in use at most");
 }
 
-/// Likewise: what the tier had to hold.
+/// Notes how much the tier of activations had to hold.
 void Training::note_offloaded_activations() const {
   if (job.mesh.rank() != 0) return;
   const ActivationCounts counts = activations->counts();
@@ -198,7 +199,7 @@ void Training::note_offloaded_activations() const {
            format_bytes(counts.peak_bytes) + " at a time, and brought " + format_bytes(counts.bytes_got) + " back");
 }
 
-/// As Strategy::broadcast_buffers says.
+/// Makes buffers equal on all ranks, as Strategy::broadcast_buffers says.
 void Training::make_buffers_alike() {
   const BufferBroadcast wanted = job.strategy.broadcast_buffers;
   if (wanted == BufferBroadcast::kNone || job.mesh.world_size() == 1) return;
@@ -211,8 +212,8 @@ void Training::begin_next_step() {
   gathering.log->reset();
   drop_microbatches();
   // Where units are updated in backward, or sums are a tree over microbatches, a unit whose gradients were taken for
-  // complete could not take another, so all are waited for. And a step in which nothing counted says nothing of the
-  // next one.
+  // complete could not take another, so all are waited for. Besides, a step in which no microbatch counted does not
+  // predict the next one.
   const bool waits_for_all = updates_in_backward() || job.strategy.reproducible;
   const std::vector<char>* const used = waits_for_all ? nullptr : step->known_used();
   if (used && std::ranges::any_of(*used, [](char each) { return each != 0; })) reducer->expect(*used);

@@ -39,14 +39,14 @@
 
 namespace tessera {
 
-/// What was allocated, and what the first step needed beside it.
+/// The allocated memory, and the memory that the first step needed beyond it.
 struct Footprint {
   MemoryUse allocated;
-  std::int64_t at_start = 0;  ///< on a GPU, by LibTorch's allocator, when set-up was over
+  std::int64_t at_start = 0;  ///< bytes in LibTorch's allocator on a GPU, at the end of the set-up
   std::optional<std::int64_t> activation_bytes;
 };
 
-/// What the values of parameters are at the moment, and who looks at them.
+/// Which values parameters have at the moment, and which guards look at them.
 struct ValuesInUse {
   bool loaded = false;        ///< parameters have their values and places
   bool half_loaded = false;   ///< a load failed after it had begun to write
@@ -58,15 +58,15 @@ struct ValuesInUse {
 /// How an operator finds the values of the parameters that it reads. Members are destroyed last to first.
 struct Gathering {
   std::optional<GatherLog> log;            ///< gathers of this step
-  std::optional<Publication> publication;  ///< where values are published behind the update
+  std::optional<Publication> publication;  ///< set if values are published behind the update
   std::unique_ptr<ShardSource> shards;     ///< null where no parameters lie below memory
-  std::optional<Residency> residency;      ///< where parameters are sharded, or lie below memory
+  std::optional<Residency> residency;      ///< set if parameters are sharded or offloaded
   std::optional<OpWatch> watch;
 };
 
 /// The microbatches of the step under way.
 struct Window {
-  /// The next step's.
+  /// Begins the window of the next step.
   void begin() {
     local = {};
     microbatch = 0;
@@ -74,10 +74,10 @@ struct Window {
   }
 
   std::int64_t microbatch = 0;   ///< since the last step
-  std::optional<double> weight;  ///< the microbatch's, if it has more losses (MicrobatchInfo::retain_graph)
+  std::optional<double> weight;  ///< weight of the microbatch, if it has more losses (MicrobatchInfo::retain_graph)
   LocalStep local;
   RoundLog rounds;
-  std::optional<RoundMeeting> meeting;  ///< for the next microbatch, on a rank without a batch
+  std::optional<RoundMeeting> meeting;  ///< meeting for the next microbatch, on a rank without a batch
   bool has_looked_at_loss = false;      ///< Training::warn_of_division
   std::uint32_t seed = 0;               ///< under "reproducible": of the run's random numbers (Training::take_seed)
 };
@@ -98,11 +98,11 @@ struct TrainingTimes {
   double communication_before = 0;
   std::chrono::steady_clock::time_point last_end;
   double last_seconds = 0;
-  UseTimes* uses = nullptr;  ///< a StepProfiler's, while one lives
+  UseTimes* uses = nullptr;  ///< times of a StepProfiler, while one lives
   DataWait data;
-  DataSeconds brought;               ///< this thread's, when the latest step ended
-  std::optional<FlopCounter> flops;  ///< in the first step
-  std::int64_t flop = 0;             ///< what it counted
+  DataSeconds brought;               ///< seconds of this thread when the latest step ended
+  std::optional<FlopCounter> flops;  ///< counts in the first step
+  std::int64_t flop = 0;             ///< operations that it counted
   double peak_tflops = 0;            ///< StepResult::peak_tflops
 };
 
@@ -117,23 +117,24 @@ struct Training {
   Training& operator=(const Training&) = delete;
 
   void look_at_module();
-  /// `continues`: another Training's, over the same module (Engine::State::planned_anew). Collective.
+  /// `continues`: goes on from another Training over the same module (Engine::State::planned_anew). Collective.
   void make_plan(bool continues);
   /// `durable`: null without "durable". Collective.
   void set_up(DurableFiles* durable, bool continues);
-  /// What the strategy leaves out has the defaults of this version from now on (OptimizerConfig::defaults_version):
-  /// those that a run began with, when it goes on. Where a number changes, the step is made anew and true comes back:
-  /// Step::resume must follow. Between steps.
+  /// From now on, keys that the strategy leaves out have the defaults of this version
+  /// (OptimizerConfig::defaults_version). A run that goes on keeps the defaults with which it began. Where a number
+  /// changes, the step is made anew and true comes back: Step::resume must follow. Between steps.
   bool use_defaults(std::int64_t version);
   void report_frozen_states() const;
   /// Parameters that were gathered refuse access from now on, and their shards wait for the next Engine. Others stay
   /// readable: with their memory, or as a copy of their own if ranks shared it.
   void detach_parameters();
-  enum class When : std::uint8_t { kNow, kAtMost };  ///< at most: since the last step
-  /// The plan's memory, and what was needed beyond it.
+  enum class When : std::uint8_t { kNow, kAtMost };  ///< kAtMost: the peak since the last step
+  /// Returns the plan's memory, and what was needed beyond it.
   MemoryUse allocated(When when) const;
 
-  // What a program may do now (expect.cc). Each throws tessera::Error (64) where it may not. `what`: the call.
+  // Checks that a program may make a call now (expect.cc). Each throws tessera::Error (64) where it may not. `what`:
+  // the call.
   void expect_microbatch(const at::Tensor& loss, const MicrobatchInfo& info) const;
   void expect_step(bool partial) const;
   void expect_nothing() const;
@@ -142,17 +143,17 @@ struct Training {
   /// Throws while parameters are averages.
   void expect_weights(const char* what) const;
   void warn_of_division(const at::Tensor& loss);
-  /// Throws if a program did to parameters what it may not (ParameterChecks). Under Gathered(kWrite) it may. Waits for
-  /// values that are on their way. `may_unfreeze`: the call makes memory for what was frozen.
+  /// Throws if a program changed parameters in a way that is not allowed (ParameterChecks). Under Gathered(kWrite) it
+  /// may. Waits for values that are on their way. `may_unfreeze`: the call makes memory for frozen parameters.
   void expect_parameters(bool may_unfreeze = false);
 
   bool updates_in_backward() const { return plan.input().updates_in_backward; }
   /// The number, in its step over all ranks, of the microbatch that this rank computes next (MicrobatchOrder).
   std::int64_t microbatch() const;
-  // Under "reproducible", else nothing (microbatch_seed.cc).
+  // Agrees on a seed under "reproducible", and otherwise does nothing (microbatch_seed.cc).
   /// Takes the run's seed from LibTorch's generator: rank 0's for all ranks. Collective.
   void agree_on_seed();
-  /// The same where all ranks have the run's generator, as a checkpoint keeps it (generator_to_keep).
+  /// Does the same if all ranks have the run's generator, as a checkpoint keeps it (generator_to_keep).
   void take_seed();
   /// Sets LibTorch's generator for the microbatch that comes next.
   void seed_microbatch() const;
@@ -160,7 +161,7 @@ struct Training {
   /// which is the same on all ranks.
   at::Tensor generator_to_keep() const;
   bool step_is_due() const { return window.microbatch == job.strategy.gradient_accumulation; }
-  /// What this rank has gathered is stale soon, and given up.
+  /// Releases all units that this rank has gathered, since their values will change.
   void drop_gathered();
   /// Parameters have other values than graphs and checks know.
   void accept_new_values();
@@ -168,12 +169,12 @@ struct Training {
   void set_lr(const std::string* group, double lr);
   /// Sets another number of the update rule likewise, by its key in the strategy's "optimizer".
   void set_option(const std::string* group, const std::string& name, std::span<const double> numbers);
-  /// These numbers by key: a group's, or those of what is in none (FlatParameter::kNoGroup).
+  /// Returns these numbers by key, for a group, or for parameters in no group (FlatParameter::kNoGroup).
   std::map<std::string, std::vector<double>> options(std::size_t group) const;
   /// Where the group stands among optimizer.groups. Throws tessera::Error (64) if there is none of this name.
   std::size_t index_of_group(const char* what, const std::string& group) const;
 
-  /// `weight`: of the microbatch.
+  /// `weight`: weight of the microbatch.
   void begin_backward(double weight);
   void end_backward(const at::Tensor& loss, const MicrobatchInfo& info);
   // Where "noise_scale" measures a step, else nothing (own_gradients.cc).
@@ -184,12 +185,12 @@ struct Training {
   void note_own_step();
   /// Backward is over. `ends`: and so is the microbatch. `has_batch`: it was one, with a loss.
   void end_round(bool ends, bool has_batch);
-  /// A microbatch of a rank without a batch: what the others do together, as the last microbatch here did it, or as
-  /// they tell it now.
+  /// Runs a microbatch on a rank without a batch. It repeats the collectives of the last microbatch here, or makes
+  /// those that the other ranks announce.
   void run_nothing();
   /// Whether what ranks do together in a microbatch is more than sums of gradients in the order agreed on.
   bool gathers_with_others() const { return gathering.residency && job.mesh.world_size() > 1; }
-  /// Whether any rank has a batch, before a microbatch. Where a rank that has none cannot know what the others will do,
+  /// Whether any rank has a batch, before a microbatch. If a rank without a batch cannot know what the others will do,
   /// these tell it (RoundMeeting). Collective.
   bool any_rank_has_batch(bool own);
   StepResult take_step();
@@ -211,7 +212,7 @@ struct Training {
   Footprint footprint;
   std::vector<std::unique_ptr<Unit>> units;
   ValuesInUse values;
-  std::optional<GradientNorm> norm;          ///< on the CPU; a GPU's norm is a pass of its own
+  std::optional<GradientNorm> norm;          ///< set on the CPU; a GPU computes the norm in a pass of its own
   std::unique_ptr<CallLatencies> latencies;  ///< null: calls are not timed. Reducer and gathering write it
   std::optional<Reducer> reducer;
   std::optional<ParameterChecks> checks;
@@ -228,7 +229,7 @@ struct Training {
   void note_times(StepResult& result);
   void report_plan(bool continues) const;
   bool shares_memory() const;
-  /// With the optimizer's numbers that the strategy has.
+  /// Makes the step with the optimizer's numbers from the strategy.
   void make_step();
   void set_up_gradients();
   void set_up_gathering();

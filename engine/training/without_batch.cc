@@ -18,7 +18,7 @@ class Follower {
  public:
   explicit Follower(Training& training) : training_(training) {}
 
-  /// `ends`: of a kEnd, that it is the microbatch's.
+  /// `ends`: says of an event kEnd that it ends the microbatch.
   void take(int event, bool ends) {
     const bool is_beside = std::exchange(comes_beside_, event == RoundLog::kBesides);
     if (event == RoundLog::kBesides) return;
@@ -52,7 +52,7 @@ class Follower {
 void Training::run_nothing() {
   const Span span("backward");
   static constexpr int kNoGathers[] = {RoundLog::kBackward, RoundLog::kEnd};
-  window.rounds.forget();  // what a program has done beside microbatches
+  window.rounds.forget();  // forgets events that the program caused outside of microbatches
   Follower follower(*this);
   if (window.meeting) {
     for (int event = RoundLog::kBesides; event != RoundLog::kEnd;) {

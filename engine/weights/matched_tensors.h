@@ -36,12 +36,12 @@ MatchRules rules_of(const ImportOptions& options);
 struct MatchedTensor {
   std::string name;  ///< its name in the files
   std::vector<std::int64_t> sizes = {};
-  bool transposed = false;  ///< the file has it transposed
+  bool transposed = false;  ///< whether the file has the transposed tensor
 };
 
 /// The result of match_tensors.
 struct MatchedTensors {
-  std::vector<MatchedTensor> tensors;  ///< one for each wanted tensor, in the same order
+  std::vector<MatchedTensor> tensors;  ///< one entry for each wanted tensor, in the same order
   std::string unused;                  ///< `2 are not used: "a", "b"`; empty where all are used
 };
 

@@ -33,7 +33,7 @@ class TensorSource {
   virtual const std::map<std::string, StoredTensor>& tensors() const = 0;
   /// The entries among the tensors that are none, with what they are: {"epoch", "a number"}.
   virtual const std::vector<std::pair<std::string, std::string>>& others() const = 0;
-  /// The keys of what the files hold beside the chosen part: "optimizer".
+  /// Returns the keys in the files that do not belong to the chosen part, such as "optimizer".
   virtual const std::vector<std::string>& unused() const = 0;
 
   /// Reads elements [first, first + numel) of a tensor, counted row by row: [numel], on the CPU, in the file's type.

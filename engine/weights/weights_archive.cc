@@ -263,7 +263,7 @@ class ArchiveSource : public TensorSource {
   at::Tensor copy_;
 };
 
-/// Says what a zip archive is in which LibTorch's reader finds no `data.pkl`.
+/// Says what kind of file a zip archive is if LibTorch's reader finds no `data.pkl` in it.
 absl::Status other_archive(const FileRanges& file, const absl::Status& of_reader) {
   const ReadBytes read = [&](std::uint64_t place, std::size_t bytes, char* to) {
     return file.read(place, to, bytes, "") == bytes;

@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// A kind of file that somebody may take for a weights file but that is none, with its remedy.
+/// A kind of file that a user may take for a weights file, although it is none, with its remedy.
 struct FileKind {
   std::string_view what;  ///< "is an HDF5 file, as Keras writes it"
   std::string_view hint;  ///< "hint: ..."
@@ -31,7 +31,7 @@ FileKind kind_of_zip(const std::vector<std::string>& names);
 /// Fills `to` with `bytes` bytes of a file from `place` on; false where the file has no such bytes.
 using ReadBytes = std::function<bool(std::uint64_t place, std::size_t bytes, char* to)>;
 
-/// The names in a zip archive's directory, at most kMostZipNames of them. Nothing where there is no directory, as when
+/// Most names that are read from the directory of a zip archive. Nothing where there is no directory, as when
 /// the archive's end is cut off. `bytes`: the file's size.
 inline constexpr std::size_t kMostZipNames = 10'000;
 std::optional<std::vector<std::string>> names_in_zip(const ReadBytes& read, std::uint64_t bytes);

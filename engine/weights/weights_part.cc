@@ -70,8 +70,8 @@ bool any_end_of(std::string_view name, const Visit& visit) {
 struct Candidate {
   const WeightsNode* node = nullptr;
   std::size_t above = 0;       ///< the index of the candidate above it; the root's is its own
-  std::size_t name_begin = 0;  ///< where its names begin within the root's names
-  std::size_t found = 0;       ///< how many of the wanted names it has
+  std::size_t name_begin = 0;  ///< index of its first name among the root's names
+  std::size_t found = 0;       ///< number of wanted names that it has
 };
 
 using IsWanted = std::function<bool(std::string_view name)>;
@@ -84,7 +84,8 @@ class Search {
   std::optional<std::size_t> best() const {
     std::optional<std::size_t> best;
     for (std::size_t i = 0; i < all_.size(); ++i) {
-      // A candidate above another one with as many names only has more that is not wanted, so the lower one is better.
+      // If two candidates have the same number of names, and one lies below the other, the lower one is better: it has
+      // fewer unwanted tensors.
       if (all_[i].found > 0 &&
           (!best || all_[i].found > all_[*best].found || (all_[i].found == all_[*best].found && is_above(*best, i))))
         best = i;

@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-/// Says which tensors of a file are wanted: what LoadOptions says, and what the module has.
+/// Says which tensors of a file are wanted: the LoadOptions, and the names of the module.
 struct WeightsRequest {
   std::string part = {};                  ///< LoadOptions::part
   std::vector<std::string> without = {};  ///< LoadOptions::without
@@ -27,7 +27,7 @@ struct WeightsPart {
   std::vector<std::pair<std::string, std::size_t>> tensors = {};  ///< names, and WeightsNode::tensor
   /// Entries that are no tensor and hold none, with what they are: {"epoch", "a number"}.
   std::vector<std::pair<std::string, std::string>> others = {};
-  std::vector<std::string> unused = {};  ///< the keys of what lies beside the part: "optimizer"
+  std::vector<std::string> unused = {};  ///< keys that do not belong to the part, such as "optimizer"
 };
 
 /// Chooses the part that the request names or, where it names none, the part that has the module's names: the smallest

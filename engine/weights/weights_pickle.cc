@@ -25,7 +25,7 @@ namespace {
 // WeightsNodes, within bounds on their number and depth.
 
 constexpr std::size_t kLongestKey = 200;  ///< characters of a name that messages repeat
-constexpr int kDeepestTuple = 20;         ///< how deep tuples may lie in tuples
+constexpr int kDeepestTuple = 20;         ///< most levels of tuples inside tuples
 constexpr std::size_t kMostDimensions = 64;
 
 struct Storage {
@@ -44,7 +44,8 @@ struct Container;
 struct Value {
   enum Kind { kOther, kNone, kNumber, kText, kTuple, kContainer, kName, kStorage, kTensor } kind = kOther;
   std::int64_t number = 0;
-  std::string text = {};  ///< kText: it; kName: "torch._utils _rebuild_tensor_v2"; kOther: what it is
+  /// kText: the text; kName: module and name, "torch._utils _rebuild_tensor_v2"; kOther: a description
+  std::string text = {};
   std::shared_ptr<const Tuple> tuple = {};
   std::shared_ptr<const Storage> storage = {};
   std::shared_ptr<const PickledTensor> tensor = {};

@@ -30,7 +30,7 @@ torch::jit::Module script_of(const torch::nn::Module& module, const std::shared_
   return script;
 }
 
-/// The record in which the classes of a qualifier such as "__torch__" are looked for.
+/// Returns the record in which LibTorch looks for classes of a qualifier such as "__torch__".
 std::string record_of_code(std::string qualifier) {
   std::ranges::replace(qualifier, '.', '/');
   return "code/" + qualifier + ".py";

@@ -23,7 +23,7 @@ namespace tessera {
 /// tensor's values, and the records, in any order. kArchive has code beside the pickle: the classes of a TorchScript
 /// program without methods, from which C++ reads modules.
 ///
-/// `finish` returns the first error of the file; what is added after an error is dropped.
+/// `finish` returns the first error of the file; tensors added after an error are dropped.
 class WeightsWriter {
  public:
   /// Only names, shapes and dtypes of `module` are read. The same tensor under two names has one record.

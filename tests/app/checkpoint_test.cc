@@ -112,7 +112,7 @@ class Checkpoints : public Workplace {
       EXPECT_NEAR(got[step.at("step")], loss, tolerance * loss) << "step " << step.at("step");
     }
   }
-  /// Steps by number, the last line of each: a run that goes on takes some steps again.
+  /// Returns the last line of each step, by number. A run that goes on may have made some steps twice.
   std::map<int, std::string> by_step(const std::string& metrics) const {
     std::map<int, std::string> steps;
     for (const std::string& line : losses(metrics)) steps[std::stoi(line)] = line;
@@ -187,7 +187,7 @@ TEST_F(Checkpoints, ResumedRunGivesTheBitsOfOneRun) {
 
 // The text has few samples, so some runs go on in the next epoch.
 TEST_F(Checkpoints, RunKilledAtAnyMomentResumesWithTheSameBits) {
-  const std::string steps = "400";  // so many that none of the runs below comes to its end before it is killed
+  const std::string steps = "400";  // so many steps that every run below is killed before its end
   run(run_of(2, steps, "whole", "whole.jsonl"));
   ASSERT_GT(by_step("whole.jsonl").size(), 100u);
   int kills = 0;
@@ -211,8 +211,8 @@ TEST_F(Checkpoints, RunKilledAtAnyMomentResumesWithTheSameBits) {
     EXPECT_EQ(entry.path().string().find(".tmp-"), std::string::npos) << entry.path();
 }
 
-// F10: one rank or all ranks are killed at random moments, and the run goes on each time. Its end has the bits of a run
-// that was not disturbed. TESSERA_SOAK_SEED repeats a test.
+// F10: one rank or all ranks are killed at random moments, and the run goes on each time. The last losses have the bits
+// of an undisturbed run. TESSERA_SOAK_SEED repeats a test.
 TEST_F(Checkpoints, RandomKillsChangeNoBits) {
   const char* const given = std::getenv("TESSERA_SOAK_SEED");
   const auto seed = given ? static_cast<unsigned>(std::stoul(given)) : std::random_device()();
@@ -246,7 +246,7 @@ TEST_F(Checkpoints, RandomKillsChangeNoBits) {
 
 // F7: the exit code is 0, or what a scheduler wants.
 TEST_F(Checkpoints, SignalsEndTheStepSaveAndExitWithZero) {
-  const std::string steps = "150";  // so many that none of the runs below comes to its end before its signal
+  const std::string steps = "150";  // so many steps that every run below gets its signal before its end
   run(run_of(2, steps, "whole", "whole.jsonl"));
   for (const int signal : {SIGTERM, SIGUSR1}) {
     const std::string folder = "parts" + std::to_string(signal), metrics = folder + ".jsonl";
@@ -452,7 +452,7 @@ TEST_F(Checkpoints, ReshardedCheckpointResumesWithTheSameBits) {
   look({"reshard", path("parts"), path("none"), "--files", "0"}, 64);
 }
 
-// A step has the same samples on any number of ranks: they accumulate as many microbatches as it takes.
+// A step has the same samples on any number of ranks: fewer ranks accumulate more microbatches.
 TEST_F(Checkpoints, OtherNumberOfRanksResumesWithTheSameGlobalBatch) {
   run(elastic_run(2, 6, "whole", "whole.jsonl"));
   int steps = 0;

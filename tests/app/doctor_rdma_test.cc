@@ -1,4 +1,4 @@
-// What `tessera doctor` says of RDMA, on machines that are made up of a folder of devices and a list of libraries.
+// Tests what `tessera doctor` says about RDMA. A machine is a folder of devices and a list of libraries.
 
 #include <gmock/gmock.h>
 

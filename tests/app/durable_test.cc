@@ -135,7 +135,7 @@ TEST_F(DurableSteps, RandomKillsChangeNoBits) {
   run_whole(all_steps);
   for (int killed = 0; killed < kills; ++killed) {
     Program job(run_of(steps, 1 + up_to(4), "parts.jsonl"), path("job"));
-    ASSERT_TRUE(job.wait_for_rank(1)) << job.out() << job.err();  // before there are ranks a kill hits nobody
+    ASSERT_TRUE(job.wait_for_rank(1)) << job.out() << job.err();  // a kill before the ranks start would hit nothing
     std::this_thread::sleep_for(std::chrono::milliseconds(up_to(2500)));
     const pid_t one = up_to(2) > 0 ? job.rank_pid(up_to(1)) : -1;
     if (one > 0) {

@@ -22,7 +22,7 @@ class Faults : public Workplace {
   Ended fail(const Words& command, const std::map<std::string, std::string>& environment = {}) const {
     return run_program(command, path("run"), 60, environment);
   }
-  /// A command line in which $RANK is the rank.
+  /// Returns a command line in which $RANK is the rank.
   static Words by_rank(const Words& command) {
     std::string line = "exec";
     for (const std::string& word : command) line += " \"" + word + "\"";

@@ -1,4 +1,4 @@
-// Training over a network. Hosts are network namespaces of this machine, joined by links of a chosen speed
+// Tests training over a network. Hosts are network namespaces of this machine, joined by links of a chosen speed
 // (scripts/net_lab). These tests are skipped, with the reason, where namespaces cannot be made.
 
 #include <gmock/gmock.h>
@@ -26,8 +26,8 @@ class Net : public Workplace {
   }
 
   static Words lab(int hosts, int ranks_per_host, const std::string& rate) {
-    // Each rank gets as many threads as it has beside other ranks of one host: more threads change the bits of
-    // LibTorch's products.
+    // A rank alone on its host gets as few threads as ranks that share a host, since the number of threads changes the
+    // bits of LibTorch's products.
     return {"env",
             "OMP_NUM_THREADS=1",
             TESSERA_NET_LAB,

@@ -43,7 +43,7 @@ TEST_F(OutputFiles, ExistingFileIsKeptUnlessItMayBeReplaced) {
   folder_.write("old", "results");
   EXPECT_EQ(check("old"), ExitCode::kCannotCreate);
   EXPECT_EQ(check("old", Existing::kReplaced), ExitCode::kOk);
-  EXPECT_EQ(folder_.read("old"), "results");  // until it is written
+  EXPECT_EQ(folder_.read("old"), "results");  // the old content stays until the new file is written
   EXPECT_EQ(write_output(folder_ / "old", "new", Existing::kReplaced, "test"), absl::OkStatus());
   EXPECT_EQ(folder_.read("old"), "new");
 }

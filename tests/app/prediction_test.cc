@@ -22,7 +22,7 @@ class Prediction : public Workplace {
  protected:
   Ended fail(const Words& command) const { return run_program(command, path("run")); }
   json file(const std::string& name) const { return json::parse(read_file(path(name))); }
-  /// Measures what the commands of `world` need.
+  /// Measures the profile and the links that the commands of `world` need.
   void measure() const {
     run(train(strategy("FULL_SHARD"), "alone.jsonl", {"--profile", path("profile.json"), "--steps", "4"}));
     const Ended links =
@@ -90,7 +90,7 @@ TEST_F(Prediction, MeasuredProfileAndLinksPredictAndSimulate) {
   EXPECT_GT(file("trace.json").at("traceEvents").size(), 100u);
 }
 
-// s and efficiency of each number of ranks are those of a plan of its own, and Gustafson's.
+// For each number of ranks, the share s and the efficiency are those of a separate plan, and follow Gustafson's law.
 TEST_F(Prediction, EfficiencyOf1To4096RanksFollowsFromTheirPlans) {
   measure();
   const json plan = json::parse(run(world("plan", strategy("FULL_SHARD"), "3", {"--json"})).out);
@@ -153,7 +153,7 @@ TEST_F(Prediction, StrategiesAreComparedByTime) {
   EXPECT_EQ(strategies,
             (std::set<std::string>{"NO_SHARD", "SHARD_OPTIMIZER", "SHARD_GRADIENTS", "SHARD_GRAD_OP", "FULL_SHARD"}));
 
-  // The limit is as little memory as one of them needs.
+  // The limit is the least memory that one of the strategies needs.
   const auto needs = [](const json& each) { return each.at("total_bytes").get<std::int64_t>(); };
   std::int64_t least = needs(tried[0]);
   for (const json& each : tried) least = std::min(least, needs(each));

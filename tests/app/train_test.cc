@@ -224,7 +224,8 @@ TEST_F(Train, RunDirectoryHoldsAllFilesOfARun) {
   const Ended ended = run(launch(2, {"--no-prefix"}) + command);
   const json config = json::parse(read_file(path("runs/a/config.json")));
   EXPECT_EQ(config.at("ranks"), 2);
-  EXPECT_EQ(config.at("model").at("mlp_ratio"), 4);  // resolved, not only what the file says
+  // the header has resolved values, also of keys that the file leaves out
+  EXPECT_EQ(config.at("model").at("mlp_ratio"), 4);
   EXPECT_EQ(config.at("strategy").at("gradient_accumulation"), 2);
   EXPECT_THAT(config.at("command").get<Words>(), ::testing::Contains("--batch"));
   const auto lines = read_lines(path("runs/a/metrics.jsonl"));
@@ -275,7 +276,7 @@ Words column_of(const std::vector<Words>& table, const std::string& column) {
   return cells;
 }
 
-/// What tests/app/read_events.py makes of the event files of a folder, the earliest first.
+/// Returns the events that tests/app/read_events.py reads from the event files of a folder, the earliest first.
 std::vector<json> events_of(const std::string& folder, std::size_t files, const std::string& scratch) {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) names.push_back(entry.path());
@@ -372,7 +373,7 @@ TEST_F(Train, FailedCsvAndEventFilesGiveWarningsAndStayWhole) {
   EXPECT_THAT(ended.out, HasSubstr("step 50/50"));
   EXPECT_THAT(ended.err, HasSubstr("limited.csv: a line was not written: File too large"));
   EXPECT_THAT(ended.err, HasSubstr("/events.out.tfevents."));
-  // Both end with what was whole.
+  // Both files end with the last whole row.
   const std::vector<Words> table = table_of(path("limited.csv"));
   EXPECT_EQ(table.back().size(), table[0].size());
   EXPECT_GT(events_of(path("board"), 1, path("read")).size(), 100u);
@@ -407,7 +408,7 @@ TEST_F(Train, EvaluationIsTheSameOnAnyRanksAndChangesNothing) {
   EXPECT_EQ(lines[1].at("after_step"), 3);
   EXPECT_LT(lines[1].at("eval_loss").get<double>(), 5.6);
   EXPECT_EQ(lines[0].at("eval_tokens").get<int>(), 1999 / 16 * 16);  // each sample once
-  // A step does not count what the evaluation before it gathered; it finds some of that still there.
+  // A step does not count what the evaluation before it gathered; the step still finds some of those units gathered.
   EXPECT_LE(steps("evaluated")[2].at("bytes_gathered"), steps("plain")[2].at("bytes_gathered"));
 }
 

@@ -25,7 +25,7 @@ class SeededFaultDeathTest : public ::testing::Test {
 #ifndef TESSERA_SEEDED_FAULTS
     GTEST_SKIP() << "a build without them";
 #endif
-    GTEST_FLAG_SET(death_test_style, "threadsafe");  // the program begins anew
+    GTEST_FLAG_SET(death_test_style, "threadsafe");  // the death test runs the program again from its start
   }
 };
 

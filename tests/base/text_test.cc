@@ -61,7 +61,7 @@ TEST(Joined, PutsSeparatorsBetween) {
 TEST(Clipped, SaysHowManyBytesAreLeftOut) {
   EXPECT_EQ(clipped("short", 10), "short");
   EXPECT_EQ(clipped(std::string(12345, 'x'), 3), "xxx... (12,342 bytes more)");
-  EXPECT_EQ(clipped("a\xC3\xA4z", 2), "a... (3 bytes more)");  // not half of a character
+  EXPECT_EQ(clipped("a\xC3\xA4z", 2), "a... (3 bytes more)");  // no character is cut in half
 }
 
 TEST(NumberRanges, LongListsAreShortenedToRanges) {

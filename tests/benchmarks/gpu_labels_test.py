@@ -30,7 +30,7 @@ class Labels(unittest.TestCase):
         for file in (REPOSITORY / "tests").glob("**/CMakeLists.txt"):
             text = file.read_text()
             found |= gpu_tests(text)
-            self.assertNotRegex(DECLARATION.sub("", text), r"\bLABELS\b[^)]*\bgpu\b", file)  # nobody else has it
+            self.assertNotRegex(DECLARATION.sub("", text), r"\bLABELS\b[^)]*\bgpu\b", file)  # no other test has the label
         self.assertIn("device_kernels_test", found)
         self.assertEqual([name for name, arguments in found.items() if "WHOLE" not in arguments], [])
 

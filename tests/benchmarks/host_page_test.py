@@ -29,7 +29,7 @@ def csv_of(data):
 
 
 def page_of(data):
-    from host import page  # which needs matplotlib
+    from host import page  # this import needs matplotlib
     return page.Page(data).text()
 
 
@@ -59,7 +59,7 @@ class Tables(unittest.TestCase):
     def test_exposed_time_is_over_the_familys_step_without_communication(self):
         row = self.row("steps.csv", contender="PyTorch FSDP2")
         self.assertEqual(numbers(row, *COSTS), [3.0, 0.75, 0.25])
-        row = self.row("steps.csv", contender="DeepSpeed ZeRO-3")  # to PyTorch's, on which it runs
+        row = self.row("steps.csv", contender="DeepSpeed ZeRO-3")  # added to PyTorch's memory, since DeepSpeed runs on PyTorch
         self.assertEqual(numbers(row, *COSTS), [1.0, 0.5, 0.5])
         row = self.row("steps.csv", contender="Tessera FULL_SHARD")
         self.assertEqual(numbers(row, *COSTS), [0.25, 0.25, 0.75])
@@ -317,7 +317,7 @@ def passes(contender, seconds, cpu_seconds):
 
 
 class Disk(unittest.TestCase):
-    """Passes over a disk and steps with their state there; results of before have neither."""
+    """Tests passes over a disk, and steps with their state on it. Older results have neither."""
 
     @classmethod
     def setUpClass(cls):

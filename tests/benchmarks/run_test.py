@@ -21,7 +21,7 @@ RUN = harness.FOLDER / "run"
 
 
 def said(*words, program=RUN):
-    """(exit code, what it printed)."""
+    """Runs the program and returns (exit code, output)."""
     done = subprocess.run([sys.executable, "-B", program, *map(str, words)], capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 

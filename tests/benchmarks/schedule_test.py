@@ -96,7 +96,7 @@ class Schedules(unittest.TestCase):
         schedule = self.schedule(10)
         schedule.run([self.task("a", 6, estimate=1)], rounds=3)
         self.assertEqual(self.ran, ["a"])
-        self.assertEqual([entry["round"] for entry in schedule.not_run], [2])  # and on
+        self.assertEqual([entry["round"] for entry in schedule.not_run], [2])  # the round that failed and later ones were not run
 
     def test_task_gets_no_more_time_than_is_left(self):
         schedule = self.schedule(10)

@@ -113,7 +113,7 @@ TEST(CheckpointFolder, BestCheckpointIsKept) {
   EXPECT_THAT(listed(folder.path()), ElementsAre("step-000000000002", "step-000000000004", "step-000000000005"));
   EXPECT_EQ(*find_checkpoint(folder.file("best"), "test"), folder.file("step-000000000002"));
   EXPECT_EQ(latest_step(folder.path()), 5);
-  // Another one is better: the first is as old as it is.
+  // Another checkpoint is better now, so the first one is removed by its age.
   ASSERT_TRUE(save(folder.path(), 6, 2, true).ok());
   EXPECT_THAT(listed(folder.path()), ElementsAre("step-000000000005", "step-000000000006"));
   EXPECT_EQ(*find_checkpoint(folder.file("best"), "test"), folder.file("step-000000000006"));
@@ -135,7 +135,7 @@ TEST(CheckpointFolder, KeepsTheNewestAndNeverLessThanTheLatest) {
   ASSERT_TRUE(save(folder.path(), 6, 0).ok());
   EXPECT_THAT(listed(folder.path()), ElementsAre("step-000000000006"));
   EXPECT_THAT(folder.names(), UnorderedElementsAre("latest", "lock", "step-000000000006"));
-  // Somebody set the clock back: the latest looks oldest, and stays.
+  // The clock was set back, so the latest checkpoint looks oldest. It stays.
   timespec old[2] = {{1, 0}, {1, 0}};
   ASSERT_EQ(::utimensat(AT_FDCWD, folder.file("step-000000000006/manifest.json").c_str(), old, 0), 0);
   auto unfinished = UnfinishedCheckpoint::begin(folder.path(), 7, "rank 0");
@@ -154,7 +154,7 @@ TEST(CheckpointFolder, NextSaveRemovesOnlyWhatAKilledOneLeft) {
     write_content(folder.file(name) + "/rank-00000.safetensors", "x");
   }
   write_content(folder.file("latest.tmp-77-3"), "step-0");
-  // What others have put here stays.
+  // Files of other programs stay.
   for (const char* name : {"notes.tmp-1", "step-100", "steps.tmp-5"})
     std::filesystem::create_directory(folder.file(name));
   EXPECT_EQ(latest_step(folder.path()), 1);  // a load takes no notice
@@ -185,7 +185,7 @@ TEST(CheckpointFolder, TwoRunsAtOnceAreRefused) {
     EXPECT_EQ(exit_code_of(second.status()), ExitCode::kUnavailable);
     EXPECT_THAT(message_of(second.status()), AllOf(HasSubstr("second: another process trains with checkpoints in "),
                                                    HasSubstr("process " + std::to_string(::getpid()) + " on ")));
-    // What a stranger wrote there is not printed.
+    // Text that another program wrote into the lock file is not printed.
     write_content(runs + "/run.lock", "\x1b[31m");
     EXPECT_THAT(message_of(FolderLock::take(runs + "/run.lock", "is there", "third").status()),
                 HasSubstr("now: another process holds"));

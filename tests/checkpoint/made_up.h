@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-/// The bytes that a piece of a made-up checkpoint holds. They depend on what, name and element.
+/// The bytes that a piece of a made-up checkpoint holds. The bytes depend on `what`, on the name and on the element.
 std::vector<std::byte> made_up_bytes(const Piece& piece, std::uint64_t seed);
 
 /// Writes a file of a checkpoint with such bytes.
@@ -24,7 +24,7 @@ Manifest write_made_up_files(const std::string& folder, std::uint64_t seed = 1);
 /// Writes the files and the manifest, and returns the manifest's text.
 std::string write_made_up_checkpoint(const std::string& folder, std::uint64_t seed = 1);
 
-/// Changes `text`, a manifest, and gives it the hash that belongs to the change, as somebody who means harm would.
+/// Changes `text`, a manifest, and gives it the hash that belongs to the change, as an attacker would.
 std::string changed_manifest(const std::string& text, const std::string& from, const std::string& to);
 
 std::string content_of(const std::string& path);

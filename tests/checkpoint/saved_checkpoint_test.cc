@@ -136,7 +136,7 @@ TEST(SavedCheckpoint, MissingCutLongerAndForeignFilesAreNoticed) {
   expect_refused(folder.path(), "swapped", HasSubstr("rank-00000.safetensors"));
   ::unlink(path.c_str());
   expect_refused(folder.path(), "missing", HasSubstr("rank-00000.safetensors"), ExitCode::kNoInput);
-  // The same file of another step.
+  // The file of another step has the same name.
   write_made_up_files(other.path(), 2);
   std::filesystem::copy_file(other.file("rank-00000.safetensors"), path);
   expect_refused(folder.path(), "of another step", HasSubstr("damaged"));

@@ -70,7 +70,7 @@ struct Background : ::testing::Test {
 };
 
 TEST_F(Background, ReductionsRunInOrderWhileTheCallerGoesOn) {
-  Work a = reduce("a", 0), b = reduce("b", 1);  // neither has a sum yet
+  Work a = reduce("a", 0), b = reduce("b", 1);  // neither call has a sum yet
   EXPECT_THAT(slow->calls(), ElementsAre());
   slow->let_go(1);
   EXPECT_TRUE(a.wait().ok());

@@ -100,7 +100,8 @@ TEST(CallOrder, RankThatMakesAGroupAloneIsNamed) {
   EXPECT_THAT(disagreement_of({waiting(a, "other"), waiting(b, "gather")}), HasSubstr("rank 0 waits in other (#0)"));
 }
 
-// Calls of another library are observed from outside. A rank where nobody has observed them may have begun any of them.
+// Calls of another library are observed from outside. A rank on which no observer was told of the outside calls may
+// have begun any of them.
 TEST(CallOrder, RankSilentAboutAnOutsideGroupIsNotAccused) {
   WaitReport a = at(0, 5, 2), b = at(1, 5, 3);
   const auto begun = [](std::uint64_t calls) {

@@ -220,7 +220,8 @@ inline void check_common_memory(Collectives& group, std::size_t numel) {
   };
   for (std::size_t i = 0; i < 2 * ranks * numel; ++i) require(full[i] == 0, "common memory is zero at first");
   require_ok(group.barrier("seen zero").wait());
-  // These gathers are in place. A rank writes again as soon as it may, so a late write to a peer's part would show.
+  // These gathers are in place. A rank writes again as soon as it is allowed to, so a late write to a peer's part would
+  // be found.
   for (int round = 1; round <= 20; ++round) {
     write_own(static_cast<float>(round));
     require_ok(group.all_gather("in place", mine, full, bytes).wait());

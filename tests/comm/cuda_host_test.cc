@@ -99,7 +99,7 @@ TEST(CudaHost, InPlaceSumsAllocateNothingAfterTheFirstStep) {
       for (Work& work : under_way) require_ok(work.wait());
       if (step == 0) after_first = gpu.allocations;
     }
-    // A large block may have to be allocated once more where a small sum used the one that was there.
+    // A large block may have to be allocated once more if a small sum uses the block that was there.
     require(gpu.allocations <= after_first + 2, std::to_string(gpu.allocations) + " allocations");
   });
 }

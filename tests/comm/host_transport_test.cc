@@ -197,7 +197,7 @@ TEST(HostFailures, StoppedRankIsNamedAtTheTimeLimit) {
     EXPECT_THAT(end.message, AllOf(ContainsRegex("timed out after [0-9.]+ s"), HasSubstr("rank 2 (pid ")));
   }
   EXPECT_FALSE(soon.passed());
-  ranks.signal(2, SIGCONT);  // when it comes back, it learns that the others are gone
+  ranks.signal(2, SIGCONT);  // when the rank runs again, it learns that the others are gone
   EXPECT_EQ(ranks.wait(2).exit_code, ExitCode::kPeerLost);
 }
 

@@ -1,4 +1,4 @@
-// The choice of an algorithm by a fit.
+// Tests the choice of an algorithm from measured costs.
 
 #include "runtime/comm/rounds/link_fit.h"
 
@@ -52,8 +52,8 @@ TEST(LinkFit, CostlyMessagesChooseAlgorithmsWithFewMessages) {
                       });
 }
 
-// Rounds cost most, as over a long way. The direct way has the fewest of them; in all-reduces it sends everything to
-// all.
+// Rounds cost most here, as between distant hosts. The direct way has the fewest of them; in all-reduces it sends
+// everything to all.
 TEST(LinkFit, CostlyRoundsChooseAlgorithmsWithFewRounds) {
   const LinkFit fit{.round_s = 1e-3, .message_s = 0, .byte_s = 1e-8, .add_s = 0};
   expect_choices(fit, {

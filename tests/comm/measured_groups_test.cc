@@ -36,7 +36,7 @@ TEST(MeasuredGroups, AllRanksChooseAlikeFromOneMeasurement) {
     const auto join = measured_groups(
         [&](const Group& group, ChooseAlgorithm choose) -> absl::StatusOr<std::shared_ptr<Collectives>> {
           given.push_back(std::move(choose));
-          return group.name == "first" ? axes->world : nullptr;  // nobody can measure the second one
+          return group.name == "first" ? axes->world : nullptr;  // the second group cannot be measured
         });
     Group group;
     group.name = "first";

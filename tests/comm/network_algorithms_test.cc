@@ -1,5 +1,5 @@
-// Collectives by ring, doubling and halving have the bits of the direct way over Gloo. The tests also count what they
-// send, and let ranks end in the middle of them.
+// Collectives by ring, doubling and halving have the bits of the direct way over Gloo. The tests also count the
+// messages, and let ranks end in the middle of a call.
 
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -54,7 +54,7 @@ absl::StatusOr<std::shared_ptr<Collectives>> join_gloo(int rank, int ranks, int 
                           [now](Operation, int, DType, std::size_t) { return *now; });
 }
 
-/// What one rank gets of a reduction, and what its visitor saw.
+/// Returns what one rank gets from a reduction, after a check of what its visitor saw.
 std::vector<float> reduced(Collectives& group, Operation operation, Bytes input, DType dtype, std::size_t numel,
                            bool in_place, Waits waits) {
   std::vector<float> apart(in_place ? 0 : numel);
@@ -113,7 +113,7 @@ TEST_P(NetworkAlgorithms, GiveTheBitsOfTheDirectWay) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, NetworkAlgorithms, ::testing::Range(2, 10));
 
-/// Starts gathers that are under way together, with a sum between them; nobody waits for one of the gathers.
+/// Starts gathers that are under way together, with a sum between them; one of the gathers is never waited for.
 void check_gathers_under_way(Collectives& group, Algorithm& now) {
   constexpr std::size_t kBytes = 30'000;
   const auto ranks = static_cast<std::size_t>(group.size());
@@ -262,7 +262,7 @@ TEST(SentByNetworkAlgorithms, MessagesAndBytesEqualTheFormulas) {
               (Sent{messages_of_addition(ranks) + others,
                     kPart * (kNarrow * narrow + kWide * (ranks * (ranks - 1) - narrow + others))}))
         << ranks;
-    // Slices of equal size.
+    // All slices have the same size.
     const std::size_t slice = 16, numel = slice * first_block, contributions = first_block * ((ranks + 1) / 2);
     EXPECT_EQ(sent_by_all(n, Algorithm::kHalving, Operation::kAllReduce, DType::kBF16, numel),
               (Sent{2 * messages_of_addition(ranks),
@@ -395,7 +395,7 @@ TEST(SentByNetworkAlgorithms, GathersSendTheBytesOfTheirForm) {
   }
 }
 
-// Short messages, and numbers that cannot be packed, go as they are.
+// Short messages, and numbers that cannot be packed, are sent unchanged.
 TEST(SentByNetworkAlgorithms, ShortMessagesAreSentUnpacked) {
   EXPECT_EQ(packed_shares(2, DType::kF32, std::vector<float>(30'000)), (std::pair{1.0, 1.0}));
 }

@@ -56,7 +56,7 @@ CommConfig over(TransportChoice transport = TransportChoice::kAuto, double timeo
   return {.transport = transport, .timeout_s = timeout_s, .init_timeout_s = kNeverPassed};
 }
 
-/// Waits until somebody listens at `port` of this host.
+/// Waits until a process listens at `port` of this host.
 bool is_listened_at(int port) {
   const auto until = Clock::now() + patient(20s);
   return wait_for_listener(*resolve_in_time("127.0.0.1", until), port, until).ok();
@@ -119,7 +119,7 @@ TEST(ProcessMeshTest, CallsOverGlooAskForTheirAlgorithm) {
   }
 }
 
-/// What `all` becomes when it is encoded at once and decoded into `to`.
+/// Returns `all`, encoded in one piece and decoded into `to`.
 Bytes rounded(WireForm form, const Bytes& all, DType dtype, DType to = DType::kF32) {
   const std::size_t numel = all.size() / size_of(dtype);
   if (!is_lossy(form)) return all;
@@ -130,7 +130,7 @@ Bytes rounded(WireForm form, const Bytes& all, DType dtype, DType to = DType::kF
   return result;
 }
 
-/// The pairwise tree over elements [begin, begin + numel) of each input.
+/// Returns the pairwise sum of elements [begin, begin + numel) of all inputs.
 std::vector<float> sum_of(const std::vector<Bytes>& inputs, DType dtype, std::size_t begin, std::size_t numel) {
   std::vector<const void*> sources;
   for (const Bytes& input : inputs) sources.push_back(input.data() + begin * size_of(dtype));
@@ -537,7 +537,7 @@ ForkedRanks::Body sum_until_failure(int ranks, int port, double timeout_s) {
     TESSERA_ASSIGN_OR_RETURN(
         const Mesh mesh, make_process_mesh(topology_of(rank, ranks, 1, port), over(TransportChoice::kGloo, timeout_s)));
     TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, groups_of(mesh).axes(1, ranks));
-    TESSERA_ASSIGN_OR_RETURN(const MeshAxes more, groups_of(mesh).axes(1, ranks));  // all of them end in time, too
+    TESSERA_ASSIGN_OR_RETURN(const MeshAxes more, groups_of(mesh).axes(1, ranks));  // these groups end in time too
     absl::Status status;
     std::vector<float> data(30'000);
     for (int i = 0; status.ok(); ++i) {

@@ -159,7 +159,7 @@ TEST(QueuedCollectives, StuckCallEndsTheGroup) {
     EXPECT_EQ(text_of(queued.group->barrier("").wait()), text_of(status));
     EXPECT_EQ(text_of(queued.group->allocate(10).status()), text_of(status));
     queued.group->abort(make_error(ExitCode::kInternal, "later"));
-    queued.group.reset();  // after the watch
+    queued.group.reset();  // destroyed after the watch
     EXPECT_EQ(queued.records, 1);
     EXPECT_EQ(queued.backend->aborts, 1);
     EXPECT_EQ(queued.backend->shutdowns, 0);
@@ -205,7 +205,7 @@ TEST(QueuedCollectives, CallThatBlocksTheHostIsEndedAtTheTimeLimit) {
   });
 }
 
-/// A device that stands still in one group's call never comes to another's.
+/// A device that stands still in one group's call never reaches the calls of another group.
 TEST(QueuedCollectives, StuckCallEndsAllGroupsOfTheRank) {
   on_queued(1, little_s(), [](Queued& queued) {
     const auto make = [&](const char* name) {
@@ -221,7 +221,7 @@ TEST(QueuedCollectives, StuckCallEndsAllGroupsOfTheRank) {
     const std::string text = text_of(status_in_time(*other));
     EXPECT_THAT(text, ContainsRegex("step barrier #1: late: timed out after [0-9.]+ s"));
     EXPECT_EQ(text_of(other->barrier("").wait()), text);
-    queued.group.reset();  // after the watch
+    queued.group.reset();  // destroyed after the watch
     EXPECT_EQ(backend->aborts, 1);
     other.reset();
     EXPECT_EQ(backend->shutdowns, 0);
@@ -245,12 +245,13 @@ TEST(QueuedCollectives, CallThatFailsOnTheDeviceEndsTheGroup) {
     require_ok(queued.group->barrier("all").wait());
     if (queued.group->rank() == 0) queued.backend->fault = Fault::kFailsOnTheDevice;
     int data = 0;
-    if (queued.group->rank() == 1) queued.backend->fault = Fault::kStandsStill;       // its peer never comes
-    queued.group->broadcast("blocks.3", &data, sizeof data, 0).wait().IgnoreError();  // perhaps known already
+    if (queued.group->rank() == 1) queued.backend->fault = Fault::kStandsStill;  // its peer never joins the call
+    // the failure may be known already
+    queued.group->broadcast("blocks.3", &data, sizeof data, 0).wait().IgnoreError();
     const std::string text = text_of(status_in_time(*queued.group));
     EXPECT_THAT(text, HasSubstr(queued.group->rank() == 0 ? "late: remote process exited" : "another rank has failed"));
     EXPECT_THAT(text, HasSubstr(queued.group->rank() == 0 ? "rank 1" : "rank 0 was in broadcast 'blocks.3'"));
-    queued.group.reset();  // after the watch
+    queued.group.reset();  // destroyed after the watch
     EXPECT_EQ(queued.backend->aborts, 1);
   });
 }

@@ -31,7 +31,7 @@ struct Play {
 
   std::vector<std::vector<std::string>> held;  ///< [rank]: its slices
   std::vector<Rounds> rounds;
-  std::size_t messages = 0, contributions = 0, sums = 0;  ///< sent: messages; slices of each kind
+  std::size_t messages = 0, contributions = 0, sums = 0;  ///< counts of sent messages and of slices of each kind
 
   struct Sent {
     SliceMessage message;
@@ -41,7 +41,7 @@ struct Play {
   /// Lets each rank go as far as it can, until none can go further. Returns an empty text, or what went wrong.
   std::string run() {
     const auto ranks = static_cast<int>(held.size());
-    std::map<std::pair<int, int>, std::deque<Sent>> wires;  // from, to
+    std::map<std::pair<int, int>, std::deque<Sent>> wires;  // key: sender, receiver
     std::vector<std::size_t> at(held.size()), has_sent(held.size());
     for (bool moves = true; moves;) {
       moves = false;
@@ -53,7 +53,7 @@ struct Play {
           ++has_sent[rank];
           moves = true;
         }
-        std::map<int, std::size_t> awaited;  // messages of each peer
+        std::map<int, std::size_t> awaited;  // number of messages from each peer that are waited for
         for (const SliceMessage& message : round.receives) ++awaited[message.peer];
         bool is_complete = true;
         for (const auto& [peer, count] : awaited) is_complete &= wires[{peer, rank}].size() >= count;

@@ -210,7 +210,7 @@ TEST(Topology, SeveralHostsNeedAnAddress) {
 struct Refusal {
   const char* name;
   Variables variables;
-  std::vector<std::string> said;  ///< parts the message must hold
+  std::vector<std::string> said;  ///< texts that the message must contain
 };
 
 TEST(Topology, ContradictoryVariablesAreRefusedByName) {
@@ -262,7 +262,7 @@ TEST(Topology, ContradictoryVariablesAreRefusedByName) {
   }
 }
 
-/// One launcher inside another: which of them counts, or that both are refused.
+/// One launcher inside another, with the launcher that counts; null if both are refused.
 struct Nesting {
   const char* name;
   Variables inner, outer;

@@ -1,5 +1,5 @@
-// What methods of "compression" do not go with, and their keys of 0.1, a key for each method, which this version
-// still reads.
+// Tests combinations with methods of "compression" that are refused, and the keys of 0.1 (one for each method), which
+// this version still reads.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// Under NO_SHARD, with `more` behind it.
+/// Reads a strategy NO_SHARD with this compression and the further keys `more`.
 absl::StatusOr<Strategy> with_compression(const std::string& compression, const std::string& more = "") {
   return parse_strategy(R"({"strategy": "NO_SHARD", "compression": )" + compression + more + "}", "s.json");
 }
@@ -30,7 +30,7 @@ std::string problem_of(const std::string& compression, const std::string& more =
   return strategy.ok() ? "" : message_of(strategy.status());
 }
 
-/// What reading it logs.
+/// Returns what is logged while a strategy with this compression is read.
 std::string log_of(const std::string& compression) {
   ::testing::internal::CaptureStderr();
   EXPECT_EQ(problem_of(compression), "");

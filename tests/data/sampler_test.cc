@@ -118,7 +118,7 @@ TEST(Sampler, StepsDoNotDependOnTheRanks) {
     options.tail = tail;
     options.seed = 4;
     options.batch = kGlobal;
-    const auto reference = microbatches(options, 3);  // one rank, one microbatch a step
+    const auto reference = microbatches(options, 3);  // the reference has one rank and one microbatch a step
     int ways = 0;
     for (int world = 1; world <= 8; ++world) {
       for (std::int64_t accumulation = 1; accumulation <= kGlobal; ++accumulation) {

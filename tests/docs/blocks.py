@@ -31,7 +31,7 @@ NOTE = re.compile(r"^ *<!-- block: (.+) -->$")
 class Block:
     page: str
     line: int
-    """of the fence, from 1"""
+    """line of the fence, from 1"""
     language: str
     text: str
     note: str

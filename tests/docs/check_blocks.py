@@ -1,6 +1,7 @@
-"""What can be said of blocks of code in pages without running them: check_blocks.py ROOT TESSERA.
+"""Checks blocks of code in pages without running them: check_blocks.py ROOT TESSERA.
 
-Each block has a language that readers know. What is from a file stands in it. A diff can be applied, or both of its sides can be read. JSON can
+Each block has a language that readers know. A block that is said to come from a file stands in that file. A diff can be applied, or both
+of its sides can be read. JSON can
 be read. Commands have the options that `tessera ... --help` and our scripts know. blocks.py says how a block is marked.
 
 Beside the blocks: TABLES_OF_OPTIONS have a row for each option of their command, and no others.
@@ -20,7 +21,7 @@ import blocks
 
 LANGUAGES = {"bash", "cmake", "cpp", "diff", "json", "python", "text"}
 NOTES = ("from ", "diff of ", "before and after", "with ", "no strategy", "syntax: ", "not run: ")
-DESCRIPTION = re.compile(r"(?<=\S) {4,}(?=\S).*")  # of a command, in a list of commands
+DESCRIPTION = re.compile(r"(?<=\S) {4,}(?=\S).*")  # text that describes a command, in a list of commands
 LEADERS = re.compile(r"^(?:[A-Z_]+=\S+ +)+")
 GIVEN = re.compile(r"--?[A-Za-z][\w-]*")
 TABLES_OF_OPTIONS = {"docs/guide/launch.md": "launch"}
@@ -28,7 +29,7 @@ OPTION_ROW = re.compile(r"^\| `(-[^`]*)`(?:, `(-[^`]*)`)? \|", re.MULTILINE)
 
 
 class Commands:
-    """What `tessera` and scripts of this tree can be called with."""
+    """The options that `tessera` and scripts of this tree have."""
 
     def __init__(self, root, tessera):
         self.root, self.tessera = pathlib.Path(root), tessera
@@ -63,7 +64,7 @@ class Commands:
                      if re.match(r"--?[A-Za-z]", word) and word.partition("=")[0] not in options), None)
 
     def wrong(self, words):
-        """What is wrong with a command, or None. What is not ours is not looked at."""
+        """Returns what is wrong with a command, or None. Programs of others are not checked."""
         if not words:
             return None
         first = words[0]
@@ -75,7 +76,7 @@ class Commands:
             if not (self.root / script).exists():
                 return f"there is no {script}"
             if script.startswith("benchmarks/") or script.endswith("/"):
-                return None  # their options are read in other files; a folder has none
+                return None  # options of benchmarks are defined in other files; a folder has none
             text = (self.root / script).read_text(encoding="utf-8")
             return next((f"{script} has no {word}" for word in words[1:] if re.match(r"--[a-z]", word) and word.partition("=")[0] not in text), None)
         return None

@@ -67,7 +67,7 @@ using Loader = decltype(torch::data::make_data_loader(std::declval<Data>(), std:
 
 
 def source_of(found):
-    """(text, what is wrong)"""
+    """Returns (the source, a list of errors)."""
     includes, functions, wrong = {}, [], []
     for number, block in enumerate(found):
         unknown = [name for name in block.names if name not in NAMES]

@@ -107,11 +107,11 @@ void on_ranks(int ranks, const std::function<std::string(int rank, int port)>& b
   }
 }
 
-/// What differs between two runs, bit for bit; empty if nothing does.
+/// Returns the first difference of bits between two runs; empty if there is none.
 std::string difference(const Trained& a, const Trained& b, const std::string& what) {
   std::ostringstream text;
   for (std::size_t i = 0; i < a.steps.size(); ++i) {
-    if (a.steps[i].overflow && b.steps[i].overflow) continue;  // which NaN it was does not matter
+    if (a.steps[i].overflow && b.steps[i].overflow) continue;  // the bits of a NaN do not matter
     if (a.steps[i].loss != b.steps[i].loss || a.steps[i].grad_norm != b.steps[i].grad_norm) {
       text << what << ", step " << i << ": loss " << a.steps[i].loss << " and " << b.steps[i].loss << ", norm "
            << a.steps[i].grad_norm << " and " << b.steps[i].grad_norm << "; ";

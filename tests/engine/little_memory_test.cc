@@ -67,13 +67,13 @@ std::int64_t allocated_now() {
 /// exit code and its text on standard error.
 [[noreturn]] void train_in(std::int64_t bytes, OnDisk on_disk) {
   torch::set_num_threads(1);
-  at::ones({64, 64}).matmul(at::ones({64, 64}));  // what LibTorch takes once
+  at::ones({64, 64}).matmul(at::ones({64, 64}));  // memory that LibTorch allocates once
   const rlim_t limit = static_cast<rlim_t>(allocated_now() + bytes);
   const rlimit both{limit, limit};
   try {
     if (setrlimit(RLIMIT_DATA, &both) != 0) throw std::runtime_error("setrlimit failed");
     run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
-      torch::set_num_threads(1);  // a setting of each thread; another's stack is memory too
+      torch::set_num_threads(1);  // set for this thread, since stacks of further threads take memory too
       Layers model = [] {
         const DeferredInitScope deferred;
         return Layers();

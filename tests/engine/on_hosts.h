@@ -49,7 +49,7 @@ inline void on_hosts(int ranks, int hosts, const std::function<void(const Mesh&)
   }
 }
 
-/// The distance of values from others, relative to the distance of those from 0.
+/// Returns the distance between `values` and `others`, divided by the norm of `others`.
 inline double distance(const Values& values, const Values& others) {
   double difference = 0, size = 0;
   for (std::size_t i = 0; i < values.size(); ++i) {

@@ -32,7 +32,7 @@ TEST(TensorHeap, EngineInstallsItUnlessTheStrategyForbids) {
   EXPECT_EQ(c10::GetCPUAllocator(), libtorchs);
   train_once(true);
   EXPECT_NE(c10::GetCPUAllocator(), libtorchs);
-  EXPECT_EQ(before[99].item<int>(), 99);  // its own allocator frees it later
+  EXPECT_EQ(before[99].item<int>(), 99);  // the tensor is freed later by the allocator that made it
 }
 
 TEST(TensorHeap, TensorsAre64ByteAligned) {
@@ -50,7 +50,7 @@ TEST(TensorHeap, FreedPlaceIsReusedForTheSameSize) {
   make(20'000'000);  // freed: from here on blocks of up to this size are the heap's, not mappings of their own
   for (std::int64_t bytes : {std::int64_t{200'000}, std::int64_t{5'000'000}}) {
     at::Tensor first = make(bytes);
-    const at::Tensor behind = make(1000);  // so that the freed block is not the heap's end
+    const at::Tensor behind = make(1000);  // keeps the freed block away from the end of the heap
     const void* const place = first.data_ptr();
     first.reset();
     const at::Tensor second = make(bytes);

@@ -32,7 +32,7 @@ def patches():
 
 
 def run(command, folder, **options):
-    """What it said; raises with that where it failed."""
+    """Runs a command and returns its output. Raises an error with the output if the command fails."""
     ended = subprocess.run([str(word) for word in command], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
     if ended.returncode != 0:
         raise AssertionError(f"{' '.join(map(str, command))} ended with {ended.returncode}:\n{ended.stdout[-8000:]}")

@@ -26,8 +26,9 @@ TESSERA = ""
 VERSIONS = sorted(file.parent for file in HERE.glob("*/expected.json"))
 CHECKPOINTS = ["fp32", "narrow", "compressed"]
 # Tessera's own sums and updates have the same bits on every instruction set, but LibTorch's forward and backward have not, and they
-# differ between its versions: losses of a run in fp32 by 1e-7 when AVX-512 is taken away. 1e-6 lets that pass. Whatever a reader gets
-# wrong changes a loss by more, for it is 5, and each step changes it by 0.1. In bf16 such a difference sometimes rounds an element of an
+# differ between its versions: losses of a run in fp32 by 1e-7 when AVX-512 is taken away. The tolerance 1e-6 accepts that. An error of a
+# reader changes a loss by more, since losses are about 5 and change by 0.1 in each step. In bf16 such a difference sometimes rounds an
+# element of an
 # activation or a weight the other way, by 1 / 256 of it: then losses differed by 1e-5.
 TOLERANCE = {"fp32": 1e-6, "narrow": 3e-4, "compressed": 1e-6, "durable": 1e-6}
 
@@ -37,7 +38,7 @@ MOVED = {"/compression/top_k": ("method", "fraction"), "/compression/top_k_momen
 
 
 def given_values(given, resolved, pointer=""):
-    """(pointer, resolved value) of each key that a strategy file gives. A list is one value."""
+    """Yields (pointer, resolved value) of each key that a strategy file gives. A list is one value."""
     for key, value in given.items():
         place = f"{pointer}/{key}"
         if isinstance(value, dict):
@@ -61,7 +62,7 @@ def kinds_of(trace):
 
 
 class Golden(unittest.TestCase):
-    """A copy of each version's files, in which each run was gone on with. Tests look at what came of it."""
+    """Makes a copy of each version's files, and continues each run in it. The tests look at the results."""
 
     @classmethod
     def setUpClass(cls):

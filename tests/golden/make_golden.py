@@ -89,14 +89,14 @@ def sample_command(tessera):
 
 
 def outputs_of(name):
-    """Of the first strategy also one of each other file that a run writes."""
+    """Returns the files that a run writes. The run of the first strategy also writes one file of each other kind."""
     if name != "fp32":
         return ["--metrics", f"{name}.jsonl"]
     return ["--metrics", "fp32.jsonl", "--trace", "trace.json", "--save-weights", "weights.pt"]
 
 
 def run(command, folder):
-    """What the command printed; raises with it where the command failed."""
+    """Runs a command and returns its output. Raises an error with the output if the command fails."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TESSERA_")} | {"OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                            timeout=patient(100))

@@ -28,7 +28,7 @@ struct Configuration {
   int ranks = 1;
   Joined joined = Joined::kMemory;
   TinyOptions model;     ///< the model that is trained
-  std::string strategy;  ///< JSON, in which $FOLDER stands for a folder
+  std::string strategy;  ///< strategy as JSON, in which $FOLDER stands for a folder
 
   bool is_on_gpu() const { return joined == Joined::kCudaHost || joined == Joined::kNccl; }
   /// Rank 0's place among its ranks.
@@ -36,7 +36,7 @@ struct Configuration {
   /// The strategy with `folder`, for ranks that are threads of this process. An emulated GPU is chosen by EmulatedGpus,
   /// and not by comm.transport.
   Strategy trained(const std::filesystem::path& folder) const;
-  /// The same strategy with the transport that its GPUs have, from which a plan is made without ranks.
+  /// Returns the strategy with the transport of its GPUs. A plan can be made from it without ranks.
   Strategy planned() const;
 
   friend std::ostream& operator<<(std::ostream& out, const Configuration& configuration);

@@ -40,11 +40,11 @@ class GoldenFile {
   const std::vector<std::string> comments_, names_;
   bool is_there_ = false;
   std::vector<std::string> found_;         ///< names of sections in the order of the file
-  std::map<std::string, Lines> sections_;  ///< [name]: lines
+  std::map<std::string, Lines> sections_;  ///< [name of a section]: its lines
 };
 
-/// A line of numbers: "what: name 1, other name 2". Numbers that are 0 are left out, so that a number that is new
-/// leaves the lines as they were where there is nothing of it.
+/// A line of numbers: "what: name 1, other name 2". Numbers that are 0 are left out, so that a new kind of number does
+/// not change the lines in which it is 0.
 class Line {
  public:
   explicit Line(std::string what) : text_(std::move(what)) {}

@@ -55,8 +55,8 @@ MeshLinks links_for(const Configuration& configuration, const Strategy& strategy
   return {is_in_memory ? memory : network, configuration.joined == Joined::kMemory ? memory : network};
 }
 
-/// A profile in which forward uses units in their order, and backward in the reverse order, where a recomputed one runs
-/// forward once more.
+/// Returns a profile in which forward uses units in their order and backward in the reverse order. A recomputed unit
+/// runs forward once more in backward.
 StepProfile profile_for(const MemoryPlan& plan, bool recomputes) {
   StepProfile profile;
   const std::vector<UnitShape>& units = plan.input().units;

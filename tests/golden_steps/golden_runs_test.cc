@@ -1,11 +1,11 @@
 // All configurations train to the bits that were stored: losses, norms, rates, parameters, averages, and all states
-// that a checkpoint holds. They also move what was stored: gathers, reductions, and bytes to and from disks, hosts and
-// GPUs.
+// that a checkpoint holds. The numbers of gathers and reductions, and the bytes to and from disks, hosts and GPUs, are
+// stored too.
 //
-// traffic.txt has what is moved, which is the same everywhere. Bits depend on LibTorch's kernels. So they are stored by
-// the version of LibTorch, the version of the C library, whose exp and log they use, and the kernels' instruction set.
-// That is set to the least one here, so that all processors of a kind have the same bits. If there is no file for this
-// processor, only traffic is compared, and the test counts as skipped.
+// traffic.txt has this traffic, which is the same on every machine. Bits depend on LibTorch's kernels. So they are
+// stored by the version of LibTorch, the version of the C library, whose exp and log they use, and the kernels'
+// instruction set. That is set to the least one here, so that all processors of a kind have the same bits. If there is
+// no file for this processor, only traffic is compared, and the test counts as skipped.
 //
 // docs/testing.md says when the files may be written anew.
 
@@ -105,7 +105,7 @@ void fill_with_integers(torch::nn::Module& module) {
   }
 }
 
-/// The exact text of a number. NaN has many forms, and one text.
+/// Returns a text that gives a number exactly. NaN has many forms, and one text.
 std::string text_of(double number) {
   if (std::isnan(number)) return "nan";
   char text[40];
@@ -128,8 +128,8 @@ std::string hash_of(const torch::nn::Module& module) {
   return hash_text(hash.value());
 }
 
-/// Writes everything that a checkpoint holds but LibTorch's generators, as one hash for each kind of pieces. Their cut
-/// does not matter.
+/// Writes everything that a checkpoint holds but LibTorch's generators, as one hash for each kind of pieces. The text
+/// does not depend on how states are cut over ranks.
 void write_states(const std::string& path, GoldenFile::Lines& lines) {
   const auto saved = value_or_throw(SavedCheckpoint::open(path, "rank 0"));
   const Manifest& manifest = saved->manifest();
@@ -188,7 +188,7 @@ void write_traffic(const Engine& engine, GoldenFile::Lines& lines) {
       .to(lines);
 }
 
-/// What a rank reports of its training.
+/// The report of one rank about its training.
 struct Told {
   GoldenFile::Lines traffic, bits;
   GoldenFile::Lines states;  ///< the states of all ranks together; only rank 0 reports them
@@ -277,7 +277,7 @@ class Training {
   const std::vector<Batch> batches_ = make_batches(2 * kSteps, 24, 5, 32);
 };
 
-/// What each rank has reported. Ranks that reported the same as rank 0 are left out.
+/// Returns the lines of all ranks' reports. Ranks that reported the same as rank 0 are left out.
 GoldenFile::Lines of_all_ranks(const std::vector<Told>& told, GoldenFile::Lines Told::*kind) {
   GoldenFile::Lines lines = told[0].*kind;
   for (std::size_t rank = 1; rank < told.size(); ++rank) {

@@ -17,7 +17,7 @@ FEWEST = 24  # pieces of code; fewer mean that they are no longer found
 
 
 def pieces_of(text):
-    """(line, lines) of each piece of code: what its comment says, without the slashes."""
+    """Yields (line, lines) for each piece of code in comments, without the slashes."""
     pieces, open_piece, behind_gap = [], None, False
     for number, line in enumerate(text.splitlines(), 1):
         comment = re.fullmatch(r"\s*///(.*)", line)

@@ -1,4 +1,4 @@
-"""What a hostile case is: the place that is hostile, how it is, the command that meets it, and what must come of that."""
+"""Defines a hostile case: the hostile place, the way in which it is hostile, the command that meets it, and the required result."""
 
 import dataclasses
 from typing import Callable, Optional
@@ -16,27 +16,27 @@ class Case:
     """
     group: str  # files, links, limits or network
     place: str  # the file, the port or the limit that is hostile
-    what: str  # how it is
+    what: str  # the way in which the place is hostile
     kind: str  # the family of `what`, which the sample goes by
-    words: list  # of the command line, without the program
+    words: list  # words of the command line, without the program
     codes: tuple  # exit codes that are right
     prepare: Optional[Callable] = None  # gets the folder
-    names: tuple = ()  # an error names one of these
+    names: tuple = ()  # the error must name one of these
     writes: tuple = ()  # patterns of files that may be there afterwards and were not before, or be others
-    opens_outside: bool = False  # what lies there may be opened, and not changed: a link on the command line is the user's own word
+    opens_outside: bool = False  # files outside may be opened but not changed: the user named the link
     environment: dict = dataclasses.field(default_factory=dict)
-    limits: dict = dataclasses.field(default_factory=dict)  # of the process: names of machine.LIMITS
+    limits: dict = dataclasses.field(default_factory=dict)  # limits of the process, by names of machine.LIMITS
     disk: int = 0  # bytes of a file system of its own that is mounted at inside/disk; 0: none
-    as_nobody: bool = False  # without root's privileges, which limits and permissions do not bind
+    as_nobody: bool = False  # runs without root's rights, since limits and permissions do not apply to root
     stdout: str = ""  # a file in place of the pipe
-    ranks: int = 0  # of a job with a port for its store; 0: a process alone
+    ranks: int = 0  # number of ranks of a job with a store; 0: a single process
     only: tuple = ()  # ranks that come; empty: all
     stranger: Optional[Callable] = None  # runs beside the ranks, in a process of its own: stranger(Job)
     late: tuple = ()  # ranks that wait until the stranger has said Job.go_on()
     at_rest: float = 20  # seconds on a machine at rest, after which it hangs
     says: int = 20_000  # bytes that it says at most
-    memory: int = 256 * MIB  # that its peak may lie above a command's that does nothing
-    exec: bool = False  # the program `tessera` itself, and what it finds beside itself
+    memory: int = 256 * MIB  # bytes by which its peak may exceed that of a command that does nothing
+    exec: bool = False  # runs the program `tessera` itself, which finds other programs beside it
 
     @property
     def name(self):

@@ -11,13 +11,13 @@ STEP = "saved/step-000000000002"
 
 
 class Place:
-    """A file, a command that reads it, and the exit codes for what is wrong with it."""
+    """A file, a command that reads it, and the exit codes for a damaged file."""
 
     def __init__(self, path, words, codes, forms, names=None, absent=(MISSING,), bytes_of_it=8, harmless=(), seed_of=None, writes=(), **more):
         self.path, self.words, self.codes, self.forms = path, words, codes, forms
         self.names = names or (path.rpartition("/")[2],)
         self.absent = absent  # exit codes where it is not there, or no file
-        self.bytes_of_it = bytes_of_it  # how many ways of any file
+        self.bytes_of_it = bytes_of_it  # number of ways to damage the bytes of any file
         self.harmless = harmless  # families that may go unnoticed: then the command succeeds
         self.writes, self.more = writes, more
 
@@ -73,13 +73,13 @@ def in_place(path, change):
 
 def case(place, what, kind, prepare, codes, group="files", **more):
     if kind == "long":
-        more["memory"] = 512 * MIB  # its text alone is tens of megabytes
+        more["memory"] = 512 * MIB  # the text of this file alone has tens of megabytes
     codes = (*codes, 0) if kind in (*place.harmless, "mark") else codes  # a mark of the byte order is no part of a text
     return Case(group, place.path, what, kind, place.words, codes, prepare, place.names, place.writes, **{**place.more, **more})
 
 
 def some(table, count, turn):
-    """So many of a table, the next ones with every place, so that all are somewhere."""
+    """Returns `count` entries of a table. Each place gets the next ones, so that every entry is used."""
     return [table[(turn + i * len(table) // count) % len(table)] for i in range(min(count, len(table)))]
 
 
@@ -101,7 +101,7 @@ def of_places(place):
 
 
 def of_values(place):
-    """Each key with values that it cannot have. What a value that it can have makes of it is not told here."""
+    """Each key with values that it cannot have. The cases do not say what happens with a value that is allowed."""
     def prepare_with(number):
         def prepare(folder):
             file = folder / place.path

@@ -26,7 +26,7 @@ from network import network_cases
 from seeds import make_seeds
 
 FEWEST, SAMPLE, SEED = 500, 60, 49
-COSTS = {"network": 8}  # as many cases of a file
+COSTS = {"network": 8}  # cost of a case, counted in cases of a file
 
 
 def all_cases():

@@ -35,7 +35,7 @@ def limit_cases():
             yield row(f"file size of {name}", f"{bytes_} bytes", "file size", words, (IO, RESOURCE, 0), ("ulimit -f", "File too large"),
                       limits={"file size": bytes_})
     for name, words in READERS:
-        for mib in (4, 8, 64):  # with none at all the kernel cannot make the stack longer, and ends any program
+        for mib in (4, 8, 64):  # with no memory at all, the kernel cannot enlarge the stack and ends any program
             yield row(f"address space of {name}", f"{mib} MiB more", "address space", words, (RESOURCE, IO, 0), ("memory", "ulimit -v"),
                       limits={"address space": mib * MIB})
     for name, words in (("train", TRAIN), ("save", SAVE), ("offload", OFFLOAD), ("durable", DURABLE), ("tokenize", READERS[4][1])):

@@ -1,4 +1,4 @@
-"""Links, pipes and devices: in place of what is read, on the way to it, and in place of what is written."""
+"""Puts links, pipes and devices in place of input files, on the path to them, and in place of output files."""
 
 import os
 
@@ -54,7 +54,7 @@ OUTPUTS = [("--metrics", TRAIN, "out"), ("--trace", TRAIN, "out"), ("--save-weig
 
 
 def outputs():
-    """What stands where an output is to be made. Neither it nor what it leads to is changed."""
+    """Returns cases in which something exists at the path of an output. Neither it nor its target is changed."""
     def made(path):
         path.write_text("results")
     ways = [("a link to a file outside", "link", lambda at: at.symlink_to(os.path.relpath(mutations.outside_of(at.with_name("text")), at.parent))),
@@ -80,7 +80,7 @@ def outputs():
 
 
 def partials():
-    """What stands where an output is written until it is whole."""
+    """Returns cases in which something exists at the path of a partial output."""
     for option, command, name in OUTPUTS:
         if option in ("--checkpoint-dir", "--tensorboard", "--export-hf") or (option == "--out" and command is TRAIN):
             continue
@@ -93,7 +93,7 @@ HARD_LINK = ("a hard link of a file outside", "hard link", mutations.replaced(la
 
 
 def inside_folders():
-    """What stands in a folder where a command keeps files of its own."""
+    """Returns cases in which something unexpected exists in a folder where a command keeps its own files."""
     save = [*TRAIN, "--checkpoint-dir", "saved", "--steps", "3"]
     for path, words, writes in [("saved/lock", save, ("saved*",)), ("saved/run.lock", save, ("saved*",)), ("saved/latest", save, ("saved*",)),
                                 ("durable/rank-00000.lock", DURABLE, ("durable*", "scratch*")),

@@ -1,4 +1,4 @@
-"""Runs cases, several at a time, and says what is bad about what came of each.
+"""Runs cases, several at a time, and says what is bad about each result.
 
 This process has one thread and forks one for each rank of a case: the commands are a shared library that it has loaded, so LibTorch is
 started once. A case's process gets its folder, limits, user and environment, calls the command as its `main` would be called, and ends.
@@ -30,10 +30,10 @@ PROTECTION = 4 << 30  # bytes of address space above what a process begins with:
 # The names of Case.limits. Address space counts from what the process has at its start.
 LIMITS = {"descriptors": resource.RLIMIT_NOFILE, "file size": resource.RLIMIT_FSIZE, "processes": resource.RLIMIT_NPROC,
           "locked memory": resource.RLIMIT_MEMLOCK, "address space": resource.RLIMIT_AS}
-# What a launcher, or a test around this one, may have set.
+# Variables that a launcher, or a test around this one, may have set.
 LEFT_OUT = re.compile(r"RANK|WORLD_SIZE|MASTER_|SLURM_|OMPI_|PMI|MV2_|TESSERA_|TORCHELASTIC_")
 ERROR_LINE = re.compile(r"^(?:\[rank \d+\] )?\d\d:\d\d:\d\d\.\d+ error ", re.MULTILINE)
-# What LibTorch logs of the connections of its store, with stacks: it is told, and it is not our text.
+# Lines that LibTorch logs about connections of its store, with stacks. They are allowed, since Tessera does not write them.
 OF_LIBTORCH = re.compile(r"^(\[[EWI]\d{4} |Exception raised from |frame #).*$", re.MULTILINE)
 INTERNAL = re.compile(r"internal error|Exception raised from|terminate called|\bstd::|miniz error|AddressSanitizer")
 
@@ -52,7 +52,7 @@ class Commands:
         argv = (ctypes.c_char_p * (len(arguments) + 1))(*arguments, None)
         code = self.library.tessera_command(len(arguments), argv)
         libc.fflush(None)
-        os._exit(code)  # what LibTorch takes apart at an exit takes longer than a command
+        os._exit(code)  # a normal exit of LibTorch would take longer than the command
 
 
 class Watch:
@@ -73,7 +73,7 @@ class Watch:
             self.names[watch] = path
 
     def seen(self, may_be_opened):
-        """What happened that may not, one text each; and the end of watching."""
+        """Ends the watch and returns one text for each forbidden event."""
         found = set()
         wrong = self.CHANGES if may_be_opened else sum(self.SEEN)
         while True:
@@ -96,9 +96,9 @@ class Watch:
 
 @dataclasses.dataclass
 class Job:
-    """What a stranger knows of the job beside which it runs."""
+    """What a stranger knows about the job that it disturbs."""
     folder: pathlib.Path
-    port: int  # of the store
+    port: int  # port of the store
     pids: list
 
     def go_on(self):
@@ -127,7 +127,7 @@ class Job:
 class End:
     code: int  # exit code, or -signal
     text: str = ""  # both streams
-    said: int = 0  # bytes of them
+    said: int = 0  # bytes of output so far
     peak: int = 0  # bytes
     cpu: float = 0  # seconds
 
@@ -146,7 +146,7 @@ class Process:
         self.data, self.said, self.end = b"", 0, None
 
     def look(self):
-        """Takes what it said. True when it has ended, and its output too."""
+        """Reads the output of the processes. True when it has ended, and its output too."""
         while self.reads >= 0:
             try:
                 data = os.read(self.reads, 65536)
@@ -179,7 +179,7 @@ def _become(body, writes, stdout):
     try:
         os.setsid()
         libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):  # Python's are not a command's
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):  # Python's handlers must not reach the command
             signal.signal(number, signal.SIG_DFL)
         nothing = os.open("/dev/null", os.O_RDONLY)
         os.dup2(nothing, 0)
@@ -209,7 +209,7 @@ def listing(folder):
 
 
 class Running:
-    """A case under way."""
+    """A case that runs now."""
 
     def __init__(self, case, commands, tessera, seeds, folder):
         self.case, self.commands, self.tessera = case, commands, tessera
@@ -288,7 +288,7 @@ class Running:
                 time.sleep(0.001)
 
     def bad(self, least):
-        """What is bad about it, one text each. `least`: the peak of a command that does nothing."""
+        """Returns one text for each thing that is bad about the case. `least`: the peak of a command that does nothing."""
         case, found = self.case, []
         if self.hung:
             found.append(f"hung for {self.limit:.0f} s")

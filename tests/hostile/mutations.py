@@ -1,4 +1,4 @@
-"""Ways in which a file is hostile. Each is a name, a family, and what it makes of a good file's bytes or of the file itself."""
+"""Ways to make a file hostile. Each has a name, a family, and a function that changes a good file or its bytes."""
 
 import io
 import json
@@ -74,7 +74,7 @@ def make_sparse_behind(path):
 
 
 def make_device(path):
-    os.mknod(path, 0o666 | 0o020000, os.makedev(1, 5))  # /dev/zero, where that is allowed
+    os.mknod(path, 0o666 | 0o020000, os.makedev(1, 5))  # /dev/zero, if the user may make a device
 
 
 IN_PLACE = [  # (what, family, path -> None); no links, which have a table of their own
@@ -88,7 +88,7 @@ IN_PLACE = [  # (what, family, path -> None); no links, which have a table of th
 
 
 def outside_folder(path):
-    """The folder beside the case's."""
+    """Returns the folder beside that of the case."""
     return next(parent for parent in path.parents if parent.name == "inside").parent / "outside"
 
 
@@ -122,7 +122,7 @@ def _chain(path):
 # -------------------------------------------------------------------------------------------------------------- JSON
 
 def json_with(change):
-    """Of the parsed text; `change` returns the new value, or changes it."""
+    """Returns a mutation that parses the JSON text. `change` returns a new value, or changes the value in place."""
     def apply(data):
         value = json.loads(data)
         changed = change(value)
@@ -196,7 +196,7 @@ def packed(header, body, length=None):
 
 
 def tensors_with(change):
-    """Of the header and the data of a safetensors file."""
+    """Returns a mutation of the header and the data of a safetensors file."""
     def apply(data):
         size = struct.unpack("<Q", data[:8])[0]
         header, body = json.loads(data[8:8 + size]), data[8 + size:]
@@ -256,7 +256,8 @@ def zip_of(entries, compression=zipfile.ZIP_STORED):
 
 
 def archive_with(change):
-    """Of a dictionary from names to contents; what `change` returns, if anything, is the new one."""
+    """Returns a mutation of an archive, given as a dictionary from names to contents. `change` returns a new dictionary, or changes it in
+    place."""
     def apply(data):
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             entries = {name: archive.read(name) for name in archive.namelist()}
@@ -266,7 +267,7 @@ def archive_with(change):
 
 
 def pickle_of(new):
-    """With another pickle; `new` gets the good one."""
+    """Returns a mutation that replaces the pickle of an archive. `new` gets the good pickle."""
     def change(entries):
         name = next(name for name in entries if name.endswith("data.pkl"))
         entries[name] = new(entries[name])

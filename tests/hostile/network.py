@@ -13,7 +13,7 @@ HERE = "127.0.0.1"
 
 
 def connect(port, seconds=10):
-    """A connection, as soon as somebody listens; None where nobody does."""
+    """Returns a connection as soon as a process listens at the port, or None if none does."""
     for _ in range(int(seconds / 0.02)):
         try:
             return socket.create_connection((HERE, port), timeout=2)
@@ -29,7 +29,7 @@ def send(connection, data):
         pass  # it was shut, which is an answer
 
 
-# What LibTorch's store is asked: a byte for the question, then texts behind their lengths.
+# Requests to LibTorch's store: one byte for the kind, then texts behind their lengths.
 HELLO = struct.pack("<BI", 0, 0x3C85F7CE)
 
 
@@ -67,7 +67,7 @@ def takes_no_answer(connection):
 
 
 RANDOM = random.Random(5)
-WAYS = [  # (what, family, what is done with one connection, how many of them)
+WAYS = [  # (name, family, action on one connection, number of connections)
     ("silent connections", "silence", silence, 50),
     ("connections that end at once", "cut", lambda connection: connection.close(), 50),
     ("connections that are reset", "cut", reset, 20),
@@ -116,7 +116,7 @@ def store(job):
 
 
 def gloo(job):
-    """The ports of both ranks beside the store's, once they have some."""
+    """Returns the ports of both ranks, apart from that of the store, once they listen."""
     for _ in range(500):
         found = [port for rank in (0, 1) for port in job.listening(rank) if port != job.port]
         if len(found) >= 2:
@@ -127,7 +127,7 @@ def gloo(job):
 
 def strangers():
     for number, (what, kind, way, count) in enumerate(WAYS):
-        # What speaks the store's own language may end a job: SECURITY.md.
+        # A stranger that speaks the store's protocol may end a job (SECURITY.md).
         codes = (0,) if "store" not in what and kind != "lying length" else (0, PEER, RESOURCE)
         yield Case("network", "the store before the ranks have met", what, kind, JOB, codes, ranks=2, late=(1,), at_rest=60, says=200_000,
                    stranger=disturb(store, way, count, lambda job: job.go_on()))

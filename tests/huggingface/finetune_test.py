@@ -102,7 +102,7 @@ class FineTuning(unittest.TestCase):
             wanted = self.tokenizer.decode(model.generate(ids, max_new_tokens=40, do_sample=False)[0].tolist())
             clean = "".join("?" if character < " " and character not in "\n\t" or character == "\x7f" else character for character in wanted)
             got = self.said[self.said.index(mark) + len(mark):][:len(clean)]
-            # What is no UTF-8 is U+FFFD in both.
+            # Bytes that are no UTF-8 become U+FFFD in both texts.
             self.assertEqual(got, clean)
 
     def test_the_exported_folder_is_whole(self):

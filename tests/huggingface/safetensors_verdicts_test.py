@@ -72,12 +72,13 @@ def accepted_by_package(path):
         with safe_open(path, framework="pt") as file:
             file.keys()
         return True
-    except Exception:  # whatever it raises is a refusal
+    except Exception:  # any exception counts as a refusal
         return False
 
 
 def has_our_own_bounds(path):
-    """What the package accepts and Tessera does not: members of a tensor that nobody knows, names and shapes beyond bounds, a NUL in a name."""
+    """Returns whether a file is one that the package accepts and Tessera refuses: members of a tensor that nobody knows, names and shapes
+    beyond bounds, a NUL in a name."""
     whole = path.read_bytes()
     header = json.loads(whole[8:8 + struct.unpack("<Q", whole[:8])[0]], object_pairs_hook=list)
     for name, entry in header:

@@ -110,7 +110,7 @@ class ToSafetensors(unittest.TestCase):
         index = self.folder / "m" / "pytorch_model.bin.index.json"
         index.write_text('{"weight_map": {"a": "pytorch_model-1.bin", "b": "pytorch_model-2.bin"}}')
         self.expect_same(self.convert(self.folder / "m"), state)
-        # One name in two files.
+        # The same name stands in two files.
         for value, code in ((state[names[0]], 0), (state[names[0]] + 1, 65)):
             torch.save({name: state[name] for name in names[2:]} | {names[0]: value}, self.folder / "m" / "pytorch_model-2.bin")
             got = self.convert(self.folder / "m", code=code)
@@ -141,7 +141,7 @@ class ToSafetensors(unittest.TestCase):
         subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", self.folder / "save.py", self.folder / "two"],
                        check=True, capture_output=True, timeout=patient(120), env={**os.environ, "OMP_NUM_THREADS": "1"})
         self.expect_same(self.convert(self.folder / "two"), {"w": torch.arange(35.).view(7, 5)})
-        # As many elements, but pieces that overlap and leave a hole.
+        # The pieces have the right number of elements, but they overlap and leave a hole.
         metadata = pickle.loads((self.folder / "two" / ".metadata").read_bytes())
         metadata.storage_data = {dataclasses.replace(index, offset=torch.Size([1, 0])) if index.offset[0] else index: info
                                  for index, info in metadata.storage_data.items()}

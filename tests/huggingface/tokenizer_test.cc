@@ -200,8 +200,8 @@ absl::StatusOr<Tokenizer> with_pattern(const std::string& expression) {
       R"("},"behavior":"Isolated"},{"type":"ByteLevel","add_prefix_space":false,"use_regex":false}]},)"));
 }
 
-// A pattern that doubles its steps with each letter ends with an error, instead of running for a day. So does one whose
-// steps are few for each place of a text but many for all of it.
+// A pattern that doubles its steps with each letter ends with an error, instead of running for a day. A pattern that
+// takes few steps for each place of a text, but many for the whole text, ends in the same error.
 TEST(TokenizerFile, EndlessPatternIsAnError) {
   std::string lines;
   for (int line = 0; line < 60; ++line) lines += std::string(32, 'a') + "b\n";

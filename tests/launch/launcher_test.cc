@@ -84,8 +84,8 @@ TEST(Launch, LongOutputArrivesWhole) {
 }
 
 TEST(Launch, FirstFailureSetsTheExitCodeAndIsReportedLast) {
-  // Rank 2 fails first; the others then fail as peers do, one of them more loudly. They wait until rank 2 is known to
-  // be gone: kill -0 finds it until the launcher has looked at its end.
+  // Rank 2 fails first. The others then fail since they lost a peer, and one of them prints more. They wait until rank
+  // 2 is known to be gone: kill -0 finds it until the launcher has looked at its end.
   const Folder folder;
   const std::string pid = folder / "pid";
   Launcher launcher(

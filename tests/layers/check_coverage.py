@@ -3,7 +3,7 @@
 That is a test (`FILE: Suite.Name`, or `FILE: method` in Python), a path from the root or from include/, a command of `tessera` with its
 options, or a key of the strategy file, with one of its values or without (`sync.type: diloco`).
 
-Each row has a technique of its own, one of the VERDICTS, and something behind it. A row that says "yes" names what shows it, and a row
+Each row has a technique that no other row has, one of the VERDICTS, and a remark. A row that says "yes" names what shows it, and a row
 that says "in part" or "no" says what is missing.
 
 Usage: check_coverage.py ROOT
@@ -45,7 +45,8 @@ def words_of_commands(root):
 
 
 def words_to_look_up(command):
-    """Of "tessera plan --strategy auto": plan and --strategy, since what follows an option is its value."""
+    """Returns the words to look up. For "tessera plan --strategy auto" they are plan and --strategy, since the word after an option is
+    its value."""
     words = command.split()[1:]
     return [word for i, word in enumerate(words) if word.startswith("-") or not any(before.startswith("-") for before in words[:i])]
 
@@ -64,7 +65,7 @@ def exists(root, name):
 
 
 def rows(text):
-    """The cells of each row of the tables of techniques, and of rows there that have too many or too few."""
+    """Returns the cells of each row in the tables of techniques, also of rows with too many or too few cells."""
     inside = False
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else []

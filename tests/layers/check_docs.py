@@ -20,7 +20,7 @@ import re
 import sys
 
 PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md", "*/README.md", "*/*/README.md"]
-MOST_BYTES = {"README.md": 8192}  # one manual is read; the others are pages of docs/
+MOST_BYTES = {"README.md": 8192}  # most bytes of pages outside of docs/
 MOST_BYTES_OF_A_PAGE = 25 * 1024
 LISTS = ["docs/faults.md"]  # looked up, not read
 MADE = "<!-- Made by "  # stands in a page that a program makes
@@ -72,7 +72,7 @@ def has_test(root, file, name):
 
 
 def expanded(name):
-    """With {a,b}: the names with a and with b."""
+    """Returns all names that a name with {a,b} stands for: one with a and one with b."""
     choice = re.search(r"\{([^{}]*)\}", name)
     if choice is None:
         return [name]
@@ -104,7 +104,7 @@ def ours(root):
 
 
 def most_bytes(root, source):
-    """How long a page may be; None: as it likes."""
+    """Returns how many bytes a page may have; None: any number."""
     if not source.startswith("docs/") or not source.endswith(".md") or source in LISTS:
         return MOST_BYTES.get(source)
     return None if MADE in (root / source).read_text(encoding="utf-8") else MOST_BYTES_OF_A_PAGE

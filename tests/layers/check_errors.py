@@ -47,12 +47,12 @@ def escaped(text):
 
 
 def read_sources(root):
-    """(C++, Python): [path] = text."""
+    """Returns two dictionaries, for C++ and for Python: [path] = text."""
     cpp, python = {}, {}
     for folder in sorted({folder.partition("/")[0] for _, _, folders, _ in ROOMS for folder in folders}):
         for file in sorted((root / folder).rglob("*")):
             path = file.relative_to(root).as_posix()
-            if file.suffix in (".cc", ".h", ".cu", ".cuh") and not path.endswith("_docs.cc"):  # those show samples
+            if file.suffix in (".cc", ".h", ".cu", ".cuh") and not path.endswith("_docs.cc"):  # files that show samples of errors
                 cpp[path] = file.read_text(encoding="utf-8")
             elif file.suffix == ".py":
                 python[path] = file.read_text(encoding="utf-8")
@@ -66,7 +66,7 @@ def read_errors(root):
 
 
 def read_page(root):
-    """[id] = (exit codes, text, remedy), as the page has them. The codes of an error that is gone are GONE."""
+    """Returns the rows of the page: [id] = (exit codes, text, remedy). The codes of an error that is gone are GONE."""
     page = (root / PAGE).read_text(encoding="utf-8") if (root / PAGE).exists() else ""
     return {row[1]: (row[2], row[3], row[4]) for row in ROW.finditer(page)}
 
@@ -118,7 +118,7 @@ def is_other_error(old, new):
 
 
 def complaints(root, errors, reworded=()):
-    """What is wrong, apart from a page that is not up to date."""
+    """Yields what is wrong, apart from a page that is out of date."""
     page = read_page(root)
     places = collections.defaultdict(list)
     for error in errors:

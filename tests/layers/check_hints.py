@@ -15,7 +15,8 @@ import sys
 FOLDERS = ["include", "runtime", "sharding", "planner", "offload", "checkpoint", "optim", "engine", "python",
            "workshop/app", "workshop/launch", "workshop/models", "workshop/tokenizer"]
 ERROR = re.compile(r"\b(make_error|throw (?:tessera::)?Error|expect|TORCH_CHECK(?:_\w+)?)\(")
-# What brings a hint: the word itself, a function or variable named for it, or the text of an error that was checked where it was made.
+# Matches whatever brings a hint: the word itself, a function or variable named for it, or the text of an error that was checked where it
+# was made.
 BRINGS_HINT = re.compile(r"[Hh]int|reason_of(?:_\w+)?\(|message_of\(|[.>]message\(\)")
 INTERNAL = re.compile(r"^\s*ExitCode::kInternal\s*,")
 # The text of an error that was made elsewhere; what is said of memory is put below where it is caught (engine/job/last_words.cc).
@@ -80,7 +81,7 @@ def calls(bare, name):
 
 
 def complaints_about(text):
-    """Pairs of a line and what is said about it."""
+    """Yields pairs of a line number and a complaint."""
     clean = without_comments(text)
     bare = without_literals(clean)
     open_names, seen = set(), set()
@@ -114,7 +115,7 @@ def complaints_about(text):
 
 
 def complaints_about_python(text):
-    """The same of a Python source. A text may begin or end with that of another error: f"{error}. ..."."""
+    """Yields complaints about a Python source. A text may begin or end with that of another error: f"{error}. ..."."""
     for node in ast.walk(ast.parse(text)):
         call = node.exc if isinstance(node, ast.Raise) else None
         if not isinstance(call, ast.Call) or not call.args:

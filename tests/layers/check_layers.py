@@ -134,7 +134,7 @@ WITHOUT_FMT = ["engine", "sharding", "python"]
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.MULTILINE)
 
 
-# What versions of LibTorch differ in lies here.
+# The room for code that depends on the version of LibTorch.
 VERSIONS = "runtime/torch"
 VERSION = re.compile(r"\bTORCH_VERSION_(MAJOR|MINOR|PATCH)\b")
 
@@ -145,7 +145,7 @@ def layer_of(path):
 
 
 def target_of(root, source, name):
-    """The file that an include names, relative to the root; None for what is not ours."""
+    """Returns the file that an include names, relative to the root; None for files of other projects."""
     for base in (root, root / "include", root / GLOO_STUBS, source.parent):
         candidate = (base / name).resolve()
         if candidate.is_file() and candidate.is_relative_to(root):

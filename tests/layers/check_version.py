@@ -37,7 +37,7 @@ def tracked(root):
 
 
 def text_of(file):
-    """None for what is no text, or is not there."""
+    """Returns the text of a file; None if it is no text, or does not exist."""
     try:
         return file.read_text(encoding="utf-8")
     except (UnicodeDecodeError, OSError):

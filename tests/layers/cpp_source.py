@@ -16,16 +16,16 @@ ESCAPES = {"n": "\n", "t": "\t", "0": "\0"}
 PAIRS = {"(": ")", "[": "]", "{": "}"}
 # What gives its arguments as a text: all of them, or the first.
 SAYS_ALL, SAYS_FIRST = {"str", "StrCat"}, {"format", "string", "move", "say"}
-CHECKS = {"expect": "kUsage", "TORCH_CHECK": "kInternal"}  # their text begins with the second argument
+CHECKS = {"expect": "kUsage", "TORCH_CHECK": "kInternal"}  # functions whose text begins with the second argument
 NO_FUNCTION = {"if", "for", "while", "switch", "catch", "return", ""}
 
 
 @dataclasses.dataclass
 class Token:
     kind: str
-    text: str  # of a literal what it says; literals one behind the other are one
+    text: str  # a literal's text without quotes; adjacent literals count as one
     start: int
-    places: list  # of a literal: where each of its characters is
+    places: list  # position of each character of a literal
 
 
 def tokens_of(source):
@@ -163,7 +163,7 @@ class Cpp:
         return next(filter(None, (self.body_at(i) for i, token in enumerate(self.tokens) if token.kind == "name" and token.text == name)), None)
 
     def body_at(self, i):
-        """The same of the function or lambda whose name is token i."""
+        """Returns the body of the function or lambda whose name is token i."""
         opening = self.partner[i + 2] + 1 if self.is_sign(i + 1, "=") and self.is_sign(i + 2, "[") else i + 1
         if not self.is_sign(opening, "("):
             return None

@@ -25,7 +25,7 @@ WORDLESS = set("std string to_string static_cast int64_t int size_t double auto 
 METHODS = ("what", "data", "begin", "empty", "size", "native", "generic_string", "toStringRef", "index", "count")
 MARK = "\0"  # in a text: here comes what a constant, a variable or a function brings
 MOST_TEXTS, MOST_CODES, MOST_STEPS, MOST_FILES = 6, 3, 5, 25
-DEFAULT_CODES = {"Error": (64,)}  # of Python's exceptions
+DEFAULT_CODES = {"Error": (64,)}  # exit codes of Python's exceptions
 CODE_OF_ERRNO = "runtime/base/process_limits.cc"
 
 
@@ -33,7 +33,7 @@ CODE_OF_ERRNO = "runtime/base/process_limits.cc"
 class Error:
     path: str
     line: int
-    offset: int  # of its id, or of its "hint: ", in the source
+    offset: int  # offset of its id, or of its "hint: ", in the source
     id: str
     codes: tuple  # names in ExitCode, or "kWarning" of what only warns, or "kErrno" where the system's reason decides; none where that is not seen
     text: str
@@ -61,7 +61,7 @@ class CppTexts:
         return [(source, i) for i, token in enumerate(source.tokens) if token.kind == "name" and token.text == name]
 
     def find_constant(self, name):
-        """What the constant kName says; of a Phrase, in both languages. None for other names."""
+        """Returns the text of the constant kName; for a Phrase, the texts in both languages. None for other names."""
         for source, i in self.places(name) if re.match(r"k[A-Z]", name) else ():
             after = source.partner[i + 1] + 1 if source.is_sign(i + 1, "[") else i + 1
             value = source.tokens[after + 1:after + 6]
@@ -118,7 +118,7 @@ class CppTexts:
         return ()
 
     def said_by_call(self, source, low, high, focus):
-        """Of a call that puts a text together, or gives its argument: that text. Else None."""
+        """Returns the text of a call that puts a text together, or returns its argument; None for other calls."""
         opening = source.partner.get(high - 1, -1)
         if not source.is_sign(high - 1, ")", "}") or opening + 1 >= high - 1:
             return None
@@ -133,7 +133,7 @@ class CppTexts:
         return self.say(source, *arguments[0], focus) if name in SAYS_FIRST else None
 
     def fill(self, source, arguments, focus):
-        """The text of fmt::format."""
+        """Returns the text that fmt::format makes."""
         form, values = self.say(source, *arguments[0], focus), arguments[1:]
         left = iter(values)
 
@@ -175,7 +175,7 @@ class CppTexts:
         return source.function(i)[1]
 
     def uses(self, source, holder):
-        """The places where that constant, variable or function is used."""
+        """Returns the places where that constant, variable or function is used."""
         if not source.is_name(holder):
             return []
         name, maker = source.tokens[holder].text, source.function(holder)
@@ -193,7 +193,7 @@ class CppTexts:
         return [(other, k) for other, k in others if other.function(k)[0] not in ("", name)]
 
     def first_value(self, source, variable):
-        """What a local variable says where it is made; None of other names."""
+        """Returns the first text of a local variable; None for other names."""
         name, maker = source.tokens[variable].text, source.function(variable)
         for k in range(max(maker[1], 0), variable):
             if source.is_name(k, name) and source.is_name(k - 1) and source.is_sign(k + 1, "=") and source.function(k) == maker:
@@ -205,7 +205,7 @@ class CppTexts:
         return self.say(source, *source.cut(opening + 1, source.partner[opening], ",")[0]) if source.is_sign(opening, "(") else ""
 
     def find_codes(self, source, i, steps=0):
-        """With which ExitCodes the text of token i ends the program, as far as that is seen."""
+        """Returns the ExitCodes with which the text of token i ends the program, as far as they can be found."""
         call = source.expression(i)[2]
         if source.is_sign(call, "(") and source.called(call)[1] not in NO_FUNCTION:
             name = source.called(call)[1]
@@ -225,7 +225,7 @@ class CppTexts:
         return self.codes_in(source, *body) if body else found
 
     def made_by(self, source, name):
-        """(source, bracket) of each call that makes an error in the function `name`."""
+        """Yields (source, bracket) of each call that makes an error in the function `name`."""
         bodies = {other: other.body(name) for other, _ in [(source, 0), *self.places(name)]}
         bodies = {other: body for other, body in bodies.items() if body}
         near = {other: body for other, body in bodies.items() if other.path.rpartition("/")[0] == source.path.rpartition("/")[0]}
@@ -238,11 +238,11 @@ class CppTexts:
                 yield other, k + 1
 
     def codes_of_wrapper(self, source, name, steps):
-        """With what the errors end that the function `name` makes."""
+        """Returns the exit codes of errors that the function `name` makes."""
         return next(filter(None, (self.codes(other, opening + 1, steps + 1) for other, opening in self.made_by(source, name))), ())
 
     def texts_of_wrapper(self, source, name):
-        """What the function `name` says before a hint that it is given."""
+        """Returns the texts that the function `name` puts before a hint that it gets."""
         for other, opening in self.made_by(source, name):
             given = next((k for k in range(opening, other.partner[opening]) if other.is_name(k) and re.fullmatch(r"hint|why_and_hint", other.tokens[k].text)), -1)
             text = self.say(other, *other.cut(opening + 1, other.partner[opening], ",")[-1], given).split(MARK)[0]
@@ -281,7 +281,7 @@ class CppTexts:
 
     @functools.cached_property
     def code_of_errno(self):
-        """[errno] = ExitCode, and [""] = that of all others, as exit_code_of_errno has them."""
+        """Returns the table of exit_code_of_errno: [errno] = ExitCode, and [""] for all other errnos."""
         source = self.source(CODE_OF_ERRNO)
         low, high = source.body("exit_code_of_errno")
         return {name: source.tokens[k + 2].text for k in range(low, high) if source.is_name(k, "ExitCode") for name in source.errnos(k) or [""]}
@@ -295,7 +295,7 @@ def tidy(text):
 
 
 def python_text(node):
-    """What a string or f-string says."""
+    """Returns the text of a string or f-string."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else "{...}"
     parts = []
@@ -335,7 +335,7 @@ def python_errors(path, text):
 
 
 def python_assigned(node):
-    """Pairs of a name and its value of `a = 1` and `a, b = 1, 2`."""
+    """Yields (name, value) of assignments such as `a = 1` and `a, b = 1, 2`."""
     for target in node.targets:
         if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
             yield from ((name, value) for name, value in zip(target.elts, node.value.elts) if isinstance(name, ast.Name))

@@ -10,7 +10,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-/// A group of a vector, a matrix, a small matrix, and another matrix.
+/// Returns a group of a vector, a matrix, a small matrix, and another matrix.
 GroupShape some_group() {
   GroupShape group;
   group.layout = Layout::pack(std::vector<std::int64_t>{40, 600, 12, 300}, 2);

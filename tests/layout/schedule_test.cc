@@ -132,7 +132,7 @@ TEST(Schedule, ShortRecordIsReplacedThoughItMatchesEachRoundsEnd) {
   EXPECT_THAT(schedule.record(), ElementsAre(0, 1, 2, 1, 0));
 }
 
-/// A Schedule that does literally what the header says: it searches everything from one end to the other.
+/// A slow Schedule that follows the header literally: it searches all entries one after the other.
 struct SlowSchedule {
   std::vector<int> record, seen;
   std::set<int> held;

@@ -116,7 +116,8 @@ std::string words_of(const std::vector<StepProgram>& programs) {
   return text;
 }
 
-/// An input with three groups of as many units; the last group has matrices where a rule updates some.
+/// Returns an input with three groups, each with the same number of units. The last group has matrices if a rule
+/// updates matrices.
 StepInput input_of(VisitWork first_work = VisitWork::kUpdate) {
   StepInput input;
   input.groups = {{0}, {1}, {2}};
@@ -325,7 +326,7 @@ TEST(StepProgram, MatricesOfAUnitAreExchangedBehindItsOwnReduction) {
                 after);
 }
 
-/// With each unit's operations in place of kUpdateInBackward.
+/// Returns all operations, with those of each unit in place of kUpdateInBackward.
 std::vector<StepOp> all_ops_of(const StepProgram& program) {
   std::vector<StepOp> all;
   for (const StepOp& op : program.ops) {

@@ -1,5 +1,4 @@
-// Compares what steps make of running statistics under "broadcast_buffers" with what sync_buffers makes of them by
-// hand.
+// Compares running statistics after steps under "broadcast_buffers" with those after calls of sync_buffers.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>

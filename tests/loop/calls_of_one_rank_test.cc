@@ -33,7 +33,7 @@ namespace {
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-constexpr int kSteps = 4, kOdd = 2;  // one rank does something else at step kOdd
+constexpr int kSteps = 4, kOdd = 2;  // at step kOdd one rank does something else
 
 struct Training {
   torch::nn::Sequential model;
@@ -74,7 +74,7 @@ const char* name_of(Setting setting) {
 struct Program {
   const char* name;
   Step step;
-  std::vector<Setting> settings;  ///< beside kGloo
+  std::vector<Setting> settings;  ///< settings in addition to kGloo
   int steps_more_of_rank_zero = 0;
 };
 
@@ -194,7 +194,8 @@ TEST(CallsOfOneRank, CallOnOneRankSucceedsOrIsNamedOnAllRanks) {
         continue;
       }
       EXPECT_NE(end.exit_code, ExitCode::kOk);
-      if (end.message.empty()) continue;  // its program had ended: it hears of the other's error as ranks leave
+      // the program of this rank had ended; it learns of the error while ranks leave the job
+      if (end.message.empty()) continue;
       // A rank over Gloo may get the error of a lost peer (75), with the peer's own message or before that has come.
       EXPECT_THAT(end.exit_code, AnyOf(ExitCode::kInternal, ExitCode::kCorruptData, ExitCode::kPeerLost))
           << end.message;

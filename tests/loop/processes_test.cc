@@ -47,8 +47,8 @@ void set_variables(int rank, const World& world, int port) {
   ::setenv("TESSERA_LOG_LEVEL", "off", 1);
 }
 
-/// Calls tessera::run on each rank of `world`, with a mesh. A rank's status is what it returned. Ranks use `told` to
-/// tell each other something beside the mesh.
+/// Calls tessera::run on each rank of `world`, with a mesh. The status of a rank is what the rank returned. Ranks use
+/// `told` to tell each other something beside the mesh.
 std::vector<RankEnd> run_on(const World& world, const std::function<void(const Mesh&, KeyValueStore& told)>& body) {
   const int port = free_port();
   return fork_ranks(world.ranks, [&](int rank, KeyValueStore& told) -> absl::Status {

@@ -272,7 +272,7 @@ TEST(RankSampler, EvaluationCountsEachSampleOnceOnAnyNumberOfRanks) {
         });
         EXPECT_NEAR(found.loss, wanted, 1e-6 * wanted) << ranks << " ranks, batches of " << batch;
         EXPECT_EQ(found.weight, kSamples);
-        std::size_t of_epoch = 0;  // which is padded again
+        std::size_t of_epoch = 0;  // the next epoch is padded again
         for (const auto& samples : *loader) of_epoch += samples.size();
         EXPECT_EQ(of_epoch, (kSamples + static_cast<std::size_t>(ranks) - 1) / static_cast<std::size_t>(ranks));
         std::size_t once = 0;

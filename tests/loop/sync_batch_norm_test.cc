@@ -54,7 +54,7 @@ at::Tensor batch_of(const Problem& problem, int step) {
 
 /// The results of three steps.
 struct Left {
-  std::vector<at::Tensor> outputs, input_gradients;  ///< [step]: those of all rows
+  std::vector<at::Tensor> outputs, input_gradients;  ///< [step]: values for all rows
   at::Tensor weight_gradient, bias_gradient, mean, variance, batches;
 };
 

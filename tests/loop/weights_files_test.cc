@@ -183,7 +183,7 @@ TEST_F(WeightsFiles, FilesOfTorchSaveInCppAreRead) {
   expect_read(path);
   expect_read(path, {.part = "model"});
   EXPECT_THAT(refusal(path, {.part = "optimizer"}), HasSubstr("missing in the file"));
-  // The same with the model's tensors beside them.
+  // The archive also has the model's tensors.
   torch::serialize::OutputArchive mixed, beside(mixed.compilation_unit());
   plain->save(mixed);
   optimizer.save(beside);

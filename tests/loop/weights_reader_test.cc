@@ -219,7 +219,8 @@ TEST_F(WeightsReader, ChangedBytesAndCutTailsAreReadSafely) {
     changed[i] = static_cast<char>(changed[i] ^ (1 << (i % 8)));
     const auto read = read_weights(folder_.write("changed.pt", changed));
     if (read.ok()) {
-      for (const auto& [name, value] : *read) static_cast<void>(value.clone());  // the changed byte may be the name's
+      // the changed byte may belong to the name
+      for (const auto& [name, value] : *read) static_cast<void>(value.clone());
     }
     EXPECT_FALSE(read_weights(folder_.write("cut.pt", bytes.substr(0, i))).ok()) << i;
   }

@@ -115,7 +115,7 @@ TEST(GeneratedImages, ImageDependsOnlyOnSeedAndNumber) {
     EXPECT_EQ(image_of(*all, 40 + i, i % 10), image_of(*later, i, i % 10));
     EXPECT_NE(image_of(*all, i, i % 10), image_of(*other, i, i % 10));
   }
-  EXPECT_NE(image_of(*all, 0, 0), image_of(*all, 10, 0));  // the same class, another image
+  EXPECT_NE(image_of(*all, 0, 0), image_of(*all, 10, 0));  // another image of the same class
   EXPECT_THAT(all->describe(), HasSubstr("100 generated images, seed 5"));
 }
 

@@ -181,7 +181,7 @@ TEST(AtomicFile, PowerLossEmptiesAFileThatWasNotSynced) {
   ScratchFolder folder;
   const std::string path = folder.file("manifest.json");
   ASSERT_TRUE(write(path, kOld).ok());
-  // The first sync claims success and does nothing; the power goes with the second, that of the folder.
+  // The first sync claims success and does nothing. The power fails at the second one, which syncs the folder.
   const ChildEnd end = in_child([&] {
     ScopedFaults faults(
         {{.site = FaultSite::kFsync, .nth = 1, .action = FaultAction::kTorn},

@@ -110,7 +110,7 @@ TEST_P(IoRingTest, WrittenBytesAreReadBack) {
   EXPECT_EQ(disk.ring->counters().bytes_written, static_cast<std::int64_t>(8 * kMiB));
 }
 
-// F25: what the kernel may do to any transfer changes nothing, whichever transfer it is.
+// F25: the kernel may shorten or interrupt any transfer, and the result is the same.
 TEST_P(IoRingTest, ShortAndInterruptedTransfersAreContinued) {
   constexpr std::size_t kPieces = 6, kBytes = 3 * kSectorBytes;
   Disk disk(GetParam(), kPieces * kBytes);

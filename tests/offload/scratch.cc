@@ -46,7 +46,7 @@ std::vector<std::string> ScratchFolder::names() const {
 ChildEnd in_child(const std::function<int()>& body) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) std::abort();
-  std::fflush(stdout);  // otherwise the child would print the parent's pending output, too
+  std::fflush(stdout);  // otherwise the child would also print the parent's pending output
   const pid_t child = ::fork();
   if (child == 0) {
     ::dup2(ends[1], 2);

@@ -137,8 +137,8 @@ TEST_P(TierTest, NewRecordsAreZeros) {
   EXPECT_EQ(tier->counters().hits, 4);
 }
 
-// Any order of fetches, gets, puts, releases, copies and flushes gives what a plain array would. A copy has what the
-// record held when it began.
+// Any order of fetches, gets, puts, releases, copies and flushes gives what a plain array would. A copy has the bytes
+// that the record held when the copy began.
 TEST_P(TierTest, RecordsKeepTheirBytesInAnyOrderOfCalls) {
   ScratchFolder folder;
   for (const std::int64_t records : {1, 4, 30}) {
@@ -204,7 +204,7 @@ TEST_P(TierTest, CopiesReadTheDiskAndTakeNoSlots) {
   const TierCounters before = tier->counters();
   for (int times = 0; times < 2; ++times) {
     for (std::int64_t record = 0; record < 12; ++record)
-      ASSERT_TRUE(model.start_copy(record).ok());  // one was never put
+      ASSERT_TRUE(model.start_copy(record).ok());  // one of the records was never written
     ASSERT_TRUE(model.end_copies().ok());
   }
   const TierCounters after = tier->counters();

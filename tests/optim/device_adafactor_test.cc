@@ -52,7 +52,7 @@ AdafactorTensor tensor_of(const Shape& s, float* parameter, float* gradient, flo
   return t;
 }
 
-/// A tensor and its states. Each has some more numbers behind it, which must stay as they are.
+/// A tensor and its states. Each array has more numbers behind it, which must not change.
 struct Values {
   static constexpr std::size_t kBehind = 8;
 
@@ -115,7 +115,7 @@ class Numbers {
 struct Case {
   AdafactorConfig config = {};
   double lr = 1e-2, weight_decay = 0.1;
-  float parameters = 0.1f, gradients = 1.0f;  ///< how large they are
+  float parameters = 0.1f, gradients = 1.0f;  ///< scales of the random values
 };
 
 /// Compares three steps of both.
@@ -235,7 +235,7 @@ TEST_F(DeviceAdafactor, SumsVariancesOfRowsInTheCpusOrder) {
   }
   std::uniform_real_distribution<float> uniform(0.5f, 1.5f);
   for (float& variance : values.col_var) variance = uniform(random);
-  expect_same_step(values, {.beta2_decay = -2000}, {.lr = 0.1, .step = 2});  // states stay as they are
+  expect_same_step(values, {.beta2_decay = -2000}, {.lr = 0.1, .step = 2});  // the step does not change the states
 }
 
 TEST_F(DeviceAdafactor, TooLittleScratchIsRefusedAndEmptyTensorsAreNoOps) {

@@ -21,7 +21,7 @@ using DeviceOuter = DeviceKernels;
 constexpr OuterWork kWorks[] = {OuterWork::kTake, OuterWork::kGradients, OuterWork::kMean,
                                 OuterWork::kStep, OuterWork::kMix,       OuterWork::kScale};
 
-/// Numbers of many magnitudes. Those that come of them are finite: NaNs have other bits on a GPU.
+/// Numbers of many magnitudes. All results are finite, since NaNs have other bits on a GPU.
 std::vector<float> numbers(std::size_t numel, std::uint32_t seed) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;
@@ -33,7 +33,7 @@ std::vector<float> numbers(std::size_t numel, std::uint32_t seed) {
   return values;
 }
 
-/// What a pass reads and writes.
+/// The memory that a pass reads and writes.
 struct PassMemory {
   std::vector<float> values, own, weights, momentum;
 
@@ -41,8 +41,8 @@ struct PassMemory {
       : values(numbers(numel, 1)), own(numbers(numel, 2)), weights(numbers(numel, 3)), momentum(numbers(numel, 4)) {}
 };
 
-/// The numbers of elements are those of an empty part, of less and of more than a warp, and of many thread blocks. What
-/// lies behind a part stays as it is.
+/// The numbers of elements are those of an empty part, of less and of more than a warp, and of many thread blocks.
+/// Memory behind a part does not change.
 TEST_F(DeviceOuter, EveryPassHasTheCpusBits) {
   const OuterRule rule{.lr = 0.7f, .momentum = 0.9f, .mix = 0.3f, .replicas = 3};
   for (const OuterWork work : kWorks) {

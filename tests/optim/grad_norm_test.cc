@@ -74,7 +74,7 @@ Norm norm_of(const Buffer& buffer, const std::vector<std::uint64_t>& cuts, std::
     runs.push_back(buffer.runs(cuts[k], cuts[k + 1]));
     NormSums& part = parts.emplace_back(runs.back(), set);
     for (std::uint64_t begin = cuts[k]; begin < cuts[k + 1];) {
-      const std::uint64_t end = std::min<std::uint64_t>(cuts[k + 1], begin + random() % 5);  // also empty pieces
+      const std::uint64_t end = std::min<std::uint64_t>(cuts[k + 1], begin + random() % 5);  // pieces may be empty
       part.add(buffer.part(begin, end));
       begin = end;
     }
@@ -110,7 +110,7 @@ TEST(GradNorm, EveryCutIntoPartsAndPiecesGivesTheSameBits) {
     const Norm wanted = norm_of(buffer);
     for (int parts = 1; parts <= 8; ++parts) {
       std::vector<std::uint64_t> cuts = {0, buffer.blocks()};
-      for (int i = 1; i < parts; ++i) cuts.push_back(random() % (buffer.blocks() + 1));  // also empty parts
+      for (int i = 1; i < parts; ++i) cuts.push_back(random() % (buffer.blocks() + 1));  // parts may be empty
       std::sort(cuts.begin(), cuts.end());
       ASSERT_EQ(norm_of(buffer, cuts, random), wanted) << "trial " << trial << ", " << parts << " parts";
     }
@@ -142,7 +142,7 @@ TEST(GradNorm, MemoryBetweenTensorsDoesNotCount) {
   EXPECT_EQ(norm_of(buffer), wanted);
 }
 
-// The definition, written a second time: recursion over the dyadic tree.
+// Computes the definition directly, by recursion over the dyadic tree.
 double recursive_sum(const std::vector<double>& blocks, std::uint64_t begin, std::uint64_t width) {
   if (width == 1) return blocks[begin];
   const double left = recursive_sum(blocks, begin, width / 2);

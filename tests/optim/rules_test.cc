@@ -120,7 +120,7 @@ TEST(SgdRule, FirstStepCopiesTheGradientIntoTheBuffer) {
   const auto optimizer =
       make_optimizer({.type = OptimizerType::kSgd, .weight_decay = 0.0, .momentum = 0.9, .dampening = 0.5});
   Trained run{*optimizer, {1.0f}};
-  run.states[0] = {77.0f};  // whatever lay there must not matter
+  run.states[0] = {77.0f};  // old values in the state must not matter
   run.step({2.0f}, {.lr = 0.5f});
   EXPECT_EQ(run.states[0][0], 2.0f);
   EXPECT_EQ(run.weights[0], 0.0f);
@@ -176,7 +176,7 @@ TEST(RmspropRule, FollowsPyTorch) {
 }
 
 TEST(RmspropRule, CenteredSpreadNeverFallsBelowZero) {
-  // A constant gradient has no spread: what is subtracted are two equal numbers, but for rounding.
+  // A constant gradient has no variance, so two numbers are subtracted that are equal apart from rounding.
   const auto optimizer =
       make_optimizer({.type = OptimizerType::kRmsprop, .eps = 1e-3, .weight_decay = 0.0, .centered = true});
   Trained run{*optimizer, {0.0f}};
@@ -233,7 +233,7 @@ TEST(Average, BeginsAsTheFirstStepsWeightsOrTheOldOnes) {
   const auto optimizer = make_optimizer(adam(OptimizerType::kAdamW), {.decay = 0.9});
   for (const bool is_first_of_run : {true, false}) {
     Trained run{*optimizer, {0.5f, -2.0f}};
-    run.states[2] = {77.0f, 77.0f};  // whatever lay there must not matter
+    run.states[2] = {77.0f, 77.0f};  // old values in the state must not matter
     std::vector<double> wanted = {0.5, -2.0};
     for (int t = 1; t <= 50; ++t) {
       const bool copies = t == 1 && is_first_of_run;

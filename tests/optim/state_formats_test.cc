@@ -118,7 +118,8 @@ TEST(StateFormats, EveryRuleReachesItsFp32LossWithNarrowStates) {
 }
 
 // A second moment without gradients shrinks by a thousandth in each step at beta2 0.999, which is less than either
-// format resolves: rounded to nearest, it would never shrink. The step along a fresh gradient shows what is left of it.
+// format resolves: rounded to nearest, it would never shrink. A step with a new gradient shows how much of the old
+// moment is left.
 TEST(StateFormats, SecondMomentDecaysBelowItsPrecision) {
   constexpr std::size_t kNumel = 256 * 64;
   constexpr int kSteps = 1000;

@@ -125,7 +125,7 @@ class LlamaAttention(nn.Module):
         self.o_proj = nn.Linear(self.heads * self.size, hidden, bias=bias)
 
     def rotate(self, x):
-        # As complex numbers: the pair (i, i + size / 2) turns by position * theta^(-2 i / size).
+        # Rotates pairs like complex numbers: the pair (i, i + size / 2) turns by position * theta^(-2 i / size).
         half = self.size // 2
         frequencies = self.theta ** (-torch.arange(half, dtype=torch.float64) * 2 / self.size)
         angles = torch.arange(x.shape[2], dtype=torch.float64)[:, None] * frequencies

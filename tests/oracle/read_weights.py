@@ -1,4 +1,4 @@
-"""What PyTorch finds in a file of save_weights: the sum of all absolute values, and whether two names share their memory.
+"""Prints what PyTorch finds in a file of save_weights: the sum of all absolute values, and whether two names share their memory.
 
 Usage: read_weights.py FILE FORM NAME NAME, the form dictionary or archive.
 """

@@ -13,7 +13,7 @@ import numpy
 import torch
 from safetensors.torch import save_file
 
-weights = torch.load(sys.argv[1], weights_only=False)  # of torch::pickle_save, which puts types of TorchScript beside its values
+weights = torch.load(sys.argv[1], weights_only=False)  # the file is one of torch::pickle_save, whose pickle has types of TorchScript
 folder = pathlib.Path(sys.argv[2])
 names = list(weights)
 

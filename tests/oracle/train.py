@@ -112,7 +112,7 @@ class Trainee:
         fully_shard(model, **arguments)
 
     def accumulate(self, tokens, targets, factor, last):
-        """One backward pass of loss * factor, the mean gradient over ranks added to the masters'; returns the loss."""
+        """Runs backward of loss * factor, adds the mean gradient over ranks to the masters' gradients, and returns the loss."""
         if isinstance(self.module, torch.nn.parallel.DistributedDataParallel):
             self.module.require_backward_grad_sync = last
         loss = self.module(tokens, targets)
@@ -232,7 +232,7 @@ def run_rank(rank, options, port, result_file):
 
 
 def train_ranks(options, start_method="spawn"):
-    """`start_method`: of multiprocessing. Ranks of a "forkserver" that has imported this module import nothing."""
+    """`start_method`: the start method of multiprocessing. Ranks of a "forkserver" that has imported this module import nothing."""
     store = dist.TCPStore("127.0.0.1", 0, options.ranks, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory() as folder:
         result_file = pathlib.Path(folder) / "result.json"

@@ -23,7 +23,7 @@ STEPS = 5
 class TrainTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        # One process imports what takes long; all ranks are forked from it. Optimizers import torch._dynamo when they are made.
+        # One process does the slow imports, and all ranks are forked from it. Optimizers import torch._dynamo when they are made.
         os.environ["PYTHONPATH"] = os.pathsep.join([str(pathlib.Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")])
         multiprocessing.set_forkserver_preload(["train", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.device_mesh"])
         cls.folder_object = tempfile.TemporaryDirectory()

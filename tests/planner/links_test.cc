@@ -25,7 +25,7 @@ Links some_links() {
   return links;
 }
 
-/// The error for the text of some_links() in which `from` is replaced by `to`.
+/// Returns the error for the text of some_links() with `from` replaced by `to`.
 std::string refusal(const std::string& from, const std::string& to) {
   std::string text = to_json(some_links());
   const std::size_t at = text.find(from);

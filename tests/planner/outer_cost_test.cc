@@ -51,7 +51,7 @@ TEST(OuterCost, OuterGradientsUseTheBitsOfTheirCompression) {
   timed.input.compression.gradients = timed.input.compression.sums = WireForm::kInt4;
   const double int4 = 0.5 + 4.0 / 256;  // half a byte, and its share of the scale of a run of 256
   EXPECT_NEAR(outer_cost(timed.plan(), 1, timed.links).exposed_s, bytes_of_all(timed, int4) * 1e-6 / 10, 1e-6);
-  timed.links.replicate.reduces_in_background = false;  // shared memory, in which nothing is compressed
+  timed.links.replicate.reduces_in_background = false;  // as in shared memory, where nothing is compressed
   EXPECT_NEAR(outer_cost(timed.plan(), 1, timed.links).exposed_s, bytes_of_all(timed, 4) * 1e-6 / 10, 1e-9);
 }
 
@@ -59,7 +59,7 @@ TEST(OuterCost, StreamExposesOnlyTheTimeBeyondItsDelay) {
   TimedPlan timed = with_sync(SyncType::kStreamingDiloco, 20);
   timed.input.outer.fragments = 4;
   timed.input.outer.delay = 1;
-  const double block_s = 4.0 * kBlockNumel * 1e-6;  // the sum of a fragment that is one block
+  const double block_s = 4.0 * kBlockNumel * 1e-6;  // cost of the sum of one fragment, which is a block
   EXPECT_EQ(outer_cost(timed.plan(), 2 * block_s, timed.links).exposed_s, 0);
   // Units are root and four blocks, so fragment 0 has the root and the last block.
   const double root_s = 4e-6 * static_cast<double>(timed.input.units[0].trainable_numel());

@@ -96,7 +96,7 @@ TEST(PredictedStep, PrefetchHidesGathersBehindCompute) {
     timed.links.shard = links_for(1.5);
     EXPECT_GT(timed.predicted().exposed_gather_s, 6 * 0.5 - 1);
     timed.links.shard = links_for(0.5);
-    timed.links.shard.gathers_in_background = false;  // then a prefetch hides nothing
+    timed.links.shard.gathers_in_background = false;  // without background gathers, a prefetch hides nothing
     EXPECT_GT(timed.predicted().exposed_gather_s, 6 * 0.5);
   }
 }
@@ -155,7 +155,7 @@ TEST(PredictedStep, ReductionsThatLagAreExposedAtTheEnd) {
   TimedPlan timed = timed_plan(ShardingStrategy::kShardGradients, {1, 4, 0, 0}, 4);
   timed.links.shard.reduce_scatter = links_for(1.5).reduce_scatter;
   EXPECT_NEAR(timed.predicted().exposed_reduction_s, 0,
-              0.01);  // a backward takes 2, so the last block's ends with the root's
+              0.01);  // a backward takes 2, so the reduction of the last block ends together with that of the root
   timed.input.reductions_ahead = 0;
   EXPECT_NEAR(timed.predicted().exposed_reduction_s, 4 * 1.5, 0.01);
   timed.input.reductions_ahead = 1;

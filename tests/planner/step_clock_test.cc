@@ -52,8 +52,8 @@ TEST(StepClock, CallsOfOneChannelRunOneAfterTheOther) {
 
 TEST(StepClock, GathersAndReductionsShareTheWire) {
   const Script both = Script().post(Channel::kGather, 0, 4).post(Channel::kReduce, 0, 2);
-  EXPECT_EQ(alone(Script(both).wait(1)).end_s, 4);  // both have half the speed
-  EXPECT_EQ(alone(Script(both).wait(0)).end_s, 6);  // the other one then has all of it
+  EXPECT_EQ(alone(Script(both).wait(1)).end_s, 4);  // both calls have half the speed
+  EXPECT_EQ(alone(Script(both).wait(0)).end_s, 6);  // the other call then has the full speed
   EXPECT_EQ(alone(Script().post(Channel::kGather, 0, 4).post(Channel::kReplicate, 0, 2).wait(1).wait(0)).end_s, 4);
 }
 

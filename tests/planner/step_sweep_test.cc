@@ -53,7 +53,7 @@ TEST(StepSweep, StepTimeLiesBetweenItsLongestPartAndTheirSum) {
   }
 }
 
-/// The change of the step's seconds, as a share of them.
+/// Returns the relative change of the step's seconds.
 double change(const RandomPlan& plan, const TimedPlan& other) {
   const double before = plan.timed.predicted().seconds;
   return (other.predicted().seconds - before) / before;

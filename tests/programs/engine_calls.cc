@@ -126,7 +126,7 @@ TEST(Checks, AcrossHostsCheckFindsAnotherOrderOfUnits) {
           Tiny model = tiny();
           const auto trainer = scene.trainer(model);
           train(scene, *trainer, model, 0, 1);
-          // All ranks use all units, one of them in another order.
+          // All ranks use all units, but one rank uses them in another order.
           at::Tensor x = model->embedding(scene.rows(batch_of(1).tokens));
           const std::vector<int> order = scene.rank() == at ? std::vector<int>{1, 0, 2} : std::vector<int>{0, 1, 2};
           for (int block : order) x = model->blocks->ptr<BlockImpl>(static_cast<std::size_t>(block))->forward(x);
@@ -153,7 +153,7 @@ TEST(Checks, UnitUsedOnOneRankPassesWhereParametersAreShared) {
   });
 }
 
-// Only this check finds it where nothing is gathered. Misuse.GatheredOnOneRankAloneEndsInAnError tests the other
+// If nothing is gathered, only this check finds the mistake. Misuse.GatheredOnOneRankAloneEndsInAnError tests the other
 // strategies.
 TEST(Checks, GuardOnSomeRanksIsFoundAtTheStep) {
   on_matrix([](Scene& scene) {

@@ -32,7 +32,7 @@ TEST(Parameters, ManualUnfreezingIsNoticed) {
   expect_noticed(unfreeze, {{"blocks.0.", "frozen", "set_trainable"}}, {.frozen_first_block = true});
 }
 
-/// Calls the Engine's set_trainable where there is an Engine; else does what the call stands for.
+/// Calls the Engine's set_trainable if there is an Engine; otherwise does the same by hand.
 void set_trainable(Trainer& trainer, Tiny& model, const std::string& pattern, const std::string& prefix,
                    bool trainable) {
   if (trainer.engine()) return trainer.engine()->set_trainable(pattern, trainable);
@@ -75,7 +75,7 @@ TEST(SetTrainable, ReunfrozenParametersKeepTheirStates) {
 }
 
 /// Trains while a block that nobody uses is frozen and unfrozen, and a block that trains is frozen and at once
-/// unfrozen. What is carried over must not change a bit.
+/// unfrozen. State that is carried over must keep every bit.
 Values trained(const Mesh& mesh, const Placed& placed, StateDType states, DType dtype, bool replans) {
   Strategy strategy = strategy_for(placed, nullptr, dtype);
   strategy.optimizer.state_dtype = states;

@@ -71,7 +71,7 @@ bool Scene::is_sharded() const {
 
 bool Scene::shares_parameters() const {
   return !is_plain() && mesh_->world_size() > 1 && strategy_.host_sharing && !is_sharded() &&
-         strategy_.strategy != ShardingStrategy::kNoShard;  // its optimizer is not cut
+         strategy_.strategy != ShardingStrategy::kNoShard;  // without sharding, the optimizer is not cut
 }
 
 at::Tensor Scene::rows(const at::Tensor& batch, std::int64_t index, std::int64_t count) const {
@@ -95,7 +95,7 @@ void Scene::refused(const Trainer::Action& call, const Refusal& wanted) const {
     for (const std::string& text : wanted.texts) EXPECT_THAT(error.message(), ::testing::HasSubstr(text));
     return;
   } catch (const c10::Error& error) {
-    // An operator threw it. If the Engine made it throw, the group has ended with the code.
+    // The error came out of an operator. If the Engine made it throw, the group has ended with the code.
     if (wanted.code) {
       EXPECT_EQ(exit_code_of(groups_of(*mesh_).status()), *wanted.code) << error.what();
     }

@@ -24,7 +24,7 @@ class Trainer {
   virtual ~Trainer() = default;
 
   virtual void backward(const at::Tensor& loss, const MicrobatchInfo& info = {}) = 0;
-  /// The same, but `others` get their gradients too.
+  /// Does the same, but `others` get their gradients too.
   virtual void backward_with(const at::Tensor& loss, const std::vector<Trainer*>& others) = 0;
   /// Updates the parameters, notes the step's loss in the scene, and clears the gradients.
   virtual void step() = 0;
@@ -39,17 +39,17 @@ class Trainer {
   virtual Engine* engine() { return nullptr; }
 };
 
-/// What a call must be refused with.
+/// The error with which a call must be refused.
 struct Refusal {
-  std::vector<std::string> texts;                   ///< all of them are in the message
+  std::vector<std::string> texts;                   ///< texts that the message must all contain
   std::optional<ExitCode> code = ExitCode::kUsage;  ///< empty: any c10::Error
 };
 
 /// The place where a program runs: once in this thread on the global batch, or on each rank on its rows of the batch.
-/// What it notes must be the same in both.
+/// The noted values must be the same in both.
 class Scene {
  public:
-  /// Plain.
+  /// Makes a plain scene, without an Engine.
   explicit Scene(const Strategy& strategy) : strategy_(strategy) {}
   Scene(const Strategy& strategy, const Mesh& mesh) : strategy_(strategy), mesh_(&mesh) {}
 
@@ -109,7 +109,7 @@ struct ProgramOptions {
 void expect_like_plain(const Program& program, const ProgramOptions& options = {});
 /// Runs `program` on every cell, without a plain run beside it: it ends in a refusal.
 void on_matrix(const Program& program, const ProgramOptions& options = {});
-/// The same on one cell.
+/// Runs and compares on one cell.
 void on_cell(const Cell& cell, const Program& program, const ProgramOptions& options = {});
 
 }  // namespace tessera::testing

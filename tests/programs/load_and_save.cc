@@ -110,7 +110,7 @@ TEST(Parameters, ReadingReleasedMemorySaysShardedAndGathered) {
           torch::save(model->head, file);
         }};
     for (const auto& read : reads) {
-      train(scene, *trainer, model, 1, 2);           // whatever was gathered is released
+      train(scene, *trainer, model, 1, 2);           // a step releases all gathered units
       const bool saves = &read - reads.data() >= 5;  // through operators, which gather, or through a pointer
       if (scene.is_sharded() && saves) {
         try {

@@ -73,7 +73,7 @@ TEST(Misuse, MissingSampleCountsAreRefusedAndHarmless) {
         for (std::int64_t step = 0; step < 3; ++step) {
           const at::Tensor loss = loss_of(scene, model, step);
           scene.refused([&] { trainer->backward(loss); }, {{"base_batch_size", "MicrobatchInfo::samples"}});
-          // One rank alone makes the wrong call.
+          // Only one rank makes the wrong call.
           if (scene.rank() == 0) {
             scene.refused([&] { trainer->backward(loss, {.samples = -1}); }, {{"MicrobatchInfo::samples"}});
           }

@@ -1,4 +1,5 @@
-"""Run by accelerate_test.py on every rank: tessera's Accelerator, beside accelerate's own with DistributedDataParallel.
+"""accelerate_test.py runs this program on every rank. It compares tessera's Accelerator with accelerate's own under
+DistributedDataParallel.
 
 Usage: accelerate_ranks.py FOLDER        all of it
        accelerate_ranks.py FOLDER once   one training
@@ -139,7 +140,7 @@ class Loop:
         return self
 
     def state(self):
-        """The same on all ranks under DDP; on rank 0 alone under an Engine, as under FSDP."""
+        """Returns the state. Under DDP all ranks have it; under an Engine only rank 0 has it, as under FSDP."""
         return {name: value.clone() for name, value in self.accelerator.get_state_dict(self.model).items()}
 
 
@@ -153,13 +154,13 @@ def by_value(accelerator, model):
 
 
 def unfreeze(model, optimizer, number):
-    """As in transfer learning: the blocks train from the second epoch on, in a group of their own."""
+    """Unfreezes blocks as in transfer learning: they train from the second epoch on, in a group of their own."""
     model.blocks.requires_grad_(number == 1)
     if number == 1:
         optimizer.add_param_group({"params": list(model.blocks.parameters()), "lr": 0.005})
 
 
-# name: what the loop does, what the strategy says, arguments of both Accelerators, and how near the two come
+# {name: (options of the loop, keys of the strategy, arguments of both Accelerators, tolerance)}
 CASES = {
     "adamw": ({"clip": by_norm}, {"gradient_clipping": CLIP}, {"gradient_accumulation_steps": 2}, TOLERANCE),
     "sgd": ({"optimizer": sgd, "accumulation": 1, "clip": by_value, "apart": True}, {"gradient_clip_value": 0.05, "optimizer": {"lr": 0.1}}, {},
@@ -172,7 +173,7 @@ CASES = {
 
 
 def fresh(kind, **arguments):
-    """An Accelerator of another configuration than the one before."""
+    """Makes an Accelerator with a new configuration."""
     accelerate.state.AcceleratorState._reset_state()
     accelerate.state.GradientState._reset_state()
     return kind(**arguments)
@@ -222,7 +223,7 @@ def like_ddp(case, title):
 
 
 def like_the_run_before(folder, title):
-    """What save_state saves after one epoch goes on as if nothing had happened, bit for bit."""
+    """A run that loads what save_state saved after one epoch has the bits of the run that was not interrupted."""
     whole = sharded("adamw", title)
     whole.epoch(0)
     whole.accelerator.save_state(str(folder / title))
@@ -236,7 +237,7 @@ def like_the_run_before(folder, title):
     whole.accelerator.free_memory()
 
     again = sharded("adamw", title)
-    again.epoch(0)  # loaders' generators are the program's
+    again.epoch(0)  # the program sets the generators of loaders
     for index in range(2):  # a step more: other weights, states and rates than the saved ones
         with again.accelerator.accumulate(again.model):
             again.batch(torch.ones(BATCH, WIDTH), torch.zeros(BATCH, dtype=torch.long), index)
@@ -356,7 +357,7 @@ def calls_that_are_refused(folder):
     expect_refused("without zero_grad", loop.optimizer.step)
     for each in (model, loop.optimizer):
         each.zero_grad()
-        loop.optimizer.step()  # without gradients it does nothing, as plain PyTorch's
+        loop.optimizer.step()  # without gradients it does nothing, like an optimizer of plain PyTorch
         accelerator.backward(model(x).sum())
     loop.optimizer.zero_grad()
     assert engine.steps_applied == 1 and accelerator.engine is engine

@@ -1,4 +1,4 @@
-"""Run on every rank by training_test.py: an Engine with Adafactor, beside torch.optim.Adafactor on the global batch."""
+"""training_test.py runs this program on every rank. It compares an Engine with Adafactor with torch.optim.Adafactor on the global batch."""
 
 import torch
 from beside_plain import expect_bits, rows_of_rank
@@ -32,7 +32,7 @@ def train_plain():
                                       d=ADAFACTOR["clip_threshold"], foreach=False)
     for batch in batches():
         optimizer.zero_grad()
-        for part in zip(*(tensor.chunk(tessera.world_size()) for tensor in batch)):  # so that it rounds as ranks do
+        for part in zip(*(tensor.chunk(tessera.world_size()) for tensor in batch)):  # in parts, so that it rounds as ranks do
             (model(*part) / tessera.world_size()).backward()
         optimizer.step()
     return dict(model.named_parameters())

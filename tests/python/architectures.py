@@ -149,7 +149,7 @@ def of_sounds(name, *units):
     return of_transformers(f"{name}ForSequenceClassification", config, sounds, class_of_sound, *units)
 
 
-# What CI trains; the others are trained by `scripts/test --long`.
+# Architectures that CI trains. `scripts/test --long` trains the others too.
 SAMPLE = {
     "llama": causal("Llama", "LlamaDecoderLayer", **GROUPED),
     "tied llama": causal("Llama", "LlamaDecoderLayer", **GROUPED, tie_word_embeddings=True),

@@ -21,22 +21,22 @@ TOLERANCE = 1e-6
 class Training(NamedTuple):
     accumulation: int = 1
     parts: int = 1
-    """of each batch's rows, one after another, in plain PyTorch: with as many as ranks it rounds as ranks do"""
+    """number of parts into which plain PyTorch cuts each batch; with one part for each rank it rounds as ranks do"""
     lr: float = LR
 
 
 def rows_of_rank(tensor):
-    """This rank's part of a global batch."""
+    """Returns this rank's part of a global batch."""
     return tensor.chunk(tessera.world_size())[tessera.rank()]
 
 
 def hook_calls(model):
-    """How often a hook of the model's own noted what it saw."""
+    """Returns how often the model's own hook was called."""
     return len(getattr(model, "seen", ()))
 
 
 def clip(model):
-    """As clip_grad_norm_, which sums in fp32: over millions of elements its norm is off by 1e-5."""
+    """Clips as clip_grad_norm_ does, but sums in fp64. The fp32 sum of clip_grad_norm_ is off by 1e-5 over millions of elements."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     norm = sum(float(gradient.double().square().sum()) for gradient in gradients) ** 0.5
     for gradient in gradients:
@@ -64,7 +64,7 @@ def train_plain(model, batches, loss_of, training=Training()):
 
 
 def train_sharded(model, batches, loss_of, strategy, training=Training()):
-    """The same with an Engine; a batch is a tuple of tensors that are cut by rows. State is there on rank 0."""
+    """Trains likewise with an Engine. A batch is a tuple of tensors, which are cut by rows. State is there on rank 0."""
     engine = tessera.Engine(model, {"gradient_clipping": CLIP, "gradient_accumulation": training.accumulation,
                                     "optimizer": {"lr": training.lr, "eps": EPS, "weight_decay": DECAY},
                                     "comm": {"timeout_s": 60}, **strategy})

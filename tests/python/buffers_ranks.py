@@ -1,4 +1,5 @@
-"""Run on every rank by training_test.py: running statistics under "broadcast_buffers" are those of DDP's broadcast_buffers.
+"""training_test.py runs this program on every rank. It checks that running statistics under "broadcast_buffers" equal those of DDP's
+broadcast_buffers.
 
 Usage: buffers_ranks.py FILE: where DDP's ranks meet.
 """
@@ -20,7 +21,7 @@ def model():
 
 
 def statistics(wrap, train):
-    """Of this rank's batch norm after each forward, which has seen rows of this rank's own."""
+    """Returns the statistics of this rank's batch norm after each forward on this rank's own rows."""
     net = model()
     forward, step = wrap(net)
     generator = torch.Generator().manual_seed(rank)

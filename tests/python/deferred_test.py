@@ -7,7 +7,7 @@ import torch
 
 
 def skips_meta(tensor):
-    """As functions of libraries do that know tensors of shapes alone."""
+    """Skips tensors without memory, as functions of some libraries do."""
     if not tensor.is_meta:
         torch.nn.init.normal_(tensor)
 

@@ -80,7 +80,7 @@ def launched():
     for tessera_first in (False, True):
         codes, output = run_forked(2, functools.partial(both, tessera_first))
         assert codes == [0, 0] and output.count("both have 2 and 2 ranks") == 2, f"{tessera_first}: ended with {codes}:\n{output}"
-    # Rank 0 of 2 and rank 0 of 1: neither is right.
+    # One source says rank 0 of 2 and the other rank 0 of 1, so the program is wrong in both orders.
     for tessera_first, text in ((False, "torch.distributed.get_world_size()=1"), (True, "init_process_group before tessera.init")):
         codes, output = run_forked(2, functools.partial(of_one_rank_each, tessera_first))
         assert codes == [78, 78] and text in output, f"{tessera_first}: ended with {codes}:\n{output}"
@@ -165,7 +165,7 @@ def free_port():
 
 
 def spawn(program, method):
-    """As torch.multiprocessing.spawn does; forked, since imports take longer than these programs."""
+    """Starts processes as torch.multiprocessing.spawn does, but forks them, since imports take longer than these programs."""
     multiprocessing.start_processes(program, (method,), nprocs=2, start_method="fork")
 
 

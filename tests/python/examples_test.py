@@ -1,4 +1,5 @@
-"""The Python programs of examples/ learn on two ranks: the one with the diff of docs/start-python.md as it does alone and plain."""
+"""The Python programs of examples/ learn on two ranks. The program with the diff of docs/start-python.md learns as the plain one does on
+one rank."""
 
 import importlib.util
 import pathlib

@@ -1,6 +1,6 @@
 """Ranks that are forked from this process, which has imported torch and tessera: an import takes longer than a small program.
 
-No launcher watches them. They meet as under torchrun.
+No launcher watches them. The ranks meet as they do under torchrun.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What schedulers, callbacks and modules write into an optimizer and a model while Lightning trains: cases of lightning_ranks.py.
+"""Cases of lightning_ranks.py in which schedulers, callbacks and modules change an optimizer or a model while Lightning trains.
 
 Each is fitted by Lightning alone, and by TesseraStrategy on every rank: the losses and the weights are the same.
 """
@@ -27,7 +27,7 @@ class Block(nn.Module):
 
 
 def adamw(module):
-    """Three groups, of which each says something of its own."""
+    """Returns AdamW with three groups, each with other numbers."""
     first, second = module.backbone
     return torch.optim.AdamW([{"params": first.parameters()},
                               {"params": second.parameters(), "weight_decay": 0.3, "lr": 0.02, "lr_scale": 0.5},
@@ -35,7 +35,7 @@ def adamw(module):
 
 
 def sgd(module):
-    """With momenta of their own, one of which is none at first."""
+    """Returns SGD with groups of different momentum; one of them has none at first."""
     return torch.optim.SGD([{"params": module.backbone.parameters(), "momentum": 0.0},
                             {"params": module.head.parameters(), "momentum": 0.5, "nesterov": True}],
                            lr=0.05, momentum=0.9, weight_decay=0.01)
@@ -79,7 +79,7 @@ class Model(lightning.LightningModule):
         return [optimizer], [{"scheduler": self.make_scheduler(optimizer), "interval": "step", "monitor": "loss"}]
 
     def lr_scheduler_step(self, scheduler, metric):
-        if hasattr(scheduler, "step_update"):  # timm's
+        if hasattr(scheduler, "step_update"):  # a scheduler of timm
             scheduler.step_update(self.global_step, metric)
         elif isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
             scheduler.step(self.global_step % 3)  # a measure that does not differ in the last bit

@@ -36,7 +36,7 @@ def translated(text, format="", **more):
 
 
 def strategy_of(config):
-    """As the reader of strategies takes it, every key present."""
+    """Returns the strategy as its reader resolves it, with every key present."""
     return json.loads(tessera._native.Strategy.from_json(config.strategy, "strategy").to_json())
 
 
@@ -62,7 +62,7 @@ def values_of(path):
 
 class ConfigsTest(unittest.TestCase):
     def for_each(self, check):
-        """Calls it with the file, what became of it, and what should."""
+        """Calls `check` with each file, its result, and the expected result."""
         for path in CONFIGS:
             if path.suffix == ".json" or READS_YAML:
                 with self.subTest(path.name):
@@ -95,7 +95,7 @@ class ConfigsTest(unittest.TestCase):
             for name, value in written.items():
                 if isinstance(value, dict):
                     check(value, defaults[name], f"{pointer}/{name}")
-                elif pointer != "/optimizer":  # what is left out depends on the rule here, and on the library there: it is always said
+                elif pointer != "/optimizer":  # defaults depend on the rule and on the library, so they are always written
                     self.assertNotEqual(value, defaults[name], name)
         self.for_each(lambda _, config, expected: check(json.loads(config.strategy), DEFAULTS, ""))
 
@@ -217,7 +217,7 @@ class DeepSpeedTest(unittest.TestCase):
         self.assertEqual(strategy_of(translated({"train_batch_size": 8}))["strategy"], "NO_SHARD")
 
     def test_the_defaults_of_an_optimizer_are_written_whatever_ours_are(self):
-        """So a strategy stays what it is where defaults change."""
+        """So a strategy keeps its meaning if defaults change."""
         for name, more in [*((name, {}) for name in ("Adam", "AdamW", "SGD", "Lion", "Adagrad", "RMSprop")), ("Adam", {"adam_w_mode": False})]:
             written = json.loads(translated({"optimizer": {"type": name, "params": more}}).strategy)["optimizer"]
             self.assertEqual(written["weight_decay"], 0.0, name)
@@ -311,14 +311,15 @@ class FsdpTest(unittest.TestCase):
 
 
 class DeviceTest(unittest.TestCase):
-    """Offload to the CPU: nothing where the CPU trains, the memory of a GPU's host where that does."""
+    """Tests offloading to the CPU. It means nothing if the CPU trains, and the host's memory if a GPU trains."""
 
     DEEPSPEED = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.3}, "offload_param": {"device": "cpu"}},
                  "bf16": {"enabled": True}, "activation_checkpointing": {"cpu_checkpointing": True}}
     ACCELERATE = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_offload_params": True}, "mixed_precision": "bf16"}
 
     def offload_of(self, config, *refused, device="gpu"):
-        """What of the strategy's "offload" is no default. Where a GPU trains it must be planned, with that device's rules."""
+        """Returns the keys of the strategy's "offload" that differ from the defaults. Where a GPU trains it must be planned, with that
+        device's rules."""
         result = translated(config, device=device)
         self.assertEqual(result.refused, list(refused))
         strategy = json.loads(result.strategy)
@@ -440,7 +441,7 @@ class CommandTest(unittest.TestCase):
         self.folder = pathlib.Path(scratch.name)
 
     def run_it(self, *words):
-        """(exit code, stdout, stderr)."""
+        """Runs the command and returns (exit code, stdout, stderr)."""
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.chdir(self.folder):
             try:

@@ -15,12 +15,12 @@ sys.path.append(str(SUPPORT))
 from patience import patient  # noqa: E402
 
 TESSERA = os.environ.get("TESSERA_BIN", "tessera")
-LONG = bool(os.environ.get("TESSERA_LONG_TESTS"))  # scripts/test --long: whole grids; docs/testing.md has a table of what that adds
+LONG = bool(os.environ.get("TESSERA_LONG_TESTS"))  # set by scripts/test --long, which runs whole grids; docs/testing.md has a table
 AT_ONCE = 2
 
 
 def environment():
-    """One thread a rank; where the package is, PYTHONPATH says already."""
+    """Returns the environment: one thread for each rank. PYTHONPATH already has the folder of the package."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "TESSERA_LOG_LEVEL": "warning",
             "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(FOLDER), str(SUPPORT)])}
 

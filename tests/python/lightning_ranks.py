@@ -32,7 +32,7 @@ class Block(nn.Module):
 
 
 class Classifier(lightning.LightningModule):
-    """With groups of parameters, a schedule, metrics, and hooks of its own."""
+    """A module with groups of parameters, a schedule, metrics, and hooks of its own."""
 
     def __init__(self, rule="adamw"):
         super().__init__()
@@ -173,7 +173,7 @@ def run_ranks(folder):
         best = pathlib.Path(trainer.checkpoint_callback.best_model_path)
         found = sorted(each.name for each in output.iterdir())
         assert rank != 0 or found == [best.name, f"{best.name}.tessera"], found
-        trainer.fit(module, loader(ranks, rank), loader(ranks, rank))  # again, with another Engine
+        trainer.fit(module, loader(ranks, rank), loader(ranks, rank))  # fits again, with another Engine
         trainer.strategy.engine.close()
 
     def refusals():

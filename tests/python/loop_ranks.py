@@ -1,4 +1,5 @@
-"""Run on every rank by training_test.py: sync_buffers, SyncBatchNorm and DataParallel beside plain PyTorch, and a trace.
+"""training_test.py runs this program on every rank. It compares sync_buffers, SyncBatchNorm and DataParallel with plain PyTorch, and
+writes a trace.
 
 Usage: loop_ranks.py FOLDER: for scratch files, and where PyTorch's ranks meet.
 """
@@ -78,12 +79,12 @@ def pictures(of):
 
 
 def part_of_loss(found):
-    """Of a mean over the outputs of all ranks, so that the mean of these losses over the ranks is it."""
+    """Returns this rank's loss. The mean of these losses over the ranks is the mean over all outputs."""
     return found.square().sum() * ranks / (sum(3 + of for of in range(ranks)) * found[0].numel())
 
 
 def train_plain(net):
-    """One process with the pictures of all ranks: outputs of this rank's, and the module."""
+    """Trains one process on the pictures of all ranks. Returns the outputs for this rank's pictures, and the module."""
     optimizer, outputs = torch.optim.SGD(net.parameters(), lr=0.1), []
     for batch in map(torch.cat, zip(*(pictures(of) for of in range(ranks)), strict=True)):
         found = net(batch)
@@ -205,13 +206,13 @@ def averaged_gradients():
     expect_error(parallel.backward_nothing, "was closed")
     expect_error(lambda: tessera.DataParallel(nn.Linear(1 + rank, 1)), "weight")
     net.zero_grad()
-    net(rows(9), True).square().mean().backward()  # nobody averages any more
+    net(rows(9), True).square().mean().backward()  # gradients are not averaged any more
     if rank == 0:
         net(rows(9), True).square().mean().backward()
 
 
 def accumulated(wrapped, plain, parallel, net):
-    """Two backwards, of which the first is not averaged; then one of a weight, and of a rank without a batch."""
+    """Runs two backwards, of which the first is not averaged, and then one with a weight while one rank has no batch."""
     for model, owner, root in ((wrapped, wrapped, plain), (net, parallel, net)):
         root.zero_grad()
         with owner.no_sync():
@@ -261,7 +262,7 @@ def traced():
         names = [event["name"] for event in events if event["pid"] == of and event["ph"] == "X"]
         assert names.count("load rows") == 2 and names.count("step") == 2 and names.count("backward") == 2, names
         assert "reduce 0" in names and "after the end" not in names, names
-    # The program's spans lie between the steps', by one clock.
+    # The program's spans lie between those of the steps, on the same clock.
     mine = {name: [event for event in events if event["pid"] == rank and event["name"] == name] for name in ("load rows", "step", "backward")}
     for load, backward, step in zip(mine["load rows"], mine["backward"], mine["step"], strict=True):
         assert load["ts"] + load["dur"] <= backward["ts"] and step["ts"] <= load["ts"] <= step["ts"] + step["dur"], (load, backward, step)

@@ -20,7 +20,7 @@ class Block(nn.Module):
 
 
 class Classifier(nn.Module):
-    """[batch, WIDTH] -> loss. What the cases below have in common."""
+    """[batch, WIDTH] -> loss. The base class of the cases below."""
 
     def __init__(self, blocks=3):
         super().__init__()
@@ -58,7 +58,7 @@ class AllButOneFrozen(Classifier):
 
 
 class Tied(Classifier):
-    """One parameter under two names, in two units; and a whole module under two names."""
+    """Has one parameter under two names in two units, and a whole module under two names."""
 
     def __init__(self):
         super().__init__()
@@ -70,7 +70,7 @@ class Tied(Classifier):
 
 
 class Unused(Classifier):
-    """A module that forward never reaches: it stays as it is, as where .grad is None."""
+    """Has a module that forward never uses. It does not change, like a parameter whose .grad is None."""
 
     def __init__(self):
         super().__init__()
@@ -78,7 +78,7 @@ class Unused(Classifier):
 
 
 class Nested(Classifier):
-    """Units inside a unit."""
+    """Has units inside a unit."""
 
     def __init__(self):
         super().__init__()
@@ -169,7 +169,7 @@ class Hooked(Classifier):
 
 
 class Convolutions(nn.Module):
-    """As torchvision's networks, without batch norms: their statistics are each rank's own."""
+    """Like torchvision's networks, but without batch norms, whose statistics differ between ranks."""
 
     def __init__(self):
         super().__init__()

@@ -6,7 +6,7 @@ import torch
 from forked import run_forked
 from programs_ranks import ENDINGS, STRATEGIES, STRATEGY
 
-# A part of what each says.
+# A part of the message of each ending.
 TEXTS = {
     "written_outside_a_guard": "was written in place outside engine.gathered(write=True)",
     "written_through_data": "was written in place outside",

@@ -119,7 +119,7 @@ def left_over_lines(strategy):
     with expected(None, "was dropped"):
         optimizer.step()
     train(engine, net, [2])
-    net.to("cpu"), net.float()  # which are there already
+    net.to("cpu"), net.float()  # the net is on the CPU and in fp32 already
     with expected(None, "belongs to the Engine"):
         net.double()
     engine.close()
@@ -142,7 +142,7 @@ def late_hooks_and_parameters(strategy):
     with expected(64, "extra.weight", "after the Engine was made"):
         train(engine, net, [2])
     del net.extra
-    net.plain = Block().requires_grad_(False)  # which trains nothing
+    net.plain = Block().requires_grad_(False)  # a module without trainable parameters
     train(engine, net, [2])
     engine.close()
 
@@ -375,7 +375,7 @@ def assigned_buffers(strategy):
         net.table = torch.ones(4)
         with expected(None, '"table"', "[4]", "[3]"):
             engine.load_checkpoint(path)
-        # What a load cannot copy into is replaced.
+        # A load replaces buffers into which it cannot copy.
         net.table, net.mean = torch.ones(1).expand(3), torch.ones(WIDTH, requires_grad=True) * 2
         engine.load_checkpoint(path)
         assert torch.equal(net.mean, mean) and torch.equal(net.table, torch.full((3,), 2.0))
@@ -402,7 +402,7 @@ def assigned_buffers_of_ranks(strategy):
 
 
 def files_of_weights(strategy):
-    """What torch.save wrote in each way comes back into a module and into an Engine, and both forms of save_weights into PyTorch."""
+    """Each kind of file of torch.save loads into a module and into an Engine, and PyTorch loads both forms of save_weights."""
     with tempfile.TemporaryDirectory() as own:
         folder = pathlib.Path(tessera.broadcast(own))
         torch.manual_seed(11)
@@ -508,7 +508,7 @@ def evaluation_by_numbers(strategy):
         with expected(64, "evaluate", "the loss of the batch", text):
             engine.evaluate(mine * 5, lambda each: (seen.append(1), net(*each), bad)[2])
     assert len(seen) <= 4 * 2, "goes on with batches that nobody counts"
-    # Of one rank alone, which says so when the others are through.
+    # Only one rank has a wrong argument, and it gets its error when the others have finished.
     with expected(64, "a str") if tessera.rank() == 1 else contextlib.nullcontext():
         found = engine.evaluate(mine, lambda each: (net(*each), "loss" if tessera.rank() == 1 else 1.0)[1])
         assert found.loss != found.loss, found
@@ -714,7 +714,7 @@ def rates_and_groups(strategy):
 
 
 def ignored_parameters(strategy):
-    """What units.ignored leaves to the program trains with an optimizer of the program's, as one Engine would have trained all."""
+    """Parameters of units.ignored train with an optimizer of the program, with the result of one Engine that trains all."""
     strategy = {key: value for key, value in strategy.items() if key != "gradient_clipping"}
     wanted, net = model(), model()
     engine = tessera.Engine(wanted, strategy)
@@ -756,12 +756,12 @@ NOT_SAID = {"foreach", "fused", "capturable", "differentiable", "maximize", "ams
 
 
 def said_by_torch(rule):
-    """{key of "optimizer" in a strategy: torch's default}."""
+    """Returns {key of "optimizer" in a strategy: torch's default}."""
     kind = RULES[rule]
     wanted = {key: list(value) if isinstance(value, tuple) else value
               for key, value in kind([torch.zeros(1, 1, requires_grad=True)]).defaults.items() if key not in NOT_SAID}
     if rule == "muon":
-        del wanted["eps"]  # of its matrices' norms; the strategy's is that of what AdamW updates
+        del wanted["eps"]  # Muon's eps belongs to the norms of matrices; the strategy's eps is for the parameters that AdamW updates
         own = {key: wanted.pop(key) for key in ("momentum", "nesterov", "ns_steps")}
         wanted["muon"] = {**own, "adjust_lr": wanted.pop("adjust_lr_fn") or "original"}
     if rule == "adafactor":
@@ -776,7 +776,7 @@ def rules_at_their_defaults(strategy):
         torch.manual_seed(3)
         net = torch.nn.Sequential(torch.nn.Linear(8, 16, bias=False), torch.nn.Tanh(), torch.nn.Linear(16, 4, bias=False))
         plain = copy.deepcopy(net)
-        # As PyTorch, Muon computes in bf16 here.
+        # Muon computes in bf16 here, as in PyTorch.
         given = {"type": rule, **({"muon": {"ns_dtype": "bf16"}} if rule == "muon" else {})}
         engine = tessera.Engine(net, {**strategy, "units": {}, "gradient_clipping": 0, "optimizer": given})
         resolved = engine.strategy["optimizer"]
@@ -794,7 +794,7 @@ def rules_at_their_defaults(strategy):
             engine.step()
             if optimizer:
                 optimizer.zero_grad()
-                for x, y in parts:  # so that it rounds as ranks do
+                for x, y in parts:  # in parts, so that it rounds as ranks do
                     ((plain(x) - y).square().mean() / len(parts)).backward()
                 optimizer.step()
         with engine.gathered():
@@ -806,7 +806,7 @@ def rules_at_their_defaults(strategy):
 
 
 class Late(torch.nn.Module):
-    """Of two layers, one is used when it is told so."""
+    """Has two layers, of which one is used only when a flag is set."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What Python programs do around training is right, or a clear error on all ranks."""
+"""Whatever Python programs do around training has the right result, or is a clear error on all ranks."""
 
 import sys
 import unittest

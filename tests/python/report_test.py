@@ -1,4 +1,4 @@
-"""tessera.report: which files it reads, what the page says of runs, and what it does with files that are no runs."""
+"""Tests tessera.report: which files it reads, what its page says about runs, and what it does with other files."""
 
 import contextlib
 import html.parser

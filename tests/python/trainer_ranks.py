@@ -38,7 +38,7 @@ def language_model():
 
 
 def texts():
-    """Samples of which some tokens have no label: ranks and microbatches have different numbers of them."""
+    """Returns samples in which some tokens have no label, so ranks and microbatches have different numbers of labels."""
     found = []
     for _ in range(SAMPLES):
         tokens = torch.randint(0, VOCABULARY, (LENGTH,))
@@ -62,7 +62,7 @@ def made(case):
 
 
 def arguments(folder, ranks, **changed):
-    """Five batches an epoch, two of them a step: the last step of each epoch has one."""
+    """Returns the arguments: an epoch has five batches and a step two, so the last step of each epoch has one."""
     usual = {"per_device_train_batch_size": BATCH // ranks, "per_device_eval_batch_size": BATCH // ranks,
              "gradient_accumulation_steps": 2, "num_train_epochs": 2, "learning_rate": 1e-2,
              "lr_scheduler_type": "cosine", "warmup_steps": 2, "weight_decay": 0.1, "adam_epsilon": 1e-5,
@@ -72,7 +72,7 @@ def arguments(folder, ranks, **changed):
 
 
 def results(trainer, data):
-    """What a trained Trainer logged, and what it says of the data."""
+    """Returns what a trained Trainer logged, and its evaluation of the data."""
     logs = [log for log in trainer.state.log_history if "loss" in log]
     steps = [(log["loss"], float(log["grad_norm"]), log["learning_rate"]) for log in logs]
     predicted = trainer.predict(data)
@@ -146,7 +146,7 @@ def run_ranks(folder):
             loaded = LlamaForCausalLM.from_pretrained(output / "saved").state_dict()
             assert all(torch.equal(state[key], value) for key, value in loaded.items()), name
         trainer.engine.close()
-        for step in (2, 4) if LONG or title == "FULL_SHARD" else (4,):  # in the first epoch, and in the second
+        for step in (2, 4) if LONG or title == "FULL_SHARD" else (4,):  # a step in the first epoch, and one in the second
             resumed, _ = sharded(case, strategy, output / "resumed", save_strategy="no")
             resumed.train(resume_from_checkpoint=str(output / f"checkpoint-{step}"))
             again = results(resumed, data)
@@ -156,7 +156,7 @@ def run_ranks(folder):
             resumed.engine.close()
 
     def numbers_that_change():
-        """What a callback writes into the optimizer's groups holds from the next step on, or is an error."""
+        """Numbers that a callback writes into the optimizer's groups are used from the next step on, or are an error."""
         trainer, data = sharded("classifier", {}, folder / "numbers", [Numbers()], save_strategy="no")
         trainer.train()
         wanted = torch.load(folder / "numbers.pt")
@@ -180,7 +180,7 @@ def run_ranks(folder):
             trainer.engine.close()
 
     def tokens_of_each_rank():
-        """Where the Trainer divides by the labels of one rank, the step is a mean over those of all ranks nevertheless."""
+        """Even if the Trainer divides by the labels of one rank, the step is a mean over the labels of all ranks."""
         trainer, data = sharded("language model", {}, folder / "own labels", save_strategy="no", average_tokens_across_devices=False)
         trainer.train()
         wanted, got = torch.load(folder / "language model.pt"), results(trainer, data)

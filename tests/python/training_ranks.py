@@ -1,7 +1,8 @@
 """training_test.py runs this program on every rank. It trains models under strategies, and compares them with plain PyTorch. A few of
 them also run with the transport "gloo".
 
-Each model is trained under FULL_SHARD and one other strategy, the next one with each model; with scripts/test --long under all of them.
+Each model is trained under FULL_SHARD and one other strategy, which changes from model to model. With scripts/test --long it is trained
+under all strategies.
 """
 
 import sys
@@ -34,7 +35,7 @@ def made(kind):
 
 
 def some(strategies, turn):
-    """The first strategy, and one of the others in turn."""
+    """Returns the first strategy, and one of the others in turn."""
     first, *others = strategies.items()
     return strategies if LONG or not others else dict([first, others[turn % len(others)]])
 

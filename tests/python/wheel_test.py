@@ -14,7 +14,7 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from patience import patient  # noqa: E402
 
 TREE = pathlib.Path(__file__).resolve().parents[2]
-BINARIES = pathlib.Path(sys.executable).parent  # of cmake and ninja
+BINARIES = pathlib.Path(sys.executable).parent  # folder of cmake and ninja
 SITE = pathlib.Path(importlib.util.find_spec("torch").submodule_search_locations[0]).parent
 TORCH = re.search(r"(\d+)\.(\d+)", (SITE / "torch" / "version.py").read_text()).groups()
 TOOLS = ("scikit_build_core", "auditwheel")
@@ -58,7 +58,7 @@ class WheelTest(unittest.TestCase):
 
     @classmethod
     def run_one(cls, *command, **variables):
-        """(exit code, stdout and stderr together), in the new environment."""
+        """Runs a command in the new environment. Returns (exit code, stdout and stderr together)."""
         clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "LD_LIBRARY_PATH")}
         path = os.pathsep.join([str(cls.bin), str(BINARIES), clean["PATH"]])
         done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=patient(800),

@@ -181,7 +181,7 @@ TEST(OneBitMomentum, MomentumDecaysOncePerStepOverSeveralReductions) {
     EXPECT_EQ(*momentum, 4);
     EXPECT_EQ(alone.reduce(axes, 2, 1), 1);
     EXPECT_EQ(*momentum, 2.5f);
-    // The step is dropped, and begins anew.
+    // The step is dropped, and its state begins at 0 again.
     std::ranges::fill(alone.kept, 0.0f);
     alone.method.begin_step(0);
     EXPECT_EQ(alone.reduce(axes, 2, 3), 3);
@@ -227,7 +227,7 @@ TEST(MajorityVote, SumIsTheSignOfTheMajority) {
   }
 }
 
-/// Returns what is sent of `kept` and `more`, and leaves in `kept` what that lacks.
+/// Returns the signs that are sent for `kept` + `more`, and leaves the rest in `kept`.
 Numbers sent_as_signs(Numbers& kept, const Numbers& more, std::size_t begin, std::size_t numel) {
   Numbers sent(numel);
   std::vector<std::uint32_t> message(scaled_sign_words(numel));

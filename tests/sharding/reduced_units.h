@@ -13,13 +13,13 @@
 
 namespace tessera::testing {
 
-/// A rank's gradient. It has integers, so that sums are not rounded in any order or dtype here.
+/// Returns the gradient of a rank. It has integers, so that sums are not rounded in any order or dtype here.
 inline at::Tensor gradient_of(int rank, std::int64_t round, std::size_t u, std::size_t i, at::IntArrayRef sizes) {
   at::Tensor gradient = at::arange(at::empty(sizes).numel(), at::kFloat).remainder(13).reshape(sizes);
   return gradient + static_cast<float>(rank + 2 * round + static_cast<std::int64_t>(u + i));
 }
 
-/// Keeps what it sees of each group.
+/// Records what it sees for each group.
 class Recorder final : public GradientVisitor {
  public:
   void begin(const FlatGroup& group) override { seen_of(group).clear(); }

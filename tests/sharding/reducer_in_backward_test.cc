@@ -24,7 +24,7 @@ HandMadeUnits::Options options_of(ShardingStrategy strategy, int replicate = 1, 
   return options;
 }
 
-/// Notes what is handed over, and checks that it is the sum.
+/// Records what the reducer hands over, and checks that it is the sum.
 struct HandedOver {
   explicit HandedOver(Reduced& reduced) {
     reduced.reducer.on_summed([&](Unit& unit, const UnitAgreement& told) {

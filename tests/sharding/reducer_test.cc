@@ -132,7 +132,7 @@ TEST(Reducer, LateGradientIsAddedToTheSum) {
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
       Reduced reduced(mesh, some_units(5, strategy));
       reduced.round(0);
-      reduced.take(3, 0, /*round=*/1);  // its unit is reduced by now
+      reduced.take(3, 0, /*round=*/1);  // the unit of this gradient is reduced by now
       reduced.reducer.finish(true);
       reduced.expect_sums([&](int rank, std::size_t u, std::size_t i) {
         const auto& sizes = reduced.units.group(u).parameters[i].sizes;

@@ -57,7 +57,7 @@ TEST(Residency, UsedUnitHoldsItsValuesInAnyOrder) {
     for (const std::int64_t prefetch : {0, 1, 3}) {
       run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
         Resident resident(mesh, options_of(7, prefetch));
-        std::mt19937 random(5);  // the same on every rank
+        std::mt19937 random(5);  // the same seed on every rank
         for (int round = 0; round < 6; ++round) {
           // Some rounds repeat, others are new.
           std::mt19937 order(round % 3 == 0 ? 77u : random());

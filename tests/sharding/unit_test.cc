@@ -45,7 +45,7 @@ TEST(Unit, OnlyListedStateChangesAreAllowed) {
   }
 }
 
-// One rank shards nothing, so its parameters are always there.
+// With one rank nothing is sharded, so parameters are always in memory.
 TEST(Unit, ParametersAreViewsOfTheBufferInTheUsersTensors) {
   run_ranks({.ranks = 1}, [](const Mesh& mesh) {
     HandMadeUnits made(mesh, some_units(3));

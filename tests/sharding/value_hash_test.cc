@@ -78,7 +78,7 @@ TEST(ValueHash, PartsHashChangesOnlyForTheParameterWritten) {
             const Extent extent = group.layout.extent(i);
             const bool has_part = intersect(extent, own).numel > 0;
             if (!has_part) {
-              EXPECT_EQ(before[i], 1U);  // the rank has no part of it
+              EXPECT_EQ(before[i], 1U);  // this rank has no part of the parameter
             }
             change(group, extent);
             const std::vector<std::uint64_t> after = hashes_of(group);

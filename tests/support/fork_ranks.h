@@ -37,7 +37,7 @@ class ForkedRanks {
   /// Waits until `rank` has ended, at most as long as what takes `at_rest` on a machine at rest (patience.h). After
   /// that it kills the rank and reports that signal.
   RankEnd wait(int rank, std::chrono::duration<double> at_rest = std::chrono::seconds(30));
-  /// The same for several ranks together.
+  /// Waits for several ranks, with one limit for all.
   RankEnd wait(int rank, Deadline& limit);
   KeyValueStore& store() { return *store_; }
 

@@ -15,7 +15,8 @@ void put_below(Strategy& s, const Below& below) {
   const auto state = [](double fraction) {
     return fraction > 0 ? OffloadedState{Tier::kNvme, fraction} : OffloadedState{};
   };
-  if (below.parameters > 0) s.offload.parameters = state(below.parameters);  // else as it was placed
+  // otherwise parameters stay where they were placed
+  if (below.parameters > 0) s.offload.parameters = state(below.parameters);
   s.offload.masters = state(below.masters);
   s.offload.moments = state(below.moments);
   s.offload.gradients = below.gradients ? Tier::kNvme : Tier::kMemory;

@@ -9,7 +9,7 @@
 
 namespace tessera::testing {
 
-/// The types of what a rank keeps for a parameter.
+/// The types of a parameter's values, master and states on a rank.
 struct Kept {
   DType param;
   MasterKind master;
@@ -39,11 +39,12 @@ void put_below(Strategy& strategy, const Below& below);
 inline constexpr Below kSomeBelow = {0, 0.5, 0.6, 4096, 8192, 1};
 inline constexpr const Below* kInMemoryAndBelow[] = {nullptr, &kSomeBelow};
 
-/// An adjustment of a strategy to these. `below`: null for all state in memory.
+/// Returns a change of a strategy that sets these types and places. `below`: null for all state in memory.
 Adjust adjusted_to(const Kept& kept, const Below* below);
 Strategy strategy_of(const Kept& kept, const Placed& placed, const Below* below = nullptr);
 
-// What programs do around steps, and the values that they leave. Each is run with state in memory and on disk.
+// Writes parameters under Gathered between steps, as programs do, and returns the values. Each is run with state in
+// memory and on disk.
 /// Writes all parameters under Gathered.
 Values written_under_gathered(const Mesh& mesh, const Strategy& strategy);
 /// Trains, and trains on with a second Engine, which takes what the first one left.

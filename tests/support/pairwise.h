@@ -77,7 +77,7 @@ inline std::vector<GridPoint> pairwise_sample(const std::vector<std::size_t>& si
   return sample;
 }
 
-/// The points that a test runs: a pairwise sample, or where tests are long (long_tests.h) all of them.
+/// Returns the points that a test runs: a pairwise sample, or all points in long tests (long_tests.h).
 inline std::vector<GridPoint> pairwise(const std::vector<std::size_t>& sizes, const GridFilter& exists = nullptr) {
   return tests_are_long() ? grid_product(sizes, exists) : pairwise_sample(sizes, exists);
 }
@@ -98,7 +98,7 @@ auto pairwise_where(const Exists& exists, const Ranges&... ranges) {
   return cases;
 }
 
-/// The same where all cases exist.
+/// Does the same if all cases exist.
 template <class... Ranges>
 auto pairwise_of(const Ranges&... ranges) {
   return pairwise_where([](const auto&...) { return true; }, ranges...);

@@ -49,7 +49,7 @@ struct Session {
   Tiny model;
   Engine engine;
   std::vector<Batch> batches;
-  std::size_t microbatches;  ///< the number of them in a step
+  std::size_t microbatches;  ///< number of microbatches in a step
 };
 
 /// The values after `steps` steps of a new Session.
@@ -75,9 +75,9 @@ class FirstValues {
 /// Checks that values differ by at most `tolerance` times (1 + their magnitude).
 void expect_close(const Values& got, const Values& wanted, double tolerance, const std::string& what);
 
-/// The text of what `call` throws; empty where it throws nothing.
+/// Returns the text of what `call` throws; empty if it throws nothing.
 std::string error_of(const std::function<void()>& call);
-/// The same for a call out of turn, which throws tessera::Error (64).
+/// Does the same for a call out of turn, which throws tessera::Error (64).
 std::string usage_error_of(const std::function<void()>& call);
 
 /// Runs `body` on `ranks` threads, once under each placement.

@@ -14,12 +14,13 @@ namespace tessera::testing {
 /// The results of a run of Tiny.
 struct Trained {
   std::vector<StepResult> steps;
-  std::vector<std::pair<std::string, at::Tensor>> values;  ///< fp32 master weights where sharded state has them
+  /// fp32 master weights if sharded state has them, or else parameters
+  std::vector<std::pair<std::string, at::Tensor>> values;
   TrafficCounts traffic;
-  MemoryUse allocated_at_end;  ///< when nothing beyond the plan is needed any more
+  MemoryUse allocated_at_end;  ///< memory at the end, when only the plan's memory is in use
 };
 
-/// What is trained, and for how long.
+/// The model that is trained, and the number of steps.
 struct TrainOptions {
   TinyOptions model;
   std::int64_t steps = 4;
@@ -32,10 +33,10 @@ struct TrainOptions {
 /// Trains Tiny under `strategy` on this rank and returns what every rank sees.
 Trained train_on(const Mesh& mesh, const Strategy& strategy, const TrainOptions& options);
 
-/// The same on `ranks` threads; returns rank 0's.
+/// Trains on `ranks` threads and returns the result of rank 0.
 Trained train_on_threads(const ThreadRanks& ranks, const Strategy& strategy, const TrainOptions& options);
 
-/// The same without Tessera's engine: one process, the whole batch, torch::optim::AdamW, clipping by LibTorch.
+/// Trains without Tessera's Engine: one process with the whole batch, torch::optim::AdamW, and LibTorch's clipping.
 Trained train_plainly(const Strategy& strategy, const TrainOptions& options);
 
 /// Largest |a - b| / (|b| + 1) over all values.

@@ -20,7 +20,7 @@ class Workplace : public ::testing::Test {
 
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
   /// Writes a strategy file named `name`: two microbatches in a step, bf16 parameters, and `more` keys, such as
-  /// R"(, "prefetch": 2)". Returns its path.
+  /// R"(, "prefetch": 2)". Writes a strategy file and returns its path.
   std::string strategy(const std::string& name, const std::string& more = "") const;
   /// `tessera train` with the model and the text here, 3 steps, metrics in path("<metrics>").
   Words train(const std::string& strategy, const std::string& metrics, const Words& more = {}) const;
@@ -31,7 +31,7 @@ class Workplace : public ::testing::Test {
   void wait_for(const Program& job, const std::string& file, const std::string& text) const;
   /// The metrics file's objects of steps, without its header and evaluations.
   std::vector<nlohmann::json> steps(const std::string& metrics) const;
-  /// "step, loss, norm" of each step, every bit of them.
+  /// Returns "step, loss, norm" of each step, with every bit.
   std::vector<std::string> losses(const std::string& metrics) const;
 
   TestFolder folder_;

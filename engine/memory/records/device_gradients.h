@@ -54,9 +54,9 @@ class DeviceGradients final : public GradientStore {
   /// The slot of a unit that is open; -1 where its sums stay on the GPU.
   int slot_of(const Unit& unit) const { return entries_[static_cast<std::size_t>(unit.index)].slot; }
 
-  /// A unit's sums in the host's memory, those of its groups that train one behind the other; null where they lie in
-  /// files, and for the root. Once `copied_out` has passed, they are what `close` took last, and the host may write
-  /// them until the next `open`.
+  /// Returns a unit's sums in the host's memory, those of its trainable groups one behind the other. It is null if they
+  /// lie in files, and for the root. Once `copied_out` has passed, they are what `close` took last, and the host may
+  /// write them until the next `open`.
   float* sums_on_host(const Unit& unit) const;
   const std::shared_ptr<DeviceKernels::Mark>& copied_out(const Unit& unit) const {
     return entries_[static_cast<std::size_t>(unit.index)].left;
@@ -70,7 +70,7 @@ class DeviceGradients final : public GradientStore {
 
  private:
   using Mark = DeviceKernels::Mark;
-  /// What is known of one unit.
+  /// What is known about one unit.
   struct Entry {
     std::int64_t record = -1;    ///< its record; -1: it trains nothing, or is the root
     std::int64_t bytes = 0;      ///< bytes of its sums
@@ -102,13 +102,14 @@ class DeviceGradients final : public GradientStore {
   const std::size_t held_;
   DeviceKernels& kernels_;
   const Slots slots_;
-  std::vector<Entry> entries_;                  ///< [unit]
-  std::deque<int> free_;                        ///< slots, the one that was given back first in front
-  std::vector<std::shared_ptr<Mark>> emptied_;  ///< [slot]: the copy out of what it held; null: it was joined
-  std::size_t used_ = 0;                        ///< records in files that are held
-  std::deque<Leaving> leaving_;                 ///< held records that are let go when a copy has passed, oldest first
-  std::shared_ptr<Mark> last_;                  ///< the latest copy out
-  std::vector<int> order_;                      ///< units that the update has still to open; the last one first
+  std::vector<Entry> entries_;  ///< [unit]
+  std::deque<int> free_;        ///< free slots; the front one was given back first
+  /// [slot]: event of the copy out of the slot; null: the copy was joined
+  std::vector<std::shared_ptr<Mark>> emptied_;
+  std::size_t used_ = 0;         ///< records in files that are held
+  std::deque<Leaving> leaving_;  ///< held records that are let go when a copy has passed, oldest first
+  std::shared_ptr<Mark> last_;   ///< the latest copy out
+  std::vector<int> order_;       ///< units that the update has still to open; the last one first
   HostStepBytes copied_;
 };
 

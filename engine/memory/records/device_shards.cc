@@ -32,7 +32,7 @@ DeviceShards::DeviceShards(const MemoryPlan& plan, const std::vector<std::unique
   for (const std::span<std::byte> place : places_of(*records_)) places_.push_back(place.data());
 }
 
-/// Waits for all copies. They pass in the order in which they were queued, so the last one is enough.
+/// Waits for all copies. Copies end in the order in which they were queued, so waiting for the last one is enough.
 void DeviceShards::settle() {
   for (const Coming& unit : coming_) {
     for (const auto& copy : unit.copies) copy->wait();

@@ -42,7 +42,7 @@ class DeviceShards final : public ShardSource {
   /// Pinned memory for the parts of one unit that lie in files.
   struct Piece {
     std::shared_ptr<std::byte> memory;
-    std::shared_ptr<Mark> copied;  ///< the copy of what it last held; null: nothing reads it
+    std::shared_ptr<Mark> copied;  ///< event of the last copy out of the piece; null: nothing reads the piece
     bool is_taken = false;
   };
   /// The parts of a unit that are on their way.

@@ -33,7 +33,7 @@ class GradientRecords final : public GradientStore {
   std::string describe() const { return files_->describe(); }
 
  private:
-  /// What is known of one unit.
+  /// What is known about one unit.
   struct Entry {
     std::int64_t record = -1;  ///< its record; -1: it trains nothing, or is the root
     int opened = 0;            ///< how often it must still be closed

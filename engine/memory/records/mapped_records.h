@@ -16,8 +16,8 @@ namespace tessera {
 /// it for parameters, which it mostly writes and seldom reads. The thread of the step calls it.
 ///
 /// Records in files are held from when the pass comes to them until the kernels are done with them, `held` at once;
-/// then they are written to the disk. Other records never move. The host waits for the kernels before anybody visits a
-/// record (StateRecords::before_visits).
+/// then they are written to the disk. Other records never move. The host waits for the kernels before a record is
+/// visited (StateRecords::before_visits).
 class MappedRecords {
  public:
   /// `kernels` must outlive this object. `held`: RecordPool::held.
@@ -27,11 +27,11 @@ class MappedRecords {
   MappedRecords(const MappedRecords&) = delete;
   MappedRecords& operator=(const MappedRecords&) = delete;
 
-  /// Announces the records that the next pass uses, in this order (StateRecords::begin_pass). Those in files are read
+  /// Announces the records that the next pass uses, in this order (StateRecords::begin_pass). Records in files are read
   /// ahead.
   void begin_pass(std::span<const std::int64_t> order);
-  /// Returns the record's bytes, for work that is queued on the current stream until the next call. What that work
-  /// writes there is kept if `changes`. Throws what StateRecords::visit and DeviceKernels throw.
+  /// Returns the record's bytes, for work that is queued on the current stream until the next call. If `changes`, the
+  /// record keeps what that work writes. Throws what StateRecords::visit and DeviceKernels throw.
   std::byte* use(std::int64_t record, bool changes);
   /// Ends the pass; its work may still run.
   void end_pass();

@@ -100,8 +100,8 @@ void StateRecords::close() {
   throw_if_error(std::exchange(changed_, false) ? tier_->put(record) : tier_->release(record));
 }
 
-/// Passes over the records of the pass before `end`. A record that was fetched is got and released, because it keeps
-/// its place among those that are read ahead until somebody gets it. REQUIRES: no record is open.
+/// Passes over the records of the pass before `end`. A record that was fetched is got and released, because it counts
+/// among the records that are read ahead until it is got. REQUIRES: no record is open.
 void StateRecords::pass_over(std::size_t end) {
   for (; visited_ < std::min(end, fetched_); move_on()) {
     if (tier_->stays_in_memory(order_[visited_])) continue;

@@ -38,8 +38,8 @@ class StateRecords {
   /// Announces the records that are visited next, in this order; the first ones are read ahead. If this order was
   /// announced before and none of it has been visited, reading ahead just continues.
   void begin_pass(std::span<const std::int64_t> order);
-  /// Reads ahead as far as there is room. A visit does so, too; this call serves the time between visits, when writes
-  /// end and make room.
+  /// Reads ahead as far as there is room. A visit reads ahead too. This call serves the time between visits, when ended
+  /// writes have made room.
   void read_ahead();
   /// Says that the first `count` records of the pass are over, whether they were visited or not.
   void pass(std::size_t count);
@@ -52,7 +52,7 @@ class StateRecords {
   void visit(std::int64_t record, bool updates, c10::function_ref<void(std::byte*)> body);
 
   /// Lets `settle` be called before the host uses a record. `owner` holds records for a device (StateStream,
-  /// MappedRecords, DeviceShards) and ends that use in `settle`. A null `settle` removes the owner's.
+  /// MappedRecords, DeviceShards) and ends that use in `settle`. A null `settle` removes the function of the owner.
   void before_visits(const void* owner, std::function<void()> settle);
   /// Waits for the device, as a visit does. The host may use the memory of records that never move after that.
   void settle() {

@@ -56,7 +56,7 @@ void StateStream::begin_pass(std::span<const std::int64_t> order) {
   bring_ahead();
 }
 
-/// Brings the next records of the pass ahead, as many as there may be. The copy to a slot waits for what the slot held
+/// Brings the next records of the pass ahead, as many as are allowed. The copy to a slot waits for what the slot held
 /// before (last_before).
 void StateStream::bring_ahead() {
   for (std::size_t next = passed_ + ahead_.size();
@@ -105,8 +105,7 @@ void StateStream::pass_through(std::span<const std::int64_t> records, bool chang
   if (passed_ > before) bring_ahead();
 }
 
-/// Called after a failure that is being thrown: the records on the GPU are let go without their changes, so the host
-/// keeps them as they were.
+/// Is called while a failure is thrown. It drops the changes of records on the GPU, so the host keeps the old values.
 void StateStream::turn_back(std::span<const std::int64_t> records) {
   give_up_ahead();
   std::vector<std::int64_t> turned;
@@ -162,7 +161,7 @@ void StateStream::let_go_oldest() {
   const auto [record, changed] = leaving_.front();
   const std::int64_t use = last_use_[static_cast<std::size_t>(record)];
   leaving_.pop_front();
-  if (use >= 0) {  // otherwise it was never on the GPU
+  if (use >= 0) {  // otherwise the record was never on the GPU
     back_[slot_of(use)]->wait();
     settled_ = use + 1;
   }

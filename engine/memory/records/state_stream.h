@@ -53,11 +53,11 @@ class StateStream {
   /// read ahead. If this order was announced before and none of it has gone through, nothing changes
   /// (StateRecords::begin_pass).
   void begin_pass(std::span<const std::int64_t> order);
-  /// Calls `queue` with the record's bytes on the GPU. Work that `queue` queues on the current stream finds them there,
-  /// and what it leaves there is copied back. If not `changes`, the record is copied back too (events depend on it),
-  /// but it is not written to disk. Throws what StateRecords::visit and DeviceKernels throw.
+  /// Calls `queue` with the record's bytes on the GPU. Work that `queue` queues on the current stream finds the record
+  /// there, and the result is copied back. If not `changes`, the record is copied back too (events depend on it), but
+  /// it is not written to disk. Throws what StateRecords::visit and DeviceKernels throw.
   void pass_through(std::int64_t record, bool changes, c10::function_ref<void(std::byte*)> queue);
-  /// The same for several records that are on the GPU at once. Where it throws, the host has them as they were.
+  /// Does the same for several records that are on the GPU at once. If it throws, the host keeps the old values.
   /// REQUIRES: there are as many slots beside those of records that are brought ahead.
   void pass_through(std::span<const std::int64_t> records, bool changes,
                     c10::function_ref<void(std::span<std::byte* const>)> queue);
@@ -77,7 +77,7 @@ class StateStream {
   std::int64_t streamed_bytes() const { return streamed_bytes_; }
 
  private:
-  /// A record on its way to its slot.
+  /// A record that is being copied to its slot.
   struct Coming {
     std::int64_t record;
     std::unique_ptr<DeviceKernels::Mark> mark;
@@ -113,10 +113,10 @@ class StateStream {
   std::deque<Leaving> leaving_;               ///< oldest first
   std::vector<std::span<std::byte>> places_;  ///< [record]: its memory; empty for files
   std::vector<std::int64_t> order_;           ///< the records of this pass; empty for files
-  std::size_t passed_ = 0;                    ///< how many of `order_` have gone through
+  std::size_t passed_ = 0;                    ///< number of records of `order_` that have gone through
   std::deque<Coming> ahead_;                  ///< records of `order_` from `passed_` on, for the uses from `uses_` on
   std::vector<std::span<std::byte>> here_;    ///< the host's memory of the records that are on the GPU now
-  std::vector<std::byte*> there_;             ///< the slots of those records
+  std::vector<std::byte*> there_;             ///< slots of the records that are on the GPU
   std::int64_t streamed_bytes_ = 0;
 };
 

@@ -20,11 +20,11 @@ class LearningRates {
   void set(double lr, std::optional<std::size_t> group);
   double everybodys() const { return rates_[0]; }
 
-  /// The rate of a group, or of what is in none (FlatParameter::kNoGroup). `scheduled`: what the schedule makes of
-  /// everybody's; a group's own has none.
+  /// Returns the rate of a group, or of parameters in no group (FlatParameter::kNoGroup). `scheduled`: the common rate
+  /// after the schedule; the schedule does not apply to a group's own rate.
   double of(double scheduled, std::size_t group) const;
 
-  /// Everybody's, then each group's own, or NaN.
+  /// Returns the common rate, and then each group's own rate, or NaN.
   std::span<const double> all() const { return rates_; }
   /// REQUIRES: `all` of rates for the same groups.
   void restore(std::span<const double> all) { rates_.assign(all.begin(), all.end()); }

@@ -4,10 +4,11 @@
 
 namespace tessera {
 
-/// What a backward begins with: Step::seed_of makes it from the loss scale, and the Engine starts the backward with it.
+/// The gradient with which a backward begins. Step::seed_of makes it from the loss scale, and the Engine starts the
+/// backward with it.
 struct LossSeed {
   at::Tensor seed;    ///< the gradient of the loss, of its sizes, dtype and device
-  at::Tensor factor;  ///< what every gradient has to be multiplied by afterwards (a scalar, fp32); undefined: nothing
+  at::Tensor factor;  ///< factor for every gradient afterwards (a scalar, fp32); undefined: 1
 };
 
 /// Multiplies the start by `weight` (MicrobatchInfo::weight). The weight goes into the seed where its dtype holds the

@@ -9,9 +9,9 @@
 
 namespace tessera {
 
-/// What a checkpoint keeps of LossSpikes.
+/// The part of LossSpikes that a checkpoint keeps.
 struct SpikeHistory {
-  std::vector<double> losses;        ///< the window's, oldest first
+  std::vector<double> losses;        ///< losses of the window, oldest first
   std::int64_t spikes_in_a_row = 0;  ///< up to the latest step
 };
 
@@ -30,17 +30,17 @@ class LossSpikes {
 
   explicit LossSpikes(const SpikeConfig& config);
 
-  /// The verdict on the next step.
+  /// Adds the loss of the next step and returns the verdict on it.
   Verdict add(double loss);
-  /// What the latest loss was compared with; 0 while the window is not full.
+  /// The median with which the latest loss was compared; 0 while the window is not full.
   double median() const { return state_.median; }
 
   SpikeHistory history() const;
-  /// Goes on from there, with as many of the losses as there is room for: the latest.
+  /// Goes on from `history`. If it has more losses than the window, the latest ones are used.
   void restore(const SpikeHistory& history);
 
   const SpikeRule& rule() const { return rule_; }
-  /// What a device keeps, for reading and for writing.
+  /// The state that a device keeps. The caller may read and write it.
   SpikeState& state() { return state_; }
   std::span<double> losses() { return losses_; }
 
@@ -53,8 +53,8 @@ class LossSpikes {
   std::vector<double> sorted_;  ///< scratch: sorted in part to find the median
 };
 
-/// Warns of the verdict on step `step`, if it is one to warn of. `median`: what the loss was compared with. Throws
-/// tessera::Error (78) if the loss was negative.
+/// Warns of the verdict on step `step`, if it is one to warn of. `median`: the median with which the loss was compared.
+/// Throws tessera::Error (78) if the loss was negative.
 void report_spike(const SpikeConfig& config, SpikeVerdict verdict, std::int64_t step, double loss, double median);
 
 }  // namespace tessera

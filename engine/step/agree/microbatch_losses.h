@@ -8,14 +8,14 @@
 
 namespace tessera {
 
-/// What a microbatch adds to its step's loss, as a rank tells it to the others under "reproducible".
+/// The part of a step's loss that one microbatch adds. Under "reproducible" a rank sends it to the others.
 struct MicrobatchLoss {
   double loss = 0.0;    ///< weight * loss, over all losses of the microbatch
   double weight = 0.0;  ///< MicrobatchInfo::weight; 0 where this rank had no batch
 };
 
-/// Adds up in the tree of a step's sums (SumCounter), whoever computed which microbatch. `of(rank)`: a rank's
-/// microbatches [round]. REQUIRES: begin < end.
+/// Adds losses up in the tree of a step's sums (SumCounter), whichever ranks computed the microbatches. `of(rank)`: a
+/// rank's microbatches [round]. REQUIRES: begin < end.
 template <class OfRank>
 MicrobatchLoss sum_of_losses(const MicrobatchOrder& order, const OfRank& of, std::int64_t begin, std::int64_t end) {
   if (end - begin == 1) {

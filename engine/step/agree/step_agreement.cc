@@ -34,7 +34,7 @@ Header header_of(const std::byte* message) {
   return header;
 }
 
-/// Names a number for people. `place`: its index among all rates, followed by all options.
+/// Returns the name of a number for messages. `place`: its index among all rates, followed by all options.
 std::string words_of(const OptimizerConfig& optimizer, std::size_t place) {
   const std::size_t rates = 1 + optimizer.groups.size();
   if (place >= rates)
@@ -174,7 +174,7 @@ void StepAgreement::check_gathers(std::span<const int> own) const {
   }
 }
 
-/// Where two ranks differ, every rank differs from some other, so all of them come to the second exchange.
+/// If two ranks differ, every rank differs from some other rank. So all ranks make the second exchange.
 void StepAgreement::check_numbers(const LocalStep& own) const {
   const int ranks = axes_.world->size();
   const std::uint64_t digest = digest_of_numbers(own.rates, own.options);

@@ -43,7 +43,8 @@ struct AgreedStep {
       0.0;  ///< sum over ranks in rank order, divided by their number: see mean_loss (optim/arithmetic/weighted_mean.h)
   double weight = 0.0;  ///< sum over ranks in rank order
   std::int64_t tokens = 0, samples = 0;
-  double sum_of_squares = 0.0;  ///< that of all parameters' gradients, summed and unscaled
+  /// sum of squares of all gradients, after their sum over ranks and without the loss scale
+  double sum_of_squares = 0.0;
   bool finite = true;
   /// [trainable parameter, in unit, group, layout order]: did any rank give it a gradient?
   std::vector<char> used;
@@ -65,7 +66,7 @@ class StepAgreement {
   StepAgreement(const StepContext& context, GradientNorm& norm);
 
   /// Collective. The result is valid until the next call. Throws where ranks gathered units in different orders (70),
-  /// or were given different learning rates or options (64), of which it names the first.
+  /// or were given different learning rates or options (64). The message names the first one.
   /// `losses`: this rank's microbatches [round], under Strategy::reproducible; the loss and the weight are then sums in
   /// the tree over all microbatches.
   const AgreedStep& agree(const LocalStep& local, std::span<const MicrobatchLoss> losses);
@@ -88,7 +89,7 @@ class StepAgreement {
   const Reducer& reducer_;
   GradientNorm& norm_;
   const OptimizerConfig& optimizer_;
-  std::vector<int> ranks_with_parts_;  ///< whose gradient parts make up the whole, each part once
+  std::vector<int> ranks_with_parts_;  ///< ranks whose gradient parts together make up the whole, each part once
   NormTotals totals_;
   const MicrobatchOrder order_;
   const bool has_own_;                                                ///< messages have OwnGradients

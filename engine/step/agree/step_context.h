@@ -15,14 +15,14 @@ namespace tessera {
 
 class Publication;
 
-/// What a step and its parts are made from. They may keep a copy of it: the Engine owns all of this, and it outlives
-/// them.
+/// The inputs from which a step and its parts are made. They may keep a copy, since the Engine owns all of it and
+/// outlives them.
 struct StepContext {
   const std::vector<std::unique_ptr<Unit>>& units;
   const Strategy& strategy;
   const MemoryPlan& plan;
   const MeshAxes& axes;
-  const TrainingMemory& memory;  ///< has the records of what lies below memory
+  const TrainingMemory& memory;  ///< holds the records of offloaded state
   const OwnRules& own_rules;
   const Reducer& reducer;
   Publication* behind;  ///< the CPU's Publisher uses it; null: values are published before the step returns

@@ -15,7 +15,7 @@
 
 namespace tessera {
 
-/// What all outcomes of an Engine's steps are told with.
+/// The inputs that all outcomes of an Engine's steps share.
 struct OutcomeContext {
   std::weak_ptr<const MeshAxes>
       axes;  ///< the groups whose calls steps make; they are asked for failures as long as they exist
@@ -27,7 +27,7 @@ struct OutcomeContext {
 class StepOutcome {
  public:
   /// `pinned` receives the decision and is not written again before the outcome is known.
-  /// `waits`: the stretches in which the step waited for collectives; all lie before `end`.
+  /// `waits`: the intervals in which the step waited for collectives; all lie before `end`.
   StepOutcome(std::int64_t step, std::shared_ptr<const std::byte> pinned, ExposedCommunication::Intervals waits,
               std::shared_ptr<DeviceKernels::Mark> end, std::shared_ptr<const OutcomeContext> context)
       : step_(step),
@@ -61,7 +61,7 @@ class StepOutcome {
 };
 
 /// Throws tessera::Error (65) for a gradient that is not finite where units are updated in backward, since the step
-/// cannot be skipped then. `when`: begins the text. `whose`: a unit or parameter.
+/// cannot be skipped then. `when`: begins the text. `whose`: the unit or parameter that has the gradient.
 [[noreturn]] void throw_not_finite_in_backward(const std::string& when, const std::string& whose);
 
 void warn_of_overflow(std::int64_t step, double loss_scale, const std::string& parameters);

@@ -11,7 +11,7 @@ namespace {
 constexpr double kTimes = 1.5, kLeastSeconds = 0.010;
 constexpr std::size_t kMostNamed = 8;
 
-/// The lower one of the two in the middle, where there are two.
+/// Returns the median. If two values are in the middle, it is the lower one.
 double median_of(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>((values.size() - 1) / 2);
   std::nth_element(values.begin(), middle, values.end());

@@ -15,12 +15,12 @@ namespace tessera {
 /// A key of the strategy's "optimizer" that a program may change while it trains (Engine::set_option).
 struct OptionKey {
   const char* name;          ///< "weight_decay", "betas", "muon.momentum"
-  std::size_t first, count;  ///< which of UpdateOptions' numbers it is; "betas" are two
+  std::size_t first, count;  ///< range of UpdateOptions' numbers that belong to the key; "betas" has two
 };
 
 /// The numbers of the update rule that a program may change while it trains: the common ones, and each group's
-/// (OptimizerConfig::groups). What was not set by hand is as the strategy says. Where the rule keeps something of them
-/// (optimizers, kernels' tables), it looks at `version` when a step begins.
+/// (OptimizerConfig::groups). Numbers that were not set by hand come from the strategy. Code that keeps copies of the
+/// numbers (optimizers, tables of kernels) looks at `version` when a step begins.
 class UpdateOptions {
  public:
   static constexpr std::size_t kNumbers = 10;
@@ -28,7 +28,7 @@ class UpdateOptions {
   explicit UpdateOptions(const OptimizerConfig& optimizer);
 
   static std::span<const OptionKey> keys();
-  /// What checkpoints call a number: "beta1".
+  /// Returns the name of a number in checkpoints, such as "beta1".
   static const char* name_of(std::size_t number);
   /// `number` of `kNumbers`, or nothing where none has that name.
   static std::optional<std::size_t> number_named(const std::string& name);
@@ -39,10 +39,10 @@ class UpdateOptions {
   /// number of their own, set by hand or in the strategy.
   void set(std::size_t number, double value, std::optional<std::size_t> group);
 
-  /// The configuration with which a group is updated, or what is in none (FlatParameter::kNoGroup). Its
+  /// Returns the configuration with which a group is updated, or parameters in no group (FlatParameter::kNoGroup). Its
   /// OptimizerConfig::groups is empty.
   OptimizerConfig of(std::size_t group) const;
-  /// The numbers of a key, as they are in `config`.
+  /// Returns the numbers that `config` has for a key.
   static std::vector<double> numbers_in(const OptimizerConfig& config, const OptionKey& key);
 
   /// Changes with each change of a number.
@@ -56,7 +56,7 @@ class UpdateOptions {
  private:
   void apply(std::size_t row, OptimizerConfig& config) const;
 
-  OptimizerConfig everybodys_;  ///< copy of the strategy's, without groups
+  OptimizerConfig everybodys_;  ///< copy of the strategy's configuration, without groups
   std::vector<ParameterGroup> groups_;
   std::vector<double> values_;
   std::uint64_t version_ = 0;

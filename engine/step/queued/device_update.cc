@@ -193,7 +193,7 @@ void DeviceUpdate::fill_matrices(StepTables& tables, DeviceTables& memory) const
   tables.is_matrix = memory.put<std::uint8_t>(is_matrix);
 }
 
-/// Whether some weights of the group are offloaded; all of them are copied then where their norms are wanted.
+/// Whether some weights of the group are offloaded. All of them are then copied if their norms are needed.
 bool DeviceUpdate::weights_below(const Group& group) const {
   const FlatGroup& flat = *group.group;
   return context_.plan.weights_below(
@@ -288,7 +288,7 @@ std::optional<DeviceUpdate::Decided> DeviceUpdate::wait_for_decision() const {
   return decided;
 }
 
-/// Those of whole groups: the host does not know who is used.
+/// Returns the records of whole groups, since the host does not know which parameters are used.
 std::span<const std::int64_t> DeviceUpdate::records_of(std::span<const Visit> visits, StateKind kind) {
   order_.clear();
   for (const Visit& visit : visits) {
@@ -311,8 +311,8 @@ void DeviceUpdate::end_pass() {
   if (mapped_) mapped_->end_pass();
 }
 
-/// Calls `body` for the pieces of `run` whose parameters lie in one place, or for all of it where nobody asks for
-/// those. `view_of(piece)` has their masters and states. `visit`: what `body` does with them.
+/// Calls `body` for the pieces of `run` whose parameters lie in one place, or for the whole run if parameters are not
+/// needed. `view_of(piece)` has their masters and states. `visit`: what `body` does with them.
 template <class ViewOf, class Body>
 void DeviceUpdate::visit_pieces(const FlatGroup& group, Extent run, const Visit& visit, const ViewOf& view_of,
                                 const Body& body) {
@@ -327,14 +327,14 @@ void DeviceUpdate::visit_pieces(const FlatGroup& group, Extent run, const Visit&
   });
 }
 
-/// What of this rank's optimizer part has its masters and states in the device's memory.
+/// Visits the pieces of this rank's optimizer part whose masters and states are in the device's memory.
 template <class Body>
 void DeviceUpdate::visit_memory(const FlatGroup& group, const Visit& visit, const Body& body) {
   const auto view_of = [&](Extent run) { return states_in_memory(group, run); };
   visit_pieces(group, run_in_memory(group), visit, view_of, body);
 }
 
-/// The rest, record by record, each of which the device reaches then.
+/// Visits the rest record by record, while the device can reach the record.
 template <class Body>
 void DeviceUpdate::visit_records(const FlatGroup& group, const Visit& visit, const Body& body) {
   if (!stream_) return;
@@ -383,7 +383,7 @@ void DeviceUpdate::make(const Visit& visit) {
   }
 }
 
-/// A group's part in the first pass of those that go over state twice.
+/// Does a group's part of the first pass, for rules that go over state twice.
 void DeviceUpdate::prepare(const Visit& visit) {
   const Group& g = groups_[index_of(visit)];
   const FlatGroup& flat = *g.group;
@@ -402,8 +402,8 @@ void DeviceUpdate::prepare(const Visit& visit) {
   if (copies_weights) layers_->add_copied(index_of(visit));
 }
 
-/// Calls `launch(view)` for all of a group that the device updates, each of which it reaches then, and `on_host()`
-/// where the host updates the rest.
+/// Calls `launch(view)` for all pieces of a group that the device updates, while it can reach them, and `on_host()` if
+/// the host updates the rest.
 template <class Launch, class OnHost>
 void DeviceUpdate::pass_over(const Visit& visit, const Launch& launch, const OnHost& on_host) {
   const FlatGroup& flat = *groups_[index_of(visit)].group;

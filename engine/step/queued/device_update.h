@@ -25,9 +25,9 @@
 namespace tessera {
 
 /// Applies the optimizer to every rank's part of every trainable group on a GPU, and makes the new values known to the
-/// ranks that hold copies of them. All of it is queued; whether the step is skipped the device alone knows, and its
-/// kernels change nothing then. The order in which it does that is StepWalk's: this class has what one visit queues.
-/// Update does the same on the CPU. QueuedStep owns and calls it, from the thread that trains.
+/// ranks that hold copies of them. All of it is queued. Only the device knows whether the step is skipped, and then its
+/// kernels change nothing. StepWalk has the order, and this class has the work that one visit queues. Update does the
+/// same on the CPU. QueuedStep owns and calls it, from the thread that trains.
 ///
 /// Masters and states in records of the host go through the device (StateStream), where one launch updates each; a step
 /// that is skipped takes back what it brought. Otherwise the host updates them where they lie (HostUpdate), once it has
@@ -52,15 +52,15 @@ class DeviceUpdate final : public StepWalk {
  public:
   struct Group {
     FlatGroup* group;
-    std::uint32_t first_parameter;  ///< among those of all groups
-    DeviceRun run;                  ///< what all runs of it have
+    std::uint32_t first_parameter;  ///< number of the group's first parameter, among those of all groups
+    DeviceRun run;                  ///< the fields that all runs of the group share
 
     bool is_of_matrices() const { return !group->matrices.empty(); }
   };
 
   /// `tables`: what groups and their parameters say is written there, into memory of `table_memory`; of the rest
-  /// `used`, `steps` and `decision` are there before the first update. All of these, and what the units have, outlive
-  /// this.
+  /// `used`, `steps` and `decision` are there before the first update. All arguments, and the units' memory, outlive
+  /// this object.
   DeviceUpdate(const QueuedContext& context, const RuleOptimizer& rules, StepTables& tables,
                DeviceTables& table_memory);
 
@@ -89,7 +89,7 @@ class DeviceUpdate final : public StepWalk {
 
   /// Step::swap_averages.
   void swap_averages();
-  /// Step::resume: of each parameter, in how many steps it took part.
+  /// Implements Step::resume: [trainable parameter] is the number of steps in which it took part.
   void resume(std::span<const std::int64_t> steps);
 
   std::int64_t streamed_bytes() const {
@@ -105,7 +105,7 @@ class DeviceUpdate final : public StepWalk {
   bool is_muon() const { return matrices_ && matrices_->makes_directions(); }
   bool makes_lamb_directions() const { return rules_.rule() == StepRule::kLamb; }
   void report_speed() const;
-  /// What the device decided of the step, and who is used: [parameter].
+  /// What the device decided about the step, and which parameters are used: [parameter].
   struct Decided {
     UpdateRates rates;
     std::vector<char> used;
@@ -140,18 +140,19 @@ class DeviceUpdate final : public StepWalk {
   const QueuedContext context_;
   const RuleOptimizer& rules_;
   const StepTables& tables_;
-  std::vector<OptimizerConfig> configs_;  ///< [0]: for what is in no group; [1 + group]: the next step's numbers
+  std::vector<OptimizerConfig> configs_;  ///< numbers of the next step; [0]: for parameters in no group; [1 + group]
   std::vector<Group> groups_;
   std::size_t parameters_ = 0;
   std::vector<std::int64_t> steps_;         ///< under rules of whole tensors: in how many each parameter took part
-  std::unique_ptr<MatrixUpdate> matrices_;  ///< null where no group is one of matrices
+  std::unique_ptr<MatrixUpdate> matrices_;  ///< null if no group has matrices
   std::unique_ptr<OwnDeviceUpdate> own_;    ///< null where the program brings no rule
   std::unique_ptr<QueuedLayers> layers_;    ///< under lamb and lars; else null
   std::unique_ptr<StateStream> stream_;     ///< null where all state is in the device's memory, or updated on the host
   std::unique_ptr<HostUpdate> host_;        ///< null where no state is updated on the host
   std::unique_ptr<MappedRecords> mapped_;   ///< null where all parameters are in the device's memory
-  std::optional<Decided> decided_;          ///< this step's, where the host waits for it and it is not skipped
-  std::vector<std::int64_t> order_;         ///< the records of one kind that a pass visits
+  /// decision of this step, if the host waits for it and the step is not skipped
+  std::optional<Decided> decided_;
+  std::vector<std::int64_t> order_;  ///< the records of one kind that a pass visits
 };
 
 }  // namespace tessera

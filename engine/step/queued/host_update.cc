@@ -194,7 +194,7 @@ void HostUpdate::pass_over(Group& group, Visit visit) {
   on_threads(pieces_.size(), threads_, [&](std::size_t i) { visit(slice_of(group, pieces_[i]), *pieces_[i].run); });
 }
 
-/// What a run left as it was is not sent: nobody may have brought it here.
+/// Unchanged values are not sent, since they may never have been copied to the host.
 void HostUpdate::send(Group& group, bool swaps) {
   const FlatGroup& flat = *group.group;
   uploads_.clear();

@@ -36,7 +36,7 @@ namespace tessera {
 /// Records are visited by the host alone, so they are whole between steps.
 class HostUpdate {
  public:
-  /// What the units have outlives this. REQUIRES: MemoryPlan::steps_on_host.
+  /// The units' memory outlives this object. REQUIRES: MemoryPlan::steps_on_host.
   explicit HostUpdate(const QueuedContext& context);
   /// Waits for what is under way; a failure is logged.
   ~HostUpdate();
@@ -53,10 +53,10 @@ class HostUpdate {
   void fetch_parameters();
 
   /// A pass over all groups begins. `used`: which trainable parameters take part in this step, which counts for them.
-  /// What is queued on the current stream now may still read parameters.
+  /// Work that is already queued on the current stream may still read parameters.
   void begin(std::span<const char> used);
-  /// Updates a group's records and begins to copy its new parameters; what is queued on the current stream from now on
-  /// finds them. `group`: among all that train, in the order of units.
+  /// Updates a group's records and begins to copy its new parameters. Work that is queued on the current stream after
+  /// this call finds them. `group`: among all that train, in the order of units.
   void update(std::size_t group, const UpdateRates& rates);
   /// Exchanges masters and averages, likewise.
   void swap_averages(std::size_t group);
@@ -70,7 +70,7 @@ class HostUpdate {
   const HostStepBytes& copied() const { return copied_; }
 
  private:
-  /// What has records of a flat group, and where its copies are.
+  /// The records of a flat group, and the events of their copies.
   struct Group {
     FlatGroup* group = nullptr;
     Extent part;  ///< a part of the flat buffer
@@ -80,7 +80,7 @@ class HostUpdate {
     bool has_sums_here = false;        ///< they are where DeviceGradients keeps them
     std::byte* parameter = nullptr;    ///< [on_gpu], of the group's dtype
     std::vector<std::byte*> records;   ///< [chunk - RecordLayout::first_record]
-    std::vector<UpdateRun> runs = {};  ///< this step's
+    std::vector<UpdateRun> runs = {};  ///< runs of this step
     std::shared_ptr<DeviceKernels::Mark> gradient_came = {}, parameter_came = {}, sent = {};  ///< null: no copy
   };
   /// Elements of one record and one run, for one thread.
@@ -106,8 +106,9 @@ class HostUpdate {
   DeviceKernels& kernels_;
   ElementUpdate elements_;
   const std::size_t threads_;
-  std::vector<std::span<std::byte>> parameter_records_;  ///< where each lies; empty where none does
-  std::vector<Group> groups_;               ///< that train, in the order of units; without records: `part` is empty
+  std::vector<std::span<std::byte>> parameter_records_;  ///< memory of each parameter record; empty if there are none
+  /// trainable groups, in the order of units; a group without records has an empty `part`
+  std::vector<Group> groups_;
   std::vector<std::size_t> first_of_unit_;  ///< [unit + 1], into groups_
   std::vector<std::int64_t> steps_;         ///< applied, by trainable parameter
   bool fetches_ = false;

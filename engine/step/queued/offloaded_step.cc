@@ -35,7 +35,7 @@ std::int64_t elements_below(const MemoryPlan& plan) {
 
 template <class Body>
 double seconds_taken_by(const Body& body) {
-  body();  // what happens once has happened
+  body();  // first run, which does what happens only once
   const auto begin = std::chrono::steady_clock::now();
   body();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -196,7 +196,7 @@ std::optional<OffloadedStep> choose_offloaded_step(const std::vector<std::unique
     return OffloadedStep::kGpu;
   }
   OffloadSpeeds speeds;
-  throw_if_error(control.barrier("offload.step").wait());  // so that all measure at once
+  throw_if_error(control.barrier("offload.step").wait());  // so that all ranks measure at the same time
   measure_copies(*accelerator.kernels, accelerator.device.device, std::min(on_gpu.streamed_bytes(), kMostCopiedBytes),
                  speeds);
   speeds.updated = measure_update(optimizer, strategy, std::min(elements_below(on_cpu), kMostElements));

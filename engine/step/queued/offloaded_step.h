@@ -23,16 +23,17 @@ std::optional<OffloadedStep> choose_offloaded_step(const std::vector<std::unique
                                                    const Optimizer& optimizer, Accelerator& accelerator,
                                                    Collectives& control);
 
-/// How fast a rank is at what the two ways consist of.
+/// The speeds of a rank at the operations of both ways.
 struct OffloadSpeeds {
   double to_gpu = 0, to_host = 0;  ///< bytes a second, one way alone
   double both_ways = 0;            ///< bytes a second each way, both at once
   double updated = 0;              ///< elements a second, by the CPU
 };
 
-/// What a step needs in each way, in seconds.
+/// The seconds that a step needs in each way.
 struct OffloadSeconds {
-  double on_cpu = 0;  ///< as if no gradient were copied beside backward; new parameters go beside the update
+  /// counts all copies of gradients, also those beside backward; copies of new parameters overlap with the update
+  double on_cpu = 0;
   double on_gpu = 0;  ///< all records there, and back at the same time
 };
 /// `on_cpu`, `on_gpu`: the plans of the two.

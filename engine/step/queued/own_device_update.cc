@@ -13,7 +13,8 @@ namespace tessera {
 namespace {
 
 constexpr auto kPortion =
-    static_cast<std::size_t>(ElementwiseOptimizer::kMostElementsOnGpu);  // their number changes no bit
+    // the number of elements in a call changes no bit
+    static_cast<std::size_t>(ElementwiseOptimizer::kMostElementsOnGpu);
 
 /// The elements [begin, begin + count) of `run`.
 DeviceRun part_of(const DeviceRun& run, std::size_t begin, std::size_t count) {
@@ -66,7 +67,7 @@ void OwnDeviceUpdate::update(std::size_t index, const FlatGroup& group, const De
     for (std::size_t begin = 0; begin < count; begin += kPortion) {
       const std::size_t portion = std::min(count - begin, kPortion);
       DeviceRun piece = part_of(part, begin, portion);
-      // Parts of parameters are whole vectors here, so all of it is read.
+      // Parts of parameters are whole vectors here, so the rule reads all of it.
       const at::Tensor masters = at::empty({static_cast<std::int64_t>(portion)}, at::device(device_).dtype(at::kFloat));
       kernels_.read_weights(piece, masters.data_ptr<float>());
       const at::Tensor updated = naming("unit", group.unit->name, [&] {

@@ -14,9 +14,8 @@
 namespace tessera {
 
 /// A program's own rule for elements (ElementwiseOptimizer) on a GPU: its operators are queued as all others, portion
-/// by portion, between a kernel that reads masters and one that takes in new ones. The rule gets numbers, and
-/// parameters that are not used do not come to it: so the host has to know what the device decided before it queues an
-/// update.
+/// by portion, between a kernel that reads masters and one that takes in new ones. The rule gets numbers from the host,
+/// and is not called for unused parameters. So the host must know the device's decision before it queues an update.
 class OwnDeviceUpdate {
  public:
   /// `groups`, `parameters`: how many train.
@@ -25,8 +24,8 @@ class OwnDeviceUpdate {
   /// The slice as RuleOptimizer takes it.
   OptimizerSlice without_states(const OptimizerSlice& slice) const { return optimizer_of({}).without_states(slice); }
 
-  /// The step of a group, the `index`th of all that train, whose first parameter is the `first`th of those. `used`: of
-  /// all parameters that train, who takes part in it, which counts for them.
+  /// Begins the step of a group. `index`: its number among trainable groups. `first`: the number of its first parameter
+  /// among trainable parameters. `used`: of all parameters that train, who takes part in it, which counts for them.
   void begin(std::size_t index, const FlatGroup& group, std::size_t first, std::span<const char> used);
   /// Queues the update of a piece of the group. `run`: the piece, which the device reaches; `view` the same. Throws as
   /// OwnOptimizer::step.
@@ -34,7 +33,7 @@ class OwnDeviceUpdate {
               const UpdateRates& rates, const StepTables& tables);
   /// These numbers count from the next step on.
   void follow(const UpdateOptions& options) { elements_.follow(options); }
-  /// Step::resume: of each parameter, in how many steps it took part.
+  /// Implements Step::resume: [trainable parameter] is the number of steps in which it took part.
   void resume(std::span<const std::int64_t> steps) { steps_.assign(steps.begin(), steps.end()); }
 
  private:
@@ -44,7 +43,7 @@ class OwnDeviceUpdate {
   DeviceKernels& kernels_;
   const c10::Device device_;
   std::vector<std::int64_t> steps_;           ///< applied, by parameter that trains
-  std::vector<std::vector<UpdateRun>> runs_;  ///< [group]: this step's
+  std::vector<std::vector<UpdateRun>> runs_;  ///< [group]: runs of this step
 };
 
 }  // namespace tessera

@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-/// What the parts of a GPU's step (QueuedStep) are made from: a StepContext, and what only a GPU has. `rates` are the
-/// step's own.
+/// The inputs from which the parts of a GPU's step (QueuedStep) are made: a StepContext, and objects that only a GPU
+/// has. `rates` are the step's own.
 struct QueuedContext : StepContext {
   DeviceKernels& kernels;
   ComputeDevice device;

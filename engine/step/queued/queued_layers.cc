@@ -55,7 +55,7 @@ QueuedLayers::QueuedLayers(const QueuedContext& context, std::span<const Part> p
   if (of_directions) add_directions(parts);
 }
 
-/// Masters in one piece together, as far as they follow each other; those that are split a group at a time.
+/// Adjacent masters in one piece are added together. Split masters are added one group at a time.
 void QueuedLayers::add_weights(std::span<const Part> parts) {
   double* sums = message_;
   std::vector<NormBuffer> together;

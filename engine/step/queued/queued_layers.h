@@ -24,7 +24,7 @@ class QueuedLayers {
     bool is_copied;  ///< some weights lie below the device's memory: all are copied before they are added up
   };
 
-  /// `parts`: those of all groups that train, in the order of units. `of_directions`: whether the rule makes
+  /// `parts`: parts of all trainable groups, in the order of units. `of_directions`: whether the rule makes
   /// directions, whose norms are added up too.
   QueuedLayers(const QueuedContext& context, std::span<const Part> parts, bool of_directions);
 
@@ -35,7 +35,7 @@ class QueuedLayers {
   void add_copied(std::size_t part);
 
   /// Collective. Weights are as the step finds them, those that are copied are added up, and directions are made.
-  /// `request`, `tables`: of a step that is decided, whose constants become those of the second pass. Throws
+  /// `request`, `tables`: those of the decided step, whose constants the second pass then uses. Throws
   /// tessera::Error.
   void agree(const StepRequest& request, const StepTables& tables);
 
@@ -51,8 +51,8 @@ class QueuedLayers {
   std::vector<NormTables> norms_;   ///< this rank's parts without those that are copied
   std::vector<NormTables> copied_;  ///< [part]: for weights that are copied
   LayerTables tables_;
-  double* message_ = nullptr;   ///< [kinds][most_sums]: this rank's
-  double* messages_ = nullptr;  ///< all ranks'
+  double* message_ = nullptr;   ///< [kinds][most_sums]: message of this rank
+  double* messages_ = nullptr;  ///< messages of all ranks
 };
 
 }  // namespace tessera

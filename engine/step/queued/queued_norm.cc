@@ -20,7 +20,7 @@ std::vector<NormBuffer> buffers_of(std::span<FlatGroup* const> groups) {
   return buffers;
 }
 
-/// The first of `groups` that are of one unit.
+/// Returns the groups at the beginning of `groups` that belong to one unit.
 std::span<FlatGroup* const> first_unit(std::span<FlatGroup* const> groups) {
   std::size_t count = 0;
   while (count < groups.size() && groups[count]->unit == groups[0]->unit) ++count;

@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// What `launch` says, as kernels read it.
+/// Returns the tables that kernels read, made from `launch`.
 NormTables norm_tables(const NormLaunch& launch, DeviceTables& memory);
 
 /// Queues the norm's sums over this rank's gradients on a GPU. It adds up all gradients at once in the step; where the
@@ -24,26 +24,26 @@ class QueuedNorm {
   QueuedNorm(std::span<FlatGroup* const> groups, double* sums, bool by_unit, DeviceKernels& kernels,
              c10::Device device);
 
-  /// A unit's sum of the step is on the current stream, perhaps once more, where FlatGroup::gradient of its groups
-  /// says: one behind the other (place_gradients).
+  /// Adds a unit whose sum is complete on the current stream, perhaps once more. FlatGroup::gradient of its groups says
+  /// where it lies: one behind the other (place_gradients).
   void add(const Unit& unit);
   /// The sums of all units are on the current stream.
   void finish();
 
-  /// What `add` fills for a unit that trains. REQUIRES: by unit.
+  /// Returns the sums that `add` fills for a trainable unit. REQUIRES: by unit.
   std::span<const double> sums_of(const Unit& unit) const { return units_[static_cast<std::size_t>(unit.index)].sums; }
 
  private:
   struct OfUnit {
     const FlatGroup* first = nullptr;  ///< null: it trains nothing
-    std::span<const double> sums;      ///< those in the device's memory
+    std::span<const double> sums;      ///< sums in the device's memory
     NormTables tables;                 ///< made for gradients that lie at `at`
     const float* at = nullptr;
   };
   const bool by_unit_;
   DeviceKernels& kernels_;
   DeviceTables tables_;
-  NormTables all_;             ///< not by unit
+  NormTables all_;             ///< used if norms are not by unit
   std::vector<OfUnit> units_;  ///< [unit]
 };
 

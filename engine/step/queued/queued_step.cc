@@ -141,7 +141,7 @@ double QueuedStep::lr(std::optional<std::size_t> group) const {
 
 void QueuedStep::expect_update(std::span<const int> order) {
   sums_are_steps_ = !updates_in_backward();
-  if (updates_in_backward()) send_numbers(take_slot());  // before records, whose copies wait for each other
+  if (updates_in_backward()) send_numbers(take_slot());  // sent before records, since copies wait for each other
   update_.expect(order);
 }
 
@@ -171,7 +171,7 @@ LossSeed QueuedStep::seed_of(const at::Tensor& loss, double weight) const {
 }
 
 void QueuedStep::update(Unit& unit, const UnitAgreement& agreed) {
-  if (downloaded_ && !std::exchange(is_begun_, true)) join_downloads();  // those that the step before queued
+  if (downloaded_ && !std::exchange(is_begun_, true)) join_downloads();  // waits for copies that the step before queued
   norm_->add(unit);
   const std::span<const double> sums = norm_->sums_of(unit);
   UnitRequest of_unit = update_.request_for(unit);

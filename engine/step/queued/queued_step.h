@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: agreement, unit.
+// See docs/glossary.md: agreement, slot, unit.
 
 #include <ATen/core/Tensor.h>
 
@@ -32,9 +32,9 @@
 
 namespace tessera {
 
-/// The step of an Engine on a GPU: norm, agreement, decision and update, all queued and nothing waited for. What ranks
-/// agree on, and what follows from it, is what CpuStep does on the CPU, bit for bit. The update itself is
-/// DeviceUpdate's.
+/// The step of an Engine on a GPU: norm, agreement, decision and update, all queued and nothing waited for. The
+/// agreement of ranks, and the decisions that follow from it, have the same bits as those of CpuStep on the CPU.
+/// DeviceUpdate makes the update itself.
 ///
 /// Where units are updated in backward (OptimizerConfig::in_backward), each is begun by itself: the device looks
 /// whether its gradients are finite, and its parameters count the step. The host knows the rate beforehand, since no
@@ -52,7 +52,7 @@ class QueuedStep final : public Step {
   void expect_update(std::span<const int> order) override;
   void reduced(const Unit& unit) override;
   void update(Unit& unit, const UnitAgreement& agreed) override;
-  /// What the device will find out is left as NaN, and `result` fetches it (StepResult::wait).
+  /// Fields that only the device will know stay NaN, and `result` fetches them later (StepResult::wait).
   void run(const LocalStep& local, StepResult& result) override;
   void set_lr(double lr, std::optional<std::size_t> group) override { rates_.set(lr, group); }
   double lr(std::optional<std::size_t>) const override;
@@ -78,7 +78,7 @@ class QueuedStep final : public Step {
     std::shared_ptr<std::byte> numbers;            ///< pinned: StepTables::group_numbers
     std::shared_ptr<std::byte> used;               ///< pinned: the flags of AgreedStep::used, which come back too
     std::shared_ptr<DeviceKernels::Mark> used_arrived;
-    std::shared_ptr<StepOutcome> outcome;  ///< that of the step which last used them
+    std::shared_ptr<StepOutcome> outcome;  ///< outcome of the step that last used this slot
   };
 
   /// The latest step's decision; waits for it.
@@ -109,7 +109,7 @@ class QueuedStep final : public Step {
   std::uint64_t followed_ = 0;               ///< the options' version that the update has
   std::vector<GroupNumbers> group_numbers_;  ///< they have the rates set by hand when they are sent
   GroupNumbers* numbers_there_ = nullptr;    ///< StepTables::group_numbers
-  std::vector<int> ranks_with_parts_;        ///< whose gradient parts make up the whole, each part once
+  std::vector<int> ranks_with_parts_;        ///< ranks whose gradient parts together make up the whole, each part once
   NormTotals totals_;
   std::shared_ptr<const OutcomeContext> of_outcomes_;
   std::size_t sums_offset_ = 0, message_bytes_ = 0;
@@ -118,19 +118,20 @@ class QueuedStep final : public Step {
   std::byte* messages_ = nullptr;
   StepTables tables_;
   DeviceUpdate update_;
-  StepRequest request_;             ///< without what changes from step to step
+  StepRequest request_;             ///< the fields that do not change from step to step
   std::optional<QueuedNorm> norm_;  ///< made with the tables
   bool is_begun_ = false;           ///< a unit of the step, where units are updated in backward
-  bool sums_are_steps_ = false;     ///< from the beginning of a step's last backward to its end
+  bool sums_are_steps_ = false;     ///< true from the beginning of a step's last backward to its end
   at::Tensor loss_;                 ///< lies in `message_`
   at::Tensor loss_scale_;           ///< lies in the decision: a scalar, fp32
   std::array<InFlight, kMostStepsInFlight> ring_;
   std::unique_ptr<DeviceKernels::Mark> uploaded_, messages_read_;  ///< host's part is there; step before has read them
-  std::unique_ptr<DeviceKernels::Mark> numbers_read_;              ///< the step before has read those of groups
-  std::shared_ptr<DeviceKernels::Mark> used_downloaded_;           ///< the latest step's flags are on the host
-  std::shared_ptr<DeviceKernels::Mark> downloaded_;                ///< the latest decision is on the host
-  std::int64_t resumed_at_ = 0;                                    ///< StepProgress::applied
-  std::int64_t steps_ = 0;                                         ///< queued since then
+  /// event after which the step before has read the numbers of groups
+  std::unique_ptr<DeviceKernels::Mark> numbers_read_;
+  std::shared_ptr<DeviceKernels::Mark> used_downloaded_;  ///< the latest step's flags are on the host
+  std::shared_ptr<DeviceKernels::Mark> downloaded_;       ///< the latest decision is on the host
+  std::int64_t resumed_at_ = 0;                           ///< StepProgress::applied
+  std::int64_t steps_ = 0;                                ///< queued since then
   std::vector<char> known_used_;
 };
 

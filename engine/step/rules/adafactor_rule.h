@@ -11,7 +11,7 @@ namespace tessera {
 /// tensor, and a double for each of many small matrices.
 class AdafactorRule final : public TensorRule {
  public:
-  /// `kernels`: those of the device, where it is a GPU.
+  /// `kernels`: those of the device, if it is a GPU.
   AdafactorRule(const AdafactorConfig& config, c10::Device device, DeviceKernels* kernels)
       : config_(config), device_(device), kernels_(kernels) {}
 

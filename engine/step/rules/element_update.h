@@ -15,7 +15,7 @@
 
 namespace tessera {
 
-/// What every element's update depends on beside its own values.
+/// The numbers that an element's update needs in addition to its own values.
 struct UpdateRates {
   float gradient_scale = 1.0F;
   float clip_value = 0.0F;       ///< StepScalars::clip_value
@@ -27,7 +27,7 @@ struct UpdateRates {
 /// is false, the step does not change them, but it still updates their average.
 struct UpdateRun {
   Extent extent;
-  std::int64_t step = 0;                        ///< this one, counted from 1
+  std::int64_t step = 0;                        ///< number of this step, counted from 1
   std::size_t group = FlatParameter::kNoGroup;  ///< FlatParameter::group
   bool is_updated = true;
 };
@@ -40,8 +40,8 @@ class ElementUpdate {
   ElementUpdate(const Strategy& strategy, const OwnRules& own_rules, const LearningRates& rates);
 
   /// Appends the runs of `part` of the group to `runs`. Neighbours that have taken part in equally many steps are one
-  /// run, with the padding up to the next. `used`: of the group's parameters, and more: which of them take part in this
-  /// step. `steps`: of the group's parameters, in how many steps they have; this one is added.
+  /// run, with the padding up to the next. `used`: says for the group's parameters (and further ones) which of them
+  /// take part in this step. `steps`: of the group's parameters, in how many steps they have; this one is added.
   void find_runs(const FlatGroup& group, Extent part, std::span<const char> used, std::int64_t* steps,
                  std::vector<UpdateRun>& runs) const;
 
@@ -57,7 +57,7 @@ class ElementUpdate {
  private:
   const LearningRates& rates_;
   const bool averages_;                                 ///< strategy.ema
-  std::vector<std::unique_ptr<Optimizer>> optimizers_;  ///< [0]: for what is in no group; [1 + group]
+  std::vector<std::unique_ptr<Optimizer>> optimizers_;  ///< [0]: for parameters in no group; [1 + group]
 };
 
 }  // namespace tessera

@@ -41,7 +41,7 @@ LayerNorms::LayerNorms(const std::vector<std::unique_ptr<Unit>>& units, AxisPlac
   squares_.resize(most_tensors);
 }
 
-/// Its totals number tensors from 0 on, in the order of the groups.
+/// Its totals number tensors from 0, in the order of the groups.
 LayerNorms::Meeting LayerNorms::meeting_of(std::vector<const FlatGroup*> groups, std::size_t parts) {
   std::vector<std::size_t> numbers;
   std::vector<std::uint64_t> numels;

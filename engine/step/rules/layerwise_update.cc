@@ -45,14 +45,14 @@ void LayerwiseUpdate::agree(const Unit& unit, double gradient_scale) {
   norms_.agree(unit);
 }
 
-/// lars: that of the gradient, which is the same sum over the same tree wherever it was added up.
+/// For lars it is the norm of the gradient, which is the same sum over the same tree wherever it was added up.
 double LayerwiseUpdate::norm_of_update(const LayerwiseOptimizer& optimizer, std::int64_t number) const {
   if (optimizer.makes_directions()) return norms_.update(number);
   const double norm = in_backward_ ? norms_.update(number) : std::sqrt(squares_[static_cast<std::size_t>(number)]);
   return norm * gradient_scale_;
 }
 
-/// Parameter by parameter, since each has a rate of its own. Padding between them stays as it is.
+/// Parameter by parameter, since each has a rate of its own. Padding between them does not change.
 void LayerwiseUpdate::step(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars,
                            std::size_t config) const {
   const LayerwiseOptimizer& optimizer = optimizer_of(config);

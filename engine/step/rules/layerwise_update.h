@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: unit.
+// See docs/glossary.md: agreement, unit.
 
 #include <memory>
 #include <span>
@@ -30,20 +30,20 @@ class LayerwiseUpdate {
 
   /// Collective. `squares`: AgreedStep::squares. `gradient_scale`: what makes gradients of sums. Throws tessera::Error.
   void agree(std::span<const double> squares, double gradient_scale);
-  /// The same for a unit in backward.
+  /// Does the same for a unit in backward.
   void agree(const Unit& unit, double gradient_scale);
 
   /// The second pass. `scalars.lr`: the rate before norms are looked at.
   void step(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars, std::size_t config) const;
 
-  /// Spent on agreeing so far.
+  /// Seconds spent on agreements so far.
   double seconds() const { return norms_.seconds(); }
 
  private:
   const LayerwiseOptimizer& optimizer_of(std::size_t config) const { return *optimizers_[config + 1]; }
   double norm_of_update(const LayerwiseOptimizer& optimizer, std::int64_t number) const;
 
-  std::vector<std::unique_ptr<LayerwiseOptimizer>> optimizers_;  ///< [0]: for what is in no group; [1 + group]
+  std::vector<std::unique_ptr<LayerwiseOptimizer>> optimizers_;  ///< [0]: for parameters in no group; [1 + group]
   std::vector<bool> adapts_;                                     ///< likewise
   const bool in_backward_;
   LayerNorms norms_;

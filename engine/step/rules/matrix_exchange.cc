@@ -132,7 +132,7 @@ void MatrixExchange::write_own(const DealtMatrix& matrix, Held own, const float*
   copy(states, own.states.numel, group.tensor_state_at(own.states.offset));
 }
 
-/// What this rank holds goes to owners.
+/// Sends this rank's parts to the owners.
 void MatrixExchange::collect(const MatrixBatch& batch, VisitMasters visit_masters) {
   const std::span<const DealtMatrix> matrices = deal_.matrices_of(batch);
   Messages to(sent_, batch.collected, written_);
@@ -156,7 +156,8 @@ void MatrixExchange::collect(const MatrixBatch& batch, VisitMasters visit_master
   exchange("matrices to owners", batch.collected);
 }
 
-/// Reads masters in one pass over the group. `places`: where those of each matrix go; null: nobody asks for them now.
+/// Reads masters in one pass over the group. `places`: where the masters of each matrix go; null: they are not needed
+/// now.
 void MatrixExchange::collect_masters(std::span<const DealtMatrix> of_group, std::span<float* const> places,
                                      VisitMasters visit_masters) const {
   const FlatGroup& group = group_of(of_group.front());
@@ -169,7 +170,7 @@ void MatrixExchange::collect_masters(std::span<const DealtMatrix> of_group, std:
   });
 }
 
-/// `own_masters`: the next ones of those that do not travel.
+/// `own_masters`: the next masters of those that are not sent.
 WholeMatrix MatrixExchange::join(const DealtMatrix& matrix, Messages& from, const float*& own_masters) {
   std::span<float> rest = work_;
   const auto take = [&](std::int64_t numel) {

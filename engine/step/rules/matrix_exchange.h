@@ -17,11 +17,11 @@
 
 namespace tessera {
 
-/// What its owner has of a matrix: all that came in, each element by element.
+/// A matrix on its owner: all parts that came in, joined.
 struct WholeMatrix {
   std::span<float> gradient;  ///< [numel]: the gradient or direction; under muon what goes back is left here
   std::span<float> masters;   ///< [numel]: under rules of whole tensors, and what goes back is left here; else empty
-  std::span<float> states;    ///< all of DealtMatrix::states; they go back too
+  std::span<float> states;    ///< all of DealtMatrix::states; the owner sends them back too
   std::span<float> work;      ///< the rest of MatrixDeal::work_numel
 };
 
@@ -29,8 +29,8 @@ struct WholeMatrix {
 /// elements.
 using VisitMasters = c10::function_ref<void(const FlatGroup&, c10::function_ref<void(const StateView&)>)>;
 
-/// Brings the pieces of matrices that lie in all ranks' memory to the matrices' owners, and brings back what owners
-/// made of them: it takes the place of the gradients, and of the groups' tensor states. MatrixUpdate owns and calls it.
+/// Brings the pieces of matrices that lie in all ranks' memory to the matrices' owners, and brings the owners' results
+/// back: it takes the place of the gradients, and of the groups' tensor states. MatrixUpdate owns and calls it.
 class MatrixExchange {
  public:
   /// `masters`: reads those that go to owners; null under muon. `device`: where TrainingMemory::matrices are.
@@ -61,7 +61,7 @@ class MatrixExchange {
     std::vector<std::int64_t>& used_;
   };
 
-  /// What a rank holds of a matrix: of the group's flat buffer, and of its tensor states.
+  /// A rank's part of a matrix: of the group's flat buffer, and of its tensor states.
   struct Held {
     Extent piece, states;
   };
@@ -93,7 +93,7 @@ class MatrixExchange {
   float* const received_;
   const std::span<float> work_;
   const std::span<float> own_masters_;        ///< a batch's that do not travel; empty where `join` reads them
-  std::vector<float*> places_;                ///< [matrix of the batch]: where this rank's masters of it go
+  std::vector<float*> places_;                ///< [matrix of the batch]: place for this rank's masters
   std::vector<std::int64_t> read_, written_;  ///< [rank]: elements used of the messages from it and to it
   double seconds_ = 0;
 };

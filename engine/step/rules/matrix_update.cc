@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-/// What an orthogonal matrix is multiplied by.
+/// Returns the factor of an orthogonal matrix.
 float factor_of(const MuonConfig& muon, const FlatParameter& parameter) {
   const auto rows = static_cast<double>(parameter.sizes[0]), columns = static_cast<double>(parameter.sizes[1]);
   const bool is_original = muon.adjust_lr == MuonLrAdjustment::kOriginal;

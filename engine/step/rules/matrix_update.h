@@ -21,8 +21,8 @@
 
 namespace tessera {
 
-/// Updates of whole matrices, by Muon or by a TensorRule. What happens to each element by itself, before the matrices
-/// are exchanged and after, is a pass of Update's.
+/// Updates of whole matrices, by Muon or by a TensorRule. Update makes the passes over single elements, before the
+/// matrices are exchanged and after.
 class MatrixUpdate {
  public:
   /// `rule`: null under muon. `kernels`: of the GPU that is the `device`; else null.
@@ -32,9 +32,9 @@ class MatrixUpdate {
   /// These numbers count from the next step on.
   void follow(const UpdateOptions& options);
 
-  /// An exchange will come: what it needs from below memory is read ahead.
+  /// Announces an exchange: offloaded state that it needs is read ahead.
   void expect();
-  /// The same of one unit, which is updated in backward.
+  /// Announces the exchange of one unit, which is updated in backward.
   void expect(int unit);
 
   /// Whether there is a pass before the exchange: Muon moves momenta, and leaves directions in place of the gradients.
@@ -42,7 +42,7 @@ class MatrixUpdate {
   void make_directions(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars,
                        std::size_t config) const;
 
-  /// What a step's numbers are made of.
+  /// The inputs of a step's numbers.
   struct OfStep {
     const LearningRates& learning_rates;
     const UpdateRates& rates;
@@ -53,15 +53,15 @@ class MatrixUpdate {
   /// same on all ranks; null under muon where the host does not know it: nothing is left out then. `visit_masters`:
   /// called for each group in order, but under muon. Throws tessera::Error, and what a program's rule throws.
   void exchange(const OfStep* step, VisitMasters visit_masters);
-  /// The same of one unit's matrices, in backward. REQUIRES: it has some.
+  /// Exchanges the matrices of one unit, in backward. REQUIRES: it has some.
   void exchange(int unit, const OfStep& step, VisitMasters visit_masters);
 
-  /// Muon's, of a GPU, whose directions and updates are kernels.
+  /// Returns the optimizer of Muon on a GPU, whose directions and updates are kernels.
   const MuonOptimizer& muon_of(std::size_t config) const { return *directions_[config + 1]; }
 
   /// The slice for the kernel of a GPU that takes in what came back.
   StepArguments step_arguments(const OptimizerSlice& slice) const;
-  /// Takes in what came back. `config`: FlatParameter::group.
+  /// Returns the optimizer that takes in the results of the owners. `config`: FlatParameter::group.
   const Optimizer& optimizer_of(std::size_t config) const;
 
   /// Spent in exchanges so far.
@@ -82,13 +82,13 @@ class MatrixUpdate {
   const MuonConfig muon_;
   const ComputeDevice device_;
   const std::shared_ptr<const TensorRule> rule_;
-  // Each for what is in no group, then each group's; `directions_` or `assigners_` is empty.
+  // First that for parameters in no group, then that of each group. One of `directions_` and `assigners_` is empty.
   std::vector<std::unique_ptr<MuonOptimizer>> directions_;
   std::vector<std::unique_ptr<MasterAssigner>> assigners_;
   std::vector<double> weight_decays_;
   std::vector<std::size_t> parameters_;  ///< [dealt matrix]: its place among all parameters that train
   std::optional<MatrixExchange> exchange_;
-  std::optional<BroughtTensorStates> states_;  ///< where some lie below memory
+  std::optional<BroughtTensorStates> states_;  ///< set if some tensor states are offloaded
 };
 
 }  // namespace tessera

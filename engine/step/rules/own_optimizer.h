@@ -22,7 +22,8 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config, const E
 /// depend on where the run begins. One thread at a time.
 class OwnOptimizer final : public Optimizer {
  public:
-  /// `config`: a group's. Throws tessera::Error (64) where the rule's states are too many or have bad names.
+  /// `config`: the configuration of a group. Throws tessera::Error (64) where the rule's states are too many or have
+  /// bad names.
   OwnOptimizer(std::shared_ptr<const ElementwiseOptimizer> rule, const OptimizerConfig& config, const EmaConfig& ema);
 
   const std::vector<StateInfo>& states() const override { return states_; }
@@ -39,7 +40,7 @@ class OwnOptimizer final : public Optimizer {
   /// How many elements the rule gets for `count`: whole vectors.
   static std::size_t filled_up(std::size_t count);
   /// Calls the rule for `count` elements of the slice from `begin` on, which lie where `parameters` do: their masters
-  /// [filled_up(count)]. Moves their states, and returns their new masters, likewise. Throws as `step`.
+  /// [filled_up(count)]. Updates their states and returns their new masters. Throws as `step`.
   at::Tensor updated(const StepScalars& scalars, const OptimizerSlice& slice, std::size_t begin, std::size_t count,
                      const at::Tensor& parameters) const;
 

@@ -20,18 +20,18 @@ struct WholeTensor {
   const FlatParameter& parameter;
   std::span<float> masters;                                           ///< updated in place
   std::span<float> gradient;                                          ///< scaled and clipped; may be overwritten
-  std::span<const TensorState> state_shapes;                          ///< what TensorRule::states_of said
+  std::span<const TensorState> state_shapes;                          ///< result of TensorRule::states_of
   std::array<std::span<float>, MatrixOptimizer::kMostStates> states;  ///< have these shapes; updated in place
   double lr = 0, weight_decay = 0;
-  std::int64_t step = 1;  ///< how many this tensor took part in, with this one
+  std::int64_t step = 1;  ///< number of steps of this tensor, with this one
 };
 
 /// An update rule that looks at all of a tensor at a time. One thread at a time. What it does on a GPU is queued.
 class TensorRule {
  public:
   virtual ~TensorRule() = default;
-  /// What is kept of a tensor: at most MatrixOptimizer::kMostStates. Throws tessera::Error (64) for a program's
-  /// mistake.
+  /// Returns the states that are kept for a tensor: at most MatrixOptimizer::kMostStates. Throws tessera::Error (64)
+  /// for a program's mistake.
   virtual std::vector<TensorState> states_of(const FlatParameter& parameter) const = 0;
   virtual void update(const WholeTensor& tensor) const = 0;
 };

@@ -27,7 +27,7 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 from patience import patient  # noqa: E402
 
 FEWEST_ROWS, MOST_POOR = 271, 10
-HANGS_AFTER_S = 60  # on a machine at rest (tests/support/patience.py); alone, no row takes 5
+HANGS_AFTER_S = 60  # seconds on a machine without other load (tests/support/patience.py); no row alone takes 5
 MOST_BYTES = 20_000
 NOBODY = 65534
 INPUTS = ["model.json", "strategy.json", "text", "held_out", "weights.pt"]
@@ -41,13 +41,13 @@ def free_port():
 
 
 def clean_environment():
-    """Without what a launcher of this test may have set."""
+    """Returns the environment without variables that a launcher of this test may have set."""
     names = re.compile(r"RANK|WORLD_SIZE|MASTER_|SLURM_|OMPI_|PMI|MV2_|TESSERA_|TORCHELASTIC_|OMP_NUM_THREADS")
     return {name: value for name, value in os.environ.items() if not names.search(name)} | {"OMP_NUM_THREADS": "1"}
 
 
 def run(command, folder, environment, as_nobody=False):
-    """(exit code or -signal, stdout, stderr); None for the code where it hung."""
+    """Runs a command and returns (exit code or -signal, stdout, stderr). The code is None if the command hung."""
     drop = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if as_nobody and os.getuid() == 0 else {}
     process = subprocess.Popen(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, start_new_session=True, **drop)
@@ -66,7 +66,7 @@ def contents(paths):
 
 
 def judge(row, code, out, err):
-    """What is bad about the result, one string each; and whether it is poor."""
+    """Returns a list of what is bad about the result, and whether the row is poor."""
     bad = []
     if code is None:
         return [f"hung for {patient(HANGS_AFTER_S):.0f} s"], False

@@ -1,4 +1,4 @@
-"""Odd inputs of the `tessera` command, one row each: what is given, and what must come of it.
+"""Odd inputs of the `tessera` command. Each row has an input and the required result.
 
 A row runs in a folder of its own that holds `model.json`, `strategy.json`, `text`, `held_out`, `weights.pt` and what the
 row puts there. Options that are given twice count the last time, so rows append to a command line that works.
@@ -28,7 +28,7 @@ class Row:
     name: str
     command: list
     code: int
-    says: list = dataclasses.field(default_factory=list)  # all of it, on stderr; on stdout where the code is 0
+    says: list = dataclasses.field(default_factory=list)  # texts that stderr must contain, or stdout if the exit code is 0
     files: dict = dataclasses.field(default_factory=dict)  # name -> text or bytes
     environment: dict = dataclasses.field(default_factory=dict)
     prepare: Optional[Callable] = None  # gets the folder
@@ -39,12 +39,12 @@ class Row:
 
 
 long = bool(os.environ.get("TESSERA_LONG_TESTS"))  # if false, some() takes half as many
-everything = False  # all values with all keys; otherwise each key with a few of them, in turn
+everything = False  # True tries all values with all keys; False tries a few values with each key, in turn
 _turn = 0
 
 
 def some(values, count):
-    """`count` of the values, the next ones with every call; all of them where `everything` is wanted."""
+    """Returns the next `count` of the values with every call, or all values if `everything` is true."""
     global _turn
     values = list(values)
     count = count if long else (count + 1) // 2
@@ -345,7 +345,7 @@ def device(folder):
     """A character device like /dev/null that a careless program would replace."""
     try:
         os.mknod(folder / "device", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
-    except PermissionError:  # not root: any device will do
+    except PermissionError:  # without root's rights any other device serves
         (folder / "device").symlink_to("/dev/null")
 
 

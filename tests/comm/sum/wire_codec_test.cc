@@ -14,7 +14,7 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-/// What `encode` and then `decode` must make of a run of at most 256 values, as plainly as possible.
+/// Computes in the simplest way what `encode` and then `decode` must make of a run of at most 256 values.
 std::vector<float> rounded_slowly(WireForm form, const std::vector<float>& values) {
   const float most = form == WireForm::kInt8 ? 127 : 7;
   float largest = 0;
@@ -47,7 +47,7 @@ Bytes bytes_of(const std::vector<float>& values) {
   return data;
 }
 
-/// The value of `dtype` that is nearest to `value`, which is finite; the even one of two that are equally near.
+/// Returns the value of `dtype` nearest to `value`, which is finite. If two are equally near, it is the even one.
 float nearest_slowly(float value, DType dtype) {
   if (dtype == DType::kF32) return value;
   const std::uint16_t infinity = dtype == DType::kBF16 ? 0x7f80 : 0x7c00;
@@ -92,7 +92,7 @@ TEST_P(WireCodec, DecodesIntoTheEncodedDtype) {
   for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     for (std::size_t numel : {0, 1, 255, 256, 700, 5001}) {
       Bytes data = random_values(dtype, numel, static_cast<std::uint32_t>(numel));
-      if (numel > 600) write_infinity(dtype, data, 600);  // its run becomes NaNs
+      if (numel > 600) write_infinity(dtype, data, 600);  // all values of its run become NaN
       const std::vector<float> wide = round_trip(GetParam(), data, dtype);
       std::vector<std::uint32_t> wire(encoded_bytes(GetParam(), numel) / 4);
       encode(GetParam(), data.data(), dtype, numel, reinterpret_cast<std::byte*>(wire.data()));

@@ -1,5 +1,5 @@
-// Tests "sync": {"type": "asynchronous"}: ranks push gradients to shards that all own, and wait for nobody. What they
-// did is played again, by ranks and by plain LibTorch on one thread, to the same bits.
+// Tests "sync": {"type": "asynchronous"}: ranks push gradients to shards that all own, and wait for nobody. The
+// recorded order is played again, by ranks and by plain LibTorch on one thread, and gives the same bits.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -43,7 +43,7 @@ Strategy asynchronous(const Adjust& adjust = nullptr) {
   return strategy;
 }
 
-/// One of each kind of run whose bits the oracle has.
+/// One kind of run whose bits the oracle can compute.
 struct Option {
   const char* name;
   Adjust adjust;
@@ -72,7 +72,7 @@ const std::vector<Option>& options() {
 struct Ran {
   std::vector<std::vector<double>> losses;  ///< [rank][step]
   std::vector<std::vector<StepResult>> steps;
-  Values values;  ///< when all have pushed
+  Values values;  ///< the values after all ranks have pushed
 };
 
 /// Trains `steps` steps on ranks that are threads.
@@ -94,7 +94,7 @@ Ran run(const Strategy& strategy, std::size_t steps, TinyOptions model = {}) {
   return result;
 }
 
-/// The pushes and pulls of each shard, in order: rank and kind.
+/// Returns the pushes and pulls of each shard in order, as rank and kind.
 auto by_shard(const std::vector<OrderLine>& lines) {
   std::map<std::tuple<std::string, std::size_t, int>, std::vector<std::pair<int, bool>>> shards;
   for (const OrderLine& line : lines) shards[{line.unit, line.group, line.owner}].push_back({line.rank, line.is_push});
@@ -145,7 +145,7 @@ TEST(Asynchronous, RandomOrdersEqualPlainLibTorch) {
     const Option& option = options()[seed % 6];
     SCOPED_TRACE(std::string(option.name) + ", seed " + std::to_string(seed));
     Strategy strategy = asynchronous(option.adjust);
-    if (seed < 6) {  // what a rank does depends on the option, and on nothing else
+    if (seed < 6) {  // only the option decides what a rank does
       strategy.sync.asynchronous.record_order = folder / std::to_string(seed);
       run(strategy, 4, option.model);
       strategy.sync.asynchronous.record_order.clear();

@@ -50,7 +50,7 @@ std::vector<OrderLine> shuffled(const std::vector<OrderLine>& lines, int ranks, 
   std::int64_t last_step = 0;
   for (const OrderLine& line : lines) last_step = std::max(last_step, line.is_push ? line.step : 0);
   std::vector<std::vector<OrderLine>> of_rank(static_cast<std::size_t>(ranks));
-  std::vector<OrderLine> after;  // when all have pushed: the ranks meet before
+  std::vector<OrderLine> after;  // lines after the last push, when the ranks have met
   for (const OrderLine& line : lines)
     (line.step > last_step ? after : of_rank[static_cast<std::size_t>(line.rank)]).push_back(line);
   std::mt19937_64 random(seed);

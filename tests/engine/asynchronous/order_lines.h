@@ -17,12 +17,12 @@ struct OrderLine {
 
 /// The lines of such a file, by their events.
 std::vector<OrderLine> read_lines(const std::string& path);
-/// Writes them as such a file, with events numbered anew as they stand.
+/// Writes lines as such a file. Events are numbered anew in the order of the lines.
 void write_lines(const std::string& path, int ranks, const std::vector<OrderLine>& lines);
-/// What the ranks do, each in the order of `lines`, merged at random.
+/// Returns the lines in a random order, in which each rank keeps its own order.
 std::vector<OrderLine> shuffled(const std::vector<OrderLine>& lines, int ranks, std::uint64_t seed);
 
-/// The lines as they are when they happen in the order in which they stand: with versions counted anew.
+/// Returns the lines with versions counted anew, as if the events happened in the order of the lines.
 std::vector<OrderLine> counted(std::vector<OrderLine> lines);
 
 /// base^exponent by repeated squaring, as bias corrections are computed.

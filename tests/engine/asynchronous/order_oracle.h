@@ -46,9 +46,10 @@ class OrderOracle {
   const Strategy strategy_;
   const int ranks_;
   Tiny owners_;
-  std::vector<Tiny> models_;                 ///< [rank]
-  std::vector<std::vector<at::Tensor>> of_;  ///< [rank]: its parameters; the last ones are the owners'
-  std::vector<at::Tensor> first_, second_;   ///< [parameter]: states
+  std::vector<Tiny> models_;  ///< [rank]
+  /// [rank]: parameters of the rank; the last entry holds those of the owners
+  std::vector<std::vector<at::Tensor>> of_;
+  std::vector<at::Tensor> first_, second_;  ///< [parameter]: states
   std::vector<Batch> batches_;
   std::map<Key, Shard> shards_;
   std::vector<std::vector<double>> losses_;

@@ -133,7 +133,7 @@ class Rank {
 /// The square root, rounded to nearest: LibTorch's of fp32 is off by a unit now and then.
 at::Tensor exact_root(const at::Tensor& x) { return x.to(at::kDouble).sqrt().to(at::kFloat); }
 
-/// The same in plain LibTorch, on one thread: flat tensors of all groups, and its operators.
+/// Computes the same in plain LibTorch on one thread, with flat tensors of all groups.
 class Oracle {
  public:
   explicit Oracle(const Strategy& strategy) : strategy_(strategy) {
@@ -197,7 +197,7 @@ class Oracle {
  private:
   struct Group {
     at::Tensor values, first, second;
-    std::vector<at::Tensor> of;  ///< [rank]: what it pulled
+    std::vector<at::Tensor> of;  ///< [rank]: the values that the rank pulled
     std::vector<std::int64_t> versions;
     std::vector<std::vector<std::int64_t>> pulled;
   };

@@ -53,13 +53,13 @@ void on_gpus_over_gloo(int ranks, const OnGpus& body) {
   body(late(gloo(ranks)), ", copies at once");
 }
 
-/// What a run left, with the bytes of gradients that it sent.
+/// The results of a run, with the bytes of gradients that it sent.
 struct Course {
   Told told;
   std::int64_t reductions = 0, reduced_bytes = 0;
 };
 
-/// What rank 0's `body` returns.
+/// Runs `body` on all ranks and returns the result of rank 0.
 Course course_on(const ThreadRanks& ranks, const std::function<Course(const Mesh&)>& body) {
   Course first;
   run_ranks(ranks, [&](const Mesh& mesh) {
@@ -130,7 +130,7 @@ const Method kMethods[] = {{"PowerSGD", power_sgd(2)},
                            {"QSGD", with_method(QsgdConfig())},
                            {"TernGrad", with_method(TernGradConfig())}};
 
-/// What else moves gradients.
+/// Settings that change how gradients are moved.
 const Method kSettings[] = {
     {"each microbatch", [](Strategy& s) { s.gradient_accumulation = 2; }},
     {"last microbatch",
@@ -239,7 +239,7 @@ TEST(DeviceCompression, AHookHasTheCpusBits) {
   }
 }
 
-/// Everything that a checkpoint has of gradients that ranks keep, by name, rank and place.
+/// Returns all gradients kept by ranks in a checkpoint, by name, rank and place.
 std::map<std::string, std::vector<std::byte>> kept_in(const TestFolder& folder, int ranks) {
   std::map<std::string, std::vector<std::byte>> kept;
   const auto checkpoint = SavedCheckpoint::open(*find_checkpoint(folder.path(), "test"), "test");
@@ -328,7 +328,7 @@ TEST(DeviceCompression, APlanWithoutTheGpuIsTheEngines) {
   }
 }
 
-/// What stops a GPU under this strategy.
+/// Returns the error with which a GPU refuses this strategy.
 std::string refusal_of(const Adjust& adjust) {
   const EmulatedGpus gpus;
   return error_of([&] {

@@ -22,7 +22,7 @@ namespace device_durable_test {
 
 using ::testing::HasSubstr;
 
-/// Where state lies, by tier: none, or a share of each kind.
+/// The tiers of state: memory alone, or a tier with a share of each kind.
 struct Lying {
   const char* name;
   OffloadedState parameters, states;

@@ -103,7 +103,7 @@ TEST(DeviceEngine, OffloadedActivationsChangeNoBits) {
     const Trained trained = train_on_threads(late({.ranks = 2}), strategy, options);
     expect_same_bits(trained, wanted, what);
     EXPECT_EQ(trained.steps.back().planned, trained.allocated_at_end) << what;
-    const bool all_are_on_their_way = queue_depth == 32;  // there are fewer than that
+    const bool all_are_on_their_way = queue_depth == 32;  // the queue is deeper than the number of copies
     EXPECT_EQ(trained.traffic.disk_bytes_written > 0, tier == Tier::kNvme && !all_are_on_their_way) << what;
   }
 }
@@ -310,7 +310,7 @@ TEST(DeviceEngine, EngineEndsAfterAnEvaluationWithPrefetches) {
 }
 
 TEST(DeviceEngine, ActivationsAreMeasuredInTheFirstStep) {
-  const EmulatedGpus gpus;  // their allocator always says: 100 MiB in use, 130 at most
+  const EmulatedGpus gpus;  // the emulated allocator always reports 100 MiB in use and a peak of 130
   run_ranks({.ranks = 1}, [](const Mesh& mesh) {
     Session session(mesh, strategy_of(ShardingStrategy::kNoShard, DType::kF32, 1));
     EXPECT_EQ(session.engine.activation_bytes(), std::nullopt);
@@ -353,7 +353,7 @@ TEST(DeviceEngine, RawPointerWriteIsFoundByCheckValues) {
           const at::Tensor& weight = session.model->head;
           auto* const memory =
               static_cast<float*>(weight.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
-          // Each rank hashes its own part, so all of it changes.
+          // Each rank hashes its own part, so the test changes every element.
           for (std::int64_t i = 0; i < weight.numel(); ++i) memory[weight.storage_offset() + i] += 1;
           session.train(1).wait();
         });
@@ -363,7 +363,7 @@ TEST(DeviceEngine, RawPointerWriteIsFoundByCheckValues) {
   }
 }
 
-/// What a device computed with after a failed collective is not taken for a result, nor waited for in vain.
+/// Results that a device computed after a failed collective are not used, and no thread waits for them for ever.
 TEST(DeviceEngine, CollectiveThatFailsOnTheDeviceEndsTheStep) {
   const EmulatedGpus gpus;
   using Fault = LateBackend::Fault;
@@ -385,7 +385,8 @@ TEST(DeviceEngine, CollectiveThatFailsOnTheDeviceEndsTheStep) {
           StepResult step = session.train(1);
           while (backends[rank]->aborts == 0 && !limit.passed()) std::this_thread::yield();
           step.wait();
-        } catch (const c10::Error& error) {  // a tessera::Error, unless forward reads what was never gathered
+          // the error is a tessera::Error, or another one if forward reads a unit that was never gathered
+        } catch (const c10::Error& error) {
           errors[rank] = error.what_without_backtrace();
           const auto* known = dynamic_cast<const Error*>(&error);
           EXPECT_TRUE(!known || known->exit_code() == ExitCode::kPeerLost) << error.what_without_backtrace();
@@ -504,7 +505,8 @@ std::vector<ParameterGroup> three_kinds() {
   return {vectors, head};
 }
 
-/// Trains with groups. Where no schedule sets rates, they are set by hand on the way: one group's, and all.
+/// Trains with groups. If no schedule sets rates, the test sets them by hand during the run: first for one group, then
+/// for all.
 Told trained_by_groups(const Mesh& mesh, const Strategy& strategy) {
   Session session(mesh, strategy, kTwoBlocks);
   std::vector<StepResult> steps = train(session, 0, 3);

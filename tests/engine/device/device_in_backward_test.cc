@@ -1,5 +1,5 @@
 // Tests "optimizer.in_backward" on an emulated GPU: training has the bits of the CPU's update after backward, however
-// late the device is and wherever masters, states and parameters lie. What cannot be done then ends in an error.
+// late the device is and wherever masters, states and parameters lie. Calls that are impossible then end in an error.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -196,7 +196,7 @@ TEST(DeviceInBackward, RunResumesFromItsLastCommit) {
   }
 }
 
-/// The device stops at the first unit, and the host learns of it when it asks.
+/// The device updates nothing from the first bad unit on, and the host learns it when it waits for the result.
 TEST(DeviceInBackward, NonFiniteGradientEndsTheRunAndNamesTheUnit) {
   for (const Placed& placed : kStrategies) {
     for (const int ranks : {1, 2}) {

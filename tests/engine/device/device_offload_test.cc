@@ -40,7 +40,7 @@ using ::testing::HasSubstr;
 /// Says where a GPU's state lies.
 struct Tiered {
   Tier tier;
-  double masters, moments;  ///< shares of each
+  double masters, moments;  ///< share of each kind that is offloaded
   std::int64_t queue_depth;
   std::int64_t record_bytes = 4096;
   std::int64_t cache_bytes = 0;  ///< memory for records in files
@@ -131,7 +131,7 @@ struct By {
 };
 constexpr By kBy[] = {{Tier::kHost}, {Tier::kNvme}, {Tier::kHost, OffloadedStep::kCpu}};
 
-class DeviceOffload : public ::testing::TestWithParam<std::size_t> {};  // which of kCases
+class DeviceOffload : public ::testing::TestWithParam<std::size_t> {};  // index into kCases
 
 TEST_P(DeviceOffload, GivesTheCpusBitsUnderEveryStrategy) {
   const auto [kept, ranks, accumulation] = kCases[GetParam()];
@@ -368,7 +368,7 @@ TEST(DeviceOffload, ChoiceOfDeviceIsMeasuredAndLogged) {
               HasSubstr("are updated by the CPU there, since memory.limit leaves no room for them on the GPU"));
 }
 
-/// A plan chooses as the Engine would. Plans measure nothing, so they know no more.
+/// A plan chooses as the Engine would. A plan measures nothing, so memory alone decides.
 TEST(DeviceOffload, AutoPlansCpuUpdatesWhereOnlyTheyFit) {
   Strategy strategy = below(strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 1), kAllByCpu);
   strategy.comm.transport = TransportChoice::kCudaHost;

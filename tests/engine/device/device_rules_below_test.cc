@@ -75,7 +75,7 @@ TrainOptions run_of(const TinyOptions& model, const Rule& rule) {
   return options;
 }
 
-/// All places where state may lie: that of a rule alone, and together with parameters.
+/// Returns all places for state: of a rule's state alone, and of it together with parameters.
 std::vector<Lying> all_lying() {
   constexpr Lying kStatesOnHost{kInDevice, {Tier::kHost, 1}}, kSomeOnHost{kInDevice, {Tier::kHost, 0.4}, 8192, 2},
       kStatesInFiles{kInDevice, {Tier::kNvme, 1}}, kSomeInFiles{kInDevice, {Tier::kNvme, 0.6}, 4096, 2, 8192},
@@ -103,7 +103,7 @@ class DeviceRulesBelow : public ::testing::TestWithParam<const Rule*> {};
 INSTANTIATE_TEST_SUITE_P(Each, DeviceRulesBelow, ::testing::ValuesIn(kRules),
                          [](const auto& info) { return std::string(info.param->name); });
 
-/// A number of ranks, the model that they train, and when an emulated copy reads what it copies.
+/// A number of ranks, the model that they train, and the moment at which an emulated copy reads its source.
 struct Way {
   const char* name;
   int ranks;
@@ -113,7 +113,7 @@ struct Way {
 const Way kWays[] = {{"alone", 1, kWide, CopiesRead::kLate},
                      {"awkward", 2, kAwkward, CopiesRead::kLate},
                      {"awkward, read at once", 2, kAwkward, CopiesRead::kAtOnce},
-                     {"on 3 ranks", 3, kWide, CopiesRead::kLate}};  // where tests are long
+                     {"on 3 ranks", 3, kWide, CopiesRead::kLate}};  // only in long tests
 
 TEST_P(DeviceRulesBelow, TrainingGivesTheCpusBits) {
   MadeOnce<Trained> on_cpu;

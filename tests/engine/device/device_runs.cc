@@ -53,7 +53,7 @@ void expect_same(const Told& got, const Told& wanted, const std::string& what) {
     const StepResult &a = got.steps[i], &b = wanted.steps[i];
     EXPECT_EQ(a.step, b.step) << what;
     const bool is_same_loss =
-        a.loss == b.loss || (std::isnan(a.loss) && std::isnan(b.loss));  // where no microbatch counts
+        a.loss == b.loss || (std::isnan(a.loss) && std::isnan(b.loss));  // a loss is NaN if no microbatch counts
     EXPECT_TRUE(a.overflow || (is_same_loss && a.grad_norm == b.grad_norm))
         << what << ", step " << a.step << ": losses " << a.loss << ", " << b.loss << ", norms " << a.grad_norm << ", "
         << b.grad_norm;

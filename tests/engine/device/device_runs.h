@@ -34,7 +34,7 @@ Strategy strategy_of(const Placed& placed, DType dtype, std::int64_t accumulatio
 /// A strategy with a schedule, whose position matters; fp16 skips some steps.
 Strategy scheduled(ShardingStrategy kind, DType dtype);
 
-/// What a run left, and what each of its steps told.
+/// The values after a run, and the results of its steps.
 struct Told {
   std::vector<StepResult> steps;
   Values values, averages;
@@ -42,7 +42,7 @@ struct Told {
 Told told_by(Session& session, std::vector<StepResult> steps);
 void expect_same(const Told& got, const Told& wanted, const std::string& what);
 
-/// What rank 0's `body` returns.
+/// Runs `body` on all ranks and returns the result of rank 0.
 Told told_on(const ThreadRanks& ranks, const std::function<Told(const Mesh&)>& body);
 
 /// Runs `body` for ranks with GPUs, in each of the ways in which they can be joined. `what` names the case.
@@ -92,7 +92,7 @@ Told saved_and_trained_on(const Mesh& mesh, const Strategy& strategy, const std:
 /// LoadedCheckpoint::inexact.
 Told loaded_and_trained_on(const Mesh& mesh, const Strategy& strategy, const std::string& folder,
                            std::vector<std::string>& inexact, const OwnRules& own_rules = {});
-/// Checks both on GPUs and on the CPU, each with what the other saved.
+/// Checks that GPUs go on from checkpoints of the CPU, and the CPU from those of GPUs.
 void expect_checkpoints_as_on_the_cpu(int ranks, const Strategy& strategy, const std::string& what,
                                       const OwnRules& own_rules = {});
 

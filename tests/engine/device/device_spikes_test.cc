@@ -26,8 +26,8 @@ Strategy watching(ShardingStrategy kind, DType dtype, std::int64_t window) {
   return strategy;
 }
 
-/// A step for each height, whose loss on the last rank is so many times the batch's. `save_after`: the step after which
-/// a checkpoint is saved; 0: none.
+/// Makes a step for each height. On the last rank the loss is multiplied by the height. `save_after`: the step after
+/// which a checkpoint is saved; 0: none.
 Told course(const Mesh& mesh, const Strategy& strategy, const std::vector<double>& heights, std::size_t save_after = 0,
             const std::string& folder = "") {
   Session session(mesh, strategy, kTwoBlocks);

@@ -66,10 +66,10 @@ std::string text_of(const Shape& shape, const Strategy& strategy) {
          std::to_string(static_cast<int>(strategy.mixed_precision.master)) + ", ";
 }
 
-/// One rank's run. `folder`: the run's own.
+/// The run of one rank. `folder`: the run's own.
 using Body = std::function<Told(const Mesh&, const std::string& folder)>;
 
-/// What each rank's `body` returns [rank].
+/// Returns the result of each rank's `body` [rank].
 std::vector<Told> told_by_all(const ThreadRanks& ranks, const Body& body) {
   const TestFolder folder;
   std::vector<Told> told(static_cast<std::size_t>(ranks.ranks));
@@ -79,7 +79,7 @@ std::vector<Told> told_by_all(const ThreadRanks& ranks, const Body& body) {
   return told;
 }
 
-/// Checks that `body` returns on every rank with a GPU what it returns on the CPU, which it returns itself. A rank's
+/// Checks that `body` returns the same on every rank with a GPU as on the CPU. Returns the results of the CPU. A rank's
 /// replica is its own, so every rank is compared.
 std::vector<Told> expect_as_on_the_cpu(int ranks, const Body& body, const std::string& what) {
   const std::vector<Told> wanted = told_by_all({.ranks = ranks}, body);
@@ -171,7 +171,7 @@ TEST(DeviceSync, RulesOfEveryKindGiveTheCpusBits) {
 }
 
 /// A save averages states over replicas. It is between two outer steps, and with post_local_sgd once on the other side
-/// of its start. What a GPU saves the CPU goes on from, and the reverse.
+/// of its start. The CPU goes on from what a GPU saved, and a GPU from what the CPU saved.
 TEST(DeviceSync, CheckpointsInTheMiddleGoOnAsOnTheCpuAndThere) {
   for (const SyncType type : kTypes) {
     for (const Shape& shape : {kShapes[3], kShapes[6]}) {

@@ -18,7 +18,7 @@
 namespace tessera::testing {
 namespace {
 
-/// Collectives that start nothing before somebody waits. All ranks wait in the same order, so all start in the same
+/// Collectives that start a call only when it is waited for. All ranks wait in the same order, so all start in the same
 /// order.
 class LateCollectives : public Collectives {
  public:

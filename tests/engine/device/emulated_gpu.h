@@ -14,12 +14,12 @@ class LateBackend;
 
 // An emulated GPU, to test an Engine where there is no GPU. Kernels are those of optim/cuda, compiled for the host;
 // LibTorch's operators run on the CPU. What a GPU does late happens here as late as it may: collectives move nothing,
-// and nothing comes back to the host, before somebody waits for it. So a missing wait, or memory that is used again too
+// and nothing comes back to the host, before a thread waits for it. So a missing wait, or memory that is used again too
 // early, gives wrong values each time.
 
 /// Says when a copy reads its bytes. Bytes of a copy to the host appear only when the host waits, either way.
 enum class CopiesRead {
-  /// It reads when somebody waits for it. This shows memory that is used again too early.
+  /// A copy reads its source when a thread waits for it. This shows memory that is used again too early.
   kLate,
   /// It reads when it is queued. This shows copies that were queued before their bytes were there, or that were not
   /// queued anew when these changed.

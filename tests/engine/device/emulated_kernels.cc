@@ -23,7 +23,7 @@
 namespace tessera::testing {
 namespace {
 
-std::mutex gpu;  // one for all ranks: a launch uses the memory for its thread blocks alone
+std::mutex gpu;  // one mutex for all ranks, since a launch uses the memory of thread blocks exclusively
 
 void check(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error("emulated kernel: error " + std::to_string(error));
@@ -274,7 +274,7 @@ class EmulatedKernels : public DeviceKernels {
   std::vector<std::weak_ptr<Arrival>> downloads;
   const CopiesRead read_;
 
-  /// An interval: every stretch takes a second on this device.
+  /// An interval that takes one second on this device.
   struct Second : Interval {
     void end() noexcept override { ended = true; }
     double seconds() override { return ended ? 1.0 : -1e9; }

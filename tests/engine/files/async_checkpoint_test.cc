@@ -68,7 +68,7 @@ void expect_alike(int ranks, Strategy strategy, const TinyOptions& model, const 
             [&](const Mesh& mesh) { train_save_train(mesh, strategy, model, waiting.path(), wanted); });
   save_beside_training(strategy);
   {
-    // The files are written while steps change what was copied.
+    // The files are written while steps change the state that was copied.
     const ScopedFaults slow(
         {{.site = FaultSite::kWrite, .path = "rank-", .every = 1, .action = FaultAction::kDelay, .number = 3}});
     run_ranks({.ranks = ranks}, [&](const Mesh& mesh) { train_save_train(mesh, strategy, model, beside.path(), got); });
@@ -122,7 +122,7 @@ TEST(AsyncCheckpoint, CopyOfTheStateIsInThePlan) {
   }
 }
 
-/// Trains until a step says that the save failed. Returns its text, and the step in `step`.
+/// Trains until a step says that the save failed. Returns the text of the error, and the step in `step`.
 std::string train_until_told(Session& session, std::size_t first, std::int64_t& step) {
   Deadline limit(std::chrono::seconds(30));
   for (std::size_t i = first; !limit.passed(); ++i) {

@@ -350,7 +350,7 @@ void leave_commits(const fs::path& folder, const Placed& placed = ShardingStrate
   });
 }
 
-/// The error of an Engine's constructor on rank 0, or else of resume_durable.
+/// Returns the error of rank 0, thrown by an Engine's constructor or else by resume_durable.
 std::string refusal_of(int ranks, const Strategy& strategy, const fs::path& folder, const TinyOptions& model = {}) {
   std::string text;
   std::string* const told = &text;
@@ -380,7 +380,7 @@ TEST(Durable, CommitsOfAnotherRunAreRefusedAndKept) {
   EXPECT_EQ(refusal_of(2, strategy, folder.path()), "");
 }
 
-// One commit alone could be one that was under way when its run was killed.
+// A single commit could be the one that was being written when its run was killed.
 TEST(Durable, RunWithASingleCommitIsNotOverwritten) {
   const TestFolder folder;
   leave_commits(folder.path(), ShardingStrategy::kFullShard, 1);
@@ -468,7 +468,7 @@ TEST(Durable, UnresumedRunDoesNotReplaceACommit) {
     session.train(0);
     EXPECT_THAT(usage_error_of([&] { commit_durable(session.engine); }),
                 AllOf(HasSubstr("holds step 3"), HasSubstr("resume_durable"), HasSubstr("hint:")));
-    EXPECT_EQ(resume_durable(session.engine)->step, 3);  // what was trained meanwhile has overwritten nothing
+    EXPECT_EQ(resume_durable(session.engine)->step, 3);  // the steps since then have overwritten nothing of the commit
     EXPECT_THAT(usage_error_of([&] { resume_durable(session.engine); }), HasSubstr("twice"));
     EXPECT_THAT(usage_error_of([&] { session.engine.set_trainable("*", false); }), HasSubstr("durable"));
     train_durably(session, 3, 4);

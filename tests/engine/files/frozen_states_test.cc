@@ -33,7 +33,7 @@ namespace fs = std::filesystem;
 
 const std::string kFrozen = "blocks.0.*";
 
-/// Everything that a checkpoint has of parameters: every byte, and in how many updates they took part.
+/// Returns all that a checkpoint holds of parameters: every byte, and the number of their updates.
 std::map<std::string, std::string> saved_in(const std::string& path) {
   auto checkpoint = SavedCheckpoint::open(path, "test");
   EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
@@ -214,8 +214,8 @@ std::map<fs::path, fs::file_time_type> kept_files(const fs::path& folder) {
   return files;
 }
 
-/// Makes a run of two ranks without "durable" whose first block is frozen after two steps. Returns its checkpoint of
-/// step 3.
+/// Makes a run of two ranks without "durable" whose first block is frozen after two steps. Returns the run's checkpoint
+/// of step 3.
 std::string saved_with_frozen_block(const Strategy& strategy, const TestFolder& folder) {
   std::string path;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {

@@ -112,8 +112,8 @@ TEST(OuterSteps, LocalSgdOfOneStepEqualsPlainTraining) {
   }
 }
 
-/// Replicas in plain LibTorch. Each trains on its rows; then the outer optimizer makes a step: on all parameters at
-/// once, or with streaming_diloco on one fragment at a time.
+/// Trains replicas in plain LibTorch. Each trains on its rows; then the outer optimizer makes a step: on all parameters
+/// at once, or with streaming_diloco on one fragment at a time.
 class Reference {
  public:
   Reference(int replicas, const Strategy& strategy) : replicas_(replicas), sync_(strategy.sync) {
@@ -300,7 +300,7 @@ class CountedCollectives final : public ForwardingCollectives {
 
 TEST(OuterSteps, InnerStepsSendNothingAndOuterStepsSendMastersOnce) {
   for (const Shape& shape : kShapes) {
-    if (shape.placed.shared) continue;  // common memory is of one wrapper
+    if (shape.placed.shared) continue;  // all ranks share one buffer in this case, so it is left out
     for (const SyncType type : {SyncType::kLocalSgd, SyncType::kDiloco, SyncType::kStreamingDiloco}) {
       SCOPED_TRACE(text_of(shape, type));
       std::mutex mutex;
@@ -349,7 +349,7 @@ TEST(OuterSteps, InnerStepsSendNothingAndOuterStepsSendMastersOnce) {
           EXPECT_EQ(of("replicate").later, streams ? of("replicate").calls : 0) << i;
           const bool sharded = shape.placed.kind != ShardingStrategy::kNoShard;
           const std::int64_t parts = sharded ? shape.shards : 1;
-          EXPECT_GE(bytes * parts, masters * 4) << i;  // exactly, but for the padding of units
+          EXPECT_GE(bytes * parts, masters * 4) << i;  // equal apart from the padding of units
           EXPECT_LE(bytes * parts, masters * 4 + 16 * 1024) << i;
         }
       });
@@ -460,7 +460,7 @@ TEST(OuterSteps, PostLocalSgdSyncsEachStepAndThenLocally) {
       const Strategy& strategy = session.engine.strategy();
       for (std::size_t i = 0; i < 7; ++i) {
         const StepResult result = session.train(i);
-        if (i == 0 || i == 3) {  // the first of each plan
+        if (i == 0 || i == 3) {  // the first step of each plan
           EXPECT_EQ(result.planned, result.allocated) << i;
         }
       }

@@ -79,7 +79,7 @@ ThreadRanks behind(int ranks) {
 const ShardingStrategy kBehind[] = {ShardingStrategy::kShardOptimizer, ShardingStrategy::kShardGradients,
                                     ShardingStrategy::kShardGradOp, ShardingStrategy::kFullShard};
 
-/// What a program does between steps. `folder`: one for all ranks of a run.
+/// A program that does something between steps. `folder`: one for all ranks of a run.
 using Body = std::function<void(Session& session, const std::string& folder)>;
 void expect_same_values(int ranks, const Strategy& strategy, const Body& body, TinyOptions model = {}) {
   const auto values_after = [&](const ThreadRanks& on) {

@@ -48,7 +48,7 @@ Trained train_microbatches(const Mesh& mesh, const Strategy& strategy, const Tin
   return trained;
 }
 
-/// The same on threads; every rank's result is rank 0's.
+/// Trains likewise on threads, and checks that all ranks have the result of rank 0.
 Trained train(const ThreadRanks& ranks, Strategy strategy, const TinyOptions& model, std::int64_t all) {
   strategy.gradient_accumulation = all / ranks.ranks;
   std::vector<Trained> each(static_cast<std::size_t>(ranks.ranks));
@@ -60,7 +60,7 @@ Trained train(const ThreadRanks& ranks, Strategy strategy, const TinyOptions& mo
   return each[0];
 }
 
-/// What the optimizer and its states are.
+/// An optimizer and the formats of its states.
 struct Rule {
   const char* name;
   OptimizerType type;
@@ -134,7 +134,7 @@ TEST(Reproducible, AnyNumberOfRanksGivesTheBitsOfOne) {
   EXPECT_GT(runs, 50);
 }
 
-// Without the key another number of ranks adds in another order, or the test above would show nothing.
+// Without the key, another number of ranks adds in another order. Otherwise the test above would prove nothing.
 TEST(Reproducible, WithoutTheKeyBitsDependOnRanks) {
   Strategy strategy = tiny_strategy(ShardingStrategy::kFullShard);
   strategy.reproducible = false;
@@ -264,7 +264,7 @@ TEST(ReproducibleProcesses, ACheckpointGoesOnWithOtherRanksToTheSameBits) {
     on_hosts(2, 1, [&](const Mesh& mesh) {
       train_dropping(mesh, {.end = 3, .to = folder.path() / "saved", .saves = true}, sync);
     });
-    // Another seed at the start: the run's is the checkpoint's.
+    // The new run has another seed at its start, and then takes the seed of the checkpoint.
     const Part rest{.begin = 3, .from = folder.path() / "saved", .seed = 99};
     for (const int ranks : {1, 4})
       EXPECT_TRUE(dropped(ranks, 1, sync, rest) == alone) << "went on with " << ranks << " ranks";

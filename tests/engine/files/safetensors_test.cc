@@ -23,7 +23,7 @@ namespace safetensors_test {
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
-/// The names of a file in which matrices are transposed and every name differs.
+/// Returns the names in a file whose matrices are transposed and whose names all differ from the model's.
 NameInFile other_names(const std::string& name) {
   return {{"net." + name, "old." + name}, name.ends_with(".weight") || name == "head"};
 }
@@ -208,7 +208,7 @@ TEST_F(Safetensors, TiedTensorStoredTwiceMustHaveOneValue) {
       import_both(name, {});
       import_both(name + "_renamed", with_a_copy);
     }
-    // The file has one of the two names, and either will do.
+    // The file has one of the two names, and each of them is accepted.
     Session tied(mesh, strategy, {.tied_head = true});
     tied.train(0);
     const Values wanted = tied.values();

@@ -41,7 +41,7 @@ TrainOptions options_for(TinyOptions model, std::int64_t accumulation = 1) {
   return options;
 }
 
-/// What is done to the Engine here. These, numbers of ranks, and placements make a grid (tests/support/pairwise.h).
+/// The variants that are tested here. These, numbers of ranks, and placements make a grid (tests/support/pairwise.h).
 const std::string kDone[] = {"tied head",        "frozen block", "unused block",
                              "block used twice", "few elements", "everything at once",
                              "last microbatch",  "root only",    "by class",

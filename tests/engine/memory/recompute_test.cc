@@ -1,5 +1,5 @@
-// Compares checkpoint() with the same function without it: bits are the same; what is kept, run again and refused is
-// tested too.
+// Compares checkpoint() with the same function without it: bits are the same; the tests also check which tensors are
+// kept, what runs again, and what is refused.
 
 #include "tessera/recompute.h"
 
@@ -137,7 +137,7 @@ TEST_F(Recompute, InputsMayBeUndefined) {
   EXPECT_TRUE(input.grad().defined());
 }
 
-/// The text of what backward throws.
+/// Returns the text of the exception of backward.
 std::string error_of(const at::Tensor& loss) {
   try {
     loss.backward();

@@ -213,7 +213,7 @@ TEST(ActivationOffload, OnlyTensorsAboveTheMinimumMove) {
     });
     return bytes;
   };
-  constexpr std::int64_t kHidden = 24 * 5 * 64 * 4;  // what gelu saves is the largest tensor of the model
+  constexpr std::int64_t kHidden = 24 * 5 * 64 * 4;  // bytes of the tensor that gelu saves, the largest of the model
   EXPECT_EQ(bytes_written(kHidden + 1), 0);
   EXPECT_GT(bytes_written(kHidden), 0);
   EXPECT_GT(bytes_written(1), bytes_written(kHidden));
@@ -225,7 +225,7 @@ TEST(ActivationOffload, ParametersAreNeverMoved) {
     Strategy strategy = plain;
     put_activations_below(strategy, 4096);
     Session session(mesh, strategy, kAwkward);
-    const at::Tensor row = session.batches[0].tokens.narrow(0, 0, 1);  // what it makes of one row is smaller
+    const at::Tensor row = session.batches[0].tokens.narrow(0, 0, 1);  // tensors of a single row are smaller
     for (int i = 0; i < 2; ++i) {
       session.engine.backward(session.model->forward(row, row));
       session.engine.step();
@@ -284,7 +284,8 @@ struct Offloading {
 
 at::Tensor leaf(at::IntArrayRef sizes) { return at::randn(sizes).requires_grad_(); }
 
-/// Checks that gradients of `inputs` have the same bits with offloading and without. Returns what was put.
+/// Checks that gradients of `inputs` have the same bits with offloading and without. Returns the counts of activations
+/// that were written.
 ActivationCounts expect_same_gradients(const std::function<at::Tensor(const std::vector<at::Tensor>&)>& function,
                                        const std::vector<at::Tensor>& inputs) {
   const auto gradients = [&] { return torch::autograd::grad({function(inputs).sum()}, inputs); };
@@ -328,7 +329,7 @@ TEST(SavedActivations, DisjointPartsAreStoredSeparately) {
   EXPECT_EQ(counts.bytes_put, 2 * 4 * 32 * 4);
 }
 
-/// What the first operator saved may not be used any more; what the second one saved may.
+/// The tensor that the first operator saved may not be used any more; that of the second one may.
 TEST(SavedActivations, EachVersionOfATensorIsStored) {
   const at::Tensor input = leaf({64, 64});
   const auto gradient = [&] {
@@ -392,7 +393,7 @@ TEST(SavedActivations, WritingASavedTensorIsLibTorchsError) {
   }
 }
 
-/// A function whose backward writes what it saved.
+/// A function whose backward overwrites its saved tensor.
 struct WritesItsInput : torch::autograd::Function<WritesItsInput> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
     context->save_for_backward({x});

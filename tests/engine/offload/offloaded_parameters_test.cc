@@ -20,7 +20,7 @@ namespace offloaded_parameters_test {
 
 using ::testing::HasSubstr;
 
-constexpr Below kBelow[] = {{1, 0, 0, 4096, 0, 1},      // parameters alone, as many records as can be
+constexpr Below kBelow[] = {{1, 0, 0, 4096, 0, 1},      // parameters alone, in as many records as possible
                             {1, 1, 1, 4096, 0, 2},      // everything
                             {0.5, 0.3, 1, 8192, 0, 3},  // shards with a part in memory
                             {1, 1, 1, 8192, 60000, 2},  // some of the parameters cached

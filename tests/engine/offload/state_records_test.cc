@@ -20,7 +20,7 @@ namespace state_records_test {
 
 constexpr std::int64_t kRecords = 80, kReadAhead = 4;
 
-/// Records of which three in four stay in memory. All were put once.
+/// Makes records, of which three in four stay in memory. All were put once.
 std::unique_ptr<StateRecords> mostly_in_memory(const ScratchFolder& folder) {
   FileTierOptions options;
   options.records = kRecords;
@@ -43,7 +43,7 @@ std::vector<std::int64_t> forward() {
   return order;
 }
 
-constexpr int kMostAhead = 2 * kReadAhead;  // where nothing is written
+constexpr int kMostAhead = 2 * kReadAhead;  // the limit if nothing is written
 
 /// Waits until the tier has read so many records.
 void read_ahead(StateRecords& records, std::int64_t reads) {
@@ -52,8 +52,8 @@ void read_ahead(StateRecords& records, std::int64_t reads) {
   EXPECT_EQ(records.counters().reads, reads);
 }
 
-// Records that stay in memory take no place among those that are read ahead. So the disk always has as much to do as it
-// may, until the pass nears its end.
+// Records that stay in memory take no place among those that are read ahead. So the disk always has as many requests as
+// are allowed, until the end of the pass is near.
 TEST(StateRecords, ReadAheadStaysAtItsLimit) {
   ScratchFolder folder;
   const auto records = mostly_in_memory(folder);

@@ -1,5 +1,5 @@
-// Tests Adafactor in an Engine. It updates whole tensors, whatever ranks hold of them. Its numbers are PyTorch's, and
-// all strategies give the same bits.
+// Tests Adafactor in an Engine. It updates whole tensors, however they are cut over the ranks. Its results agree with
+// PyTorch's, and all strategies give the same bits.
 
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/norm.h>
@@ -217,7 +217,7 @@ TEST(AdafactorCheckpoint, FactoredStatesAreLoadedOnOtherNumbersOfRanks) {
   const TestFolder folder;
   const std::string path = folder / "saved";
   const Values saved = train_and_save(2, ShardingStrategy::kFullShard, path, 3, with_adafactor);
-  for (const int ranks : {3, 1, 4, 2}) {  // each loads what the one before saved
+  for (const int ranks : {3, 1, 4, 2}) {  // each run loads the checkpoint of the run before
     const Values loaded = train_and_save(ranks, ShardingStrategy::kFullShard, path, 0, with_adafactor);
     EXPECT_TRUE(all_same_bits(loaded, saved)) << ranks;
   }

@@ -186,7 +186,7 @@ TEST(Ema, AverageIsCarriedWhenFreezingChanges) {
           }
           const Values averages = averages_of(session), weights = session.values();
           for (std::size_t k = 0; k < wanted.size(); ++k) {
-            const bool is_frozen = wanted[k].first.starts_with("blocks.0.");  // its average is gone
+            const bool is_frozen = wanted[k].first.starts_with("blocks.0.");  // a frozen parameter has lost its average
             EXPECT_TRUE(same_bits(averages[k].second, is_frozen ? weights[k].second : wanted[k].second))
                 << wanted[k].first;
           }

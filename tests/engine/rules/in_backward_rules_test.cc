@@ -99,7 +99,7 @@ constexpr Kept kKinds[] = {{DType::kF32, MasterKind::kSplitBF16, StateDType::kF3
 
 TEST(InBackwardRules, BitsEqualThoseOfUpdatesAfterBackward) {
   const auto exists = [](const Rule& rule, const Placed&, Joined, int, const Kept& kept, const Below*) {
-    return kept.state == StateDType::kF32 || !is_of_whole_tensors(rule);  // those have no others
+    return kept.state == StateDType::kF32 || !is_of_whole_tensors(rule);  // rules of whole tensors have no other states
   };
   MadeOnce<Trained> after;
   for (const auto& each : pairwise_where(exists, rules(), kOnePerPlacement, std::array{Joined::kThreads, Joined::kGloo},
@@ -199,7 +199,7 @@ class LabelledCalls final : public ForwardingCollectives {
   CallsByLabel& calls_;
 };
 
-/// What each rank's world group was called for in the second step of a new run, by label.
+/// Returns the calls of each rank's world group in the second step of a new run, by label.
 std::vector<CallsByLabel> calls_of_a_step(const Strategy& strategy, const Rule& rule, int ranks) {
   std::mutex mutex;
   std::vector<std::unique_ptr<CallsByLabel>> all;
@@ -224,7 +224,7 @@ std::vector<CallsByLabel> calls_of_a_step(const Strategy& strategy, const Rule& 
   return calls;
 }
 
-/// How many parameters of each unit of kAwkward train: the root's, and those of the blocks but the first.
+/// Returns how many parameters of each unit of kAwkward train. The first block is frozen.
 std::map<std::string, std::int64_t> trainable_of_units() {
   std::map<std::string, std::int64_t> units;
   std::set<const c10::TensorImpl*> seen;  // a tied parameter has two names
@@ -244,7 +244,7 @@ TEST(InBackwardRules, LayersOfAUnitCostOneSmallMessage) {
   for (const auto& [unit, count] : units) parameters += count;
   for (const Rule& rule : {lamb(), lars()}) {
     for (const Placed& placed : kInMemory) {
-      if (placed.shared) continue;  // common memory is of one wrapper
+      if (placed.shared) continue;  // all ranks share one buffer in this case, so it is left out
       const Adjust adjust = [&](Strategy& s) {
         with_rule(s, rule);
         s.optimizer.in_backward = true;
@@ -259,7 +259,7 @@ TEST(InBackwardRules, LayersOfAUnitCostOneSmallMessage) {
   }
 }
 
-/// Matrices go to owners and back; of each unit by itself.
+/// Matrices go to their owners and back, separately for each unit.
 TEST(InBackwardRules, MatricesOfAUnitAreExchangedByThemselves) {
   const std::size_t units = trainable_of_units().size();
   for (const auto& [rule, of_root] : {std::pair(adafactor(), 1U), {muon(), 0U}, {own_matrix(), 0U}}) {

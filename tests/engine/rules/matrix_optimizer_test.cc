@@ -173,7 +173,7 @@ TEST(MatrixOptimizer, StatesAreLoadedOnOtherNumbersOfRanks) {
   const Values whole = matrices_trained_and_saved(2, ShardingStrategy::kFullShard, folder / "whole", 0, 6);
   const std::string path = folder / "parts";
   const Values saved = matrices_trained_and_saved(2, ShardingStrategy::kNoShard, path, 0, 3);
-  for (const int ranks : {3, 1, 2}) {  // each loads what the one before saved
+  for (const int ranks : {3, 1, 2}) {  // each run loads the checkpoint of the run before
     EXPECT_TRUE(all_same_bits(matrices_trained_and_saved(ranks, ShardingStrategy::kFullShard, path, 3, 3), saved));
   }
   EXPECT_TRUE(all_same_bits(matrices_trained_and_saved(2, ShardingStrategy::kShardGradients, path, 3, 6), whole));

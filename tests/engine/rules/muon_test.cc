@@ -1,4 +1,4 @@
-// Tests Muon in an Engine. It updates whole matrices, whatever ranks hold of them. Its numbers are those of its
+// Tests Muon in an Engine. It updates whole matrices, however they are cut over the ranks. Its numbers are those of its
 // formula, and all strategies give the same bits, in memory and on disk.
 
 #include <ATen/ops/linalg_svdvals.h>
@@ -44,7 +44,8 @@ at::Tensor orthogonal(const at::Tensor& matrix, std::int64_t steps) {
   return (is_tall ? x.t() : x).to(at::kFloat);
 }
 
-/// Muon for all matrices but the embedding's, and AdamW for the rest; the head's matrix may have AdamW, too.
+/// Updates all matrices with Muon, except that of the embedding, and the rest with AdamW. The head's matrix may have
+/// AdamW too.
 struct PlainMuon {
   const OptimizerConfig& config;
   const bool head_has_adamw;

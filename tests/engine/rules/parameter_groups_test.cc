@@ -39,11 +39,11 @@ std::vector<ParameterGroup> three_kinds() {
 
 void with_groups(Strategy& s) {
   s.optimizer.groups = three_kinds();
-  s.optimizer.eps = 1e-3;  // so that roundings of small gradients do not become steps
+  s.optimizer.eps = 1e-3;  // large, so that rounding errors of small gradients do not move weights
   s.gradient_clipping = 0;
 }
 
-/// The same groups for PyTorch: [vectors, matrices of blocks, the rest].
+/// Returns the same groups for PyTorch: [vectors, matrices of blocks, the rest].
 std::vector<torch::optim::OptimizerParamGroup> plain_groups(const Tiny& model, const OptimizerConfig& config) {
   const auto options = [&](double lr, double decay, double eps, std::tuple<double, double> betas) {
     return std::make_unique<torch::optim::AdamWOptions>(
@@ -63,7 +63,7 @@ std::vector<torch::optim::OptimizerParamGroup> plain_groups(const Tiny& model, c
   return groups;
 }
 
-/// 20 steps of torch::optim::AdamW on the whole batch. `adjust(step, optimizer)` before each step.
+/// 20 steps of torch::optim::AdamW on the whole batch. Calls `adjust(step, optimizer)` before each step.
 Values train_plainly(const TinyOptions& options, const Strategy& strategy,
                      const std::function<void(std::size_t, torch::optim::AdamW&)>& adjust = nullptr) {
   Tiny model = make_tiny(options, /*deferred=*/false);
@@ -465,7 +465,8 @@ TEST(SetOption, OptionsOfAllAndOfAGroupEqualPyTorch) {
           session.train(i);
         }
         EXPECT_EQ(engine.options("blocks").at("betas"), (std::vector<double>{0.7, 0.98}));
-        EXPECT_EQ(engine.options("vectors").at("weight_decay"), std::vector<double>{0});  // its own, by the strategy
+        // the strategy gives this group a number of its own
+        EXPECT_EQ(engine.options("vectors").at("weight_decay"), std::vector<double>{0});
         const Values values = session.values();
         if (mesh.rank() != 0) return;
         if (!wanted) {

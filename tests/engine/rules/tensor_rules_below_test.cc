@@ -28,7 +28,7 @@ constexpr Below kBelow[] = {{0, 0.5, 0.6, 4096, 8192, 1}, {0.7, 1, 1, 4096, 0, 2
 
 class TensorRulesBelow : public ::testing::TestWithParam<OptimizerType> {
  protected:
-  /// Sets the rule, with averages, which are kept of each element.
+  /// Sets the rule, with averages, which exist for each element.
   void with_rule(Strategy& s) const {
     s.optimizer = {.type = GetParam(), .lr = 1e-2, .weight_decay = 0.1};
     if (!is_adafactor()) s.optimizer.eps = 1e-3;
@@ -211,7 +211,7 @@ TEST_P(TensorRulesBelow, AutoFindsATierThatFitsTheLimit) {
       strategy.offload.masters = strategy.offload.moments = {limit > 0 ? Tier::kAuto : Tier::kMemory, 1};
       strategy.memory.limit_bytes = limit;
       if (limit == 0) strategy.offload = {};
-      TinyOptions model = kWide;  // so deep that the records which are there at a time are few of all
+      TinyOptions model = kWide;  // so many blocks that only a few of the records are in memory at a time
       model.blocks = 12;
       Session session(mesh, strategy, model, rules());
       session.train(0);
@@ -243,7 +243,7 @@ TEST(AdafactorBelow, CallsAroundStepsHaveTheBitsOfARunInMemory) {
   }
 }
 
-/// What the rule throws is what step() throws, and weights are those of a run in memory.
+/// step() throws the rule's own exception, and weights are those of a run in memory.
 TEST(OwnMatrixBelow, StepThrowsTheRulesOwnException) {
   struct Throws final : MatrixOptimizer {
     std::vector<State> states(std::int64_t rows, std::int64_t columns) const override {
@@ -265,7 +265,8 @@ TEST(OwnMatrixBelow, StepThrowsTheRulesOwnException) {
       for (std::size_t i = 0; i < 2; ++i) session.train(i);
       EXPECT_THAT(error_of([&] { session.train(2); }), ::testing::HasSubstr("a rule with a toothache"));
       EXPECT_EQ(session.engine.plan().use, session.engine.allocated());
-      if (below == &kBelow[1]) {  // its parameters would have to be gathered, which is impossible now
+      // this case is left out, since its parameters would have to be gathered, which is impossible now
+      if (below == &kBelow[1]) {
         EXPECT_THAT(error_of([&] { session.values(); }), ::testing::HasSubstr("a rule with a toothache"));
         return;
       }

@@ -119,7 +119,7 @@ TEST(UpdateInBackward, ValueChecksChangeNoBits) {
   }
 }
 
-// Several steps' sums would need as much as all gradients; those of the units under way need less.
+// Sums of whole steps would need memory for all gradients. Sums of the units under way need less.
 TEST(UpdateInBackward, GradientMemoryIsThatOfAFewUnits) {
   for (const Placed& placed : kInMemory) {
     for (int ranks : {1, 2}) {
@@ -278,7 +278,7 @@ struct LateReaderImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) {
     at::Tensor y = first(x);
     if (late) y = at::linear(y, second->weight.detach());
-    return y.pow(2).mean() + second(x).pow(2).mean();  // what is made last is differentiated first
+    return y.pow(2).mean() + second(x).pow(2).mean();  // the operator that runs last is differentiated first
   }
   bool late;
   torch::nn::Linear first, second;

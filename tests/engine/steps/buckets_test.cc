@@ -36,7 +36,7 @@ Names names_in(const Unit& unit) {
   return names;
 }
 
-/// The trainable parameters in the order in which buckets are reduced; the last registered one comes first.
+/// Returns the trainable parameters in the order in which buckets are reduced. The last registered one comes first.
 Names in_order_of_reduction(const std::vector<std::unique_ptr<Unit>>& units) {
   Names names;
   for (std::size_t i = units.size(); i-- > 1;) {

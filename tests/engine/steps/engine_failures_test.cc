@@ -70,7 +70,7 @@ TEST(EngineFailures, NaNOnOneRankSkipsTheStepOnAll) {
   });
 }
 
-/// Runs `ranks` ranks of which rank 1 fails in `fail`, and returns what each rank's exception said.
+/// Runs ranks, of which rank 1 fails in `fail`, and returns the text of each rank's exception.
 std::vector<std::string> failures(const Placed& kind, const std::function<at::Tensor(Session&)>& fail) {
   constexpr int kCount = 3;
   std::vector<std::string> said(kCount);

@@ -132,7 +132,7 @@ TEST(FirstValues, EagerModulesOnSomeRanksGetRankZerosValues) {
       2, [&](int rank) { return eager(static_cast<std::uint64_t>(5 + rank)); }, expected);
 }
 
-/// The message of every rank's Engine.
+/// Returns the error message of each rank's Engine.
 std::vector<std::string> messages(int ranks, const BuildOnRank& build) {
   std::vector<std::string> all(static_cast<std::size_t>(ranks), "nothing was thrown");
   run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {

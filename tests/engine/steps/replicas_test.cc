@@ -45,8 +45,8 @@ TEST(Replicas, HashesAgreeInEveryStep) {
   }
 }
 
-/// What each rank throws in training that compares after every third step, where `meddle` changes something after the
-/// first.
+/// Returns the exception of each rank. Training compares replicas after every third step, and `meddle` changes
+/// something after the first one.
 std::vector<std::string> told(const Layout& layout, const std::function<void(Session&)>& meddle) {
   std::vector<std::string> texts(static_cast<std::size_t>(layout.ranks.ranks));
   const auto body = [&](const Mesh& mesh) {

@@ -136,7 +136,7 @@ TEST(StepTimes, WhatEvaluateComputesIsNotAStepsFlop) {
 TEST(StepTimes, MfuIsTheShareOfThePeak) {
   const auto body = [](const Mesh& mesh) {
     Session session(mesh, strategy_for(ShardingStrategy::kNoShard));
-    EXPECT_TRUE(std::isnan(session.train(0).mfu()));  // nobody knows the peak of a CPU
+    EXPECT_TRUE(std::isnan(session.train(0).mfu()));  // the peak of a CPU is not known
     session.engine.set_peak_tflops(0.5);
     const StepResult result = session.train(1);
     EXPECT_EQ(result.peak_tflops, 0.5);

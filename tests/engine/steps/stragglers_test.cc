@@ -22,7 +22,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// What a watch says at the end of a window of steps in which ranks were busy for `busy` seconds each.
+/// Returns what a watch says at the end of a window of steps. `busy` has the seconds for which each rank was busy.
 std::string said(const std::vector<double>& busy) {
   StragglerWatch watch(busy.size());
   for (std::size_t step = 1; step < StragglerWatch::kWindow; ++step) EXPECT_EQ(watch.add(busy), "");

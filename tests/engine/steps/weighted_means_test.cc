@@ -81,7 +81,8 @@ Batch rows_of(const Batch& batch, std::int64_t begin, std::int64_t end) {
   return {batch.tokens.narrow(0, begin, end - begin), batch.targets.narrow(0, begin, end - begin)};
 }
 
-/// Piece `k` of a batch's rows: pieces have very different numbers of them, and the first of many has none.
+/// Returns piece `k` of a batch's rows. Pieces have very different numbers of rows, and the first of many pieces has
+/// none.
 Batch piece_of(const Batch& batch, std::int64_t k, std::int64_t pieces) {
   const auto cut = [&](std::int64_t i) { return kRows * i * i / (pieces * pieces); };
   return rows_of(batch, cut(k), cut(k + 1));

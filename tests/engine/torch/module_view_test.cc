@@ -80,7 +80,7 @@ TEST_F(ScriptView, TrainsAsThePlainScriptUnderEveryStrategy) {
     torch::jit::Module script = torch::jit::load(file);
     std::vector<at::Tensor> parameters;
     for (const auto& item : script.named_parameters()) {
-      if (item.name != "head.weight") parameters.push_back(item.value);  // that is the embedding's
+      if (item.name != "head.weight") parameters.push_back(item.value);  // the head shares the embedding's weight
     }
     torch::optim::AdamW optimizer(parameters, torch::optim::AdamWOptions(1e-2).weight_decay(0.1));
     ScriptRun run;
@@ -135,7 +135,7 @@ TEST_F(ScriptView, EvaluationEqualsThePlainScripts) {
     torch::jit::Module script = torch::jit::load(file);
     script.eval();
     Engine engine(ModuleView::of(script), strategy, mesh);
-    // The same batch again and again: the JIT optimizes what it has seen.
+    // The same batch comes again and again, since the JIT optimizes graphs that have run.
     const std::vector<Batch> loader(4, {rows_of(batches_[0].tokens, mesh), rows_of(batches_[0].targets, mesh)});
     const auto found =
         engine.evaluate(loader, [&](const Batch& batch) { return loss_of(script, batch.tokens, batch.targets); });
@@ -169,7 +169,7 @@ TEST_F(ScriptView, FrozenScriptIsRefused) {
   EXPECT_THAT(usage_error_of([&] { ModuleView::of(frozen); }), HasSubstr("save the module before those"));
 }
 
-/// Tiny by the names of its tensors alone, as a program without modules of LibTorch has it.
+/// Makes a view of Tiny from the names of its tensors alone, as a program without LibTorch modules would.
 std::shared_ptr<ModuleView> view_of(const TinyImpl& model) {
   auto view = std::make_shared<ModuleView>("Tiny");
   for (std::size_t i = 0; i < model.blocks->size(); ++i) view->add_module("blocks." + std::to_string(i), "Block");
@@ -196,7 +196,7 @@ void expect_bits_and_checkpoints_of_the_module(const Mesh& mesh, const Strategy&
   save_checkpoint(engine, place);
   train(1);
   const Values ahead = values();
-  load_checkpoint(session.engine, place);  // the view's, into the module's Engine
+  load_checkpoint(session.engine, place);  // loads the view's checkpoint into the module's Engine
   session.train(1);
   EXPECT_TRUE(all_same_bits(ahead, session.values()));
 }

@@ -24,8 +24,8 @@ using namespace torch::nn;
 constexpr std::int64_t kSteps = 5, kBatches = 2,
                        kBatch = 6;  // the last step sees the first one's batch again
 
-/// A module, how it is cut, and what it learns. Examples are rows of inputs [kBatches][kBatch, ...]; a loss is the mean
-/// over the rows it is given.
+/// A module, its units, and the task that it learns. Examples are rows of inputs [kBatches][kBatch, ...]; a loss is the
+/// mean over the rows it is given.
 struct Problem {
   const char* name;
   std::vector<std::string> units;
@@ -58,7 +58,7 @@ struct RecurrentImpl : Module {
   Linear head;
 };
 
-/// rows: [B, 6, 7]; each step's vector is told from the ones around it.
+/// rows: [B, 6, 7]. The loss predicts each step's vector from its neighbours.
 at::Tensor recurrent_loss(Module& module, const at::Tensor& rows) {
   auto& model = *module.as<RecurrentImpl>();
   return at::mse_loss(model.head(std::get<0>(model.lstm(rows))), rows.roll(1, 1));

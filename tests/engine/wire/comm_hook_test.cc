@@ -155,7 +155,7 @@ TEST(CommHook, AllStrategiesHaveTheSameBitsOverANetwork) {
   });
 }
 
-/// A hook that notes what it is given.
+/// A hook that records the buckets that it gets.
 struct Noting final : Plain {
   explicit Noting(int rank) : rank(rank) {}
   void sum(Bucket& bucket, Ranks& ranks) override {
@@ -165,7 +165,7 @@ struct Noting final : Plain {
     for (const Bucket::Part& part : bucket.parts) {
       parameters.insert(part.parameter);
       EXPECT_EQ(part.gradient.storage().data(), bucket.gradients.storage().data());
-      // The hook sums what is written there.
+      // The hook sums these values.
       part.gradient.fill_(rank + 1.0);
     }
     Plain::sum(bucket, ranks);

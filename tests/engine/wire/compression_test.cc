@@ -57,7 +57,8 @@ TEST(Compression, AllRanksGetTheSameSums) {
 // updated.
 TEST(Compression, LosslessChangesNoBits) {
   constexpr TinyOptions kLarge{.vocab = 64, .width = 256, .hidden = 3000, .blocks = 2};
-  constexpr std::pair<int, int> kHosts[] = {{2, 1}, {3, 1}, {4, 2}};  // ranks, and how many of them a host has
+  // number of ranks, and number of ranks on each host
+  constexpr std::pair<int, int> kHosts[] = {{2, 1}, {3, 1}, {4, 2}};
   constexpr DType kDTypes[] = {DType::kF32, DType::kBF16};
   constexpr ShardingStrategy kKinds[] = {ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp,
                                          ShardingStrategy::kShardGradients, ShardingStrategy::kNoShard};
@@ -80,7 +81,7 @@ TEST(Compression, LosslessChangesNoBits) {
   }
 }
 
-/// The values after kSteps steps, with as many microbatches as the strategy says.
+/// Trains kSteps steps with the strategy's number of microbatches, and returns the values.
 Values trained_on_microbatches(const Mesh& mesh, const Strategy& strategy) {
   Session session(mesh, strategy);
   for (std::size_t i = 0; i < kSteps; ++i) {
@@ -155,7 +156,7 @@ TEST(Compression, FeedbackIsPlannedAndRestoresRoundingErrors) {
       return [adjust](Strategy& strategy) {
         if (adjust) adjust(strategy);
         strategy.gradient_clipping = 0;
-        strategy.optimizer.type = OptimizerType::kSgd;  // Adam divides what is small by itself
+        strategy.optimizer.type = OptimizerType::kSgd;  // Adam would divide a small gradient by its own size
         strategy.optimizer.lr = 0.05;
         strategy.optimizer.weight_decay = 0;
       };

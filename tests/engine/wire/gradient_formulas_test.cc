@@ -45,7 +45,7 @@ Values descended(int ranks, const Sums& sums) {
   return values_of(*model);
 }
 
-/// PowerSGD's formula in LibTorch, in fp64.
+/// Computes PowerSGD's formula in LibTorch, in fp64.
 class PlainPowerSgd {
  public:
   PlainPowerSgd(int ranks, std::int64_t rank) : rank_(rank), lacked_(static_cast<std::size_t>(ranks)) {}
@@ -126,7 +126,7 @@ TEST(PowerSgd, SumsPlainlyWhereFactorsAreNotShorter) {
   });
 }
 
-/// Top-k of each of Tiny's units in LibTorch, in fp64.
+/// Computes top-k of each unit of Tiny in LibTorch, in fp64.
 class PlainTopK {
  public:
   PlainTopK(int ranks, double share) : share_(share), lacked_(static_cast<std::size_t>(ranks)) {}

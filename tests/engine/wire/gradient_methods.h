@@ -19,7 +19,7 @@ inline void descend(Strategy& strategy) {
   strategy.check.replica_hash_every = 1;
 }
 
-/// Plain descent with a method.
+/// Returns a change that sets plain gradient descent and a method.
 inline Adjust with_method(const CompressionMethod& method) {
   return [=](Strategy& strategy) {
     descend(strategy);
@@ -34,7 +34,7 @@ inline Adjust top_k(double fraction, double momentum = 0) {
 inline Adjust random_k(double fraction) { return with_method(RandomKConfig{.fraction = fraction, .seed = 7}); }
 inline Adjust one_bit() { return with_method(OneBitConfig()); }
 inline constexpr double kMomentum = 0.25;
-/// Sets descent with momentum, of which one bit is sent.
+/// Sets gradient descent with momentum, of which ranks send one bit for each element.
 inline void descend_with_momentum(Strategy& strategy) {
   descend(strategy);
   strategy.optimizer.momentum = kMomentum;

@@ -22,8 +22,8 @@ struct Method {
   const char* name;
   Adjust adjust;
   double far = 0.1;          ///< the largest distance from exact values after kTimes steps
-  bool keeps = true;         ///< whether it keeps something from step to step
-  bool draws = false;        ///< whether it draws by the number of the step
+  bool keeps = true;         ///< whether the method keeps values from step to step
+  bool draws = false;        ///< whether its random numbers depend on the number of the step
   std::int64_t shorter = 2;  ///< a rank sends at least so many times fewer bytes than its gradients have
 };
 
@@ -89,7 +89,7 @@ TEST(GradientMethods, MethodsSendLessAndTheirMemoryIsPlanned) {
   });
 }
 
-/// The values after kTimes steps, with as many microbatches as the strategy says.
+/// Trains kTimes steps with the strategy's number of microbatches, and returns the values.
 Values trained_on_parts(const Mesh& mesh, const Strategy& strategy, TinyOptions options) {
   Session session(mesh, strategy, options);
   for (std::size_t i = 0; i < kTimes; ++i) {
@@ -123,7 +123,7 @@ void expect_to_work_with_everything(std::span<const Method> methods, const Adjus
         const ShardingStrategy others[] = {ShardingStrategy::kShardOptimizer, ShardingStrategy::kShardGradients};
         ++turn;
         for (std::size_t k = 0; k < 2; ++k) {
-          if (!tests_are_long() && k != turn % 2) continue;  // one of both by turns
+          if (!tests_are_long() && k != turn % 2) continue;  // short tests take one of the two by turns
           require(all_same_bits(run(others[k], method.adjust), values),
                   c10::str(method.name, ", ", what, ": ", name_of(others[k]), " has other bits"));
         }
@@ -149,7 +149,7 @@ TEST(GradientMethods, OneBitMomentumWorksBesideOtherGradientOptions) {
   expect_to_work_with_everything({&of_momentum, 1}, descend_with_momentum);
 }
 
-// The method learns like an optimizer with as much momentum.
+// The method learns like an optimizer with the same momentum.
 TEST(GradientMethods, OneBitMomentumReachesTheUncompressedLoss) {
   on_hosts(2, 2, [&](const Mesh& mesh) {
     const auto loss_after = [&](const Adjust& adjust) {
@@ -181,7 +181,7 @@ TEST(GradientMethods, SharedMemoryIsNotCompressed) {
   });
 }
 
-// Only the ranks of one host would sum, and the others would not know.
+// The method sums over the ranks of one host only, so replicas would drift apart.
 TEST(GradientMethods, MeshOfSeveralReplicasIsRefused) {
   run_ranks({.ranks = 4}, [](const Mesh& mesh) {
     for (const Method& method : kMethods) {

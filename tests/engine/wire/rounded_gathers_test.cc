@@ -190,7 +190,7 @@ class FormsOf final : public ForwardingCollectives {
   std::set<WireForm>& forms_;
 };
 
-// What stays in memory is never rounded.
+// Values that stay in memory are never rounded.
 TEST(RoundedGathers, EachPlacementSendsTheConfiguredWireForms) {
   using enum WireForm;
   using Forms = std::set<WireForm>;

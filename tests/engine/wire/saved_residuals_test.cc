@@ -61,7 +61,7 @@ void train(Session& session, std::size_t begin, std::size_t end) {
   for (std::size_t i = begin; i < end; ++i) session.train(i);
 }
 
-// The same ranks go on with the same bits, which they would not without what was kept.
+// The same ranks go on with the same bits. Without the saved residuals they would not.
 TEST(SavedResiduals, SameRanksResumeWithTheSameBits) {
   for (const Kind& kind : kKinds) {
     for (const bool beside : {false, true}) {
@@ -96,7 +96,8 @@ bool is_told(const LoadedCheckpoint& loaded, const std::string& text) {
   return std::ranges::any_of(loaded.inexact, [&](const std::string& line) { return line.find(text) != line.npos; });
 }
 
-/// The sum of all residuals that a checkpoint has of each element of each parameter, as it moves the mean gradient.
+/// Returns, for each element of each parameter, the sum of all residuals in a checkpoint, as it moves the mean
+/// gradient.
 std::map<std::string, std::vector<double>> residuals_of(const std::string& path) {
   const auto checkpoint = SavedCheckpoint::open(path, "test");
   EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
@@ -173,7 +174,7 @@ TEST(SavedResiduals, OtherRanksGetTheMeanOfResiduals) {
   }
 }
 
-// A commit has them too, while the next forward runs.
+// A commit holds the residuals too, while the next forward runs.
 TEST(SavedResiduals, SameRanksResumeFromACommitWithTheSameBits) {
   for (const Kind& kind : kKinds) {
     const TestFolder folder;
@@ -201,7 +202,7 @@ TEST(SavedResiduals, SameRanksResumeFromACommitWithTheSameBits) {
   }
 }
 
-/// Everything that a checkpoint has of a parameter under this word.
+/// Returns all values that a checkpoint has for a parameter under this word.
 std::vector<float> saved_values(SavedCheckpoint& checkpoint, const std::string& word, const SavedParameter& parameter) {
   std::vector<float> values(static_cast<std::size_t>(parameter.numel));
   const absl::Status read = checkpoint.read(word, parameter.name, 0, std::as_writable_bytes(std::span(values)));

@@ -8,7 +8,7 @@ namespace tessera::testing {
 /// Whether sweeps go over all cases (`scripts/test --long`, which sets TESSERA_LONG_TESTS) instead of a sample.
 inline bool tests_are_long() { return std::getenv("TESSERA_LONG_TESTS") != nullptr; }
 
-/// All of `values`, or the first `sample` of them.
+/// Returns all of `values` in long tests, or else the first `sample` of them.
 template <class T, std::size_t kSize>
 std::span<const T> sampled(const T (&values)[kSize], std::size_t sample) {
   return std::span<const T>(values).first(tests_are_long() ? kSize : sample);

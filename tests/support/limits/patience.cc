@@ -33,7 +33,7 @@ std::uint64_t compute(std::uint64_t number) {
 /// Opens a file without a name, of which nothing stays; -1 where that is impossible, which is no reason to fail.
 int scratch_file() { return ::open("/tmp", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600); }
 
-/// The work of one of the two processes. Threads of the process that forked do not live here, so it calls only the
+/// Does the work of one of the two processes. Threads of the process that forked do not live here, so it calls only the
 /// system.
 [[noreturn]] void work(int peer, int file) {
   static constexpr std::array<char, kWritten> kText{};
@@ -69,7 +69,7 @@ double measure_reference_s() {
   for (std::size_t i = 0; i < pids.size(); ++i) {
     pids[i] = ::fork();
     if (pids[i] == 0) {
-      ::close(ends[1 - i]);  // so that each sees the other's end
+      ::close(ends[1 - i]);  // so that each process notices when the other ends
       work(ends[i], i == 0 ? file : -1);
     }
   }

@@ -23,7 +23,7 @@ constexpr int kCannotRun = 126;
 int end_like(int status) {
   if (WIFEXITED(status)) return WEXITSTATUS(status);
   const int number = WTERMSIG(status);
-  ::prctl(PR_SET_DUMPABLE, 0);  // the command has written a core already, if anybody wants one
+  ::prctl(PR_SET_DUMPABLE, 0);  // no core of this program, since the command has written its own
   ::signal(number, SIG_DFL);
   ::raise(number);
   return 128 + number;

@@ -26,9 +26,9 @@ class EmulatedPeerDevice : public PeerDevice {
     while (!side_.empty()) run_next();
   }
 
-  int allocations = 0;  ///< so far
+  int allocations = 0;  ///< number of allocations so far
 
-  int index() const override { return -1; }  // its memory is the host's
+  int index() const override { return -1; }  // no index, since its memory is that of the host
   absl::StatusOr<std::shared_ptr<std::byte>> allocate(std::size_t bytes) override {
     ++allocations;
     auto buffer = std::make_shared<PlainBuffer>(bytes);

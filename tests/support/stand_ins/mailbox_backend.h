@@ -21,7 +21,7 @@ namespace tessera::testing {
 
 /// The messages that all ranks of a MailboxBackend share.
 struct Mailboxes {
-  using Key = std::tuple<int, int, int>;  // from, to, tag
+  using Key = std::tuple<int, int, int>;  // sender, receiver, tag
   std::mutex mutex;
   std::condition_variable changed;
   std::map<Key, std::deque<std::vector<char>>> letters;
@@ -55,7 +55,7 @@ class MailboxBackend : public c10d::Backend {
     return c10::make_intrusive<Received>(mailboxes_, Mailboxes::Key{from, getRank(), tag}, tensors[0]);
   }
 
-  std::size_t messages = 0, bytes = 0;  ///< what was sent
+  std::size_t messages = 0, bytes = 0;  ///< counts of what was sent
 
  private:
   struct Sent : c10d::Work {

@@ -52,7 +52,7 @@ double sum_of_few(std::span<const float> values, const Term& term) {
   return lanes[0];
 }
 
-/// Calls `body(block)` for each stretch of kAdafactorBlock values. It is a multiple of the lanes, and stays in the
+/// Calls `body(block)` for each block of kAdafactorBlock values. It is a multiple of the lanes, and stays in the
 /// first cache for all that `add_to` does.
 template <class Body>
 void for_blocks(std::span<const float> values, const Body& body) {
@@ -81,7 +81,7 @@ double sum_of_blocks(std::span<const float> values) {
   return joined(lanes);
 }
 
-/// One matrix of a tensor, whose last two dimensions it has.
+/// One matrix of a tensor: its last two dimensions, at one index of the others.
 struct Matrix {
   std::size_t rows, columns;
   std::span<float> gradient, row_var, col_var;

@@ -13,7 +13,7 @@ constexpr std::size_t kAdafactorLanes = 32, kAdafactorBlock = 4096, kAdafactorRo
 
 constexpr std::size_t adafactor_blocks(std::size_t count, std::size_t block) { return (count + block - 1) / block; }
 
-/// What depends on a step's numbers alone, computed on the host.
+/// Numbers that depend only on a step's options, computed on the host.
 struct AdafactorNumbers {
   double rate, min_rms, clip_threshold;
   float weight, kept;
@@ -21,9 +21,9 @@ struct AdafactorNumbers {
 /// Computes them, on the host.
 AdafactorNumbers adafactor_numbers(const AdafactorConfig& config, const AdafactorStep& numbers);
 
-/// How many doubles of each kind a GPU keeps between its kernels.
+/// The numbers of doubles that a GPU keeps between its kernels, by kind.
 struct AdafactorSums {
-  std::size_t blocks;       ///< blocks of the parameter, and as many of the gradient
+  std::size_t blocks;       ///< sums of blocks of the parameter, and equally many of the gradient
   std::size_t column_sums;  ///< sums for columns that have more than one block of rows
   std::size_t means;        ///< one for each matrix's `row_var`
 

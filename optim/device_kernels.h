@@ -15,9 +15,9 @@
 
 namespace tessera {
 
-/// What a step on a GPU runs there; optim/cuda implements it. Calls other than copies are queued on LibTorch's current
-/// stream, in order, after what is queued there already. Pointers are to device memory unless a comment says otherwise.
-/// Errors are std::runtime_error with the device's text.
+/// The interface of the kernels of a GPU's step. optim/cuda implements it. Calls other than copies are queued on
+/// LibTorch's current stream, in order, after what is queued there already. Pointers are to device memory unless a
+/// comment says otherwise. Errors are std::runtime_error with the device's text.
 class DeviceKernels {
  public:
   virtual ~DeviceKernels() = default;
@@ -47,13 +47,13 @@ class DeviceKernels {
   /// Exchanges a run's masters and averages, for the parameters that some step has updated.
   virtual void swap_averages(const DeviceRun& run, const StepTables& tables) = 0;
 
-  /// An event: a place in a queue of the device. Everything that was queued before it is "before the mark".
+  /// An event, which marks a place in a queue of the device. Everything that was queued before it is "before the mark".
   class Mark {
    public:
     virtual ~Mark() = default;
     virtual bool passed() = 0;
     virtual void wait() = 0;  ///< blocks this thread until everything before the mark is done
-    /// Makes what is queued on the current stream from now on wait for everything before the mark.
+    /// Makes later work on the current stream wait for everything before the mark.
     virtual void join() = 0;
   };
   /// Makes a mark at the end of the current stream.
@@ -74,11 +74,11 @@ class DeviceKernels {
   /// returned is behind the copy, and so behind all earlier ones: join it before changing `device`; once it is passed,
   /// `pinned` holds the bytes.
   virtual std::unique_ptr<Mark> download(std::byte* pinned, const void* device, std::size_t bytes) = 0;
-  /// Copies what is there already, beside all queues, and returns when it has arrived. Any thread may call it, whatever
-  /// others call.
+  /// Copies memory that is final already, outside of all queues, and returns when it has arrived. Any thread may call
+  /// it, whatever others call.
   virtual void fetch(std::byte* pinned, const void* device, std::size_t bytes) = 0;
 
-  /// A stretch of the current stream, from where the Interval was made to where `end` was called.
+  /// A part of the current stream, from the place where the Interval was made to that where `end` was called.
   class Interval {
    public:
     virtual ~Interval() = default;

@@ -64,7 +64,8 @@ std::size_t nodes_of(const NormRun& run) {
   return count;
 }
 
-/// The stack of a run can be deeper while it is added up than in the end: at most two nodes of each level.
+/// Returns the most entries of the stack while a run is added up: two nodes of each level. It can be deeper then than
+/// at the end.
 std::size_t deepest_stack(const NormRun& run) { return 2 * static_cast<std::size_t>(std::bit_width(run.blocks())); }
 
 }  // namespace

@@ -15,8 +15,8 @@ namespace tessera {
 //
 // Each tensor has a tree of its own (norm_tree.h). A block's sum runs over 16 lanes (element i of the block goes to
 // lane i mod 16), added in a fixed order; squares of fp32 numbers are exact in fp64. A rank adds up the largest nodes
-// that its part holds completely (NormSums) and sends those; what lies above them is added by every rank alike
-// (NormTotals), and tensors are added in order of numbers that do not depend on their places.
+// that its part holds completely (NormSums) and sends those. Every rank then adds the nodes above them in the same way
+// (NormTotals), and adds tensors in the order of numbers that do not depend on their places.
 //
 // The nodes that a part has follow from where tensors lie, so every rank knows them beforehand: only sums are sent, as
 // many each time. If an element is infinite or NaN, so is the total.
@@ -27,7 +27,7 @@ namespace tessera {
 ///   sums.reset();  sums.add(piece); ...  sums.sums(), sums.finite()
 class NormSums {
  public:
-  /// `runs`: what the part holds, in order. Elements between them are not looked at.
+  /// `runs`: the runs that the part holds, in order. Elements between them are not looked at.
   explicit NormSums(std::vector<NormRun> runs, InstructionSet set = best_instruction_set());
 
   std::span<const NormRun> runs() const { return runs_; }
@@ -65,7 +65,7 @@ class NormSums {
   std::size_t depth_ = 0;
 };
 
-/// Puts the sums of all parts together. The same on every rank; allocates when constructed and never again.
+/// Puts the sums of all parts together. All ranks get the same result. It allocates memory only when it is made.
 class NormTotals {
  public:
   /// `numels[t]`: the elements of tensor t. `parts[k]`: the runs of all buffers' k-th parts, in the order in which

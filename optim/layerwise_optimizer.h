@@ -9,9 +9,9 @@
 
 namespace tessera {
 
-/// LAMB and LARS: how far a step goes follows from the norms of each tensor, which no rank has whole. A step therefore
-/// has two passes, and ranks add up their parts of the norms between them. It works on the CPU. Many threads may use it
-/// at once, on disjoint slices.
+/// Updates by LAMB and LARS. The length of a step depends on the norms of each tensor, which no rank holds as a whole.
+/// A step therefore has two passes, and ranks add up their parts of the norms between them. It works on the CPU. Many
+/// threads may use it at once, on disjoint slices.
 class LayerwiseOptimizer final : public Optimizer {
  public:
   /// `config.type`: lamb or lars.
@@ -43,15 +43,15 @@ class LayerwiseOptimizer final : public Optimizer {
     }
   }
 
-  /// The factor of a tensor's rate (trust_ratio.h).
+  /// Returns the factor of a tensor's rate (trust_ratio.h).
   double trust_ratio(double weights_norm, double update_norm) const;
 
   /// The second pass, over a run of one tensor. `scalars.lr` already has its ratio. lamb: `slice.gradient` has the
   /// directions; they are neither scaled nor clipped.
   void step(const StepScalars& scalars, const OptimizerSlice& slice) const override;
-  /// The same for the slice's elements [begin, begin + count), which belong to one tensor.
+  /// Does the same for the slice's elements [begin, begin + count), which belong to one tensor.
   void step(const StepScalars& scalars, const OptimizerSlice& slice, std::size_t begin, std::size_t count) const;
-  /// What belongs to each element by itself: states, and the numbers of formulas.
+  /// The optimizer of single elements, which has states and the numbers of formulas.
   const RuleOptimizer& elements() const { return elements_; }
 
   void average(const OptimizerSlice& slice) const override { elements_.average(slice); }

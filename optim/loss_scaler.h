@@ -27,7 +27,7 @@ class LossScaler {
 
   const LossScaleRule& rule() const { return rule_; }
   const LossScalerState& state() const { return state_; }
-  /// Goes on from a checkpoint's state.
+  /// Continues from the state of a checkpoint.
   void restore(const LossScalerState& state) { state_ = state; }
 
  private:

@@ -30,10 +30,10 @@ namespace tessera {
 /// Beyond total_steps the rate stays where the schedule ended.
 double lr_at(const LrScheduleConfig& config, double base_lr, std::int64_t step, std::int64_t global_batch);
 
-/// What a larger batch makes of the peak.
+/// Returns how a larger batch changes the peak.
 BatchScale batch_scale(const LrScheduleConfig& config);
 
-/// lr_at / peak: what the schedule makes of any peak.
+/// Returns lr_at / peak, the factor of the schedule for any peak.
 double lr_ratio_at(const LrScheduleConfig& config, std::int64_t step);
 
 }  // namespace tessera

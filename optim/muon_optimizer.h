@@ -8,8 +8,9 @@
 
 namespace tessera {
 
-/// What Muon does to each element by itself: before whole matrices are made orthogonal (`direction`), and after
-/// (`step`). Each is one pass, with the promises of Optimizer. Many threads may use it at once, on disjoint slices.
+/// Makes the part of Muon that updates single elements: before whole matrices are made orthogonal (`direction`), and
+/// after (`step`). Each is one pass, with the promises of Optimizer. Many threads may use it at once, on disjoint
+/// slices.
 class MuonOptimizer final : public Optimizer {
  public:
   explicit MuonOptimizer(const OptimizerConfig& config, const EmaConfig& ema = {},
@@ -17,13 +18,14 @@ class MuonOptimizer final : public Optimizer {
 
   /// The momentum; then the average, where weights are averaged.
   const std::vector<StateInfo>& states() const override { return elements_.states(); }
-  /// Moves the momentum, and writes to `direction` [n] what is to be made orthogonal (MuonMomentumRule). `direction`
-  /// may be the memory of the slice's gradient. Masters and parameters are not touched.
+  /// Moves the momentum, and writes to `direction` [n] the values that will be made orthogonal (MuonMomentumRule).
+  /// `direction` may be the memory of the slice's gradient. Masters and parameters are not touched.
   void direction(const StepScalars& scalars, const OptimizerSlice& slice, std::span<float> direction) const;
   /// Moves masters against `slice.gradient`, which is a piece of an orthogonal matrix and is neither scaled nor
   /// clipped. Weight decay is decoupled.
   void step(const StepScalars& scalars, const OptimizerSlice& slice) const override;
-  // The same for kernels of a GPU, without what its tables say (gradient scale, noise, constants of a step).
+  // Returns the arguments for kernels of a GPU, without the numbers in its tables (gradient scale, noise, constants of
+  // a step).
   StepArguments direction_arguments(const OptimizerSlice& slice, std::span<float> direction) const;
   StepArguments step_arguments(const OptimizerSlice& slice) const;
   MuonMomentumConstants momentum_constants() const;

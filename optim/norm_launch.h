@@ -24,7 +24,8 @@ struct NormTileNode {
   std::uint32_t first_leaf = 0;  ///< index of its first block in the tile
 };
 
-/// A node of more than a tile. It has `tiles` tiles, all of which are whole, except perhaps a tensor's last one.
+/// A node that is larger than one tile. It has `tiles` tiles, all of which are whole, except perhaps a tensor's last
+/// one.
 struct NormSpan {
   double* tile_sums = nullptr;  ///< [tiles]; overwritten while they are added up
   double* sum = nullptr;
@@ -39,13 +40,13 @@ struct NormTables {
   std::uint32_t tiles = 0, span_count = 0;
   std::ptrdiff_t shift = 0;  ///< elements from where the nodes say that the values are to where they are
   // These are set where values are masters split in two (WeightFormat::kSplitBF16): the first one's halves, and where
-  // nodes say that it is. Else they are null.
+  // nodes say that it is. Otherwise they are null.
   const std::uint16_t* high = nullptr;
   const std::int16_t* low = nullptr;
   const float* at = nullptr;
 };
 
-/// One buffer, aligned to 16 bytes, and what it holds.
+/// One buffer, aligned to 16 bytes, with the runs that it holds.
 struct NormBuffer {
   const float* values = nullptr;
   std::vector<NormRun> runs;
@@ -62,7 +63,8 @@ struct NormLaunch {
 std::size_t norm_scratch_count(std::span<const NormBuffer> buffers);
 
 /// Tables for adding up the nodes of all buffers, in order, into `sums`, which has as many numbers as the NormSums of
-/// all buffers together (NormSums::count). `scratch` has norm_scratch_count numbers. Neither pointer is followed here.
+/// all buffers together (NormSums::count). `scratch` has norm_scratch_count numbers. It reads neither of the two
+/// pointers.
 NormLaunch norm_launch(std::span<const NormBuffer> buffers, double* sums, double* scratch);
 
 }  // namespace tessera

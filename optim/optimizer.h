@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-/// What one step needs beside the tensors. All parameters of a step share it.
+/// The numbers that one step needs in addition to the tensors. All parameters of a step share it.
 struct StepScalars {
   float gradient_scale = 1.0f;  ///< every gradient is multiplied by it: clip / (sum of weights * loss scale)
   float clip_value = 0.0f;      ///< limit at which each scaled gradient is cut off, on both sides; 0: none
@@ -42,8 +42,9 @@ struct OptimizerSlice {
   std::span<const float> gradient = {};  ///< [n] fp32: sums over ranks and microbatches, not yet scaled; only read
 
   MasterKind master_kind = MasterKind::kF32;
-  std::span<float> master = {};      ///< kF32: [n] fp32, updated in place; else empty
-  std::span<std::int16_t> low = {};  ///< kSplitBF16: [n], what the parameter lacks (rounding.h); else empty
+  std::span<float> master = {};  ///< kF32: [n] fp32, updated in place; else empty
+  /// kSplitBF16: [n], the low half of the master, which the parameter lacks (rounding.h); else empty
+  std::span<std::int16_t> low = {};
   /// kF32: [n] of parameter_dtype: receives the master, rounded to nearest even; null if the master *is* the parameter.
   /// kSplitBF16: [n] bf16, the master's high half, updated in place: the nearest bf16, ties away from zero.
   void* parameter = nullptr;
@@ -78,8 +79,8 @@ class Optimizer {
   /// Exchanges the masters and their averages; parameters are then rounded from the new masters. Two exchanges change
   /// no bit, except that a split master's NaNs become one. REQUIRES: there are averages. Throws as `step` does.
   virtual void swap_average(const OptimizerSlice& slice) const = 0;
-  /// Uses the numbers of `config` from the next step on: another decay, other betas. It keeps the states that it keeps:
-  /// one that `config` has no use for, such as a momentum of 0, stays as it is. REQUIRES: no call is under way;
+  /// Uses the numbers of `config` from the next step on: another decay, other betas. The optimizer keeps its states,
+  /// also one that `config` does not use, such as the buffer of a momentum of 0. REQUIRES: no call is under way;
   /// `config` wants no further state.
   virtual void set_numbers(const OptimizerConfig& config) = 0;
 };

@@ -76,7 +76,7 @@ bool is_decoupled(OptimizerType type) {
          type == OptimizerType::kLamb;
 }
 
-/// One of a rule's states: its index among them, and PyTorch's name.
+/// One state of a rule: its index, and its name in PyTorch.
 struct Kept {
   int place;
   const char* name;

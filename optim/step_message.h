@@ -14,14 +14,14 @@
 
 namespace tessera {
 
-// A step on a GPU, where the host does not wait for what the device decides. Each rank writes what it knows at the end
-// of backward into a message in device memory. The ranks gather all messages; the device decides from them and updates.
-// Everything here is plain data that the host and the kernels (optim/cuda) share.
+// A step on a GPU, where the host does not wait for what the device decides. At the end of backward each rank writes a
+// message in device memory. The ranks gather all messages; the device decides from them and updates. Everything here is
+// plain data that the host and the kernels (optim/cuda) share.
 
 /// The most steps at a time whose outcome the host does not know yet.
 constexpr int kMostStepsInFlight = 4;
 
-/// The front of a message. A flag for each parameter follows (did this rank give it a gradient?), and from
+/// The header of a message. A flag for each parameter follows (did this rank give it a gradient?), and from
 /// StepTables::sums_offset on the norm's sums over this rank's parts.
 struct StepMessageHeader {
   double loss = 0.0;    ///< LocalStep::loss; the device writes this field, the host the rest
@@ -31,7 +31,7 @@ struct StepMessageHeader {
   std::uint64_t numbers = 0;  ///< digest of rates and options (digest_of_numbers)
 };
 
-/// What the device decided about a step, and what it needs to know of the steps before. It is all zero before the
+/// The device's decision about a step, and the state from earlier steps that it needs. It is all zero before the
 /// first, except for the scaler.
 struct DeviceDecision {
   double loss;       ///< mean over ranks and microbatches (weighted_mean.h), added in rank order
@@ -50,16 +50,16 @@ struct DeviceDecision {
   /// none.
   std::int32_t not_finite_unit;
   std::int64_t applied, skipped;  ///< steps so far, this one included
-  LossScalerState scaler;         ///< after this step; its scale is the next backward's
+  LossScalerState scaler;         ///< state after this step; its scale is that of the next backward
   SpikeState spikes;              ///< after this step
 };
 
-/// Whether no step was applied before the one that is being applied (average_start).
+/// Whether the step that is applied now is the first one (average_start).
 TESSERA_ALWAYS_INLINE bool is_first_of_run(const DeviceDecision& decision, bool updates_in_backward) {
   return decision.applied == (updates_in_backward ? 0 : 1);  // a step with updates in backward is not counted yet
 }
 
-/// What the host knows of a step beforehand. Kernels get it by value.
+/// The part of a step that the host knows beforehand. Kernels get it by value.
 struct StepRequest {
   StepRule rule = StepRule::kAdam;
   RuleNumbers numbers;             ///< numbers for parameters in no group
@@ -79,10 +79,10 @@ struct StepRequest {
 /// A unit that is updated while backward goes on. Kernels get it by value.
 struct UnitRequest {
   std::int32_t unit = 0;
-  std::uint32_t first_group = 0, groups = 0;          ///< its groups in StepTables
-  std::uint32_t first_parameter = 0, parameters = 0;  ///< its parameters in StepTables
+  std::uint32_t first_group = 0, groups = 0;          ///< groups of the unit in StepTables
+  std::uint32_t first_parameter = 0, parameters = 0;  ///< parameters of the unit in StepTables
   std::uint32_t sum_count = 0, digest_bits = 0;
-  /// [sum_count]: the norm's sums over this rank's part of the unit's gradients. Device memory, as all here
+  /// [sum_count]: the norm's sums over this rank's part of the unit's gradients. device memory, like all pointers here
   const double* sums = nullptr;
   const float* weight = nullptr;  ///< [1]: sum of the weights of all ranks
   const float* used = nullptr;    ///< [parameters]: above 0 where some rank used it
@@ -98,7 +98,7 @@ struct StepGroup {
 struct GroupNumbers {
   RuleNumbers numbers;
   double lr_ratio = 1.0;         ///< factor of the rate without a group
-  double lr = 0.0;               ///< its own, set by hand; NaN: none
+  double lr = 0.0;               ///< its own rate, set by hand; NaN: none
   RuleNumbers of_matrices = {};  ///< StepRequest::of_matrices
   bool adapts_layers = true;     ///< lamb and lars only: rates are multiplied by trust ratios
 };
@@ -117,25 +117,26 @@ struct StepTables {
   const NormLink* links = nullptr;              ///< NormTotals
   const std::uint32_t* first_link = nullptr;    ///< [tensors + 1]
   const std::uint32_t* group_number = nullptr;  ///< [parameters]: its parameter group, from 1; 0: none. Null: of all
-  /// [parameters]: updated with the matrix that muon made orthogonal. Null: none
+  /// [parameters]: updated with the matrix that muon made orthogonal. null: no parameter is a matrix
   const std::uint8_t* is_matrix = nullptr;
   // These are written for each step.
   const GroupNumbers* group_numbers = nullptr;  ///< [parameter groups]
   const std::byte* messages = nullptr;          ///< [ranks][message_bytes]
-  double* link_scratch = nullptr;               ///< [as many as links]
+  double* link_scratch = nullptr;               ///< [number of links]
   double* squares = nullptr;                    ///< [tensors]: squared norm of the summed, unscaled gradient
   double* sum_of_squares = nullptr;             ///< [1]
   std::uint8_t* used = nullptr;                 ///< [parameters]: any rank used it
-  std::uint8_t* is_uniform = nullptr;  ///< [groups]: all parameters are used, have as many steps, and the same numbers
+  /// [groups]: whether all parameters are used and have the same number of steps and the same options
+  std::uint8_t* is_uniform = nullptr;
   RuleConstants* constants = nullptr;  ///< [parameters]
-  // These stay from step to step.
+  // These tables keep their values from step to step.
   std::int64_t* steps = nullptr;       ///< [parameters]: steps applied
   DeviceDecision* decision = nullptr;  ///< [1]
   double* losses = nullptr;            ///< [SpikeRule::window]: the window's ring
 };
 
-/// lamb and lars: the norms that ranks agree on while a step is under way. Fields are those of StepTables, but the
-/// parts are the optimizer's.
+/// lamb and lars: the norms that ranks agree on while a step is under way. The fields are those of StepTables, for
+/// optimizer parts.
 struct LayerTables {
   int kinds = 1;              ///< kinds of norms: of weights, and under lamb of directions
   std::size_t most_sums = 0;  ///< the most sums of a kind that a rank sends
@@ -158,13 +159,13 @@ constexpr std::uint64_t kParameterAlign = 32;
 /// One run of a flat group; see OptimizerSlice.
 struct DeviceRun {
   StepRule rule = StepRule::kAdam;
-  /// Complete except for what the device knows: gradient_scale, noise, first_element, average.start.
+  /// Complete, apart from fields that only the device knows: gradient_scale, noise, first_element, average.start.
   StepArguments arguments;
   std::uint64_t stream = 0;  ///< number of the group, for stochastic rounding
   /// Index of the run's first element in the group: a multiple of 32, of 256 with 8-bit states.
   std::uint64_t first_element = 0;
   std::uint32_t group = 0;       ///< index in StepTables
-  bool takes_direction = false;  ///< what lies in the gradient's place is neither scaled nor clipped
+  bool takes_direction = false;  ///< the gradient's memory holds a direction, which is neither scaled nor clipped
   float* direction = nullptr;    ///< kLamb only: where directions are written, which may be the gradient's place
   std::uint32_t parameters = 0;  ///< number of the group's parameters
   const ParameterBegin* begins = nullptr;  ///< [parameters], ascending; device memory

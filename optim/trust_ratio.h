@@ -5,8 +5,8 @@
 
 namespace tessera {
 
-/// The factor by which LAMB and LARS multiply a tensor's rate. Norms are those of its weights, and of its directions
-/// (lamb) or its scaled gradient (lars):
+/// Returns the factor by which LAMB and LARS multiply a tensor's rate. Norms are those of its weights, and of its
+/// directions (lamb) or its scaled gradient (lars):
 ///
 ///   lamb: weights / update                                                          (arXiv 1904.00962, without bounds)
 ///   lars: trust_coefficient * weights / (update + weight_decay * weights + eps)     (arXiv 1708.03888)

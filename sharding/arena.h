@@ -25,10 +25,11 @@ class Arena {
   static Arena shared(std::string name, std::int64_t bytes, Collectives& group);
   /// One memory for all ranks of `group`, which must share memory. Collective.
   static Arena common(std::string name, std::int64_t bytes, Collectives& group);
-  /// This rank's `bytes` of such a memory, which has as many for each rank, in rank order. So the memory of rank q is
-  /// `(q - rank) * bytes` behind this one's. Collective; every rank gives the same `bytes`.
+  /// Makes this rank's `bytes` of such a memory, which has as many bytes for each rank, in rank order. So the memory of
+  /// rank q is `(q - rank) * bytes` behind this one's. Collective; every rank gives the same `bytes`.
   static Arena part_of_common(std::string name, std::int64_t bytes, Collectives& group);
-  /// `memory`, of `bytes` zeros, which somebody else has allocated: pinned memory of a GPU's host.
+  /// Makes an arena of `memory`, which has `bytes` zeros and was allocated elsewhere, such as pinned memory of a GPU's
+  /// host.
   static Arena given(std::string name, std::int64_t bytes, std::shared_ptr<std::byte> memory);
 
   /// Returns the next `bytes` bytes. Pieces are whole cache lines (layouts are multiples of 64 elements), so each

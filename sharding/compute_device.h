@@ -10,16 +10,16 @@ class QueueClock;
 struct ComputeDevice {
   c10::Device device = c10::Device(c10::kCPU);
   /// Operators are queued on the current stream and done later, in order. Host code may then touch memory only through
-  /// LibTorch, and waiting for a Work puts the wait into the queue. False on the CPU.
+  /// LibTorch, and waiting for a Work puts the wait into the queue. It is false on the CPU.
   bool is_queued = false;
-  /// Told of the stretches in which the queue waits for collectives; null where nothing is queued.
+  /// Hears of the intervals in which the queue waits for collectives; null if nothing is queued.
   QueueClock* waits = nullptr;
 };
 
 /// Times what a queue spends between two places, measured by the device's clock.
 class QueueClock {
  public:
-  /// Marks where a stretch of the queue begins, and where it ends.
+  /// Marks the begin and the end of an interval of the queue.
   virtual void begin() = 0;
   virtual void end() = 0;
 

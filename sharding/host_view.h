@@ -18,7 +18,7 @@ struct MemoryPlace {
   bool in_record = false;  ///< it is host memory, whatever trains (FlatGroup::below)
 };
 
-/// Gives host code access to memory of training state: the memory itself where it is the host's, else a copy. A copy
+/// Gives host code access to memory of training state: the memory itself if it is the host's, else a copy. A copy
 /// waits for the device, so views serve set-up and rare events (checkpoints, comparisons), not steps. Throws c10::Error
 /// where the copy fails.
 class HostView {
@@ -29,7 +29,7 @@ class HostView {
   HostView(void* memory, std::int64_t bytes, MemoryPlace place, Content content);
 
   std::byte* data() const { return data_; }
-  /// Copies what host code wrote to the memory itself. Host memory has it already.
+  /// Copies changes of host code back to the memory. Host memory has them already.
   void write_back() const;
 
  private:

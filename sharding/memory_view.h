@@ -14,7 +14,7 @@ inline at::Tensor memory_view(void* memory, DType dtype, at::IntArrayRef sizes, 
   return at::for_blob(memory, sizes).strides(strides).options(options).target_device(device).make_tensor();
 }
 
-/// The same for `numel` elements, [numel].
+/// Does the same for `numel` elements, as [numel].
 inline at::Tensor flat_view(void* memory, DType dtype, std::int64_t numel, c10::Device device) {
   return memory_view(memory, dtype, {numel}, std::nullopt, device);
 }

@@ -203,7 +203,7 @@ std::vector<Claim> cut_into_buckets(Claim all, const Strategy& strategy) {
   return claims;
 }
 
-/// The matrix of elements as they lie one behind the other; a tensor that is no matrix counts as one row.
+/// Returns the shape of the elements as a matrix in memory order. A tensor that is no matrix counts as one row.
 MatrixShape matrix_shape(const FlatParameter& parameter) {
   if (parameter.sizes.size() != 2) return {1, parameter.numel};
   const MatrixShape shape{parameter.sizes.at(0), parameter.sizes.at(1)};
@@ -214,7 +214,7 @@ MatrixShape matrix_shape(const FlatParameter& parameter) {
 /// Makes GroupShape::factored.
 MatrixShape factored_shape(const FlatParameter& parameter) {
   if (parameter.sizes.size() < 2 || parameter.numel == 0) return {};
-  std::int64_t rows = 1, stride = 0;  // the outermost dimension's, not counting dimensions of one element
+  std::int64_t rows = 1, stride = 0;  // those of the outermost dimension with more than one element
   for (std::size_t i = 0; i < parameter.sizes.size(); ++i) {
     if (parameter.sizes[i] == 1 || parameter.strides[i] <= stride) continue;
     rows = parameter.sizes[i];
@@ -250,7 +250,7 @@ void make_groups(Unit& unit, Claim claim, const Packing& packing, bool sends_fac
       if (as_matrix) group->matrices.push_back(matrix_shape(claim.parameters[i]));
       if (sends_factors) group->factored.push_back(factored_shape(claim.parameters[i]));
       group->parameters.push_back(std::move(claim.parameters[i]));
-      claim.parameters[i].tensor = group->parameters.back().tensor;  // its requires_grad is looked at again
+      claim.parameters[i].tensor = group->parameters.back().tensor;  // its requires_grad is read again later
     }
   }
   for (auto& group : unit.groups) {

@@ -11,9 +11,9 @@
 
 namespace tessera {
 
-/// What ranks do together in one microbatch, in order of time: units that are used, and so gathered, in forward and
-/// backward; where a backward begins and ends; and where a unit's reduction begins. A rank that has no batch does the
-/// same as the others by following it: all ranks wait for each other in this order (Engine::backward_nothing).
+/// Records what ranks do together in one microbatch, in order of time: uses (and so gathers) of units in forward and
+/// backward, begin and end of a backward, and begin of a unit's reduction. A rank that has no batch does the same as
+/// the others by following it: all ranks wait for each other in this order (Engine::backward_nothing).
 ///
 /// The latest microbatch that ended is kept. Events before its forward (evaluation) are left out where the microbatch
 /// ends like the one before, and `forget` leaves them out always. Nothing is allocated once microbatches are alike.
@@ -24,23 +24,23 @@ class RoundLog {
     kBackward = -1,
     kReduction = -2,
     kEnd = -3,
-    kBesides = -4,  ///< the unit used next is used while the one before it is still in use
+    kBesides = -4,  ///< the next unit is used while the unit before it is still in use
     /// It is announced in place of kEnd, and not kept, where the microbatch goes on with another loss
     /// (MicrobatchInfo::retain_graph).
     kEndOfLoss = -5,
   };
 
-  /// `told` hears of events before they happen, until the microbatch ends, where ranks meet at each of them; null:
-  /// nobody does.
+  /// If ranks meet at each event, `told` hears of events before they happen, until the microbatch ends; null: no
+  /// function does.
   void tell(std::function<void(int event)> told) { told_ = std::move(told); }
-  /// Called before this rank does what the event stands for. Nothing is announced between the announcement of an end
+  /// Is called before this rank performs the event. Nothing is announced between the announcement of an end
   /// and end_round, since all ranks do that alike.
   void announce(int event) {
     if (!told_ || ending_ != kGoesOn) return;
     told_(event);
     if (event == kEnd || event == kEndOfLoss) ending_ = event;
   }
-  /// Called when a backward, and what it began, has ended.
+  /// Is called when a backward has ended, with all that it began.
   void end_round() {
     if (std::exchange(ending_, kGoesOn) == kEnd) told_ = nullptr;
   }

@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// Tessera's name of a LibTorch element type. Throws tessera::Error (exit code 78) naming `who` for types that cannot
-/// be sharded (complex, quantised, 8-bit floats).
+/// Returns Tessera's name of a LibTorch element type. Throws tessera::Error (exit code 78) naming `who` for types that
+/// cannot be sharded (complex, quantised, 8-bit floats).
 DType dtype_of(c10::ScalarType type, const std::string& who);
 c10::ScalarType scalar_type_of(DType dtype);
 

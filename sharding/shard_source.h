@@ -18,7 +18,7 @@ class ShardSource {
   /// Begins to bring this rank's part of a group to `memory` [parameter_part], without waiting. `memory` belongs to the
   /// source until `finish`; on the CPU it begins at a page. Throws tessera::Error.
   virtual void start(const FlatGroup& group, std::byte* memory) = 0;
-  /// Waits for everything that was started for `unit`; on a GPU it makes what is queued from then on wait. If it
+  /// Waits for everything that was started for `unit`; on a GPU it makes later queued work wait. If it
   /// throws, nothing is under way any more either. Throws tessera::Error: 74 if something could not be read, 65 if it
   /// came back with other bytes.
   virtual void finish(const Unit& unit) = 0;

@@ -179,7 +179,7 @@ bool is_in_place(const FlatGroup& group, std::size_t i) {
   const at::Tensor& tensor = group.parameters[i].tensor;
   if (!tensor.has_storage()) return false;
   c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
-  // The storage points at memory that the Engine chose: memory from others (share_memory) is not marked as the unit's.
+  // The storage must point at memory of the Engine. Memory from elsewhere (share_memory) does not have the unit's mark.
   return storage == group.storage.get() && unit_of(*storage) == group.unit &&
          tensor.unsafeGetTensorImpl()->storage_offset() == group.layout.extent(i).offset;
 }

@@ -34,7 +34,7 @@ struct FlatParameter {
   std::uint64_t hash = 0;        ///< hash of this rank's part, under "check.values"; 0: not made
   std::uint32_t version = 0;     ///< version of `tensor` when the Engine last left it
   std::size_t group = kNoGroup;  ///< index among OptimizerConfig::groups
-  bool is_embedding = false;     ///< some module of a class Embedding or EmbeddingBag has it
+  bool is_embedding = false;     ///< whether a module of class Embedding or EmbeddingBag has it
   /// Order of registration among all the module's parameters; the same whatever the units are.
   std::int64_t number = 0;
 };
@@ -83,16 +83,16 @@ struct FlatGroup {
     std::byte* data = nullptr;
     float* scales = nullptr;  ///< null unless the state has 8 bits
   };
-  std::array<State, kMostStates> state{};  ///< one for each of Optimizer::states
-  RecordLayout records;                    ///< how masters and states that are offloaded are cut
+  std::array<State, kMostStates> state{};  ///< one entry for each of Optimizer::states
+  RecordLayout records;                    ///< how offloaded masters and states are cut into records
   std::int64_t first_record = 0;           ///< number of its first record, counted over all groups
   std::shared_ptr<StateRecords> below;     ///< holds the records; null where all is in memory
-  Chunks parameter_chunks;                 ///< how `shard` is cut
+  Chunks parameter_chunks;                 ///< how `shard` is cut into chunks
   std::int64_t first_parameter_record = 0;
   std::shared_ptr<StateRecords> parameters_below;  ///< holds the parameters' records; null where all is in memory
   float* gradient = nullptr;
   TensorStates tensor_states;                    ///< GroupShape::tensor_states
-  std::vector<TensorState> tensor_state_shapes;  ///< shape of each state in their layout
+  std::vector<TensorState> tensor_state_shapes;  ///< shape of each state of the layout
   Extent tensor_state_part;                      ///< extent of their buffer
   float* tensor_state = nullptr;                 ///< null while it is offloaded
   std::int64_t tensor_state_record = -1;         ///< the record with all of this rank's part; -1: it is in memory
@@ -174,7 +174,7 @@ class Unit {
 
   /// How many running operators and Gathered guards use this unit.
   int pins() const { return pins_; }
-  /// Keeps the unit's values where they are until as many `unpin` have followed.
+  /// Keeps the unit's values in place until the same number of `unpin` calls has followed.
   void pin();
   void unpin();
   /// Whether a storage of this unit may give out a pointer to its values now.
@@ -225,7 +225,7 @@ void for_each_parameter(const Unit& unit, const Visit& visit) {
   }
 }
 
-/// The same for every unit, in order.
+/// Does the same for every unit, in order.
 template <class Visit>
 void for_each_parameter(const std::vector<std::unique_ptr<Unit>>& units, const Visit& visit) {
   for (const auto& unit : units) for_each_parameter(*unit, visit);

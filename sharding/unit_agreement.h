@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-/// What ranks told each other about a unit with the sum of its gradients (unit_notes).
+/// The notes of all ranks about a unit, which come with the sum of its gradients (unit_notes).
 struct UnitAgreement {
   // These are set where the host has waited for them.
   std::span<const char> used;  ///< [trainable parameter of the unit]: whether any rank used it

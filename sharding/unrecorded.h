@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-/// While one lives, Tessera's own tensor operators on this thread are neither recorded for autograd nor looked at for
+/// While one lives, Tessera's own tensor operators on this thread are neither recorded for autograd nor checked for
 /// units (sharding/gather/op_watch.h).
 struct Unrecorded {
   at::NoGradGuard no_grad;

@@ -11,12 +11,12 @@
 
 namespace tessera {
 
-/// A 64-bit hash over one portion of memory after the other; it tells changed values. Those who compare hashes add the
-/// same portions. `add` waits for the device whose memory it gets.
+/// A 64-bit hash over one portion of memory after the other; it tells changed values. Ranks that compare hashes must
+/// add the same portions. `add` waits for the device whose memory it gets.
 class ValueHash {
  public:
   void add(MemoryPlace place, const void* memory, std::int64_t bytes);
-  /// Adds what is no training state, in one portion.
+  /// Adds bytes that are no training state, in one portion.
   void add(std::span<const std::byte> bytes);
   std::uint64_t value() const { return value_; }
 
@@ -27,8 +27,8 @@ class ValueHash {
 /// The hash of all gathered values of a unit; never 0. REQUIRES: it is gathered. `device`: where they lie.
 std::uint64_t hash_of_gathered(const Unit& unit, c10::Device device);
 
-/// The hash of this rank's part of parameter `i`, as far as it lies on `device`; the hash of nothing where the rank has
-/// no part of it. Never 0.
+/// Returns the hash of this rank's part of parameter `i`, as far as it lies on `device`. If the rank has no part of it,
+/// it is the hash of no bytes. Never 0.
 std::uint64_t hash_of_part(const FlatGroup& group, std::size_t i, c10::Device device);
 
 }  // namespace tessera

@@ -55,7 +55,7 @@ class DataParallel {
   /// Collective; see above for errors. `module` is kept alive by this object.
   DataParallel(std::shared_ptr<torch::nn::Module> module, const Mesh& mesh, const DataParallelOptions& options = {});
 
-  /// The same for a ModuleHolder such as one made by TORCH_MODULE.
+  /// Makes one for a ModuleHolder, such as one made by TORCH_MODULE.
   template <class Holder, class = std::enable_if_t<std::is_base_of_v<torch::detail::ModuleHolderIndicator, Holder>>>
   DataParallel(const Holder& holder, const Mesh& mesh, const DataParallelOptions& options = {})
       : DataParallel(std::static_pointer_cast<torch::nn::Module>(holder.ptr()), mesh, options) {}

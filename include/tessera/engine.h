@@ -115,7 +115,7 @@ struct StepResult {
   std::shared_ptr<StepOutcome> outcome_;  ///< shared with the step on the GPU until the result is known; else empty
 };
 
-/// What backward is told about a microbatch beside its loss.
+/// What the program tells backward about a microbatch, apart from its loss.
 struct MicrobatchInfo {
   std::int64_t tokens = 0;   ///< tokens of this microbatch on this rank, for tokens_per_second
   std::int64_t samples = 0;  ///< samples of this microbatch on this rank; lr_schedule.base_batch_size needs them
@@ -201,17 +201,18 @@ struct CallLatency {
 /// and nothing has happened.
 class Engine {
  public:
-  /// Makes an Engine; see above. `own` has the program's own rules. Throws Error (64) if the strategy asks for a rule
-  /// that `own` does not have, or `own` has one that the strategy does not ask for.
+  /// Makes an Engine for a module (see the description of the class). `own` has the program's own rules. Throws Error
+  /// (64) if the strategy asks for a rule that `own` does not have, or `own` has one that the strategy does not ask
+  /// for.
   Engine(std::shared_ptr<torch::nn::Module> module, const Strategy& strategy, const Mesh& mesh,
          const OwnRules& own = {});
-  /// The same with one own rule: an ElementwiseOptimizer, a MatrixOptimizer or a CommHook.
+  /// Makes an Engine with one own rule: an ElementwiseOptimizer, a MatrixOptimizer or a CommHook.
   template <class Rule>
   Engine(std::shared_ptr<torch::nn::Module> module, const Strategy& strategy, const Mesh& mesh,
          std::shared_ptr<Rule> rule)
       : Engine(std::move(module), strategy, mesh, OwnRules::of(std::move(rule))) {}
 
-  /// The same for a ModuleHolder such as `GPT` made by TORCH_MODULE.
+  /// Makes an Engine for a ModuleHolder, such as a `GPT` made by TORCH_MODULE.
   template <class Holder, class = std::enable_if_t<std::is_base_of_v<torch::detail::ModuleHolderIndicator, Holder>>>
   Engine(const Holder& holder, const Strategy& strategy, const Mesh& mesh, const OwnRules& own = {})
       : Engine(std::static_pointer_cast<torch::nn::Module>(holder.ptr()), strategy, mesh, own) {}
@@ -313,7 +314,7 @@ class Engine {
   /// Collective, between steps, with equal arguments on all ranks. It needs the memory of both plans while it runs, and
   /// waits for steps under way. Throws Error (64) if nothing matches or microbatches were begun.
   void set_trainable(const std::string& pattern, bool trainable);
-  /// The same for several patterns with one new plan. Each pattern has to match something.
+  /// Does the same for several patterns, with one new plan. Each pattern has to match something.
   void set_trainable(std::span<const std::string> patterns, bool trainable);
 
   /// Puts the parameters that `group` matches into a new group behind those of optimizer.groups, and makes them
@@ -388,7 +389,7 @@ class Engine {
   /// Bytes of LibTorch's allocator that the first step needed beyond what was allocated when the Engine had been made
   /// (a peak). Empty before the first step, and on the CPU.
   std::optional<std::int64_t> activation_bytes() const;
-  /// What this rank has communicated and moved so far.
+  /// Returns what this rank has communicated and moved so far.
   TrafficCounts traffic() const;
   /// Measures StepResult::data_seconds from the next step on, whatever the strategy. Where it gathers parameters, or
   /// sends them behind the update, they are measured anyhow; else a step makes LibTorch allocate a few times for it.

@@ -13,7 +13,7 @@ namespace tessera {
 /// come within comm.init_timeout_s (the message names them).
 Mesh init(const CommConfig& comm = {});
 
-/// The same, with everything that a strategy needs of a process before its model is made: `comm`, and
+/// Does the same, with everything that a strategy needs before the model is made: `comm`, and
 /// memory.tensor_heap, which serves better the earlier it comes.
 Mesh init(const Strategy& strategy);
 

@@ -25,7 +25,7 @@ enum class MemoryCategory {
   kRecords,
   kCheckpoint,   ///< the copy that an asynchronous save writes ("checkpoint.async"), in host memory
   kActivations,  ///< saved tensors of forward, on their way to and from their tier ("offload.activations"), on the CPU
-  kFeedback,     ///< what rounding took from gradients on the wire ("compression.error_feedback"), fp32
+  kFeedback,     ///< rounding errors of gradients on the wire ("compression.error_feedback"), fp32
   /// host memory of a rank that trains on a GPU. Tier "host": all records, and what gradients and parameters need there
   /// if the CPU updates them. Tier "nvme": records on their way to or from the disk or cached, parameters on their way
   /// to gathers, and slots of activations. "durable": slots of commits

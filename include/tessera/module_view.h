@@ -30,7 +30,7 @@ namespace tessera {
 /// The view holds the program's own TensorImpls and has no forward. Units are gathered because operators touch their
 /// parameters, whoever calls the operators. Everything that goes by names (units, groups, set_trainable, save_weights,
 /// checkpoints) uses the names given here. A tensor under two names is a tied parameter. Add everything before an
-/// Engine is made of it.
+/// Engine is made for it.
 ///
 /// Errors are tessera::Error (64), and then nothing was added.
 class ModuleView : public torch::nn::Module {

@@ -21,14 +21,14 @@ using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<a
 ///
 /// `function` must compute the same both times: it may not depend on state that it changes. Backward throws c10::Error
 /// if the second run saves fewer tensors, or tensors of other shapes, types or devices, or some that require gradients
-/// where they did not. It throws too if something saved was written in place since, as without checkpoint. What the
-/// function reads and does not save (a bias) is not watched. Code behind the last operator that needs a backward runs
-/// once only. The second run ends by an exception that is no std::exception.
+/// where they did not. It throws too if something saved was written in place since, as without checkpoint. Values that
+/// the function reads and does not save (a bias) are not checked. Code behind the last operator that needs a backward
+/// runs once only. The second run ends by an exception that is no std::exception.
 ///
 /// Backward may run several times (retain_graph); each time runs `function` again.
 std::vector<at::Tensor> checkpoint(const TensorFunction& function, const std::vector<at::Tensor>& inputs);
 
-/// The same for one input and one output.
+/// Does the same for a function with one input and one output.
 at::Tensor checkpoint(const std::function<at::Tensor(const at::Tensor&)>& function, const at::Tensor& input);
 
 }  // namespace tessera

@@ -49,7 +49,7 @@ struct ImportOptions {
 /// step, or under Gathered. Nothing has changed then, unless the message says otherwise.
 void import_safetensors(Engine& engine, const std::filesystem::path& path, const ImportOptions& options = {});
 
-/// The same for a module without an Engine: its tensors keep their dtypes. Not collective. After a failed read (74)
+/// Loads into a module without an Engine, whose tensors keep their dtypes. Not collective. After a failed read (74)
 /// some tensors have the file's values.
 void import_safetensors(torch::nn::Module& module, const std::filesystem::path& path,
                         const ImportOptions& options = {});

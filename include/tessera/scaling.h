@@ -2,7 +2,7 @@
 
 namespace tessera {
 
-/// What Gustafson's law ("Reevaluating Amdahl's law", 1988) says of a run whose ranks communicate for a share s of
+/// What Gustafson's law ("Reevaluating Amdahl's law", 1988) says about a run whose ranks communicate for a share s of
 /// their time, s = T_comm / (T_comp + T_comm) (StepResult::communication_share). Each rank has work of its own, so the
 /// work grows with the ranks. These are pure functions, for any thread. `ranks` is P, 1 or more.
 

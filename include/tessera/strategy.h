@@ -37,7 +37,7 @@ enum class OptimizerType {
 /// formulas.
 enum class LrScheduleType { kConstant, kLinear, kCosine, kOneCycle, kInverseSqrt, kWsd, kManual };
 
-/// What a larger batch makes of the learning rate.
+/// How a larger batch changes the learning rate.
 enum class BatchScaling {
   kLinear,      ///< "linear": lr x (global batch / base_batch_size) (arXiv 1706.02677)
   kSquareRoot,  ///< "square_root": lr x sqrt(global batch / base_batch_size) (arXiv 1404.5997)
@@ -118,8 +118,8 @@ class OrDefault {
     return result;
   }
 
-  /// The value. If it was left out: the default of the type for which defaults were filled in last, which is adamw's at
-  /// first.
+  /// Returns the value. If it was left out: the default of the type for which defaults were filled in last, which is
+  /// adamw's at first.
   constexpr operator T() const { return value_; }  // NOLINT: so that it is read as the value
   /// Whether the program gave the value.
   constexpr bool is_given() const { return is_given_; }
@@ -216,7 +216,7 @@ struct LrScheduleConfig {
   double warmup_share = 0.3;     ///< one_cycle: share of total_steps spent rising
   double warmup_from = 0.0;  ///< rate at step 0 as a share of the peak; 0: the first of warmup_steps + 1 equal steps
   std::int64_t base_batch_size = 0;  ///< > 0: the rate grows with the global batch, which has this size at optimizer.lr
-  BatchScaling batch_scaling = BatchScaling::kLinear;  ///< how it grows
+  BatchScaling batch_scaling = BatchScaling::kLinear;  ///< how the rate grows with the batch
 };
 
 /// Limits and kinds of a rank's memory.
@@ -244,7 +244,7 @@ struct OffloadedState {
 
 /// Who updates a GPU's masters and moments that lie in its host's memory. Results have the same bits.
 enum class OffloadedStep {
-  kAuto,  ///< "auto": whoever a measurement finds faster when the Engine is made; the log shows the figures
+  kAuto,  ///< "auto": the place that a measurement finds faster when the Engine is made; the log shows the figures
   /// "cpu": the host's CPU, where the state lies. Sums of gradients are copied there, and new parameters to the GPU
   kCpu,
   kGpu,  ///< "gpu": each step copies the records to the GPU and back
@@ -269,7 +269,7 @@ struct OffloadConfig {
   /// (MemoryPlan::queue_depth).
   std::optional<std::int64_t> queue_depth;
   bool verify = false;                        ///< true: records are hashed when written, and compared when read
-  OffloadedStep step = OffloadedStep::kAuto;  ///< who updates masters and moments on tier kHost
+  OffloadedStep step = OffloadedStep::kAuto;  ///< the processor that updates masters and moments on tier kHost
   /// Where tensors lie that forward saves for backward: kMemory, kHost or kNvme.
   Tier activations = Tier::kMemory;
   std::int64_t activations_min_bytes = 1 << 20;  ///< "min": smaller saved tensors stay in memory
@@ -364,7 +364,7 @@ struct DurableConfig {
 enum class CompressedAxes { kBoth, kReplicate, kShard };
 
 // Methods of compression (CompressionConfig::method), each with its numbers: how gradients are summed from less than
-// all of them. One that keeps gradients adds what a rank did not send to its next ones (error feedback).
+// all of them. A method that keeps gradients adds what a rank did not send to its next contribution (error feedback).
 
 /// "none": all gradients go, as CompressionConfig::gradients and sums say.
 struct NoMethodConfig {
@@ -381,7 +381,8 @@ struct PowerSgdConfig {
 struct TopKConfig {
   static constexpr bool kKeepsGradients = true;
   double fraction = 0.01;  ///< the share of each unit's gradients that is sent
-  double momentum = 0;     ///< above 0: that of the momentum that a rank sends in place of gradients (arXiv 1712.01887)
+  /// above 0: the rank sends momentum with this factor in place of gradients (arXiv 1712.01887)
+  double momentum = 0;
 };
 
 /// "random_k": ranks send some gradients, others in each step, the same on all ranks.
@@ -404,7 +405,7 @@ struct SignFeedbackConfig {
 /// "one_bit": contributions and sums both go as one bit an element, both with error feedback (arXiv 2102.02888).
 struct OneBitConfig {
   static constexpr bool kKeepsGradients = true;
-  double momentum = 0;  ///< above 0: that of the momentum that ranks send in place of gradients, as 1-bit Adam does
+  double momentum = 0;  ///< above 0: ranks send momentum with this factor in place of gradients, as 1-bit Adam does
 };
 
 /// "qsgd": gradients go as levels of the norm of their neighbours, rounded stochastically (QSGD, arXiv 1610.02132).
@@ -431,16 +432,16 @@ using CompressionMethod = std::variant<NoMethodConfig, PowerSgdConfig, TopKConfi
                                        SignFeedbackConfig, OneBitConfig, QsgdConfig, TernGradConfig, CommHookConfig>;
 
 /// Gradients in fewer bits, where they go over a network: a rank's contribution is compressed once, sums are made in
-/// fp32. What ranks of one host pass to each other through shared memory stays as it is.
+/// fp32. Data that ranks of one host exchange through shared memory is not compressed.
 struct CompressionConfig {
-  WireForm gradients = WireForm::kPlain;  ///< what ranks send to be summed
+  WireForm gradients = WireForm::kPlain;  ///< codec of the gradients that ranks send
   WireForm sums = WireForm::kPlain;       ///< sums that ranks get from each other, where gradients are not sharded
   WireForm gathers = WireForm::kPlain;    ///< parameters that ranks get from each other
   CompressedAxes axes = CompressedAxes::kBoth;
-  bool error_feedback = false;  ///< what rounding took from a contribution is added to the next step's
+  bool error_feedback = false;  ///< whether the rounding error of a contribution is added to that of the next step
   CompressionMethod method = {};
-  bool restore_skipped = false;  ///< a step that is skipped gives back what was kept before it
-  std::int64_t start_step = 0;   ///< so many steps are made without `method`, first
+  bool restore_skipped = false;  ///< whether a skipped step restores the residuals from before it
+  std::int64_t start_step = 0;   ///< number of steps at the start that are made without `method`
 
   bool has_method() const { return !std::holds_alternative<NoMethodConfig>(method); }
 };
@@ -456,7 +457,7 @@ enum class SyncType {
   kHogwild,          ///< the same in one copy of the parameters, which all read meanwhile; no locks (arXiv 1106.5730)
 };
 
-/// What the age of a gradient does to it. Its age is the number of updates that its shard got from others since this
+/// How the age of a gradient changes it. Its age is the number of updates that its shard got from others since this
 /// rank pulled the values with which the gradient was made.
 enum class AgeScale {
   kNone,     ///< nothing
@@ -566,7 +567,7 @@ struct Strategy {
   /// Reads and checks a strategy file. Throws tessera::Error: 66 or 77 if the file cannot be read; 78 with *all* errors
   /// in the file, one a line: `file:line:column: /json/pointer: what is wrong, what is allowed, did you mean`.
   static Strategy from_file(const std::filesystem::path& path);
-  /// The same for text. `name` stands for the file in messages.
+  /// Does the same for text. `name` stands for the file in messages.
   static Strategy from_json(const std::string& text, const std::string& name = "strategy");
 
   /// The resolved strategy as JSON, every key present: what the run really used.

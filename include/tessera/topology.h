@@ -18,7 +18,7 @@ struct Topology {
   std::string master_addr = "127.0.0.1";  ///< address and TCP port of the rendezvous
   int master_port = 29500;
   std::string run_id;        ///< TORCHELASTIC_RUN_ID, SLURM_JOB_ID, ...: keeps two jobs apart
-  int restart_count = 0;     ///< how often the launcher has restarted the job
+  int restart_count = 0;     ///< number of restarts of the job by the launcher
   bool agent_store = false;  ///< torchrun's agent, or torch.distributed, serves the store: every rank is a client
 
   /// Number of hosts; every host has the same number of ranks.

@@ -79,13 +79,13 @@ struct LoadOptions {
 /// TorchScript program, HDF5, GGUF ...); 64 the module has no memory yet (deferred_init): load into its Engine then.
 void load_weights(torch::nn::Module& module, const std::filesystem::path& path, const LoadOptions& options = {});
 
-/// The same for a ModuleHolder such as one made by TORCH_MODULE.
+/// Does the same for a ModuleHolder, such as one made by TORCH_MODULE.
 template <class Holder, class = std::enable_if_t<std::is_base_of_v<torch::detail::ModuleHolderIndicator, Holder>>>
 void load_weights(const Holder& holder, const std::filesystem::path& path, const LoadOptions& options = {}) {
   load_weights(static_cast<torch::nn::Module&>(*holder.ptr()), path, options);
 }
 
-/// The same for tensors of a program that has no module, by name. A tensor under two names is tied.
+/// Does the same for tensors of a program that has no module, by name. A tensor under two names is tied.
 void load_weights(const std::vector<std::pair<std::string, at::Tensor>>& tensors, const std::filesystem::path& path,
                   const LoadOptions& options = {});
 

@@ -32,7 +32,7 @@ bool supports(InstructionSet set);
 /// The widest variant that this processor can run.
 InstructionSet best_instruction_set();
 
-/// "portable", "avx2" or "avx512".
+/// Returns "portable", "avx2" or "avx512".
 std::string_view name_of(InstructionSet set);
 
 }  // namespace tessera

@@ -6,10 +6,10 @@
 
 namespace tessera {
 
-/// What a checkpoint keeps of a LossScaler.
+/// The part of a LossScaler that a checkpoint keeps.
 struct LossScalerState {
   float scale = 1.0f;
-  std::int64_t finite_steps = 0;    ///< since the scale last changed, or since the last overflow
+  std::int64_t finite_steps = 0;    ///< finite steps since the scale last changed, or since the last overflow
   std::int64_t overflow_steps = 0;  ///< overflows in a row, up to now
 };
 

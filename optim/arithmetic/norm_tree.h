@@ -54,11 +54,11 @@ void for_each_norm_node(const NormRun& run, const Visit& visit) {
   }
 }
 
-/// One node that a rank sends, for where its tensor's tree is put together.
+/// One node that a rank sends, with its place in the tree of its tensor.
 struct NormLink {
   std::uint32_t part = 0;    ///< rank's part that sends it
   std::uint32_t slot = 0;    ///< index among the sums that the part sends
-  std::uint32_t merges = 0;  ///< how many times it and the nodes before it become their parent
+  std::uint32_t merges = 0;  ///< how often it is joined with the node before it to their parent
 };
 
 /// The sum over a tensor whose nodes are `links[0, count)`: all of them, in block order. `sum_of(link)` is the node's

@@ -12,7 +12,7 @@ namespace tessera {
 // The arithmetic of outer steps ("sync", engine/step/outer_steps.h): what one pass does to one element. Host loops
 // (optim/outer_pass.h) and a GPU's kernels (optim/cuda/device_outer.h) read it from here, so both give the same bits.
 
-/// What a pass makes of each element; w, m and o are elements of OuterRun's `weights`, `momentum` and `own`.
+/// What a pass does with each element; w, m and o are elements of OuterRun's `weights`, `momentum` and `own`.
 enum class OuterWork : std::uint8_t {
   kTake,       ///< w = value
   kGradients,  ///< value = w - o, this replica's outer gradient
@@ -27,18 +27,18 @@ enum class OuterWork : std::uint8_t {
 /// SyncConfig's numbers (tessera/strategy.h) as passes take them.
 struct OuterRule {
   float lr = 0, momentum = 0, mix = 0;
-  float replicas = 1;  ///< how many there are
+  float replicas = 1;  ///< number of replicas
 };
 
-/// One pass over `numel` elements. All memory is of the place that computes, and a pass touches only what its work
-/// names.
+/// One pass over `numel` elements. All memory belongs to the device that computes, and a pass uses only the fields that
+/// its work names.
 struct OuterRun {
   OuterWork work = OuterWork::kMean;
   std::size_t numel = 0;
   float* values = nullptr;
   const float* own = nullptr;  ///< kGradients: this replica's weights; may be `values`
   float* weights = nullptr;    ///< outer weights
-  float* momentum = nullptr;   ///< the outer optimizer's
+  float* momentum = nullptr;   ///< momentum of the outer optimizer
   OuterRule rule;
   float factor = 1;  ///< kScale
 };

@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-/// One number where Simd has a register of them: what a GPU thread computes with. It has the same operations and gives
+/// Has one number, like Simd with one lane. A GPU thread computes with it. It has the same operations and gives
 /// the same bits.
 struct ScalarLane {
   static constexpr std::size_t kWidth = 1;

@@ -128,7 +128,7 @@ struct Simd {
 #endif
     if constexpr (kVectors == 1) return __builtin_convertvector(x[0], Narrow<T>);
   }
-  /// The upper 16 bits of each element, in order: what a shift and `narrow` make, in fewer instructions.
+  /// Returns the upper 16 bits of each element, in order, as a shift and `narrow` would, in fewer instructions.
   static TESSERA_ALWAYS_INLINE Words tops_in_order(const BitGroup& x) {
 #if defined(__AVX2__)
     if constexpr (kLanes == 8) return in_order(tops(x));
@@ -148,7 +148,7 @@ struct Simd {
     return narrow<std::uint16_t>(shifted);
   }
   static TESSERA_ALWAYS_INLINE Words tops(const BitGroup& x) { return words<16>(x); }
-  /// The low 8 bits of each element of what `words` made, in order.
+  /// Returns the low 8 bits of each element of the result of `words`, in order.
   template <class T>
   static TESSERA_ALWAYS_INLINE Narrow<T> bytes(Words x) {
 #if defined(__AVX512BW__)
@@ -189,7 +189,7 @@ struct Simd {
 
   // A fused multiply-add gives the same bits as two operations if one of the two roundings has nothing to round.
 
-  /// x + y * factor. REQUIRES: the product is exact, as it is where the factor is a power of two.
+  /// Returns x + y * factor. REQUIRES: the product is exact, as with a factor that is a power of two.
   static TESSERA_ALWAYS_INLINE Float add_multiple(Float x, Float y, float factor) {
 #if defined(__AVX512F__)
     if constexpr (kLanes == 16) return Float(_mm512_fmadd_ps(__m512(y), __m512(Float{} + factor), __m512(x)));
@@ -232,7 +232,7 @@ struct Simd {
     return lanes;
   }
 
-  /// `lanes`, with zeros where one of the numbers is a NaN.
+  /// Returns `lanes`, with zeros where one of the numbers is a NaN.
   static TESSERA_ALWAYS_INLINE Bits where_ordered(Bits lanes, Float a, Float b) {
 #if defined(__AVX512F__)
     if constexpr (kLanes == 16) {
@@ -245,7 +245,7 @@ struct Simd {
     return lanes & Bits(a == a) & Bits(b == b);
   }
 
-  /// 0, 1, ..., kLanes - 1.
+  /// Returns 0, 1, ..., kLanes - 1.
   static TESSERA_ALWAYS_INLINE Bits lane_numbers() {
     Bits numbers;
     for (int lane = 0; lane < kLanes; ++lane) numbers[lane] = static_cast<std::uint32_t>(lane);

@@ -6,29 +6,29 @@
 
 namespace tessera {
 
-/// SpikeConfig (tessera/strategy.h), plainly.
+/// SpikeConfig (tessera/strategy.h) as plain data.
 struct SpikeRule {
   double factor = 2.0;
-  std::int32_t window = 0;  ///< losses that the median is of; 0: nobody looks for spikes
+  std::int32_t window = 0;  ///< number of losses whose median is taken; 0: spikes are not looked for
 };
 
-/// What stays from step to step beside the losses of the window, which are a ring of `window` numbers.
+/// State that stays from step to step, apart from the losses of the window, which are a ring of `window` numbers.
 struct SpikeState {
   std::int32_t count = 0;     ///< losses that are there
   std::int32_t next = 0;      ///< place of the next one
   std::int64_t in_a_row = 0;  ///< spikes up to the latest step
-  double median = 0;          ///< what the latest loss was compared with; 0 while the window is not full
+  double median = 0;          ///< median with which the latest loss was compared; 0 while the window is not full
 };
 
 enum class SpikeVerdict : std::int32_t {
   kNone,
   kSpike,     ///< the step is to be skipped
-  kChanged,   ///< it would be one, but so were those before it: the window begins anew
+  kChanged,   ///< it would be a spike, but the losses before it were spikes too, so the window begins anew
   kNegative,  ///< the loss is below 0, so the median says nothing about it: an error
 };
 
-/// The verdict on a step's loss. A GPU makes it by itself, to the same bits. `median`: the full window's; any number
-/// while it is not full.
+/// The verdict on a step's loss. A GPU makes it by itself, to the same bits. `median`: the median of the full window;
+/// any number while it is not full.
 TESSERA_ALWAYS_INLINE SpikeVerdict spike_verdict(const SpikeRule& rule, const SpikeState& state, double median,
                                                  double loss) {
   if (rule.window == 0) return SpikeVerdict::kNone;

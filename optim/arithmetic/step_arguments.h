@@ -12,7 +12,7 @@ namespace tessera {
 /// How a loop keeps the weights of its parameters.
 enum class WeightFormat {
   kF32,         ///< fp32 master, which is the parameter
-  kF32AndF32,   ///< fp32 master, and a copy of it
+  kF32AndF32,   ///< fp32 master, with an fp32 copy
   kF32AndBF16,  ///< fp32 master, and a copy rounded to bf16
   kF32AndF16,   ///< fp32 master, and a copy rounded to fp16
   kSplitBF16,   ///< bf16 parameter, and the master's low 16 bits

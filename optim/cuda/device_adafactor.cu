@@ -43,7 +43,7 @@ __device__ std::size_t adafactor_thread() {
 }
 __device__ std::size_t adafactor_threads() { return static_cast<std::size_t>(gridDim.x) * kAdafactorThreads; }
 
-/// The sum over a warp's lanes; the first lane has it.
+/// Returns the sum over a warp's lanes in the first lane.
 __device__ double joined_lanes(double sum) {
 #pragma unroll
   for (unsigned half = kAdafactorWarp / 2; half > 0; half /= 2) {

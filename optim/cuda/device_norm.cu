@@ -29,8 +29,8 @@ struct SplitMasters {
   }
 };
 
-/// The sum of squares of one block, made by 16 neighbouring threads; the first of them has it. The node has `left`
-/// elements from the block's begin on. It is block_sum of grad_norm.cc.
+/// Returns the sum of squares of one block, computed by 16 neighbouring threads, in the first of them. The node has
+/// `left` elements from the block's begin on. It is block_sum of grad_norm.cc.
 template <class Values>
 __device__ double block_sum(const Values& block, unsigned left) {
   const unsigned lane = threadIdx.x % kLanes;

@@ -7,11 +7,11 @@
 
 namespace tessera::cuda {
 
-/// What NormSums (grad_norm.h) does, on the GPU, for all buffers: one pass over them at the speed of their memory, and
-/// a small launch for nodes of more than a tile. It gives the same bits as the CPU.
+/// Does on the GPU what NormSums (grad_norm.h) does, for all buffers: one pass over them at the speed of their memory,
+/// and a small launch for nodes of more than a tile. It gives the same bits as the CPU.
 cudaError_t norm_sums(const NormTables& tables, cudaStream_t stream);
 
-/// What NormTotals::add_up does, on the GPU: makes `squares` and `sum_of_squares` from the messages of all ranks.
+/// Does on the GPU what NormTotals::add_up does: makes `squares` and `sum_of_squares` from the messages of all ranks.
 cudaError_t norm_totals(const StepTables& tables, cudaStream_t stream);
 
 }  // namespace tessera::cuda

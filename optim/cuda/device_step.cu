@@ -79,7 +79,7 @@ __device__ void find_middle(const double* losses, int window, double* middle) {
   }
 }
 
-/// What the step does, from the messages that were read; the same for every thread.
+/// The decision about the step, made from the messages. It is the same for every thread.
 struct Verdict {
   double norm, lr, loss;
   float gradient_scale;
@@ -326,8 +326,8 @@ struct Update {
   }
 };
 
-/// Calls `body(constants)`. The flags that choose between two formulas are known to the compiler there, so that an
-/// element computes one of them.
+/// Calls `body(constants)`. There the compiler knows the flags that choose between two formulas, so an element computes
+/// only one of them.
 template <class Constants, class Body>
 __device__ __forceinline__ void with_known_formula(const Constants& c, const Body& body) {
   if constexpr (requires { c.decoupled; }) {

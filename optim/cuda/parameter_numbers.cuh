@@ -11,7 +11,7 @@ __device__ __forceinline__ const GroupNumbers* group_of(const StepTables& t, uns
   return number == 0 ? nullptr : &t.group_numbers[number - 1];
 }
 
-/// The parameter's rate, if everybody's is `lr`.
+/// Returns the parameter's rate, if the common rate is `lr`.
 __device__ __forceinline__ float rate_of(const StepTables& t, unsigned p, double lr) {
   const GroupNumbers* const group = group_of(t, p);
   if (group == nullptr) return static_cast<float>(lr);

@@ -16,7 +16,8 @@ namespace {
 // their loads alone would not keep memory busy. A warp therefore copies the block that comes next into shared memory
 // while it computes one (double buffering). Such a copy goes on without the thread and takes no registers.
 
-/// What the update reads of a block's 256 elements, on its way or there. All states have 8 bits.
+/// The values of a block's 256 elements that the update reads. They are in shared memory, or being copied there. All
+/// states have 8 bits.
 template <class Rule, WeightFormat kWeights>
 struct StagedBlock {
   static constexpr bool kIsSplit = kWeights == WeightFormat::kSplitBF16;
@@ -83,10 +84,10 @@ class StagedBlocks {
   }
   /// Waits for the block whose copy was begun last, and begins the copy of the one from `next` on.
   __device__ __forceinline__ void move_on(const StepArguments& a, std::size_t next) {
-    __syncwarp();  // all have read what is overwritten now
+    __syncwarp();  // all threads have read the values that are now overwritten
     begin(a, next);
     __pipeline_wait_prior(1);
-    __syncwarp();  // what other threads copied must be there too
+    __syncwarp();  // copies of other threads must have arrived too
   }
   __device__ __forceinline__ StepArguments current() { return mine_[coming_].arguments(); }
 

@@ -199,8 +199,7 @@ void update_loop(const typename Rule::Constants& constants, const StepArguments&
   if constexpr (!kIsNarrow) {
     for_groups<V>(0, a.numel, move);
   } else {
-    // Each body stands here as rarely as it can, since a compiler makes a copy of it in each place, for each rule and
-    // format.
+    // Each body stands in as few places as possible, since the compiler makes a copy for each place, rule and format.
     constexpr std::size_t kBlock = kStateBlock;
     std::size_t narrow = 0;  // elements
     for (std::size_t begin = 0;; begin += kBlock) {

@@ -7,12 +7,13 @@
 
 namespace tessera {
 
-/// One instruction set's variants of the loops (step_kernel.h).
+/// The variants of the loops (step_kernel.h) for one instruction set.
 struct StepLoops {
   /// [StepRule]: the rule's pass over a run. kLamb writes its directions in place of a copy of the weights
   /// (WeightFormat::kF32).
   void (*update[kStepRules])(const RuleConstants& constants, const StepArguments& arguments);
-  /// Moves Muon's momentum, and writes what is to be made orthogonal in place of the weights (WeightFormat::kF32).
+  /// Moves Muon's momentum, and writes the matrix that will be made orthogonal in place of the weights
+  /// (WeightFormat::kF32).
   void (*muon_direction)(const MuonMomentumConstants& constants, const StepArguments& arguments);
   /// Write the masters to `masters` [numel], and take new ones from StepArguments::gradient, as a rule's pass would:
   /// averages move along.

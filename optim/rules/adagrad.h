@@ -4,7 +4,7 @@
 
 namespace tessera {
 
-/// What AdagradRule's formula needs.
+/// The constants of AdagradRule's formula.
 struct AdagradConstants {
   float l2;  ///< g += l2 * p
   float lr;  ///< lr / (1 + (t - 1) * lr_decay)

@@ -16,7 +16,7 @@ TESSERA_ALWAYS_INLINE double power(double base, std::int64_t exponent) {
   return result;
 }
 
-/// What AdamRule's formula needs, so that an element costs one square root and one division.
+/// The constants of AdamRule's formula. With them an element costs one square root and one division.
 struct AdamConstants {
   float l2;               ///< adam: g += l2 * p; unused by adamw
   float decay;            ///< adamw: p *= decay, which is 1 - lr * weight_decay
@@ -25,8 +25,8 @@ struct AdamConstants {
   float one_minus_beta2;
   float step_size;  ///< p -= step_size * m / (sqrt(v) + eps): lr * sqrt(1 - beta2^t) / (1 - beta1^t)
   float eps;        ///< eps * sqrt(1 - beta2^t)
-  bool decoupled;   ///< adamw's weight decay, not adam's
-  bool frozen;      ///< v only grows: to (g * g) * one_minus_beta2, where that is more
+  bool decoupled;   ///< weight decay of adamw, not of adam
+  bool frozen;      ///< v only grows: it becomes (g * g) * one_minus_beta2 if that is larger
 };
 
 /// Adam (Kingma and Ba, arXiv 1412.6980, algorithm 1) and AdamW (Loshchilov and Hutter, arXiv 1711.05101,
@@ -44,8 +44,8 @@ struct AdamConstants {
 ///
 /// After `freeze_step` steps of a parameter (0: never) its second moments and their bias correction stay, as 1-bit Adam
 /// (Tang et al., arXiv 2102.02888) wants it: sums of compressed gradients are right on average, their squares are not.
-/// A second moment that is less than a single gradient alone would have made it becomes that, v = max(v, (1 - beta2) *
-/// g * g): an element that had no gradients by then would otherwise move by lr * m / eps.
+/// A second moment grows to the value that the present gradient alone would give it, v = max(v, (1 - beta2) * g * g).
+/// Otherwise an element that had no gradients before the freeze would move by lr * m / eps.
 struct AdamRule {
   using Constants = AdamConstants;
   static constexpr int kStates = 2;
@@ -71,7 +71,7 @@ struct AdamRule {
     return c;
   }
 
-  /// The kind that nearly every step is: adamw's, and not frozen. Loops are compiled once more for these alone.
+  /// Whether a step is of the usual kind: adamw, and not frozen. Loops are compiled once more for these alone.
   static TESSERA_ALWAYS_INLINE bool is_usual(const Constants& c) { return c.decoupled && !c.frozen; }
   static TESSERA_ALWAYS_INLINE void make_usual(Constants& c) {
     c.decoupled = true;

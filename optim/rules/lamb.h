@@ -4,7 +4,7 @@
 
 namespace tessera {
 
-/// What LambDirectionRule's formula needs.
+/// The constants of LambDirectionRule's formula.
 struct LambConstants {
   AdamConstants adam;  ///< constants for a rate of 1
   float decay;         ///< weight_decay

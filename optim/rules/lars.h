@@ -4,7 +4,7 @@
 
 namespace tessera {
 
-/// What LarsRule's formula needs.
+/// The constants of LarsRule's formula.
 struct LarsConstants {
   float l2;  ///< weight_decay
   float momentum;

@@ -4,11 +4,11 @@
 
 namespace tessera {
 
-/// What LionRule's formula needs.
+/// The constants of LionRule's formula.
 struct LionConstants {
   float decay;            ///< p *= decay, which is 1 - lr * weight_decay
-  float one_minus_beta1;  ///< the direction's
-  float one_minus_beta2;  ///< that of the momentum that stays
+  float one_minus_beta1;  ///< for the direction
+  float one_minus_beta2;  ///< for the momentum that is kept
   float lr;
 };
 

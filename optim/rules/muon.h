@@ -4,7 +4,7 @@
 
 namespace tessera {
 
-/// What MuonMomentumRule's formula needs.
+/// The constants of MuonMomentumRule's formula.
 struct MuonMomentumConstants {
   float momentum;
   float one_minus_momentum;

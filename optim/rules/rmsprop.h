@@ -4,7 +4,7 @@
 
 namespace tessera {
 
-/// What RmspropRule's formula needs.
+/// The constants of RmspropRule's formula.
 struct RmspropConstants {
   float l2;     ///< g += l2 * p
   float alpha;  ///< square = square * alpha + (g * g) * one_minus_alpha

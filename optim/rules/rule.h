@@ -21,7 +21,7 @@ enum class StateCode {
 struct RuleNumbers {
   double beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, momentum = 0, dampening = 0, alpha = 0, lr_decay = 0;
   std::int64_t freeze_step = 0;
-  bool is_decoupled = false;  ///< weight decay is adamw's, not adam's
+  bool is_decoupled = false;  ///< weight decay of adamw, not of adam
   bool is_nesterov = false;
   bool is_centered = false;
 };

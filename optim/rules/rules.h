@@ -22,7 +22,7 @@ enum class StepRule {
 };
 inline constexpr int kStepRules = 7;
 
-/// The constants of one rule, for one parameter in one step. Whoever has them must know the rule.
+/// The constants of one rule, for one parameter in one step. The code that reads them must know the rule.
 union RuleConstants {
   AdamConstants adam;
   SgdConstants sgd;

@@ -4,7 +4,7 @@
 
 namespace tessera {
 
-/// What SgdRule's formula needs.
+/// The constants of SgdRule's formula.
 struct SgdConstants {
   float l2;        ///< g += l2 * p
   float decay;     ///< p *= decay: 1, unless weight decay is decoupled

@@ -22,7 +22,7 @@ class ABSL_LOCKABLE Mutex {
 
   void lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() { mutex_.lock(); }
   void unlock() ABSL_UNLOCK_FUNCTION() { mutex_.unlock(); }
-  /// Tells Clang that the caller holds the mutex where Clang cannot see it: in functions that somebody else calls back.
+  /// Tells Clang that the caller holds the mutex where Clang cannot see it: in functions that other code calls back.
   /// It does nothing.
   void expect_held() const ABSL_ASSERT_EXCLUSIVE_LOCK() {}
 
@@ -55,7 +55,7 @@ class CondVar {
     changed_.wait(lock);
     lock.release();
   }
-  /// The same, but no later than `deadline`. Returns false once the deadline has passed.
+  /// Waits likewise, but no later than `deadline`. Returns false once the deadline has passed.
   bool wait_until(Mutex& mutex, std::chrono::steady_clock::time_point deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock lock(mutex.mutex_, std::adopt_lock);
     const bool is_in_time = changed_.wait_until(lock, deadline) == std::cv_status::no_timeout;

@@ -25,7 +25,7 @@ Recorder& recorder() {
   return recorder;
 }
 
-/// This thread's number.
+/// Returns this thread's number.
 int thread_number(Recorder& recorder) ABSL_EXCLUSIVE_LOCKS_REQUIRED(recorder.mutex) {
   thread_local int number = -1;
   if (number < 0) number = recorder.threads++;

@@ -25,7 +25,7 @@ enum class Operation : std::uint32_t {
 /// Name as messages show it: "all_gather".
 std::string_view name_of(Operation operation);
 
-/// What a rank says about a collective that it enters. All ranks of a group must say the same: it is the call's
+/// The description of a collective that a rank enters. All ranks of a group must say the same: it is the call's
 /// signature. It is plain data of whole 64-bit words, because it travels through shared memory word by word.
 struct CallSignature {
   static constexpr std::size_t kLabelBytes = 64;

@@ -28,7 +28,7 @@ constexpr auto kOften = 10s;  // time in which ranks exchange at each look
 // time for others to hear the verdict; longer than an exchange every second takes
 constexpr auto kForOthersToHear = 2s;
 constexpr auto kForTheProgram = 4s;                  // time in which the program must leave a call that has failed
-constexpr auto kForOutside = 500ms;                  // the same for a call of another library, which has not failed
+constexpr auto kForOutside = 500ms;                  // time for a call of another library, which has not failed
 constexpr char kWithOutside = '+', kOwnAlone = '-';  // the first character of a verdict in the store
 // age at which news of other libraries' calls is stale; less than kLong
 constexpr auto kFresh = 2s;
@@ -81,7 +81,7 @@ void GroupCalls::enter(std::uint64_t call) {
 // Remembers a thread that makes calls. The thread that made the group counts until some thread calls it.
 void GroupCalls::note_thread(int thread, bool forget_others) {
   thread_.store(thread, std::memory_order_relaxed);
-  std::size_t place = kThreads - 1;  // the latest thread takes the last place if there are more than that
+  std::size_t place = kThreads - 1;  // with more threads than places, the latest thread takes the last place
   for (std::size_t i = 0; i < kThreads; ++i) {
     if (forget_others) threads_[i].store(0, std::memory_order_relaxed);
     const int known = threads_[i].load(std::memory_order_relaxed);
@@ -143,7 +143,7 @@ static bool has_outside_wait(const std::vector<WaitReport>& reports) {
   });
 }
 
-/// What one look asks of the store, and the answers.
+/// The questions of one look to the store, and the answers.
 struct CallWatch::Exchange {
   std::string key, own;
   bool writes = false;

@@ -98,8 +98,8 @@ class GroupCalls {
   const Collectives* group_ ABSL_GUARDED_BY(mutex_) = nullptr;
 };
 
-/// What is known of calls that this process makes through another library, by which the same ranks communicate: how far
-/// it is in that library's groups, and in which calls threads have waited for CallWatch::kLong. The Python package
+/// What is known about calls that this process makes through another library, by which the same ranks communicate: how
+/// far it is in that library's groups, and in which calls threads have waited for CallWatch::kLong. The Python package
 /// looks at torch.distributed.
 struct OutsideCalls {
   std::map<std::string, WaitReport::Group> groups;

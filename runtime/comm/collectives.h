@@ -131,8 +131,8 @@ struct ReduceOptions {
   /// packs.
   WireForm contributions = WireForm::kPlain;
   WireForm sums = WireForm::kPlain;  ///< codec of all_reduce for sums that the rank that made them sends to the others
-  /// Error feedback: what rounding took from this rank's earlier contributions is added to this one, and replaced by
-  /// what it takes now (runs that are not finite leave it as it was). It has as many elements as this rank sends
+  /// Error feedback: the rounding error of this rank's earlier contributions is added to this one, and replaced by the
+  /// new error (runs that are not finite do not change it). It has as many elements as this rank sends
   /// (Collectives::compressed_part). Give the same memory at each reduction of the same gradients. Null: none.
   float* feedback = nullptr;
   /// A compressor that makes the sums of fp32 instead, if compressed_part() is not 0. The codecs and `feedback` then
@@ -141,7 +141,7 @@ struct ReduceOptions {
   SumMethod* method = nullptr;
 };
 
-/// What a gather moves, and how it is sent.
+/// The options of a gather: its elements, and the codec on the wire.
 struct GatherOptions {
   DType dtype = DType::kU8;  ///< dtype of the elements; those that are not fp32, bf16 or fp16 are sent unchanged
   /// Codec on the wire, for transports that send over a network; other transports ignore it. A lossy codec gives every
@@ -180,8 +180,8 @@ class Collectives {
   /// The transport's name for people: "host", "thread", "gloo", "nccl", "fake", "hierarchical(host, gloo)", ...
   virtual std::string transport() const = 0;
 
-  /// Whose memory the calls work on: the host's, or that of the GPU with this index. Calls on a GPU are ordered on the
-  /// current stream, and Work::wait makes the current stream wait, not the host.
+  /// The memory on which calls work: that of the host, or that of the GPU with this index. Calls on a GPU are ordered
+  /// on the current stream, and Work::wait makes the current stream wait, not the host.
   static constexpr int kHostMemory = -1;
   virtual int gpu() const { return kHostMemory; }
 

@@ -25,7 +25,7 @@ struct Group {
 
   int size() const { return static_cast<int>(world_ranks.size()); }
   int world_rank(int member) const { return world_ranks[member]; }
-  /// "rank 2"
+  /// Returns a text such as "rank 2".
   std::string who(int member) const { return "rank " + std::to_string(world_ranks[member]); }
   /// This rank, as messages begin: "rank 1/4".
   std::string self() const { return who(rank) + "/" + std::to_string(world_size); }

@@ -153,7 +153,7 @@ const char* tasks_variable(const LauncherVariables& variables) {
 
 /// Reads the step's own list first: sbatch's request does not bind a smaller srun inside it.
 absl::Status read_slurm_local_size(const LauncherVariables& variables, Candidate& c) {
-  std::string other;  // lists that count other tasks than this step's
+  std::string other;  // lists whose numbers do not add up to this step's tasks
   for (const char* name : {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"}) {
     const auto text = variables.text(name);
     if (!text) continue;

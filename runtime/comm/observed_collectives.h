@@ -147,7 +147,7 @@ class ObservedCollectives final : public Collectives {
       }
     }
 
-    std::atomic<bool> is_held = false;  ///< whether a Work holds it
+    std::atomic<bool> is_held = false;  ///< whether a Work holds this place
 
    private:
     Observer* observer_ = nullptr;

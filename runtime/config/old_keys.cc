@@ -17,10 +17,10 @@ constexpr char kGroup[] = "/compression", kMethod[] = "method";
 /// A key of "compression" of 0.1, and what takes its place.
 struct OldKey {
   const char* name;
-  bool chooses;        ///< whether it turned a method on; else it was a number of one
+  bool chooses;        ///< true if the key turned a method on; false if it was a number of a method
   const char* off;     ///< JSON: the value that said nothing
-  const char* types;   ///< compression.method's: the one, or "this or that"; for "sign" its beginning
-  const char* member;  ///< which has the value; null: the value chooses the type
+  const char* types;   ///< types of compression.method: one, or "this or that"; for "sign" the beginning of the name
+  const char* member;  ///< the member that has the value; null: the value chooses the type
 };
 constexpr OldKey kOldKeys[] = {{"power_sgd_rank", true, "0", "power_sgd", "rank"},
                                {"top_k", true, "0", "top_k", "fraction"},
@@ -125,7 +125,7 @@ class Renewal {
   JsonNode& compression_;
   Diagnostics& diagnostics_;
   std::vector<JsonNode> old_;
-  const JsonNode* chosen_ = nullptr;  ///< one of old_
+  const JsonNode* chosen_ = nullptr;  ///< points to an entry of old_
   std::string type_;
   JsonNode method_;
 };

@@ -14,14 +14,14 @@ struct OptimizerDefaults {
   MuonLrAdjustment adjust_lr = MuonLrAdjustment::kOriginal;
 };
 
-/// Returns the defaults of a type. `version`: OptimizerConfig::defaults_version; a later one than this program's counts
-/// as this program's.
+/// Returns the defaults of a type. `version`: OptimizerConfig::defaults_version; a version later than this program's
+/// counts as this program's.
 OptimizerDefaults defaults_of(OptimizerType type, std::int64_t version = OptimizerConfig::kDefaultsVersion);
 
 /// A key that a strategy leaves out and that had another default before.
 struct ChangedDefault {
   std::string key;          ///< "optimizer.weight_decay"
-  std::string now, before;  ///< JSON values: this version's and version 1's
+  std::string now, before;  ///< default values as JSON, of this version and of version 1
 };
 
 /// Returns the changed keys that the optimizer's rule reads, in the order of docs/strategy.md.

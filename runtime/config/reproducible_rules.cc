@@ -8,8 +8,8 @@
 #include "runtime/config/strategy_keys.h"
 #include "runtime/config/strategy_names.h"
 
-// What "reproducible" excludes: all that makes a step's numbers depend on how many ranks there are. What depends on the
-// mesh and the device is refused where the Engine plans (engine/memory/expect_reproducible.h).
+// Lists what "reproducible" excludes: all that makes a step's numbers depend on the number of ranks. Combinations that
+// depend on the mesh and the device are refused when the Engine plans (engine/memory/expect_reproducible.h).
 
 namespace tessera {
 namespace {

@@ -10,7 +10,7 @@ namespace tessera {
 /// Returns the JSON schema (draft 7). It says what each key may hold; it cannot express contradictions between keys
 /// (see the page).
 std::string strategy_schema();
-/// Returns the reference page, in Markdown.
+/// Returns the text of the reference page in Markdown.
 std::string strategy_reference();
 /// Returns a strategy file that the page shows, and that a test reads.
 std::string strategy_example();

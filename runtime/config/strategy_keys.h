@@ -24,7 +24,7 @@ std::vector<StrategyKey> compression_keys();
 std::vector<StrategyKey> sync_keys();
 /// Rules of "sync" and of keys that it excludes; strategy_rules.cc has all others.
 std::vector<StrategyRule> sync_rules();
-/// Likewise where "sync" is asynchronous.
+/// Returns the rules for an asynchronous "sync".
 std::vector<StrategyRule> asynchronous_rules();
 /// What "noise_scale" excludes.
 std::vector<StrategyRule> noise_rules();

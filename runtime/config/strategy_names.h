@@ -55,17 +55,17 @@ bool has_betas(OptimizerType type);
 bool has_eps(OptimizerType type);
 bool has_momentum(OptimizerType type);
 bool has_nesterov(OptimizerType type);   ///< OptimizerConfig::nesterov
-bool adapts_layers(OptimizerType type);  ///< adapts rates by the norms of each parameter
+bool adapts_layers(OptimizerType type);  ///< whether the rule adapts rates by the norms of each parameter
 /// Whether it updates whole matrices, or all tensors whole, each on the rank that it is assigned to.
 bool updates_whole_tensors(OptimizerType type);
 /// Whether something of gradients is kept from step to step, by the method or by error feedback.
 bool keeps_gradients(const CompressionConfig& compression);
-/// Whether what the method sends is drawn: it has a seed.
+/// Whether the method draws random numbers, so that it has a seed.
 bool draws_gradients(const CompressionMethod& method);
-/// b, where a method has ranks send momentum b m + (1 - b) g in place of gradients g, and keep what that lacked. Else
-/// 0.
+/// b, where a method has ranks send momentum b m + (1 - b) g in place of gradients g, and keep what that lacked. It is
+/// 0 otherwise.
 double momentum_of_residuals(const CompressionMethod& method);
-/// "top_k, fraction 0.01, momentum 0.9": what the strategy file says of it.
+/// Returns the method's text for messages, such as "top_k, fraction 0.01, momentum 0.9".
 std::string describe(const CompressionMethod& method);
 /// Whether ranks get whole sums of gradients from each other; otherwise every sum has one owner.
 bool gets_whole_sums(const Strategy& strategy);

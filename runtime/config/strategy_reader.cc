@@ -181,7 +181,7 @@ class ValueReader {
     return all_right ? Result(result) : std::nullopt;
   }
 
-  /// What is wrong with a key that objects of this type do not have.
+  /// Returns the error for a key that objects of this type do not have.
   std::string not_of_type(const std::string& name, const VariantType& type) const {
     std::vector<std::string> others;
     for (const VariantType& each : key_.field.types) {

@@ -20,7 +20,7 @@ class StrategyReader {
   explicit StrategyReader(Diagnostics& diagnostics) : diagnostics_(diagnostics) {}
 
   Strategy read(const JsonNode& root);
-  /// The same for a strategy that a program set field by field: a value without effect is no mistake there.
+  /// Checks a strategy that a program set field by field. A value without effect is no mistake there.
   Strategy read_from_code(const JsonNode& root);
 
  private:

@@ -284,7 +284,7 @@ StrategyRule feedback_rule() {
 }
 
 /// Returns the optimizer's smallest momentum among all groups, and its key. Nothing: the rule squares single gradients
-/// or measures them. Infinite: the momentum is the program's.
+/// or measures them. Infinite: the program decides the momentum.
 std::optional<std::pair<double, const char*>> least_momentum(const OptimizerConfig& optimizer) {
   switch (optimizer.type) {
     case OptimizerType::kOwn:
@@ -352,7 +352,7 @@ StrategyRule momentum_rule() {
       }};
 }
 
-/// Where parameters stay in memory, rounded ones would be what is updated next.
+/// If parameters stayed in memory, the next update would read rounded ones.
 StrategyRule gathers_rule() {
   return {{"/compression/gathers", "/strategy"},
           "compression.gathers int8 and int4 go with strategy FULL_SHARD and HYBRID_SHARD.",
@@ -367,7 +367,7 @@ StrategyRule gathers_rule() {
           }};
 }
 
-/// What methods that make sums in a way of their own do not go with.
+/// Makes the rule of combinations that methods with their own sums exclude.
 StrategyRule method_rule() {
   return {
       {"/compression/method", "/compression/gradients", "/compression/sums", "/mixed_precision/param",

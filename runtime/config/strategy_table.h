@@ -40,7 +40,7 @@ struct Choice {
 
 struct StrategyKey;
 
-/// What an object of kind kVariant may be.
+/// One type of an object of kind kVariant.
 struct VariantType {
   std::string name;  ///< value of "type" in the file
   std::string doc;
@@ -88,7 +88,7 @@ struct StrategyKey {
   std::string unit = {};     ///< unit of numbers; empty: a plain number
   std::string default_json;  ///< default; that of optimizer.type adamw if it depends on the type
   std::string example_json;
-  std::string doc;   ///< one line
+  std::string doc;   ///< one line of documentation
   std::string cost;  ///< what raising it (or turning it on) costs
   Condition only_if = {};
   RulesDefault rules_default = {};  ///< empty: the default is default_json, whatever the type
@@ -96,7 +96,7 @@ struct StrategyKey {
   std::string name() const;   ///< "lr"
   std::string group() const;  ///< "/optimizer"; "" at the top
   /// Returns whether the value is the key's default, of this version or of an earlier one. A resolved strategy that
-  /// to_json wrote has all of them.
+  /// to_json wrote has all keys.
   bool says_nothing(const nlohmann::ordered_json& value, const Strategy& strategy) const;
 };
 

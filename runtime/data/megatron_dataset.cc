@@ -107,7 +107,7 @@ absl::Status check_documents(const MappedFile& file, const Index& index) {
 /// The totals of all sequences.
 struct Extent {
   std::int64_t tokens = 0;
-  bool contiguous = true;  ///< whether they lie one after another from byte 0
+  bool contiguous = true;  ///< whether sequences lie one after another from byte 0
 };
 
 absl::StatusOr<Extent> check_sequences(const MappedFile& file, const Index& index, std::int64_t bin_bytes) {
@@ -181,7 +181,7 @@ class MegatronDataset : public TokenDataset {
   MappedFile idx_, bin_;
   Index index_;
   Extent extent_;
-  std::vector<std::int64_t> starts_{0};  ///< [sequences + 1], first token of each; only if not contiguous
+  std::vector<std::int64_t> starts_{0};  ///< [sequences + 1]: first token of each sequence; only if not contiguous
 };
 
 }  // namespace

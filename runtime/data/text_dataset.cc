@@ -58,7 +58,7 @@ class TextDataset : public TokenDataset {
   }
 
   std::string name_;
-  std::vector<MappedFile> files_;        ///< none of them is empty
+  std::vector<MappedFile> files_;        ///< none of the files is empty
   std::vector<std::int64_t> starts_{0};  ///< [files + 1], strictly rising: file i holds [starts_[i], starts_[i + 1])
 };
 

@@ -15,7 +15,7 @@ namespace tessera {
 
 namespace {
 
-/// What methods are made of.
+/// The inputs from which methods are made.
 struct Site {
   const FlatGroup& group;
   GroupShape shape;

@@ -17,18 +17,19 @@ namespace tessera {
 class GradientMethod : public SumMethod {
  public:
   virtual ~GradientMethod() = default;
-  /// The reductions that follow are of this step, counted from 1. 0: it is over, or its gradients were dropped.
+  /// The reductions that follow belong to this step, counted from 1. 0: the step is over, or its gradients were
+  /// dropped.
   virtual void begin_step(std::int64_t) {}
   /// How many residuals of one element a reduction keeps, on `ranks` ranks together.
   virtual std::int64_t holders(std::int64_t ranks) const { return ranks; }
-  /// Adds what it keeps of `group`, whose gradients it sums.
+  /// Adds to `kept` what the method keeps for `group`, whose gradients it sums.
   virtual void add_kept(FlatGroup& group, KeptGradients& kept) const = 0;
 };
 
 /// Throws tessera::Error (64) where compression.method is of type hook and there is no hook, or the other way round.
 void expect_comm_hook(const CompressionConfig& compression, const CommHook* hook);
 
-/// The plan's method for a trainable group; null where its gradients go as they are, or as a program's hook says.
+/// Returns the plan's method for a trainable group. It is null if gradients are sent unchanged, or by a program's hook.
 /// `kept` (zeros; zeros again begin anew) and `work` are as MemoryPlan::method_layout_of says.
 std::unique_ptr<GradientMethod> make_gradient_method(const MemoryPlan& plan, const FlatGroup& group, float* kept,
                                                      float* work);

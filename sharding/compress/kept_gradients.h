@@ -9,14 +9,15 @@
 
 namespace tessera {
 
-/// What this rank keeps of gradients from one step to the next, by where it belongs (MemoryCategory::kFeedback). What
-/// is added to all contributions of an element together is the sum of its residuals over the ranks that hold one.
+/// Residuals of gradients that this rank keeps from one step to the next, by kind (MemoryCategory::kFeedback). For each
+/// element, the sum of its residuals over all ranks is added to the sum of contributions.
 struct KeptGradients {
   enum class What {
-    kContributions,         ///< what this rank's contributions to the sum over the shard axis lacked so far
-    kReplicaContributions,  ///< the same for the sum over the replicate axis
-    kSums,                  ///< what the sums that this rank made and sent to all lacked so far (OneBit)
-    kMomentum,              ///< no residual: of this rank's gradients (TopK), or its share of that of all (OneBit)
+    kContributions,         ///< residual of this rank's contributions to sums over the shard axis
+    kReplicaContributions,  ///< residual of this rank's contributions to sums over the replicate axis
+    kSums,                  ///< residual of the sums that this rank made and sent to all (OneBit)
+    /// no residual but a momentum: of this rank's gradients (TopK), or its share of the momentum of all (OneBit)
+    kMomentum,
   };
   struct Residual {
     FlatGroup* group = nullptr;
@@ -24,7 +25,7 @@ struct KeptGradients {
     Extent run;               ///< a run of the group's flat buffer
     float* values = nullptr;  ///< [run.numel]
   };
-  /// What PowerSGD begins the next step with, of one parameter: the same on every rank.
+  /// The factor of one parameter with which PowerSGD begins the next step. It is the same on every rank.
   struct Factors {
     FlatGroup* group = nullptr;
     std::size_t parameter = 0;
@@ -37,7 +38,7 @@ struct KeptGradients {
   std::int64_t holders = 0;
 };
 
-/// Which elements of a reduction's input a rank rounds, one run behind the other, where it rounds one of `part` parts
+/// Returns the runs of a reduction's input that a rank rounds, in order, if it rounds one of `part` parts
 /// (Collectives::compressed_part). `scatters`: the reduction is a reduce_scatter. Nobody rounds the elements, fewer
 /// than `part`, that an all-reduce leaves over.
 std::vector<Extent> rounded_runs(int rank, int ranks, int part, std::int64_t numel, bool scatters);

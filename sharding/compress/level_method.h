@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// QSGD and TernGrad: each rank's contribution in few levels, rounded stochastically (LevelForm), so that its mean is
-/// what it was. Ranks gather each other's and add them rank by rank, in fp32. Nothing is kept.
+/// QSGD and TernGrad: each rank's contribution in few levels, rounded stochastically (LevelForm), so that its expected
+/// value does not change. Ranks gather each other's and add them rank by rank, in fp32. Nothing is kept.
 class LevelMethod final : public GradientMethod {
  public:
   /// `draws`: this rank's own. `work` [1 + ranks, words of a message].

@@ -14,14 +14,13 @@ namespace tessera {
 /// contribution what its earlier ones lacked, and sends each owner that one's part of it. The owner adds what it gets
 /// rank by rank, in fp32, and what its earlier sums lacked, and sends that to all in the same form.
 ///
-/// 1-bit Adam itself compresses momentum, which is less noisy than gradients, and keeps the variance as it was when
-/// compression began (OptimizerConfig::freeze_step). With momentum b so does this: with M the last sum, a rank's
-/// contribution is b M / ranks + (1 - b) g, and of the new sum M' the gradients become (M' - b M) / (1 - b). An
-/// optimizer whose first moment is b m + (1 - b) g then moves it as M moves, and never by what rounding did to one
-/// gradient alone; its second moments would square that, which is 1 / (1 - b) times as much. b counts once a step: in
-/// further reductions of a step it is 1. M begins at 0, and anew where what is kept does: it decides what is rounded,
-/// and not what is summed. Where gradients are scaled or dropped behind the sum (clipping), the two momenta part by
-/// that.
+/// 1-bit Adam itself compresses momentum, which is less noisy than gradients, and freezes the variance when compression
+/// begins (OptimizerConfig::freeze_step). With momentum b so does this: with M the last sum, a rank's contribution is b
+/// M / ranks + (1 - b) g, and of the new sum M' the gradients become (M' - b M) / (1 - b). An optimizer whose first
+/// moment is b m + (1 - b) g then moves it as M moves, and never by what rounding did to one gradient alone; its second
+/// moments would square that, which is 1 / (1 - b) times as much. b counts once a step: in further reductions of a step
+/// it is 1. M begins at 0, and anew where what is kept does: it decides what is rounded, and not what is summed. Where
+/// gradients are scaled or dropped behind the sum (clipping), the two momenta part by that.
 class OneBit final : public GradientMethod {
  public:
   /// `kept` [numel in whole lines, elements that a rank owns in whole lines; where there is momentum, numel], `work` [2

@@ -38,7 +38,7 @@ absl::Status RandomK::sum(Collectives& group, std::string_view label, float* dat
   auto* const places = reinterpret_cast<std::uint32_t*>(values_ + count_);
   draw(places);
   for (std::size_t i = 0; i < count_; ++i) values_[i] = std::exchange(kept_[places[i]], 0.0f);
-  // Otherwise the value might wait here, and be seen in no sum.
+  // Otherwise the value might stay in the residual, and no sum would show it.
   if (!all_finite(kept_.data(), numel)) values_[0] = std::numeric_limits<float>::quiet_NaN();
   TESSERA_RETURN_IF_ERROR(group.all_reduce(label, values_, DType::kF32, values_, count_).wait());
   std::fill_n(data, numel, 0.0f);

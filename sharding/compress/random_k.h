@@ -11,8 +11,8 @@ namespace tessera {
 /// drawn anew for each reduction, the same on all ranks. So no places travel, and values are summed by an ordinary
 /// all-reduce of fp32; the other elements are kept.
 ///
-/// The buffer is cut into as many stretches as elements are sent, of lengths that differ by one at most, and of each
-/// stretch one element is drawn (what is drawn of gaps sends zeros). An element waits for 1 / share reductions on
+/// The buffer is cut into as many pieces as elements are sent, with lengths that differ by one at most. One element of
+/// each piece is drawn. An element drawn in a gap is sent as zero. An element waits for 1 / share reductions on
 /// average.
 class RandomK final : public GradientMethod {
  public:

@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-/// Times are counts of Clock. A thread that began the stretch may still know of it while another thread drives the
-/// Engine, so members are atomic.
+/// Times are counts of Clock. A wait for data. The thread that began it may still see it while another thread drives
+/// the Engine, so members are atomic.
 struct DataWait::Stretch {
   void end(Clock::time_point now) {
     const Clock::rep begin = began.exchange(kNone);
@@ -22,9 +22,9 @@ struct DataWait::Stretch {
   std::atomic<Clock::rep> began{kNone};
   std::atomic<Clock::rep> waited{0};
   std::atomic<bool> looks{false};
-  std::atomic<bool> is_measured{false};  ///< one began since the last `take`
+  std::atomic<bool> is_measured{false};  ///< whether a wait began since the last `take`
 
-  /// Stretches that this thread began and that may be under way.
+  /// Returns the waits that this thread began and that may not have ended.
   static std::vector<std::shared_ptr<Stretch>>& of_this_thread() {
     thread_local std::vector<std::shared_ptr<Stretch>> all;
     return all;

@@ -10,9 +10,8 @@ namespace tessera {
 ///
 /// A stretch ends with the first operator, on the thread that began it, that reads a parameter of any Engine: a thread
 /// that computes with parameters does not wait for data. OpWatch tells of it. Where no OpWatch lives, nothing is
-/// measured unless `look` was called: then the thread looks at its operators' inputs from the beginning of a stretch to
-/// its end, and not beyond. That makes LibTorch allocate a few times; else no stretch allocates, except for the first
-/// of a thread.
+/// measured unless `look` was called: then the thread looks at its operators' inputs from the beginning of a wait to
+/// its end, and not beyond. LibTorch then allocates a few times. Otherwise only the first wait of a thread allocates.
 class DataWait {
  public:
   using Clock = std::chrono::steady_clock;
@@ -26,11 +25,11 @@ class DataWait {
   /// Measures from now on where no OpWatch lives, too.
   void look();
   bool looks() const;
-  /// This thread is without data from `now` on. No-op during a stretch.
+  /// This thread is without data from `now` on. Does nothing during a wait.
   void begin(Clock::time_point now);
-  /// The stretch is over, if there is one.
+  /// Ends the wait, if there is one.
   void end();
-  /// Returns the seconds of all stretches that ended since the last call; NaN if none was measured.
+  /// Returns the seconds of all waits that ended since the last call; NaN if none was measured.
   double take();
 
   /// OpWatch calls it: an operator on this thread is about to read a parameter.

@@ -24,8 +24,8 @@ struct Applied {
   c10::SmallVector<c10::weak_intrusive_ptr<c10::StorageImpl>, 4> storages;
 };
 
-/// The last functions that were applied. A function that has been forgotten, because very many came after it, pins
-/// nothing: what it reads in backward is then refused by name.
+/// The last functions that were applied. Old functions are forgotten after very many others. A forgotten function pins
+/// nothing, so its reads in backward are refused, and the error names the unit.
 class AppliedFunctions {
  public:
   void add(const Key& key, const Units& units) {

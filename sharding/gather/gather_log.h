@@ -10,8 +10,8 @@ namespace tessera {
 
 class UseTimes;
 
-/// What ranks must do alike between two steps: the order of gathers, and of Gathered guards. Ranks compare digests of
-/// it in every step's agreement (engine/step/agree/gather_order.h).
+/// Records what all ranks must do in the same order between two steps: gathers, and Gathered guards. Ranks compare
+/// digests of it in every step's agreement (engine/step/agree/gather_order.h).
 ///
 /// Entries are unit indices. A guard over unit u is `guard_code(u)`; where nothing is gathered, a use of unit u is `u`.
 /// A log without end (evaluation) keeps its last entries, and every rank keeps the same ones.

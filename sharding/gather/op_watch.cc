@@ -87,7 +87,7 @@ std::atomic<bool> is_watched = false;  // whether there are watchers, for reader
 
 thread_local at::CallbackHandle first_read = at::INVALID_CALLBACK_HANDLE;
 
-/// As on_start, without units to pin: nobody gathers them.
+/// Is called like on_start, but pins no units, since no keeper gathers them.
 std::unique_ptr<at::ObserverContext> on_first_read(const at::RecordFunction& function) {
   Units units;
   for (const c10::IValue& input : function.inputs()) find_units(input, units);

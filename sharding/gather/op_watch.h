@@ -14,8 +14,8 @@ namespace tessera {
 /// units therefore costs a few comparisons, and threads that run other ranks or no rank at all share nothing.
 ///
 /// Operators that by their schemas only return views gather nothing; a view's storage is the parameter's, so the
-/// operator that uses the view gathers. What bypasses operators (data_ptr, numpy, DLPack, accessors) is refused by the
-/// storage unless the unit is pinned (Unit::watch).
+/// operator that uses the view gathers. The storage refuses reads that bypass operators (data_ptr, numpy, DLPack,
+/// accessors), unless the unit is pinned (Unit::watch).
 ///
 /// A callback must not throw: a failed gather poisons the unit (Residency::use_or_poison), and the operator itself
 /// throws.
@@ -28,8 +28,9 @@ class OpWatch {
 };
 
 /// Makes sure that DataWait::parameter_is_read is called before the next operator on this thread that reads a
-/// parameter, and returns true. Where an OpWatch lives that is so anyhow. Else this thread's operators are looked at
-/// until then if `looks`, which costs some allocations of LibTorch's; if not, nothing is done and false comes back.
+/// parameter, and returns true. Where an OpWatch lives that is so anyhow. Otherwise, with `looks`, it looks at this
+/// thread's operators until then, which costs some allocations of LibTorch. Without `looks` it does nothing and returns
+/// false.
 bool watch_for_first_read(bool looks);
 /// Ends that look, if there is one.
 void forget_first_read();

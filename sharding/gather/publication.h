@@ -25,7 +25,7 @@ class Publication final : public UnitKeeper {
  public:
   /// `form`: the codec on the wire, which must not be lossy.
   Publication(std::vector<Unit*> units, Collectives& group, WireForm form, OnFailure on_failure);
-  /// Waits for what is under way. A group whose values did not come cannot be read by anybody.
+  /// Waits for all gathers under way. A group whose values did not come cannot be read afterwards.
   ~Publication();
   Publication(const Publication&) = delete;
   Publication& operator=(const Publication&) = delete;
@@ -35,7 +35,7 @@ class Publication final : public UnitKeeper {
   void start(FlatGroup& group);
   /// Waits until everything that was started has come.
   void finish();
-  /// Called in a forked process: what is under way never comes, and its units are poisoned.
+  /// Is called in a forked process. Gathers under way never end there, so their units are poisoned.
   void give_up();
 
   void use(Unit& unit) override;

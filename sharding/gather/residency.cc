@@ -29,8 +29,8 @@ void expect_values_of(const Unit& unit, c10::Device device) {
 // none is free), let a ShardSource bring this rank's part if there is one (`bring_part`), and start the all-gathers of
 // its groups (`start_all_gather`). `wait` ends them and attaches the parameters. `release` takes the memory away again,
 // which happens when another unit takes the slot, after a step (`release_all`), or where an exact unit must be rounded
-// again. `prefetch` gathers what the schedule says comes next, if a slot can be had without evicting a unit that is
-// needed earlier.
+// again. `prefetch` gathers the units that the schedule says come next, if a slot can be had without evicting a unit
+// that is needed earlier.
 
 Residency::Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectives& group, SlotMemory memory,
                      GatherLog& log, OnFailure on_failure)
@@ -80,8 +80,8 @@ void Residency::use(Unit& unit) {
   const bool is_held = unit.pins() > 0;
   unit.pin();
   if (!is_held && std::exchange(is_exact_[unit.index], 0) != 0 && unit.state() != Unit::State::kReleased) release(unit);
-  // What a guard holds may be read by some ranks only, so it must not move the schedule, by which all ranks gather
-  // ahead.
+  // Only some ranks may read a unit that a guard holds. So such reads must not move the schedule, by which all ranks
+  // gather ahead.
   if ((is_held || &unit == last_) && unit.state() == Unit::State::kGathered) {
     // The unit that an evaluation used last may be the first one of a microbatch.
     if (rounds_ && !is_held && rounds_->has_nothing()) rounds_->announce_and_add(unit.index);
@@ -265,7 +265,7 @@ int Residency::add_overflow_slot(const Unit& unit) {
 void Residency::release_all() {
   last_ = nullptr;
   for (Unit* unit : units_) {
-    unit->gathered_hash = 0;  // the step has changed what is gathered in place
+    unit->gathered_hash = 0;  // the step has changed values that are gathered in place
     TORCH_INTERNAL_ASSERT(unit->pins() == 0, "unit ", unit->name, " is still in use at the end of a step");
     if (unit->state() != Unit::State::kReleased) release(*unit);
   }
@@ -278,7 +278,7 @@ void Residency::spoil(Unit& unit) {
   const Slot& slot = slots_[unit.slot];
   release(unit);
   if (plan_.input().placement.shared)
-    throw_if_error(group_.barrier(unit.name).wait());  // others may still read the common slot
+    throw_if_error(group_.barrier(unit.name).wait());  // other ranks may still read the common slot
   const Unrecorded unrecorded;
   tensor_on(device_.device, slot.memory, static_cast<std::size_t>(unit.gathered_bytes()))
       .fill_(0xff);  // NaN in every floating type

@@ -25,7 +25,7 @@
 
 namespace tessera {
 
-/// What a Residency has done so far.
+/// Counts of what a Residency has done so far.
 struct ResidencyCounts {
   std::int64_t gathers = 0;  ///< gathers of units that were begun
   std::int64_t gathered_bytes = 0;
@@ -34,7 +34,7 @@ struct ResidencyCounts {
   std::int64_t releases = 0;
   std::int64_t overflow_slots = 0;  ///< slots beyond the plan, for operators that read many units at once
   std::int64_t overflow_bytes = 0;  ///< held by them now
-  std::int64_t overflow_peak = 0;   ///< the most of it since `release_all`
+  std::int64_t overflow_peak = 0;   ///< largest overflow since `release_all`
 };
 
 /// Where gathered units lie, and where this rank's parts of them come from.
@@ -77,7 +77,7 @@ class Residency final : public UnitKeeper {
   /// Checks values from now on: a gathered unit must have the same values when it is released as when it came (unless
   /// Unit::gathered_hash is 0). Otherwise a tessera::Error (64) is thrown. On a GPU each look waits for the device.
   void check_values() { checks_values_ = true; }
-  /// Throws that error for what is gathered now. No-op without check_values.
+  /// Throws that error if a unit that is gathered now has changed. It does nothing without check_values.
   void expect_values() const;
 
   /// Tells `rounds`, from now on, of every use that the schedule counts. `rounds` must outlive this.
@@ -93,7 +93,7 @@ class Residency final : public UnitKeeper {
   /// Ends a round, which is forward and backward of one microbatch.
   void end_round() {
     schedule_.end_round();
-    last_ = nullptr;  // the next round's first use gets an entry of its own, even if it is of the same unit
+    last_ = nullptr;  // so that the first use of the next round gets its own entry, even for the same unit
   }
   /// Begins the next round's first gathers before the program comes to its forward, where the transport carries gathers
   /// by itself. Called between rounds, by all ranks.

@@ -11,7 +11,7 @@ namespace tessera {
 
 class Unit;
 
-/// Makes sure that a unit's parameters are there when somebody reads them (Unit::watch). Residency and Publication
+/// Makes sure that a unit's parameters are in memory when they are read (Unit::watch). Residency and Publication
 /// implement it. One thread at a time calls it: the thread that runs forward and backward.
 class UnitKeeper {
  public:
@@ -33,7 +33,7 @@ class UnitKeeper {
   virtual void drop(Unit& unit) = 0;
 
  protected:
-  /// `on_failure` is told of values that did not come, inside an operator.
+  /// `on_failure` hears of values that did not come, inside an operator.
   explicit UnitKeeper(OnFailure on_failure) : on_failure_(std::move(on_failure)) {}
   ~UnitKeeper() = default;
 

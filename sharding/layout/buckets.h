@@ -17,7 +17,7 @@ struct BucketItem {
 
 /// Largest bytes of a bucket. An item that is larger is a bucket by itself.
 struct BucketLimits {
-  /// Limit for the first bucket of each dtype, which is short so that it is complete early.
+  /// limit for the first bucket of each dtype, which is small so that it is complete early
   std::int64_t first_bytes = 0;
   /// Limit for the other buckets, and for the first where this is less; 0: one item a bucket.
   std::int64_t cap_bytes = 0;

@@ -24,7 +24,7 @@ struct FactoredTensor {
 ///
 ///   gradients [layout]         offset   the flat buffer
 ///   kept      [kept_numel]     kept     of matrices: what this rank's earlier contributions lacked
-///   first     [first_numel]    left     the first message: left factors [rank, rows], then what goes as it is
+///   first     [first_numel]    left     the first message: left factors [rank, rows], then elements that are sent unchanged
 ///   second    [second_numel]   right    the second message: right factors [rank, columns]; the next one begins with it
 class FactorLayout {
  public:
@@ -36,7 +36,7 @@ class FactorLayout {
   std::span<const Extent> plain() const { return plain_; }
   std::int64_t plain_begin() const { return left_numel_; }  ///< index in the first message at which they begin
   std::int64_t kept_numel() const { return kept_numel_; }
-  std::int64_t second_begin() const;  ///< where the second message begins, behind what is kept
+  std::int64_t second_begin() const;  ///< Returns where the second message begins, behind the kept residuals.
   std::int64_t first_numel() const { return first_numel_; }
   std::int64_t second_numel() const { return second_numel_; }
 
@@ -46,7 +46,7 @@ class FactorLayout {
   std::int64_t kept_numel_ = 0, left_numel_ = 0, first_numel_ = 0, second_numel_ = 0;
 };
 
-/// How many of a group's gradients a method sends: this share of them, rounded up.
+/// Returns how many of a group's gradients a method sends: the given share of them, rounded up.
 std::int64_t count_of(const GroupShape& group, double fraction);
 
 }  // namespace tessera

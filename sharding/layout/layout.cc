@@ -20,7 +20,7 @@ std::int64_t cut_for(std::span<const std::int64_t> numels, SmallTensors small) {
   return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(cut)));
 }
 
-/// The first place at or after `from` for a tensor.
+/// Returns the first place at or after `from` for a tensor.
 std::int64_t place(std::int64_t numel, std::int64_t from, std::int64_t cut, SmallTensors small) {
   if (numel >= cut || small == SmallTensors::kOwnBlocks) return round_up(from, cut);
   const std::int64_t start = round_up(from, Layout::kAlign);

@@ -37,7 +37,7 @@ MatrixDeal::MatrixDeal(std::span<const UnitShape> units, AxisPlacement optimizer
     if (by_unit || is_even(batch)) close();
   }
   if (batch.begin == batch.end) return;
-  if (!batches_.empty()) {  // too few are left to be dealt evenly by themselves
+  if (!batches_.empty()) {  // too few matrices are left for an even deal of their own
     batch.begin = batches_.back().begin;
     batch.begin_unit = batches_.back().begin_unit;
     batches_.pop_back();
@@ -108,7 +108,7 @@ void MatrixDeal::measure(MatrixBatch& batch) const {
     const std::size_t row = static_cast<std::size_t>(matrix.owner) * world;
     for (std::size_t rank = 0; rank < world; ++rank) {
       const auto number = static_cast<int>(rank);
-      if (number == matrix.owner) continue;  // what the owner holds itself does not travel
+      if (number == matrix.owner) continue;  // the owner's own part is not sent
       to_owner[row + rank] +=
           collected_values() * collected_piece(matrix, number).numel + collected_states(matrix, number).numel;
       from_owner[row + rank] += returned_piece(matrix, number).numel + returned_states(matrix, number).numel;
@@ -121,7 +121,7 @@ void MatrixDeal::measure(MatrixBatch& batch) const {
 std::int64_t MatrixDeal::exchange_numel() const {
   std::int64_t most = 0;
   for (const MatrixBatch& batch : batches_) most = std::max({most, batch.collected, batch.returned});
-  return in_whole_lines(most * mesh_.world_size());  // what lies behind it begins on a cache line
+  return in_whole_lines(most * mesh_.world_size());  // the next message begins on a cache line
 }
 
 std::int64_t MatrixDeal::work_numel() const {

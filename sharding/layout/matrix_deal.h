@@ -14,8 +14,8 @@ namespace tessera {
 
 /// What the owner of a matrix does with it.
 struct MatrixWork {
-  /// Muon: the owner gets a direction and sends it back orthogonal. Otherwise a rule of whole tensors: it gets
-  /// gradient, master and states, and sends back master and states.
+  /// Muon: the owner gets a direction and sends it back orthogonal. False: a rule of whole tensors, which gets
+  /// gradient, master and states, and sends master and states back.
   bool is_muon = true;
   /// The work is multiplying matrices, so owners are balanced by the number of products; else by elements.
   bool multiplies = true;
@@ -36,9 +36,9 @@ struct DealtMatrix {
 /// Matrices of neighbouring units that are exchanged and updated together.
 struct MatrixBatch {
   std::size_t begin = 0, end = 0;            ///< indices among the deal's matrices
-  std::size_t begin_unit = 0, end_unit = 0;  ///< the units whose matrices these are, all of them
+  std::size_t begin_unit = 0, end_unit = 0;  ///< the units to which these matrices belong
   /// Elements that the pair of ranks with the most exchanges, on the way to owners and on the way back; all pairs'
-  /// messages are this long. What an owner holds itself does not travel.
+  /// messages are this long. The owner's own part is not sent.
   std::int64_t collected = 0, returned = 0;
 };
 
@@ -67,11 +67,11 @@ class MatrixDeal {
     return matrices().subspan(batch.begin, batch.end - batch.begin);
   }
 
-  /// What `from` sends the owner of the matrix: an extent of the group's flat buffer; numel 0: nothing.
+  /// Returns what `from` sends the owner of the matrix, as an extent of the group's flat buffer; numel 0: nothing.
   Extent collected_piece(const DealtMatrix& matrix, int from) const;
-  /// What the owner sends `to` of the result: an extent of the same buffer.
+  /// Returns the part of the result that the owner sends `to`, as an extent of the same buffer.
   Extent returned_piece(const DealtMatrix& matrix, int to) const;
-  /// The same for the matrix's states: extents of the group's tensor states.
+  /// Returns the same for the matrix's states, as extents of the group's tensor states.
   Extent collected_states(const DealtMatrix& matrix, int from) const;
   Extent returned_states(const DealtMatrix& matrix, int to) const;
   /// How many values owners collect for each element: the gradient or direction, and under rules of whole tensors also
@@ -84,12 +84,12 @@ class MatrixDeal {
   /// fp32 elements that an owner works in: room for everything that comes in for the largest matrix, and for
   /// orthogonalizing it.
   std::int64_t work_numel() const;
-  /// Elements that a rank holds of its own matrices in a batch, each beginning on a cache line: the most of any rank
-  /// and batch.
+  /// Returns the most elements that any rank holds of its own matrices in any batch. Each matrix begins on a cache
+  /// line.
   std::int64_t own_numel() const;
   /// fp32 elements that `numel` elements take up where each piece begins on a cache line.
   static std::int64_t in_whole_lines(std::int64_t numel) { return (numel + 15) / 16 * 16; }
-  /// What an owner computes, in a unit of its own: the multiplications that orthogonalizing takes, or elements.
+  /// Returns the work of an owner, as a number to compare: multiplications of the orthogonalization, or elements.
   static std::int64_t cost_of(MatrixShape shape, MatrixWork work = {});
 
  private:

@@ -12,32 +12,33 @@ namespace tessera {
 /// Integers only; the same on every rank. method_layout.cc has a row for each type of CompressionMethod, and the
 /// compiler refuses one that is missing.
 
-/// What a reduction needs of a group, in fp32 in whole cache lines.
+/// The memory that a reduction needs for a group: fp32 elements, in whole cache lines.
 struct MethodMemory {
   std::int64_t kept = 0;  ///< fp32 kept from step to step; each group has its own
-  std::int64_t work = 0;  ///< while the reduction is under way; groups have it by turns
+  std::int64_t work = 0;  ///< needed while the reduction is under way; groups take turns
 };
 
-/// What ranks exchange.
+/// How ranks exchange messages.
 enum class Exchange {
   kAllReduce,  ///< `words` fp32 are summed
-  kAllGather,  ///< each rank sends as many words to each other one
-  kOwners,  ///< each sum is made by one rank: as many words go to it from each other one, and as many come back to each
+  kAllGather,  ///< each rank sends the same number of words to each other rank
+  /// one rank makes each sum; it gets the same number of words from each other rank, and sends as many back to each
+  kOwners,
 };
 struct MethodMessage {
   Exchange exchange = Exchange::kAllReduce;
   std::int64_t words = 0;  ///< each has 4 bytes
 };
 
-/// A reduction of one group. Gradients go as they are where `messages` is empty.
+/// A reduction of one group. If `messages` is empty, gradients are sent unchanged.
 struct MethodLayout {
   MethodMemory memory = {};
   std::vector<MethodMessage> messages = {};
 
-  /// What a rank contributes to its messages.
+  /// Returns the bytes of its messages that a rank sends.
   std::int64_t wire_bytes(int ranks) const;
 };
-/// That of a program's hook has no messages: what it needs, the plan does not know.
+/// The layout of a program's hook has no messages, since the plan does not know what a hook sends.
 MethodLayout method_layout(const CompressionMethod& method, const GroupShape& group, int ranks);
 
 /// Elements that each rank sums where each sum is made by one rank: whole runs, so the last ranks may have fewer or

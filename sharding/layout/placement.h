@@ -28,7 +28,8 @@ struct Placement {
   bool shared = false;
 };
 
-/// The rule of a strategy. `optimizer_over_world`: HYBRID_SHARD cuts gradients and optimizer state over both axes.
+/// Returns the placement of a strategy. `optimizer_over_world`: HYBRID_SHARD cuts gradients and optimizer state over
+/// both axes.
 Placement placement_of(ShardingStrategy strategy, bool optimizer_over_world);
 
 /// `placement` on a shard axis whose ranks can share memory (Collectives::shares_memory). Where the optimizer is cut
@@ -41,7 +42,7 @@ struct MeshPosition {
   int replicate_size = 1, shard_size = 1;
   int replicate_index = 0, shard_index = 0;
   int world_size() const { return replicate_size * shard_size; }
-  /// The position of `rank` in the same mesh. Shard groups are runs of ranks.
+  /// Returns the position of `rank` in the same mesh. Shard groups are runs of ranks.
   MeshPosition of(int rank) const { return {replicate_size, shard_size, rank / shard_size, rank % shard_size}; }
 };
 

@@ -12,13 +12,13 @@
 
 namespace tessera {
 
-/// The order in which units are used in one round (forward and backward of one microbatch): recorded while it happens,
-/// replayed in the next. Consecutive uses of one unit are one entry. It is also told which units are *held* (gathered),
-/// and answers what to gather next and what to give up for it. Residency owns it and calls it from one thread.
+/// Records the order in which units are used in one round (forward and backward of one microbatch), and predicts the
+/// next round by it. Consecutive uses of one unit are one entry. It is also told which units are *held* (gathered), and
+/// answers what to gather next and what to give up for it. Residency owns it and calls it from one thread.
 ///
 /// The schedule only advises: wrong advice costs a gather, never a result, so a round that departs from the record
-/// (another branch) is simply recorded anew. Passes without a backward (evaluation) belong to the round that they come
-/// before; where that round ends like the record, the record stays.
+/// (another branch) is simply recorded anew. Passes without a backward (evaluation) belong to the round that follows
+/// them. If that round ends like the record, the record stays.
 ///
 /// Costs: everything is O(log units), `use` and `end_round` amortised over the entries of a round. Nothing is allocated
 /// once rounds are alike. Memory: some words a unit and an entry of the record, and the round under way, of which the
@@ -54,13 +54,13 @@ class Schedule {
   void give_up(int unit);
 
   /// The unit to prefetch: the first that is not held among the next `ahead` distinct units that the record says will
-  /// be used; -1 if all are held. `uncounted` is looked at too, where it is used before the last of them.
+  /// be used; -1 if all are held. `uncounted` counts too, if it is used before the last of them.
   int next_missing();
   /// The unit to evict: the one that is used last among the held units that `may_go(unit)` allows (the lowest number of
   /// several); -1 if none is used later than `later_than`, a distance. Costs more for every unit that may not go.
   template <class MayGo>
   int farthest_held(std::size_t later_than, const MayGo& may_go);
-  /// The same without a limit: the unit may be used however soon.
+  /// Does the same without a limit: the unit may be used at any time.
   template <class MayGo>
   int farthest_held(const MayGo& may_go);
 

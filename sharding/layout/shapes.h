@@ -17,12 +17,13 @@ struct MatrixShape {
   friend bool operator==(const MatrixShape&, const MatrixShape&) = default;
 };
 
-/// What an optimizer keeps for whole tensors that are dealt to owners, beside what it keeps for each element: states of
-/// shapes of their own, such as a number for each row. They lie in a flat buffer of their own: all states of the first
-/// tensor, then those of the second, ...
+/// States that an optimizer keeps for whole tensors that are dealt to owners, in addition to states of single elements:
+/// states of shapes of their own, such as a number for each row. They lie in a flat buffer of their own: all states of
+/// the first tensor, then those of the second, ...
 struct TensorStates {
-  Layout layout;                        ///< layout of all states
-  std::vector<std::size_t> first = {};  ///< [tensors + 1]: the first one of each tensor; empty: there are none
+  Layout layout;  ///< layout of all states
+  /// [tensors + 1]: index of the first state of each tensor; empty: there are none
+  std::vector<std::size_t> first = {};
 
   bool empty() const { return first.empty(); }
   std::int64_t numel() const { return empty() ? 0 : layout.numel(); }
@@ -38,7 +39,7 @@ struct GroupShape {
   Layout layout;
   std::vector<MatrixShape> matrices = {};  ///< shape of each tensor, where tensors are updated as matrices; else empty
   /// Shape of each tensor as its elements lie in memory, where gradients are sent as factors; it has no rows where the
-  /// tensor has fewer than two dimensions. Else empty.
+  /// tensor has fewer than two dimensions. It is empty otherwise.
   std::vector<MatrixShape> factored = {};
   TensorStates tensor_states = {};  ///< states of `matrices`
   std::int64_t gathered_bytes() const { return layout.numel() * static_cast<std::int64_t>(size_of(dtype)); }

@@ -6,9 +6,9 @@
 
 namespace tessera {
 
-/// A winner tree: players 0 ... players - 1, some of which take part with a score, and who leads is known at any time.
-/// Each node of the tree knows the better of its two children: a change costs O(log players), the leader O(1), and
-/// nothing is allocated after construction.
+/// A winner tree over players 0 ... players - 1. Some of them take part with a score, and the leader is known at any
+/// time. Each node of the tree knows the better of its two children: a change costs O(log players), the leader O(1),
+/// and nothing is allocated after construction.
 class Tournament {
  public:
   explicit Tournament(int players);
@@ -20,7 +20,7 @@ class Tournament {
   bool contains(int player) const { return takes_part_[static_cast<std::size_t>(player)]; }
 
   bool empty() const { return winner_[1] < 0; }
-  /// The player with the highest score; of several the one with the lowest number. REQUIRES: !empty().
+  /// Returns the player with the highest score; among equal scores, the one with the lowest number. REQUIRES: !empty().
   int best() const { return winner_[1]; }
 
  private:

@@ -133,7 +133,7 @@ void GradientPacker::take(const FlatGroup& group, std::size_t parameter, const a
   } else if (!arrived && device_.is_queued && waits(gradient)) {
     copies_.add(view_of(group, parameter, place, is_usual), gradient);
   } else {
-    if (arrived) copies_.flush();  // one of them may be what this gradient is added to
+    if (arrived) copies_.flush();  // this gradient may be added to one of them
     const Unrecorded unrecorded;
     const at::Tensor view = view_of(group, parameter, place, is_usual);
     if (square)

@@ -49,8 +49,8 @@ class GradientPacker {
   /// `is_usual`: the bucket is one of the few that this unit gets again and again.
   void take(const FlatGroup& group, std::size_t parameter, const at::Tensor& gradient, std::byte* bucket,
             bool is_usual);
-  /// The same for a gradient that does not count: writes zeros, unless one came before, and does not make the parameter
-  /// a used one.
+  /// Takes a gradient that does not count. It writes zeros, unless a gradient came before, and the parameter does not
+  /// become used.
   void take_zeros(const FlatGroup& group, std::size_t parameter, std::byte* bucket);
   /// Writes zeros where no gradient came, and into the layout's gaps unless those are zero already.
   void fill_missing(const FlatGroup& group, std::byte* bucket, bool gaps_are_zero) const;
@@ -61,7 +61,7 @@ class GradientPacker {
     std::byte* place;
     at::Tensor view;
   };
-  /// What this object knows of one group.
+  /// What this object knows about one group.
   struct Part {
     std::vector<char> arrived, used;            ///< [parameter]: one has come since `begin`; since `reset`
     std::vector<char> expected;                 ///< [parameter]: see `expect`

@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// Points the sums of a unit's groups that train at `memory`, one behind the other.
+/// Points the sums of a unit's trainable groups at `memory`, one behind the other.
 inline void place_gradients(Unit& unit, std::byte* memory) {
   for (auto& group : unit.groups) {
     if (!group->trainable) continue;

@@ -20,7 +20,7 @@ class GradientStore {
   /// values that they had when they were closed last if `has_sum`; else any values. A unit that is open already is
   /// opened once more, and closed as often.
   virtual void open(Unit& unit, bool has_sum) = 0;
-  /// Ends an `open`. `changed`: the values are kept as they are now.
+  /// Ends an `open`. `changed`: the present values are kept.
   virtual void close(Unit& unit, bool changed) = 0;
   /// An update begins, and opens the sums of these units in this order.
   virtual void begin_update(std::vector<int> units) = 0;

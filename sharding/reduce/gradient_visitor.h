@@ -10,7 +10,7 @@ namespace tessera {
 /// otherwise have to read them from memory once more. (GradientNorm is one.)
 class GradientVisitor {
  public:
-  /// Called when a reduction of `group` begins: forget what was seen of its gradient before.
+  /// Called when a reduction of `group` begins. The visitor must forget earlier elements of its gradient.
   virtual void begin(const FlatGroup& group) = 0;
   /// Gets the next elements of `group.gradient` [gradient_part], in order from its first, as they are now. All runs but
   /// the last have a multiple of SumVisitor::kAlignment elements.

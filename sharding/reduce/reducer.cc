@@ -32,10 +32,10 @@ namespace {
 // through `order_` and reduces units for as long as the next one is ready. `reduce` starts the reductions of the unit's
 // groups (`start`, `start_group`) and then lets those before it go on (`follow`): the ones `reduction_lag` units back
 // do this rank's share (`advance`), the ones `end_lag` units back end (`complete`). Reductions under way lie in a ring
-// (`reduction(number)`). `finish` reduces what is left at the end of a backward, then what came late, and ends all.
-// Where gradients accumulate in place, everything happens in `finish`. Under "reproducible" each microbatch's are made
-// anew there, and `end_microbatch` joins them to the sums that wait; elsewhere `start_group` tells Accumulation which
-// sums join what ranks have summed.
+// (`reduction(number)`). `finish` reduces the rest at the end of a backward, then late gradients, and ends all
+// reductions. Where gradients accumulate in place, everything happens in `finish`. Under "reproducible" each
+// microbatch's are made anew there, and `end_microbatch` joins them to the sums that wait; elsewhere `start_group`
+// tells Accumulation which sums join what ranks have summed.
 //
 // Where units are updated in backward, notes travel with each reduction (`start_notes`), and a complete unit is handed
 // over (`hand_over`).
@@ -44,7 +44,8 @@ namespace {
 /// an element of `dtype` is at most as long as fp32.
 void narrow_in_place(std::byte* memory, DType dtype, std::int64_t numel, ComputeDevice device) {
   const Unrecorded unrecorded;
-  const std::int64_t chunk = device.is_queued ? 1 << 24 : 1 << 16;  // what fits a cache, or what keeps a GPU busy
+  // elements that fit into a cache, or keep a GPU busy
+  const std::int64_t chunk = device.is_queued ? 1 << 24 : 1 << 16;
   for (std::int64_t begin = 0; begin < numel; begin += chunk) {
     const std::int64_t count = std::min(chunk, numel - begin);
     const at::Tensor wide = flat_view(memory + begin * 4, DType::kF32, count, device.device);
@@ -107,7 +108,7 @@ struct Reducer::UnitReduction {
   float* scratch = nullptr;  ///< planned
   std::int64_t scratch_taken = 0;
   std::vector<Arena> overflow_scratch;
-  std::vector<GroupReduction> groups;  ///< never more than were reserved, so they stay where they are
+  std::vector<GroupReduction> groups;  ///< never more than were reserved, so they do not move
   // These are used where units are updated in backward.
   std::span<float> notes;  ///< planned
   std::vector<char> used;  ///< [trainable parameter of the unit]
@@ -183,7 +184,7 @@ void Reducer::sum_by(const std::shared_ptr<CommHook>& hook) {
       if (!group->trainable) continue;
       Feedback& feedback = entry.feedback[group->index];
       feedback.method = std::make_unique<CommHookMethod>(*group, hook, buckets++);
-      feedback.wire_bytes = group->layout.numel() * 4;  // what the hook sends is its own affair
+      feedback.wire_bytes = group->layout.numel() * 4;  // the plan does not know what the hook sends
     }
   }
 }
@@ -214,7 +215,7 @@ void Reducer::take(FlatGroup& group, std::size_t parameter, bool counts) {
   if (makes_tree() && !accumulates()) expect_in_leaf(entry, group, parameter);
   if (on_gradient_) on_gradient_();
   if (group.unit->use_log) group.unit->use_log->note_gradient(group.unit->index);
-  const bool was_ready = entry.phase == Phase::kReady;  // one more gradient comes all the same: it is added
+  const bool was_ready = entry.phase == Phase::kReady;  // an unexpected further gradient is added
   if (entry.phase == Phase::kIdle) open(entry);
   const bool is_usual_bucket = entry.bucket.overflow.bytes() == 0 && entry.sum.overflow.bytes() == 0;
   std::byte* const bucket = bucket_of(entry, group);
@@ -232,7 +233,7 @@ void Reducer::take(FlatGroup& group, std::size_t parameter, bool counts) {
   launch_ready();
 }
 
-/// Tells of a unit's sum. Where nothing is reduced, that is when as many gradients have come as the unit has
+/// Reports a unit's sum. Where nothing is reduced, that is when as many gradients have come as the unit has
 /// parameters, and again at the end of the round if others have come since.
 void Reducer::tell(Entry& entry) {
   if (!on_reduced_) return;
@@ -269,14 +270,14 @@ void Reducer::open(Entry& entry) {
   entry.phase = Phase::kFilling;
   if (accumulates()) {
     if (makes_tree()) entry.gradients.begin();
-    return;  // else what has arrived counts until reset
+    return;  // otherwise gradients that have arrived count until `reset`
   }
   entry.gradients.begin();
   if (plan_.bucket_mode() == BucketMode::kShared) {
     take_place(entry.bucket, buckets_, *entry.unit, entry.bucket_bytes);
   } else if (updates_in_backward()) {
     place_sum(entry);
-  } else if (entry.has_sum) {  // its own place holds the sum
+  } else if (entry.has_sum) {  // the sum lies in its own place
     take_overflow(entry.bucket, *entry.unit, entry.bucket_bytes);
   }
 }
@@ -382,7 +383,7 @@ std::byte* Reducer::bucket_of(const Entry& entry, const FlatGroup& group) const 
   return bucket;
 }
 
-/// A unit of which nothing is expected and nothing has come is ready when its turn comes.
+/// A unit for which no gradient is expected and none has come is ready when its turn comes.
 void Reducer::launch_ready() {
   for (; next_ < order_.size(); ++next_) {
     Entry& entry = entries_[order_[next_]];
@@ -426,7 +427,8 @@ void Reducer::start(Entry& entry) {
   copies_.flush();
   if (updates_in_backward() && entry.sum.memory == nullptr) place_sum(entry);
   // Gaps stay zero where gradients lie in their sum's own place: no other unit uses it, so nothing but zeros ever came
-  // into them. Only what is compressed may leave something there: a value that is not finite makes its neighbours NaN.
+  // into them. Only compressed reductions may leave values that are not finite there. Such a value makes its neighbours
+  // NaN.
   const PlanInput& input = plan_.input();
   const bool is_compressed = input.compressed_shard_part > 0 || input.compressed_replicate_part > 0;
   const bool gaps_are_zero = device_.is_queued && is_in_place(entry) && !updates_in_backward() && !is_compressed;
@@ -526,7 +528,7 @@ void Reducer::forget_feedback() {
   has_copy_ = false;
 }
 
-/// What is kept lies at the end of the memory, its copy in front of it.
+/// The residuals lie at the end of the memory, and their copy in front of them.
 void Reducer::copy_feedback() {
   const std::int64_t bytes = 4 * plan_.kept_gradient_numel();
   if (!plan_.input().compression.restore_skipped || bytes == 0 || std::exchange(has_copy_, true)) return;
@@ -614,7 +616,7 @@ void Reducer::write_notes(const UnitReduction& reduction) {
   there.copy_(flat_view(notes.data(), DType::kF32, numel, at::kCPU), /*non_blocking=*/true);
 }
 
-/// Gives a unit whose sum is there to whoever updates it; the sum's place is free afterwards.
+/// Gives a unit whose sum is complete to the code that updates it. The sum's place is free afterwards.
 void Reducer::hand_over(UnitReduction& reduction) {
   Entry& entry = *reduction.entry;
   on_summed_(*entry.unit, agreement_on(reduction));
@@ -655,7 +657,8 @@ UnitAgreement Reducer::agreement_on(UnitReduction& reduction) {
   return agreed;
 }
 
-/// What a sum over ranks is added onto: all that is there of earlier microbatches; in a tree what it joins there.
+/// Returns the sums to which a sum over ranks is added: those of earlier microbatches, or in a tree those that it
+/// joins.
 Reducer::Accumulation Reducer::accumulation_of(const Entry& entry, const FlatGroup& group) const {
   Accumulation accumulation(group, visitor_);
   accumulation.write_to(place_of_sum(group));
@@ -835,7 +838,7 @@ void Reducer::finish(bool reduce_now, bool has_batch) {
 
 /// Reduces units once more whose gradients came after their reduction, on all ranks. If every gradient is waited for,
 /// only a module's code makes one late, and that is the same on all ranks. Otherwise ranks that took different branches
-/// may differ, so they tell each other.
+/// may differ, so they exchange this.
 void Reducer::reduce_late(bool has_batch) {
   const bool may_differ = !expects_all_ && axes_.control->size() > 1;
   const std::vector<char> late = may_differ ? late_anywhere() : std::vector<char>();
@@ -850,7 +853,7 @@ void Reducer::reduce_late(bool has_batch) {
   }
 }
 
-/// [unit]: whether any rank has a late gradient of it.
+/// Returns [unit]: whether any rank has a late gradient of the unit.
 std::vector<char> Reducer::late_anywhere() const {
   std::vector<char> late(entries_.size());
   for (std::size_t i = 0; i < late.size(); ++i) late[i] = entries_[i].phase != Phase::kIdle;

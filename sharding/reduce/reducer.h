@@ -28,14 +28,14 @@
 
 namespace tessera {
 
-/// What a Reducer has done so far.
+/// Counts of what a Reducer has done so far.
 struct ReducerCounts {
   std::int64_t reductions = 0;        ///< units reduced over the shard axis
   std::int64_t reduced_bytes = 0;     ///< bytes of gradients sent into reductions
   double reduction_seconds = 0;       ///< spent in reductions, including waits for other ranks
   std::int64_t overflow_buckets = 0;  ///< buckets beyond the plan, for gradients that came in another order
   std::int64_t overflow_bytes = 0;    ///< bytes of buckets and scratch beyond the plan, held now
-  std::int64_t overflow_peak = 0;     ///< the most of them since `reset`
+  std::int64_t overflow_peak = 0;     ///< largest number since `reset`
 };
 
 /// Takes each gradient as backward makes it, packs it into its unit's bucket, and reduces a unit when it is complete.
@@ -62,10 +62,10 @@ struct ReducerCounts {
 ///
 /// Where sums are offloaded, a unit's sum has memory from the start of its reduction to its end.
 ///
-/// Where units are updated in backward (PlanInput::updates_in_backward), a unit whose sum is there is handed to whoever
-/// updates it, and the sum's place goes to the next unit. A unit is closed (Unit::close) when its reduction starts,
-/// since this rank has then read it for the last time; so when a sum is there, all ranks have read the unit. The
-/// reduction also carries which parameters a rank used, and in which order it gathered units in forward. A gradient
+/// If units are updated in backward (PlanInput::updates_in_backward), a unit with a complete sum is handed to the code
+/// that updates it, and the sum's place goes to the next unit. A unit is closed (Unit::close) when its reduction
+/// starts, since this rank has then read it for the last time; so when a sum is there, all ranks have read the unit.
+/// The reduction also carries which parameters a rank used, and in which order it gathered units in forward. A gradient
 /// that comes after that is an error.
 ///
 /// Under "reproducible" (PlanInput::reproducible) a microbatch's gradients are a leaf of the step's tree, and sums join
@@ -91,8 +91,8 @@ class Reducer {
     GradientStore* store = nullptr;
   };
 
-  /// `visitor` sees every reduced gradient; where there is one rank, nothing is reduced. It is null where work is
-  /// queued, since what is not there yet cannot be seen.
+  /// `visitor` sees every reduced gradient; where there is one rank, nothing is reduced. It is null if work is queued,
+  /// since values that are not computed yet cannot be read.
   Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxes& axes, Memory memory, ComputeDevice device,
           GradientVisitor* visitor);
   ~Reducer();
@@ -100,7 +100,7 @@ class Reducer {
   /// Sets who updates units in backward.
   void on_summed(OnSummed update) { on_summed_ = std::move(update); }
 
-  /// Sets who is told of sums.
+  /// Sets the function that hears of sums.
   void on_reduced(OnReduced told) { on_reduced_ = std::move(told); }
   /// `told` is called each time that a gradient has come.
   void on_gradient(std::function<void()> told) { on_gradient_ = std::move(told); }
@@ -155,8 +155,8 @@ class Reducer {
   /// Forgets what gradients on the wire lacked so far (CompressionConfig::error_feedback, GradientMethod): later ones
   /// do not get it.
   void forget_feedback();
-  /// Called when the step's gradients are dropped: error feedback becomes what it was before them, where there is a
-  /// copy (restore_skipped). Else it begins anew.
+  /// Called when the step's gradients are dropped: error feedback gets its values from before them, if there is a copy
+  /// (restore_skipped). Otherwise it begins anew.
   void restore_feedback();
   /// The memory that holds error feedback, of every group. Between steps it may be read and written.
   KeptGradients kept();
@@ -183,13 +183,13 @@ class Reducer {
     float* shard = nullptr;
     float* replicate = nullptr;
     std::unique_ptr<GradientMethod> method = {};
-    std::int64_t wire_bytes = 0;  ///< what this rank contributes to a reduction by `method`
+    std::int64_t wire_bytes = 0;  ///< bytes that this rank sends in a reduction by `method`
   };
   /// Memory for a unit's gradients until they are reduced, or for their sum.
   struct Bucket {
     std::byte* memory = nullptr;
     int slot = UnitSlots::kNone;
-    Arena overflow;  ///< where there was no slot
+    Arena overflow;  ///< memory beyond the plan, used if there was no slot
   };
   struct Entry {
     Entry(Unit* unit, GradientPacker gradients) : unit(unit), gradients(std::move(gradients)) {}
@@ -206,14 +206,15 @@ class Reducer {
     bool has_sum = false;            ///< gradient holds a sum since reset, or will
     bool has_own = false;            ///< its own gradients of this microbatch are in `own_square_`
     std::int64_t taken = 0,
-                 told = 0;  ///< one rank: gradients taken this round; how many of them `on_reduced` was told of
+                 /// with one rank: gradients taken in this round, and how many of them `on_reduced` has heard of
+        told = 0;
   };
   class Accumulation;
   struct GroupReduction;
   struct UnitReduction;
 
   Entry& entry(const Unit& unit) { return entries_[unit.index]; }
-  /// Whether gradients stay where they are until `finish`; else a unit is reduced as soon as it is complete.
+  /// Whether gradients stay in place until `finish`. Otherwise a unit is reduced as soon as it is complete.
   bool accumulates() const;
   bool is_alone_in_place() const;
   bool updates_in_backward() const { return plan_.input().updates_in_backward; }
@@ -289,13 +290,13 @@ class Reducer {
   std::span<LatencyHistogram> latencies_;  ///< empty: reductions are not timed
   std::size_t next_ = 0;                   ///< index into order_
   bool order_agreed_ = false;
-  std::vector<char> expected_;  ///< what `expect` was told last
+  std::vector<char> expected_;  ///< the argument of the last `expect`
   bool expects_all_ = true;     ///< a gradient of every trainable parameter is expected
   bool warned_ = false, warned_of_own_ = false;
   bool squares_own_ = false;
   double own_square_ = 0;  ///< what was contributed since the last take_own_square, squared
   bool uses_methods_ = true, has_hook_ = false;
-  bool has_copy_ = false;   ///< a copy was made of what was kept before the step's first reduction
+  bool has_copy_ = false;   ///< whether residuals were copied before the step's first reduction
   std::int32_t round_ = 0;  ///< under "reproducible": this rank's microbatches that have joined the tree since `reset`
   /// Reductions are numbered from 0; the k-th is in [k % size] until it is over.
   std::vector<std::unique_ptr<UnitReduction>> reductions_;

@@ -8,7 +8,7 @@
 namespace tessera {
 
 /// Counts how long calls took, in buckets whose bounds lie 1/16 apart or closer, from a nanosecond to nearly five
-/// hours. What takes longer is in the last bucket. It has a fixed size and allocates nothing. Not thread-safe.
+/// hours. Longer calls are in the last bucket. It has a fixed size and allocates nothing. Not thread-safe.
 class LatencyHistogram {
  public:
   /// Counts one call. A negative time counts as 0.

@@ -35,7 +35,7 @@ bool ends_with(const std::string& text, const std::string& end) {
 
 }  // namespace
 
-/// What the other ranks of a group say, by member.
+/// The answers of the other ranks of a group, by member.
 struct FailureReport::Answers {
   struct Answer {
     std::string text;        ///< "": no answer

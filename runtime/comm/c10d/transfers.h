@@ -89,7 +89,7 @@ class Transfers {
   struct Rounded {
     WireForm form;
     DType dtype;
-    std::size_t numel;  ///< elements of each rank
+    std::size_t numel;  ///< number of elements of each rank
     std::size_t stride;
     int ranks;
     void* to;

@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-/// Which visitor sees which sums when they are waited for.
+/// A visitor, with the sums that it sees when they are waited for.
 struct Sums {
   SumVisitor* visitor = nullptr;
   const float* values = nullptr;
@@ -89,7 +89,7 @@ class BackgroundCollectives final : public Collectives {
 
   const std::shared_ptr<Collectives> group_;
   const bool gathers_;
-  absl::Status failure_;  // used by the thread: the first failure is that of all later calls
+  absl::Status failure_;  // used by the thread; all later calls return this first failure
   CallThread thread_;     // last member: its calls need the others
 };
 

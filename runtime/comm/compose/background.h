@@ -8,7 +8,7 @@ namespace tessera {
 
 /// Wraps `group` so that a thread of its own makes reductions with Waits::kLater, one after the other, while the caller
 /// computes. It is meant for transports whose reductions wait for a wire and have several phases: the next phase begins
-/// when the last one has ended, and not when somebody waits.
+/// when the last one has ended, and not when a caller waits.
 ///
 /// Every other call first waits until no reduction is under way. `group` therefore sees one call at a time, in the
 /// order in which the caller makes them, which is the same on all ranks.
@@ -17,7 +17,7 @@ namespace tessera {
 /// while the caller waits, on the caller's thread. Bits are those of `group`.
 std::shared_ptr<Collectives> reducing_in_background(std::shared_ptr<Collectives> group);
 
-/// The same, and that thread makes all-gathers too. It is meant for transports whose gathers do not go on by
+/// Returns such a group whose thread makes all-gathers too. It is meant for transports whose gathers do not go on by
 /// themselves.
 std::shared_ptr<Collectives> working_in_background(std::shared_ptr<Collectives> group);
 

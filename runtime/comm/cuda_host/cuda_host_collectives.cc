@@ -101,7 +101,7 @@ class CudaHostCollectives : public Collectives {
   using Enqueue = std::function<absl::Status(const Inputs&)>;
   class Pending;
   struct Events {
-    std::vector<std::unique_ptr<PeerDevice::Event>> ready, done;  ///< one for each rank
+    std::vector<std::unique_ptr<PeerDevice::Event>> ready, done;  ///< one event for each rank
   };
 
   Work start(const CallSignature& call, const void* input, const Enqueue& enqueue,

@@ -105,7 +105,7 @@ class QueuedCollectives::Pending : public Work::State {
       : owner_(owner), call_(call), work_(std::move(work)), finish_(std::move(finish)) {}
 
   absl::Status wait() override try {
-    // This comes first: a wait for a failed call would abort the backend before anybody knows why it failed.
+    // This comes first: a wait for a failed call would abort the backend before the reason of its failure is known.
     if (const std::exception_ptr failure = work_->exception()) std::rethrow_exception(failure);
     work_->wait();
     if (finish_) finish_();

@@ -21,7 +21,7 @@ struct QueuedBackend {
   c10::Device device;
   /// All queued groups of this rank. They all end with the first one that fails.
   std::shared_ptr<QueuedGroups> groups;
-  /// Collectives::allocate. Memory lives on after `release_memory`, but the backend no longer knows it.
+  /// Implements Collectives::allocate. Memory lives on after `release_memory`, but the backend no longer knows it.
   std::function<absl::StatusOr<std::unique_ptr<CommBuffer>>(std::size_t bytes)> allocate;
   std::function<void()> release_memory = [] {};
   /// Writes what the backend recorded of its calls, after a failure, and says where: "flight record: FILE". It may

@@ -27,7 +27,7 @@ class QueuedGroups {
   absl::Status status() const;
 
   /// Ends all groups. Only the first failure counts: the peers of all members are told of it, then all backends are
-  /// aborted. If a backend cannot be aborted, the device and everybody who waits for it would hang for ever, so the
+  /// aborted. If a backend cannot be aborted, the device and all threads that wait for it would hang for ever, so the
   /// process ends with the failure's exit code. Later callers wait until all of this is done.
   void end(const absl::Status& failure);
 

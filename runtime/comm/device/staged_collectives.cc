@@ -68,8 +68,8 @@ class StagedCollectives : public Collectives {
   static Work refuse(std::string_view label) {
     return Work(make_error(ExitCode::kInternal, std::string(label) + ": staged collectives make no sums"));
   }
-  /// Copies for a group of one rank. Nothing has to go to the device and back; a barrier says whether the group has
-  /// ended.
+  /// Makes a call of a group of one rank, which only copies. Nothing has to go to the device and back; a barrier says
+  /// whether the group has ended.
   Work alone(const void* from, void* to, std::size_t bytes) {
     absl::Status met = group_->barrier("alone").wait();
     if (met.ok() && from != to && bytes > 0) std::memmove(to, from, bytes);

@@ -25,7 +25,7 @@ class NcclMemory {
   static absl::StatusOr<std::shared_ptr<NcclMemory>> create(c10::intrusive_ptr<c10d::ProcessGroupNCCL> backend,
                                                             c10::Device device, NcclBuffers kind);
 
-  /// Collectives::allocate. The buffer keeps the pool alive.
+  /// Implements Collectives::allocate. The buffer keeps the pool alive.
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes);
   /// Removes all of the memory from NCCL's register. Call it before the communicator ends.
   void release();

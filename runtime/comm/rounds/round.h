@@ -10,19 +10,21 @@ struct SliceMessage {
   int peer = 0;           ///< rank of the peer in the group
   std::size_t first = 0;  ///< index of the first slice
   std::size_t count = 1;  ///< number of slices
-  /// elements of the input, of its dtype; else what the buffer of results holds: sums are fp32
+  /// true: elements of the input, in its dtype; false: elements of the buffer of results, where sums are fp32
   bool is_contribution = false;
   friend bool operator==(const SliceMessage&, const SliceMessage&) = default;
 };
 
-/// What one rank does before it goes on. All messages of a round are under way together, and the round ends when all
-/// have arrived and all have been sent. Messages between two ranks arrive in the order in which they are sent.
+/// The messages that one rank sends and receives before it goes on. All messages of a round are under way together, and
+/// the round ends when all have arrived and all have been sent. Messages between two ranks arrive in the order in which
+/// they are sent.
 ///
 /// A call is a list of rounds for each rank. One rank's sends and the other's receives match, though perhaps in rounds
 /// of different numbers.
 struct Round {
   std::vector<SliceMessage> sends, receives;
-  /// True: received data is added to this rank's, that of the lower rank on the left. False: it replaces this rank's.
+  /// True: received data is added to this rank's data, with the lower rank's data on the left. False: it replaces this
+  /// rank's data.
   bool adds = false;
 };
 

@@ -18,7 +18,7 @@ class StridedSlices {
   /// Returns the places of the slices that are `remainder` modulo `modulus`, a power of two. REQUIRES: remainder <
   /// modulus.
   Run run_of(std::size_t remainder, std::size_t modulus) const;
-  /// The slice at each place.
+  /// Returns the slice at each place.
   const std::vector<std::size_t>& order() const { return order_; }
 
  private:

@@ -20,12 +20,12 @@ struct TimedCall {
   DType dtype = DType::kU8;
   std::size_t bytes = 0;  ///< bytes that a rank gives: its shard of all_gather, its input of a reduction
   Algorithm algorithm = Algorithm::kDirect;
-  std::vector<std::int64_t> ns = {};  ///< the slowest rank's time of each run
+  std::vector<std::int64_t> ns = {};  ///< time of the slowest rank in each run
 
   double median_s() const;  ///< 0 without times
 };
 
-/// Replaces each of `ns` by the slowest rank's. Collective; every rank gives as many.
+/// Replaces each of `ns` by that of the slowest rank. Collective; every rank gives the same number of times.
 absl::Status take_slowest(Collectives& group, std::span<std::int64_t> ns);
 
 /// Returns the all-gathers of `bytes` a rank, and the reductions of fp32 and bf16 of as many bytes or a few more (ranks

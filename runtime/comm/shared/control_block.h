@@ -30,8 +30,8 @@ struct CallDescriptor {
   Location input, output;
 };
 
-/// What a rank shows with each phase that it enters. It is one cache line, so that one transfer tells a peer
-/// everything. `phase` is written last. The rest is valid if the phase is the first of a call.
+/// The words that a rank publishes with each phase that it enters. It is one cache line, so that one transfer tells a
+/// peer everything. `phase` is written last. The rest is valid if the phase is the first of a call.
 struct alignas(128) Arrival {
   std::atomic<std::uint64_t> phase;
   std::atomic<std::uint64_t> digest;  ///< digest of the call's signature
@@ -84,7 +84,7 @@ struct alignas(128) RankBlock {
 
 /// Words that change only when a rank sleeps or fails, so every core normally has a copy of the line.
 struct alignas(128) GroupBlock {
-  std::uint64_t token;                               ///< proves that a mapping is the one that its maker meant
+  std::uint64_t token;                               ///< proves that a mapping is the right segment
   alignas(128) std::atomic<std::uint32_t> sleepers;  ///< ranks that sleep on `bell`, or did so when they were killed
   std::atomic<std::uint32_t> bell;                   ///< wakes sleepers: the last rank has arrived, or an alarm came
   std::atomic<std::uint32_t> alarms;                 ///< ranks that failed or left

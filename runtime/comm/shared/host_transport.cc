@@ -174,7 +174,7 @@ absl::StatusOr<std::unique_ptr<SharedSpace::Allocation>> HostSpace::allocate_com
 
 // --- Rendezvous ---
 
-/// What the first rank tells the others about the control segment.
+/// The first rank's message to the others about the control segment.
 struct Invitation {
   pid_t pid = 0;
   int fd = -1;

@@ -39,7 +39,7 @@ class Meeting {
   /// Enters the next phase and waits for it.
   absl::Status meet();
 
-  /// What ranks published for a phase that is over.
+  /// Compares what ranks published for a phase that is over.
   bool all_published_the_same(std::uint64_t phase) const;
   Location input_of(int rank, std::uint64_t phase) const;
   Location output_of(int rank, std::uint64_t phase) const;

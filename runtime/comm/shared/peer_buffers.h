@@ -43,7 +43,7 @@ class PeerBuffers {
 struct Slice {
   std::size_t begin, numel;
 };
-/// Returns that part.
+/// Returns the part of one rank.
 Slice slice_of(std::size_t numel, int rank, int size);
 
 }  // namespace tessera

@@ -133,7 +133,8 @@ void Peers::withdraw() {
   wait_for_access_to_end();
 }
 
-// What a thread's caller frees after a failure is gone for its peers too. (A process keeps its own mapping.)
+// If the caller of a thread frees memory after a failure, its peers lose that memory too. (A process keeps its own
+// mapping.)
 void Peers::wait_for_access_to_end() const {
   if (space_.between_processes()) return;
   for (int q = 0; q < size(); ++q)

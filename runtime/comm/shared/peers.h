@@ -65,7 +65,7 @@ class Peers {
   bool outnumber_cores() const { return outnumber_cores_; }
   /// "rank 1/4 blocks.3 reduce_scatter #412: "
   std::string prefix() const;
-  /// "rank 2 (pid 4711)"
+  /// Returns a text such as "rank 2 (pid 4711)".
   std::string who(int rank) const;
 
  private:
@@ -82,7 +82,7 @@ class Peers {
   const Group& group_;
   SharedSpace& space_;
   GroupBlock& group_block_;
-  std::vector<RankBlock*> blocks_;  // one for each rank
+  std::vector<RankBlock*> blocks_;  // one block for each rank
   const bool outnumber_cores_;
   CallSignature call_;
   bool timed_ = false;  // whether deadline_ belongs to call_; it is set at the first long wait

@@ -99,7 +99,7 @@ SharedMemoryCollectives::SharedMemoryCollectives(TransportKind kind, Group group
       sources_(group_.size()) {}
 
 // If an exception destroys this object, peers should be told of the exception, not that the rank left. run_ranks
-// catches it on threads and tells them its message; between processes nobody else would tell them.
+// catches it on threads and tells them its message; between processes only this destructor can tell them.
 SharedMemoryCollectives::~SharedMemoryCollectives() {
   if (std::uncaught_exceptions() == exceptions_at_start_) {
     peers_.leave();
@@ -121,8 +121,8 @@ CallDescriptor SharedMemoryCollectives::describe(Operation operation, std::strin
   return call;
 }
 
-// Begins a call that blocks: waits first for all reductions under way. A failure of those is sticky, so the call finds
-// it.
+// Begins a call that blocks: waits first for all reductions under way. A failure of earlier calls is sticky, so the
+// call finds it.
 CallDescriptor SharedMemoryCollectives::begin(Operation operation, std::string_view label, DType dtype,
                                               std::size_t count, int root) {
   started_.finish().IgnoreError();
@@ -496,7 +496,7 @@ absl::Status SharedMemoryCollectives::spread(const CallDescriptor& call, std::by
       take_bytes(data + round.begin + some.begin, round.mailbox(root) + some.begin, some.numel, bytes);
   };
   if (small(bytes)) return in_one_round(call, bytes, load, use);
-  const std::size_t window = space_->mailbox_bytes();  // one part only: others read what one rank loads
+  const std::size_t window = space_->mailbox_bytes();  // a single part, since one rank loads and the others read
   return in_rounds(bytes, window, window, load, use);
 }
 

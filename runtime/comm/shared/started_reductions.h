@@ -46,7 +46,7 @@ class StartedReductions {
     void release() override { owner->release(*this); }
 
     StartedReductions* owner = nullptr;
-    bool held = false;         ///< whether a Work holds it
+    bool held = false;         ///< whether a Work holds this place
     std::uint64_t number = 0;  ///< number of its phase in both lanes
     CallDescriptor call;
     const std::byte* input = nullptr;

@@ -14,13 +14,13 @@ struct LowRankShape {
   std::size_t rows = 0, columns = 0, rank = 0;
 };
 
-/// kept += matrix; left = kept x right.
+/// Computes kept += matrix and left = kept x right.
 void add_and_project(const float* matrix, float* kept, const float* right, float* left, const LowRankShape& shape);
 
-/// right = matrix^T x left.
+/// Computes right = matrix^T x left.
 void project_back(const float* matrix, const float* left, float* right, const LowRankShape& shape);
 
-/// matrix = left x right^T; kept -= matrix * share.
+/// Computes matrix = left x right^T and kept -= matrix * share.
 void expand(const float* left, const float* right, float share, float* matrix, float* kept, const LowRankShape& shape);
 
 /// Makes the columns of `factor` [rank, numel] orthonormal, one after the other (Gram-Schmidt, each twice, products in

@@ -19,8 +19,8 @@ void end_stream();
 /// Copies a little data that was just written, by plain stores, for other cores to read from cache. REQUIRES: no
 /// overlap.
 void keep_bytes(void* to, const void* from, std::size_t bytes);
-/// The same for a part of something larger in memory, if other work is done between its parts: it prefetches 2 KiB
-/// ahead, beyond the end of the part.
+/// Copies a part of a larger block, if other work is done between its parts: it prefetches 2 KiB ahead, beyond the end
+/// of the part.
 void load_bytes(void* to, const void* from, std::size_t bytes);
 
 /// Copies; it streams if `bytes` is large, and ends the stream before it returns.

@@ -92,7 +92,7 @@ RulesDefault lr_adjustment_of_rules() {
   };
 }
 
-// Ranges of an optimizer's own numbers, and of a group's, which replace them.
+// Ranges of an optimizer's numbers, and of the numbers of a group that replace them.
 constexpr Range kDecayRange = {0, 1000}, kEpsRange = {1e-30, 1}, kBetaRange = {0, 1, false, true};
 
 /// Keys of one ParameterGroup.

@@ -40,8 +40,8 @@ std::int64_t UnitShape::trainable_parameters() const {
 // Plans the memory of a rank. The constructor goes category by category, and each `plan_...` adds its bytes to `use_`
 // and keeps what the engine needs in order to allocate them: parameters and slots, gradients with buckets and scratch
 // (`plan_gradients`, whose lag `plan_lag` chooses), optimizer state, matrices, then what is kept beside training (a
-// checkpoint's copy, error feedback, activations, outer steps). What is offloaded is planned in
-// memory_plan_records.cc, and so is the image of a commit, which is made of the other categories.
+// checkpoint's copy, error feedback, activations, outer steps). Offloaded state is planned in memory_plan_records.cc,
+// and so is the image of a commit, which is made of the other categories.
 MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
   // The root unit's gradients are in memory in any case.
   const auto trains = [](const UnitShape& unit) { return unit.trainable_numel() > 0; };
@@ -65,7 +65,7 @@ MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
   plan_activations();
   plan_outer();
   plan_image();
-  if (gradients_below()) plan_gradient_records(steps);  // which no commit needs
+  if (gradients_below()) plan_gradient_records(steps);  // planned here, since no commit needs gradients
 }
 
 const StateFormats& MemoryPlan::states_of(const GroupShape& group) const {
@@ -150,8 +150,8 @@ void MemoryPlan::plan_gradients() {
     if (i > 0) sum_bytes_ = std::max(sum_bytes_, sum_bytes_of(unit));
     if (bucket_mode_ == BucketMode::kAccumulator) use_[MemoryCategory::kBuckets] += bucket_bytes_of(unit);
   }
-  // A reduction that is added to what earlier microbatches left, or that goes on over the replicate axis into a smaller
-  // part, lands in scratch first.
+  // The result of a reduction goes to scratch memory first, if it is added to sums of earlier microbatches, or is
+  // reduced again over the replicate axis into a smaller part.
   const bool adds = bucket_mode_ == BucketMode::kShared && input_.accumulation > 1;
   const bool narrows = axes.replicate && input_.mesh.replicate_size > 1;
   if (adds || narrows) scratch_numel_ = largest_part;
@@ -216,7 +216,7 @@ std::int64_t MemoryPlan::most_ahead() const {
     const auto trains = [](const GroupShape& group) { return group.trainable; };
     groups = std::max<std::int64_t>(groups, std::count_if(unit.groups.begin(), unit.groups.end(), trains));
   }
-  if (input_.updates_in_backward) ++groups;  // what ranks tell each other of a unit is a reduction too
+  if (input_.updates_in_backward) ++groups;  // the notes of ranks about a unit are a reduction too
   return std::max(kMostUnderWay / groups, std::int64_t{1}) - 1;
 }
 
@@ -321,7 +321,7 @@ void MemoryPlan::plan_checkpoint() {
       bytes += numel * static_cast<std::int64_t>(sizeof(float));
       for (const StateDType dtype : states_of(group)) {
         const StateBytes state = state_bytes(dtype, numel);
-        // Each tensor has scales of its own, the last of them for less than a block.
+        // Each tensor has its own scales. The last one may be for less than a block.
         const std::int64_t more_scales = state.scales > 0 ? static_cast<std::int64_t>(group.layout.size()) : 0;
         bytes += state.data + state.scales + more_scales * static_cast<std::int64_t>(sizeof(float));
       }

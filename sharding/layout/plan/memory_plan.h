@@ -45,7 +45,8 @@ struct PlanInput {
   GradientSync sync = GradientSync::kEachMicrobatch;
   MasterKind master = MasterKind::kSplitBF16;
   StateFormats states = {StateDType::kF32, StateDType::kF32};  ///< formats of the optimizer's states
-  StateFormats matrix_states = {};                             ///< the same for groups that are updated as matrices
+  /// formats of states in groups that are updated as matrices
+  StateFormats matrix_states = {};
   MatrixWork matrix_work = {};
   /// A GPU trains. Reductions then run beside backward: each has one unit's time to end, whatever memory that costs.
   bool is_queued = false;
@@ -64,18 +65,19 @@ struct PlanInput {
   /// compression.gathers, where parameters go over a network: on the shard axis, and updated ones on the replicate
   /// axis. It may be lossy only for units in slots: what stays in memory is updated there.
   WireForm gathers = WireForm::kPlain, replica_gathers = WireForm::kPlain;
-  /// Collectives::compressed_part of each axis's group; also 0 where `compression` leaves the axis as it is.
+  /// Collectives::compressed_part of each axis's group; also 0 if `compression` does not change the axis.
   int compressed_shard_part = 0, compressed_replicate_part = 0;
   bool is_durable = false;    ///< DurableConfig
   bool reproducible = false;  ///< Strategy::reproducible
   /// CheckConfig::values: all values are checked after each step. No number of bytes depends on it
   /// (MemoryPlan::publishes_behind).
   bool checks_values = false;
-  /// Number of replicas that train by themselves between outer steps, where there are outer steps; `mesh` is then that
+  /// Number of replicas that train by themselves, if there are outer steps; `mesh` is then that
   /// of one replica.
   int replicas = 1;
   SyncConfig outer = {};
-  int filling_buckets = 1;  ///< 2 where units cut modules (units.bucket_cap_mb): two of them get gradients by turns
+  /// 2 if units cut modules (units.bucket_cap_mb), since two of them then get gradients by turns
+  int filling_buckets = 1;
 };
 
 /// Fraction of a state that is offloaded for certain, 0 to 1; 0 for tier "auto", which is not decided yet.
@@ -103,14 +105,14 @@ struct FeedbackNumel {
 struct RecordPool {
   std::int64_t records = 0;       ///< 0 where all is in memory
   std::int64_t record_bytes = 0;  ///< size of the largest record
-  std::int64_t cached = 0;        ///< records that stay in memory: as many as the cache has room for
+  std::int64_t cached = 0;        ///< number of records that stay in memory, for which the cache has room
   std::int64_t cached_first = 0;  ///< this many of the first records are cached before the others
   /// Pieces of memory for the records that are not cached: for those in use, for as many as are read ahead, and for as
   /// many as are written behind. After a step they hold the records that were used last, and the next step begins with
   /// those.
   std::int64_t slots = 0;
-  /// How many slots are in use at once: one on the CPU, for tensor states a batch's; on a GPU as many as may be under
-  /// way.
+  /// Number of slots in use at once: one on the CPU, or those of a batch for tensor states; on a GPU as many as may be
+  /// under way.
   std::int64_t held = 1;
   /// Pieces of a GPU's memory through which records go from its host's memory and back, one for each record in use. 0
   /// on the CPU.
@@ -124,8 +126,8 @@ struct RecordPool {
   std::int64_t device_bytes() const { return device_slots * record_bytes; }
 };
 
-/// The exact memory plan of one rank (every rank's is equal, since shards are). Its sizes are those that the engine
-/// then allocates; the engine compares the two. Immutable after construction; any thread may read it.
+/// The exact memory plan of one rank (every rank's is equal, since shards are). The engine allocates exactly these
+/// sizes, and compares the two. Immutable after construction; any thread may read it.
 class MemoryPlan {
  public:
   /// The number of reductions that a transport can have under way at a time.
@@ -137,7 +139,7 @@ class MemoryPlan {
   const PlanInput& input() const { return input_; }
   const MemoryUse& use() const { return use_; }
   BucketMode bucket_mode() const { return bucket_mode_; }
-  /// Whether parameters, or some of them, lie in records. Units are then gathered from there, even where there is one
+  /// Whether some parameters, or all, lie in records. Units are then gathered from there, even where there is one
   /// rank.
   bool parameters_below() const;
   /// Whether those records lie in the memory of a GPU's host, where the GPU's kernels reach them.
@@ -180,7 +182,7 @@ class MemoryPlan {
   int waiting_sums() const;
   std::int64_t waiting_numel_of(const UnitShape& unit) const;
   std::int64_t waiting_bytes() const;
-  /// Bytes of one unit's bucket, in full.
+  /// Returns the bytes of one unit's whole bucket.
   std::int64_t bucket_bytes_of(const UnitShape& unit) const;
   /// Dtype of gradients in buckets that units share: the wire's dtype; fp32 where there is one rank, since nothing is
   /// sent.
@@ -193,8 +195,8 @@ class MemoryPlan {
   std::int64_t sum_bytes() const { return sum_bytes_; }
   /// This rank's part of a unit's gradients, fp32.
   std::int64_t sum_bytes_of(const UnitShape& unit) const;
-  /// fp32 elements of what ranks tell each other about a unit with its reduction; every unit whose reduction may be
-  /// under way has as many.
+  /// Number of fp32 elements of the notes that ranks send about a unit with its reduction. Every unit whose reduction
+  /// may be under way has that many.
   std::int64_t notes_numel() const { return notes_numel_; }
   /// The digest's bits in those notes, behind a number for each trainable parameter and before a weight.
   static constexpr std::int64_t kDigestBits = 64;
@@ -208,15 +210,15 @@ class MemoryPlan {
   std::int64_t matrix_bytes() const {
     return (2 * matrices_.exchange_numel() + matrices_.work_numel() + own_masters_numel()) * 4;
   }
-  /// The part of those bytes, in fp32 elements, for masters of a batch that do not travel: rules of whole tensors that
+  /// The part of those bytes, in fp32 elements, for masters of a batch that are not sent: rules of whole tensors that
   /// read masters in a first pass need it.
   std::int64_t own_masters_numel() const {
     const bool reads_masters = !input_.matrix_work.is_muon && (first_pass_.parameters || first_pass_.states);
     return reads_masters ? matrices_.own_numel() : 0;
   }
-  /// What an update goes through twice in groups of matrices; the first time comes before it is known what the matrices
-  /// become. Muon makes directions from momenta in it. Rules of whole tensors read masters in it: offloaded masters
-  /// lie in records of parameters, or of masters and states.
+  /// State that an update reads twice in groups of matrices. The first time comes before the new matrices are known.
+  /// Muon makes directions from momenta in it. Rules of whole tensors read masters in it: offloaded masters lie in
+  /// records of parameters, or of masters and states.
   struct FirstPass {
     bool parameters = false, states = false;
   };
@@ -227,8 +229,8 @@ class MemoryPlan {
   /// OffloadConfig::moments, has a record.
   Extent tensor_state_part_of(const GroupShape& group) const;
   std::int64_t tensor_states_in_memory() const { return tensor_states_in_memory_; }
-  /// Records of tensor states. Those of one batch (MatrixBatch) are in use at once, while those of another are read
-  /// ahead or written behind.
+  /// Records of tensor states. The records of one batch (MatrixBatch) are in use at once, while those of another are
+  /// read ahead or written behind.
   const RecordPool& tensor_state_records() const { return tensor_state_records_; }
   /// Bytes of a group's record, in whole pages.
   std::int64_t tensor_state_record_bytes_of(const GroupShape& group) const;
@@ -238,10 +240,11 @@ class MemoryPlan {
 
   /// Elements of error feedback on each axis; 0 where nothing is kept.
   FeedbackNumel feedback_numel_of(const GroupShape& group) const;
-  /// What a GradientMethod needs that makes the sums of a trainable group (MemoryCategory::kFeedback has its memory);
-  /// empty where none does.
+  /// Returns the layout of the GradientMethod that makes the sums of a trainable group (its memory is in
+  /// MemoryCategory::kFeedback); empty if there is none.
   MethodLayout method_layout_of(const GroupShape& group) const;
-  std::int64_t method_work_numel() const { return method_work_numel_; }  ///< one scratch for all groups
+  /// elements of one scratch buffer for all groups
+  std::int64_t method_work_numel() const { return method_work_numel_; }
   /// fp32 elements that all groups keep from step to step on both axes. CompressionConfig::restore_skipped adds a copy
   /// of them.
   std::int64_t kept_gradient_numel() const { return kept_gradient_numel_; }
@@ -262,8 +265,8 @@ class MemoryPlan {
   /// The most records that one unit's update moves: records of parameters in files, or of masters and states.
   std::int64_t most_records_of_a_unit() const;
   /// How many records of parameters, and of masters and states, are read ahead, and how many are written behind. It is
-  /// OffloadConfig::queue_depth. Where that is left out it is kQueueDepth; with updates in backward it is the number of
-  /// records of a unit, half of kMostQueueDepth at most: a user who has the memory may set more.
+  /// OffloadConfig::queue_depth. If the strategy leaves it out, it is kQueueDepth; with updates in backward it is the
+  /// number of records of a unit, half of kMostQueueDepth at most: a user who has the memory may set more.
   std::int64_t queue_depth() const { return queue_depth_; }
   /// Elements for outer steps and asynchronous ones (SyncConfig). `part`: this rank's part of all masters. `states`:
   /// outer weights and momentum, each as many; or the values that asynchronous ranks pull; or what a rank of Hogwild
@@ -282,7 +285,8 @@ class MemoryPlan {
   /// Whether the CPU of the host updates a GPU's records where they lie (OffloadedStep::kCpu).
   bool steps_on_host() const { return steps_on_host_; }
   const HostStepBytes& host_step() const { return host_step_; }
-  /// Bytes of pinned host memory for gradients and parameters of what has records, without those that lie there anyway.
+  /// Bytes of pinned host memory for gradients and parameters of groups with records, without those that lie there in
+  /// any case.
   std::int64_t host_copies_bytes() const { return host_copies_bytes_; }
   /// Whether every record has all that the optimizer keeps of its elements.
   bool has_whole_records() const;
@@ -299,7 +303,7 @@ class MemoryPlan {
   bool has_masters_in_records(const GroupShape& group) const;
   bool has_masters_in_parameter_records(const GroupShape& group) const;
   /// Bytes for an fp32 copy of the weights of the largest group that has some of them offloaded: a GPU needs it under
-  /// rules that use norms of weights. Else 0.
+  /// rules that use norms of weights. It is 0 otherwise.
   std::int64_t weight_copy_bytes() const { return weight_copy_bytes_; }
   /// Records of sums of gradients, one for each unit, and the bytes of one, in whole pages; 0 where a unit has nothing
   /// to train. The root unit's sums stay in memory, since they would need a slot of their own there anyway.
@@ -307,9 +311,9 @@ class MemoryPlan {
   std::int64_t gradient_record_bytes_of(const UnitShape& unit) const;
   /// Bytes that a step copies between a GPU's slots (RecordPool::device_slots) and those records; zeros on the CPU.
   const HostStepBytes& gradient_copies() const { return gradient_copies_; }
-  /// How many of those records are read ahead of the update, and how many are written behind it.
+  /// Number of those records that are read ahead of the update, and number that are written behind it.
   static constexpr std::int64_t kGradientsAhead = 1;
-  /// Records of parameters. Those of groups that train come first, then those of frozen ones, both in unit order.
+  /// Records of parameters. Records of trainable groups come first, then those of frozen ones, both in unit order.
   const RecordPool& parameter_records() const { return parameter_records_; }
   /// Bytes of them that a step copies to a GPU for gathers, from the second step on; then the pieces of host memory
   /// through which those in files go, one for the parts of each unit that may be on its way.
@@ -319,7 +323,7 @@ class MemoryPlan {
   /// Bytes of a GPU's parameters in its host's memory that an update's kernels write there, and bytes that they read of
   /// those that are masters, or half of them.
   HostStepBytes updated_over_bus() const;
-  /// Records of what a commit (DurableConfig) writes from memory: this rank's parts of parameters, masters and states,
+  /// Records of the memory that a commit (DurableConfig) writes: this rank's parts of parameters, masters and states,
   /// one behind the other, then cached records. They are `image_bytes` in all.
   const RecordPool& image_records() const { return image_records_; }
   std::int64_t image_queue_depth() const { return input_.offload.queue_depth.value_or(kQueueDepth); }

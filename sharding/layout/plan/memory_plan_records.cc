@@ -1,11 +1,11 @@
-// Plans what is offloaded: records, their slots, and the bytes that move. It is the part of MemoryPlan that knows
+// Plans offloaded state: records, their slots, and the bytes that move. It is the part of MemoryPlan that knows
 // tiers.
 //
 // Each kind of state (parameters, masters and states, tensor states, sums of gradients) becomes a list of records, one
-// for each offloaded chunk. A pool then says how many of them are cached, how many slots the others take turns in,
-// and what of that is memory of a GPU or of its host. The programs of a step (step_programs) are played on the list
-// (record_traffic.h) to count what is read and written. The image of a commit comes last, since it is made of what the
-// others keep in memory.
+// for each offloaded chunk. A pool then says how many of them are cached, how many slots the others take turns in, and
+// which of that memory is a GPU's and which its host's. The programs of a step (step_programs) are played on the list
+// (record_traffic.h) to count what is read and written. The image of a commit comes last, since it consists of the
+// state that the others keep in memory.
 
 #include <algorithm>
 #include <cmath>
@@ -28,7 +28,8 @@ std::int64_t sum(std::span<const std::int64_t> bytes) {
 }  // namespace
 
 std::int64_t MemoryPlan::most_records_of_a_unit() const {
-  const bool has_parameters = input_.offload.parameters.tier == Tier::kNvme;  // others are updated where they lie
+  // parameters in pinned memory are updated where they lie
+  const bool has_parameters = input_.offload.parameters.tier == Tier::kNvme;
   std::int64_t most = 0;
   for (const UnitShape& unit : input_.units) {
     std::int64_t states = 0, parameters = 0;
@@ -79,8 +80,8 @@ RecordPool pinned_pool(const std::vector<std::int64_t>& bytes) {
 
 }  // namespace
 
-/// A pool of records in files that a GPU uses, `held` of them at once. Their slots are memory of its host; `more` slots
-/// are for records that are read ahead and written behind.
+/// Plans a pool of records in files that a GPU uses, `held` of them at once. Their slots are memory of its host; `more`
+/// slots are for records that are read ahead and written behind.
 RecordPool MemoryPlan::plan_files_of_gpu(const std::vector<std::int64_t>& bytes, Cache cache, std::int64_t held,
                                          std::int64_t more) {
   RecordPool pool = plan_pool(bytes, cache, more + held);
@@ -90,7 +91,7 @@ RecordPool MemoryPlan::plan_files_of_gpu(const std::vector<std::int64_t>& bytes,
 }
 
 /// A pool of records that go through a GPU. They have slots on the GPU for the way from its host's memory and back.
-/// Those in files have slots on the host too: for records that are on the GPU, read ahead, or written behind.
+/// Records in files have slots on the host too: for records that are on the GPU, read ahead, or written behind.
 RecordPool MemoryPlan::plan_streamed_pool(const std::vector<std::int64_t>& bytes, Cache cache) {
   if (bytes.empty()) return {};
   const bool on_host = states_on_host(), stays = states_stay_on_host();
@@ -245,7 +246,7 @@ void MemoryPlan::plan_parameter_records(Steps steps) {
   }
   const std::vector<std::int64_t>& bytes = records.bytes;
   if (bytes.empty()) return;
-  // Records of what trains come first in the cache: the update reads and writes them too.
+  // Records of trainable groups come first in the cache, since the update reads and writes them too.
   const Cache cache{input_.offload.cache_bytes, static_cast<std::int64_t>(records.first.back())};
   if (input_.is_queued) {
     for (std::size_t i = 0; i < bytes.size(); ++i) uploaded_bytes_ += gathers[i] * bytes[i];
@@ -267,7 +268,7 @@ std::int64_t MemoryPlan::tensor_state_record_bytes_of(const GroupShape& group) c
 
 /// Tensor states move batch by batch. Each unit is an owner of records, of none where its states stay in memory.
 void MemoryPlan::plan_tensor_states(Steps steps) {
-  std::vector<std::int64_t> bytes;  // bytes of each group that has such states
+  std::vector<std::int64_t> bytes;  // bytes for each group that has such states
   RecordList records;
   std::vector<std::size_t> units;  // theirs
   for (std::size_t unit = 0; unit < input_.units.size(); ++unit) {
@@ -374,7 +375,7 @@ void MemoryPlan::plan_gradient_records(Steps steps) {
   count(steps, RecordKind::kGradients, records, gradient_records_);
 }
 
-/// Whether the device that trains updates some of the unit, and not its host's CPU all of it.
+/// Whether the device that trains updates a part of the unit. Otherwise its host's CPU updates all of it.
 bool MemoryPlan::updates_by_device(const UnitShape& unit) const {
   return std::ranges::any_of(unit.groups, [&](const GroupShape& group) {
     return group.trainable && (!steps_on_host() || records_of(group).before_records() > 0);
@@ -418,7 +419,8 @@ void MemoryPlan::plan_image() {
   disk_.durable_bytes += 2 * disk_.written_in_commit;
 }
 
-/// Plans the slots of activations in files. Activations on a GPU's host take memory as they come, which no plan knows.
+/// Plans the slots of activations in files. Activations on a GPU's host take memory as they come, and no plan knows how
+/// much.
 void MemoryPlan::plan_activations() {
   const OffloadConfig& offload = input_.offload;
   if (offload.activations != Tier::kNvme) return;

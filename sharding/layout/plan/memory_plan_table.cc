@@ -1,4 +1,4 @@
-// Prints a memory plan for people.
+// Prints a memory plan as a table.
 
 #include <cstdio>
 

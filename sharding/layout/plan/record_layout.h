@@ -8,11 +8,11 @@
 
 namespace tessera {
 
-/// What a rank keeps for each element of its optimizer part, and which share of it is offloaded.
+/// The state that a rank keeps for each element of its optimizer part, and the share that is offloaded.
 struct TieredState {
   std::int64_t master_bytes = 0;  ///< bytes of an element's master beside the parameter: 0, 2 (low halves) or 4
   StateFormats states = {};       ///< formats of the numbers that the optimizer keeps
-  double masters_below = 0, states_below = 0;  ///< share of each that is offloaded, 0 to 1
+  double masters_below = 0, states_below = 0;  ///< offloaded shares, 0 to 1
   std::int64_t record_bytes = 2 << 20;         ///< a record's upper limit in bytes; at least a page
 };
 
@@ -37,7 +37,7 @@ class RecordLayout : public Chunks {
   /// Whether each record has all that is kept of its elements.
   bool are_whole() const;
 
-  /// A piece of a record. `bytes` is 0 where the chunk keeps it in memory, or does not have it.
+  /// A piece of a record. `bytes` is 0 if the chunk keeps this state in memory, or does not have it.
   struct Piece {
     std::int64_t offset = 0, bytes = 0;
   };
@@ -49,7 +49,7 @@ class RecordLayout : public Chunks {
     };
     std::array<State, kMostStates> states{};
   };
-  /// The record of a chunk. REQUIRES: chunk >= first_record().
+  /// Returns the record of a chunk. REQUIRES: chunk >= first_record().
   Record record(std::int64_t chunk) const;
 
  private:

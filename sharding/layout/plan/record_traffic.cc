@@ -177,7 +177,7 @@ RecordMoves moves_in_two_steps(std::span<const StepProgram> programs, RecordKind
     player.play(programs.back());
     return player.take_moves();
   };
-  play_two();  // the slots are now as they are after many steps
+  play_two();  // the slots now have the content that they have after many steps
   return play_two();
 }
 

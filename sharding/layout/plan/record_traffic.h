@@ -31,7 +31,7 @@ struct RecordList {
   RecordList without(const EvenSpread& cached) const;
 };
 
-/// Some records one behind the other, or backward from the last to the first.
+/// A range of records, in order, or backward from the last to the first.
 struct Stretch {
   std::size_t begin = 0, end = 0;
   bool backward = false;
@@ -55,7 +55,7 @@ class RecordSlots {
 
   std::vector<std::int64_t> before_;  ///< [records + 1]: bytes of all records in front of each
   const std::size_t slots_;
-  std::vector<std::size_t> kept_;  ///< records in the slots, the one used last at the end
+  std::vector<std::size_t> kept_;  ///< records in the slots; the one used last is at the end
 };
 
 /// Bytes that move between files and slots.

@@ -5,9 +5,9 @@
 namespace tessera {
 namespace {
 
-/// Whether a pass goes the other way than the one before, whose last records are in memory still. Passes on a CPU also
-/// go there and back where values are waited for in the step; values that are not go in the order in which the next
-/// forward wants them.
+/// Whether a pass goes in the other direction than the one before, whose last records are still in memory. Passes on a
+/// CPU also go there and back where values are waited for in the step; values that are not go in the order in which the
+/// next forward wants them.
 bool alternates(const StepInput& input) {
   if (!input.executor.queued) return input.parameters.exist || input.states.exist || !input.publishes_behind;
   return !input.executor.host_updates && !input.gradients_below &&
@@ -82,7 +82,8 @@ class ProgramWriter {
     }
   }
 
-  /// Adds backward and all up to the decision. The visits [0, end) are the first pass, which is read ahead meanwhile.
+  /// Adds backward, and the operations up to the decision. The visits [0, end) are the first pass, which is read ahead
+  /// meanwhile.
   void train(std::int64_t end) {
     add(StepOpKind::kAnnounce, 0, end);
     add(StepOpKind::kBackward);
@@ -106,7 +107,7 @@ class ProgramWriter {
     finish();
   }
 
-  /// Units come as their gradients do. All ranks agree on that order as they train; it is mostly this one.
+  /// Units come as their gradients do. All ranks agree on the order while they train. It is mostly this one.
   void update_in_backward() {
     program_.announces_units = input_.first_work != VisitWork::kUpdate;
     std::int64_t announced = 0;
@@ -124,7 +125,7 @@ class ProgramWriter {
     finish();
   }
 
-  /// Appends visits of the groups [begin, end), which are a unit's.
+  /// Appends visits of the groups [begin, end), which belong to one unit.
   void append(std::size_t begin, std::size_t end, VisitWork work, bool backward) {
     for (std::size_t i = begin; i < end; ++i)
       program_.visits.push_back(visit_of(backward ? begin + end - 1 - i : i, work, backward));
@@ -141,7 +142,7 @@ class ProgramWriter {
     return {{StepOpKind::kVisit, first, next()}};
   }
 
-  /// The same two passes as over all units.
+  /// Returns the two passes over one unit, which are the same as those over all units.
   std::vector<StepOp> update_layers_of(std::size_t begin, std::size_t end) {
     const std::int64_t first = next();
     append(begin, end, input_.first_work, /*backward=*/false);
@@ -156,7 +157,7 @@ class ProgramWriter {
             {StepOpKind::kEndPass}};
   }
 
-  /// What is over elements alone is updated in the first pass, before the unit's matrices are exchanged.
+  /// Groups without matrices are updated in the first pass, before the unit's matrices are exchanged.
   std::vector<StepOp> update_matrices_of(std::size_t begin, std::size_t end) {
     const auto of_matrices = [&](std::size_t group) { return input_.groups[group].of_matrices; };
     const bool is_muon = input_.first_work == VisitWork::kDirections;

@@ -43,19 +43,20 @@ struct Visit {
 /// The first pass is announced before backward, and by who makes the step once more when it begins: it is known who is
 /// used then.
 enum class StepOpKind : std::uint8_t {
-  kRounds,            ///< `begin` microbatches before the last one: in each all units forward, and then all backward
-  kForward,           ///< all units in the last microbatch
-  kAnnounce,          ///< records of the visits [begin, end), which are one pass, are read ahead from here on
-  kBackward,          ///< all units in the last microbatch, the last one first
-  kUpdateInBackward,  ///< the same; StepProgram::unit_ops, with their visits [begin, end), follow each unit's reduction
-  kAgree,             ///< ranks tell each other loss, norm and what was used
-  kDecide,            ///< whether the step is taken, at which rate, and how far gradients are clipped
-  kVisit,             ///< the visits [begin, end), in this order
-  kAgreeOnNorms,      ///< ranks tell each other each layer's norms
-  kExchange,          ///< matrices or directions go to owners, results come back; makes the visits [begin, end) itself
-  kEndPass,           ///< no record is in use; what was changed is written in the background
-  kPublished,         ///< what was published is waited for
-  kBarrier,           ///< ranks that share one copy of the parameters wait for each other
+  kRounds,    ///< `begin` microbatches before the last one: in each all units forward, and then all backward
+  kForward,   ///< all units in the last microbatch
+  kAnnounce,  ///< records of the visits [begin, end), which are one pass, are read ahead from here on
+  kBackward,  ///< all units in the last microbatch, the last one first
+  /// updates in backward: StepProgram::unit_ops, with their visits [begin, end), follow each unit's reduction
+  kUpdateInBackward,
+  kAgree,         ///< ranks tell each other loss, norm and which parameters were used
+  kDecide,        ///< decides whether the step is made, with which rate, and how gradients are clipped
+  kVisit,         ///< the visits [begin, end), in this order
+  kAgreeOnNorms,  ///< ranks tell each other each layer's norms
+  kExchange,      ///< matrices or directions go to owners, results come back; makes the visits [begin, end) itself
+  kEndPass,       ///< no record is in use; changed records are written in the background
+  kPublished,     ///< waits for published values
+  kBarrier,       ///< ranks that share one copy of the parameters wait for each other
 };
 
 /// `begin`, `end`: of visits, where the kind says so.
@@ -73,10 +74,10 @@ struct StepProgram {
   /// as for units that do not train. All in it is about this unit alone: norms that ranks agree on, and matrices.
   std::vector<std::vector<StepOp>> unit_ops;
   /// Whether each unit's operations announce its records, pass by pass; the next unit's first pass is announced when a
-  /// unit is done. Else all are announced at once, since each record comes once.
+  /// unit is done. False: all units are announced at once, since each record comes once.
   bool announces_units = false;
-  /// A skipped step ends with kDecide, and the next step has this program again. Else, on a GPU whose host does not
-  /// wait for the decision, all that follows takes place and leaves values as they are.
+  /// A skipped step ends with kDecide, and the next step has this program again. False on a GPU whose host does not
+  /// wait for the decision: the operations that follow are made, and change no values.
   bool ends_when_skipped = true;
   std::span<const Visit> visits_of(const StepOp& op) const {
     return std::span(visits).subspan(static_cast<std::size_t>(op.begin), static_cast<std::size_t>(op.end - op.begin));
@@ -88,21 +89,22 @@ struct StepInput {
   struct Group {
     std::int32_t unit = 0;
     bool of_matrices = false;
-    bool by_device = true;  ///< what trains updates something of it, and not the CPU of a GPU's host all
+    /// whether the device that trains updates a part of the group; otherwise the CPU of a GPU's host updates all of it
+    bool by_device = true;
   };
-  /// What makes the step. This alone knows of a GPU.
+  /// The device that makes the step. This alone knows of a GPU.
   struct Executor {
-    bool queued = false;        ///< a GPU: its host runs ahead of it
+    bool queued = false;        ///< true for a GPU, whose host runs ahead of it
     bool host_updates = false;  ///< the CPU of its host updates what lies in the host's memory
   };
   /// Whether a kind of records is there, and whether its records lie in files.
   struct Records {
     bool exist = false, in_files = false;
   };
-  std::vector<Group> groups;  ///< those that train, in the order of units
+  std::vector<Group> groups;  ///< trainable groups, in the order of units
   std::int64_t rounds = 1;    ///< microbatches
-  /// What the first of two passes does, over groups of matrices where it is kDirections or kReadMasters, else over all.
-  /// kUpdate: a step has one pass.
+  /// The work of the first of two passes. kDirections and kReadMasters go over groups of matrices, others over all
+  /// groups. kUpdate: a step has one pass.
   VisitWork first_work = VisitWork::kUpdate;
   bool first_reads_parameters = false, first_reads_states = false;  ///< MemoryPlan::first_pass_of_matrices
   Records parameters, states;
@@ -118,8 +120,8 @@ struct StepInput {
 /// step before has a program of its own.
 std::vector<StepProgram> step_programs(const StepInput& input);
 
-/// The programs of Step::swap_averages, a pass between two steps: one, or two that take turns with each other and with
-/// those of steps. It goes on where the step before ended.
+/// Returns the programs of Step::swap_averages, a pass between two steps. There is one, or there are two that take
+/// turns, like those of steps. It goes on where the step before ended.
 std::vector<StepProgram> averages_programs(const StepInput& input);
 
 }  // namespace tessera

@@ -16,7 +16,7 @@ Tier tier_below(const OffloadConfig& offload, bool is_gpu);
 /// possible lies on `below`: all in memory if that fits; else a share of the moments, in steps of 1/256; else all of
 /// them and a share of the masters; else all of both and a share of the parameters. If `below` is the memory of a GPU's
 /// host, and masters and moments are both open, both get one share, so that the host's CPU may update them. If nothing
-/// fits, all of it lies there, and the plan shows what is too much.
+/// fits, all state lies there, and the plan shows what is too large.
 PlanInput with_tiers_chosen(PlanInput input, std::int64_t limit, Tier below = Tier::kNvme);
 
 }  // namespace tessera

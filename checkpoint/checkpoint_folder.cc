@@ -158,7 +158,7 @@ absl::StatusOr<std::vector<ListedCheckpoint>> list_checkpoints(const std::string
 
 namespace {
 
-/// The checkpoint that the one line of `folder`/`pointer` names.
+/// Returns the checkpoint that the single line of `folder`/`pointer` names.
 absl::StatusOr<std::string> named_checkpoint(const std::string& folder, const char* pointer, const std::string& who) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<ListedCheckpoint> there, list_checkpoints(folder, who));
   const std::string path = folder + "/" + pointer, there_are = text_of(there),

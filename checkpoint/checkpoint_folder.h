@@ -31,19 +31,19 @@ struct ListedCheckpoint {
   std::int64_t step = 0;
 };
 
-/// The committed checkpoints of a folder, the one committed last at the end. Errors: 66 there is no such folder; 77,
-/// 74.
+/// Returns the committed checkpoints of a folder; the one committed last is at the end. Errors: 66 there is no such
+/// folder; 77, 74.
 absl::StatusOr<std::vector<ListedCheckpoint>> list_checkpoints(const std::string& folder, const std::string& who);
 
-/// The name in `latest`. Errors: 66 if there is none, or what it names is not there (the text lists the checkpoints
-/// that are); 65 if it is not the name of a checkpoint.
+/// Returns the name in `latest`. Errors: 66 if there is no such file, or no such checkpoint (the text lists the
+/// checkpoints); 65 if it is not the name of a checkpoint.
 absl::StatusOr<std::string> latest_checkpoint(const std::string& folder, const std::string& who);
 
-/// The name in `best`, with the same errors.
+/// Returns the name in `best`, with the same errors.
 absl::StatusOr<std::string> best_checkpoint(const std::string& folder, const std::string& who);
 
-/// The checkpoint that a user means by `path`: `path` itself if it holds a manifest, the best one for `folder`/best,
-/// else the latest one of that folder. Errors: 66, 65.
+/// Returns the checkpoint that a user means by `path`: `path` itself if it holds a manifest, the best one for
+/// `folder`/best, else the latest one of that folder. Errors: 66, 65.
 absl::StatusOr<std::string> find_checkpoint(const std::string& path, const std::string& who);
 
 /// Makes `folder` if it is not there, and keeps other runs out of it: for a program that saves there until it ends.
@@ -62,7 +62,7 @@ class UnfinishedCheckpoint {
   UnfinishedCheckpoint(const UnfinishedCheckpoint&) = delete;
   UnfinishedCheckpoint& operator=(const UnfinishedCheckpoint&) = delete;
 
-  /// The folder in which the files of the checkpoint are written, before `commit`.
+  /// Returns the folder in which the files of the checkpoint are written before `commit`.
   const std::string& path() const { return path_; }
   /// The folder that they will be in after it.
   std::string committed_path() const { return folder_ + "/" + name_; }
@@ -82,14 +82,14 @@ class UnfinishedCheckpoint {
   absl::Status remove_leftovers() const;
 
   const std::string folder_, who_;
-  std::string name_;  ///< its name once it is committed
+  std::string name_;  ///< name that the checkpoint has once it is committed
   std::string path_;
   FolderLock lock_;
   bool exists_ = false;
 };
 
-/// Removes what `prune` has set aside. Needs no lock: another process may remove the same meanwhile. Takes a while
-/// where the file system tells the disk of each block that is free. Tries all paths, and reports the first failure.
+/// Removes what `prune` has set aside. Needs no lock: another process may remove the same meanwhile. It takes a while
+/// if the file system tells the disk about each free block. Tries all paths, and reports the first failure.
 absl::Status remove_pruned(const std::vector<std::string>& paths, const std::string& who);
 
 }  // namespace tessera

@@ -12,7 +12,7 @@ namespace tessera {
 /// Bytes by name.
 using CommitParts = std::map<std::string, std::string>;
 
-/// What one rank writes down when a step of its own is on the disk (DurableConfig), beside the records themselves.
+/// What one rank writes, apart from the records, when its part of a step is on the disk (DurableConfig).
 struct Commit {
   std::int64_t generation = 0;  ///< counts a folder's commits, from 1
   std::uint64_t run = 0;        ///< drawn by rank 0 of the run that made it
@@ -22,9 +22,9 @@ struct Commit {
   CommitParts parts = {};
 };
 
-/// The bytes of a commit's file: "TESSCMT1"; generation, run, step, layout and the number of parts, each in 8 bytes,
-/// the lowest first; for each part the length of its name, the name, its length and its bytes; and at the end the XXH3
-/// of everything before (checkpoint_hash).
+/// Returns the bytes of a commit's file: "TESSCMT1"; generation, run, step, layout and the number of parts, each in 8
+/// bytes, the lowest first; for each part the length of its name, the name, its length and its bytes; and at the end
+/// the XXH3 of everything before (checkpoint_hash).
 std::string write_commit(const Commit& commit);
 
 /// Reads such bytes. `file` stands in front of messages. Error: 65 for any other bytes.

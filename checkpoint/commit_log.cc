@@ -31,7 +31,7 @@ std::string commit_file(const std::string& stem, std::int64_t generation) {
   return stem + (generation % 2 == 0 ? ".commit-0" : ".commit-1");
 }
 
-/// Its name is followed by the hash of what the file holds.
+/// The hash of the file's content follows in its name.
 constexpr std::string_view kKept = "kept-";
 
 /// The lock file stays when its run ends.

@@ -22,9 +22,8 @@ namespace tessera {
 ///
 /// - rank-0000r.commit-0 and .commit-1;
 /// - .lock, which stays;
-/// - .begun, empty, which is there from the moment on when all ranks have a commit. A folder without commits that has
-///   it has lost them;
-///   without it, its run ended before its first commit.
+/// - .begun, empty, which is there from the moment on when all ranks have a commit. If a folder has this file and no
+///   commits, the commits are lost. If it has neither, its run ended before the first commit.
 /// - .kept-0123456789abcdef, bytes that commits name by their hash, since they do not change with each commit.
 class CommitLog {
  public:
@@ -35,7 +34,8 @@ class CommitLog {
   /// Whether the rank's commits in the folder were ever opened, by a run that may have ended before its first one.
   static bool was_opened(const std::string& folder, int rank);
   /// Returns the whole commits that are there, the older one first; none before the first. A damaged file beside a
-  /// whole commit does not count, and a warning says so. Changes nothing. Errors: 65 none is whole, and one was there.
+  /// whole commit does not count, and a warning says so. It changes nothing. Errors: 65 none is whole, and one was
+  /// there.
   absl::StatusOr<std::vector<Commit>> read() const;
   /// Removes what a killed process left of a commit that it was writing.
   absl::Status remove_leftovers() const;
@@ -43,7 +43,7 @@ class CommitLog {
   bool has_begun() const;
   /// Notes that all ranks have a commit. REQUIRES: called before the second one is written.
   absl::Status begin() const;
-  /// Writes a commit over the one of two generations before. Its file is the old one or the new one at any moment,
+  /// Writes a commit over the one of two generations before. At any moment the file is the old one or the new one,
   /// through errors, kills and power loss. After an error it may be either: see `remove`.
   absl::Status write(const Commit& commit) const;
   /// Removes the commit of this generation from the disk, if it is there. Errors: 74, ...

@@ -19,7 +19,7 @@ namespace tessera {
 
 /// What a checkpoint holds, and how to tell that it is whole. The names here are the keys of `manifest.json`.
 
-/// A number that the optimizer keeps for each element of a parameter that trains, or what it keeps for the whole
+/// A state that the optimizer keeps for each element of a trainable parameter, or for the whole parameter
 /// (state_shapes).
 struct SavedState {
   std::string name;  ///< "exp_avg": the `what` of its pieces
@@ -28,9 +28,9 @@ struct SavedState {
   friend bool operator==(const SavedState&, const SavedState&) = default;
 };
 
-/// A parameter of the module, and which pieces the checkpoint has of it.
+/// A parameter of the module, with its pieces in the checkpoint.
 struct SavedParameter {
-  std::string name;                  ///< first name that the module has it under
+  std::string name;                  ///< the first of its names in the module
   std::vector<std::string> aliases;  ///< further names, if the parameter is tied
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> strides;  ///< order in which its elements are counted; empty: rows one behind the other
@@ -41,7 +41,7 @@ struct SavedParameter {
   /// and its first element in that group's flat buffer.
   std::int64_t unit = 0, group = 0, first_element = 0;
   std::int64_t numel = 0;  ///< made from `shape`
-  /// Names of the states it has. Nothing: all of the manifest's, or for a frozen parameter none.
+  /// Names of the states it has. Empty: all states of the manifest, or none for a frozen parameter.
   std::optional<std::vector<std::string>> states = {};
   /// Shapes, by name, of states that are kept for the whole parameter and not for each element.
   std::map<std::string, std::vector<std::int64_t>> state_shapes = {};
@@ -91,7 +91,7 @@ struct SavedNoiseScale {
 /// What compression took from gradients and must be added to later ones (error feedback): pieces "residual.rank3" and
 /// "replica_residual.rank3" of parameters that train, in fp32, as sums over the microbatches of a step.
 struct SavedResiduals {
-  std::int64_t microbatches = 1;  ///< number of them in a step
+  std::int64_t microbatches = 1;  ///< number of microbatches in a step
   /// The factor b, if they belong to the momentum b m + (1 - b) g and not to gradients g (OneBitConfig::momentum); 0:
   /// gradients.
   double momentum = 0;
@@ -100,7 +100,7 @@ struct SavedResiduals {
 
 /// A file of the checkpoint.
 struct SavedFile {
-  static constexpr std::int64_t kChunkBytes = std::int64_t{1} << 20;  ///< length of what is hashed together
+  static constexpr std::int64_t kChunkBytes = std::int64_t{1} << 20;  ///< bytes that are hashed together
 
   std::string name;
   std::int64_t bytes = 0, header_bytes = 0;
@@ -131,7 +131,7 @@ struct Manifest {
   std::vector<SavedParameter> parameters;
   std::vector<SavedTensor> buffers, items;
   std::map<std::string, std::string> json_items;
-  /// "noise": the version of what the run draws; 1 where the text has none
+  /// "noise": the version of the run's random numbers; 1 if the text has none
   std::int64_t noise_version = kNoiseVersion;
   std::int64_t defaults_version = 1;  ///< "defaults": OptimizerConfig::defaults_version; 1 where the text has none
   std::int64_t generators = 0;  ///< ranks 0 ... generators - 1 have a piece "generator" of type U8, named by the rank

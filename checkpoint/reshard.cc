@@ -37,7 +37,7 @@ void add_whole(const SavedCheckpoint& from, const std::string& what, const std::
   add_piece(from, what, name, 0, places.back().piece.offset + places.back().piece.numel, pieces);
 }
 
-/// Adds elements [first, first + numel) of a parameter and of its states that have as many. `first` is a multiple of
+/// Adds elements [first, first + numel) of a parameter and of its element-wise states. `first` is a multiple of
 /// kBlock.
 void add_parameter(const SavedCheckpoint& from, const SavedParameter& parameter, std::int64_t first, std::int64_t numel,
                    std::vector<Piece>& pieces) {
@@ -52,7 +52,7 @@ void add_parameter(const SavedCheckpoint& from, const SavedParameter& parameter,
   }
 }
 
-/// Adds what belongs to a rank of the run to one file, cut as it was.
+/// Adds what belongs to one rank of the run to one file, without cutting it anew.
 void add_residuals(const SavedCheckpoint& from, std::vector<std::vector<Piece>>& pieces) {
   const Manifest& manifest = from.manifest();
   if (!manifest.residuals) return;
@@ -81,7 +81,7 @@ void add_the_rest(const SavedCheckpoint& from, std::vector<Piece>& pieces) {
   }
 }
 
-/// [file]: all parameters one behind the other, in blocks, cut into runs of equal length.
+/// Returns [file]: all parameters one behind the other, in blocks, cut into runs of equal length.
 std::vector<std::vector<Piece>> cut(const SavedCheckpoint& from, std::int64_t files) {
   std::int64_t all = 0;
   for (const SavedParameter& parameter : from.manifest().parameters) all += blocks_of(parameter.numel);

@@ -34,7 +34,7 @@ inline constexpr char kFactors[] = "factors";
 /// the sum over the shard axis, of contributions to the sum over the replicate axis, and of the sums that a rank made.
 inline constexpr char kResidual[] = "residual", kReplicaResidual[] = "replica_residual",
                       kSumResidual[] = "sum_residual";
-/// The same for the momentum of a rank's own gradients (TopKConfig::momentum), or its share of the common one
+/// Likewise for the momentum of a rank's own gradients (TopKConfig::momentum), or its share of the common momentum
 /// (OneBitConfig::momentum).
 inline constexpr char kGradientMomentum[] = "gradient_momentum";
 inline constexpr const char* kKeptOfRanks[] = {kResidual, kReplicaResidual, kSumResidual, kGradientMomentum};
@@ -72,10 +72,10 @@ class SavedCheckpoint {
 
   /// All pieces of a tensor, by offset. Empty where it has no elements, or is not there.
   std::span<const Place> pieces(const std::string& what, const std::string& name) const;
-  /// Reads elements of a tensor from `first` on, as many as `bytes` has room for; whole chunks without a copy.
+  /// Reads elements of a tensor from `first` on, as many as `bytes` has room for. Whole chunks are not copied.
   /// REQUIRES: they are there.
   absl::Status read(const std::string& what, const std::string& name, std::int64_t first, std::span<std::byte> bytes);
-  /// The same for a view of `bytes` bytes, without a copy where they lie in one chunk. It is valid until the next call
+  /// Returns a view of `bytes` bytes, without a copy if they lie in one chunk. It is valid until the next call
   /// that reads.
   absl::StatusOr<std::span<const std::byte>> view(const std::string& what, const std::string& name, std::int64_t first,
                                                   std::size_t bytes);
@@ -118,11 +118,13 @@ class SavedCheckpoint {
   const std::string folder_, who_;
   Manifest manifest_;
   std::uint64_t hash_ = 0;
-  std::map<std::string, std::vector<Place>> tensors_;       ///< key: "what|name"
-  std::map<std::string, bool> checked_;                     ///< the same keys, while the tensors are checked
+  std::map<std::string, std::vector<Place>> tensors_;  ///< key: "what|name"
+  /// keys of the tensors that were checked, used during the check
+  std::map<std::string, bool> checked_;
   std::list<std::pair<std::size_t, ShardReader>> readers_;  ///< readers of the files used last, the latest first
   std::list<Chunk> chunks_;                                 ///< chunks read last, the latest first
-  std::vector<std::byte> joined_;                           ///< what `view` returned, if it came from several chunks
+  /// memory of the last `view`, if it came from several chunks
+  std::vector<std::byte> joined_;
 };
 
 }  // namespace tessera

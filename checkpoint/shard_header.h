@@ -26,7 +26,7 @@ struct Piece {
 
   std::int64_t bytes() const { return numel * element_bytes(dtype); }
   std::int64_t end() const { return begin + bytes(); }
-  /// Its name in the file: "master|blocks.0.weight|512". Neither `what` nor the offset has a '|'.
+  /// Returns its name in the file, such as "master|blocks.0.weight|512". Neither `what` nor the offset has a '|'.
   std::string key() const;
   friend bool operator==(const Piece&, const Piece&) = default;
 };

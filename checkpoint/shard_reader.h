@@ -17,9 +17,9 @@
 
 namespace tessera {
 
-/// Reads one file of a checkpoint, which may be damaged or hostile: nothing is returned whose hash is not the
-/// manifest's. Only a regular file of that name in that folder is opened; links are not followed. One thread at a time
-/// uses it.
+/// Reads one file of a checkpoint, which may be damaged or hostile: bytes are returned only if their hash is that of
+/// the manifest. Only a regular file of that name in that folder is opened; links are not followed. One thread at a
+/// time uses it.
 ///
 /// Errors, with `who` and the file in front: 66 the file is missing, 77, 71; 65 another size than the manifest says, or
 /// another hash (with the offset, both hashes and the pieces that lie there); 74 a failed read.

@@ -112,7 +112,7 @@ void ShardWriter::set_direct(bool direct) {
 absl::Status ShardWriter::write(std::span<const std::byte> bytes, std::int64_t offset) {
   std::size_t done = 0;
   int got = file_calls::write_all(fd_, path_, bytes, static_cast<off_t>(offset), done);
-  if (got == -EINVAL && is_direct_) {  // what is left does not begin where the disk's blocks do, or those are larger
+  if (got == -EINVAL && is_direct_) {  // the rest does not begin at a block of the disk, or the disk has larger blocks
     set_direct(false);
     std::size_t more = 0;
     got = file_calls::write_all(fd_, path_, bytes.subspan(done), static_cast<off_t>(offset) + static_cast<off_t>(done),
@@ -125,7 +125,7 @@ absl::Status ShardWriter::write(std::span<const std::byte> bytes, std::int64_t o
   return absl::OkStatus();
 }
 
-/// Lets the disk begin with what is written while the next blocks are made, and not at the fsync. It is a hint: if the
+/// Lets the disk begin to write while the next blocks are made, and not at the fsync. It is a hint: if the
 /// file system does not take it, or fails, fsync says so.
 void ShardWriter::begin_writeback(std::int64_t end) {
   constexpr std::int64_t kAtOnce = std::int64_t{8} << 20;

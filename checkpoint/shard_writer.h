@@ -39,10 +39,10 @@ class ShardWriter {
 
   /// Writes the next bytes of the data. They may be reused when it returns.
   absl::Status append(std::span<const std::byte> data);
-  /// Bytes of data given so far.
+  /// Returns the bytes of data given so far.
   std::int64_t written() const { return appended_; }
 
-  /// Writes the rest, syncs and closes the file, and returns what the manifest has to know. Error 70: the data is not
+  /// Writes the rest, syncs and closes the file, and returns its entry in the manifest. Error 70: the data is not
   /// as long as the header says.
   absl::StatusOr<SavedFile> finish();
 
@@ -72,7 +72,7 @@ class ShardWriter {
   // The write that is under way, while there is one; `end_write` waits for it.
   std::future<absl::Status> under_way_;
   bool is_direct_ = false;
-  std::int64_t in_writeback_ = 0;  ///< how far the disk was asked to begin, in bytes
+  std::int64_t in_writeback_ = 0;  ///< bytes that the disk was asked to write
 };
 
 }  // namespace tessera

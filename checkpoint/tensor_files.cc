@@ -34,7 +34,7 @@ constexpr char kConvertHint[] =
 /// length.)
 bool is_pickle(std::string_view head) { return head.starts_with("PK\x03\x04") || head.starts_with("\x80"); }
 
-/// Whether the name is that of a file in the index's own folder, and leads nowhere else.
+/// Whether the name is that of a file in the index's own folder, and not a path to another one.
 bool is_plain_name(const std::string& name) {
   return !name.empty() && name.size() <= kMostFileName && name != "." && name != ".." &&
          name.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;

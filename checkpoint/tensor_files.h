@@ -60,7 +60,7 @@ class TensorFiles {
   std::string who_;
   std::vector<File> files_;
   std::map<std::string, Place> tensors_;
-  std::optional<RegularFile> open_file_;  ///< the one that was read last
+  std::optional<RegularFile> open_file_;  ///< the file that was read last
 };
 
 inline constexpr char kModelFile[] = "model.safetensors";

@@ -20,7 +20,7 @@ struct FileTensor {
   std::int64_t end() const { return begin + bytes; }
 };
 
-/// The head of a safetensors file of other programs: 8 bytes with the length of a JSON object in little endian, the
+/// The header of a safetensors file of other programs: 8 bytes with the length of a JSON object in little endian, the
 /// object, and behind it the data. (ShardHeader is that of this project's own shards, whose tensors are pieces.)
 struct TensorHeader {
   static constexpr std::int64_t kMostBytes = 100'000'000;  ///< limit for the JSON, the same as safetensors' own

@@ -11,14 +11,14 @@
 
 namespace tessera {
 
-/// Records that outlive the process, with the values of the last commit. Whoever makes commits decides what one is, and
-/// writes down what `where` says:
+/// Records that outlive the process, with the values of the last commit. The code that makes commits decides when a
+/// commit counts, and stores the text of `where`:
 ///
 ///     tier.end_writes();  commit.records = tier.where();
 ///     tier.sync();  ... the commit is on the disk of every rank ...  tier.committed();
 ///
-/// Nothing may be put between the first line and the last call: what training has stays what the commit says. Records
-/// may be read meanwhile.
+/// No record may be put between the first line and the last call, so that training keeps the state of the commit.
+/// Records may be read meanwhile.
 ///
 /// The next process, before it puts anything:
 ///
@@ -30,20 +30,20 @@ class DurableTier {
 
   /// Waits until everything that was put is written. Errors: those of a write, and of an earlier `sync`.
   virtual absl::Status end_writes() = 0;
-  /// Syncs the files: what was written is on the disk itself. It may run on another thread while records are read.
+  /// Syncs the files, so that all writes are on the disk itself. It may run on another thread while records are read.
   /// Errors: 74 the disk failed.
   virtual absl::Status sync() = 0;
   /// A text that says where the latest values are, with their checksums. It covers records on disk only (see
   /// `in_memory`).
   virtual std::string where() const = 0;
-  /// Makes what `where` said last the commit.
+  /// Makes the records of the last `where` the commit.
   virtual void committed() = 0;
   /// Keeps the commit's values from being overwritten. Errors: 65 `where` is of other records.
   virtual absl::Status protect(std::string_view where) = 0;
   /// Takes the records back to the commit's values. REQUIRES: no record is held, and no copy is under way. Errors: 65
   /// `where` is of other records; those of a read.
   virtual absl::Status return_to(std::string_view where) = 0;
-  /// Records that are never on disk. Whoever makes the commit must save them and bring them back.
+  /// Records that are never on disk. The code that makes the commit must save and restore them.
   virtual std::span<std::byte> in_memory() = 0;
 };
 

@@ -28,7 +28,8 @@ namespace {
 // kCopies on. The first failure is kept in `failure_`, and every call returns it.
 
 constexpr std::size_t kMostPaths = 64;
-constexpr std::uint64_t kCopies = std::uint64_t{1} << 32;  ///< tags of copies in the ring; below are the slots'
+/// tags of copies in the ring; lower tags are those of slots
+constexpr std::uint64_t kCopies = std::uint64_t{1} << 32;
 
 absl::Status bad_options(const FileTierOptions& options, const std::string& what) {
   return make_error(ExitCode::kInternal, fmt::format("{}: {}", options.who, what));
@@ -396,8 +397,8 @@ bool FileTier::holds(std::int64_t record) const {
   return found > 0 && slots_[as_size(found - 1)].state == SlotState::kHeld;
 }
 
-// The slot to use for another record: among those that nobody holds and that are not read ahead, the one whose record
-// was put or released first. Its record may have to be written yet.
+// Returns the slot to use for another record. It is the slot whose record was put or released first, among slots that
+// are neither held nor read ahead. Its record may still have to be written.
 std::optional<std::size_t> FileTier::next_slot() const {
   std::optional<std::size_t> best;
   for (std::size_t i = 0; i < slots_.span().size(); ++i) {

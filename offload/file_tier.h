@@ -21,7 +21,7 @@ namespace tessera {
 /// A directory for a part of the records; each should be on a disk of its own.
 struct StripePath {
   std::string directory;
-  double weight = 1.0;  ///< its share of the records, in proportion: the disk's bandwidth in any unit
+  double weight = 1.0;  ///< weight of its share of the records: the bandwidth of the disk, in any unit
 };
 
 /// How a FileTier is made; `check_options` in its source refuses (70) what makes no sense.
@@ -33,8 +33,8 @@ struct FileTierOptions {
   /// but record_bytes in memory. Empty: all have record_bytes.
   std::vector<std::size_t> sizes = {};
   std::string who = {};  ///< text in front of errors: "rank 0 optimizer state"
-  /// What people call a record, for errors: "layers.3.weight". It is called for an error only. Null: the record's
-  /// number is enough.
+  /// Returns the name of a record for errors, such as "layers.3.weight". It is called for an error only. Null: the
+  /// record's number is enough.
   std::function<std::string(std::int64_t record)> record_name = nullptr;
   std::vector<StripePath> paths = {};  ///< one directory or more, unless all records are resident
 
@@ -133,22 +133,22 @@ class FileTier final : public RecordTier, public DurableTier {
 
  private:
   enum class SlotState : std::uint8_t { kFree, kFetched, kHeld, kWriting };
-  /// Memory for one record that is not resident. `record` is what it holds, whatever its state.
+  /// Memory for one record that is not resident. `record` is the record that it holds, in any state.
   struct Slot {
     std::int64_t record;  ///< -1: none
-    std::uint64_t order;  ///< when it was put or released last: the lowest one is used next
+    std::uint64_t order;  ///< order in which slots were last put or released; the lowest one is used next
     SlotState state;
-    bool reading;     ///< its read has not ended, as far as we know
-    bool was_read;    ///< its record was read from disk for a `get` that is still to come
-    bool unverified;  ///< its record was read, and the checksum has not been compared
+    bool reading;     ///< whether its read may still be under way
+    bool was_read;    ///< whether its record was read from disk for a later `get`
+    bool unverified;  ///< whether its record was read and the checksum was not compared yet
     bool wanted;      ///< kWriting, and the record was fetched meanwhile
   };
   /// A read of a record into memory of the caller.
   struct Copy {
     std::int64_t record;
     std::span<std::byte> memory;  ///< the record's length, in whole blocks
-    std::uint64_t tag;            ///< the caller's
-    std::uint64_t request;        ///< the ring's
+    std::uint64_t tag;            ///< tag of the caller
+    std::uint64_t request;        ///< request of the ring
     bool ended;
   };
   struct Sizes {
@@ -199,7 +199,7 @@ class FileTier final : public RecordTier, public DurableTier {
   absl::StatusOr<std::size_t> take_slot(std::int64_t record);
   void reuse_slot(std::size_t slot, std::int64_t record);
   absl::Status bring_in(std::size_t slot);
-  /// `checksum`: that of the slot's bytes, where it is known.
+  /// `checksum`: the checksum of the slot's bytes, if it is known.
   absl::Status let_go(std::int64_t record, bool changed, std::optional<std::uint64_t> checksum = std::nullopt);
 
   absl::Status wrong_use(const std::string& what);
@@ -212,16 +212,17 @@ class FileTier final : public RecordTier, public DurableTier {
   AlignedMemory resident_memory_, slot_memory_;
   Table<Slot> slots_;
   // These have one entry for each record on disk.
-  Table<std::int32_t> slot_of_;  ///< its slot + 1; 0: none
+  Table<std::int32_t> slot_of_;  ///< slot of the record, plus 1; 0: none
   Table<StripePlace> places_;
   Table<std::int64_t> offsets_;                    ///< offset in its file
   Table<std::uint8_t> written_;                    ///< it was put once
-  Table<std::uint64_t> checksums_;                 ///< where has_checksums
-  TwoPlaces two_places_;                           ///< where records are durable
-  Table<std::uint8_t> resident_held_;              ///< one a resident record
-  std::vector<std::unique_ptr<BlockFile>> files_;  ///< one a path; null where a path has no records
-  std::unique_ptr<IoRing> ring_;                   ///< behind the memory and files it uses, so that it ends first
-  std::vector<Copy> copies_;                       ///< copies that have not ended, oldest first
+  Table<std::uint64_t> checksums_;                 ///< used if has_checksums
+  TwoPlaces two_places_;                           ///< used if records are durable
+  Table<std::uint8_t> resident_held_;              ///< whether each resident record is held
+  std::vector<std::unique_ptr<BlockFile>> files_;  ///< one file for each path; null if a path has no records
+  /// declared behind the memory and files that it uses, so that it is destroyed first
+  std::unique_ptr<IoRing> ring_;
+  std::vector<Copy> copies_;  ///< copies that have not ended, oldest first
   std::uint64_t copies_begun_ = 0;
   int held_ = 0, fetched_ = 0, writing_ = 0;
   std::uint64_t order_ = 0;  ///< the last number given

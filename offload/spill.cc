@@ -21,10 +21,10 @@ namespace {
 // `put` cuts a value into pieces and writes each through a slot (`put_piece`): it takes room on the disk, copies the
 // bytes into an empty slot and begins the write. `get` copies each piece out of its slot, reading it first where no
 // slot has it (`read`), and keeps the pieces that come next being read (`read_ahead`). A slot is emptied for another
-// piece in the reverse order of need (`slot_to_empty`, `is_needed_later`). The ring's tags are slot numbers. A value
-// that is dropped while a transfer of it is under way leaves its room to `end_transfer`.
+// piece in the reverse order of need (`slot_to_empty`, `is_needed_later`). The ring's tags are slot numbers. If a value
+// is dropped during a transfer of it, `end_transfer` frees its room.
 
-constexpr std::int64_t kLeastPieces = 16;  // pieces that a new file has room for, at least
+constexpr std::int64_t kLeastPieces = 16;  // least number of pieces for which a new file has room
 constexpr int kMostQueueDepth = 32;
 
 absl::Status check_options(const SpillOptions& options) {
@@ -190,8 +190,8 @@ bool Spill::is_needed_later(const Slot& a, const Slot& b) const {
   return a.piece > b.piece;
 }
 
-/// A slot that nothing moves to or from: a free one, else the one that is needed last, if that is later than `needed`
-/// (null: whenever it is). -1: there is none.
+/// Returns a slot without a transfer: a free one, else the one that is needed last, if that is later than `needed`
+/// (null: at any time). -1: there is none.
 int Spill::slot_to_empty(const Slot* needed) const {
   int best = -1;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
@@ -209,7 +209,7 @@ void Spill::empty(int index) {
   slot = {};
 }
 
-/// An empty slot. Waits for the oldest transfer if nothing else helps.
+/// Returns an empty slot. Waits for the oldest transfer if nothing else helps.
 absl::StatusOr<int> Spill::empty_slot() {
   for (;;) {
     TESSERA_RETURN_IF_ERROR(end_what_has_ended());

@@ -26,8 +26,9 @@ struct SpillOptions {
   /// One or more, each on a disk of its own: pieces are written to them by turns.
   std::vector<std::string> directories = {};
   std::size_t piece_bytes = std::size_t{2} << 20;  ///< 1 or more: the most that one transfer moves
-  int queue_depth = 8;                             ///< 1 to 32: pieces read ahead, and as many written behind
-  bool verify = false;  ///< keeps a checksum of each piece, and compares it when the piece is read
+  /// number of pieces read ahead, and of pieces written behind: 1 to 32
+  int queue_depth = 8;
+  bool verify = false;  ///< whether it keeps a checksum of each piece and compares it when the piece is read
   bool direct = true;   ///< BlockFileOptions::direct
   IoRingOptions io = {};
 };
@@ -42,7 +43,8 @@ struct SpillOptions {
 ///
 /// **Order.** `get` copies pieces out as their reads end, and keeps reading the `queue_depth` pieces that come next:
 /// the rest of the value, then the values put before it, the last one first. A slot keeps its piece until it is needed
-/// for another; the piece that comes last in that order goes first. What was put last is therefore got without a read.
+/// for another; the piece that comes last in that order goes first. So the value that was put last is got without a
+/// read.
 ///
 /// **Room on the disk** grows with what is put (ScratchRoom), so a full disk is an error of `put`.
 ///
@@ -68,7 +70,7 @@ class Spill {
   /// Copies a value to `memory`, which has its size. Errors: those of reads, and of earlier writes; 65 it is not what
   /// was written.
   absl::Status get(Id id, std::span<std::byte> memory);
-  /// Forgets a value. Waits for nothing: its room is used again when transfers of it have ended.
+  /// Forgets a value. It does not wait. The room is used again when transfers of the value have ended.
   void drop(Id id);
 
   TierCounters counters() const;
@@ -88,7 +90,7 @@ class Spill {
     Id id = kNone;  ///< kNone where the value was dropped while a transfer was under way
     std::size_t piece = 0;
     bool was_got = false;
-    bool unverified = false;  ///< its piece was read, and the checksum has not been compared
+    bool unverified = false;  ///< whether its piece was read and the checksum was not compared yet
     std::uint64_t begun = 0;  ///< number of its transfer, in the order of their begin
     Room room;                ///< room of the transfer; given back when that ends, if the value was dropped
   };
@@ -127,7 +129,7 @@ class Spill {
   std::uint64_t begun_ = 0;  ///< number of transfers begun
   TierCounters counters_;    ///< complete except for wait_seconds
   absl::Status failure_;
-  std::unique_ptr<IoRing> ring_;  ///< behind the memory and files it uses, so that it ends first
+  std::unique_ptr<IoRing> ring_;  ///< declared behind the memory and files that it uses, so that it is destroyed first
 };
 
 }  // namespace tessera

@@ -15,7 +15,7 @@ namespace tessera {
 /// fast the disk is.
 struct TierCounters {
   std::int64_t gets = 0;           ///< records handed out, or copied
-  std::int64_t hits = 0;           ///< those among them that needed no read: they were in memory, or still zeros
+  std::int64_t hits = 0;           ///< number of gets that needed no read: the record was in memory, or still zeros
   std::int64_t reads = 0;          ///< reads of records from disk
   std::int64_t writes = 0;         ///< writes of records to disk
   std::int64_t bytes_read = 0;     ///< bytes on disk, where a record takes whole blocks of 4096 bytes
@@ -23,8 +23,8 @@ struct TierCounters {
   double wait_seconds = 0;         ///< time that the owner stood still for the disk
 };
 
-/// Records (I/O blocks), numbered from 0, zeros at first: in memory (`host_tier.h`) or in files (`file_tier.h`). What
-/// is in a record is the caller's matter. This is a step over records in files, read ahead:
+/// Records (I/O blocks), numbered from 0, zeros at first: in memory (`host_tier.h`) or in files (`file_tier.h`). The
+/// content of a record belongs to the caller. This is a step over records in files, read ahead:
 ///
 ///     const std::int64_t count = tier.num_records();
 ///     for (std::int64_t i = 0, next = 0; i < count; ++i) {
@@ -64,7 +64,7 @@ class RecordTier {
   virtual bool fetch(std::int64_t record) = 0;
   /// Whether the record always stays in memory, and is never read. REQUIRES: 0 <= record < num_records.
   virtual bool stays_in_memory(std::int64_t record) const = 0;
-  /// The record's memory, as many bytes as it has, held until `put` or `release`. Waits until it is there. A record
+  /// Returns the record's memory, which is held until `put` or `release`. Waits until it is there. A record
   /// that is held already is returned again.
   virtual absl::StatusOr<std::span<std::byte>> get(std::int64_t record) = 0;
   /// The caller has changed the record and is done with it. REQUIRES: it is held.
@@ -76,7 +76,7 @@ class RecordTier {
   /// `end_copies` with the same tag. The record may be put meanwhile: the copy has what it held when the copy began.
   /// REQUIRES: it is not held.
   virtual absl::Status start_copy(std::int64_t record, std::span<std::byte> memory, std::uint64_t tag) = 0;
-  /// Waits for all copies with `tag`. Whatever is returned, their memory belongs to the caller again.
+  /// Waits for all copies with `tag`. Their memory belongs to the caller again, also after an error.
   virtual absl::Status end_copies(std::uint64_t tag) = 0;
   /// Waits until everything that was put is written.
   virtual absl::Status flush() = 0;

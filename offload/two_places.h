@@ -34,8 +34,8 @@ class TwoPlaces {
   /// Makes the latest values those of the commit.
   void commit();
 
-  /// `text` comes from a commit, whose places are not written before the next one. It does not change what the latest
-  /// values are.
+  /// `text` comes from a commit, whose places are not written before the next one. It does not change the latest
+  /// values.
   absl::Status protect(std::string_view text);
   /// The text of the latest values. `written`, `checksums`: [record].
   std::string text(const Table<std::uint8_t>& written, const Table<std::uint64_t>& checksums) const;

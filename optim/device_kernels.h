@@ -83,8 +83,8 @@ class DeviceKernels {
    public:
     virtual ~Interval() = default;
     virtual void end() noexcept = 0;
-    /// Its length by the device's clock. Throws an error that `end`, which is noexcept, had to keep. REQUIRES: the
-    /// device has come to the end of the stretch.
+    /// Returns its length by the device's clock. Throws an error that `end`, which is noexcept, had to keep. REQUIRES:
+    /// the device has reached its end.
     virtual double seconds() = 0;
   };
   virtual std::unique_ptr<Interval> begin_interval() = 0;

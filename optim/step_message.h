@@ -51,7 +51,7 @@ struct DeviceDecision {
   std::int32_t not_finite_unit;
   std::int64_t applied, skipped;  ///< steps so far, this one included
   LossScalerState scaler;         ///< state after this step; its scale is that of the next backward
-  SpikeState spikes;              ///< after this step
+  SpikeState spikes;              ///< state after this step
 };
 
 /// Whether the step that is applied now is the first one (average_start).

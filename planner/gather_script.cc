@@ -55,7 +55,7 @@ void GatherScript::gather(int index, ScriptWriter& writer) {
   if (plan_.input().placement.shared)
     writer.call(Channel::kGather, links.cost(links.small, writer.ranks(Axis::kShard), 0), Spending::kGather, "barrier",
                 index);
-  // What is offloaded is brought first, and sent on when it is wanted.
+  // Offloaded parameters are first brought to memory, and sent when the unit is wanted.
   if (!plan_.parameters_below()) post(index, writer);
 }
 
@@ -103,7 +103,7 @@ void GatherScript::prefetch(ScriptWriter& writer) {
 }
 
 /// Chooses as Residency does: a slot that holds nothing, else that of the unit which is needed last, but never that of
-/// the unit in use. An early gather evicts only what is needed later than the unit it is for.
+/// the unit in use. An early gather evicts only a unit that is needed later than its own unit.
 int GatherScript::find_slot(int index, bool early) {
   if (index == 0) return holders_[0] < 0 ? 0 : kNoSlot;
   for (std::size_t slot = 1; slot < holders_.size(); ++slot) {

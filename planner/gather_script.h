@@ -11,7 +11,7 @@
 namespace tessera {
 
 /// Where a step gathers units and waits for them: what Residency does, without the time it takes. Units are gathered by
-/// their first use, or ahead of it where the Schedule says so; a slot is taken from the unit whose next use is farthest
+/// their first use, or before it if the Schedule says so; a slot is taken from the unit whose next use is farthest
 /// away.
 ///
 /// It writes nothing where nothing is sent (one rank, or one copy in shared memory).

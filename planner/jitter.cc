@@ -15,7 +15,7 @@ std::uint64_t mix_bits(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-/// A number above 0 and below 1.
+/// Returns a number above 0 and below 1.
 double uniform(std::uint64_t bits) { return (static_cast<double>(bits >> 11) + 0.5) * 0x1p-53; }
 
 }  // namespace

@@ -16,7 +16,7 @@ class Jitter {
   /// `relative`: the factors' standard deviation; 0: all are exactly 1.
   Jitter(double relative, std::uint64_t seed);
 
-  /// The factor for one piece of work: entry number `entry` of a rank in a step.
+  /// Returns the factor for one piece of work: entry number `entry` of a rank in a step.
   double factor(std::int64_t step, int rank, std::size_t entry) const;
 
  private:

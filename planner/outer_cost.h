@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-/// What outer steps (SyncConfig) cost, as a mean over the steps between them.
+/// The cost of outer steps (SyncConfig), as a mean over the steps between them.
 struct OuterCost {
   double exposed_s = 0;            ///< waiting for other replicas, and for the ranks of this one
   PredictedWire shard, replicate;  ///< calls and bytes of a step, rounded up

@@ -17,7 +17,7 @@ enum class StepBound { kCompute, kShardWire, kReplicateWire, kAgreement };
 /// "compute", "the wire on the shard axis", "the wire on the replicate axis", "the agreement of all ranks".
 std::string name_of(StepBound bound);
 
-/// What a group's wire does in a step.
+/// The use of a group's wire in a step.
 struct PredictedWire {
   double busy_s = 0;            ///< seconds in which some call was under way, or the rank made a sum in shared memory
   std::int64_t calls = 0;       ///< all-gathers and reductions of flat groups, barriers
@@ -44,14 +44,14 @@ struct PredictedStep {
   double exposed_outer_s = 0;  ///< waiting for other replicas ("sync"), as a mean over the steps between outer steps
   PredictedWire shard, replicate;  ///< the traffic of each axis, without the agreement
   StepBound bound = StepBound::kCompute;
-  std::vector<std::string> left_out;  ///< text for people: what the plan has and no time was found for
+  std::vector<std::string> left_out;  ///< sentences about parts of the plan for which there is no time
 
   std::int64_t sent_bytes() const { return shard.sent_bytes + replicate.sent_bytes; }
   /// Seconds in which the rank neither computes nor updates.
   double communication_s() const {
     return exposed_gather_s + exposed_reduction_s + exposed_publish_s + agreement_s + exposed_outer_s;
   }
-  /// s = T_comm / (T_comp + T_comm), of which tessera/scaling.h makes a speed-up; 0 for a step of no time.
+  /// s = T_comm / (T_comp + T_comm), from which tessera/scaling.h computes a speed-up; 0 for a step without time.
   double communication_share() const { return seconds > 0 ? communication_s() / seconds : 0.0; }
   /// Compute, update and rest, without what transport takes from them.
   double work_s() const { return compute_s + update_s + rest_s; }

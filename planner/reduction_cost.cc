@@ -49,7 +49,7 @@ CallCost message_cost(const MethodMessage& message, const Links& links, int rank
       return plain_all_reduce(links, ranks, message.words);
     case Exchange::kAllGather:
       return links.all_gather_cost(ranks, kWord * message.words);
-    case Exchange::kOwners:  // to owners and back, as an all-reduce goes
+    case Exchange::kOwners:  // sent to owners and back, as in an all-reduce
       return links.cost(links.all_reduce, ranks, 2 * (ranks - 1) * kWord * message.words);
   }
   return {};

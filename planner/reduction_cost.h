@@ -14,14 +14,14 @@ namespace tessera {
 ///
 /// A rank sends to another one its contribution to that one's part, in the bucket's dtype or in fewer bits; in an
 /// all-reduce also the sum of its own part, in fp32 (on a GPU in the bucket's dtype), or in fewer bits. A method of
-/// compression costs what its messages do (MethodLayout). What ranks compute for it (factors, selection, encoding) is
-/// not in the cost; what they compute for fewer bits is (form_cost.h).
+/// compression costs what its messages do (MethodLayout). The cost leaves out what ranks compute for methods (factors,
+/// selection, encoding), but has the time of codecs of fewer bits (form_cost.h).
 CallCost shard_reduction_cost(const MemoryPlan& plan, const GroupShape& group, const Links& links);
 
 /// The cost of reducing the result of that, in fp32, over the replicate axis.
 CallCost replicate_reduction_cost(const MemoryPlan& plan, const GroupShape& group, const Links& links);
 
-/// The cost of what ranks tell each other about a unit that is updated in backward, over an axis of `ranks` ranks.
+/// Returns the cost of the notes about a unit that is updated in backward, over an axis of `ranks` ranks.
 CallCost notes_cost(const MemoryPlan& plan, int ranks, const Links& links);
 
 }  // namespace tessera

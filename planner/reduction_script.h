@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// Where a step starts sums, does its share of them and waits for them: what Reducer does, without the time it takes.
+/// Writes where a step starts sums, does its share of them and waits for them, in the order of Reducer.
 ///
 /// A sum is made in one of three ways (the group's Links say in which):
 ///

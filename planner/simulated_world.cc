@@ -47,7 +47,7 @@ absl::Status check(const WorldOptions& options, int ranks) {
   return absl::OkStatus();
 }
 
-/// How long a rank's work takes in one step, as a multiple of the profile's.
+/// The factors by which a rank's work takes longer in one step than in the profile.
 class WorkFactors {
  public:
   WorkFactors(const StepScript& script, const WorldOptions& options, int ranks)

@@ -16,7 +16,7 @@ struct WorldOptions {
   /// The relative standard deviation of each entry's seconds (StepProfile::entries), from step to step and from rank to
   /// rank; 0 to 10.
   double jitter = 0;
-  std::uint64_t seed = 1;  ///< the same numbers give the same world
+  std::uint64_t seed = 1;  ///< seed of the random factors; the same options and seed give the same result
   /// Rank -> factor by which all of its work takes longer, above 0 to 1e6; 1 for ranks that are not in it.
   std::map<int, double> stragglers = {};
   std::int64_t steps = 10;       ///< 1 to 100000

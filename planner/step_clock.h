@@ -24,11 +24,11 @@ class StepRecorder {
   ~StepRecorder() = default;
 };
 
-/// What a rank did in a step.
+/// The times of a rank in a step.
 struct RankTimes {
   double end_s = 0;
   std::array<double, kSpendings> spent_s{};  ///< [Spending]; work without the time that the wire took from it
-  double stretch_s = 0;                      ///< how much longer work took because the wire was busy
+  double stretch_s = 0;                      ///< seconds that work took longer because the wire was busy
   double spent(Spending spending) const { return spent_s[static_cast<std::size_t>(spending)]; }
 };
 
@@ -54,7 +54,7 @@ struct RankTimes {
 /// Costs: ranks x instructions events a step; each event costs the logarithm of the number of ranks and groups.
 class StepClock {
  public:
-  /// The factor of the seconds of an instruction's work on a rank. Null: 1.
+  /// The factor of the seconds of an instruction's work on a rank. A null function means 1.
   using Factor = std::function<double(int rank, std::size_t instruction)>;
 
   /// `script` must outlive this.
@@ -67,7 +67,7 @@ class StepClock {
   absl::Status play(std::span<const double> starts_s, const Factor& factor = nullptr, StepRecorder* recorder = nullptr);
 
   const RankTimes& times(int rank) const { return ranks_[static_cast<std::size_t>(rank)].times; }
-  /// Seconds in which a call of the axis was under way in a group.
+  /// Returns the seconds in which a call of the axis was under way in a group.
   double busy_s(Axis axis, int group) const;
 
  private:
@@ -134,7 +134,7 @@ class StepClock {
   std::vector<Rank> ranks_;
   std::vector<Line> lines_;  ///< ordered by channel, then by group
   std::array<std::size_t, kChannels> first_line_{};
-  std::vector<Wire> wires_;                        ///< those of shard groups, then those of replicate groups
+  std::vector<Wire> wires_;                        ///< wires of shard groups, then wires of replicate groups
   std::vector<std::size_t> position_;              ///< [call]: its position in its channel
   std::array<std::vector<int>, kChannels> calls_;  ///< [channel]: its calls
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;

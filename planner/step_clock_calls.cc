@@ -105,7 +105,7 @@ void StepClock::settle_line(int number, double speed) {
   push_line(number);
 }
 
-/// Counts a rank that begins or ends to work. One that goes from one piece of work to the next works on.
+/// Counts a rank that begins or ends to work. A rank that goes from one piece of work to the next counts as working.
 void StepClock::count_working(int number, bool works) {
   Rank& rank = ranks_[index_of(number)];
   if (std::exchange(rank.is_counted, works) == works) return;

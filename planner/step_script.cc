@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-/// [entry]: whether it is the last one of its unit's backward; the unit then has all its gradients.
+/// Returns [entry]: whether it is the last entry of its unit's backward, after which the unit has all its gradients.
 std::vector<char> completes_units(const StepProfile& profile, const std::vector<int>& units, std::size_t unit_count) {
   std::vector<char> completes(units.size(), 0), is_later(unit_count, 0);
   for (std::size_t i = units.size(); i-- > 0;) {

@@ -30,7 +30,7 @@ enum class Channel : std::uint8_t {
 };
 constexpr std::size_t kChannels = 6;
 
-/// What a rank's time is spent on. It works at the first four, and waits for the others (at reductions it does its
+/// The kinds of work of a rank. It works at the first four, and waits for the others (at reductions it does its
 /// share of a sum where nobody else does it).
 enum class Spending : std::uint8_t { kCompute, kUpdate, kRest, kReduction, kGather, kPublish, kAgreement };
 constexpr std::size_t kSpendings = 7;
@@ -48,7 +48,7 @@ struct WireCall {
   int unit = -1;
 };
 
-/// What a rank does next. All ranks do the same things in the same order.
+/// One instruction of a rank. All ranks do the same things in the same order.
 struct Instruction {
   enum class Kind : std::uint8_t {
     kWork,  ///< computes for `seconds`
@@ -63,7 +63,7 @@ struct Instruction {
   int unit = -1;          ///< a unit, or -1
 };
 
-/// What happens on an axis in a step, for one rank.
+/// The use of an axis in a step, by one rank.
 struct AxisUse {
   std::int64_t calls = 0;
   std::int64_t sent_bytes = 0;
@@ -80,7 +80,7 @@ struct StepScript {
   std::vector<WireCall> calls;
   AxisUse shard, replicate;
   CallCost agreement;  ///< cost of the calls of all ranks
-  /// Text for people: what the plan has and no time was found for.
+  /// Sentences about parts of the plan for which there is no time.
   std::vector<std::string> left_out;
 };
 

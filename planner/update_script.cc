@@ -28,8 +28,8 @@ std::int64_t UpdateScript::agreement_bytes() const {
   return kHeader + kEach * parameters;
 }
 
-/// The cost over two axes: first the messages of the ranks at one place of each shard group, then all of them inside
-/// the group.
+/// Returns the cost over two axes: first the messages of the ranks at the same place of each shard group, then all
+/// messages inside the group.
 CallCost UpdateScript::world_cost(std::int64_t message_bytes) const {
   const std::int64_t shards = writer_.ranks(Axis::kShard), replicas = writer_.ranks(Axis::kReplicate);
   const Links &inside = writer_.links(Axis::kShard), &across = writer_.links(Axis::kReplicate);

@@ -31,7 +31,7 @@ std::string this_process() {
   return fmt::format("process {}{}{}", ::getpid(), *host ? " on " : "", host);
 }
 
-/// What the holder wrote into the file, if it is text. It may be out of date.
+/// Returns what the holder wrote into the file, if it is text. It may be out of date.
 std::string holder_of(int fd) {
   char text[kMostHolderBytes];
   const ssize_t got = ::pread(fd, text, sizeof text, 0);

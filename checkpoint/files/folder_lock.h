@@ -12,9 +12,9 @@ namespace tessera {
 /// ends.
 class FolderLock {
  public:
-  /// Makes the file if it is not there, and locks it. `does`: what the holder does, as others are told: "another
-  /// process saves a checkpoint to /runs/a now". If locks are not available, as on some network file systems, it warns
-  /// and goes on. Errors: 69 somebody else still holds it after `patience`; 73, 77, 71, 74.
+  /// Makes the file if it is not there, and locks it. `does`: what the holder does, for the message of others, such as
+  /// "another process saves a checkpoint to /runs/a now". If locks are not available, as on some network file systems,
+  /// it warns and goes on. Errors: 69 another process still holds it after `patience`; 73, 77, 71, 74.
   static absl::StatusOr<FolderLock> take(const std::string& path, const std::string& does, const std::string& who,
                                          std::chrono::milliseconds patience = {});
   FolderLock() = default;

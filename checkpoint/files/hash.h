@@ -14,7 +14,7 @@ namespace tessera {
 std::uint64_t checkpoint_hash(std::span<const std::byte> bytes);
 std::uint64_t checkpoint_hash(std::string_view text);
 
-/// The same hash of bytes that come in parts.
+/// Computes the same hash for bytes that come in parts.
 class RunningHash {
  public:
   RunningHash();

@@ -32,7 +32,7 @@ class JsonFields {
   std::vector<std::int64_t> integers(std::string_view key, std::int64_t least, std::int64_t most) const;
   std::vector<std::string> texts(std::string_view key) const;
   std::vector<std::uint64_t> hashes(std::string_view key) const;
-  /// The members of an object or the elements of a list; none if it is neither.
+  /// Returns the members of an object or the elements of a list; none if it is neither.
   const std::vector<JsonNode>& children(std::string_view key) const;
   const JsonNode* find(std::string_view key) const;
   std::string place_of(std::string_view key) const;

@@ -18,14 +18,14 @@ namespace tessera {
 /// end before the bytes that were wanted.
 class RegularFile {
  public:
-  /// Opens it. `who` stands in front of messages: "rank 0". `parts`: how many parts at the end of `path` must not be
-  /// links, 1 or more.
+  /// Opens the file. `who` stands in front of messages: "rank 0". `parts`: how many parts at the end of `path` must not
+  /// be links, 1 or more.
   static absl::StatusOr<RegularFile> open(const std::string& path, const std::string& who, int parts = 1);
   RegularFile(RegularFile&& other) noexcept;
   RegularFile& operator=(RegularFile&& other) noexcept;
   ~RegularFile();
 
-  /// Its size when it was opened.
+  /// Returns the size that the file had when it was opened.
   std::int64_t bytes() const { return bytes_; }
   const std::string& path() const { return path_; }
   /// Fills all of `bytes` from byte `offset` on.
@@ -42,12 +42,12 @@ class RegularFile {
   std::int64_t bytes_ = 0;
 };
 
-/// The whole text of a small file, of at most `most_bytes`. Errors: those of RegularFile; 65 a larger file.
+/// Returns the whole text of a small file, of at most `most_bytes`. Errors: those of RegularFile; 65 a larger file.
 absl::StatusOr<std::string> read_regular_text(const std::string& path, std::int64_t most_bytes, const std::string& who,
                                               int parts = 1);
 
-/// The `parts` for a file of a checkpoint: 2 where the checkpoint lies in a folder of checkpoints under its own name
-/// ("step-..."), so that no link stands in for it; 1 where a user gave its folder another name.
+/// Returns the `parts` for a file of a checkpoint: 2 if the checkpoint lies in a folder of checkpoints under its own
+/// name ("step-..."), so that it cannot be a link; 1 if a user gave its folder another name.
 int parts_of_checkpoint(const std::string& path);
 
 }  // namespace tessera

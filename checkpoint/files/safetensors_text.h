@@ -11,7 +11,8 @@ namespace tessera {
 /// The text of the head of a safetensors file (https://github.com/huggingface/safetensors): 8 bytes with the length of
 /// a JSON object in little endian, and the object.
 
-/// A tensor as a further member of that object, a comma before it. `begin`, `end`: bytes counted from the data's begin.
+/// Returns a tensor as a further member of that object, with a comma in front. `begin`, `end`: bytes counted from the
+/// data's begin.
 std::string safetensors_member(std::string_view name, std::string_view dtype, std::span<const std::int64_t> shape,
                                std::int64_t begin, std::int64_t end);
 

@@ -37,7 +37,7 @@ class AlignedMemory {
   static absl::StatusOr<AlignedMemory> make(std::size_t bytes, const std::string& who);
   /// Returns `bytes` bytes of memory, zeroed, at a multiple of 4 KiB.
   using Give = std::function<std::shared_ptr<std::byte>(std::size_t bytes)>;
-  /// The same, from `give` unless that is null. What `give` throws goes on to the caller.
+  /// Does the same with memory from `give`, unless that is null. Exceptions of `give` reach the caller.
   static absl::StatusOr<AlignedMemory> make(std::size_t bytes, const std::string& who, const Give& give);
   /// Bytes that `make(bytes)` occupies.
   static constexpr std::size_t occupied_bytes(std::size_t bytes) {

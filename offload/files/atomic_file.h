@@ -13,8 +13,8 @@ namespace tessera {
 /// name stands for the whole old file (or none) or for the whole new one. It writes, syncs and renames a temporary file
 /// beside it, PATH.tmp-PID-NUMBER, and syncs the folder.
 ///
-/// * On an error the old file is as it was, and the temporary file is gone. The one exception: where only the sync of
-///   the folder failed, the new file is there, whole, but might be the old one again after a power loss.
+/// * On an error the old file is as it was, and the temporary file is gone. The one exception: if only the sync of the
+///   folder failed, the whole new file is there, but after a power loss it might be the old one again.
 /// * A sync that failed is not tried again: the kernel may have dropped the data it could not write, and would then say
 ///   that all is well.
 /// * Only a kill or a power loss leaves a temporary file behind. Nobody reads it.

@@ -90,7 +90,7 @@ absl::Status BlockFile::open(const BlockFileOptions& options, bool in_memory) {
   return absl::OkStatus();
 }
 
-// A file of another size is of no use to anybody, and is made anew under its name.
+// A file of another size is useless, and is made anew under its name.
 absl::Status BlockFile::open_kept(const BlockFileOptions& options) {
   constexpr mode_t kOwnerOnly = 0600;
   constexpr int kFlags = O_NOFOLLOW | O_RDWR | O_CLOEXEC;

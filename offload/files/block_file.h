@@ -21,15 +21,15 @@ struct BlockFileOptions {
   /// ext4 than writing into blocks that were only reserved; it costs one write of the whole file, before training.
   bool write_zeros = true;
   /// A name for the file in the directory: it stays when the process ends. If a file of that name is there already and
-  /// has `bytes` bytes, it is opened with what it holds; one of another size is replaced. Empty: a scratch file.
+  /// has `bytes` bytes, it is opened with its content; a file of another size is replaced. Empty: a scratch file.
   std::string name = {};
-  /// If there is a `name`: a file that is missing or has another size is an error, and stays as it is.
+  /// If there is a `name`: a file that is missing or has another size is an error, and is not changed.
   bool must_be_there = false;
 };
 
 /// A scratch file of this process: fixed size, zeros at first, its room on the disk taken at once.
 ///
-/// 1. Nobody else can open it: it has no name (O_TMPFILE, or it is unlinked as soon as it is made), and mode 0600.
+/// 1. No other process can open it: it has no name (O_TMPFILE, or it is unlinked as soon as it is made), and mode 0600.
 /// 2. It is gone when the process is, however that ends, and is never read by another run.
 /// 3. The disk's room is taken when `create` returns; a write finds a full disk only where a file system copies on
 ///    write.
@@ -43,7 +43,7 @@ class BlockFile {
   /// disk is full (with the bytes wanted and free) or failed; 65 `must_be_there`, and it is not; 70 `bytes` against the
   /// rule.
   static absl::StatusOr<std::unique_ptr<BlockFile>> create(const BlockFileOptions& options);
-  /// Syncs the file: what was written is on the disk itself, and so is the file's name. Errors: 74.
+  /// Syncs the file, so that its bytes and its name are on the disk itself. Errors: 74.
   absl::Status sync(const std::string& who) const;
   ~BlockFile();
   BlockFile(const BlockFile&) = delete;

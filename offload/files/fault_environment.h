@@ -8,9 +8,9 @@ namespace tessera {
 /// read every=2 short=512" for the rest of the process, at the first call. Whole programs can thus be tested without a
 /// change to them.
 ///
-/// Only builds with the CMake option TESSERA_FAULTS can (fault_environment_on.cc). Others refuse to work when the
-/// variable is set (fault_environment_off.cc): nobody shall believe that a fault was tested that never took place.
-/// Whoever opens a file in `offload/` calls this first. Thread-safe. Errors: 78.
+/// Only builds with the CMake option TESSERA_FAULTS can make faults (fault_environment_on.cc). Others refuse to work
+/// when the variable is set (fault_environment_off.cc): nobody shall believe that a fault was tested that never took
+/// place. All code that opens a file in `offload/` calls this first. Thread-safe. Errors: 78.
 absl::Status take_faults_from_environment();
 
 }  // namespace tessera

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-constexpr int kKilled = 137;  // what a shell reports after kill -9
+constexpr int kKilled = 137;  // the code that a shell reports after kill -9
 
 }  // namespace
 

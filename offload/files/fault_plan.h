@@ -42,7 +42,7 @@ inline constexpr int kNumFaultSites = 10;
 
 /// What happens to an operation that a rule applies to.
 enum class FaultAction {
-  kNone,     ///< only counts
+  kNone,     ///< nothing: the operation is only counted
   kErrno,    ///< fails with errno `number`; nothing was done. kSubmit: the queue is full this time
   kShort,    ///< kRead, kWrite: moves `number` bytes only; kCqe: the result says that so many were moved
   kBitFlip,  ///< kRead, kWrite: succeeds, but one bit of the byte at `number`, from the operation's begin, is wrong
@@ -55,7 +55,7 @@ enum class FaultAction {
 /// Whether an action means something at a site. Rules with other pairs are refused.
 bool fits_together(FaultSite site, FaultAction action);
 
-/// One fault: at which site and file, at which of its operations, and what happens.
+/// One fault: the site, the file, the operation, and the action.
 struct FaultRule {
   FaultSite site = FaultSite::kWrite;
   std::string path = "";   ///< only operations on files whose name contains it; empty: all
@@ -68,7 +68,7 @@ struct FaultRule {
   bool keep_renames = false;
 };
 
-/// What a site has to do. kCrash and kDropUnsynced never get here.
+/// The fault that a site has to make. kCrash and kDropUnsynced never get here.
 struct Fault {
   FaultAction action = FaultAction::kNone;
   std::int64_t number = 0;
@@ -89,7 +89,7 @@ class FaultPlan {
   /// wins.
   Fault pass(FaultSite site, std::string_view path);
 
-  /// The model of a power loss, which is told of every change to files; null unless a rule needs it.
+  /// The model of a power loss, which hears of every change to files; null unless a rule needs it.
   UnsyncedFiles* unsynced() { return unsynced_.get(); }
 
  private:
@@ -131,7 +131,7 @@ inline FaultPlan* fault_plan() {
   return installed_fault_plan.load(std::memory_order_acquire);
 }
 
-/// What each operation at a site asks before it happens.
+/// Returns the fault for the next operation at a site. The operation calls it first.
 inline Fault fault_at(FaultSite site, std::string_view path) {
   FaultPlan* const plan = fault_plan();
   return plan == nullptr ? Fault{} : plan->pass(site, path);

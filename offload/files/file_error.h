@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-/// What a message about a failed file operation says. A negative number means: this operation has none.
+/// The parts of a message about a failed file operation. A negative number means: this operation has none.
 struct FileTrouble {
   std::string_view who;        ///< the part of the program that wanted it: "rank 0 optimizer state"
   std::string_view operation;  ///< "read", "write", "fsync", ...

@@ -25,8 +25,8 @@ int create_partial(const std::filesystem::path& partial);
 absl::Status cannot_create(const std::string& what, int error);
 
 /// A result that is written piece by piece under "<path>.partial" and gets its name when it is complete and on the
-/// disk, so that a file of this name is always whole. Not through symbolic links. What is not finished is removed by
-/// the destructor.
+/// disk, so that a file of this name is always whole. It does not follow symbolic links. The destructor removes a file
+/// that was not finished.
 ///
 /// It is for a user's large results, which keep a well-known partial name and the umask's mode; write_file_atomically
 /// is for small files that must survive a power loss.
@@ -38,7 +38,7 @@ class OutputFile {
   OutputFile& operator=(OutputFile&&) = delete;
   ~OutputFile();
 
-  /// Writes behind what was written before. Error 74.
+  /// Appends bytes to the file. Error 74.
   absl::Status append(std::string_view bytes);
 
   /// Syncs, closes and renames. A file that appeared meanwhile is left alone if `existing` is Existing::kKept: the

@@ -6,10 +6,10 @@
 
 namespace tessera {
 
-/// What a directory for scratch files is like.
+/// The properties of a directory for scratch files.
 struct ScratchDirectory {
   std::string path;
-  bool in_memory = false;  ///< tmpfs or ramfs: what is put there takes memory, not disk
+  bool in_memory = false;  ///< whether it is a tmpfs or ramfs, whose files take memory and no disk
 };
 
 /// Looks at a directory before anything is made in it, so that a bad one is an error before training starts.

@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-/// A stretch of a scratch file.
+/// A range of bytes in a scratch file.
 struct Room {
   const BlockFile* file = nullptr;
   std::int64_t offset = 0;  ///< a multiple of 4096
@@ -51,7 +51,7 @@ class ScratchRoom {
   BlockFileOptions options_;
   std::int64_t growth_;
   std::vector<std::unique_ptr<BlockFile>> files_;
-  std::map<Place, std::int64_t> free_;  ///< bytes of each stretch that is free; no two of them touch
+  std::map<Place, std::int64_t> free_;  ///< bytes of each free range; no two of them touch
   std::int64_t file_bytes_ = 0, taken_bytes_ = 0;
 };
 

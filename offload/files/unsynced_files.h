@@ -9,14 +9,14 @@
 
 namespace tessera {
 
-/// What a power loss would take away: a model for tests, kept up to date by `file_calls.h` while a plan with a rule
+/// Models for tests what a power loss would take away. It is kept up to date by `file_calls.h` while a plan with a rule
 /// kDropUnsynced is installed.
 ///
 /// 1. A file that was written and not synced since loses all its content.
 /// 2. A rename whose folder was not synced since is undone: the old file is there again under its name. Where renames
 ///    are kept, only
 ///    the data is lost, as on file systems that order nothing.
-/// 3. What was synced stays.
+/// 3. Synced data stays.
 ///
 /// It keeps a link to the file that a rename replaces, beside it (NAME.before-rename), so that the rename can be
 /// undone; the link is removed when the folder is synced. Thread-safe.
@@ -36,7 +36,7 @@ class UnsyncedFiles {
  private:
   struct Rename {
     std::string from, to;
-    std::string before;  ///< the link to what was replaced; empty if nothing was
+    std::string before;  ///< link to the replaced file; empty if none was replaced
   };
 
   Mutex mutex_;

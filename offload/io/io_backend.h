@@ -19,7 +19,7 @@ enum class IoKind { kRead, kWrite };
 struct Transfer {
   IoKind kind = IoKind::kRead;
   const BlockFile* file = nullptr;
-  int fd = -1;  ///< one of the file's two descriptors
+  int fd = -1;  ///< descriptor, one of the two of the file
   std::int64_t offset = 0;
   std::byte* memory = nullptr;
   std::uint32_t bytes = 0;
@@ -41,7 +41,7 @@ class IoBackend {
   virtual std::string describe() const = 0;
   /// Queues a transfer. False: no room; `push` and `collect` make some.
   virtual bool enqueue(const Transfer& transfer) = 0;
-  /// Hands over what is queued, and waits for nothing. An error means that nothing can be moved any more.
+  /// Hands queued transfers over, and waits for nothing. An error means that nothing can be moved any more.
   virtual absl::Status push() = 0;
   /// Takes completions, as many as there are and `out` holds. `wait`: waits for one at least, after `push`. REQUIRES
   /// with `wait`: a transfer has not come back yet.

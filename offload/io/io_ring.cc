@@ -169,7 +169,7 @@ absl::Status IoRing::drain() {
   return status;
 }
 
-// The transfer for what is left of the operation, through the page cache where it must be.
+// Returns the transfer for the rest of the operation, through the page cache if it must be.
 Transfer IoRing::next_transfer(std::uint32_t slot) {
   Operation& operation = operations_[slot];
   const IoRequest& request = operation.request;
@@ -262,7 +262,7 @@ absl::Status IoRing::collect(bool wait) {
   return absl::OkStatus();
 }
 
-// Takes back what a fault plan did to the memory, and makes the result what the plan wants.
+// Undoes the change of memory by a fault plan, and gives the result that the plan wants.
 void IoRing::undo_fault(Operation& operation, std::int32_t& result) {
   const Fault& fault = operation.fault;
   std::byte* const memory = operation.request.memory + operation.done;

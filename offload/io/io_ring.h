@@ -32,9 +32,9 @@ struct IoRequest {
   std::uint64_t tag = 0;      ///< number that `wait` asks for; several requests may have the same
 };
 
-/// Which implementation moves the bytes of an IoRing.
+/// The implementation that moves the bytes of an IoRing.
 enum class IoEngine {
-  kBest,     ///< io_uring, or threads where that is forbidden
+  kBest,     ///< io_uring, or threads if io_uring is forbidden
   kUring,    ///< io_uring or an error
   kThreads,  ///< pread and pwrite on threads
 };
@@ -91,7 +91,7 @@ class IoRing {
   /// Queues a request. Waits only where `in_flight` requests have not ended. The kernel hears of it at the next
   /// `start`, `wait` or `drain`, so that one call of the kernel serves several requests.
   absl::Status submit(const IoRequest& request);
-  /// Hands over what is queued, without waiting.
+  /// Hands queued requests over, without waiting.
   absl::Status start();
   /// Takes in what has ended, without waiting.
   absl::Status poll();
@@ -103,13 +103,13 @@ class IoRing {
   /// True: a request with this tag has not ended, as far as the last call knew.
   bool busy(std::uint64_t tag) const;
   const IoCounters& counters() const { return counters_; }
-  /// Which implementation moves the bytes, and why that one: for logs.
+  /// Returns a text for logs: which implementation moves the bytes, and why.
   std::string describe() const;
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  /// A request on its way.
+  /// A request that has not ended.
   struct Operation {
     IoRequest request = {};
     bool active = false;
@@ -117,7 +117,7 @@ class IoRing {
     std::size_t done = 0;
     int fruitless = 0;  ///< transfers in a row that moved nothing
     // These describe the next transfer, or the one that is under way:
-    bool prepared = false;  ///< its fault is known, and it is not queued yet
+    bool prepared = false;  ///< whether its fault is known and it is not queued yet
     bool direct = false;
     Fault fault = {};
     Clock::time_point ready_at{};  ///< the result is not taken before this, on purpose (FaultAction::kDelay)

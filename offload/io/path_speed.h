@@ -14,7 +14,7 @@ namespace tessera {
 struct PathSpeedOptions {
   std::string who = {};                ///< text in front of errors: "rank 0"
   std::size_t record_bytes = 4 << 20;  ///< size of a record, which is moved at once; a multiple of 4096
-  int records = 8;                     ///< how many are written, and then read, in each directory
+  int records = 8;                     ///< number of records that are written, and then read, in each directory
 };
 
 /// Measures how fast the disks of several directories are beside each other, for StripePath::weight. Each directory

@@ -91,7 +91,7 @@ class ThreadBackend final : public IoBackend {
       {
         const MutexLock lock(mutex_);
         while (!is_ending_ && work_.empty()) has_work_.wait(mutex_);
-        if (work_.empty()) return;  // what was handed over is moved before the thread ends
+        if (work_.empty()) return;  // transfers that were handed over are made before the thread ends
         transfer = work_.front();
         work_.erase(work_.begin());
       }

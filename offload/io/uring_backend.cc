@@ -125,7 +125,7 @@ class UringBackend final : public IoBackend {
       const int got = io_uring_submit(&ring_);
       if (got > 0) continue;
       if (got < 0 && !is_passing(-got)) return broken("io_uring_submit", -got);
-      // Completion queues are full or memory is short: what was completed is left for collect, and later pushes go on.
+      // Completion queues are full or memory is short. Completions are left for `collect`, and later pushes go on.
       if (++tries > 1 && io_uring_cq_ready(&ring_) > 0) return absl::OkStatus();
       if (tries > kMostRetries) return broken("io_uring_submit, tried for a second,", got < 0 ? -got : EAGAIN);
       std::this_thread::sleep_for(kRetryPause);

@@ -17,7 +17,7 @@ namespace tessera {
 /// Errors: 65 with everything that is wrong in the text, one a line: file, line, key, wanted, got. `name` stands for
 /// the file.
 absl::StatusOr<LinkFit> parse_link_fit(const std::string& text, const std::string& name);
-/// The same for the file at `path`. Errors also: those of read_input_file.
+/// Reads the file at `path`. Further errors: those of read_input_file.
 absl::StatusOr<LinkFit> read_link_fit(const std::filesystem::path& path);
 /// A text that parse_link_fit reads as an equal fit.
 std::string to_json(const LinkFit& fit);

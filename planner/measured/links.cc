@@ -95,7 +95,7 @@ CallCost Links::cost(const OperationFit& fit, int of_ranks, std::int64_t sent_by
 
 namespace {
 
-/// The share that each of `members` gives to the others of what they have together.
+/// Returns the share of common data that each of `members` sends to the others.
 double given_away(int members) { return static_cast<double>(members - 1) / members; }
 
 }  // namespace

@@ -11,8 +11,8 @@
 
 namespace tessera {
 
-/// What one call of a group takes, and what one rank sends in it. Nothing is on the wire while `latency_s` passes, so
-/// calls that begin together do not slow each other then. They share the wire while `transfer_s` passes.
+/// The time of one call of a group, and the bytes that one rank sends in it. Nothing is on the wire while `latency_s`
+/// passes, so calls that begin together do not slow each other then. They share the wire while `transfer_s` passes.
 struct CallCost {
   double latency_s = 0, transfer_s = 0;
   std::int64_t sent_bytes = 0;
@@ -21,7 +21,7 @@ struct CallCost {
   double coding_s = 0;
   /// Seconds that adding up takes from compute on a rank whose cores are busy (Links::sum_s_per_byte).
   double sum_s = 0;
-  /// The same where ranks compute meanwhile (OperationFit). A value below the one for idle ranks counts as that one.
+  /// The same times if ranks compute meanwhile (OperationFit). A value below the one for idle ranks counts as that one.
   double busy_latency_s = 0, busy_transfer_s = 0;
   double seconds() const { return latency_s + transfer_s; }
   double busy_seconds() const { return std::max(latency_s, busy_latency_s) + std::max(transfer_s, busy_transfer_s); }
@@ -33,8 +33,8 @@ CallCost operator+(const CallCost& a, const CallCost& b);
 struct OperationFit {
   double alpha_s = 0;
   double beta_s_per_byte = 0;
-  /// The same while ranks compute beside it: if no core is idle, what moves the bytes waits for one. A value below the
-  /// one for idle ranks counts as that one.
+  /// The same numbers while ranks compute. If no core is idle, the code that moves the bytes waits for one. A value
+  /// below the one for idle ranks counts as that one.
   double busy_alpha_s = 0, busy_beta_s_per_byte = 0;
   friend bool operator==(const OperationFit&, const OperationFit&) = default;
 };
@@ -93,9 +93,9 @@ struct Links {
   /// Collectives::gathers_in_background. False in shared memory: there the call is over when it returns.
   bool gathers_in_background = true;
 
-  /// The cost of a call of `of_ranks` ranks, each of which sends `sent_bytes`. Zeros where there is one rank.
+  /// Returns the cost of a call of `of_ranks` ranks, each of which sends `sent_bytes`. Zeros where there is one rank.
   CallCost cost(const OperationFit& fit, int of_ranks, std::int64_t sent_bytes) const;
-  /// The cost of an all-gather in which each rank's part is `part_bytes` long.
+  /// Returns the cost of an all-gather in which each rank's part has `part_bytes`.
   CallCost all_gather_cost(int of_ranks, std::int64_t part_bytes) const;
 
   /// The links of a group of `of_ranks` ranks on `of_hosts` hosts, if a host's ranks belong to `groups` such groups
@@ -109,7 +109,7 @@ struct Links {
   friend bool operator==(const Links&, const Links&) = default;
 };
 
-/// Links of both axes. Those of an axis with one rank are not used. Links that nobody filled cost nothing.
+/// Links of both axes. Links of an axis with one rank are not used. Links that nobody filled cost nothing.
 struct MeshLinks {
   Links shard, replicate;
 };
@@ -117,7 +117,7 @@ struct MeshLinks {
 /// Errors: 65 with everything that is wrong in the text, one a line: file, line, key, wanted, got. `name` stands for
 /// the file.
 absl::StatusOr<Links> parse_links(const std::string& text, const std::string& name);
-/// The same for the file at `path`. Errors also: those of read_input_file.
+/// Reads the file at `path`. Errors also: those of read_input_file.
 absl::StatusOr<Links> read_links(const std::filesystem::path& path);
 /// A text that parse_links reads as equal links.
 std::string to_json(const Links& links);

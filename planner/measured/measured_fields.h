@@ -24,18 +24,18 @@ class MeasuredFields {
   /// an overflow.
   static constexpr double kMost = 1e9;
 
-  /// REQUIRES: `node` is an object. It and `diagnostics` outlive this. `place`: the object's JSON pointer.
+  /// REQUIRES: `node` is an object. It and `diagnostics` outlive this. `place`: the JSON pointer of the object.
   MeasuredFields(const JsonNode& node, std::string place, Diagnostics& diagnostics)
       : node_(node), place_(std::move(place)), diagnostics_(diagnostics) {}
 
   /// A number from 0 to kMost; JSON has no infinities.
   double number(std::string_view key);
-  /// An integer of [least, most].
+  /// Returns an integer of [least, most].
   std::int64_t integer(std::string_view key, std::int64_t least, std::int64_t most);
   bool boolean(std::string_view key);
   /// A text that is not empty.
   std::string text(std::string_view key);
-  /// One of `allowed`; "" where it is not.
+  /// Returns one of `allowed`, or "" if the value is another one.
   std::string word(std::string_view key, const std::vector<std::string>& allowed);
   /// The fields of an object; nothing where it is none.
   std::optional<MeasuredFields> object(std::string_view key);

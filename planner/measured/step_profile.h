@@ -53,7 +53,7 @@ struct StepProfile {
   friend bool operator==(const StepProfile&, const StepProfile&) = default;
 };
 
-/// The index in the plan of each entry's unit. Errors (65): the first entry whose unit the plan does not have.
+/// Returns the index in the plan of each entry's unit. Errors (65): the first entry whose unit the plan does not have.
 absl::StatusOr<std::vector<int>> units_of(const StepProfile& profile, const MemoryPlan& plan);
 
 /// These work as parse_links, read_links and to_json do (planner/measured/links.h).

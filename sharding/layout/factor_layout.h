@@ -24,7 +24,7 @@ struct FactoredTensor {
 ///
 ///   gradients [layout]         offset   the flat buffer
 ///   kept      [kept_numel]     kept     of matrices: what this rank's earlier contributions lacked
-///   first     [first_numel]    left     the first message: left factors [rank, rows], then elements that are sent unchanged
+///   first     [first_numel]    left     the first message: left factors [rank, rows], then all other elements
 ///   second    [second_numel]   right    the second message: right factors [rank, columns]; the next one begins with it
 class FactorLayout {
  public:

@@ -199,7 +199,7 @@ class Reducer {
     std::int64_t bucket_bytes = 0, sum_bytes = 0;
     Phase phase = Phase::kIdle;
     Bucket bucket;
-    Bucket sum;                      ///< where units are updated in backward
+    Bucket sum;                      ///< used if units are updated in backward
     std::vector<Feedback> feedback;  ///< [group]
     float* waiting = nullptr;        ///< sums that wait in the tree [level, element of the unit]
     bool reduced = false;            ///< this round
@@ -300,7 +300,7 @@ class Reducer {
   std::int32_t round_ = 0;  ///< under "reproducible": this rank's microbatches that have joined the tree since `reset`
   /// Reductions are numbered from 0; the k-th is in [k % size] until it is over.
   std::vector<std::unique_ptr<UnitReduction>> reductions_;
-  std::int64_t started_ = 0, advanced_ = 0, over_ = 0;  ///< how many
+  std::int64_t started_ = 0, advanced_ = 0, over_ = 0;  ///< numbers of reductions
   ReducerCounts counts_;
 };
 

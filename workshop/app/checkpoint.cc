@@ -49,7 +49,7 @@ std::int64_t bytes_of(const Manifest& manifest) {
   return bytes;
 }
 
-/// "exp_avg fp32, exp_avg_sq fp32".
+/// Returns a text such as "exp_avg fp32, exp_avg_sq fp32".
 std::string states_text(const Manifest& manifest) {
   std::vector<std::string> words;
   for (const SavedState& state : manifest.states) words.push_back(state.name + " " + state.format);
@@ -76,7 +76,7 @@ absl::StatusOr<int> list(const std::string& folder) {
   return 0;
 }
 
-/// "11 updates", "frozen", or, where it goes on with its states, "frozen after 11 updates".
+/// Returns "11 updates" or "frozen", or "frozen after 11 updates" if the parameter has states from before.
 std::string training_of(const SavedParameter& parameter) {
   const std::string updates = c10::str(parameter.updates, " updates");
   if (parameter.trains) return updates;

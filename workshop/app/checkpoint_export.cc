@@ -28,7 +28,7 @@ namespace {
 constexpr char kExport[] = "tessera checkpoint export";
 constexpr std::int64_t kPortionOfTensor = std::int64_t{1} << 20;  // elements converted at once
 
-/// A parameter, as it is in the checkpoint and in the file.
+/// A parameter, with its entries in the checkpoint and in the file.
 struct ExportedParameter {
   const SavedParameter* saved = nullptr;
   bool transposed = false;

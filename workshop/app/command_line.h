@@ -8,12 +8,12 @@
 
 namespace tessera::app {
 
-/// What Tessera's command lines need beyond CLI11: bounds that are named, and slips that are recognised.
+/// Helpers of Tessera's command lines beyond CLI11: bounds with names in errors, and suggestions for typing errors.
 
-/// An integer of [least, most], written as 1000, 1000.0 or 1e3 as in the strategy file. Refuses what 64 bits cannot
-/// hold, which CLI11 would cut. Use with `transform`.
+/// Accepts an integer of [least, most], written as 1000, 1000.0 or 1e3, as in the strategy file. Refuses what 64 bits
+/// cannot hold, which CLI11 would cut. Use with `transform`.
 CLI::Validator integer_from(std::int64_t least, std::int64_t most);
-/// A finite number of [least, most].
+/// Accepts a finite number of [least, most].
 CLI::Validator number_from(double least, double most);
 /// A path or text that is not empty.
 CLI::Validator not_empty();
@@ -43,9 +43,9 @@ struct CommandLine {
 /// Adds a command, with its line of help. REQUIRES: parts.h has it.
 CLI::App* add_command(CLI::App& app, const char* command);
 
-/// What is wrong with the words behind the program's name, before their values are looked at: a command that does not
+/// Returns what is wrong with the words after the program's name, before their values are read: a command that does not
 /// exist, or an option that its command does not have, with the name that was probably meant. Empty: nothing is wrong.
-/// What follows `launch` is left alone, since it belongs to the program that is launched.
+/// Words after `launch` are not checked, since they belong to the launched program.
 std::string unknown_word(const CLI::App& app, const std::vector<std::string>& words);
 
 }  // namespace tessera::app

@@ -36,7 +36,7 @@ struct CheckpointOptions {
 /// Files of measurements from which a step's time is predicted.
 struct TimingOptions {
   std::string links;         ///< file that `tessera doctor --links` wrote; empty: nothing is predicted
-  std::string links_inside;  ///< the same between ranks of one host; empty: as `links`
+  std::string links_inside;  ///< links between ranks of one host; empty: as `links`
   std::string profile;       ///< file that `tessera train --profile` wrote
 };
 
@@ -56,19 +56,20 @@ struct TrainCommand {
   std::string strategy;      ///< strategy file
   std::string data;
   std::string data_format = "auto";
-  std::vector<std::string> extensions;  ///< which of a folder's text files are read; empty: all
+  std::vector<std::string> extensions;  ///< extensions of a folder's text files that are read; empty: all
   std::int64_t steps = 0;
-  std::int64_t batch = 0;         ///< samples of one rank's microbatch
-  std::int64_t global_batch = 0;  ///< samples of a step, over all ranks; 0: as many as gradient_accumulation makes
-  std::int64_t seq_len = 0;       ///< 0: the model's
-  std::uint64_t seed = 0;         ///< seed of the weights and of the order of the data
+  std::int64_t batch = 0;  ///< samples of one rank's microbatch
+  /// samples of a step over all ranks; 0: the number follows from gradient_accumulation
+  std::int64_t global_batch = 0;
+  std::int64_t seq_len = 0;  ///< tokens of a sample; 0: the model's sequence length
+  std::uint64_t seed = 0;    ///< seed of the weights and of the order of the data
   /// Tokenizer of text: tokenizer.json or its folder, or "bytes"; empty: that of init_from or model, else bytes.
   std::string tokenizer;
   bool pad_tail = false;        ///< an epoch's last step may be short; else it is dropped
   std::string out;              ///< run directory (run_outputs.h); empty: none
   std::string metrics;          ///< JSON lines, a step each, or a table (".csv"); empty: none
   std::string trace;            ///< Chrome trace of the last steps; empty: none
-  std::string trace_operators;  ///< the same, with LibTorch's operators and a GPU's kernels
+  std::string trace_operators;  ///< file for a trace with LibTorch's operators and a GPU's kernels
   std::string profile;  ///< file for the seconds that a rank computes with each unit (plan --profile); empty: none
   /// --predict-links, --predict-profile: the step that they predict is shown beside the measured one.
   TimingOptions predicted_by;
@@ -82,20 +83,20 @@ struct TrainCommand {
   std::int64_t eval_batches = 0;  ///< batches of a rank in an evaluation; 0: all
   CheckpointOptions checkpoints;
   TextSampling sample;
-  std::vector<std::string> command_line;  ///< all words of it, for the run directory
+  std::vector<std::string> command_line;  ///< all words of the command line, for the run directory
   std::string tensorboard = {};           ///< folder for an event file; empty: none
   /// What status lines have beside the usual: "share", "data", "flops", "straggler" (share_text ... of train_report.h).
   std::vector<std::string> show = {};
   std::int64_t histogram_every = 0;  ///< steps between latencies in the metrics; 0: calls are not timed
-  double peak_tflops = 0;            ///< the peak of a rank's device; 0: as it is known
+  double peak_tflops = 0;            ///< peak of a rank's device; 0: the known one
 };
-/// Trains. Each rank is a process.
+/// Trains a model. Each rank is a process.
 int run_train(const TrainCommand& command);
 
 /// The options of `tessera sample`.
 struct SampleCommand {
   std::string model;  ///< model file, or a folder of Hugging Face
-  /// File that PyTorch or `tessera train` wrote, or safetensors; no path: those of the folder `model`
+  /// file that PyTorch or `tessera train` wrote, or safetensors; no path: the weights in the folder `model`
   WeightsFile weights;
   std::string tokenizer;  ///< see TrainCommand
   TextSampling sample;
@@ -131,9 +132,10 @@ struct PlanCommand {
   /// Measures the disks of offload.paths here and now, to tell what a step's traffic costs.
   bool measure_disks = false;
   // These are for a world.strategy of "auto", where all strategies are compared.
-  std::string like;                         ///< strategy file with the other keys; empty: their defaults
-  std::vector<std::int64_t> accumulations;  ///< numbers of microbatches of a step to try; empty: that of `like`
-  std::string write;                        ///< file for the strategy that is chosen; empty: none
+  std::string like;  ///< strategy file with the other keys; empty: their defaults
+  /// numbers of microbatches of a step that are tried; empty: the number of `like`
+  std::vector<std::int64_t> accumulations;
+  std::string write;  ///< file for the chosen strategy; empty: none
   bool overwrite = false;
 };
 /// Prints what every rank of a world of any size would allocate and send, and, if there are measurements, how long a

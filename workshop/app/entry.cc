@@ -1,4 +1,4 @@
-// `main` of all of Tessera's programs: the one place where a command ends.
+// Has `main` of all of Tessera's programs. Commands end only here.
 
 #include <unistd.h>
 
@@ -15,7 +15,7 @@
 namespace tessera::app {
 namespace {
 
-/// The exit code of the command. An exception becomes a sentence, and not the end by a signal.
+/// Returns the exit code of the command. An exception becomes a sentence, and not the end by a signal.
 int run(int argc, char** argv) {
   try {
     return run_command_line(argc, argv);

@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What is at a path, symbolic links not followed; nothing where it is free.
+/// Returns what exists at a path, without following symbolic links; nothing if the path is free.
 absl::StatusOr<std::optional<struct stat>> look_at(const NamedPath& output, const fs::path& path) {
   struct stat info {};
   if (::lstat(path.c_str(), &info) == 0) return std::optional(info);
@@ -69,7 +69,7 @@ absl::Status check_against_input(const NamedPath& output, const std::optional<st
   return absl::OkStatus();
 }
 
-/// Checks the path itself, and the one that the file is written under first.
+/// Checks the path itself, and the path under which the file is first written.
 absl::Status check_place(const NamedPath& output, const std::vector<NamedPath>& inputs, Existing existing) {
   for (const fs::path& path : {output.path, partial_of(output.path)}) {
     TESSERA_ASSIGN_OR_RETURN(const std::optional<struct stat> there, look_at(output, path));
@@ -131,7 +131,7 @@ absl::Status check_outputs(const std::vector<NamedPath>& outputs, const std::vec
     for (std::size_t k = 0; k < i; ++k) TESSERA_RETURN_IF_ERROR(check_pair(asked[k], asked[i]));
   for (const NamedPath& output : asked) {
     TESSERA_RETURN_IF_ERROR(make_folder(output));
-    // What "new/../data" is, is known once "new" is there.
+    // The path "new/../data" can be resolved only when "new" exists.
     TESSERA_RETURN_IF_ERROR(check_place(output, inputs, existing));
   }
   for (const NamedPath& output : asked) TESSERA_RETURN_IF_ERROR(try_place(output));

@@ -15,12 +15,12 @@ namespace tessera::app {
 struct NamedPath {
   std::string option;
   std::filesystem::path path;
-  std::vector<std::string> extensions = {};  ///< which files of an input folder are read; empty: all
+  std::vector<std::string> extensions = {};  ///< extensions of the files that are read in an input folder; empty: all
 };
 
 /// Makes sure, before any work is done, that every output can be written and that none of them destroys anything. It
 /// makes missing folders, and creates and removes a file beside each output, so that a full disk or a folder without
-/// write permission is found now. Empty paths are outputs that nobody asked for.
+/// write permission is found now. An empty path means that the output is not wanted.
 ///
 /// | output                                                                     | code   |
 /// |----------------------------------------------------------------------------|--------|

@@ -17,7 +17,7 @@ struct Part {
 
 /// All parts, in the order of `tessera --help`.
 std::span<const Part> parts();
-/// The part that has `command`; null if none has it.
+/// Returns the part that has `command`; null if none has it.
 const Part* part_with(std::string_view command);
 
 /// Becomes the part's program, which reads the same `argv`. It returns only if that is not there (69) or cannot be run

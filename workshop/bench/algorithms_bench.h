@@ -14,20 +14,20 @@
 
 namespace tessera {
 
-/// What bench_algorithms measures.
+/// Options of bench_algorithms.
 struct AlgorithmsBenchOptions {
   std::vector<std::size_t>
-      bytes;       ///< that each rank gives: its shard of all_gather, its input of a reduction; powers of two
-  int rounds = 5;  ///< how often all calls are gone through
+      bytes;       ///< bytes that each rank gives: its shard of all_gather, or its input of a reduction; powers of two
+  int rounds = 5;  ///< number of rounds over all calls
   std::size_t round_bytes = 4 << 20;  ///< a call is made `round_bytes` / its bytes times a round, but
   int most_calls = 40;                ///< no more than this, and once at least
 };
 
-/// A call with what the report says of it.
+/// A call with its times in the report.
 struct TimedAlgorithm {
   TimedCall call;
   bool is_chosen = false;   ///< the fit chooses it
-  bool is_fastest = false;  ///< it is the fastest of those measured
+  bool is_fastest = false;  ///< whether it is the fastest measured algorithm
   double by_fit_s = 0;
 };
 
@@ -36,7 +36,7 @@ struct AlgorithmsReport {
   std::string transport;
   int ranks = 0;
   LinkFit fit;
-  std::vector<TimedAlgorithm> timings;  ///< those of one collective of one size follow each other
+  std::vector<TimedAlgorithm> timings;  ///< timings; those of one collective and size are neighbours
 
   /// How many times as long the fit's choice takes as the fastest one, for each collective of each size.
   std::vector<double> chosen_of_fastest() const;

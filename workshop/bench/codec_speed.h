@@ -22,7 +22,8 @@ class CodecRun {
   std::vector<std::uint32_t> wire_;
 };
 
-/// What a codec on the wire (compression.gradients, sums, gathers) costs this processor and saves on the wire.
+/// The time that a codec (compression.gradients, sums, gathers) costs this processor, and the bytes that it saves on
+/// the wire.
 struct CodecSpeed {
   WireForm form = WireForm::kPlain;
   double share = 1;             ///< fraction of the bytes of fp32

@@ -48,7 +48,7 @@ void write_value(std::byte* data, DType dtype, std::size_t i, float value) {
 
 std::byte byte_of(std::size_t i, int rank) { return static_cast<std::byte>(13 * i + 101 * rank + i / 256); }
 
-/// One case on one rank: how to call it, what it should return, what traffic it causes.
+/// One case on one rank: its call, its expected result, and the memory traffic that it causes.
 class Bench {
  public:
   Bench(Collectives& group, const CollectiveCase& what, const Buffers& buffers)

@@ -19,21 +19,21 @@ enum class BenchMemory {
   kGroup,    ///< Collectives::allocate
   kCommon,   ///< Collectives::allocate_common: an all-gather in place
 };
-/// "private", "group" or "common".
+/// Returns "private", "group" or "common".
 std::string_view name_of(BenchMemory memory);
 
-/// What bench_collectives measures.
+/// Options of bench_collectives.
 struct CollectivesBenchOptions {
   /// S, the bytes of the full buffer: `size() * bytes_per_rank` of an all_gather or all_to_all, the input of a
   /// reduce_scatter or all_reduce, `data` of a broadcast. Cases of less than one element a rank are left out.
   std::vector<std::size_t> bytes;
   std::vector<DType> dtypes = {DType::kF32, DType::kBF16};  ///< types of the sums
-  int rounds = 7;                                           ///< how often all cases are gone through
+  int rounds = 7;                                           ///< number of rounds over all cases
   std::size_t round_bytes = 128 << 20;                      ///< a case is called `round_bytes / S` times a round, but
   int most_calls = 1000;                                    ///< no more than this, and once at least
 };
 
-/// One thing that is measured. `dtype` is kU8 where bytes are moved; S is `bytes`, 0 for the barrier.
+/// One measured case. `dtype` is kU8 where bytes are moved; S is `bytes`, 0 for the barrier.
 struct CollectiveCase {
   Operation operation = Operation::kBarrier;
   DType dtype = DType::kU8;
@@ -41,9 +41,9 @@ struct CollectiveCase {
   std::size_t bytes = 0;
 };
 
-/// One case's times. A sample is that of the slowest rank. `limit` is a loop in the same buffers that only reads and
-/// writes as much, on all ranks at once (memory_traffic.h); it is empty where a collective moves nothing, or less than
-/// a cache line a rank.
+/// One case's times. A sample is the time of the slowest rank. `limit` is a loop in the same buffers that only reads
+/// and writes as much, on all ranks at once (memory_traffic.h); it is empty where a collective moves nothing, or less
+/// than a cache line a rank.
 struct CollectiveTiming {
   CollectiveCase what;
   Samples call, limit;

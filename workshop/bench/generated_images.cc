@@ -22,7 +22,7 @@ class Words {
  public:
   Words(std::uint64_t seed, std::uint64_t stream) : key_(mix64(mix64(seed) + stream)) {}
   std::uint64_t next() { return mix64(key_ + ++count_ * 0x9e3779b97f4a7c15u); }
-  /// A number in [0, 1).
+  /// Returns a number in [0, 1).
   float uniform() { return static_cast<float>(next() >> 40) * 0x1p-24f; }
   /// A number with mean 0 and variance 1: the sum of four uniform ones from one word, which is normal enough for noise.
   float noise() {

@@ -19,7 +19,7 @@ class ImageDataset {
   /// Image `i` as [kChannels, kSide, kSide], normalised to about mean 0 and variance 1 over the dataset. Returns its
   /// label, in [0, kClasses). REQUIRES: 0 <= i < num_images(), pixels.size() == kNumel.
   virtual std::int64_t copy(std::int64_t i, std::span<float> pixels) const = 0;
-  /// One line: "data/cifar: CIFAR-10, 50000 images".
+  /// Returns a line such as "data/cifar: CIFAR-10, 50000 images".
   virtual std::string describe() const = 0;
 };
 

@@ -213,8 +213,8 @@ class LinkMeter {
     return static_cast<std::int64_t>(seconds / std::max(once, 1e-6) * kTry) + 1;
   }
 
-  /// The seconds that compute loses to what `begin` starts (it returns how to end that): medians of `times` rounds
-  /// alone and beside it.
+  /// Returns the seconds by which compute is slower beside the work that `begin` starts: medians of `times` rounds
+  /// alone and beside it. `begin` returns a function that ends the work.
   template <class Begin>
   absl::StatusOr<double> lost_beside(std::int64_t rounds, int times, const Begin& begin) {
     Samples alone, beside;

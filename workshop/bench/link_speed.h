@@ -27,16 +27,16 @@ struct MeasuredOperation {
   OperationFit fit;
 };
 
-/// What was measured, and the fit that `tessera doctor --links` writes.
+/// The measurements, and the fit that `tessera doctor --links` writes.
 struct LinkSpeed {
   Links links;
   std::vector<MeasuredOperation> operations;
-  std::vector<CodecSpeed> codecs;  ///< this rank's, for every codec but kPlain
+  std::vector<CodecSpeed> codecs;  ///< speeds on this rank, for every codec but kPlain
 };
 
 /// Times collectives of fp32 buffers, and fits them; times codecs on the wire, and how much of compute they take.
 /// `gather` and `reduce` are two groups of the same two ranks or more, as an Engine has them. Collective; every rank
-/// gets what the slowest one measured. Errors: those of the groups.
+/// gets the times of the slowest one. Errors: those of the groups.
 absl::StatusOr<LinkSpeed> measure_links(Collectives& gather, Collectives& reduce, const LinkSpeedOptions& options = {});
 
 }  // namespace tessera

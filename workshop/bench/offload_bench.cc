@@ -150,7 +150,7 @@ class OffloadedStep {
   std::int64_t steps_ = 0;
 };
 
-/// Adds the time of one of those steps in a row.
+/// Adds the mean time of one of those steps.
 template <class Body>
 absl::Status time(Samples& samples, bool counts, const Body& body) {
   const auto start = std::chrono::steady_clock::now();

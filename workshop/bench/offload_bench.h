@@ -20,21 +20,22 @@ struct OffloadedStepTiming {
   std::string name;  ///< OptimizerCase::name; with " cached" where there is a cache
   std::size_t numel = 0;
   std::int64_t bytes_moved = 0;  ///< bytes that a step reads and writes
-  std::size_t memory_bytes = 0;  ///< bytes of records on their way, and of those in the cache
+  std::size_t memory_bytes = 0;  ///< bytes of records under way, and of records in the cache
   Samples step;                  ///< states are on disk
   Samples in_memory;             ///< the update alone
   Samples transfer;              ///< the records alone, read and written back
-  /// What no overlap can beat, relative to the step: the longer of the two parts, over the step.
+  /// Returns the least possible time of a step with perfect overlap (the longer of its two parts), divided by the time
+  /// of the step.
   double of_limit() const;
 };
 
-/// What bench_offload measured.
+/// Results of bench_offload.
 struct OffloadReport {
   std::vector<DiskSpeed> disks;            ///< measured with io_uring, and with threads
   std::vector<OffloadedStepTiming> steps;  ///< steps without a cache, and with one, if there is one
 };
 
-/// What bench_offload measures.
+/// Options of bench_offload.
 struct OffloadBenchOptions {
   std::string directory;
   std::int64_t bytes = std::int64_t{8} << 30;  ///< bytes that a pass over the disk moves one way

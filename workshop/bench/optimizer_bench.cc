@@ -88,7 +88,7 @@ class Subject {
     for (std::size_t block = 0; what_.mixed() && block < numel_ / kBlock; ++block) read_gradient(block);
     for (std::size_t block = 0; block < numel_ / kBlock; ++block) {
       read_gradient(block);
-      // What is written must depend on what is read, and must not change it.
+      // The written values must depend on the values read, and must not change them.
       const std::uint64_t nothing = sum == 1 ? 1 : 0;
       for (const auto& [data, element] : pieces_) {
         const std::size_t bytes = kBlock * element;

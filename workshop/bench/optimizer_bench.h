@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// What is timed, on the CPU and on a GPU. bf16 parameters have split masters.
+/// A case that is timed on the CPU and on a GPU. bf16 parameters have split masters.
 struct OptimizerCase {
   const char* name;
   DType param;

@@ -25,7 +25,7 @@ struct RankRecord {
   std::deque<std::string> last_errors;  ///< last lines of its stderr
   std::string message;                  ///< text of its error file; empty: none
   std::optional<std::chrono::system_clock::time_point> message_time;
-  bool told_by_peer = false;  ///< its error file says so: it ended because another rank had failed
+  bool told_by_peer = false;  ///< whether its error file says that it ended because another rank had failed
   /// Its error file says that Tessera chose this exit code (tessera/exit_code.h). Another one is the program's own, and
   /// may mean anything.
   std::optional<int> code_of_tessera;

@@ -17,7 +17,7 @@ namespace {
 
 constexpr pid_t kGoHome = 0;  // no group has this number
 
-/// What the guard does, from fork to _exit: system calls only, since the parent may have had threads.
+/// Runs the guard, from fork to _exit. It makes system calls only, since the parent may have had threads.
 [[noreturn]] void keep_guard(int pipe, const char* directory, const std::vector<const char*>& files) {
   static constexpr std::size_t kMostGroups = 4096;
   static std::array<pid_t, kMostGroups> groups;  // static, since a guard is a process of its own

@@ -9,7 +9,7 @@
 namespace tessera {
 
 /// A small process that outlives the launcher for an instant: if the launcher dies in any way, it kills every process
-/// group it was told of and removes the error files. A rank itself would end by its parent-death signal; its own
+/// group that it knows and removes the error files. A rank itself would end by its parent-death signal; its own
 /// children (data loaders, shells) would not, and they hold ports and memory after a crash.
 ///
 /// It waits for the end of a pipe whose only writer is the launcher, so it takes no time and does not poll, and the

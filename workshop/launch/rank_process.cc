@@ -43,7 +43,7 @@ std::optional<RankExit> RankProcess::reap() const {
   rusage usage{};
   const pid_t got = ::wait4(pid, &result.wait_status, WNOHANG, &usage);
   if (got == 0 || (got < 0 && errno == EINTR)) return std::nullopt;
-  if (got < 0) result.wait_status = W_EXITCODE(static_cast<int>(ExitCode::kInternal), 0);  // somebody else reaped it
+  if (got < 0) result.wait_status = W_EXITCODE(static_cast<int>(ExitCode::kInternal), 0);  // another process reaped it
   result.when = std::chrono::system_clock::now();
   result.peak_resident_bytes = static_cast<std::int64_t>(usage.ru_maxrss) * 1024;
   return result;

@@ -30,7 +30,7 @@ class ConfigVisitor {
   virtual void integer(const std::string& key, std::int64_t& value, const IntegerRule& rule, const char* doc) = 0;
   virtual void number(const std::string& key, double& value, const NumberRule& rule, const char* doc) = 0;
   virtual void boolean(const std::string& key, bool& value, const char* doc) = 0;
-  /// A word that must be one of `allowed`.
+  /// Visits a word that must be one of `allowed`.
   virtual void word(const std::string& key, std::string& value, const std::vector<std::string>& allowed,
                     const char* doc) = 0;
 };

@@ -21,7 +21,7 @@ namespace tessera::models {
 class ConfigReader final : public ConfigVisitor {
  public:
   /// REQUIRES: `root` is an object; both outlive the reader.
-  /// `place`: the object's JSON pointer.
+  /// `place`: the JSON pointer of the object.
   ConfigReader(const JsonNode& root, Diagnostics& diagnostics, std::string place = "")
       : root_(root), diagnostics_(diagnostics), place_(std::move(place)) {}
 

@@ -25,7 +25,7 @@ class AttentionImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Attention);
 
-/// width -> mlp_ratio * width -> width, with GELU in its tanh form between.
+/// Computes width -> mlp_ratio * width -> width, with GELU in its tanh form between the two layers.
 class MLPImpl : public torch::nn::Module {
  public:
   explicit MLPImpl(const GPTConfig& config);

@@ -31,11 +31,11 @@ struct HfConfig {
 /// Reads `folder`/config.json. The status lists all errors if there are some, exit code 78. A file that cannot be read:
 /// 66, 77, 65.
 absl::StatusOr<ModelConfig> read_hf_config(const std::filesystem::path& folder);
-/// The same for text; `name` stands for the file in messages.
+/// Reads a text; `name` stands for the file in messages.
 absl::StatusOr<HfConfig> parse_hf_config(const std::string& text, const std::string& name = "config.json");
 
-/// The config.json that makes `transformers` compute what the model does. `torch_dtype`: type of the weights beside it,
-/// "float32". Error 78 where none of the five model types can.
+/// Returns the config.json with which `transformers` computes the same as the model. `torch_dtype`: type of the weights
+/// beside it, "float32". Error 78 where none of the five model types can.
 absl::StatusOr<std::string> to_hf_config(const ModelConfig& config, const std::string& torch_dtype);
 
 }  // namespace tessera::models

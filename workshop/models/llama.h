@@ -26,12 +26,12 @@ class RMSNormImpl : public torch::nn::Module {
 TORCH_MODULE(RMSNorm);
 
 /// cos and sin of position * theta^(-2i / head_size), each [T, head_size], the second half repeating the first: the
-/// layout of Hugging Face, where element i is turned with element i + head_size / 2 (Su et al., arXiv 2104.09864). What
-/// rope_type says changes the frequencies theta^(-2i / head_size).
+/// layout of Hugging Face, where element i is turned with element i + head_size / 2 (Su et al., arXiv 2104.09864).
+/// rope_type says how the frequencies theta^(-2i / head_size) are changed.
 struct Rotary {
   at::Tensor cos, sin;
 
-  /// The tables for positions 0 to time - 1, in the dtype of `options`.
+  /// Returns the tables for positions 0 to time - 1, in the dtype of `options`.
   static Rotary make(std::int64_t time, const LlamaConfig& config, const at::TensorOptions& options);
   /// x: [B, heads, T, head_size].
   at::Tensor rotate(const at::Tensor& x) const;
@@ -55,7 +55,7 @@ class LlamaAttentionImpl : public torch::nn::Module {
 };
 TORCH_MODULE(LlamaAttention);
 
-/// SwiGLU (Shazeer, arXiv 2002.05202): down(silu(gate(x)) * up(x)).
+/// Computes SwiGLU (Shazeer, arXiv 2002.05202): down(silu(gate(x)) * up(x)).
 class LlamaMLPImpl : public torch::nn::Module {
  public:
   explicit LlamaMLPImpl(const LlamaConfig& config);
@@ -66,7 +66,8 @@ class LlamaMLPImpl : public torch::nn::Module {
 };
 TORCH_MODULE(LlamaMLP);
 
-/// x + self_attn(input_layernorm(x)), then x + mlp(post_attention_layernorm(x)). It is the natural unit of sharding.
+/// Computes x + self_attn(input_layernorm(x)), and then x + mlp(post_attention_layernorm(x)). It is the natural unit of
+/// sharding.
 class LlamaBlockImpl : public torch::nn::Module {
  public:
   explicit LlamaBlockImpl(const LlamaConfig& config);
@@ -90,7 +91,7 @@ class LlamaImpl final : public LanguageModel {
   std::int64_t seq_len() const override { return config_.max_position_embeddings; }
 
  private:
-  /// Everything but the head. It is a level of its own only because of the names.
+  /// The model without its head. It is a level of its own only because of the names.
   struct DecoderImpl : torch::nn::Module {
     explicit DecoderImpl(const LlamaConfig& config);
     torch::nn::Embedding embed_tokens;

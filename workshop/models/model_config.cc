@@ -44,7 +44,7 @@ void check(ConfigReader& reader, const LlamaConfig& config) {
                  fmt::format("must be below rope_high_freq_factor, which is {}", config.rope_high_freq_factor));
 }
 
-/// Counts in `Number`: in double to see whether 64 bits suffice, in std::int64_t where that is known.
+/// Counts parameters in `Number`: in double to see whether 64 bits suffice, and then in std::int64_t.
 template <class Number>
 Number linear(Number in, Number out, bool bias) {
   return in * out + (bias ? out : Number{0});

@@ -34,13 +34,13 @@ struct LlamaConfig {
   std::int64_t num_hidden_layers = 0;
   std::int64_t num_attention_heads = 0;
   std::int64_t num_key_value_heads = 0;         ///< divides num_attention_heads; 0: equal to it
-  std::int64_t head_dim = 0;                    ///< even; 0: hidden_size / num_attention_heads
+  std::int64_t head_dim = 0;                    ///< an even number; 0: hidden_size / num_attention_heads
   std::int64_t max_position_embeddings = 2048;  ///< the longest input; rotary embeddings have no parameters
   double rms_norm_eps = 1e-6;
   double rope_theta = 10000.0;
   double initializer_range = 0.02;
   bool attention_bias = false;  ///< biases in the attention's four linear layers
-  bool qkv_bias = false;        ///< biases in those of queries, keys and values only (Qwen2)
+  bool qkv_bias = false;        ///< whether only the layers of queries, keys and values have biases (Qwen2)
   bool qk_norm = false;         ///< an RMS norm over each head of queries and keys (Qwen3)
   bool mlp_bias = false;
   /// A position sees this many positions, itself among them, in layers from max_window_layers on (Mistral, arXiv
@@ -69,7 +69,7 @@ using ModelConfig = std::variant<GPTConfig, LlamaConfig>;
 /// out of range, sizes that do not divide, more than 1e14 parameters. A file that cannot be read: 66 missing, 77 no
 /// permission, 65 no regular file.
 absl::StatusOr<ModelConfig> read_model_config(const std::filesystem::path& path);
-/// The same for text; `name` stands for the file in messages.
+/// Reads a text; `name` stands for the file in messages.
 absl::StatusOr<ModelConfig> parse_model_config(const std::string& text, const std::string& name = "model");
 
 /// A file with the same meaning and every key in place: a key that was left out has the value that the model is built

@@ -4,8 +4,8 @@
 
 namespace tessera::models {
 
-/// The reference page of the model file, in Markdown, made from visit_fields. It is committed as docs/models.md; a test
-/// compares the two. `tessera_model_docs docs` writes it.
+/// Returns the reference page of the model file, in Markdown, made from visit_fields. It is committed as
+/// docs/models.md; a test compares the two. `tessera_model_docs docs` writes it.
 std::string model_reference();
 
 /// The model files that the page shows and that a test reads: one of each kind.

@@ -17,9 +17,10 @@ struct ResNetConfig {
   std::int64_t channels = 3;  ///< channels of the images
   /// Blocks of each stage; every stage after the first halves the image.
   std::vector<std::int64_t> blocks = {2, 2, 2, 2};
-  std::int64_t width = 64;   ///< channels of the first stage; each further stage doubles it
-  bool bottlenecks = false;  ///< blocks of three convolutions, with 4 x as many channels at their end (ResNet-50's)
-  bool wide_stem = false;    ///< a 7x7 convolution that halves the image, and pooling that does: for 224 x 224
+  std::int64_t width = 64;  ///< channels of the first stage; each further stage doubles it
+  /// whether blocks have three convolutions, with 4 times as many channels at their end (ResNet-50)
+  bool bottlenecks = false;
+  bool wide_stem = false;  ///< a 7x7 convolution that halves the image, and pooling that does: for 224 x 224
 };
 
 /// ResNet-18 and ResNet-50 of the same paper for images of `side` x `side` pixels: from 64 pixels on with a wide stem.

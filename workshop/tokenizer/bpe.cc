@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kShort = 48;  ///< bytes up to which a look at all pairs is faster than a queue of them
+constexpr std::size_t kShort = 48;  ///< up to so many bytes, a search over all pairs is faster than a queue of pairs
 
 /// Bytes that no UTF-8 text has.
 bool is_never_in_utf8(int byte) { return byte == 0xC0 || byte == 0xC1 || byte >= 0xF5; }
@@ -45,7 +45,8 @@ absl::StatusOr<BytePairEncoding> BytePairEncoding::make(const Parts& parts) {
           fmt::format("merge {} joins {} and {}, and one of them or the two together are no token. [T0610] hint: fetch "
                       "vocabulary and merges from one source",
                       rank, quoted_text(left), quoted_text(right)));
-    result.merges_.insert_or_assign(key_of(a, b), Merge{rank, joined});  // if it is given twice, the last one counts
+    // if a merge is given twice, the last one counts
+    result.merges_.insert_or_assign(key_of(a, b), Merge{rank, joined});
   }
   if (parts.ignore_merges)
     for (const auto& [token, id] : parts.tokens) result.words_.emplace(token, id);

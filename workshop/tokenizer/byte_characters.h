@@ -9,7 +9,7 @@ namespace tessera {
 /// GPT-2's way to write bytes as visible characters, which vocabularies in JSON use ("Ġthe" is " the"): a byte that is
 /// visible in Latin-1 is the character of that number, and the other 68 are U+0100 and following, in order.
 
-/// The bytes that a token's characters stand for; nothing where one of them stands for no byte.
+/// Returns the bytes for which a token's characters stand; nothing if a character stands for no byte.
 std::optional<std::string> bytes_of_characters(std::string_view token);
 
 }  // namespace tessera

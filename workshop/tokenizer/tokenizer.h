@@ -22,7 +22,7 @@ namespace tessera {
 /// A step that cuts text into smaller pieces before it is encoded.
 struct PieceCutter {
   SplitPattern pattern;
-  bool inverted = false;         ///< what the pattern does not match counts as its match, and the reverse
+  bool inverted = false;         ///< whether the words are the parts that the pattern does not match
   bool removes_matches = false;  ///< matches are dropped; else they are pieces of their own
 };
 
@@ -42,7 +42,7 @@ class Tokenizer {
   /// `path`: a tokenizer.json, or a folder that holds one. Errors: 66, 77; 65 a file that is damaged, or of a kind that
   /// is not supported, with the place.
   static absl::StatusOr<Tokenizer> read(const std::filesystem::path& path);
-  /// The same for text; `name` stands for the file in messages.
+  /// Reads a text; `name` stands for the file in messages.
   static absl::StatusOr<Tokenizer> parse(std::string_view json, const std::string& name = "tokenizer.json");
 
   /// Highest token + 1: what a model's vocabulary must have at least.

@@ -1,4 +1,4 @@
-// Reads tokenizer.json into a Tokenizer. What the file says and a Tokenizer cannot do is refused, since other tokens
+// Reads tokenizer.json into a Tokenizer. Options of the file that a Tokenizer cannot do are refused, since other tokens
 // without a warning would be worse.
 //
 // TokenizerReader goes over the sections in turn: normalizer, pre-tokenizer (`read_cutters`), model (`read_vocabulary`,

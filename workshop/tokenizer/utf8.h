@@ -17,7 +17,7 @@ std::string_view valid_utf8(std::string_view text, std::string& buffer, std::siz
 
 /// Appends a code point.
 void append_utf8(char32_t code, std::string& text);
-/// The code point of text[0, length). REQUIRES: utf8_length(text) is `length`.
+/// Returns the code point of text[0, length). REQUIRES: utf8_length(text) is `length`.
 char32_t code_point(std::string_view text, std::size_t length);
 
 }  // namespace tessera

@@ -132,7 +132,7 @@ CollectivesBenchOptions options_of(const BenchCommand& command) {
 int run_table(const std::string& section, const BenchCommand& command,
               const std::function<BenchTable(const Mesh&)>& study) {
   if (starts_ranks(command)) return launch_ranks(section, command);
-  set_log_quiet();  // there is an Engine for every row, each of which would print its plan
+  set_log_quiet();  // each row has an Engine, which would print its plan
   return run([&] {
     const Mesh mesh = join_ranks(command);
     if (mesh.world_size() < 2) {
@@ -237,8 +237,7 @@ int run_bench_collectives(const BenchCommand& command) {
 int run_bench_optimizer(const BenchCommand& command) {
   return run([&] {
     check_outputs(command);
-    // The number is no power of two: pieces of 128 MiB side by side would show how slow processors are at that distance
-    // (see state_piece).
+    // The number is no power of two. Processors are slow if arrays begin exactly 128 MiB apart (see state_piece).
     const std::int64_t usual = command.quick ? 1'000'000 : command.gpu ? std::int64_t{1} << 30 : 32'000'000;
     const auto numel = static_cast<std::size_t>(command.parameters > 0 ? command.parameters : usual);
     const int rounds = command.quick ? 3 : 9;

@@ -31,7 +31,7 @@ BucketStudyOptions bucket_options_of(const BenchCommand& command) {
 
 int run_bench_buckets(const BenchCommand& command) {
   if (starts_ranks(command)) return launch_ranks("buckets", command);
-  set_log_quiet();  // there is an Engine for every bucket and round, each of which would print its plan
+  set_log_quiet();  // each bucket and round has an Engine, which would print its plan
   return run([&] {
     const Mesh mesh = join_ranks(command);
     if (mesh.world_size() < 2) {

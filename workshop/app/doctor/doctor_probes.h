@@ -13,7 +13,7 @@ enum class Health {
   kMissing,  ///< Tessera's own CPU training does not work without it
 };
 
-/// What was found about one thing, and how to mend it if it is not kOk.
+/// The result of one probe, and how to mend it if it is not kOk.
 struct Finding {
   std::string name;
   Health health = Health::kOk;
@@ -21,7 +21,7 @@ struct Finding {
   std::string fix;
 };
 
-/// Each looks at the machine as it is now; none changes anything, and all except probe_disk take no time.
+/// Each probe looks at the machine and changes nothing. All except probe_disk are fast.
 Finding probe_cores();
 Finding probe_instruction_set();
 Finding probe_transparent_huge_pages();
@@ -33,16 +33,16 @@ Finding probe_loopback();
 Finding probe_io_uring();
 Finding probe_cuda_toolkit();
 Finding probe_cuda_driver();
-/// Where probe_rdma looks.
+/// The places in which probe_rdma looks.
 struct RdmaPlaces {
   std::string devices;  ///< a folder that has one for each device, as the kernel's has
-  std::function<bool(const std::string& library)> loads;  ///< whether the loader finds it
+  std::function<bool(const std::string& library)> loads;  ///< whether the loader finds a library
   std::string net_plugin;                                 ///< NCCL_NET_PLUGIN; empty: not set
 
   static RdmaPlaces of_this_machine();
 };
-/// Which devices for RDMA there are (InfiniBand, RoCE, EFA), and whether NCCL or an MPI of this machine has what it
-/// takes to use them. Needs no GPU: it looks for devices and libraries, and opens no device.
+/// Finds devices for RDMA (InfiniBand, RoCE, EFA), and whether NCCL or an MPI of this machine can use them. Needs no
+/// GPU: it looks for devices and libraries, and opens no device.
 Finding probe_rdma(const RdmaPlaces& places = RdmaPlaces::of_this_machine());
 /// Writes and reads a private scratch file of 1 GiB in `directory`, as offload does.
 Finding probe_disk(const std::string& directory);

@@ -17,8 +17,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What the kernel says of a device's first port: "InfiniBand", or "Ethernet", over which RDMA is RoCE. Empty where it
-/// says nothing (EFA).
+/// Returns the link of a device's first port, by the kernel: "InfiniBand", or "Ethernet", over which RDMA is RoCE.
+/// Empty where it says nothing (EFA).
 std::string link_of(const fs::path& device) {
   std::ifstream file(device / "ports" / "1" / "link_layer");
   std::string word;
@@ -26,7 +26,7 @@ std::string link_of(const fs::path& device) {
   return word == "Ethernet" ? "RoCE" : word;
 }
 
-/// "mlx5_0 (InfiniBand)", by name.
+/// Returns texts such as "mlx5_0 (InfiniBand)", sorted by name.
 std::vector<std::string> devices_in(const std::string& folder) {
   std::vector<std::string> devices;
   std::error_code error;
@@ -38,7 +38,7 @@ std::vector<std::string> devices_in(const std::string& folder) {
   return devices;
 }
 
-/// The first of `libraries` that the loader finds, or empty.
+/// Returns the first of `libraries` that the loader finds, or an empty text.
 std::string first_of(const std::vector<std::string>& libraries, const RdmaPlaces& places) {
   const auto found = std::ranges::find_if(libraries, places.loads);
   return found == libraries.end() ? "" : *found;
@@ -51,7 +51,7 @@ std::string net_plugin(const RdmaPlaces& places) {
   return first_of({places.net_plugin, "libnccl-net-" + places.net_plugin + ".so"}, places);
 }
 
-/// What can use devices for RDMA, each with its way to them.
+/// Returns the libraries that can use devices for RDMA, each with the way in which it reaches them.
 std::vector<std::string> users_of(const RdmaPlaces& places) {
   std::vector<std::string> users;
   const std::string plugin = net_plugin(places);

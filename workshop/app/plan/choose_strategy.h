@@ -27,11 +27,11 @@ struct TriedStrategy {
   double seconds_a_microbatch() const { return step.seconds / static_cast<double>(strategy.gradient_accumulation); }
 };
 
-/// All strategies that `like` could have if only time, memory and bits on the wire may change: each ShardingStrategy
-/// that its other keys allow, with several numbers of units gathered ahead, with gradients in fewer bits where ranks
-/// are on several hosts, and with each of `accumulations` microbatches a step (empty: that of `like`). Those that fit
-/// come first, the fastest of them first. Throws tessera::Error: those of the files of `timing`; 65 where they are of
-/// another model; 78 where `like` allows no strategy.
+/// Returns all strategies that `like` could have if only time, memory and bits on the wire may change: each
+/// ShardingStrategy that its other keys allow, with several numbers of units gathered ahead, with gradients in fewer
+/// bits where ranks are on several hosts, and with each of `accumulations` microbatches a step (empty: that of `like`).
+/// Strategies that fit come first, in order of time. Throws tessera::Error: those of the files of `timing`; 65 where
+/// they are of another model; 78 where `like` allows no strategy.
 std::vector<TriedStrategy> try_strategies(const models::ModelConfig& config, const Strategy& like,
                                           const Topology& topology, const TimingOptions& timing,
                                           std::span<const std::int64_t> accumulations);

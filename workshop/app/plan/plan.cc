@@ -65,7 +65,7 @@ std::int64_t wire_bytes(const StepCollective& each, const MeshPosition& mesh) {
   return (each.operation == "all_reduce" ? 2 * once : once) / each.every;
 }
 
-/// The mesh of all ranks: where replicas train by themselves, the plan is that of one.
+/// Returns the mesh of all ranks. If replicas train by themselves, the plan is that of one replica.
 MeshPosition whole_mesh(const MemoryPlan& plan) {
   MeshPosition mesh = plan.input().mesh;
   mesh.replicate_size *= plan.input().replicas;

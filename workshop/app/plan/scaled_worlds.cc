@@ -18,7 +18,7 @@ std::set<int> sizes_for(const Topology& asked) {
   return sizes;
 }
 
-/// `asked` with another number of ranks: as many on a host where they are more than one host's.
+/// Returns `asked` with another number of ranks. If they need more than one host, each host has as many as before.
 Topology with_ranks(const Topology& asked, int ranks) {
   Topology topology = asked;
   topology.world_size = ranks;

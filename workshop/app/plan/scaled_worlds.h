@@ -25,8 +25,8 @@ struct ScaledWorld {
   /// By Gustafson's law (tessera/scaling.h), from the share of the step that a rank communicates.
   double scaled_speedup() const;
   double scaling_efficiency() const;
-  /// The same from the seconds of one rank's step: what of its speed is left. It also sees the cores that transport
-  /// takes, and updates that are shorter where ranks share them.
+  /// Returns the efficiency compared with the seconds of one rank's step: the share of its speed that is left. It also
+  /// sees the cores that transport takes, and updates that are shorter where ranks share them.
   std::optional<double> efficiency_beside_one() const;
 };
 
@@ -36,7 +36,7 @@ struct ScaledWorld {
 std::vector<ScaledWorld> scaled_worlds(const ModelShapes& model, const Strategy& strategy, const Topology& asked,
                                        const TimingFiles& files);
 
-/// A table for people.
+/// Returns a table for readers.
 std::string to_text(std::span<const ScaledWorld> worlds);
 nlohmann::ordered_json to_json(std::span<const ScaledWorld> worlds);
 

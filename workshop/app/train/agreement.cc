@@ -21,7 +21,7 @@ std::string name_of_rank(int rank, int world_size) {
   return "rank " + std::to_string(rank) + "/" + std::to_string(world_size);
 }
 
-/// What a rank answers: whether it failed or differs, and how. It travels as text: {"failed": "..."}.
+/// Returns the answer of a rank: whether it failed or differs, and how. It travels as text: {"failed": "..."}.
 nlohmann::json answer_of(const absl::StatusOr<nlohmann::json>& prepared, const nlohmann::json& reference) {
   if (!prepared.ok()) return {{"failed", message_of(prepared.status())}};
   if (reference.is_null()) return nlohmann::json::object();  // rank 0 failed: nothing to compare with
@@ -30,7 +30,7 @@ nlohmann::json answer_of(const absl::StatusOr<nlohmann::json>& prepared, const n
   return {{"differs", joined(differ, "; ")}};
 }
 
-/// One exchange, as one rank takes part in it.
+/// One exchange, seen from one rank.
 class Exchange {
  public:
   Exchange(const AgreementOptions& options, KeyValueStore& store) : options_(options), store_(store) {}
@@ -54,7 +54,7 @@ class Exchange {
     return nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   }
 
-  /// Rank 0 reads all answers and tells everybody which count.
+  /// Rank 0 reads all answers and tells all ranks which answers count.
   absl::Status collect() {
     nlohmann::json verdict = {{"failed", nlohmann::json::array()}, {"differs", nlohmann::json::array()}};
     const int answers = options_.world_size - (seeded_fault(SeededFault::kLastAnswerUnread) ? 1 : 0);

@@ -9,7 +9,7 @@
 
 namespace tessera::app {
 
-/// Which ranks talk to each other, and for how long they wait.
+/// Which ranks take part, and how long they wait.
 struct AgreementOptions {
   int rank = 0;
   int world_size = 1;

@@ -38,7 +38,7 @@ absl::Status check_outputs(const TrainCommand& command, const RunOutputs& output
 absl::Status write_config(const RunOutputs& outputs, const TrainCommand& command, const Strategy& strategy,
                           const models::ModelConfig& model, const Topology& topology);
 
-/// The time now: "2026-11-22T08:22:50Z".
+/// Returns the present time, such as "2026-11-22T08:22:50Z".
 std::string utc_now();
 
 }  // namespace tessera::app

@@ -222,7 +222,7 @@ absl::StatusOr<Prepared> prepare(const TrainCommand& command, const Strategy& st
   return run;
 }
 
-/// What must be the same on every rank.
+/// Returns all that must be the same on every rank.
 nlohmann::json description(const TrainCommand& command, const Strategy& strategy, const Prepared& run) {
   return {{"build", this_build()},
           {"strategy", nlohmann::json::parse(strategy.to_json())},
@@ -271,7 +271,7 @@ void print_start(const TrainCommand& command, const Prepared& run, const Engine&
   std::fflush(stdout);
 }
 
-/// Reads the whole data once, on rank 0 alone. It is left out where that would keep the others waiting.
+/// Reads the whole data once, on rank 0 alone. It is left out if the other ranks would wait too long.
 std::optional<double> entropy_of(const TokenDataset& dataset) {
   if (dataset.num_tokens() > kMostTokensToCount) return std::nullopt;
   const double entropy = value_or_throw(unigram_entropy(dataset));
@@ -286,7 +286,7 @@ at::Tensor forward(models::LanguageModel& model, const TokenBatch& batch) {
   return model.forward(batch.input, batch.target);
 }
 
-/// A step's result, with epoch and traffic as they were after it.
+/// A step's result, with the epoch and the traffic after it.
 struct FinishedStep {
   StepResult result;
   std::int64_t epoch = 0;
@@ -308,9 +308,9 @@ class BatchesAhead {
     cursor_ = now.cursor;
     return {now.upload.tensors()[0], now.upload.tensors()[1], now.weight};
   }
-  /// The epoch of the latest `next`.
+  /// Returns the epoch of the latest `next`.
   std::int64_t epoch() const { return epoch_; }
-  /// The cursor behind the latest `next`.
+  /// Returns the cursor behind the latest `next`.
   const SamplerCursor& cursor() const { return cursor_; }
 
  private:
@@ -447,7 +447,7 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
     }
     const bool ends = checkpoints.after_step(step + 1, command.steps, batches.cursor(), held_out);
     commit_durable_step(engine, checkpoints.items(batches.cursor()), ends || step + 1 == command.steps);
-    // A signal came: what is made at the end of training is left to the run that goes on.
+    // A signal came, so the outputs of the end of training are left to the run that goes on.
     if (ends) {
       report_latencies(step + 1);
       return command.checkpoints.signal_exit_code;
@@ -477,8 +477,8 @@ int train_on(const TrainCommand& command, const Strategy& strategy, const Mesh& 
   throw_if_error(agree(mine, {mesh.rank(), mesh.world_size(), strategy.comm.init_timeout_s}, groups_of(mesh).store()));
   const int threads = set_threads_of_rank(mesh.topology().local_world_size);
   Engine engine(run->model, strategy, mesh);
-  // Weights are the same on all ranks; what is drawn while training (dropout) is not. Under "reproducible" the Engine
-  // sets the generator for each microbatch.
+  // Weights are the same on all ranks, but random numbers drawn while training (dropout) are not. Under "reproducible"
+  // the Engine sets the generator for each microbatch.
   if (!strategy.reproducible) at::manual_seed(seed_for_rank(command.seed, mesh.rank()));
   return train(command, mesh, *run, engine, threads);
 }

@@ -49,7 +49,7 @@ class TrainReport {
     std::int64_t log_every = 10;
     std::int64_t steps_per_epoch = 1;
     RunOutputs outputs;
-    bool evaluates = false;              ///< there will be evaluations
+    bool evaluates = false;              ///< whether the run has evaluations
     double predicted_s = 0;              ///< seconds of a step; 0: nothing was predicted
     int ranks = 1;                       ///< ranks of the job
     std::vector<std::string> show = {};  ///< TrainCommand::show
@@ -59,13 +59,13 @@ class TrainReport {
 
   /// Creates the metrics files, with a header of run id, start and `about`. Errors: 73, 74, 77.
   absl::Status open(const std::vector<Metric>& about);
-  /// `epoch`: the one the step's last microbatch came from. `traffic`: the engine's counts after the step.
+  /// `epoch`: the epoch of the step's last microbatch. `traffic`: the engine's counts after the step.
   void add(const StepResult& result, std::int64_t epoch, const TrafficCounts& traffic);
   /// `traffic`: the engine's counts after the evaluation, whose gathers belong to no step.
   void add(const EvaluationResult& result, std::int64_t after_step, const TrafficCounts& traffic);
   /// `latencies`: Engine::latencies after the step.
   void add(std::span<const CallLatency> latencies, std::int64_t after_step);
-  /// Prints "final loss 1.9 (mean of the last 10 steps); ...", closes the files and says what is where. Error 74 where
+  /// Prints "final loss 1.9 (mean of the last 10 steps); ...", closes the files, and prints their paths. Error 74 where
   /// a metrics file lacks something.
   absl::Status finish(std::optional<double> unigram_entropy);
 
@@ -82,7 +82,7 @@ class TrainReport {
   std::vector<std::string> columns() const;
   std::vector<Metric> metrics_of(const StepResult& result, std::int64_t epoch, const TrafficCounts& traffic) const;
   std::string shown_parts(const StepResult& result) const;
-  /// What one row is in each form of file; a form without metrics does not have the row.
+  /// The metrics of one row, in each form of file. A form without metrics does not have the row.
   struct Row {
     std::vector<Metric> line, cells, event;
   };
@@ -100,11 +100,11 @@ class TrainReport {
   double advised_scale_ = 0;  ///< the noise scale of the last advice
 };
 
-/// "44.10 MiB = plan", or by how much the two differ.
+/// Returns "44.10 MiB = plan", or the difference between the two.
 std::string memory_against_plan(const MemoryUse& allocated, const MemoryUse& planned);
 
-/// "comm 12.3 %, scaled speed-up 1.88 of 2": rank 0's share of time in communication, and what it makes of so many
-/// ranks (tessera/scaling.h).
+/// Returns a text such as "comm 12.3 %, scaled speed-up 1.88 of 2": rank 0's share of time in communication, and the
+/// scaled speed-up with that share (tessera/scaling.h).
 std::string share_text(double share, int ranks);
 
 /// "data 3.1 % (batches 2.0 %, uploads 0.0 %)": the shares of rank 0's time that it waited for data, and that it was in

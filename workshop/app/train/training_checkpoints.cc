@@ -31,13 +31,13 @@ std::atomic<int> received_signal{0};
 
 void note_signal(int signal) { received_signal.store(signal, std::memory_order_relaxed); }
 
-/// The step of a checkpoint, by its manifest.
+/// Returns the step of a checkpoint, by its manifest.
 std::int64_t step_of_checkpoint(const std::string& path) {
   return value_or_throw(SavedCheckpoint::open(path, "--resume"))->manifest().step;
 }
 
 /// One byte that a rank sends the others after a step: two flags, and the number of a signal.
-constexpr unsigned char kMinutesAreOver = 0x80, kSaveHasEnded = 0x40, kSignal = 0x3f;  // its number
+constexpr unsigned char kMinutesAreOver = 0x80, kSaveHasEnded = 0x40, kSignal = 0x3f;  // number of the signal
 
 }  // namespace
 

@@ -33,7 +33,7 @@ namespace tessera::app {
 /// | PATH     | that checkpoint, or the latest one of that folder                           |
 ///
 /// Errors: 66 and 65 where PATH is no checkpoint, and where the folder has checkpoints but `latest` is damaged; 64 for
-/// options that need a folder. `config`: the strategy's, with the options put in.
+/// options that need a folder. `config`: that of the strategy, changed by the options.
 absl::StatusOr<std::string> checkpoint_to_resume(const CheckpointOptions& options, const CheckpointConfig& config);
 
 /// SIGTERM and SIGUSR1 ask for an end after the current step while one lives. A second signal ends the process at once.
@@ -43,7 +43,7 @@ class StopSignals {
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
-  /// The signal that came, or 0.
+  /// Returns the signal that came, or 0.
   static int received();
 };
 
@@ -67,7 +67,8 @@ class TrainingCheckpoints {
   /// behind it. Returns the steps that are done. Collective.
   std::int64_t resume(const std::string& path, const std::optional<LoadedCheckpoint>& committed, TokenBatches& batches);
 
-  /// What a checkpoint or a commit holds beside training state. `data`: the cursor behind the last microbatch.
+  /// Returns what a checkpoint or a commit holds in addition to training state. `data`: the cursor behind the last
+  /// microbatch.
   CheckpointItems items(const SamplerCursor& data) const;
 
   /// Called after step number `step` of `steps`: saves if it is time. `data`: the cursor behind the step's last
@@ -78,7 +79,7 @@ class TrainingCheckpoints {
 
  private:
   enum class Failure : std::uint8_t { kIsWarned, kEndsTraining };
-  /// Saves. False: it failed, and training goes on.
+  /// Saves a checkpoint. False: it failed, and training goes on.
   bool save(std::int64_t step, const SamplerCursor& data, bool is_best, Failure failure);
   /// Runs `body`, which saves the checkpoint of `step` or ends its save. False: it failed, and training goes on.
   template <class Body>
@@ -95,7 +96,7 @@ class TrainingCheckpoints {
     std::int64_t step = 0;
     std::string path;
     double waited_s = 0;       ///< seconds that training waited for it
-    double next_report_s = 0;  ///< when, after that, progress is reported next
+    double next_report_s = 0;  ///< time of the next report of progress, in seconds after that
     bool is_best = false;
   };
   /// Rank 0 prints how far it is, once a second.
@@ -113,7 +114,7 @@ class TrainingCheckpoints {
   std::chrono::steady_clock::time_point last_save_;
   std::optional<UnderWay> under_way_;
   std::optional<double> least_loss_;    ///< the least on held-out data, in this run and those that it goes on from
-  std::optional<double> least_before_;  ///< its value before the last checkpoint that was the best
+  std::optional<double> least_before_;  ///< the least loss before the last checkpoint that was the best
   std::int64_t failed_ = 0;             ///< number of failed saves in a row
 };
 

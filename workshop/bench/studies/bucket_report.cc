@@ -58,7 +58,7 @@ std::string verdict_of(const BucketModelReport& model) {
          judged(model.step_gain(best)) + ", its communication alone " + judged(model.communication_gain(best)) + "\n";
 }
 
-/// Says why: what starts and bytes cost by the fit, beside what is measured.
+/// Gives the reason: the cost of starts and of bytes by the fit, beside the measured time.
 std::string reason_of(const BucketModelReport& model) {
   const BucketTiming &tensors = model.per_tensor, &best = model.best();
   const AlphaBeta& fit = model.fit;

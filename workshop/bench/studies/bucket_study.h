@@ -13,10 +13,10 @@
 
 namespace tessera::app {
 
-/// What study_buckets measures.
+/// Options of study_buckets.
 struct BucketStudyOptions {
   std::vector<double> caps_mb = {0.5, 1, 2, 4, 8, 16, 25, 32, 64};  ///< MiB, beside one parameter a bucket
-  int rounds = 12;        ///< how often all buckets are gone through, each time with a new Engine,
+  int rounds = 12;        ///< number of rounds over all buckets, each time with a new Engine,
   double budget_s = 105;  ///< less often, once at least, where a model would take longer:
   int warm_up_steps = 1;  ///< steps that come first and are not counted
   int timed_steps = 4;
@@ -33,9 +33,8 @@ struct BucketStudyOptions {
 struct BucketTiming {
   double cap_mb = 0;             ///< 0: one parameter a bucket
   std::int64_t collectives = 0;  ///< reductions a step
-  Samples step;                  ///< forward, backward and update; the slowest rank's
-  /// Time in reductions, for each step; that of the rank that waited least for the others, so that waiting for late
-  /// ranks is left out.
+  Samples step;                  ///< forward, backward and update, on the slowest rank
+  /// time in reductions for each step, on the rank that waited least, so that waits for late ranks are left out
   Samples communication;
 };
 
@@ -43,16 +42,16 @@ struct BucketTiming {
 /// bytes in a cache (as in a step).
 struct ReductionTiming {
   std::int64_t bytes = 0;
-  Samples call;  ///< the slowest rank's
+  Samples call;  ///< time on the slowest rank
 };
 
 /// A forward pass of the trained model over held-out batches, in evaluation mode and without gradients.
 struct InferenceTiming {
   double loss = 0, accuracy = 0;  ///< means over batches and ranks; accuracy: the part of targets predicted
-  Samples batch;                  ///< forward of one rank's batch; the slowest rank's
+  Samples batch;                  ///< forward of one rank's batch, on the slowest rank
 };
 
-/// What was measured with one model.
+/// The results with one model.
 struct BucketModelReport {
   std::string name, data;
   std::int64_t parameters = 0, tensors = 0;
@@ -66,18 +65,19 @@ struct BucketModelReport {
   int steps_a_round = 1;  ///< timed steps of each bucket in a round
 
   std::int64_t gradient_bytes() const { return 4 * parameters; }
-  /// How many times as fast as one parameter a bucket it is: the median over rounds, each of which measures both.
+  /// Returns how many times faster it is than one parameter for each bucket: the median over rounds, each of which
+  /// measures both.
   double step_gain(const BucketTiming& timing) const;
   double communication_gain(const BucketTiming& timing) const;
-  /// The sweep's bucket with the largest step_gain.
+  /// Returns the bucket of the sweep with the largest step_gain.
   const BucketTiming& best() const;
 };
 
-/// What study_buckets measured.
+/// Results of study_buckets.
 struct BucketReport {
   std::string transport;
   int ranks = 0;
-  std::vector<BucketModelReport> models;  ///< ResNet-18, GPT
+  std::vector<BucketModelReport> models;  ///< the models, such as ResNet-18 and GPT
 };
 
 /// Checks that a step gives the same bits under every bucket, then trains each model under all of them by turns, and

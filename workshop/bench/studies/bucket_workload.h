@@ -14,7 +14,7 @@
 
 namespace tessera::app {
 
-/// What is classified, and the classes: images [B, 3, 32, 32] and labels [B], or tokens [B, T] and those that follow.
+/// Inputs and targets: images [B, 3, 32, 32] and labels [B], or tokens [B, T] and the tokens that follow.
 struct LabelledBatch {
   at::Tensor input, target;
 };
@@ -22,12 +22,12 @@ struct LabelledBatch {
 /// A model that the bucket study trains, and its data.
 struct BucketWorkload {
   std::string name;  ///< "resnet18" or "gpt"
-  std::string data;  ///< one line
+  std::string data;  ///< one line that describes the data
   std::shared_ptr<torch::nn::Module> module;
   OptimizerConfig optimizer;
   std::function<at::Tensor(const at::Tensor& input)> logits;  ///< [..., classes]
   std::function<LabelledBatch()> next;                        ///< this rank's next batch
-  std::function<LabelledBatch()> next_held_out;               ///< the same from data that training never sees
+  std::function<LabelledBatch()> next_held_out;               ///< batches of data on which training never runs
 
   /// Mean cross entropy, a scalar.
   at::Tensor loss(const LabelledBatch& batch) const;

@@ -14,11 +14,11 @@ struct CheckpointStudyOptions {
   int rounds = 5;
 };
 
-/// What a save and a load of a checkpoint cost, beside what this machine needs for as many bytes: a copy in memory, and
-/// a plain file that is written and synced, by all ranks at a time. A save beside training ("checkpoint.async") is
-/// timed twice: what training waits for, and until it is committed while nothing else runs. A commit ("durable") is
-/// compared with a file of as many bytes that is overwritten past the page cache. Rounds take turns; the folder is in
-/// the page cache when it is loaded. Collective; the figures are rank 0's.
+/// Measures a save and a load of a checkpoint, and the time that this machine needs for the same number of bytes: a
+/// copy in memory, and a plain file that is written and synced, by all ranks at a time. A save beside training
+/// ("checkpoint.async") is timed twice: what training waits for, and until it is committed while nothing else runs. A
+/// commit ("durable") is compared with a file of as many bytes that is overwritten past the page cache. Rounds take
+/// turns; the folder is in the page cache when it is loaded. Collective; the figures are rank 0's.
 BenchTable study_checkpoints(const Mesh& mesh, const CheckpointStudyOptions& options);
 
 }  // namespace tessera::app

@@ -8,7 +8,7 @@
 
 namespace tessera::app {
 
-/// What study_launches measures.
+/// Options of study_launches.
 struct LaunchStudyOptions {
   bool on_gpu = true;        ///< false: on the CPU, where the figures mean nothing
   std::int64_t blocks = 48;  ///< number of units, besides the root
@@ -18,11 +18,11 @@ struct LaunchStudyOptions {
   int steps = 2;
 };
 
-/// What Tessera costs the host that feeds a GPU, on a single rank: steps of a GPT in bf16 that is so narrow that the
-/// GPU waits for the host. "plain module" is LibTorch without an Engine: the module in bf16, fp32 masters beside it,
-/// one fused AdamW over all of them. over_plain_s: how much longer a step takes than the plain module's in the same
-/// round, the median over rounds; over_plain_unit_s: the same for each unit, and quantiles. LibTorch has as many
-/// threads afterwards as before.
+/// Measures the time that Tessera costs the host that feeds a GPU, on a single rank: steps of a GPT in bf16 that is so
+/// narrow that the GPU waits for the host. "plain module" is LibTorch without an Engine: the module in bf16, fp32
+/// masters beside it, one fused AdamW over all of them. over_plain_s: how much longer a step takes than the plain
+/// module's in the same round, the median over rounds; over_plain_unit_s: the same for each unit, and quantiles. It
+/// restores LibTorch's number of threads.
 BenchTable study_launches(const LaunchStudyOptions& options);
 
 }  // namespace tessera::app

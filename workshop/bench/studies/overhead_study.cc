@@ -31,7 +31,7 @@ struct Leaf : torch::nn::Module {
   at::Tensor weight;
 };
 
-/// Units of one small parameter each.
+/// A module of units with one small parameter each.
 struct Leaves : torch::nn::Module {
   explicit Leaves(int units) {
     for (int i = 0; i < units; ++i) {
@@ -107,8 +107,8 @@ class OverheadStudy {
     rows_.push_back({name, std::move(each), plain_row});
   }
 
-  /// Times steps of a small GPT, and the checks in them of what the program did around the step (the trace's spans
-  /// "checks"). Two rows: the step, and the checks beside it.
+  /// Times steps of a small GPT, and their checks of what the program did around the step (the trace's spans "checks").
+  /// Two rows: the step, and the checks beside it.
   void time_checks(const models::GPTConfig& config, int rounds) {
     at::manual_seed(3);
     models::GPT model = deferred_init([&] { return models::GPT(config); });
@@ -212,7 +212,7 @@ BenchTable study_overhead(const Mesh& mesh, int rounds, int operators) {
   const models::GPTConfig small{.vocab_size = 256, .seq_len = 32, .layers = 24, .width = 64, .heads = 4};
   study.time_checks(small, operators < 1000 ? 2 : 30);
   study.time_groups(small, operators < 1000 ? 2 : 30);
-  // These show how the cost of a step grows with what is gathered ahead.
+  // These rows show how the cost of a step grows with the number of units gathered ahead.
   const int units = operators < 1000 ? kManyUnits / 20 : kManyUnits, steps = rounds < 10 ? 2 : 11;
   const std::string many = " of " + std::to_string(units) + " units";
   const std::size_t plain = study.rows();

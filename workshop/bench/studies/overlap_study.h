@@ -9,7 +9,7 @@
 
 namespace tessera::app {
 
-/// What study_overlap measures.
+/// Options of study_overlap.
 struct OverlapStudyOptions {
   int units = 8;
   std::int64_t unit_numel = 3 << 20;  ///< fp32 parameters of a unit

@@ -25,7 +25,7 @@ struct Contender {
 /// "no communication", every strategy of a mesh of one dimension, and FULL_SHARD without shared memory.
 std::vector<Contender> contenders();
 
-/// What study_steps measures.
+/// Options of study_steps.
 struct StepStudyOptions {
   models::GPTConfig model;
   int rounds = 5;   ///< each round runs all contenders in turn, each with a model and an Engine of its own
@@ -33,11 +33,11 @@ struct StepStudyOptions {
   int steps = 10;   ///< steps of a contender's turn that are counted
 };
 
-/// One contender's steps.
+/// The steps of one contender.
 struct StepTiming {
   std::string name;
-  Samples step;                       ///< the slowest rank's
-  Samples forward, backward, update;  ///< rank 0's parts of it; `update` is Engine::step
+  Samples step;                       ///< time on the slowest rank
+  Samples forward, backward, update;  ///< parts of the step on rank 0; `update` is Engine::step
   Samples communication;              ///< rank 0's time in collectives, waiting included, within these parts
 };
 
@@ -45,9 +45,9 @@ struct StepTiming {
 /// same losses, bit for bit; otherwise it throws tessera::Error (70).
 std::vector<StepTiming> study_steps(const Mesh& mesh, const StepStudyOptions& options);
 
-/// The median, p10 and p90 of the step and its parts; exposed communication (the step less that without communication),
-/// its fraction of the step, and Gustafson's scaled efficiency (step without communication over the step: every rank
-/// brings its own batch, so N ranks do N times the work).
+/// Returns the median, p10 and p90 of the step and its parts; exposed communication (the step less that without
+/// communication), its fraction of the step, and Gustafson's scaled efficiency (step without communication over the
+/// step: every rank brings its own batch, so N ranks do N times the work).
 BenchTable to_table(const std::vector<StepTiming>& timings);
 
 }  // namespace tessera::app

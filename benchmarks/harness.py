@@ -30,7 +30,7 @@ def without_paths(text):
 
 
 def binary(folder="build/release"):
-    """Returns the path of the command to measure. SystemExit where it is not built."""
+    """Returns the path of the command to measure. Raises SystemExit if it is not built."""
     path = os.environ.get("TESSERA_BIN", str(REPOSITORY / folder / "app/tessera"))
     if not os.path.exists(path):
         say(f"{path} is not there. hint: build it (scripts/test), or set TESSERA_BIN")

@@ -15,7 +15,7 @@ _COUNTED = ("Pss_Anon", "Pss_Shmem")
 
 
 def used_bytes(pid="self"):
-    """Anonymous memory plus this process's share of shared memory, in bytes. OSError if the process has ended."""
+    """Anonymous memory plus this process's share of shared memory, in bytes. Raises OSError if the process has ended."""
     total = 0
     for line in pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         name, _, rest = line.partition(":")

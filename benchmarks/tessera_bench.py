@@ -75,7 +75,7 @@ def offered_sections(binary):
 
 
 def run_section(binary, section, quick, more=(), timeout_s=TIMEOUT_S):
-    """Runs a section and returns what it wrote. BenchFailed if it ends with an error or writes something else."""
+    """Runs a section and returns what it wrote. Raises BenchFailed if it ends with an error or writes something else."""
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "bench.json"
         command = [binary, "bench", section, "--json", str(file), *more] + (["--quick"] if quick else [])

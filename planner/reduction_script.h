@@ -45,7 +45,7 @@ class ReductionScript {
     int unit = 0;
     /// The call, or the barrier at which ranks say that their gradients are there.
     int started = ScriptWriter::kNoCall;
-    /// Shared memory only: the barrier at which they say that their shares are done.
+    /// In shared memory only: the barrier at which ranks say that their shares are done.
     int finished = ScriptWriter::kNoCall;
   };
   struct GroupSums {

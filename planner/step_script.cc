@@ -121,7 +121,7 @@ class WholeStep {
       case StepOpKind::kDecide:
       case StepOpKind::kExchange:
       case StepOpKind::kEndPass:
-        return;  // what_is_left_out tells of these
+        return;  // what_is_left_out names these
     }
   }
 

@@ -334,7 +334,7 @@ def ratios(results):
 
 
 def all_tables(results):
-    """{file stem: table}"""
+    """Returns {file stem: table}."""
     makers = (steps, ratios, memory, python, optimizer, optimizer_avx2, collectives, crowded, disk, disk_steps, buckets, inference)
     return {make.__name__: make(results) for make in makers} | {
         f"tessera_{section}": of_bench(results, section) for section in ("step", "memory", "overhead")}

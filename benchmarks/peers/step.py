@@ -202,7 +202,7 @@ def new_step(options, ranks):
 
 
 def batches_of(options, ranks):
-    """All batches, on the device, beforehand: reading them takes no time of a step."""
+    """Brings all batches to the device beforehand, so that steps spend no time on reading."""
     batches = Batches(options.tokens, json.loads(pathlib.Path(options.model).read_text()), ranks, options.batch)
     return [[part.to(options.device) for part in batches.of_step(number)]
             for number in range(options.warm_up + options.steps + options.cool_down)]

@@ -76,7 +76,7 @@ class OwnedShards final : public CommonParameters {
   std::span<std::int64_t> counts(const FlatGroup& group) override;
 
  private:
-  struct Shard;   // in memory that ranks share
+  struct Shard;   // a shard, in memory that ranks share
   class Holding;  // a shard's lock
   struct Group {
     FlatGroup* flat = nullptr;

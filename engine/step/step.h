@@ -57,8 +57,8 @@ class Step {
   /// room.
   virtual void read_ahead() {}
 
-  /// The sum of a unit's gradients in this backward is there, or queued; once more where a gradient came later
-  /// (Reducer::OnReduced).
+  /// Called when the sum of a unit's gradients in this backward is complete, or queued, and again if a gradient came
+  /// later (Reducer::OnReduced).
   virtual void reduced(const Unit&) {}
 
   /// Updates `unit` in backward, at once after its gradients are summed (Reducer::OnSummed). Throws tessera::Error: 65

@@ -32,7 +32,7 @@ class MetricsFile {
   enum class Start {
     kNew,      ///< it is an error (73)
     kReplace,  ///< it is removed first
-    kAppend,   ///< rows go behind its own: for a run that goes on
+    kAppend,   ///< rows are appended to the file, for a run that goes on
   };
   /// Makes missing folders, and the file. Throws tessera::Error: 73 it cannot be created, 77 no permission.
   explicit MetricsFile(const std::filesystem::path& path, Start start = Start::kNew);

@@ -15,7 +15,7 @@ class Engine;
 ///   plateau.step(engine.evaluate(batches, loss_of).loss);  // after each epoch, on all ranks
 ///
 /// All ranks must give the same measures, such as `evaluate` returns; ranks whose rates differ get an error at their
-/// next step. The object's state is its own: it is not in a checkpoint. The thread that drives the Engine uses it.
+/// next step. A checkpoint does not hold the state of the object. The thread that drives the Engine uses it.
 class ReduceLROnPlateau {
  public:
   enum class Mode { kMin, kMax };  ///< whether a lower or a higher measure is better

@@ -51,9 +51,8 @@ cudaError_t muon_directions(const DeviceRun& run, const MuonMomentumConstants& c
 /// REQUIRES: as update_step.
 cudaError_t read_weights(const DeviceRun& run, float* masters, cudaStream_t stream);
 
-/// Takes what lies in the place of the run's gradient as the new masters of the parameters that are used, and moves
-/// averages along. It gives the same bits as MasterAssigner::step. Nothing happens if the decision is to skip.
-/// REQUIRES: as update_step.
+/// Takes the values in the run's gradient as the new masters of the used parameters, and updates averages. It gives the
+/// same bits as MasterAssigner::step. Nothing happens if the decision is to skip. REQUIRES: as update_step.
 cudaError_t assign_weights(const DeviceRun& run, const StepTables& tables, cudaStream_t stream);
 
 /// Exchanges masters and averages of the parameters that some step has updated, as RuleOptimizer::swap_average does.

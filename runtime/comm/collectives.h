@@ -145,8 +145,8 @@ struct ReduceOptions {
 struct GatherOptions {
   DType dtype = DType::kU8;  ///< dtype of the elements; those that are not fp32, bf16 or fp16 are sent unchanged
   /// Codec on the wire, for transports that send over a network; other transports ignore it. A lossy codec gives every
-  /// rank the same rounded elements, of its own part too, so `full` must not be where the exact ones are kept.
-  /// kLossless changes no bit; only `gloo` packs.
+  /// rank the same rounded elements, of its own part too, so `full` must not be the memory that keeps the exact
+  /// elements. kLossless changes no bit; only `gloo` packs.
   WireForm form = WireForm::kPlain;
 };
 

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// Strategy::from_file and Strategy::from_json for code that uses statuses. Errors are theirs: 66, 77, 78.
+/// Strategy::from_file and Strategy::from_json for code that uses statuses. The errors are the same: 66, 77, 78.
 absl::StatusOr<Strategy> read_strategy(const std::filesystem::path& path);
 absl::StatusOr<Strategy> parse_strategy(const std::string& text, const std::string& name = "strategy");
 

@@ -58,7 +58,7 @@ bool has_nesterov(OptimizerType type);   ///< OptimizerConfig::nesterov
 bool adapts_layers(OptimizerType type);  ///< whether the rule adapts rates by the norms of each parameter
 /// Whether it updates whole matrices, or all tensors whole, each on the rank that it is assigned to.
 bool updates_whole_tensors(OptimizerType type);
-/// Whether something of gradients is kept from step to step, by the method or by error feedback.
+/// Whether the method or error feedback keeps residuals of gradients from step to step.
 bool keeps_gradients(const CompressionConfig& compression);
 /// Whether the method draws random numbers, so that it has a seed.
 bool draws_gradients(const CompressionMethod& method);

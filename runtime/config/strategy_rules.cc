@@ -283,8 +283,8 @@ StrategyRule feedback_rule() {
           }};
 }
 
-/// Returns the optimizer's smallest momentum among all groups, and its key. Nothing: the rule squares single gradients
-/// or measures them. Infinite: the program decides the momentum.
+/// Returns the optimizer's smallest momentum among all groups, and its key. It returns nothing if the rule squares
+/// single gradients, or takes their norms. Infinite: the program decides the momentum.
 std::optional<std::pair<double, const char*>> least_momentum(const OptimizerConfig& optimizer) {
   switch (optimizer.type) {
     case OptimizerType::kOwn:

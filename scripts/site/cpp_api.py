@@ -185,7 +185,7 @@ def of_header(xml, file):
 
 
 def joined(parts):
-    """Functions of one name after another share a heading."""
+    """Joins neighbouring functions of the same name under one heading."""
     last = None
     for _, text in sorted(parts):
         heading, _, rest = text.partition("\n")

@@ -551,7 +551,7 @@ TEST_F(Checkpoints, UnresumableCheckpointIsAnError) {
   const Ended verified = look({"verify", path("parts")}, 65);
   EXPECT_THAT(verified.err, AllOf(HasSubstr("They hold"), HasSubstr("1 of ")));
   EXPECT_EQ(run_program(run_of(1, "5", "parts", "new.jsonl", {"--resume", "none"}), path("run")).code, 0);
-  // A checkpoint that is gone is not passed over either.
+  // A missing checkpoint is an error too.
   for (const auto& entry : std::filesystem::directory_iterator(path("parts"))) {
     if (entry.is_directory()) std::filesystem::remove_all(entry.path());
   }

@@ -43,7 +43,7 @@ def made_up(**changes):
 
 
 def rows(table):
-    """{first cells: {column: cell}}."""
+    """Returns {first cells of a row: {column: cell}}."""
     return {row[0]: dict(zip(table["columns"], row, strict=True)) for row in table["rows"]}
 
 

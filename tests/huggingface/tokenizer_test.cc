@@ -221,8 +221,8 @@ TEST(TokenizerFile, EndlessPatternIsAnError) {
   }
 }
 
-// A search sees a part of the text at a time, which must not show: words may be longer than a part and end where one
-// ends, and a pattern may look ahead into the next part.
+// A search sees only a part of the text at a time, which must not change the result: words may be longer than a part
+// and end where one ends, and a pattern may look ahead into the next part.
 TEST(TokenizerFile, PatternCutsLongTextsLikeShortOnes) {
   const auto tokenizer = with_pattern("(?:c\\\\S)+|\\\\s+(?!\\\\S)|^ab|ab$");
   ASSERT_TRUE(tokenizer.ok()) << message_of(tokenizer.status());

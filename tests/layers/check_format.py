@@ -24,7 +24,7 @@ def main(root, clang_format):
     def check(files):
         return subprocess.run([clang_format, "--dry-run", "--Werror", *files], capture_output=True, text=True)
 
-    # Every second file each, so that two processes have about the same to do.
+    # Each of two processes gets every second file, so that both have about the same work.
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         results = list(pool.map(check, (sources[::2], sources[1::2])))
     print("".join(result.stderr for result in results) or f"{len(sources)} files are as .clang-format says")

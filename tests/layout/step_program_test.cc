@@ -68,8 +68,8 @@ std::string words_of(std::span<const Visit> visits) {
   return text;
 }
 
-/// The work of visits, and what becomes of records of parameters and of states. All visits of an operation have the
-/// same.
+/// The work of visits, and their access to records of parameters and of states. It is the same for all visits of an
+/// operation.
 std::string work_of(std::span<const Visit> visits) {
   constexpr char kLetters[] = {'-', 'r', 'w'};
   const Visit& first = visits.front();

@@ -43,8 +43,8 @@ inline constexpr const Below* kInMemoryAndBelow[] = {nullptr, &kSomeBelow};
 Adjust adjusted_to(const Kept& kept, const Below* below);
 Strategy strategy_of(const Kept& kept, const Placed& placed, const Below* below = nullptr);
 
-// Writes parameters under Gathered between steps, as programs do, and returns the values. Each is run with state in
-// memory and on disk.
+// The following functions do what programs do around steps, and return the values. Each runs with state in memory and
+// on disk.
 /// Writes all parameters under Gathered.
 Values written_under_gathered(const Mesh& mesh, const Strategy& strategy);
 /// Trains, and trains on with a second Engine, which takes what the first one left.

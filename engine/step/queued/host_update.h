@@ -76,7 +76,7 @@ class HostUpdate {
     Extent part;  ///< a part of the flat buffer
     std::size_t first_parameter = 0;
     Extent on_gpu = {};                ///< the first ones of `part`, whose parameters lie in the GPU's memory
-    float* gradient = nullptr;         ///< pinned, as all here: [part]
+    float* gradient = nullptr;         ///< [part]; pinned memory, like all pointers here
     bool has_sums_here = false;        ///< they are where DeviceGradients keeps them
     std::byte* parameter = nullptr;    ///< [on_gpu], of the group's dtype
     std::vector<std::byte*> records;   ///< [chunk - RecordLayout::first_record]
@@ -109,7 +109,7 @@ class HostUpdate {
   std::vector<std::span<std::byte>> parameter_records_;  ///< memory of each parameter record; empty if there are none
   /// trainable groups, in the order of units; a group without records has an empty `part`
   std::vector<Group> groups_;
-  std::vector<std::size_t> first_of_unit_;  ///< [unit + 1], into groups_
+  std::vector<std::size_t> first_of_unit_;  ///< [units + 1]: index into groups_ of the unit's first group
   std::vector<std::int64_t> steps_;         ///< applied, by trainable parameter
   bool fetches_ = false;
   std::unique_ptr<DeviceKernels::Mark> read_;  ///< parameters of this pass have been

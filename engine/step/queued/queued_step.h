@@ -74,9 +74,10 @@ class QueuedStep final : public Step {
 
  private:
   struct InFlight {
-    std::shared_ptr<std::byte> message, decision;  ///< pinned: the host's part of a message; what comes back
-    std::shared_ptr<std::byte> numbers;            ///< pinned: StepTables::group_numbers
-    std::shared_ptr<std::byte> used;               ///< pinned: the flags of AgreedStep::used, which come back too
+    /// pinned memory for the host's part of a message, and for the answer of the device
+    std::shared_ptr<std::byte> message, decision;
+    std::shared_ptr<std::byte> numbers;  ///< pinned: StepTables::group_numbers
+    std::shared_ptr<std::byte> used;     ///< pinned: the flags of AgreedStep::used, which come back too
     std::shared_ptr<DeviceKernels::Mark> used_arrived;
     std::shared_ptr<StepOutcome> outcome;  ///< outcome of the step that last used this slot
   };

@@ -25,7 +25,7 @@ struct WholeMatrix {
   std::span<float> work;      ///< the rest of MatrixDeal::work_numel
 };
 
-/// Calls back with views of all that a rank holds of a group's optimizer part, masters among it, in the order of
+/// Calls the function with views of a group's whole optimizer part on this rank, with its masters, in the order of
 /// elements.
 using VisitMasters = c10::function_ref<void(const FlatGroup&, c10::function_ref<void(const StateView&)>)>;
 
@@ -33,8 +33,8 @@ using VisitMasters = c10::function_ref<void(const FlatGroup&, c10::function_ref<
 /// back: it takes the place of the gradients, and of the groups' tensor states. MatrixUpdate owns and calls it.
 class MatrixExchange {
  public:
-  /// `masters`: reads those that go to owners; null under muon. `device`: where TrainingMemory::matrices are.
-  /// `kernels`: of a GPU, which read masters there; else null.
+  /// `masters`: reads the masters that go to owners; null under muon. `device`: where TrainingMemory::matrices are.
+  /// `kernels`: the kernels of a GPU, which read masters there; null on the CPU.
   MatrixExchange(const StepContext& context, const MasterAssigner* masters, ComputeDevice device,
                  DeviceKernels* kernels);
 

@@ -17,7 +17,7 @@ namespace tessera {
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config, const EmaConfig& ema,
                                           const OwnRules& own_rules);
 
-/// An ElementwiseOptimizer as all other code sees optimizers, and as OwnDeviceUpdate calls it on a GPU. Runs come to
+/// Gives an ElementwiseOptimizer the interface of all optimizers. OwnDeviceUpdate calls it on a GPU. Runs come to
 /// the program in portions that LibTorch's operators compute with whole vectors, so that an element's bits do not
 /// depend on where the run begins. One thread at a time.
 class OwnOptimizer final : public Optimizer {

@@ -10,7 +10,7 @@ from tessera._error import Error
 from tessera.integrations._bridge import agree
 from tessera.integrations._groups import WatchedGroup, plain, watch
 
-# The strategy's name of each rule, and those of its numbers that the Engine has too.
+# The strategy's name of each rule, and the numbers of the rule that the Engine has too.
 _RULES = {torch.optim.AdamW: ("adamw", ("betas", "eps", "weight_decay")),
           torch.optim.Adam: ("adam", ("betas", "eps", "weight_decay")),
           torch.optim.SGD: ("sgd", ("momentum", "dampening", "nesterov", "weight_decay"))}

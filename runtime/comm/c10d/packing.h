@@ -48,7 +48,7 @@ class PackBuffers {
 };
 using PackBuffer = PackBuffers::Buffer;
 
-/// Shorter messages are sent unpacked: they wait for each other longer than they are on the wire.
+/// Shorter messages are sent unpacked, since their time on the wire is shorter than the wait of ranks for each other.
 constexpr std::size_t kLeastPackedBytes = 64 << 10;
 
 /// Returns whether messages of `bytes` bytes of numbers of `dtype` are packed.

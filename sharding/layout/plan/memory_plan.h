@@ -320,8 +320,8 @@ class MemoryPlan {
   std::int64_t uploaded_bytes() const { return uploaded_bytes_; }
   std::int64_t upload_pieces() const { return upload_piece_bytes_ > 0 ? shared_slots_ + 1 : 0; }
   std::int64_t upload_piece_bytes() const { return upload_piece_bytes_; }
-  /// Bytes of a GPU's parameters in its host's memory that an update's kernels write there, and bytes that they read of
-  /// those that are masters, or half of them.
+  /// Bytes of a GPU's parameters in its host's memory that the kernels of an update write. The second number is the
+  /// bytes that they read of parameters that are masters, or half of a master.
   HostStepBytes updated_over_bus() const;
   /// Records of the memory that a commit (DurableConfig) writes: this rank's parts of parameters, masters and states,
   /// one behind the other, then cached records. They are `image_bytes` in all.
@@ -340,8 +340,8 @@ class MemoryPlan {
   /// Returns what decides the order of this plan's steps (step_programs).
   StepInput step_input(bool gathers_in_background) const;
 
-  /// A table: categories down, with their bytes and what they are; then the formula's total beside 16 bytes a
-  /// parameter.
+  /// Returns a table with a row for each category: its bytes and its content. The last rows compare the total with 16
+  /// bytes a parameter.
   std::string to_table() const;
 
  private:

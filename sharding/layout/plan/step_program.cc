@@ -107,7 +107,7 @@ class ProgramWriter {
     finish();
   }
 
-  /// Units come as their gradients do. All ranks agree on the order while they train. It is mostly this one.
+  /// Units come in the order of their gradients. All ranks agree on the order while they train. It is mostly this one.
   void update_in_backward() {
     program_.announces_units = input_.first_work != VisitWork::kUpdate;
     std::int64_t announced = 0;

@@ -53,10 +53,11 @@ enum class StepOpKind : std::uint8_t {
   kDecide,        ///< decides whether the step is made, with which rate, and how gradients are clipped
   kVisit,         ///< the visits [begin, end), in this order
   kAgreeOnNorms,  ///< ranks tell each other each layer's norms
-  kExchange,      ///< matrices or directions go to owners, results come back; makes the visits [begin, end) itself
-  kEndPass,       ///< no record is in use; changed records are written in the background
-  kPublished,     ///< waits for published values
-  kBarrier,       ///< ranks that share one copy of the parameters wait for each other
+  /// sends matrices or directions to owners and brings results back; makes the visits [begin, end) itself
+  kExchange,
+  kEndPass,    ///< no record is in use; changed records are written in the background
+  kPublished,  ///< waits for published values
+  kBarrier,    ///< ranks that share one copy of the parameters wait for each other
 };
 
 /// `begin`, `end`: of visits, where the kind says so.

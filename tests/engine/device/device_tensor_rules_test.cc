@@ -55,7 +55,8 @@ INSTANTIATE_TEST_SUITE_P(All, DeviceTensorRules, ::testing::ValuesIn(kTypes),
 
 TEST_P(DeviceTensorRules, GiveTheCpusBitsUnderEveryStrategy) {
   std::vector<std::pair<Placed, bool>> all = {{ShardingStrategy::kHybridShard, false},
-                                              {ShardingStrategy::kHybridShard, true}};  // true: over the world
+                                              // true: optimizer state is cut over the world
+                                              {ShardingStrategy::kHybridShard, true}};
   for (const Placed& placed : kStrategies) all.emplace_back(placed, false);
   const auto is_hybrid = [](const std::pair<Placed, bool>& where) {
     return where.first.kind == ShardingStrategy::kHybridShard;

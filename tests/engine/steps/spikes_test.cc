@@ -113,7 +113,7 @@ std::vector<std::int64_t> spikes_in(const Course& run) {
   return steps;
 }
 
-/// Sets numbers that depend on the count of steps, so that one too many or too few shows.
+/// Sets numbers that depend on the count of steps, so that a wrong count changes the result.
 void count_steps(Strategy& strategy) {
   strategy.lr_schedule.type = LrScheduleType::kCosine;
   strategy.lr_schedule.total_steps = 20;

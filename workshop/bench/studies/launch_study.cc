@@ -38,7 +38,7 @@ at::Tensor loss_of(models::GPT& model, const at::Tensor& tokens) {
   return model->forward(tokens.narrow(1, 0, length), tokens.narrow(1, 1, length));
 }
 
-/// The module by itself, with bf16 as users keep it by hand.
+/// The module without an Engine, in bf16 as users would keep it by hand.
 Step plain(const models::GPTConfig& config, const at::Device& device) {
   struct State {
     models::GPT model{nullptr};

@@ -40,7 +40,7 @@ class Contender:
 
     @property
     def predicted(self):
-        """Whether `tessera plan` knows what its steps take: of methods it does not know what ranks compute for them."""
+        """Whether `tessera plan` predicts its steps. It does not predict the computation of methods."""
         forms = self.more.get("compression", {}).keys() <= {"gradients", "sums", "gathers"}
         return self.family == "tessera" and not self.alone and forms
 
@@ -130,7 +130,7 @@ CONTENDERS = {contender.name: contender for contender in (
              offload=_STATES_ON_HOST | {"step": "gpu"}),
     _tessera("host_cpu", "FULL_SHARD", _GPU, "sharded", ", states on the host, updated by the CPU",
              offload=_STATES_ON_HOST | {"step": "cpu"}),
-    # A quarter of a GiB of records is on its way each way, so that the bus need not wait for a unit's backward.
+    # A quarter of a GiB of records is under way in each direction, so that the bus does not wait for a unit's backward.
     _tessera("host_backward", "FULL_SHARD", _GPU, "sharded", ", states on the host, updated by the GPU in backward",
              offload=_STATES_ON_HOST | {"step": "gpu", "record": "4MiB", "queue_depth": 32}, **_IN_BACKWARD),
     # FSDP2's CPUOffloadPolicy keeps all state on the host, too.

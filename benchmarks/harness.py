@@ -63,7 +63,7 @@ class Benchmark:
             raise SystemExit(f"run: --add: {path.name} is of another kind: only one of both is a smoke test. hint: leave --add out")
 
     def entry(self, section, **key):
-        """The entry of results[section] with these fields; a new one if there is none."""
+        """Returns the entry of results[section] with these fields; a new one if there is none."""
         for entry in self.results.setdefault(section, []):
             if all(entry[name] == value for name, value in key.items()):
                 return entry
@@ -78,7 +78,7 @@ class Benchmark:
         return entry
 
     def check(self, work, who, check):
-        """Notes what `check()` says. checks.CheckFailed where it fails."""
+        """Notes the result of `check()`. Raises checks.CheckFailed if it fails."""
         try:
             result = f"{who}{check()}"
         except checks.CheckFailed as failure:

@@ -12,7 +12,7 @@ bytes, a cosine), trained on LibTorch's headers in ATen/, and evaluated on those
 meet before step 400 (a checkpoint), so what is evaluated are the outer weights, one step later. Runs that the results
 have already, of the same strategy and seed, are kept.
 
-Bytes are counted where this may make a network namespace (root): what goes over its loopback in two periods of steps.
+If the user may make a network namespace (root), bytes are counted: those that go over its loopback in two periods of steps.
 It wants the torch whose headers are read, and matplotlib, which draws (benchmarks/setup).
 """
 

@@ -52,7 +52,7 @@ def anchor(title):
 
 
 def document(data, title, heading, summary, sections):
-    """A page of sections (title, content), each a link of the contents; those without content are left out."""
+    """Returns a page of sections (title, content), with a list of links to them. Sections without content are left out."""
     sections = [section for section in sections if section and section[1]]
     items = "".join(f'<li><a href="#{anchor(title)}">{html.escape(title)}</a></li>' for title, _ in sections)
     quick = f"<p><strong>{SMOKE_TEST}</strong></p>" if data["quick"] else ""
@@ -101,7 +101,7 @@ def html_list(lines):
 
 
 def noted(data):
-    """(what failed or was not run and when, the first line of why, the others)."""
+    """Returns (the task that failed or was not run and when, the first line of the reason, the other lines)."""
     for section, turn in (("failed", ", round {}"), ("not_run", ", from round {} on")):
         for entry in data[section]:
             first, *rest = entry["why"].strip().splitlines()
@@ -132,7 +132,7 @@ def markdown_lines(rows):
 
 
 def markdown_table(table):
-    """A heading and the table; the column of notes only where there is one."""
+    """Returns a heading and the table. It has a column of notes only if a row has a note."""
     columns, rows = table["columns"], table["rows"]
     if columns[-1] == "note" and not any(row[-1] for row in rows):
         columns, rows = columns[:-1], [row[:-1] for row in rows]

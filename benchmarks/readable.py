@@ -1,4 +1,4 @@
-"""How pages write numbers, and what they call things that results and CSV files name by an id. Standard library
+"""Writes numbers as pages show them, and maps ids of results and CSV files to names. Standard library
 only."""
 
 _NAMES = {
@@ -90,7 +90,7 @@ class Names:
         self._names = {work["name"]: work["title"] for work in data["works"]} | _NAMES
 
     def __call__(self, name):
-        """The readable name; a text without one is its own."""
+        """Returns the readable name of an id, or the id itself if it has none."""
         return self._names.get(name, name)
 
 

@@ -43,8 +43,8 @@ def sample_of(samples, most):
 
 
 def ratio_by_turns(longer, shorter, a_turn):
-    """How many times as long `longer` takes: both were measured by turns, `a_turn` samples each time. The median over
-    turns of the ratios of their medians, so that what slows the machine for longer than a turn slows both."""
+    """Returns how many times longer `longer` takes. Both were measured by turns, with `a_turn` samples each time. It is the median over
+    turns of the ratios of their medians, so that other load that lasts longer than a turn slows both."""
     turns = min(len(longer), len(shorter)) // a_turn
     if turns == 0:
         raise ValueError("a ratio needs a whole turn of both")

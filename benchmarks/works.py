@@ -16,7 +16,7 @@ TOKENS = 200_000
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """A model, how many of its steps make a round, and who takes part, the most important first. A step is `batch`
+    """A model, the number of its steps in a round, and its contenders, the most important first. A step is `batch`
     samples of seq_len tokens a rank, and AdamW."""
 
     name: str
@@ -24,9 +24,9 @@ class Work:
     model: dict                 # the model file
     dtype: str                  # dtype of parameters: "fp32" or "bf16" (then masters are fp32)
     steps: int                  # timed steps of a round
-    warm_up: int                # steps before them
+    warm_up: int                # steps before the timed ones
     contenders: tuple
-    # Steps after: ranks that train alone drift apart, and the timed steps of both must overlap.
+    # Number of steps after the timed ones. Ranks that train alone drift apart, and their timed steps must overlap.
     cool_down: int = 0
     batch: int = 1
     reduce: str = "bf16"        # in which gradients travel where parameters are bf16

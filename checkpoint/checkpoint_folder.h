@@ -88,8 +88,9 @@ class UnfinishedCheckpoint {
   bool exists_ = false;
 };
 
-/// Removes what `prune` has set aside. Needs no lock: another process may remove the same meanwhile. It takes a while
-/// if the file system tells the disk about each free block. Tries all paths, and reports the first failure.
+/// Removes what `prune` has set aside. It needs no lock, since another process may remove the same files meanwhile. It
+/// takes a while if the file system tells the disk about each free block. Tries all paths, and reports the first
+/// failure.
 absl::Status remove_pruned(const std::vector<std::string>& paths, const std::string& who);
 
 }  // namespace tessera

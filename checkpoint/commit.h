@@ -30,7 +30,7 @@ std::string write_commit(const Commit& commit);
 /// Reads such bytes. `file` stands in front of messages. Error: 65 for any other bytes.
 absl::StatusOr<Commit> read_commit(const std::string& file, std::string_view bytes);
 
-/// The parts alone, for a part that has parts of its own: their number, and then each part as in a commit.
+/// Returns the bytes of parts alone, for a part that itself has parts: their number, and then each part as in a commit.
 std::string write_parts(const CommitParts& parts);
 /// Reads such bytes. False for any other bytes.
 bool read_parts(std::string_view bytes, CommitParts& parts);

@@ -16,7 +16,7 @@
 namespace tessera {
 
 /// The commits of one rank in a folder of a local disk: the last one, and the one before it, in two files that take
-/// turns. Nobody else opens the same rank's commits while this lives.
+/// turns. No other process can open the same rank's commits while this object lives.
 ///
 /// Rank r has these files:
 ///
@@ -34,8 +34,8 @@ class CommitLog {
   /// Whether the rank's commits in the folder were ever opened, by a run that may have ended before its first one.
   static bool was_opened(const std::string& folder, int rank);
   /// Returns the whole commits that are there, the older one first; none before the first. A damaged file beside a
-  /// whole commit does not count, and a warning says so. It changes nothing. Errors: 65 none is whole, and one was
-  /// there.
+  /// whole commit does not count, and a warning says so. It changes nothing. Errors: 65 there were commits, and none is
+  /// whole.
   absl::StatusOr<std::vector<Commit>> read() const;
   /// Removes what a killed process left of a commit that it was writing.
   absl::Status remove_leftovers() const;
@@ -44,7 +44,7 @@ class CommitLog {
   /// Notes that all ranks have a commit. REQUIRES: called before the second one is written.
   absl::Status begin() const;
   /// Writes a commit over the one of two generations before. At any moment the file is the old one or the new one,
-  /// through errors, kills and power loss. After an error it may be either: see `remove`.
+  /// through errors, kills and power loss. After an error the commit may be the old or the new one (see `remove`).
   absl::Status write(const Commit& commit) const;
   /// Removes the commit of this generation from the disk, if it is there. Errors: 74, ...
   absl::Status remove(std::int64_t generation) const;

@@ -35,7 +35,8 @@ struct SavedParameter {
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> strides;  ///< order in which its elements are counted; empty: rows one behind the other
   std::string dtype;                  ///< type in safetensors' words, as the run computed with it: "F32", "BF16", ...
-  bool trains = false;  ///< pieces "master" (F32) and one for each state; else "value" in `dtype`, and see keeps_states
+  /// true: it has pieces "master" (F32) and one for each state; false: "value" in `dtype` (see keeps_states)
+  bool trains = false;
   std::int64_t updates = 0;  ///< steps that it took part in
   /// Its noise depends on these where states are rounded stochastically: numbers of its unit and of its group there,
   /// and its first element in that group's flat buffer.

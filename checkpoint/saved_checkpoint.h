@@ -26,9 +26,9 @@ inline constexpr char kValue[] = "value";    ///< a parameter that is frozen, in
 inline constexpr char kBuffer[] = "buffer";  ///< a buffer that the module has
 inline constexpr char kItem[] = "item";      ///< a tensor that the program added
 inline constexpr char kGenerator[] = "generator";  ///< U8: LibTorch's default CPU generator, named by the rank
-/// U8, named by the rank too: the generator of its GPU. It is there only if the rank trained on one.
+/// U8, with the rank in its name: the generator of that rank's GPU. It is there only if the rank trained on one.
 inline constexpr char kGpuGenerator[] = "gpu_generator";
-/// F32, for parameters that train: what PowerSGD begins the next step with.
+/// F32, for trainable parameters: the factor with which PowerSGD begins the next step.
 inline constexpr char kFactors[] = "factors";
 /// F32, for parameters that train, or for parts of them, followed by ".rank3": Manifest::residuals of contributions to
 /// the sum over the shard axis, of contributions to the sum over the replicate axis, and of the sums that a rank made.
@@ -70,7 +70,7 @@ class SavedCheckpoint {
   /// Hash of the manifest's text: the same for all ranks that read the same checkpoint.
   std::uint64_t hash() const { return hash_; }
 
-  /// All pieces of a tensor, by offset. Empty where it has no elements, or is not there.
+  /// All pieces of a tensor, by offset. It is empty if the tensor has no elements, or does not exist.
   std::span<const Place> pieces(const std::string& what, const std::string& name) const;
   /// Reads elements of a tensor from `first` on, as many as `bytes` has room for. Whole chunks are not copied.
   /// REQUIRES: they are there.

@@ -67,9 +67,9 @@ inline constexpr char kModelFile[] = "model.safetensors";
 inline constexpr char kIndexFile[] = "model.safetensors.index.json";
 inline constexpr char kIndexSuffix[] = ".index.json";
 
-/// The index of a model in several files: names of tensors, each with the file in the index's folder that it is in. A
-/// file's name leads nowhere else. Errors, with `who` in front: 65 no such index, or one that names a file elsewhere;
-/// those of RegularFile.
+/// The index of a model in several files: names of tensors, each with the file in the index's folder that it is in. The
+/// names of files may not lead out of the folder. Errors, with `who` in front: 65 no such index, or one that names a
+/// file elsewhere; those of RegularFile.
 absl::StatusOr<std::map<std::string, std::string>> read_model_index(const std::string& path, const std::string& who);
 
 }  // namespace tessera

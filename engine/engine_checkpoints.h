@@ -13,7 +13,7 @@ class EngineCheckpoints {
  public:
   explicit EngineCheckpoints(Engine& engine)
       : job_(engine.state_->job), training_(engine.state_->training), saving_(engine.state_->saving) {}
-  /// For what stands beside the Engine in this layer.
+  /// Is used by classes beside the Engine in this layer.
   Training& training() { return training_; }
 
   std::string save(const std::string& folder, const CheckpointItems& items, const SaveOptions& options);
@@ -22,8 +22,8 @@ class EngineCheckpoints {
   void finish();
   /// Goes back after step number `step`, which was skipped for its loss: parameters and all that updates them get the
   /// values of the last checkpoint that was saved or loaded; step numbers, generators and rates set by hand go on. It
-  /// warns. It waits for a save under way, whose error finish() throws. Nothing changes where there is no checkpoint,
-  /// or where the same one was gone back to too often. Collective.
+  /// warns. It waits for a save under way, whose error finish() throws. Nothing changes if there is no checkpoint, or
+  /// if spikes went back to the same one too often. Collective.
   void go_back(std::int64_t step);
   /// The caller will call finish() when all ranks' saves have ended, and a step does not look.
   void finish_by_hand() { saving_.ends_in_step = false; }
@@ -32,7 +32,7 @@ class EngineCheckpoints {
   std::optional<CheckpointProgress> progress() const;
   bool commit(const CheckpointItems& items);
   void finish_commit();
-  /// The step of an earlier run's commit from which this one has not gone on.
+  /// Returns the step of an earlier run's commit from which this run has not gone on.
   std::optional<std::int64_t> commit_to_resume() const;
   std::optional<LoadedCheckpoint> resume_durable();
 

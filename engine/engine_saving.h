@@ -41,8 +41,8 @@ struct Saving {
   /// Is called before training state changes. It waits for the commit under way, which then counts, or is taken back on
   /// all ranks. The next commit reports a failure. Collective where there is one.
   void settle_commit();
-  /// Waits for the commit under way when the Engine goes, without the other ranks. A failure that was not reported is
-  /// logged, and ends tessera::run with its exit code.
+  /// Waits for the commit under way when the Engine is destroyed, without the other ranks. A failure that was not
+  /// reported is logged, and ends tessera::run with its exit code.
   void leave_commit();
 
   Job& job;

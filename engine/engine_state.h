@@ -27,10 +27,10 @@ struct Engine::State {
   /// parameters, in place of the Engine's.
   std::unique_ptr<State> planned_anew(std::int64_t steps, const std::function<void()>& change,
                                       std::shared_ptr<Strategy> other = nullptr);
-  /// Throws tessera::Error (64) where a program may not plan anew now. `what`: the call.
+  /// Throws tessera::Error (64) where a program may not plan anew now. `what`: the name of the call.
   void expect_may_plan_anew(const char* what) const;
-  /// Plans `state` anew where outer steps begin or end with `steps`, and says whether it has. Between steps. Collective
-  /// where it does.
+  /// Plans `state` anew if outer steps begin or end with step `steps`. Returns whether it did. Between steps.
+  /// Collective where it does.
   static bool follow_sync(std::unique_ptr<State>& state, std::int64_t steps);
 
   /// Does all of a backward apart from the backward itself.

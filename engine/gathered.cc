@@ -13,8 +13,8 @@ namespace tessera {
 
 namespace {
 
-/// Private copies of units whose ranks share one: what a rank writes under a guard is its own until the guard stores
-/// it. Collective over the ranks that share.
+/// Private copies of units whose ranks share one copy. A write under a guard stays in the rank's own copy until the
+/// guard stores it. Collective over the ranks that share.
 class PrivateCopies {
  public:
   PrivateCopies(const std::vector<Unit*>& units, Collectives& sharers) : units_(units), sharers_(sharers) {

@@ -198,7 +198,8 @@ class Call::SecondRun final : public SavedTensorHooks {
   }
 
   std::unique_ptr<autograd::SavedVariableHooks> make() override { return std::make_unique<Collector>(*this); }
-  /// All is there. The function may run on: where it caught the end, and behind a backward of its own.
+  /// All tensors have been saved again. The function may go on if it catches the exception, or after a backward of its
+  /// own.
   bool is_complete() const { return is_complete_; }
 
  private:

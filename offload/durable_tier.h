@@ -18,7 +18,7 @@ namespace tessera {
 ///     tier.sync();  ... the commit is on the disk of every rank ...  tier.committed();
 ///
 /// No record may be put between the first line and the last call, so that training keeps the state of the commit.
-/// Records may be read meanwhile.
+/// Records may be read during this time.
 ///
 /// The next process, before it puts anything:
 ///

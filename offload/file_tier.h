@@ -135,13 +135,13 @@ class FileTier final : public RecordTier, public DurableTier {
   enum class SlotState : std::uint8_t { kFree, kFetched, kHeld, kWriting };
   /// Memory for one record that is not resident. `record` is the record that it holds, in any state.
   struct Slot {
-    std::int64_t record;  ///< -1: none
+    std::int64_t record;  ///< record in the slot; -1: none
     std::uint64_t order;  ///< order in which slots were last put or released; the lowest one is used next
     SlotState state;
     bool reading;     ///< whether its read may still be under way
     bool was_read;    ///< whether its record was read from disk for a later `get`
     bool unverified;  ///< whether its record was read and the checksum was not compared yet
-    bool wanted;      ///< kWriting, and the record was fetched meanwhile
+    bool wanted;      ///< whether the record of a slot in kWriting was fetched meanwhile
   };
   /// A read of a record into memory of the caller.
   struct Copy {
@@ -215,7 +215,7 @@ class FileTier final : public RecordTier, public DurableTier {
   Table<std::int32_t> slot_of_;  ///< slot of the record, plus 1; 0: none
   Table<StripePlace> places_;
   Table<std::int64_t> offsets_;                    ///< offset in its file
-  Table<std::uint8_t> written_;                    ///< it was put once
+  Table<std::uint8_t> written_;                    ///< whether the record was ever put
   Table<std::uint64_t> checksums_;                 ///< used if has_checksums
   TwoPlaces two_places_;                           ///< used if records are durable
   Table<std::uint8_t> resident_held_;              ///< whether each resident record is held

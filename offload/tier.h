@@ -64,8 +64,8 @@ class RecordTier {
   virtual bool fetch(std::int64_t record) = 0;
   /// Whether the record always stays in memory, and is never read. REQUIRES: 0 <= record < num_records.
   virtual bool stays_in_memory(std::int64_t record) const = 0;
-  /// Returns the record's memory, which is held until `put` or `release`. Waits until it is there. A record
-  /// that is held already is returned again.
+  /// Returns the record's memory, which is held until `put` or `release`. It waits until the record is in memory. A
+  /// record that is held already is returned again.
   virtual absl::StatusOr<std::span<std::byte>> get(std::int64_t record) = 0;
   /// The caller has changed the record and is done with it. REQUIRES: it is held.
   virtual absl::Status put(std::int64_t record) = 0;

@@ -75,7 +75,7 @@ class DeviceKernels {
   /// `pinned` holds the bytes.
   virtual std::unique_ptr<Mark> download(std::byte* pinned, const void* device, std::size_t bytes) = 0;
   /// Copies memory that is final already, outside of all queues, and returns when it has arrived. Any thread may call
-  /// it, whatever others call.
+  /// it at any time.
   virtual void fetch(std::byte* pinned, const void* device, std::size_t bytes) = 0;
 
   /// A part of the current stream, from the place where the Interval was made to that where `end` was called.

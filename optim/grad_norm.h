@@ -44,7 +44,7 @@ class NormSums {
   /// One sum for each node: the nodes of each run in order, run by run. Throws `std::logic_error` before all runs have
   /// been added.
   std::span<const double> sums() const;
-  /// How many sums there are.
+  /// Returns the number of sums.
   std::size_t count() const { return count_; }
   /// Whether all sums are finite, which is so if all elements are: fp64 holds the squares of fp32 numbers.
   bool finite() const;

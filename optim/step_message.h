@@ -112,11 +112,12 @@ struct StepTables {
   bool updates_in_backward = false;
   std::size_t message_bytes = 0, sums_offset = 0;
   // These are written once.
-  const StepGroup* group = nullptr;             ///< [groups]
-  const std::int32_t* part_ranks = nullptr;     ///< ranks whose gradient parts make up the whole, in the parts' order
-  const NormLink* links = nullptr;              ///< NormTotals
-  const std::uint32_t* first_link = nullptr;    ///< [tensors + 1]
-  const std::uint32_t* group_number = nullptr;  ///< [parameters]: its parameter group, from 1; 0: none. Null: of all
+  const StepGroup* group = nullptr;           ///< [groups]
+  const std::int32_t* part_ranks = nullptr;   ///< ranks whose gradient parts make up the whole, in the parts' order
+  const NormLink* links = nullptr;            ///< NormTotals
+  const std::uint32_t* first_link = nullptr;  ///< [tensors + 1]
+  /// [parameters]: its parameter group, from 1; 0: none. null: the numbers of all groups
+  const std::uint32_t* group_number = nullptr;
   /// [parameters]: updated with the matrix that muon made orthogonal. null: no parameter is a matrix
   const std::uint8_t* is_matrix = nullptr;
   // These are written for each step.
@@ -149,7 +150,7 @@ struct LayerTables {
   double* squares = nullptr;  ///< [kinds][StepTables::tensors]
 };
 
-/// Where a parameter begins in its group, in units of 32 elements. It has what follows up to the next one's begin.
+/// Where a parameter begins in its group, in units of 32 elements. It has the range up to the begin of the next one.
 struct ParameterBegin {
   std::uint32_t begin = 0;
   std::uint32_t parameter = 0;  ///< number among the parameters of all groups

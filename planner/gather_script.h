@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-/// Where a step gathers units and waits for them: what Residency does, without the time it takes. Units are gathered by
+/// Writes where a step gathers units and waits for them, in the order of Residency. Units are gathered by
 /// their first use, or before it if the Schedule says so; a slot is taken from the unit whose next use is farthest
 /// away.
 ///

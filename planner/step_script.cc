@@ -81,7 +81,7 @@ class WholeStep {
     const auto first = input_.publishes_behind ? std::ranges::find_if(ops, publishes) : ops.begin();
     for (auto op = first; op != ops.end(); ++op) write(*op, pen);
     for (auto op = ops.begin(); op != first; ++op) write(*op, pen);
-    update.wait_for_published();  // waits for what nothing has read
+    update.wait_for_published();  // waits for published values that no operator has read
     gathers_.release_all(writer);
   }
 

@@ -30,8 +30,8 @@ enum class Channel : std::uint8_t {
 };
 constexpr std::size_t kChannels = 6;
 
-/// The kinds of work of a rank. It works at the first four, and waits for the others (at reductions it does its
-/// share of a sum where nobody else does it).
+/// The kinds of work of a rank. It works at the first four, and waits for the others (at reductions it does its share
+/// of a sum if no background thread does it).
 enum class Spending : std::uint8_t { kCompute, kUpdate, kRest, kReduction, kGather, kPublish, kAgreement };
 constexpr std::size_t kSpendings = 7;
 
@@ -52,7 +52,7 @@ struct WireCall {
 struct Instruction {
   enum class Kind : std::uint8_t {
     kWork,  ///< computes for `seconds`
-    kPost,  ///< comes to `call` and goes on
+    kPost,  ///< joins `call` and goes on
     kWait,  ///< waits for the end of `call`
   };
   Kind kind = Kind::kWork;

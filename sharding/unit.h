@@ -113,7 +113,7 @@ struct FlatGroup {
   /// Lets the parameters' storage give out its pointer, or makes it refuse with a c10::Error that says why, as
   /// Unit::lets_read decides.
   void set_access();
-  void point_at(std::byte* memory);  ///< points the storage alone
+  void point_at(std::byte* memory);  ///< points only the storage
   /// Makes the storage of all parameters of this group, without memory yet.
   void make_storage();
   /// The part of `shard` that the optimizer updates, in the parameters' dtype; null where there is no shard.

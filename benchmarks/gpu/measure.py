@@ -48,7 +48,7 @@ ROUNDS, SECONDS = 3, 380
 # Relative, of the first step and of the next ones. Attention adds its gradients in any order on a GPU, so losses differ
 # in their last bits from run to run.
 LOSS_TOLERANCES = (1e-3, 1e-2)
-MEMORY_SAMPLE_SECONDS = 0.1  # allocators keep what they took, so that a sample now and then sees the peak
+MEMORY_SAMPLE_SECONDS = 0.1  # allocators keep their memory, so a few samples are enough to see the peak
 SECTIONS = ("limits", "optimizer", "launches")
 LIMITS_ESTIMATE_S, OPTIMIZER_ESTIMATE_S, LAUNCHES_ESTIMATE_S, LIMIT_S = 12, 10, 12, 60
 

@@ -133,7 +133,7 @@ def _step_ratios(results):
 
 
 def _launch_ratios(results):
-    """20 us over what a unit costs: at least 1 where the target is reached."""
+    """The ratio is 20 us divided by the cost of a unit. It is at least 1 if the target is reached."""
     for name, _, _, over_us in launches(results)["rows"]:
         if over_us is not None:
             yield [f"host time of a unit: {targets.UNIT_US} us over it", "plain module", name, 1.0,

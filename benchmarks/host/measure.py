@@ -11,7 +11,7 @@ Each round starts every contender anew, one after the other, with warm-up steps 
 machine that lasts longer than a contender's turn hits them all. Before anything is timed, Tessera's strategies must
 give the same losses bit for bit, and have allocated what they planned; after the first round the peers must have
 trained alike, from the same weights on the same samples. A difference ends the run (70), and so does a contender that
-fails. Memory is measured in runs of its own. The binary is build/release/app/tessera, or TESSERA_BIN.
+fails. Memory is measured in separate runs. The binary is build/release/app/tessera, or TESSERA_BIN.
 
 Sections of the results:
 
@@ -181,7 +181,7 @@ class HostBenchmark(harness.Benchmark):
             return
         try:
             measured = self.launcher.measure_memory(contender, work, self._folder(work), RANKS)
-        except ContenderFailed as failure:  # the timings are there, and stay
+        except ContenderFailed as failure:  # the timings are kept
             say(f"memory, {work.name}, {contender.label}: {failure}")
             return self.note("not_run", f"{work.name}/memory/{contender.name}", f"memory of {contender.label}, {work.title}",
                              str(failure).splitlines()[0])

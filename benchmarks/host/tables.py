@@ -7,7 +7,7 @@ from results import Results
 from tables import TIMES, ratio, reached, times
 
 _MEMORY_KINDS = {"private": "Tessera, private memory", "group": "Tessera, the group's memory"}
-_APART = ("python", "crowded")  # works with tables of their own
+_APART = ("python", "crowded")  # works that have separate tables
 
 
 class HostResults(Results):

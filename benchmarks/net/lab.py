@@ -30,7 +30,7 @@ class Failed(ranks.ContenderFailed):
 
 
 class Skipped(BaseException):
-    """This machine cannot make hosts; the text says why. No failure of a task: nothing else can be measured either."""
+    """This machine cannot make hosts; the text says why. This is no failure of a task, since nothing else can be measured either."""
 
 
 def lab(hosts, ranks_per_host, rate, timeout_s, command, more=None):
@@ -42,7 +42,7 @@ def lab(hosts, ranks_per_host, rate, timeout_s, command, more=None):
     process = subprocess.Popen([str(word) for word in words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True, env=environment)
     try:
-        # It ends by itself; the minute is for making and removing hosts.
+        # The command ends by itself. The minute is for making and removing hosts.
         output, said = process.communicate(timeout=timeout_s + 60)
     except subprocess.TimeoutExpired:
         raise Failed(f"the hosts were not removed {timeout_s + 60:.0f} s after they were asked for") from None

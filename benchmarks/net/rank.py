@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 
-POLL_S = 0.02  # a step is some fractions of a second, and ends with nothing under way
+POLL_S = 0.02  # a step takes a fraction of a second, and no transfer is under way at its end
 
 
 def link_bytes(link):

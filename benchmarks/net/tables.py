@@ -1,7 +1,7 @@
 """A network run's results as numbers: what net.csv holds and the page shows. Standard library only.
 
 A sample is the median of the timed steps of one run of a contender: one a round. A ratio is the median over the rounds
-of the ratios within a round, so that what slows the machine for a whole round slows both.
+of the ratios within a round, so that other load during a whole round slows both.
 """
 
 import stats
@@ -91,8 +91,8 @@ def table(results):
 
 
 def judged(results):
-    """Every target as {"measure", "bits_per_s", "ours", "peer", "target", "ratio", "met"}; ratio and met are None where
-    it was not measured."""
+    """Returns every target as {"measure", "bits_per_s", "ours", "peer", "target", "ratio", "met"}. ratio and met are None if it was not
+    measured."""
     found = []
     measured = {bits_per_s(rate): rate for rate in results.rates}
     for measure, all_targets, seconds in (("step", targets.NET_STEPS, results.seconds), ("exposed", targets.NET_EXPOSED, results.exposed)):

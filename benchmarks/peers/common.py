@@ -41,7 +41,7 @@ class Ranks:
 
 @contextlib.contextmanager
 def standard_output():
-    """Yields a function that prints one JSON line; whatever else is printed meanwhile goes to standard error."""
+    """Yields a function that prints one JSON line. All other output meanwhile goes to standard error."""
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     yield lambda line: print(json.dumps(line), file=results, flush=True)

@@ -152,7 +152,7 @@ def swapped_steps(options):
     from deepspeed.runtime.swap_tensor.pipelined_optimizer_swapper import PipelinedOptimizerSwapper
     from deepspeed.runtime.swap_tensor.aio_config import get_aio_config
     deepspeed.init_distributed("gloo", verbose=False)
-    part = 16 * MIB  # parameters a group
+    part = 16 * MIB  # parameters of a group
     count = max(1, options.numel // part)
     parameters = []
     for number in range(count):
@@ -181,7 +181,7 @@ def swapped_steps(options):
                 parameter.grad = None
                 swapper.swap_out_optimizer_state(parameter=parameter, async_swap=following is not None)
 
-        samples = [measured(step)[0] for _ in range(2 + options.rounds)][2:]  # the first two write what later ones read
+        samples = [measured(step)[0] for _ in range(2 + options.rounds)][2:]  # the first two passes write the data that later ones read
         return {"numel": count * part, "bytes": 2 * 12 * count * part, "memory_bytes": config.buffer_count * 4 * part,
                 "samples_s": samples}
     finally:

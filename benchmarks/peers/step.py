@@ -269,7 +269,7 @@ def main():
         run_steps(step, batches, options, device, meet, note)
     if dist.is_initialized() and options.contender not in TESSERA:
         ranks.leave()
-        # Gloo's worker threads, which DDP's hooks keep, sometimes abort a process that is being taken apart.
+        # Gloo's worker threads, which DDP's hooks keep, sometimes abort a process while it ends.
         os._exit(0)
 
 

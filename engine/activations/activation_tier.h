@@ -45,7 +45,7 @@ class ActivationTier {
   virtual ~ActivationTier() = default;
   /// Begins to copy `bytes` bytes of `storage`, from byte `begin` on, to the tier. The values are those that an
   /// operator called now would read. The storage is freed once the caller has let go of it and the transfer is over.
-  /// Every id is larger than those before.
+  /// Every id is larger than all earlier ids.
   virtual Id put(const c10::Storage& storage, std::size_t begin, std::size_t bytes) = 0;
   /// Returns the bytes for operators that are called from now on. The address has the same distance to a multiple of 64
   /// as the original address. The call also begins to bring back the values that were put just before this one. It may

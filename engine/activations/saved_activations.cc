@@ -110,7 +110,8 @@ class SavedActivations::Store : public std::enable_shared_from_this<SavedActivat
     c10::Storage storage;
   };
   std::array<Recent, 2> recent_ ABSL_GUARDED_BY(mutex_);
-  /// This store itself in a forked process, else null. The tier is the parent's there and must not be destroyed.
+  /// Keeps this store alive in a forked process; null otherwise. The tier there belongs to the parent process and must
+  /// not be destroyed.
   std::shared_ptr<Store> forked_ ABSL_GUARDED_BY(mutex_);
 };
 

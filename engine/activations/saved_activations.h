@@ -14,7 +14,7 @@ namespace tessera {
 /// Says which tensors are offloaded.
 struct SavedActivationsOptions {
   c10::Device device = c10::Device(c10::kCPU);  ///< tensors of other devices are kept
-  std::size_t min_bytes = 1;                    ///< smaller ones are kept
+  std::size_t min_bytes = 1;                    ///< smaller tensors are kept in memory
   /// Storages that live in any case, such as those of a module's buffers. Their tensors are kept in memory.
   std::vector<c10::Storage> staying = {};
 };
@@ -31,7 +31,8 @@ struct SavedActivationsOptions {
 /// | dense | put: its own bytes |
 /// | with gaps | put: all of its storage, so that its neighbours (the parts of a fused projection) lie in it too |
 ///
-/// 1. LibTorch holds a tensor that is kept. Nobody here holds one that is put, so its memory goes with its last holder.
+/// 1. LibTorch holds a tensor that is kept. This object does not hold a storage that is put, so its memory is freed
+///    with its last holder.
 /// 2. Bytes of the same storage at the same version are put once.
 /// 3. Backward gets the sizes, strides and values that the tensor had when it was saved. If the tensor was written in
 ///    place since, backward gets LibTorch's error, whether the tensor was kept or put.

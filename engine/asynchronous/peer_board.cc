@@ -89,7 +89,7 @@ void PeerBoard::wait(What what, Arrived arrived) {
     std::this_thread::sleep_for(nap);
     nap = std::min<std::chrono::microseconds>(2 * nap, std::chrono::milliseconds(1));
     look();
-    // A rank that ended well came here before, or never will.
+    // A rank that ended without an error has been here before, or never comes.
     if (entries_[missing].state.load() == kLeft && !arrived(missing)) end_because_of(missing);
     if (is_late(begin)) end_late(what, arrived);
   }

@@ -32,7 +32,7 @@ class Pulls final : public UnitKeeper {
     if (shards_.pull(unit)) on_pulled_(unit);
   }
   void hold(Unit& unit) override { use(unit); }
-  void drop(Unit&) override {}  // nothing is on its way
+  void drop(Unit&) override {}  // nothing to do, since no pull is under way between calls
 
  private:
   const std::vector<Unit*> units_;

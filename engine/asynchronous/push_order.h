@@ -16,7 +16,7 @@ namespace tessera {
 /// A shard for files and people: the owner's part of a flat group.
 struct ShardName {
   std::string unit;
-  std::size_t group = 0;  ///< among the unit's groups
+  std::size_t group = 0;  ///< number among the unit's groups
   int owner = 0;          ///< the rank that owns the shard
 };
 
@@ -47,7 +47,7 @@ class OrderWriter {
   ~OrderWriter();  ///< writes what is left; an error goes to the log
 
   void add(const ShardEvent& event, const ShardName& shard);
-  /// Writes what has come together, once that is 64 KiB. Error: 74, 71, 73.
+  /// Writes the collected lines once they have 64 KiB. Error: 74, 71, 73.
   absl::Status write_if_many() { return text_.size() < kMany ? absl::OkStatus() : write(); }
 
  private:

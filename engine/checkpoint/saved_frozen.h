@@ -39,8 +39,8 @@ std::optional<StateDType> kept_format(const SavedState& state, const SavedParame
 absl::StatusOr<FrozenParameter> read_frozen(SavedCheckpoint& checkpoint, const SavedParameter& saved,
                                             const FlatGroup& group, const StoredStates& stored, int rank, int ranks);
 
-/// All shares of this rank as bytes of a durable commit, which names parameters by their numbers. Empty where there are
-/// none.
+/// All shares of this rank as bytes of a durable commit, which names parameters by their numbers. It is empty if there
+/// are none.
 std::string write_frozen(const FrozenStates& frozen, const std::vector<std::unique_ptr<Unit>>& units);
 /// Fills `frozen` from such bytes, for the same units. False where the bytes are no such thing.
 bool read_frozen(std::string_view bytes, const std::vector<std::unique_ptr<Unit>>& units, FrozenStates& frozen);

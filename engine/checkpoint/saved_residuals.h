@@ -13,8 +13,7 @@
 
 namespace tessera {
 
-/// Writes to checkpoints, and reads from them, what compressed reductions keep of gradients from step to step
-/// (Manifest::residuals).
+/// Writes residuals of compressed reductions to checkpoints, and reads them (Manifest::residuals).
 ///
 /// Residuals belong to ranks. If the job has the same ranks, units and kind of compression as the one that saved, every
 /// rank gets back what it had. Otherwise each rank gets a share of the mean: all residuals of an element are added, and
@@ -36,7 +35,7 @@ class ResidualReader {
   /// Whether the checkpoint has as many ranks, as many microbatches and the same momentum, and holds exactly what this
   /// rank keeps. Ranks may read residuals as their own only where this is true on all of them.
   bool has_own() const;
-  /// Reads the residuals: this rank's own where `own`, else its share of the mean. REQUIRES: Manifest::residuals is
+  /// Reads the residuals: this rank's own if `own`, else its share of the mean. REQUIRES: Manifest::residuals is
   /// set, and `kept` holds zeros; `own` only where has_own() was true on every rank. Errors: those of
   /// SavedCheckpoint::read.
   absl::Status read(bool own);

@@ -22,7 +22,7 @@
 
 namespace tessera {
 
-/// Collects what one rank writes of a checkpoint, and writes it. Saving makes one on each rank. Each element of the
+/// Collects one rank's part of a checkpoint, and writes it. Saving makes one on each rank. Each element of the
 /// flat buffers is written by exactly one rank: a rank that alone holds a part writes it, and ranks that hold the same
 /// part divide it among them, at block boundaries.
 class StateWriter {

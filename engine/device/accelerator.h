@@ -17,8 +17,8 @@ struct AllocatedBytes {
   std::int64_t now = 0, peak = 0;  ///< peak: the most since Accelerator::forget_peak was last called
 };
 
-/// The device on which an Engine trains, and what a step runs there. The Engine makes one and owns it. Steps of the CPU
-/// need no kernels: every member but `device` is null there.
+/// The device on which an Engine trains, and the objects that a step needs there. The Engine makes one and owns it.
+/// Steps of the CPU need no kernels: every member but `device` is null there.
 struct Accelerator {
   ComputeDevice device;
   std::unique_ptr<DeviceKernels> kernels;

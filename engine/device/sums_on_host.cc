@@ -161,7 +161,7 @@ class SumsOnHost::Pending final : public Work::State {
   float* sums_ = nullptr;
   std::unique_ptr<Mark> downloaded_;
   bool is_begun_ = false;
-  Work work_;  ///< the host's sum
+  Work work_;  ///< the sum on the host
 };
 
 Work SumsOnHost::start(Sum sum) {

@@ -38,7 +38,7 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
     std::vector<std::int64_t> sizes, strides;
     std::int64_t offset = 0;
     bool whole() const;       ///< the tensor is all of its storage
-    bool contiguous() const;  ///< the tensor is all of its storage, and its elements are in order
+    bool contiguous() const;  ///< whether the tensor is its whole storage, with its elements in order
     /// How many elements of `dtype` the storage holds.
     std::int64_t storage_numel() const { return static_cast<std::int64_t>(storage_bytes / c10::elementSize(dtype)); }
   };
@@ -70,7 +70,7 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
 
   enum class Content {
     kValues,      ///< generators move, and everything can be replayed
-    kShapesOnly,  ///< generators stay, nothing is recorded, and nothing can be replayed
+    kShapesOnly,  ///< generators do not move, nothing is recorded, and nothing can be replayed
   };
   explicit InitTape(Content content) : content_(content) {}
 

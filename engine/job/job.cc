@@ -32,7 +32,7 @@ WantedTransport wanted_transport(TransportChoice choice) {
     case TransportChoice::kCudaHost:
       return {"cuda_host", TransportKind::kCudaHost, true};
     case TransportChoice::kAuto:
-      break;  // asks nothing
+      break;  // any transport serves
   }
   TORCH_INTERNAL_ASSERT(false, "no transport was asked for");
 }

@@ -18,8 +18,8 @@ std::string first_line(const std::string& text) { return text.substr(0, text.fin
 
 std::string memory_story() { return RunScope::current ? RunScope::current->memory_story : std::string(); }
 
-/// The Engine's explanation of its memory, which ends with a hint from its plan; a general hint where there is no
-/// Engine.
+/// The Engine's explanation of its memory, which ends with a hint from its plan; without an Engine it is a general
+/// hint.
 std::string memory_story_with_hint() {
   const std::string story = memory_story();
   return story.empty() ? ". [T0182] hint: take smaller batches, or fewer ranks on this host" : story;

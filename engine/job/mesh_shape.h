@@ -19,8 +19,8 @@ struct MeshShape {
 /// fit.
 MeshShape mesh_shape(const Strategy& strategy, const Topology& topology);
 
-/// The position of a rank in the mesh for which memory is planned. Where replicas train by themselves (SyncConfig),
-/// that mesh is its replica alone.
+/// The position of a rank in the mesh for which memory is planned. If replicas train by themselves (SyncConfig), that
+/// mesh has only the ranks of its replica.
 MeshPosition planned_position(const SyncConfig& sync, const MeshPosition& mesh);
 
 /// The number of parts into which the strategy cuts a flat buffer on that mesh.

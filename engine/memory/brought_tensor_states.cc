@@ -24,7 +24,8 @@ std::unique_ptr<StateStream> stream_of(const MemoryPlan& plan, const TrainingMem
 BroughtTensorStates::BroughtTensorStates(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan,
                                          const TrainingMemory& memory, DeviceKernels* kernels)
     : units_(units), records_(memory.tensor_state_records), stream_(stream_of(plan, memory, kernels)) {
-  for (std::int64_t record = 0; record < records_->records(); ++record) order_.push_back(record);  // units' order
+  // in the order of units
+  for (std::int64_t record = 0; record < records_->records(); ++record) order_.push_back(record);
 }
 
 void BroughtTensorStates::begin() { stream_ ? stream_->begin_pass(order_) : records_->begin_pass(order_); }

@@ -18,7 +18,7 @@ namespace tessera {
 
 /// Brings the states of whole tensors that are offloaded to memory while the step exchanges a batch of matrices, and
 /// takes them back. FlatGroup::tensor_state points at them meanwhile. The CPU's lie in the records' own memory.
-/// A GPU's they lie in slots of its memory, and work on them is queued. The step owns one; only the thread of the step
+/// On a GPU they lie in slots of its memory, and work on them is queued. The step owns one; only the thread of the step
 /// calls it.
 class BroughtTensorStates {
  public:

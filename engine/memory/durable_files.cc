@@ -34,7 +34,7 @@ constexpr const char* kWeights = "weights";
 constexpr const char* kAbout = "about";
 constexpr const char* kKept = "kept";
 
-/// A text by which people tell runs apart.
+/// Returns a text that tells readers which run it is.
 std::string about_run(const PlanInput& input) {
   return c10::str(input.mesh.world_size(), input.mesh.world_size() == 1 ? " rank" : " ranks", ", mesh ",
                   input.mesh.replicate_size, " x ", input.mesh.shard_size, ", ", input.units.size(), " units");

@@ -57,7 +57,7 @@ class DurableFiles {
   /// tessera::Error, the same on every rank: 65 where the commit belongs to another model, strategy or number of ranks;
   /// 66 where a rank has lost its commits.
   void choose(const std::vector<std::string>& held);
-  /// Third: removes later commits, which some ranks lack, and what killed processes left.
+  /// Third: removes later commits, which some ranks lack, and files that killed processes left.
   absl::Status forget_later();
 
   /// The last commit of this run or, before it has one, of the run before; null where there is none.

@@ -133,7 +133,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
     input.replica_gathers = gathers;
   if (compresses(strategy.compression)) {
     const CompressedAxes axes = strategy.compression.axes;
-    // A program's hook sums over whatever joins the ranks, on a GPU over its host's memory.
+    // A program's hook sums over any transport, and for a GPU in its host's memory.
     const bool is_hook = std::holds_alternative<CommHookConfig>(strategy.compression.method);
     if (axes != CompressedAxes::kReplicate || (scene.is_queued && is_hook))
       input.compressed_shard_part = scene.shard_compressed_part;

@@ -37,7 +37,7 @@ struct NewRecords {
   std::vector<std::size_t> sizes = {};
   std::vector<std::string> names = {};
 
-  /// Adds the records of a part behind those that are there. `bytes_of(chunk)` says how large each is. Returns the
+  /// Appends the records of a part. `bytes_of(chunk)` says how large each is. Returns the
   /// number of the first one.
   template <class BytesOf>
   std::int64_t add(const FlatGroup& group, Extent part, const Chunks& chunks, const BytesOf& bytes_of) {

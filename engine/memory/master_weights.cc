@@ -35,7 +35,7 @@ void write_rounded(const FlatGroup& group, const StateView& view, const at::Tens
   parameters.write_back();
 }
 
-/// Writes what masters have beside the parameters, for the view's run: low halves, or all bits.
+/// Writes the bits of masters that parameters lack, for the view's run: low halves, or all bits.
 void write_masters(const FlatGroup& group, const StateView& view, const float* values) {
   const bool is_split = group.master_kind == MasterKind::kSplitBF16;
   void* const memory = is_split ? static_cast<void*>(view.low) : view.master;

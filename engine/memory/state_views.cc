@@ -40,7 +40,7 @@ StateView view_of_memory(const FlatGroup& group, Extent run) {
   return view;
 }
 
-/// Points the view at what lies in the chunk's record, which begins at `bytes`.
+/// Points the view at the content of the chunk's record, which begins at `bytes`.
 void point_into_record(StateView& view, const FlatGroup& group, std::int64_t chunk, std::byte* bytes,
                        MemoryPlace place) {
   const RecordLayout::Record record = group.records.record(chunk);

@@ -58,7 +58,7 @@ struct TensorStatesView {
 void visit_tensor_states(const FlatGroup& group, StateUse use, c10::function_ref<void(const TensorStatesView&)> visit);
 
 /// Appends to `numbers` the records that `for_each_state` would visit, of parameters or of masters and states, in its
-/// order. A record that it would visit several times in a row is there once.
+/// order. Several visits of one record in a row count once.
 void append_records(const FlatGroup& group, StateKind kind, Extent run, Direction direction,
                     std::vector<std::int64_t>& numbers);
 

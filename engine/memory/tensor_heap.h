@@ -15,8 +15,8 @@ namespace tessera {
 /// environment (MALLOC_*, GLIBC_TUNABLES) are respected. Blocks above 32 MiB are still mappings of their own.
 ///
 /// Tensors that were made before are freed by the allocator they came from. The Engine installs the heap. A program
-/// that installs it before it makes the model gains more, since what making a model leaves in the heap is then used
-/// again too. Only the first call does anything; any thread may make it.
+/// that installs it before it makes the model gains more, since memory that was freed while the model was made is then
+/// used again too. Only the first call does anything; any thread may make it.
 void install_tensor_heap();
 
 }  // namespace tessera

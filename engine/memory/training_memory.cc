@@ -42,7 +42,7 @@ void place_parameters(FlatGroup& group, const MemoryPlan& plan, Arena& arena) {
   const std::int64_t numel = in_place ? group.layout.numel() : group.parameter_part.numel;
   std::byte* memory = arena.take(numel * group.element_bytes());
   group.shard = in_place ? memory + group.parameter_part.offset * group.element_bytes() : memory;
-  if (whole) group.full = memory;  // it is always gathered
+  if (whole) group.full = memory;  // the group is always gathered
 }
 
 void place_masters(FlatGroup& group, MasterKind wanted, Arena& arena) {

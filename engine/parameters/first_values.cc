@@ -150,8 +150,8 @@ void FirstValues::Sources::agree(std::vector<Source>& sources) {
   sends_states_ = !all_have(&Summary::states);
 }
 
-/// Marks parameters that are real on some rank as sent. Every other parameter must have rank 0's recipe on all ranks,
-/// else all throw.
+/// Marks parameters that are real on some rank as sent. Every other parameter must have rank 0's recipe on all ranks.
+/// Otherwise all ranks throw.
 void FirstValues::Sources::compare_recipes(std::vector<Source>& sources) {
   const std::size_t count = sources.size();
   std::vector<std::uint64_t> recipes;
@@ -255,7 +255,7 @@ void FirstValues::Sources::make_parts(FlatGroup& group) {
     }
     numel += own.numel;
   }
-  // Records must be written in order, each once, so one thread makes what lies in records.
+  // Records must be written in order, each once, so one thread makes the elements that lie in records.
   const bool in_records = group.parameters_below || group.below;
   const bool several = !in_records && numel >= kTask;
   // Each thread has a current stream of its own, but this thread's stream cleared the memory, so all use that one.

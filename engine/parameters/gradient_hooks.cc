@@ -80,7 +80,8 @@ struct GradientHooks::AfterAccumulation : autograd::PostAccumulateGradHook {
 
   GradientHooks& hooks;
   Watched& watched;
-  std::unique_ptr<PostAccumulateGradHook> programs;  ///< the program's hook, which was there before: a tensor has one
+  /// the program's own hook from before, since a tensor can have only one
+  std::unique_ptr<PostAccumulateGradHook> programs;
 };
 
 GradientHooks::GradientHooks(const std::vector<std::unique_ptr<Unit>>& units, Reducer& reducer) : reducer_(reducer) {

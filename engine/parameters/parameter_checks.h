@@ -20,8 +20,8 @@ void expect_own_memory(const std::vector<std::unique_ptr<Unit>>& units, const Na
 /// 1. A parameter left its flat buffer (torch::load, Module::to, set_data, share_memory): operators would read one
 ///    memory, and the Engine would update another.
 /// 2. It was written in place outside Gathered(kWrite): every rank of a host would write the one copy, and a write to a
-///    sharded copy would be lost. The tensor's version tells it. `.data()` shares that version while an Engine has the
-///    parameter (share_version_with_data); writes through a raw pointer do not change it.
+///    sharded copy would be lost. The version of the tensor shows it. `.data()` shares that version while an Engine has
+///    the parameter (share_version_with_data); writes through a raw pointer do not change it.
 /// 3. It was frozen when the Engine was made, and requires gradients now: there is no memory for its gradient.
 /// 4. This rank's part of it was written in any way. Only `"check.values"` checks this.
 ///

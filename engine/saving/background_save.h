@@ -16,7 +16,7 @@
 namespace tessera {
 
 /// Writes a checkpoint on a thread of its own, from a copy of all that it writes (CheckpointSave::hold). Every rank has
-/// one, and the Engine owns it; the ranks' threads talk over a group that nobody else uses meanwhile.
+/// one, and the Engine owns it; the threads of the ranks communicate over a group that no other code uses meanwhile.
 class BackgroundSave final : public SaveUnderWay {
  public:
   /// Starts the thread. REQUIRES: `save` holds its copy.

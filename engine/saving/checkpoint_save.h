@@ -41,7 +41,7 @@ class CheckpointSave {
   /// Notes everything that the checkpoint holds beside flat buffers, and makes its folder. Collective over the Engine's
   /// ranks. Errors: 64 for an item that cannot be written; those of making the folder.
   absl::Status begin();
-  /// Copies what this rank writes of flat buffers to `room`. Nothing of the Engine is read after it. Collective, as
+  /// Copies this rank's part of flat buffers to `room`. Nothing of the Engine is read after it. Collective, as
   /// `begin`.
   absl::Status hold(std::span<std::byte> room);
   /// Writes this rank's file; once all ranks have, rank 0 commits the checkpoint. Returns its path. Collective over

@@ -38,7 +38,7 @@ using nlohmann::json;
 // How it goes about it. `begin_commit` turns what commits hold beside training state into bytes: the Engine's progress,
 // buffers and generators (`parts_of`), and the program's items (`text_of_items`); DurableFiles writes them in the
 // background. `end_commit` makes all ranks count the commit, or all take it back. `Resume` does the reverse: `apply`
-// reads everything that may fail, and `finish` sets what cannot.
+// makes all reads, which may fail, and `finish` sets the rest, which cannot fail.
 
 // Names of a commit's parts, apart from records, and names of the program's items.
 constexpr const char* kEngine = "engine";
@@ -313,8 +313,8 @@ absl::Status begin_commit(const Training& training, DurableFiles& files, const C
   const bool is_first = !files.last();
   files.begin(training.times.attempts, parts);
   if (!is_first) return absl::OkStatus();
-  // A first commit that is alone looks like one that was under way when its run was killed; the next run forgets such a
-  // one. So the first commit is made twice before training goes on.
+  // A single first commit looks like one that was being written when its run was killed, and the next run forgets such
+  // a commit. So the first commit is made twice before training goes on.
   TESSERA_RETURN_IF_ERROR(end_commit(training.job, files));
   files.begin(training.times.attempts, parts);
   return end_commit(training.job, files);

@@ -41,7 +41,7 @@ class EngineSafetensors {
   void save(const std::filesystem::path& path, WeightsForm form, Existing existing);
 
  private:
-  /// Throws tessera::Error (64) for a call between backward and step, or under a guard. `what`: the call.
+  /// Throws tessera::Error (64) for a call between backward and step, or under a guard. `what`: the name of the call.
   void expect_between_steps(const char* what) const;
 
   Engine& engine_;

@@ -52,9 +52,11 @@ class OuterSteps {
              const MeshAxes& whole, std::unique_ptr<OuterPlace> place, QueueClock* waits);
   ~OuterSteps();
 
-  /// After inner step `step`: what has its turn. Collective over the mesh then.
+  /// Call it after inner step `step`. It makes the outer step, or the part of one, whose turn it is. Collective over
+  /// the mesh then.
   void after(std::int64_t step);
-  /// An outer step of all groups now, whatever number the last inner step had. A fragment on its way is applied before.
+  /// Makes an outer step of all groups now, whatever the number of the last inner step is. A fragment under way is
+  /// applied first.
   void step();
   /// Whether replicas may differ: inner steps were made since the last outer one.
   bool is_due() const { return is_due_; }
@@ -63,7 +65,7 @@ class OuterSteps {
   /// updates. Collective over the mesh.
   void meet(Step& step);
   /// Call it after masters were written, the same in all replicas: outer weights become these, and a fragment on its
-  /// way is dropped. Momentum stays.
+  /// way is dropped. Momentum does not change.
   void adopt();
   void forget_momentum();
 

@@ -36,7 +36,7 @@ class Publisher {
   /// Ranks that share one copy wait for each other.
   void meet();
 
-  /// Seconds spent here so far, but for what goes on behind.
+  /// Seconds spent here so far, without gathers that go on behind the update.
   double seconds() const { return seconds_; }
 
  private:

@@ -21,7 +21,7 @@
 
 namespace tessera {
 
-/// How far training has come: what a step needs of the steps before, beside parameters and optimizer states.
+/// The progress of training: what a step needs from earlier steps, apart from parameters and optimizer states.
 struct StepProgress {
   std::int64_t applied = 0;
   LossScalerState scaler;

@@ -46,11 +46,11 @@ class StepWalk {
   StepWalk& operator=(const StepWalk&) = delete;
   ~StepWalk() = default;
 
-  /// Makes a step that is decided, and the next program's turn comes.
+  /// Makes a decided step. After it, the next program has its turn.
   void update_all();
   /// Updates one unit in backward. REQUIRES: its sums are there until this returns.
   void update_unit(Unit& unit);
-  /// Exchanges parameters and averages, and the next program's turn comes.
+  /// Exchanges parameters and averages. After it, the next program has its turn.
   void swap();
 
   /// StepProgram::ends_when_skipped: the decision has to be known before `update_all`, which is not called where it is
@@ -63,7 +63,7 @@ class StepWalk {
   double publication_seconds() const { return publisher_.seconds(); }
 
  private:
-  /// A pass begins: the records of its visits are read ahead. It begins when backward has ended where `is_decided` is
+  /// Begins a pass, whose records are read ahead. It begins when backward has ended where `is_decided` is
   /// false, and so does what the step brings beside; all parameters are taken to be used then, which is nearly always
   /// so.
   virtual void announce(std::span<const Visit> visits, bool is_decided) = 0;
@@ -75,7 +75,8 @@ class StepWalk {
   virtual void make(const Visit& visit) = 0;
   /// Ranks tell each other the norms that visits have measured: of all units, or in backward of the one under way.
   virtual void agree_on_norms() = 0;
-  /// Matrices go to their owners, and results come back. `visits`: those whose masters this reads; empty under muon.
+  /// Sends matrices to their owners, and brings results back. `visits`: those whose masters this reads; empty under
+  /// muon.
   virtual void exchange(std::span<const Visit> visits) = 0;
 
   FlatGroup& flat_of(const Visit& visit) const { return *flats_[static_cast<std::size_t>(visit.group)]; }

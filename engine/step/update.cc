@@ -99,7 +99,7 @@ void Update::for_runs(const Visit& visit, const Body& body) const {
   }
 }
 
-/// Calls `body(slice, run)` for what lies in one place of a group's runs.
+/// Calls `body(slice, run)` for each piece of a group's runs that lies in one place.
 template <class Body>
 void Update::for_slices(const Visit& visit, const Body& body) const {
   const FlatGroup& flat = *group_of(visit).group;
@@ -161,7 +161,7 @@ void Update::make(const Visit& visit) {
         if (run.is_updated) matrices_->make_directions(flat, slice, elements_.scalars_of(rates_, run), run.group);
       });
     case VisitWork::kReadMasters:
-      return;  // `exchange` does
+      return;  // `exchange` makes this pass
     case VisitWork::kUpdate:
       for_slices(visit, [&](const OptimizerSlice& slice, const Run& run) { update_run(flat, slice, run); });
       return pass_over_unused(visit);

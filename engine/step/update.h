@@ -38,7 +38,7 @@ class Update final : public StepWalk {
   UpdateOptions& options() { return options_; }
   const UpdateOptions& options() const { return options_; }
 
-  /// Between updates in backward: what comes next is read ahead as far as there is room by now.
+  /// Is called between updates in backward. It reads ahead what the next ones need, as far as there is room.
   void read_ahead();
 
   /// Updates all units. `used`: as in AgreedStep. A parameter that got no gradient on any rank is left alone, moments
@@ -46,13 +46,13 @@ class Update final : public StepWalk {
   /// goes on. `squares`: likewise.
   void apply(const Rates& rates, std::span<const char> used, std::span<const double> squares);
 
-  /// Updates one unit in backward. `used`: of its trainable parameters. After the last one: `finish`.
+  /// Updates one unit in backward. `used`: which of its trainable parameters are used. After the last one: `finish`.
   void apply(Unit& unit, const Rates& rates, std::span<const char> used);
 
   /// Step::swap_averages.
   void swap_averages();
 
-  /// How often each trainable parameter was updated: what its bias correction counts.
+  /// The number of updates of each trainable parameter, which its bias correction uses.
   void write_counts(std::map<const c10::TensorImpl*, std::int64_t>& counts) const;
   void read_counts(const std::map<const c10::TensorImpl*, std::int64_t>& counts);
 
@@ -63,7 +63,7 @@ class Update final : public StepWalk {
   using Run = UpdateRun;
   struct Group {
     FlatGroup* group = nullptr;
-    std::size_t first_parameter = 0;  ///< among all trainable ones
+    std::size_t first_parameter = 0;  ///< number among all trainable parameters
     std::size_t begin = 0, end = 0;   ///< range of its runs in runs_, in this step
   };
   /// A pass through the records of one kind.
@@ -71,7 +71,7 @@ class Update final : public StepWalk {
     StateKind kind;
     StateRecords* records;                 ///< null where there are none
     std::vector<std::int64_t> order = {};  ///< records in the order announced
-    std::vector<std::size_t> ends = {};    ///< [group]: in `order`, behind its own
+    std::vector<std::size_t> ends = {};    ///< [group]: index in `order` behind the group's records
   };
 
   void announce(std::span<const Visit> visits, bool is_decided) override;
@@ -103,7 +103,7 @@ class Update final : public StepWalk {
   std::optional<MatrixUpdate> matrices_;   ///< set if there are groups of matrices
   std::optional<LayerwiseUpdate> layers_;  ///< lamb, lars
   std::array<Pass, 2> passes_;
-  std::vector<std::int64_t> steps_;  ///< applied, by trainable parameter
+  std::vector<std::int64_t> steps_;  ///< applied steps of each trainable parameter
   std::vector<Group> groups_;        ///< trainable, in unit order
   // The arguments of this step, and its runs.
   Rates rates_;

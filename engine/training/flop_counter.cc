@@ -31,7 +31,7 @@ struct FlopCounter::Count {
 
 namespace {
 
-thread_local bool has_made_one = false;  // the thread trains
+thread_local bool has_made_one = false;  // whether this thread has made a counter, so that it trains
 thread_local int depth = 0;              // number of counted operators that are open inside each other
 
 /// An operator that has a formula. It counts when it has ended without an exception: torch's checkpoint leaves the last

@@ -50,7 +50,7 @@ bool is_allowed(const StrategyKey& row, double number) {
   return std::isfinite(number) && row.range.contains(number);
 }
 
-/// Where momentum begins, and where it is gone before any gradient was in it.
+/// Says where momentum begins, and where it is switched off before it has any gradient.
 void expect_momentum(const std::string& name, double momentum, bool has_memory) {
   expect(has_memory || momentum == 0, "set_option: ", name, " ", momentum,
          " has no memory, since the strategy's optimizer.", name,

@@ -34,7 +34,8 @@ namespace tessera {
 /// Where replicas do not train apart, all of that does nothing.
 class ReplicaSync {
  public:
-  /// `steps`: those that training has made. `timeout_s`: the longest wait of an asynchronous rank for another.
+  /// `steps`: number of steps that training has made. `timeout_s`: the longest wait of an asynchronous rank for
+  /// another.
   ReplicaSync(const SyncConfig& config, std::int64_t steps, double timeout_s)
       : later_(config), now_(config.after(steps)), timeout_s_(timeout_s) {}
 
@@ -42,7 +43,7 @@ class ReplicaSync {
   bool is_apart() const { return trains_apart(now_); }
   /// Whether they will only later (SyncConfig::start_step).
   bool comes_later() const { return trains_apart(later_) && !is_apart(); }
-  /// Whether they begin or end to, once `steps` steps are made: then training is planned anew.
+  /// Whether they begin or end to train separately after `steps` steps. Training is then planned anew.
   bool changes_after(std::int64_t steps) const { return trains_apart(later_.after(steps)) != is_apart(); }
   /// The configuration that is in effect.
   const SyncConfig& config() const { return now_; }

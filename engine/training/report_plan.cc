@@ -34,7 +34,7 @@ std::string words_of_gathers(const PlanInput& input) {
   return form == WireForm::kPlain ? "" : " (over the network " + name_of(form) + ")";
 }
 
-/// Where units are updated in backward and their records are more than are read ahead: what would hide them. It is
+/// Returns a hint if units are updated in backward and have more records than are read ahead. It is
 /// empty otherwise.
 std::string hint_of_queue_depth(const MemoryPlan& plan) {
   const bool gives_way = plan.input().is_queued && plan.parameters_below();  // the rule of MemoryPlan::queue_depth

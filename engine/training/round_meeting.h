@@ -15,10 +15,10 @@ class RoundMeeting {
   /// `leader`: the rank that says. It has a batch.
   RoundMeeting(std::shared_ptr<Collectives> control, int leader) : control_(std::move(control)), leader_(leader) {}
 
-  /// A rank with a batch calls it when it is about to do what `event` stands for. Throws tessera::Error (70) if the
+  /// A rank with a batch calls it just before it performs `event`. Throws tessera::Error (70) if the
   /// leader is about to do something else.
   void meet(int event);
-  /// A rank without calls it, and hears what comes now.
+  /// A rank without a batch calls it, and gets the next event.
   int next();
 
  private:

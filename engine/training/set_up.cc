@@ -1,4 +1,4 @@
-// How a Training comes to be, and how it ends. What needs no other rank comes first (look_at_module), then the plan,
+// Makes a Training, and ends it. What needs no other rank comes first (look_at_module), then the plan,
 // which all ranks make alike, then memory that is as large as the plan says, the values in it, and at last what moves
 // gradients and values there. Ranks meet at each of these, in one order on all of them.
 
@@ -39,7 +39,7 @@
 namespace tessera {
 namespace {
 
-/// Whether an Engine that is gone left fp32 values of a parameter that it had made narrow.
+/// Whether a destroyed Engine left fp32 values of a parameter that it had converted to a narrow dtype.
 bool has_kept_master(const at::Tensor& parameter) {
   const auto kept = kept_of(parameter);
   return kept && kept->group.trainable;
@@ -196,7 +196,7 @@ void Training::set_up(DurableFiles* durable, bool continues) {
   const Strategy& strategy = job.strategy;
   const ComputeDevice device = job.accelerator.device;
   const NamedTensors whole = whole_tensors(*job.module, strategy.units);
-  // Before memory: ranks whose modules differ are told which parameter, not which size.
+  // This comes before memory. If modules differ, ranks then learn which parameter differs, and not only a size.
   FirstValues first_values(units, *job.axes.control);
   memory = TrainingMemory::allocate(plan, units, axes, job.accelerator, strategy.offload.paths, durable);
   MemoryUse& use = footprint.allocated = memory.allocated();

@@ -163,7 +163,8 @@ void Training::time_calls(std::unique_ptr<CallLatencies> known) {
 }
 
 void Training::bring_replicas_together(const char* what) {
-  // Averages ("ema") that have the masters' place are no weights to step with: they stay the replica's until a save.
+  // While averages ("ema") take the place of masters, no outer step is made with them. They stay as they are on each
+  // replica until a save.
   if (!sync.is_due() || values.are_averages) return;
   expect(values.open_guards == 0, what,
          " between two outer steps makes one, which cannot be under a Gathered guard. [T0156] hint: close it first");

@@ -51,8 +51,8 @@ struct ValuesInUse {
   bool loaded = false;        ///< parameters have their values and places
   bool half_loaded = false;   ///< a load failed after it had begun to write
   bool are_averages = false;  ///< parameters and their averages have changed places
-  int open_guards = 0;        ///< Gathered guards that live
-  int open_writes = 0;        ///< Gathered(kWrite) guards that live
+  int open_guards = 0;        ///< number of living Gathered guards
+  int open_writes = 0;        ///< number of living Gathered(kWrite) guards
 };
 
 /// How an operator finds the values of the parameters that it reads. Members are destroyed last to first.
@@ -110,7 +110,7 @@ struct TrainingTimes {
 /// with them from the first forward to the end of a step. Members are destroyed last to first: watchers before units,
 /// units before memory. It is set up by look_at_module, make_plan and set_up, in this order (set_up.cc).
 struct Training {
-  /// `steps`: those that training has made (ReplicaSync). Refers to `job`.
+  /// `steps`: number of steps that training has made (ReplicaSync). Refers to `job`.
   Training(Job& job, std::int64_t steps);
   ~Training();
   Training(const Training&) = delete;
@@ -122,8 +122,8 @@ struct Training {
   /// `durable`: null without "durable". Collective.
   void set_up(DurableFiles* durable, bool continues);
   /// From now on, keys that the strategy leaves out have the defaults of this version
-  /// (OptimizerConfig::defaults_version). A run that goes on keeps the defaults with which it began. Where a number
-  /// changes, the step is made anew and true comes back: Step::resume must follow. Between steps.
+  /// (OptimizerConfig::defaults_version). A run that goes on keeps the defaults with which it began. If a number
+  /// changes, the step is made anew and the result is true. Step::resume must follow. Between steps.
   bool use_defaults(std::int64_t version);
   void report_frozen_states() const;
   /// Parameters that were gathered refuse access from now on, and their shards wait for the next Engine. Others stay
@@ -188,7 +188,7 @@ struct Training {
   /// Runs a microbatch on a rank without a batch. It repeats the collectives of the last microbatch here, or makes
   /// those that the other ranks announce.
   void run_nothing();
-  /// Whether what ranks do together in a microbatch is more than sums of gradients in the order agreed on.
+  /// Whether ranks do more together in a microbatch than sum gradients in the agreed order.
   bool gathers_with_others() const { return gathering.residency && job.mesh.world_size() > 1; }
   /// Whether any rank has a batch, before a microbatch. If a rank without a batch cannot know what the others will do,
   /// these tell it (RoundMeeting). Collective.
@@ -197,7 +197,7 @@ struct Training {
   /// Engine::time_calls. `known`: what another Training of the same units measured, to go on with; null: begin anew.
   void time_calls(std::unique_ptr<CallLatencies> known = nullptr);
   void drop_microbatches();
-  /// Where replicas may differ ("sync"), the outer step comes now. `what`: the call that needs it. Collective over the
+  /// Makes an outer step now, if replicas may differ ("sync"). `what`: the call that needs it. Collective over the
   /// mesh.
   void bring_replicas_together(const char* what);
 

@@ -21,7 +21,7 @@ struct WantedTensor {
   std::vector<std::string> aliases = {};  ///< further names of a tied parameter
 };
 
-/// The rules by which the names of a module and of its files go together.
+/// Matches the names of a module with those of its files, by these rules.
 struct MatchRules {
   TensorNames names = {};                 ///< ImportOptions::names
   std::vector<std::string> ignored = {};  ///< ImportOptions::ignored

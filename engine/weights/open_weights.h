@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-/// Opens what a user names as weights, for load_weights. The content decides how it is read:
+/// Opens the path that a user gives load_weights. The content decides how it is read:
 ///
 /// | path                                                                    | is read as               |
 /// |-------------------------------------------------------------------------|--------------------------|

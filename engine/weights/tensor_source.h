@@ -16,7 +16,7 @@ namespace tessera {
 /// A tensor of a file, before its values are read.
 struct StoredTensor {
   std::string type;                                 ///< the file's word for it: "BF16", "BFloat16Storage"
-  std::optional<c10::ScalarType> scalar_type = {};  ///< nothing: a type that no module here has
+  std::optional<c10::ScalarType> scalar_type = {};  ///< empty: a type that modules cannot have
   std::vector<std::int64_t> sizes = {};
 };
 
@@ -31,7 +31,7 @@ class TensorSource {
   TensorSource& operator=(const TensorSource&) = delete;
 
   virtual const std::map<std::string, StoredTensor>& tensors() const = 0;
-  /// The entries among the tensors that are none, with what they are: {"epoch", "a number"}.
+  /// The entries beside the tensors that are no tensors, with a description: {"epoch", "a number"}.
   virtual const std::vector<std::pair<std::string, std::string>>& others() const = 0;
   /// Returns the keys in the files that do not belong to the chosen part, such as "optimizer".
   virtual const std::vector<std::string>& unused() const = 0;

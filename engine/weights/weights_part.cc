@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::size_t kMostListed = 8;
 constexpr std::size_t kLongestEntry = 200;  ///< characters of a name that messages repeat
-constexpr std::size_t kMostTried = 16;      ///< prefixes that are tried
+constexpr std::size_t kMostTried = 16;      ///< most prefixes that are tried
 
 /// The pieces that wrappers of PyTorch put into the names of their modules: DataParallel and DDP, torch.compile, FSDP,
 /// checkpoint_wrapper.
@@ -69,7 +69,7 @@ bool any_end_of(std::string_view name, const Visit& visit) {
 /// A dictionary, list or module that a request could mean.
 struct Candidate {
   const WeightsNode* node = nullptr;
-  std::size_t above = 0;       ///< the index of the candidate above it; the root's is its own
+  std::size_t above = 0;       ///< index of the candidate above it; for the root, its own index
   std::size_t name_begin = 0;  ///< index of its first name among the root's names
   std::size_t found = 0;       ///< number of wanted names that it has
 };
@@ -217,7 +217,7 @@ bool find_way(const WeightsNode& node, std::string_view path, std::vector<const 
   return false;
 }
 
-/// Lists what a part has, and what lies beside the way to it.
+/// Lists the tensors of a part, and the entries beside the path to it.
 class Listing {
  public:
   explicit Listing(const WeightsRequest& request) : request_(request) {}
@@ -335,7 +335,7 @@ std::string hint_of_pieces(const std::set<std::string>& wanted, const std::vecto
     const auto has_it = [&](const std::string& name) { return name_without(name, {piece}) != name; };
     return std::ranges::none_of(in_file, has_it) && std::ranges::none_of(wanted, has_it);
   });
-  // Prefixes are what stands before a name of the model in the file, or before a name of the file in the model.
+  // A prefix is the text in front of a model's name in the file, or in front of a file's name in the model.
   std::set<std::string> names, prefixes;
   for (const std::string& name : in_file) names.insert(name_without(name, pieces));
   const auto add_prefixes = [&](const std::string& longer, const std::set<std::string>& among) {

@@ -24,7 +24,7 @@ struct WeightsRequest {
 /// request's pieces.
 struct WeightsPart {
   std::string path = {};  ///< keys from the root on, with slashes: "checkpoint/state_dict"; empty: the whole file
-  std::vector<std::pair<std::string, std::size_t>> tensors = {};  ///< names, and WeightsNode::tensor
+  std::vector<std::pair<std::string, std::size_t>> tensors = {};  ///< pairs of a name and WeightsNode::tensor
   /// Entries that are no tensor and hold none, with what they are: {"epoch", "a number"}.
   std::vector<std::pair<std::string, std::string>> others = {};
   std::vector<std::string> unused = {};  ///< keys that do not belong to the part, such as "optimizer"
@@ -37,7 +37,7 @@ struct WeightsPart {
 absl::StatusOr<WeightsPart> choose_part(const WeightsNode& root, const WeightsRequest& request);
 
 /// Returns `name` without `pieces` ("module." or "module"): each is left out where it begins the name or stands behind
-/// a dot, any number of times. The last word stays.
+/// a dot, any number of times. The last word of a name is never left out.
 std::string name_without(std::string_view name, const std::vector<std::string>& pieces);
 
 /// A hint that says which pieces or prefix the module's names (`wanted`) and those of the file differ by; empty where

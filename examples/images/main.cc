@@ -89,7 +89,7 @@ auto held_out_loader(const PictureData& data, const tessera::Mesh& mesh, std::si
   return loader_of(data, /*held_out=*/true, tessera::RankSampler(count, mesh, {.shuffle = false}), batch);
 }
 
-/// The share of held-out pictures that the model tells right; the same number on any number of ranks.
+/// Returns the share of held-out pictures that the model classifies correctly. It is the same on any number of ranks.
 double accuracy_of(tessera::Engine& engine, tessera::models::ResNet& model, const PictureData& data,
                    const tessera::Mesh& mesh) {
   auto loader = held_out_loader(data, mesh, /*batch=*/64);
@@ -116,7 +116,7 @@ void train(const Options& options) {
   auto model = model_of(options, data);
   tessera::convert_sync_batchnorm(model, mesh);
   tessera::Engine engine(model, strategy, mesh);
-  at::manual_seed(tessera::seed_for_rank(options.seed, mesh.rank()));  // augmentation differs
+  at::manual_seed(tessera::seed_for_rank(options.seed, mesh.rank()));  // so that augmentation differs between ranks
 
   tessera::RankSampler place(count, mesh, {.seed = options.seed});
   const fs::path folder = options.out / "checkpoints";

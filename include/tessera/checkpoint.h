@@ -86,8 +86,8 @@ std::string save_checkpoint(Engine& engine, const std::filesystem::path& folder,
 /// save_checkpoint). It does nothing where no save is under way. Collective.
 void finish_checkpoint(Engine& engine);
 
-/// The progress of this rank's asynchronous save, or nothing where none is under way. A save counts as under way until
-/// a step, finish_checkpoint or another call has seen its end. The call is not collective.
+/// Returns the progress of this rank's asynchronous save, or nothing if none is under way. A save counts as under way
+/// until a step, finish_checkpoint or another call has seen its end. The call is not collective.
 std::optional<CheckpointProgress> checkpoint_progress(Engine& engine);
 
 /// Gives an Engine everything that a checkpoint holds. The number of ranks, the strategy, the precision and the place

@@ -249,10 +249,10 @@ class Engine {
   /// Runs a microbatch on a rank that has no batch while other ranks have one. It takes part in collectives and counts
   /// nothing, like a backward with weight 0 whose forward need not be run. It repeats the communication of this rank's
   /// latest microbatch, so a first one must have come before (since `set_trainable`, if that was called). The loop of
-  /// tessera/uneven.h has no such need: there the other ranks tell what to do. A module whose forward makes collectives
-  /// of its own (SyncBatchNorm) needs a batch on every rank. Throws Error (64) if no microbatch came before, under
-  /// compression.method "sign_majority", and under check.as_across_hosts where ranks share parameters. tessera/uneven.h
-  /// calls it for loaders of different lengths.
+  /// tessera/uneven.h has no such need: there the other ranks tell it what to do. A module whose forward makes
+  /// collectives of its own (SyncBatchNorm) needs a batch on every rank. Throws Error (64) if no microbatch came
+  /// before, under compression.method "sign_majority", and under check.as_across_hosts where ranks share parameters.
+  /// tessera/uneven.h calls it for loaders of different lengths.
   void backward_nothing();
 
   /// Makes an optimizer step after `gradient_accumulation` calls of backward: agrees on norm and overflow with the
@@ -391,8 +391,9 @@ class Engine {
   std::optional<std::int64_t> activation_bytes() const;
   /// Returns what this rank has communicated and moved so far.
   TrafficCounts traffic() const;
-  /// Measures StepResult::data_seconds from the next step on, whatever the strategy. Where it gathers parameters, or
-  /// sends them behind the update, they are measured anyhow; else a step makes LibTorch allocate a few times for it.
+  /// Measures StepResult::data_seconds from the next step on, whatever the strategy. If an Engine gathers parameters,
+  /// or sends them behind the update, they are measured in any case. Otherwise a step makes LibTorch allocate a few
+  /// times for it.
   void time_data();
   /// Sets the peak of this rank's device in TFLOP/s, for StepResult::mfu from the next step on. GPUs of data centers
   /// are known already, for products in the parameters' dtype. Throws Error (64) for anything but a number above 0.

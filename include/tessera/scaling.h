@@ -10,7 +10,7 @@ namespace tessera {
 /// 1).
 constexpr double scaled_speedup(double share, int ranks) { return ranks - share * (ranks - 1); }
 
-/// The speed-up a rank, scaled_speedup / P: 1 where nobody communicates, 1 / P where ranks do nothing else.
+/// The speed-up a rank, scaled_speedup / P: 1 if no rank communicates, 1 / P if ranks do nothing else.
 constexpr double scaling_efficiency(double share, int ranks) { return scaled_speedup(share, ranks) / ranks; }
 
 }  // namespace tessera

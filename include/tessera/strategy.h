@@ -170,9 +170,10 @@ struct OptimizerConfig {
   OptimizerType type = OptimizerType::kAdamW;  ///< the update rule
   /// learning rate at the peak of the schedule
   OrDefault<double> lr = OrDefault<double>::left_out(1e-3);
-  OrDefault<double> beta1 = OrDefault<double>::left_out(0.9);    ///< adamw, adam, lion, muon, lamb
-  OrDefault<double> beta2 = OrDefault<double>::left_out(0.999);  ///< the types of beta1
-  OrDefault<double> eps = OrDefault<double>::left_out(1e-8);     ///< adamw, adam, adagrad, rmsprop, muon, lamb, lars
+  OrDefault<double> beta1 = OrDefault<double>::left_out(0.9);  ///< adamw, adam, lion, muon, lamb
+  /// decay of second moments; used by the same types as beta1
+  OrDefault<double> beta2 = OrDefault<double>::left_out(0.999);
+  OrDefault<double> eps = OrDefault<double>::left_out(1e-8);  ///< adamw, adam, adagrad, rmsprop, muon, lamb, lars
   /// Decoupled for adamw, lion, muon, lamb and adafactor; otherwise added to the gradient.
   OrDefault<double> weight_decay = OrDefault<double>::left_out(0.01);
   double momentum = 0.0;                      ///< sgd, rmsprop, lars

@@ -21,10 +21,10 @@ class UnevenLoop {
   /// `engine` must outlive this. `on_step` is called with each step that `next` makes.
   explicit UnevenLoop(Engine& engine, OnStep on_step = {}) : engine_(engine), on_step_(std::move(on_step)) {}
 
-  /// Says whether to train with a batch now. `has_batch`: whether this rank has one more. True: train with it, by one
-  /// backward, and by a step if that is due. False: no rank has a batch left, and the last window has ended in a step.
-  /// A rank without a batch stays in this call meanwhile, and takes part in what the others do
-  /// (Engine::backward_nothing, Engine::step). Collective. Errors are those of Engine::step.
+  /// Says whether to train with a batch now. `has_batch`: whether this rank has one more. Returns true if the program
+  /// should train with the batch, by one backward, and a step if that is due. False: no rank has a batch left, and the
+  /// last window has ended in a step. A rank without a batch stays in this call meanwhile, and takes part in what the
+  /// others do (Engine::backward_nothing, Engine::step). Collective. Errors are those of Engine::step.
   bool next(bool has_batch);
 
  private:

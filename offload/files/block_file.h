@@ -79,8 +79,8 @@ class BlockFile {
   bool direct_ = false;
   int fd_ = -1;
   int buffered_fd_ = -1;
-  bool is_kept_ = false;    ///< it has a name
-  bool was_there_ = false;  ///< it was there before, with the content it has
+  bool is_kept_ = false;    ///< whether the file has a name
+  bool was_there_ = false;  ///< whether the file existed before, with its content
 };
 
 }  // namespace tessera

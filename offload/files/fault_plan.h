@@ -15,8 +15,7 @@ namespace tessera {
 
 class UnsyncedFiles;
 
-/// Faults on purpose, for tests: the n-th operation of a kind fails, is cut short, comes late, or is the process's last
-/// one.
+/// Makes faults for tests: the n-th operation of a kind fails, is cut short, comes late, or ends the process.
 ///
 /// Every operation on a file in `offload/` passes a *site*. While a plan is installed (`ScopedFaults`), it counts the
 /// operations of each site and applies its rules. A test runs once to count, then once for each n:

@@ -55,7 +55,7 @@ class OutputFile {
   std::filesystem::path path_, partial_;
   std::string what_;
   int fd_;
-  bool is_kept_ = false;  ///< the partial file stays, or is no longer there
+  bool is_kept_ = false;  ///< whether the destructor must not remove the partial file
 };
 
 }  // namespace tessera

@@ -14,7 +14,7 @@ struct SpikeRule {
 
 /// State that stays from step to step, apart from the losses of the window, which are a ring of `window` numbers.
 struct SpikeState {
-  std::int32_t count = 0;     ///< losses that are there
+  std::int32_t count = 0;     ///< number of losses in the ring
   std::int32_t next = 0;      ///< place of the next one
   std::int64_t in_a_row = 0;  ///< spikes up to the latest step
   double median = 0;          ///< median with which the latest loss was compared; 0 while the window is not full
@@ -47,7 +47,7 @@ TESSERA_ALWAYS_INLINE void note_loss(const SpikeRule& rule, SpikeState& state, d
   if (verdict == SpikeVerdict::kSpike || verdict == SpikeVerdict::kNegative) return;
   if (verdict == SpikeVerdict::kChanged) state.count = state.next = 0;
   state.in_a_row = 0;
-  if (loss - loss != 0.0) return;  // it is not finite
+  if (loss - loss != 0.0) return;  // the loss is not finite
   losses[state.next] = loss;
   state.next = (state.next + 1) % rule.window;
   if (state.count < rule.window) ++state.count;

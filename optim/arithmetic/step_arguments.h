@@ -24,7 +24,7 @@ struct StateArgument {
   float* scales = nullptr;
 };
 
-/// The average of a run's weights: see average_element.h. Null where there is none.
+/// The average of a run's weights: see average_element.h. It is null if there is none.
 struct AverageArgument {
   float* values = nullptr;
   float share = 0.0f;  ///< 1 - decay
@@ -34,8 +34,8 @@ struct AverageArgument {
 /// The most states that a rule has (optim/rules).
 inline constexpr int kMostRuleStates = 3;
 
-/// An OptimizerSlice, checked and taken apart into plain pointers; see there for what each is. It also has what loops
-/// need to know of the step, whatever the rule.
+/// An OptimizerSlice, checked and taken apart into plain pointers; see there for what each is. It also has the numbers
+/// of the step that loops need for every rule.
 struct StepArguments {
   std::size_t numel = 0;
   const float* gradient = nullptr;

@@ -28,7 +28,7 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-// So many blocks find room on a processor with the registers that an update takes. A large launch has many times as
+// A processor has room for so many blocks, with the registers that an update needs. A large launch has many times as
 // many, so that blocks that run at one time are neighbours in memory, and processors, which are not equally fast, end
 // together.
 constexpr int kResidentBlocks = 3;
@@ -69,7 +69,7 @@ __global__ void read(StepTables t) {
 }
 
 /// One thread block writes the two losses in the middle of a full window to `middle`, the smaller one first. Each
-/// thread finds the ranks of some of the losses.
+/// thread finds the places of some losses in their order by size.
 __device__ void find_middle(const double* losses, int window, double* middle) {
   for (int i = static_cast<int>(threadIdx.x); i < window; i += static_cast<int>(blockDim.x)) {
     int before = 0;

@@ -45,7 +45,7 @@ struct StagedBlock {
     });
   }
 
-  /// The block as a run of its own.
+  /// Returns the block as a separate run.
   __device__ __forceinline__ StepArguments arguments() {
     StepArguments a{};
     a.gradient = reinterpret_cast<float*>(gradient);
@@ -116,7 +116,7 @@ struct BlocksInPlace {
   __device__ __forceinline__ void move_on(const StepArguments&, std::size_t) {}
 };
 
-/// Whether a rule keeps all of its states in 8 bits, if it keeps any so.
+/// Whether a rule that keeps some state in 8 bits keeps all of them so.
 template <class Rule>
 constexpr bool kHasCodesOnly = [] {
   for (const StateCode code : Rule::kCodes) {

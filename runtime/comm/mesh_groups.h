@@ -55,7 +55,7 @@ struct HostAxes {
   std::shared_ptr<Collectives> reduce, replicate;
 };
 
-/// The inside of a Mesh, which all its copies share: it makes groups of its ranks and ends them. Thread-safe.
+/// The inside of a Mesh, shared by all its copies. It makes groups of ranks and ends them. Thread-safe.
 class MeshGroups {
  public:
   static Mesh make_mesh(Topology topology, std::shared_ptr<GroupFactory> factory, std::shared_ptr<KeyValueStore> store);
@@ -76,7 +76,8 @@ class MeshGroups {
   /// the world. `axes` are the mesh's. Errors: those of gloo_collectives.
   absl::StatusOr<HostAxes> on_host(const MeshAxes& axes);
 
-  /// Makes a new group of all ranks, for host memory, that nobody else uses. Collective. Its name contains `purpose`.
+  /// Makes a new group of all ranks, for host memory, which no other code uses. Collective. Its name contains
+  /// `purpose`.
   absl::StatusOr<std::shared_ptr<Collectives>> world(const std::string& purpose);
   /// Returns the group of a purpose. The first call makes it, which is collective; it is kept as long as the mesh.
   absl::StatusOr<std::shared_ptr<Collectives>> shared_world(const std::string& purpose);

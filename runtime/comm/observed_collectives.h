@@ -93,7 +93,7 @@ class ObservedCollectives final : public Collectives {
  private:
   static constexpr std::size_t kMostStarted = 2 * kMostUnderWay;
 
-  /// The program's stay in a call that it has entered. It ends with the object, also by an exception.
+  /// The time of the program in a call. It ends with the object, also by an exception.
   class Stay {
    public:
     Stay(Observer& observer, std::uint64_t call) : observer_(observer), call_(call) {}

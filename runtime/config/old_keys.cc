@@ -14,7 +14,7 @@ namespace {
 
 constexpr char kGroup[] = "/compression", kMethod[] = "method";
 
-/// A key of "compression" of 0.1, and what takes its place.
+/// A key of "compression" of 0.1, with the new key in its place.
 struct OldKey {
   const char* name;
   bool chooses;        ///< true if the key turned a method on; false if it was a number of a method
@@ -59,7 +59,7 @@ class Renewal {
  public:
   Renewal(JsonNode& compression, Diagnostics& diagnostics) : compression_(compression), diagnostics_(diagnostics) {}
 
-  /// The names of the keys that were there.
+  /// Returns the names of the old keys that were found.
   std::vector<std::string> run() {
     std::vector<JsonNode> kept;
     for (JsonNode& child : compression_.children) (find_old(child.key) ? old_ : kept).push_back(std::move(child));

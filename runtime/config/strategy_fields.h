@@ -111,7 +111,7 @@ StrategyField choice_field(At at, const std::vector<Named<Enum>>& names) {
   return field;
 }
 
-/// The row of one alternative of a variant: VariantType, but for what its C++ type says.
+/// The row of one alternative of a variant: a VariantType, without the parts that its C++ type gives.
 template <typename T>
 struct TypeRow {
   std::string name;

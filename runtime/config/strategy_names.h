@@ -62,8 +62,8 @@ bool updates_whole_tensors(OptimizerType type);
 bool keeps_gradients(const CompressionConfig& compression);
 /// Whether the method draws random numbers, so that it has a seed.
 bool draws_gradients(const CompressionMethod& method);
-/// b, where a method has ranks send momentum b m + (1 - b) g in place of gradients g, and keep what that lacked. It is
-/// 0 otherwise.
+/// Returns b for a method in which ranks send momentum b m + (1 - b) g in place of gradients g, and keep residuals. It
+/// is 0 otherwise.
 double momentum_of_residuals(const CompressionMethod& method);
 /// Returns the method's text for messages, such as "top_k, fraction 0.01, momentum 0.9".
 std::string describe(const CompressionMethod& method);

@@ -120,8 +120,9 @@ struct UnavailableKey {
   std::string doc;
 };
 
-const std::vector<StrategyKey>& strategy_keys();      ///< order of the page; keys of a group are neighbours
-const std::vector<StrategyGroup>& strategy_groups();  ///< every group except the top, holders before what they hold
+const std::vector<StrategyKey>& strategy_keys();  ///< order of the page; keys of a group are neighbours
+/// every group except the top; an outer group comes before its inner groups
+const std::vector<StrategyGroup>& strategy_groups();
 const std::vector<StrategyRule>& strategy_rules();
 const std::vector<UnavailableKey>& unavailable_keys();
 

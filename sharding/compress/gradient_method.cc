@@ -24,7 +24,7 @@ struct Site {
   float* work;
 
   std::int64_t numel() const { return shape.layout.numel(); }
-  /// `of_rank`: the rank, where each draws for itself, else -1.
+  /// `of_rank`: the rank, if each rank draws separately; else -1.
   DrawStream draws(std::int64_t seed, std::int64_t of_rank) const {
     return {seed, group.parameters.front().number, of_rank};
   }

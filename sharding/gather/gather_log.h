@@ -32,7 +32,7 @@ class GatherLog {
   void note_use(int unit);
   /// Called when a gradient of the unit has come. It is noted for `time_uses` alone.
   void note_gradient(int unit);
-  /// Tells every `note_use` to `times` too, from now on; null: no more.
+  /// Reports every later `note_use` to `times` too; null ends that.
   void time_uses(UseTimes* times) { times_ = times; }
 
   std::span<const int> entries() const { return entries_; }

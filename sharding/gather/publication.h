@@ -33,7 +33,7 @@ class Publication final : public UnitKeeper {
   /// Sends this rank's part of `group`, and receives the other ranks' parts. Collective. REQUIRES: nothing of the group
   /// is under way.
   void start(FlatGroup& group);
-  /// Waits until everything that was started has come.
+  /// Waits until all started gathers have ended.
   void finish();
   /// Is called in a forked process. Gathers under way never end there, so their units are poisoned.
   void give_up();

@@ -23,7 +23,7 @@ void expect_values_of(const Unit& unit, c10::Device device) {
 }
 
 }  // namespace
-// How units come and go.
+// Gathers units, and releases them.
 //
 // `use` and `hold` gather a released unit (`gather`): they choose a slot for it (`find_slot`; `add_overflow_slot` if
 // none is free), let a ShardSource bring this rank's part if there is one (`bring_part`), and start the all-gathers of
@@ -57,8 +57,8 @@ Residency::Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectiv
   for (Unit* unit : units_) unit->watch(this, /*lends=*/true);
 }
 
-/// Waits for gathers that were begun ahead of use, since they may still be writing into the slots. While an exception
-/// passes it waits only for what does not depend on other ranks: they may never take part in those gathers.
+/// Waits for gathers that were begun ahead of use, since they may still be writing into the slots. During an exception
+/// it waits only for work that does not depend on other ranks, since they may never make those gathers.
 Residency::~Residency() {
   for (const Unit* unit : units_) {
     if (is_coming_[unit->index] == 0) continue;
@@ -225,7 +225,7 @@ bool Residency::fits(const Unit& unit, const Slot& slot) const {
   return slot.reserved_for >= 0 ? slot.reserved_for == unit.index : slot.bytes >= unit.gathered_bytes();
 }
 
-/// A slot that holds nothing, else the slot whose holder is needed last; -1 if all are pinned. An early gather may
+/// Returns an empty slot, else the slot whose unit is needed last; -1 if all are pinned. An early gather may
 /// evict only a unit that is needed later than the unit it is for.
 int Residency::find_slot(const Unit& unit, bool early) {
   if (!slots_[0].holder && fits(unit, slots_[0])) return 0;

@@ -33,7 +33,7 @@ struct ResidencyCounts {
   std::int64_t prefetched = 0;  ///< gathers that were begun before the unit was used
   std::int64_t releases = 0;
   std::int64_t overflow_slots = 0;  ///< slots beyond the plan, for operators that read many units at once
-  std::int64_t overflow_bytes = 0;  ///< held by them now
+  std::int64_t overflow_bytes = 0;  ///< bytes that overflow slots hold now
   std::int64_t overflow_peak = 0;   ///< largest overflow since `release_all`
 };
 

@@ -80,7 +80,7 @@ class Schedule {
   const int uncounted_;
   std::vector<int> record_;     ///< the round that is followed
   std::vector<int> seen_;       ///< the round under way
-  int last_ = -1;               ///< used last in it
+  int last_ = -1;               ///< the unit used last in the round
   bool has_tolerated_ = false;  ///< the last round only ended like the record
   std::size_t cursor_ = 0;      ///< entries of record_ before it are over
   /// [position in the record]: position of the same unit's next entry, or kNowhere

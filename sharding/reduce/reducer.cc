@@ -342,7 +342,7 @@ float* Reducer::waiting_of(const Entry& entry, const FlatGroup& group, int level
   return entry.waiting + level * all + before;
 }
 
-/// Where what ranks sum in this reduction goes, with all that it joins.
+/// Returns the place for the sum of this reduction, with all sums that it joins.
 float* Reducer::place_of_sum(const FlatGroup& group) const {
   if (!makes_tree() || accumulates() || counter().is_last(round_)) return group.gradient;
   return waiting_of(entries_[group.unit->index], group, counter().place(round_));
@@ -432,7 +432,7 @@ void Reducer::start(Entry& entry) {
   const PlanInput& input = plan_.input();
   const bool is_compressed = input.compressed_shard_part > 0 || input.compressed_replicate_part > 0;
   const bool gaps_are_zero = device_.is_queued && is_in_place(entry) && !updates_in_backward() && !is_compressed;
-  const bool is_filled = makes_tree() && accumulates();  // end_microbatch has
+  const bool is_filled = makes_tree() && accumulates();  // end_microbatch has filled it
   if (memory_.store) open_sum(entry);
   UnitReduction& reduction = this->reduction(started_++);
   reduction.entry = &entry;
@@ -803,7 +803,7 @@ float* Reducer::scratch(UnitReduction& reduction, std::int64_t numel) {
 }
 
 void Reducer::reduce_nothing() {
-  if (accumulates() || next_ == order_.size()) return;  // `finish` does it
+  if (accumulates() || next_ == order_.size()) return;  // `finish` reduces them
   Entry& entry = entries_[order_[next_++]];
   if (entry.phase == Phase::kIdle) open(entry);
   completed_.push_back(entry.unit->index);

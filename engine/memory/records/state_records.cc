@@ -117,7 +117,7 @@ void StateRecords::move_on() {
   fetched_ = std::max(fetched_, visited_);
 }
 
-/// Reads ahead until the tier has no room. Records that stay in memory take none.
+/// Reads ahead until the tier has no room. Records that stay in memory need no room.
 void StateRecords::fetch_ahead() {
   while (fetched_ < order_.size() && tier_->fetch(order_[fetched_])) ++fetched_;
 }

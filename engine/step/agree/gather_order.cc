@@ -31,7 +31,7 @@ void throw_first_difference(std::span<const int> own, const MeshAxes& axes,
   Collectives& world = *axes.control;
   const auto* bytes = reinterpret_cast<const char*>(own.data());
   const auto orders = value_or_throw(gather_strings(world, "gathers of a step", {bytes, own.size_bytes()}));
-  // No rank leaves, which ends its connections, before all have read what they compare.
+  // A rank that leaves ends its connections. So no rank leaves before all ranks have read the digests.
   world.barrier("gathers of a step").wait().IgnoreError();
   const auto unit_of = [&](int rank, std::size_t gather) {
     int unit = kNoUnit;

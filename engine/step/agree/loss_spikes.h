@@ -49,7 +49,7 @@ class LossSpikes {
 
   const SpikeRule rule_;
   SpikeState state_;
-  std::vector<double> losses_;  ///< a ring
+  std::vector<double> losses_;  ///< losses of the window, as a ring
   std::vector<double> sorted_;  ///< scratch: sorted in part to find the median
 };
 

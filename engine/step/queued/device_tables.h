@@ -12,8 +12,8 @@
 
 namespace tessera {
 
-/// Small pieces of a device's memory for what kernels of a step read and write. QueuedStep and its parts take them when
-/// they are made; the pieces live as long as this.
+/// Small pieces of a device's memory for tables that the kernels of a step read and write. QueuedStep and its parts
+/// take them when they are made; the pieces live as long as this.
 class DeviceTables {
  public:
   explicit DeviceTables(c10::Device device) : device_(device) {}

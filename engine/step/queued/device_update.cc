@@ -172,7 +172,7 @@ std::vector<GroupNumbers> DeviceUpdate::group_numbers() const {
   return numbers;
 }
 
-/// OptimizerConfig::groups, where there are some.
+/// The configurations of OptimizerConfig::groups.
 void DeviceUpdate::fill_group_of_parameters(StepTables& tables, DeviceTables& memory) const {
   if (context_.strategy.optimizer.groups.empty()) return;
   static_assert(FlatParameter::kNoGroup + 1 == 0);
@@ -238,8 +238,8 @@ UnitRequest DeviceUpdate::request_for(const Unit& unit) const {
 }
 
 /// The host waits for the decision where it makes updates itself, or queues those of a program's rule. It also waits
-/// where a skipped step ends at the decision, since all ranks learn here that it does. In all other cases skipped
-/// steps, too, take records there and back, and take part in the collectives that make values known.
+/// where a skipped step ends at the decision, since all ranks learn here that it does. In all other cases, skipped
+/// steps also move records to the device and back, and make the collectives that publish values.
 void DeviceUpdate::update() {
   if (host_) host_->fetch_parameters();
   if (host_ || own_ || ends_when_skipped()) {
@@ -312,7 +312,7 @@ void DeviceUpdate::end_pass() {
 }
 
 /// Calls `body` for the pieces of `run` whose parameters lie in one place, or for the whole run if parameters are not
-/// needed. `view_of(piece)` has their masters and states. `visit`: what `body` does with them.
+/// needed. `view_of(piece)` has their masters and states. `visit`: says what `body` does with them.
 template <class ViewOf, class Body>
 void DeviceUpdate::visit_pieces(const FlatGroup& group, Extent run, const Visit& visit, const ViewOf& view_of,
                                 const Body& body) {
@@ -369,7 +369,7 @@ void DeviceUpdate::make(const Visit& visit) {
     case VisitWork::kDirections:
       return prepare(visit);
     case VisitWork::kReadMasters:
-      return;  // `exchange` does
+      return;  // `exchange` makes this pass
     case VisitWork::kUpdate:
       return pass_over(
           visit, [&](const StateView& view) { launch_update(index, view); },

@@ -39,15 +39,15 @@ namespace tessera {
 /// muon by SGD.
 ///
 /// Under lamb and lars ranks agree on each parameter's norms between the passes, and its rate is known (QueuedLayers).
-/// Under muon owners make directions of matrices orthogonal there (MatrixUpdate): of all matrices, used or not, since
-/// the host does not know which are.
+/// Under muon, owners make directions of matrices orthogonal (MatrixUpdate). They do so for all matrices, since the
+/// host does not know which ones are used.
 ///
 /// A program's own rule is called for what the device reaches, once the host has waited for its decision
 /// (OwnDeviceUpdate).
 ///
-/// Under adafactor and own_matrix owners get gradients, masters and states, and what comes back are masters
-/// (TensorRule). Where masters lie below the device's memory, the first pass is one over them, and the exchange a part
-/// of it. The rule gets numbers: so the host waits for the device's decision before that.
+/// Under adafactor and own_matrix, owners get gradients, masters and states, and send masters back (TensorRule). Where
+/// masters lie below the device's memory, the first pass is one over them, and the exchange a part of it. The rule gets
+/// numbers: so the host waits for the device's decision before that.
 class DeviceUpdate final : public StepWalk {
  public:
   struct Group {

@@ -43,8 +43,8 @@ class HostUpdate {
   HostUpdate(const HostUpdate&) = delete;
   HostUpdate& operator=(const HostUpdate&) = delete;
 
-  /// Whether sums of gradients are a step's from now on, and are fetched: from the beginning of its last backward to
-  /// its end.
+  /// Says whether sums of gradients are now those of a whole step, and are fetched. That is so from the beginning of
+  /// its last backward to its end.
   void expect(bool sums_of_step) { fetches_ = sums_of_step; }
   /// The sum of a unit's gradients is on the current stream: they are copied.
   void fetch(const Unit& unit);
@@ -81,7 +81,8 @@ class HostUpdate {
     std::byte* parameter = nullptr;    ///< [on_gpu], of the group's dtype
     std::vector<std::byte*> records;   ///< [chunk - RecordLayout::first_record]
     std::vector<UpdateRun> runs = {};  ///< runs of this step
-    std::shared_ptr<DeviceKernels::Mark> gradient_came = {}, parameter_came = {}, sent = {};  ///< null: no copy
+    /// events of copies; null: no copy
+    std::shared_ptr<DeviceKernels::Mark> gradient_came = {}, parameter_came = {}, sent = {};
   };
   /// Elements of one record and one run, for one thread.
   struct Piece {
@@ -110,7 +111,7 @@ class HostUpdate {
   /// trainable groups, in the order of units; a group without records has an empty `part`
   std::vector<Group> groups_;
   std::vector<std::size_t> first_of_unit_;  ///< [units + 1]: index into groups_ of the unit's first group
-  std::vector<std::int64_t> steps_;         ///< applied, by trainable parameter
+  std::vector<std::int64_t> steps_;         ///< applied steps of each trainable parameter
   bool fetches_ = false;
   std::unique_ptr<DeviceKernels::Mark> read_;  ///< parameters of this pass have been
   std::vector<Piece> pieces_;

@@ -52,7 +52,7 @@ void measure_copies(DeviceKernels& kernels, c10::Device device, std::int64_t byt
   const auto down = [&] {
     return kernels.download(host.get() + half, gpu.data() + half, static_cast<std::size_t>(half));
   };
-  kernels.mark()->wait();  // the memory is there
+  kernels.mark()->wait();  // waits until the memory has its values
   const auto size = static_cast<double>(half);
   speeds.to_gpu = size / seconds_taken_by([&] { up()->wait(); });
   speeds.to_host = size / seconds_taken_by([&] { down()->wait(); });

@@ -34,7 +34,7 @@ struct OffloadSpeeds {
 struct OffloadSeconds {
   /// counts all copies of gradients, also those beside backward; copies of new parameters overlap with the update
   double on_cpu = 0;
-  double on_gpu = 0;  ///< all records there, and back at the same time
+  double on_gpu = 0;  ///< copies all records to the GPU, and back at the same time
 };
 /// `on_cpu`, `on_gpu`: the plans of the two.
 OffloadSeconds seconds_of(const OffloadSpeeds& speeds, const MemoryPlan& on_cpu, const MemoryPlan& on_gpu);

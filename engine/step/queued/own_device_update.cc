@@ -59,7 +59,7 @@ void OwnDeviceUpdate::update(std::size_t index, const FlatGroup& group, const De
     const auto count = static_cast<std::size_t>(extent.numel);
     const DeviceRun part = part_of(run, first, count);
     if (!own.is_updated) {
-      kernels_.assign_weights(part, tables);  // averages alone move
+      kernels_.assign_weights(part, tables);  // only averages change
       continue;
     }
     const OwnOptimizer& optimizer = optimizer_of(own);

@@ -34,8 +34,8 @@ class QueuedLayers {
   /// Adds up the weights that were copied to `copy`; kernels that copy them are queued. `part`: its index among all.
   void add_copied(std::size_t part);
 
-  /// Collective. Weights are as the step finds them, those that are copied are added up, and directions are made.
-  /// `request`, `tables`: those of the decided step, whose constants the second pass then uses. Throws
+  /// Collective. When it is called, weights have not changed in this step, copied weights are added up, and directions
+  /// are made. `request`, `tables`: those of the decided step, whose constants the second pass then uses. Throws
   /// tessera::Error.
   void agree(const StepRequest& request, const StepTables& tables);
 

@@ -35,7 +35,7 @@ class QueuedNorm {
 
  private:
   struct OfUnit {
-    const FlatGroup* first = nullptr;  ///< null: it trains nothing
+    const FlatGroup* first = nullptr;  ///< first trainable group; null: the unit trains nothing
     std::span<const double> sums;      ///< sums in the device's memory
     NormTables tables;                 ///< made for gradients that lie at `at`
     const float* at = nullptr;

@@ -36,8 +36,8 @@ namespace tessera {
 /// agreement of ranks, and the decisions that follow from it, have the same bits as those of CpuStep on the CPU.
 /// DeviceUpdate makes the update itself.
 ///
-/// Where units are updated in backward (OptimizerConfig::in_backward), each is begun by itself: the device looks
-/// whether its gradients are finite, and its parameters count the step. The host knows the rate beforehand, since no
+/// Where units are updated in backward (OptimizerConfig::in_backward), each unit begins separately: the device checks
+/// that its gradients are finite, and counts the step of its parameters. The host knows the rate beforehand, since no
 /// step is skipped. The step's end exchanges messages as ever, and finds out for all ranks whether it was good.
 ///
 /// Where nothing is updated by the host's CPU or by a rule of the program's, the host may be kMostStepsInFlight steps
@@ -59,7 +59,7 @@ class QueuedStep final : public Step {
   UpdateOptions& options() override { return options_; }
   void swap_averages() override;
   void forget_losses() override;
-  /// Tells of the step kMostStepsInFlight before the latest: the host has waited for that one, on every rank.
+  /// Answers for the step kMostStepsInFlight before the latest one, for which the host has waited on every rank.
   const std::vector<char>* known_used() const override { return known_used_.empty() ? nullptr : &known_used_; }
   /// These two wait for the latest step.
   double loss_scale() const override { return scales_loss_ ? latest().scaler.scale : 1.0; }
@@ -67,7 +67,7 @@ class QueuedStep final : public Step {
   /// These two wait for all steps under way. Throw tessera::Error as StepOutcome::wait.
   StepProgress progress() const override;
   void resume(const StepProgress& progress) override;
-  /// Unknown here: only the device knows, and StepResult::wait asks it.
+  /// Not known here. Only the device knows it, and StepResult::wait asks the device.
   double communication_seconds() const override { return 0; }
   std::int64_t streamed_bytes() const override { return update_.streamed_bytes(); }
   HostStepBytes host_step() const override { return update_.host_step(); }
@@ -76,8 +76,9 @@ class QueuedStep final : public Step {
   struct InFlight {
     /// pinned memory for the host's part of a message, and for the answer of the device
     std::shared_ptr<std::byte> message, decision;
-    std::shared_ptr<std::byte> numbers;  ///< pinned: StepTables::group_numbers
-    std::shared_ptr<std::byte> used;     ///< pinned: the flags of AgreedStep::used, which come back too
+    std::shared_ptr<std::byte> numbers;  ///< pinned memory for StepTables::group_numbers
+    /// pinned memory for the flags of AgreedStep::used, which come back from the device
+    std::shared_ptr<std::byte> used;
     std::shared_ptr<DeviceKernels::Mark> used_arrived;
     std::shared_ptr<StepOutcome> outcome;  ///< outcome of the step that last used this slot
   };
@@ -114,7 +115,7 @@ class QueuedStep final : public Step {
   NormTotals totals_;
   std::shared_ptr<const OutcomeContext> of_outcomes_;
   std::size_t sums_offset_ = 0, message_bytes_ = 0;
-  DeviceTables memory_;  ///< holds all that follows
+  DeviceTables memory_;  ///< the memory of all tables below
   std::byte* message_ = nullptr;
   std::byte* messages_ = nullptr;
   StepTables tables_;
@@ -126,13 +127,14 @@ class QueuedStep final : public Step {
   at::Tensor loss_;                 ///< lies in `message_`
   at::Tensor loss_scale_;           ///< lies in the decision: a scalar, fp32
   std::array<InFlight, kMostStepsInFlight> ring_;
-  std::unique_ptr<DeviceKernels::Mark> uploaded_, messages_read_;  ///< host's part is there; step before has read them
+  /// events: the host's part is on the device; the step before has read the messages
+  std::unique_ptr<DeviceKernels::Mark> uploaded_, messages_read_;
   /// event after which the step before has read the numbers of groups
   std::unique_ptr<DeviceKernels::Mark> numbers_read_;
   std::shared_ptr<DeviceKernels::Mark> used_downloaded_;  ///< the latest step's flags are on the host
   std::shared_ptr<DeviceKernels::Mark> downloaded_;       ///< the latest decision is on the host
   std::int64_t resumed_at_ = 0;                           ///< StepProgress::applied
-  std::int64_t steps_ = 0;                                ///< queued since then
+  std::int64_t steps_ = 0;                                ///< steps queued since then
   std::vector<char> known_used_;
 };
 

@@ -24,7 +24,7 @@ namespace tessera {
 class LayerNorms {
  public:
   struct Options {
-    bool of_updates = false;  ///< updates are added too
+    bool of_updates = false;  ///< whether norms of updates are added too
     bool by_unit = false;     ///< units are agreed on one by one, in backward
   };
   LayerNorms(const std::vector<std::unique_ptr<Unit>>& units, AxisPlacement optimizer, const MeshAxes& axes,

@@ -52,7 +52,7 @@ double LayerwiseUpdate::norm_of_update(const LayerwiseOptimizer& optimizer, std:
   return norm * gradient_scale_;
 }
 
-/// Parameter by parameter, since each has a rate of its own. Padding between them does not change.
+/// It goes parameter by parameter, since each has its own rate. Padding between them does not change.
 void LayerwiseUpdate::step(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars,
                            std::size_t config) const {
   const LayerwiseOptimizer& optimizer = optimizer_of(config);

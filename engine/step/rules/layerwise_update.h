@@ -23,12 +23,13 @@ class LayerwiseUpdate {
   /// These numbers count from the next step on.
   void follow(const UpdateOptions& options);
 
-  /// The first pass over a group begins; its slices come in order.
+  /// Begins the first pass over a group, whose slices come in order.
   void begin(const FlatGroup& group) { norms_.begin(group); }
   /// `config`: FlatParameter::group of the slice's parameters. lamb: gradients become directions.
   void measure(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars, std::size_t config);
 
-  /// Collective. `squares`: AgreedStep::squares. `gradient_scale`: what makes gradients of sums. Throws tessera::Error.
+  /// Collective. `squares`: AgreedStep::squares. `gradient_scale`: the factor that makes gradients from sums. Throws
+  /// tessera::Error.
   void agree(std::span<const double> squares, double gradient_scale);
   /// Does the same for a unit in backward.
   void agree(const Unit& unit, double gradient_scale);

@@ -81,8 +81,8 @@ void MatrixExchange::read_masters(const FlatGroup& group, const StateView& view,
   read_by_kernel(run, to);
 }
 
-/// Kernels write whole vectors, and in messages pieces may begin anywhere: those go through some memory that is not in
-/// the plan.
+/// Kernels write whole vectors, and in messages pieces may begin anywhere: such pieces go through a little memory that
+/// is not in the plan.
 void MatrixExchange::read_by_kernel(DeviceRun run, float* to) const {
   constexpr std::size_t kVector = 16;  // bytes
   constexpr std::size_t kPortion = std::size_t{1} << 20;

@@ -19,10 +19,11 @@ namespace tessera {
 
 /// A matrix on its owner: all parts that came in, joined.
 struct WholeMatrix {
-  std::span<float> gradient;  ///< [numel]: the gradient or direction; under muon what goes back is left here
-  std::span<float> masters;   ///< [numel]: under rules of whole tensors, and what goes back is left here; else empty
-  std::span<float> states;    ///< all of DealtMatrix::states; the owner sends them back too
-  std::span<float> work;      ///< the rest of MatrixDeal::work_numel
+  std::span<float> gradient;  ///< [numel]: the gradient or direction; under muon the owner leaves its result here
+  /// [numel]: masters under rules of whole tensors, where the owner leaves its result; else empty
+  std::span<float> masters;
+  std::span<float> states;  ///< all of DealtMatrix::states; the owner sends them back too
+  std::span<float> work;    ///< the rest of MatrixDeal::work_numel
 };
 
 /// Calls the function with views of a group's whole optimizer part on this rank, with its masters, in the order of
@@ -38,8 +39,8 @@ class MatrixExchange {
   MatrixExchange(const StepContext& context, const MasterAssigner* masters, ComputeDevice device,
                  DeviceKernels* kernels);
 
-  /// Calls `compute` for the matrices of this rank. Collective. Where work is queued, nothing is waited for, but what
-  /// `visit_masters` waits for; under muon that is not called. Throws tessera::Error.
+  /// Calls `compute` for the matrices of this rank. Collective. If work is queued, only `visit_masters` waits. It is
+  /// not called under muon. Throws tessera::Error.
   void run(const MatrixBatch& batch, VisitMasters visit_masters,
            c10::function_ref<void(const DealtMatrix&, const WholeMatrix&)> compute);
 

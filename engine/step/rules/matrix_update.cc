@@ -118,7 +118,7 @@ void MatrixUpdate::orthogonalize_matrix(const DealtMatrix& matrix, const FlatPar
   flat_view(whole.gradient.data(), DType::kF32, matrix.extent.numel, device_.device).mul_(factor_of(muon_, parameter));
 }
 
-/// Does to each element what scaled_gradient does.
+/// Applies scaled_gradient to each element.
 void MatrixUpdate::scale(std::span<float> gradient, const UpdateRates& rates) const {
   if (!device_.is_queued) {
     for (float& g : gradient) g = scaled_gradient(g, rates.gradient_scale, rates.clip_value);

@@ -25,7 +25,7 @@ namespace tessera {
 /// matrices are exchanged and after.
 class MatrixUpdate {
  public:
-  /// `rule`: null under muon. `kernels`: of the GPU that is the `device`; else null.
+  /// `rule`: null under muon. `kernels`: those of the GPU if `device` is one; else null.
   MatrixUpdate(const StepContext& context, std::shared_ptr<const TensorRule> rule, ComputeDevice device = {},
                DeviceKernels* kernels = nullptr);
 
@@ -49,7 +49,7 @@ class MatrixUpdate {
     std::span<const std::int64_t> steps;  ///< [trainable parameter]: how many it took part in, with this one
     std::span<const char> used;           ///< [trainable parameter]: whether it does in this one
   };
-  /// Matrices of all ranks, batch by batch; what comes back lies in place of the gradients. Collective. `step`: the
+  /// Exchanges matrices of all ranks, batch by batch. Results lie in place of the gradients. Collective. `step`: the
   /// same on all ranks; null under muon where the host does not know it: nothing is left out then. `visit_masters`:
   /// called for each group in order, but under muon. Throws tessera::Error, and what a program's rule throws.
   void exchange(const OfStep* step, VisitMasters visit_masters);
@@ -59,7 +59,7 @@ class MatrixUpdate {
   /// Returns the optimizer of Muon on a GPU, whose directions and updates are kernels.
   const MuonOptimizer& muon_of(std::size_t config) const { return *directions_[config + 1]; }
 
-  /// The slice for the kernel of a GPU that takes in what came back.
+  /// Returns the arguments of the GPU's kernel that takes in the results.
   StepArguments step_arguments(const OptimizerSlice& slice) const;
   /// Returns the optimizer that takes in the results of the owners. `config`: FlatParameter::group.
   const Optimizer& optimizer_of(std::size_t config) const;

@@ -40,7 +40,7 @@ constexpr int kMostAskedFor = 1024;  // ranks for which an error looks one by on
 /// Time beyond the limit in which a rank that missed others finds out which ones, and tells them (RollCall).
 constexpr std::chrono::milliseconds kTimeToReport{2500};
 
-/// How far a rank has come in joining the store. The error names the stage in which the rank waits.
+/// The stage of a rank that joins the store. The error names the stage in which the rank waits.
 enum class Stage { kFind, kConnect, kMeet };
 
 std::string endpoint(const Topology& topology) {

@@ -77,7 +77,7 @@ class Transfers {
   bool is_in_collective() const { return is_in_collective_; }
 
  private:
-  /// A packed message on its way to this rank.
+  /// A packed message that this rank receives.
   struct Packed {
     DType dtype;
     std::size_t bytes;  ///< length when unpacked

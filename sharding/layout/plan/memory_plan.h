@@ -119,7 +119,7 @@ struct RecordPool {
   std::int64_t device_slots = 0;
   /// Bytes of all records where they lie in pinned memory of the GPU's host (tier "host") and have no slots there.
   std::int64_t pinned_bytes = 0;
-  /// Says which records stay in memory.
+  /// Decides which records stay in memory.
   EvenSpread cache() const { return {records, cached, cached_first}; }
   /// Bytes of memory of this process: the host's where a GPU trains.
   std::int64_t memory_bytes() const { return (cached + slots) * record_bytes + pinned_bytes; }
@@ -337,7 +337,7 @@ class MemoryPlan {
   /// that would have to wait for them. `gathers_in_background`: the shard axis's transport carries gathers by itself
   /// (Collectives::gathers_in_background).
   bool publishes_behind(bool gathers_in_background) const;
-  /// Returns what decides the order of this plan's steps (step_programs).
+  /// Returns the inputs that decide the order of this plan's steps (step_programs).
   StepInput step_input(bool gathers_in_background) const;
 
   /// Returns a table with a row for each category: its bytes and its content. The last rows compare the total with 16

@@ -13,8 +13,8 @@ namespace tessera {
 /// records they read and write, and when ranks agree, exchange matrices and make values known.
 ///
 /// MemoryPlan counts with it what a step reads and writes (record_traffic.h), the planner writes the script of a
-/// predicted step along it, and StepWalk makes steps by it. A program says what a step *may* visit: parameters that got
-/// no gradient are left out by who makes the step.
+/// predicted step along it, and StepWalk makes steps by it. A program says what a step *may* visit: the code that makes
+/// the step leaves out parameters that got no gradient.
 
 /// What a visit does with a group.
 enum class VisitWork : std::uint8_t {
@@ -22,7 +22,7 @@ enum class VisitWork : std::uint8_t {
   kLayerUpdates,  ///< lamb: the same, while moments move and each element's update takes the gradient's place
   kDirections,    ///< muon: momenta move, and directions take the gradients' place
   kReadMasters,   ///< rules of whole tensors: the exchange takes masters to their owners
-  kUpdate,        ///< elements by their rule, and of matrices what came back is taken in; then the group is published
+  kUpdate,        ///< updates elements by their rule, takes in results of matrices, and then publishes the group
   kSwapAverages,  ///< parameters and their averages change places; then the group is published
 };
 
@@ -96,7 +96,7 @@ struct StepInput {
   /// The device that makes the step. This alone knows of a GPU.
   struct Executor {
     bool queued = false;        ///< true for a GPU, whose host runs ahead of it
-    bool host_updates = false;  ///< the CPU of its host updates what lies in the host's memory
+    bool host_updates = false;  ///< whether the CPU of its host updates state in the host's memory
   };
   /// Whether a kind of records is there, and whether its records lie in files.
   struct Records {

@@ -89,7 +89,7 @@ def log_histogram(samples, bins_a_decade=10):
 
 
 def communication(step_seconds, alone_seconds):
-    """What a step costs beyond the same work without communication, in the terms of the results page.
+    """Returns how much longer a step takes with communication than without, as the results page names it.
 
     exposed_s: step - alone. fraction: exposed / step. gustafson: every rank brings its own batch, so N ranks do N times
     the work of one: scaled speed-up N * alone / step (Gustafson 1988), and over N, alone / step. A strategy that shards

@@ -97,8 +97,9 @@ COLLECTIVES = (
 # A program's own has to go through memory of the group.
 COLLECTIVES_OF_LIMIT = (("group", 0.9), ("private", 0.85))
 
-# Passes over a disk: over the faster of fio and of DeepSpeed's sweep; over DeepSpeed's defaults, where those reach less
-# than DISK_SLOW of fio; and DeepSpeed's CPU time a byte over Tessera's.
+# Targets of passes over a disk. DISK: Tessera's speed over the faster one of fio and of DeepSpeed's sweep.
+# DISK_DEFAULTS: its speed over that of DeepSpeed's defaults, where those reach less than the share DISK_SLOW of fio's.
+# DISK_CPU: DeepSpeed's CPU time for each byte over Tessera's.
 DISK = 0.98
 DISK_DEFAULTS = 1.2
 DISK_SLOW = 0.8

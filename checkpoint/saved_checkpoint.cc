@@ -25,8 +25,8 @@ namespace {
 
 constexpr std::int64_t kMostManifestBytes = std::int64_t{256} << 20;
 constexpr std::size_t kMostOpenFiles = 16;
-/// Neighbours in a unit come from as many files as the run had ranks; with so many chunks they are read by turns
-/// without reading twice.
+/// Number of chunks that are kept. Neighbours in a unit come from as many files as the run had ranks, and are read by
+/// turns; with this number no chunk is read twice.
 constexpr std::size_t kMostChunks = 4;
 constexpr std::size_t kNamedPieces = 3;
 

@@ -28,7 +28,7 @@ class ShardReader {
   /// Says what lies at bytes [begin, end) of the data, for messages.
   using Describe = std::function<std::string(std::int64_t begin, std::int64_t end)>;
 
-  /// `file` must outlive this.
+  /// `file` must outlive this object.
   ShardReader(std::string folder, const SavedFile& file, std::string who);
 
   /// Reads the head and checks it.

@@ -22,15 +22,15 @@ struct Engine::State {
   /// (SyncConfig::start_step), and buffers stay as they are on each rank. Null: an Engine begins.
   State(std::shared_ptr<torch::nn::Module> module, std::shared_ptr<Strategy> strategy, const Mesh& mesh,
         OwnRules own_rules, std::optional<std::int64_t> continues_after);
-  /// A State over the same module, planned anew after `change`: it goes on with the values, optimizer states and counts
-  /// of this one, which is of no more use. Between steps. Collective. `other`: a strategy with more groups of
-  /// parameters, in place of the Engine's.
+  /// Calls `change`, and returns a new plan: a State over the same module, which goes on with the values, optimizer
+  /// states and counts of this State. This State must not be used afterwards. Call it between steps. Collective.
+  /// `other`: a strategy with more groups of parameters, in place of the Engine's.
   std::unique_ptr<State> planned_anew(std::int64_t steps, const std::function<void()>& change,
                                       std::shared_ptr<Strategy> other = nullptr);
   /// Throws tessera::Error (64) where a program may not plan anew now. `what`: the name of the call.
   void expect_may_plan_anew(const char* what) const;
-  /// Plans `state` anew if outer steps begin or end with step `steps`. Returns whether it did. Between steps.
-  /// Collective where it does.
+  /// Plans `state` anew if outer steps begin or end with step `steps`. Returns whether it did. Call it between steps.
+  /// It is collective if it plans anew.
   static bool follow_sync(std::unique_ptr<State>& state, std::int64_t steps);
 
   /// Does all of a backward apart from the backward itself.

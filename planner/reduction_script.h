@@ -28,7 +28,7 @@ class ReductionScript {
   /// Called when a unit's gradients are summed: it is updated before backward goes on (optimizer.in_backward).
   using OnSummed = std::function<void(int unit)>;
 
-  /// All arguments must outlive this.
+  /// All arguments must outlive this object.
   ReductionScript(const MemoryPlan& plan, ScriptWriter& writer, OnSummed on_summed)
       : plan_(plan), writer_(writer), on_summed_(std::move(on_summed)), is_reduced_(plan.input().units.size(), 0) {}
 

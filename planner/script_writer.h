@@ -11,7 +11,7 @@ class ScriptWriter {
  public:
   static constexpr int kNoUnit = -1, kNoCall = -1;
 
-  /// All arguments must outlive this.
+  /// All arguments must outlive this object.
   ScriptWriter(const MemoryPlan& plan, const MeshLinks& links, StepScript& script)
       : plan_(plan), links_(links), script_(script) {}
 

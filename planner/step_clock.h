@@ -57,7 +57,7 @@ class StepClock {
   /// The factor of the seconds of an instruction's work on a rank. A null function means 1.
   using Factor = std::function<double(int rank, std::size_t instruction)>;
 
-  /// `script` must outlive this.
+  /// `script` must outlive this object.
   StepClock(const StepScript& script, int replicas, int shards);
 
   int ranks() const { return static_cast<int>(ranks_.size()); }

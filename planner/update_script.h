@@ -19,7 +19,7 @@ namespace tessera {
 /// update while the next forward begins (Publication).
 class UpdateScript {
  public:
-  /// All arguments must outlive this. `publishes_behind`: StepInput::publishes_behind.
+  /// All arguments must outlive this object. `publishes_behind`: StepInput::publishes_behind.
   UpdateScript(const MemoryPlan& plan, const StepProfile& profile, bool publishes_behind, ScriptWriter& writer);
 
   /// Ranks tell each other loss, norm and so on.

@@ -1,7 +1,7 @@
 """Has what the peers share: their rank, the model, its samples, and the JSON line that most of them print.
 
-A peer is started once a rank with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment, by benchmarks/run
-or by `torchrun --nproc-per-node 2`.
+A peer is started once for each rank, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment, by
+benchmarks/run or by `torchrun --nproc-per-node 2`.
 """
 
 import contextlib

@@ -80,7 +80,7 @@ class OwnedShards final : public CommonParameters {
   class Holding;  // a shard's lock
   struct Group {
     FlatGroup* flat = nullptr;
-    std::vector<FlatGroup> views;      ///< [owner]: with the owner's values and states, and this rank's gradients
+    std::vector<FlatGroup> views;      ///< [owner]: has the owner's values and states, and this rank's gradients
     std::vector<std::int64_t> pulled;  ///< [owner]: the version
     std::size_t first_shard = 0;       ///< shards are numbered by group, then owner
     std::size_t first_parameter = 0;   ///< number among all trainable parameters

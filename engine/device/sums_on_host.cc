@@ -123,7 +123,7 @@ class SumsOnHost::Pending final : public Work::State {
     downloaded_ = owner_.kernels_.download(contribution_, sum_.input, sum_.input_bytes());
   }
   ~Pending() override {
-    work_ = Work();  // the transport may wait for a Work that is dropped; it writes into the slot till then
+    work_ = Work();  // the transport may wait here, and writes into the slot until the wait ends
     slot_.is_taken = false;
   }
 

@@ -22,9 +22,9 @@ void read_values(const FlatGroup& group, const at::Tensor& flat);
 /// Returns `master` (fp32) as the group's parameters hold it: rounded to their dtype, and widened again.
 at::Tensor rounded_master(const at::Tensor& master, const FlatGroup& group);
 
-/// The fp32 masters of a parameter of `dtype` that was frozen and whose values are `held` now. An element of `master`
-/// counts where rounding makes `held` of it, to nearest even or as split masters are rounded. Otherwise the program
-/// wrote the value, and `held` is the master. `master` and `held`: fp32, of one shape.
+/// Returns the fp32 masters of a parameter of `dtype` that was frozen and whose values are `held` now. An element of
+/// `master` is still the master if its rounded value is `held`; it is rounded to nearest even, or as split masters are.
+/// Otherwise the program wrote the value, and `held` is the master. `master` and `held`: fp32, of one shape.
 at::Tensor masters_of_frozen(const at::Tensor& master, const at::Tensor& held, DType dtype);
 
 /// Replaces values in `flat` by exact masters, within this rank's optimizer part. `flat` holds gathered values, which

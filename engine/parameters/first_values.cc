@@ -28,11 +28,11 @@
 namespace tessera {
 namespace {
 
-// How it goes about it. The constructor lists for each parameter how this rank would make it (Source), and ranks
+// How FirstValues works: the constructor lists for each parameter how this rank would make it (Source), and ranks
 // compare digests of these lists (Summary); only where digests differ do they compare parameter by parameter
-// (`compare_recipes`). `load` then fills one unit: each rank makes its parts of what has a PieceMaker, on several
-// threads (`make_parts`), and rank 0 sends the others in chunks (`send`). FirstValues::load at last points the module's
-// tensors at the flat buffers.
+// (`compare_recipes`). `load` then fills one unit: each rank makes its parts of the parameters that have a PieceMaker,
+// on several threads (`make_parts`), and rank 0 sends the others in chunks (`send`). FirstValues::load at last points
+// the module's tensors at the flat buffers.
 
 constexpr std::int64_t kPiece = 1 << 16;  ///< elements that are made at a time: they stay in a core's cache
 constexpr std::int64_t kSent = 1 << 22;   ///< elements that are sent at a time

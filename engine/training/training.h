@@ -123,7 +123,7 @@ struct Training {
   void set_up(DurableFiles* durable, bool continues);
   /// From now on, keys that the strategy leaves out have the defaults of this version
   /// (OptimizerConfig::defaults_version). A run that goes on keeps the defaults with which it began. If a number
-  /// changes, the step is made anew and the result is true. Step::resume must follow. Between steps.
+  /// changes, the step is made anew and the result is true. Step::resume must follow. Call it between steps.
   bool use_defaults(std::int64_t version);
   void report_frozen_states() const;
   /// Parameters that were gathered refuse access from now on, and their shards wait for the next Engine. Others stay

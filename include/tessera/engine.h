@@ -160,8 +160,8 @@ struct TrafficCounts {
 struct CallLatency {
   std::string call;  ///< "gather": an all-gather of parameters, or a pull; "reduce": the sum of gradients over ranks
   std::string unit;  ///< Engine::unit_names
-  std::int64_t count = 0;
-  double p50 = 0, p95 = 0, p99 = 0, max = 0;
+  std::int64_t count = 0;                     ///< number of calls that were measured
+  double p50 = 0, p95 = 0, p99 = 0, max = 0;  ///< median, two more percentiles, and the longest time
 };
 
 /// Trains a module under a strategy.

@@ -39,6 +39,7 @@ std::string name_of(MemoryCategory category);
 /// Bytes by category.
 struct MemoryUse {
   std::array<std::int64_t, kMemoryCategories> bytes{};  ///< bytes, indexed by MemoryCategory
+  /// The bytes of one category.
   std::int64_t& operator[](MemoryCategory c) { return bytes[static_cast<std::size_t>(c)]; }
   std::int64_t operator[](MemoryCategory c) const { return bytes[static_cast<std::size_t>(c)]; }
   /// Sum of all categories, kHostRecords included.

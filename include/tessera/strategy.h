@@ -317,7 +317,7 @@ struct CheckConfig {
 
 /// What happens when a step's loss is far above those before it.
 enum class SpikeAction {
-  kNone,
+  kNone,      ///< the step is made as usual
   kSkip,      ///< "skip": all ranks skip the step
   kRollback,  ///< "rollback": the last checkpoint is loaded, and training goes on with the next data
 };
@@ -369,6 +369,7 @@ enum class CompressedAxes { kBoth, kReplicate, kShard };
 
 /// "none": all gradients go, as CompressionConfig::gradients and sums say.
 struct NoMethodConfig {
+  /// Whether the method adds what a rank did not send to its next contribution. Each method has this constant.
   static constexpr bool kKeepsGradients = false;
 };
 
@@ -390,7 +391,7 @@ struct TopKConfig {
 struct RandomKConfig {
   static constexpr bool kKeepsGradients = true;
   double fraction = 0.01;  ///< the share of each unit's gradients that is sent
-  std::int64_t seed = 0;
+  std::int64_t seed = 0;   ///< seed of the random numbers
 };
 
 /// "sign_majority": ranks vote about each sign (signSGD with majority vote, arXiv 1810.05291).
@@ -412,15 +413,15 @@ struct OneBitConfig {
 /// "qsgd": gradients go as levels of the norm of their neighbours, rounded stochastically (QSGD, arXiv 1610.02132).
 struct QsgdConfig {
   static constexpr bool kKeepsGradients = false;
-  std::int64_t levels = 7;
-  std::int64_t seed = 0;
+  std::int64_t levels = 7;  ///< number of levels
+  std::int64_t seed = 0;    ///< seed of the random numbers
 };
 
 /// "terngrad": gradients go as -1, 0 or 1 times the largest of their neighbours, rounded stochastically (TernGrad,
 /// arXiv 1705.07878).
 struct TernGradConfig {
   static constexpr bool kKeepsGradients = false;
-  std::int64_t seed = 0;
+  std::int64_t seed = 0;  ///< seed of the random numbers
 };
 
 /// "hook": a CommHook of the program's makes the sums (tessera/comm_hook.h).
@@ -438,12 +439,13 @@ struct CompressionConfig {
   WireForm gradients = WireForm::kPlain;  ///< codec of the gradients that ranks send
   WireForm sums = WireForm::kPlain;       ///< sums that ranks get from each other, where gradients are not sharded
   WireForm gathers = WireForm::kPlain;    ///< parameters that ranks get from each other
-  CompressedAxes axes = CompressedAxes::kBoth;
-  bool error_feedback = false;  ///< whether the rounding error of a contribution is added to that of the next step
-  CompressionMethod method = {};
-  bool restore_skipped = false;  ///< whether a skipped step restores the residuals from before it
-  std::int64_t start_step = 0;   ///< number of steps at the start that are made without `method`
+  CompressedAxes axes = CompressedAxes::kBoth;  ///< axes of the mesh whose gradients are compressed
+  bool error_feedback = false;    ///< whether the rounding error of a contribution is added to that of the next step
+  CompressionMethod method = {};  ///< how ranks sum gradients
+  bool restore_skipped = false;   ///< whether a skipped step restores the residuals from before it
+  std::int64_t start_step = 0;    ///< number of steps at the start that are made without `method`
 
+  /// Whether a method other than "none" is set.
   bool has_method() const { return !std::holds_alternative<NoMethodConfig>(method); }
 };
 

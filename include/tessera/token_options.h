@@ -37,10 +37,10 @@ struct SamplerOptions {
   std::int64_t num_samples = 0;   ///< samples in an epoch; TokenBatches fills it in
   std::int64_t batch = 1;         ///< samples in one rank's microbatch
   std::int64_t accumulation = 1;  ///< microbatches in a step
-  int rank = 0;                   ///< this rank, and the number of ranks
-  int world_size = 1;
-  std::uint64_t seed = 0;  ///< seed of the shuffle; the same on all ranks
-  bool shuffle = true;     ///< false: samples come in the order of the data set
+  int rank = 0;                   ///< index of this rank
+  int world_size = 1;             ///< number of ranks
+  std::uint64_t seed = 0;         ///< seed of the shuffle; the same on all ranks
+  bool shuffle = true;            ///< false: samples come in the order of the data set
   /// A rank's microbatches of a step are neighbours. Else those that all ranks take at a time are. The run of
   /// Strategy::reproducible with gradient_sync "last_microbatch" needs it.
   bool runs = false;

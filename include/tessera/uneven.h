@@ -18,7 +18,7 @@ using OnStep = std::function<void(const StepResult&)>;
 /// loop of another form may. All ranks make one and call `next` until it returns false.
 class UnevenLoop {
  public:
-  /// `engine` must outlive this. `on_step` is called with each step that `next` makes.
+  /// `engine` must outlive this object. `on_step` is called with each step that `next` makes.
   explicit UnevenLoop(Engine& engine, OnStep on_step = {}) : engine_(engine), on_step_(std::move(on_step)) {}
 
   /// Says whether to train with a batch now. `has_batch`: whether this rank has one more. Returns true if the program
@@ -51,17 +51,19 @@ class UnevenLoop {
 template <class Loader>
 class Uneven {
  public:
-  /// `loader` and `engine` must outlive this. `on_step` is that of UnevenLoop.
+  /// `loader` and `engine` must outlive this object. `on_step` is that of UnevenLoop.
   Uneven(Loader& loader, Engine& engine, OnStep on_step) : loader_(loader), loop_(engine, std::move(on_step)) {}
 
   struct End {};  ///< end of the loop
   /// Single-pass iterator; `look` is collective, so each step of the loop is.
   class Iterator {
    public:
+    /// Begins the loop with its first step. Collective.
     explicit Iterator(Uneven& batches)
         : batches_(batches), next_(begin_of(batches.loader_)), end_(std::end(batches.loader_)) {
       look();
     }
+    /// Returns this step's batch of the loader.
     decltype(auto) operator*() {
       using Batch = decltype(*next_);
       if constexpr (std::is_lvalue_reference_v<Batch>) {
@@ -71,12 +73,14 @@ class Uneven {
         return (*made_);
       }
     }
+    /// Goes on to the next step. Collective.
     Iterator& operator++() {
       made_.reset();
       ++next_;
       look();
       return *this;
     }
+    /// Whether this rank has another batch.
     bool operator!=(End) const { return goes_on_; }
 
    private:
@@ -92,6 +96,7 @@ class Uneven {
     std::optional<std::decay_t<decltype(*std::declval<decltype(std::begin(std::declval<Loader&>()))&>())>> made_;
     bool goes_on_ = false;
   };
+  /// Begins the loop, for a range-based `for`. Collective.
   Iterator begin() { return Iterator(*this); }
   End end() const { return {}; }
 

@@ -11,6 +11,7 @@ namespace tessera {
 /// Nothing is copied on the CPU. The Engine must outlive it. The thread that drives the Engine uses it.
 class Upload {
  public:
+  /// The argument must not be used afterwards.
   Upload(Upload&&) noexcept;
   Upload& operator=(Upload&&) noexcept;
   ~Upload();

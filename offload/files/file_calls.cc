@@ -27,7 +27,8 @@ Result negative_errno(Result result) {
   return result < 0 ? static_cast<Result>(-errno) : result;
 }
 
-// Does what all sites have in common. True: the operation does not take place, and `result` is what it returns.
+// Makes the faults that every site can have: a delay and an errno. Returns true if the operation must not take place;
+// it then returns `result`.
 bool fails_at(FaultSite site, const std::string& name, Fault& fault, ssize_t& result) {
   fault = fault_at(site, name);
   if (fault.action == FaultAction::kDelay) std::this_thread::sleep_for(std::chrono::milliseconds(fault.number));

@@ -199,7 +199,7 @@ void IoRing::prepare(Operation& operation) {
   if (operation.fault.action != FaultAction::kBitFlip) return;
   if (static_cast<std::uint64_t>(operation.fault.number) >= request.bytes - operation.done) {
     operation.fault = {};
-  } else if (is_write) {  // it stays so until the transfer is over (undo_fault)
+  } else if (is_write) {  // the bit stays flipped until the transfer is over (undo_fault)
     request.memory[operation.done + static_cast<std::size_t>(operation.fault.number)] ^= std::byte{1};
   }
 }

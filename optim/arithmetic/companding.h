@@ -41,8 +41,8 @@ struct Companding {
   /// Rounds a number (>= 0): `code` makes its code from the 16 bits that begin at the kNoiseBits-th. `half`: half the
   /// number; `noise`: uniform in [0, 2^kNoiseBits).
   static TESSERA_ALWAYS_INLINE Bits encode(Float half, Bits noise) {
-    // Floats from 2^23 on are whole numbers, and their bits count up with them. The sum begins at 1.5 * 2^23, less the
-    // root's offset of two codes; a code is 2^kNoiseBits.
+    // Floats from 2^23 on are whole numbers, and their bits count up with them. The sum begins at 1.5 * 2^23 minus two
+    // codes, since the root is two codes too large. A code is 2^kNoiseBits.
     const Float root = V::float_of(V::bits_of(half + kOffset / 2) >> 1);
     constexpr std::uint32_t kBegin = kCodeZero - (2u << kNoiseBits);
     return V::bits_of(V::add_multiple(V::float_of(noise | kBegin), root, kCodesOfRoot * (1u << kNoiseBits)));

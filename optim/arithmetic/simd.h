@@ -280,7 +280,7 @@ struct Simd {
 #endif
     if constexpr (kLanes == 4) return __builtin_convertvector(x, Int);
   }
-  /// How many of a group's first `count` elements are in register `v`.
+  /// Returns how many of a group's first `count` elements are in register `v`.
   static TESSERA_ALWAYS_INLINE std::size_t lanes_of(int v, std::size_t count) {
     const std::size_t before = static_cast<std::size_t>(v) * kLanes;
     return count <= before ? 0 : count - before < kLanes ? count - before : kLanes;

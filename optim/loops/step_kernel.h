@@ -15,7 +15,8 @@ namespace {
 // each other (except for the scale of an 8-bit block), and each operation is rounded on its own, or fused where that
 // gives the same bits (Simd::add_multiple).
 
-/// The noise of a run's elements, group by group: counting up costs less than beginning anew with every group.
+/// The noise of a run's elements, group by group. It counts up from group to group, which costs less than to begin anew
+/// with each group.
 template <class V>
 class NoiseRun {
  public:

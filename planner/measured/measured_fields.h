@@ -24,7 +24,8 @@ class MeasuredFields {
   /// an overflow.
   static constexpr double kMost = 1e9;
 
-  /// REQUIRES: `node` is an object. It and `diagnostics` outlive this. `place`: the JSON pointer of the object.
+  /// REQUIRES: `node` is an object. It and `diagnostics` must outlive this object. `place`: the JSON pointer of the
+  /// object.
   MeasuredFields(const JsonNode& node, std::string place, Diagnostics& diagnostics)
       : node_(node), place_(std::move(place)), diagnostics_(diagnostics) {}
 

@@ -1,6 +1,6 @@
 """Answers torch's profilers, which ask parameters for their memory.
 
-They cannot be refused: with_stack asks where an exception ends the process.
+An exception is no answer: with_stack asks at a place where an exception ends the process.
 """
 
 from collections.abc import Callable

@@ -12,7 +12,7 @@ def scaled_speedup(share: float, ranks: int | None = None) -> float:
 
 
 def scaling_efficiency(share: float, ranks: int | None = None) -> float:
-    """The speed-up a rank: 1 where nobody communicates, 1 / ranks where ranks do nothing else."""
+    """Returns the speed-up for each rank: 1 if no rank communicates, 1 / ranks if ranks do nothing else."""
     return _native.scaling_efficiency(share, _count(ranks))
 
 

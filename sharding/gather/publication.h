@@ -42,8 +42,8 @@ class Publication final : public UnitKeeper {
   void hold(Unit& unit) override { use(unit); }
   void drop(Unit& unit) override { finish(unit); }
 
-  /// Counts, from now on, how long each group's values are on their way: from `start` to the moment at which they are
-  /// waited for and there. `latencies` [unit] must outlive this.
+  /// From now on, notes in `latencies` how long each group's values take from `start` until they have arrived and
+  /// somebody has waited for them. `latencies` [unit] must outlive this object.
   void time_gathers(std::span<LatencyHistogram> latencies) { latencies_ = latencies; }
 
   /// Seconds spent so far on starting and waiting.

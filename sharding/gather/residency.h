@@ -80,11 +80,11 @@ class Residency final : public UnitKeeper {
   /// Throws that error if a unit that is gathered now has changed. It does nothing without check_values.
   void expect_values() const;
 
-  /// Tells `rounds`, from now on, of every use that the schedule counts. `rounds` must outlive this.
+  /// Tells `rounds`, from now on, of every use that the schedule counts. `rounds` must outlive this object.
   void tell(RoundLog& rounds) { rounds_ = &rounds; }
 
-  /// Counts, from now on, how long each gather is under way: from its beginning to the moment at which it is waited for
-  /// and there. `latencies` [unit] must outlive this.
+  /// From now on, notes in `latencies` how long each gather takes from its beginning until it has arrived and somebody
+  /// has waited for it. `latencies` [unit] must outlive this object.
   void time_gathers(std::span<LatencyHistogram> latencies) {
     latencies_ = latencies;
     begun_.assign(latencies.size(), {});

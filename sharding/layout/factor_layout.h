@@ -16,14 +16,15 @@ struct FactoredTensor {
   std::int64_t left = 0, right = 0;
 };
 
-/// How PowerSGD (Vogels et al., arXiv 1905.13727) cuts a group's gradients. Integers only; the same on every rank.
+/// How PowerSGD (Vogels et al., arXiv 1905.13727) cuts a group's gradients. It consists of integers, which are the same
+/// on every rank.
 ///
 /// A tensor of two or more dimensions is a matrix [outermost dimension in memory, all others]. It is sent as factors
 /// where those are shorter than the matrix. All other elements are sent as they are. All elements are fp32; the middle
 /// column names the FactoredTensor field that says where a tensor begins:
 ///
 ///   gradients [layout]         offset   the flat buffer
-///   kept      [kept_numel]     kept     of matrices: what this rank's earlier contributions lacked
+///   kept      [kept_numel]     kept     matrices only: what this rank's earlier messages left out
 ///   first     [first_numel]    left     the first message: left factors [rank, rows], then all other elements
 ///   second    [second_numel]   right    the second message: right factors [rank, columns]; the next one begins with it
 class FactorLayout {

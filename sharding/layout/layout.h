@@ -25,7 +25,7 @@ enum class SmallTensors {
 };
 
 /// Where each tensor of a flat group lies in its flat buffer, and where the buffer is cut into equal shards.
-/// Integers only: no memory, no dtype. The same on every rank.
+/// It consists of integers, which are the same on every rank; it has no memory and no dtype.
 ///
 /// The buffer is made of blocks of kBlock elements. A tensor of a block or more begins a block, so its own blocks of
 /// kBlock elements, counted from its start, are blocks of the buffer. The blocks are the leaves of the gradient norm's

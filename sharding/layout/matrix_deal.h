@@ -42,7 +42,8 @@ struct MatrixBatch {
   std::int64_t collected = 0, returned = 0;
 };
 
-/// Deals matrices to ranks, so that every rank computes about as much. Integers only; the same on every rank.
+/// Deals matrices to ranks, so that every rank computes about as much. The result consists of integers, which are the
+/// same on every rank.
 ///
 /// Each rank holds some part of each matrix (its optimizer part), and of its states. A batch is exchanged together:
 /// ranks send owners what they hold of the owners' matrices (where several ranks hold the same, the one in the owner's

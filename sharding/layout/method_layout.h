@@ -8,9 +8,9 @@
 
 namespace tessera {
 
-/// How gradients that go over a network in other forms than they are, or in part, lie in messages and in memory.
-/// Integers only; the same on every rank. method_layout.cc has a row for each type of CompressionMethod, and the
-/// compiler refuses one that is missing.
+/// How gradients that go over a network in other forms than they are, or in part, lie in messages and in memory. It
+/// consists of integers, which are the same on every rank. method_layout.cc has a row for each type of
+/// CompressionMethod, and the compiler refuses one that is missing.
 
 /// The memory that a reduction needs for a group: fp32 elements, in whole cache lines.
 struct MethodMemory {

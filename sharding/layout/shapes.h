@@ -45,7 +45,7 @@ struct GroupShape {
   std::int64_t gathered_bytes() const { return layout.numel() * static_cast<std::int64_t>(size_of(dtype)); }
 };
 
-/// A unit as plans see it: its name, and its flat groups. Integers only.
+/// A unit as plans see it: its name, and its flat groups. It has no memory, only sizes.
 struct UnitShape {
   std::string name;
   std::vector<GroupShape> groups;

@@ -19,7 +19,7 @@ namespace tessera {
 /// runs backward calls it.
 class GradientPacker {
  public:
-  /// `copies`: copies that wait to be started together; it must outlive this.
+  /// `copies`: copies that wait to be started together; it must outlive this object.
   GradientPacker(const Unit& unit, DType dtype, ComputeDevice device, PendingCopies& copies);
 
   /// Number of parameters that train.

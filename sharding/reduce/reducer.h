@@ -105,11 +105,11 @@ class Reducer {
   /// `told` is called each time that a gradient has come.
   void on_gradient(std::function<void()> told) { on_gradient_ = std::move(told); }
 
-  /// Tells `rounds`, from now on, of every reduction that begins. `rounds` must outlive this.
+  /// Tells `rounds`, from now on, of every reduction that begins. `rounds` must outlive this object.
   void tell(RoundLog& rounds) { rounds_ = &rounds; }
 
-  /// Counts, from now on, how long each unit's reduction is under way: from its beginning to its end, the lags of the
-  /// plan included. Nothing is reduced where there is one rank. `latencies` [unit] must outlive this.
+  /// From now on, notes in `latencies` how long each unit's reduction takes from its beginning to its end, with the
+  /// lags of the plan. Nothing is reduced where there is one rank. `latencies` [unit] must outlive this object.
   void time_reductions(std::span<LatencyHistogram> latencies) { latencies_ = latencies; }
 
   /// Makes room to measure this rank's own gradients ("noise_scale"): a number for each parameter. On the CPU.

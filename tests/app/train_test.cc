@@ -98,7 +98,7 @@ TEST_F(Train, TraceShowsTheSpansOfEveryRank) {
   }
   ASSERT_EQ(counts.size(), 2u);
   for (auto& [rank, of] : counts) {
-    // The last 3 steps of 2 microbatches; three blocks and the root.
+    // The trace has the last 3 steps, of 2 microbatches each. The model has three blocks and the root.
     EXPECT_EQ(of["process_name"], 1);
     EXPECT_EQ(of["step"], 3) << rank;
     EXPECT_EQ(of["forward"], 6) << rank;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How contenders are started and read, with scripts in their places; and what ctest wrote."""
+"""Tests how contenders are started and how their output is read, with scripts in their places; and how ctest's output is read."""
 
 import json
 import math

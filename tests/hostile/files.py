@@ -79,7 +79,7 @@ def case(place, what, kind, prepare, codes, group="files", **more):
 
 
 def some(table, count, turn):
-    """Returns `count` entries of a table. Each place gets the next ones, so that every entry is used."""
+    """Returns `count` entries of a table. Each `turn` gets other entries, so that every entry is used."""
     return [table[(turn + i * len(table) // count) % len(table)] for i in range(min(count, len(table)))]
 
 

@@ -46,7 +46,7 @@ struct SpilledValues {
   absl::Status put(std::uint64_t seed, std::size_t bytes) {
     std::vector<std::byte> memory = bytes_of(seed, bytes);
     TESSERA_ASSIGN_OR_RETURN(const Spill::Id id, spill.put(memory));
-    std::ranges::fill(memory, std::byte{0xAA});  // it may go when put returns
+    std::ranges::fill(memory, std::byte{0xAA});  // the caller may free the memory when put returns
     values[id] = {seed, bytes};
     return absl::OkStatus();
   }

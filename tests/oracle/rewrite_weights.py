@@ -35,7 +35,7 @@ def tree():
 
 
 def views():
-    """All in one storage, each of another layout: behind the others, and matrices the other way round."""
+    """Returns tensors that are views of one storage: each lies behind the one before, and matrices are transposed."""
     flat = torch.cat([value.t().reshape(-1) if value.dim() == 2 else value.reshape(-1) for value in weights.values()])
     begin, result = 0, {}
     for name, value in weights.items():

@@ -110,8 +110,9 @@ TEST(Parameters, ReadingReleasedMemorySaysShardedAndGathered) {
           torch::save(model->head, file);
         }};
     for (const auto& read : reads) {
-      train(scene, *trainer, model, 1, 2);           // a step releases all gathered units
-      const bool saves = &read - reads.data() >= 5;  // through operators, which gather, or through a pointer
+      train(scene, *trainer, model, 1, 2);  // a step releases all gathered units
+      // these two save through operators, which gather, or through a pointer
+      const bool saves = &read - reads.data() >= 5;
       if (scene.is_sharded() && saves) {
         try {
           read();

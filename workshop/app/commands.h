@@ -203,7 +203,7 @@ int run_bench_optimizer(const BenchCommand& command);
 /// Times passes over a directory's disk by io_uring and by threads, and optimizer steps whose states lie there.
 int run_bench_offload(const BenchCommand& command);
 
-/// The options of `tessera checkpoint`; in front the commands that read them.
+/// The options of `tessera checkpoint`. Each comment begins with the commands that read the option.
 struct CheckpointCommand {
   std::string path;            ///< a checkpoint, or a folder of checkpoints
   std::string other;           ///< diff: the second one

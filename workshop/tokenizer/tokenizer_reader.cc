@@ -176,7 +176,7 @@ class TokenizerReader {
   }
 
   void add_token(const std::string& token, Tokenizer::Id id, bool is_special) {
-    // A token with characters that stand for no byte is text itself; the decoder treats it so.
+    // If characters of a token stand for no byte, the token is text as it is; the decoder does the same.
     const std::optional<std::string> bytes = bytes_of_characters(token);
     result_.tokens_[id] = {bytes ? *bytes : token, is_special};
     result_.ids_[token] = id;

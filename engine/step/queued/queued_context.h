@@ -8,7 +8,7 @@
 namespace tessera {
 
 /// The inputs from which the parts of a GPU's step (QueuedStep) are made: a StepContext, and objects that only a GPU
-/// has. `rates` are the step's own.
+/// has. `rates` are the learning rates that the step itself holds.
 struct QueuedContext : StepContext {
   DeviceKernels& kernels;
   ComputeDevice device;

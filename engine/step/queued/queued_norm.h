@@ -20,7 +20,7 @@ NormTables norm_tables(const NormLaunch& launch, DeviceTables& memory);
 class QueuedNorm {
  public:
   /// `groups`: those that train, in the order of units. `sums`: memory of the device for what is added up, as many
-  /// numbers as NormSums::count of all groups' gradient parts. `kernels` outlive this.
+  /// numbers as NormSums::count of all groups' gradient parts. `kernels` must outlive this object.
   QueuedNorm(std::span<FlatGroup* const> groups, double* sums, bool by_unit, DeviceKernels& kernels,
              c10::Device device);
 

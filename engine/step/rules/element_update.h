@@ -36,7 +36,7 @@ struct UpdateRun {
 /// masters and states they are, the CPU's or those of a GPU in its host's memory, makes no difference.
 class ElementUpdate {
  public:
-  /// `rates` outlives this.
+  /// `rates` must outlive this object.
   ElementUpdate(const Strategy& strategy, const OwnRules& own_rules, const LearningRates& rates);
 
   /// Appends the runs of `part` of the group to `runs`. Neighbours that have taken part in equally many steps are one

@@ -25,7 +25,7 @@ class LayerwiseUpdate {
 
   /// Begins the first pass over a group, whose slices come in order.
   void begin(const FlatGroup& group) { norms_.begin(group); }
-  /// `config`: FlatParameter::group of the slice's parameters. lamb: gradients become directions.
+  /// `config`: FlatParameter::group of the slice's parameters. With lamb it replaces gradients by directions.
   void measure(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars, std::size_t config);
 
   /// Collective. `squares`: AgreedStep::squares. `gradient_scale`: the factor that makes gradients from sums. Throws

@@ -47,7 +47,7 @@ class MatrixUpdate {
     const LearningRates& learning_rates;
     const UpdateRates& rates;
     std::span<const std::int64_t> steps;  ///< [trainable parameter]: how many it took part in, with this one
-    std::span<const char> used;           ///< [trainable parameter]: whether it does in this one
+    std::span<const char> used;           ///< [trainable parameter]: whether it takes part in this step
   };
   /// Exchanges matrices of all ranks, batch by batch. Results lie in place of the gradients. Collective. `step`: the
   /// same on all ranks; null under muon where the host does not know it: nothing is left out then. `visit_masters`:

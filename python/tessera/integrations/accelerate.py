@@ -251,7 +251,7 @@ class Accelerator(accelerate.Accelerator):
             torch.nn.Module.zero_grad(self.engine.model)  # what stands in .grad says that the Engine has the gradient
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> torch.Tensor:
-        """Checks that the strategy clips so, which the step that comes does. Returns a tensor that gets the norm in
+        """Checks that the strategy clips at `max_norm`. The next step clips the gradients. Returns a tensor that gets the norm in
         that step, and is NaN until then.
         """
         if norm_type != 2:
@@ -260,7 +260,7 @@ class Accelerator(accelerate.Accelerator):
         return self._norm
 
     def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
-        """Checks that the strategy clips so, which the step that comes does."""
+        """Checks that the strategy clips at `clip_value`. The next step clips the gradients."""
         self._expect_clipping("clip_grad_value_", "gradient_clip_value", parameters, clip_value)
 
     def _expect_clipping(self, what: str, key: str, parameters: Any, wanted: float) -> None:

@@ -304,7 +304,7 @@ void C10dCollectives::drop_backend() {
   // Only the backend itself can end its collective. Its destructor may wait for the collective until then.
   try {
     dropped->abort();
-  } catch (const std::exception&) {  // it cannot, and the caller that aborts this group ends the process (CallWatch)
+  } catch (const std::exception&) {  // it cannot end it; the caller that aborts this group ends the process (CallWatch)
   }
   const MutexLock lock(mutex_);
   left_in_use_ = std::move(dropped);

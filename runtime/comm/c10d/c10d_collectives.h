@@ -24,8 +24,8 @@ namespace tessera {
 ///
 /// `choose`, unless it is null, decides how each call over Gloo goes over the network. Calls that it does not decide go
 /// directly: compressed reductions, broadcasts (Gloo's own is a binomial tree), all-to-alls, and all calls of a user's
-/// own backend. A thread of the group makes an all_gather that `choose` gave rounds, after earlier ones; reductions go
-/// in pieces of 2 MiB of input.
+/// own backend. If `choose` wants an all_gather in rounds, a thread of the group makes it after earlier ones.
+/// Reductions go in pieces of 2 MiB of input.
 ///
 /// A failed backend says little. If a call fails, every rank therefore writes its last call to `store` and reads the
 /// others' calls: the message tells what each rank was doing and who does not answer. The backend is then dropped,

@@ -17,13 +17,13 @@ struct TieredState {
 };
 
 /// How the masters and optimizer states of one group's optimizer part are cut into records, so that a step reads and
-/// writes each with one operation. Integers only.
+/// writes each with one operation. It consists of integers.
 ///
 /// The first chunks of each kind of state are in memory, and the rest are offloaded. An offloaded chunk has the record
 ///
 ///   [masters | numbers of state 0 | scales of state 0 | numbers of state 1 | ...]
 ///
-/// which holds only what is offloaded, each piece beginning on a cache line, the whole filled up to pages.
+/// which holds only what is offloaded. Each piece begins on a cache line, and the record is filled up to whole pages.
 class RecordLayout : public Chunks {
  public:
   RecordLayout() = default;

@@ -168,7 +168,8 @@ TEST(DeferredInit, LargeFillsEqualEagerAtAnyGeneratorState) {
   for (const std::int64_t numel : {4096, 4097, 4111, 5000, 10 * 624, 10 * 624 + 1, 100'003, 1'000'000}) {
     expect_equals_eager([numel]() -> std::shared_ptr<Module> {
       auto module = std::make_shared<Module>();
-      module->register_parameter("before", at::randn({numel % 700}));  // the generator is anywhere in its words
+      // moves the generator, so that the next draw begins anywhere in its words
+      module->register_parameter("before", at::randn({numel % 700}));
       module->register_parameter("normal", torch::nn::init::normal_(at::zeros({numel}), 1, 2));
       module->register_parameter("uniform", torch::nn::init::uniform_(at::zeros({numel / 2, 2})));
       module->register_parameter("constant", torch::nn::init::normal_(at::zeros({numel}), 1, 0));

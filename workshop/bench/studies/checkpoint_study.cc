@@ -180,7 +180,7 @@ class CheckpointStudy {
     Samples samples = {};
   };
 
-  /// Adds the time from when all ranks are ready to when all have done it.
+  /// Adds the time from when all ranks are ready to when all have done `body`.
   void time(bool counts, Number number, const std::function<void()>& body) {
     barrier(mesh_);
     const Clock::time_point begin = Clock::now();

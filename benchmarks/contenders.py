@@ -35,12 +35,12 @@ class Contender:
 
     @property
     def private_copies(self):
-        """Whether Tessera's ranks share no parameters, so that they gather as ranks of several hosts do."""
+        """Returns whether Tessera's ranks share no parameters. They then gather as ranks of several hosts do."""
         return self.more.get("host_sharing") is False
 
     @property
     def predicted(self):
-        """Whether `tessera plan` predicts its steps. It does not predict the computation of methods."""
+        """Returns whether `tessera plan` predicts its steps. It does not predict the computation of methods."""
         forms = self.more.get("compression", {}).keys() <= {"gradients", "sums", "gathers"}
         return self.family == "tessera" and not self.alone and forms
 

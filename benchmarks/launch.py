@@ -45,7 +45,7 @@ def built_package(binary):
 
 
 def has_package(python, binary):
-    """Whether `python` can import `tessera`."""
+    """Returns whether `python` can import `tessera`."""
     return subprocess.run([python, "-c", "import tessera"], capture_output=True,
                           env=os.environ | built_package(binary)).returncode == 0
 

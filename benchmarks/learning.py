@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What less on the wire costs in learning, beside gradients summed in every step as they are, by seeds: fewer meetings
-of replicas (streaming DiLoCo with int4), or compressed gradients.
+"""Measures what sending less costs in learning, by seeds: fewer meetings of replicas (streaming DiLoCo with int4), or
+compressed gradients. Both are compared with gradients that are summed uncompressed in every step.
 
     benchmarks/learning.py --runs FOLDER                      trains what FOLDER has no metrics of, then writes
                                                               results/learning.{json.xz,md,svg}

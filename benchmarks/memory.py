@@ -1,4 +1,4 @@
-"""How much memory a process uses, and how much its strategy must use.
+"""Tells how much memory a process uses, and how much its strategy must use.
 
 The peak of a rank is the largest *anonymous + shared* memory seen while it trains, less what the same program needs for
 a model of next to nothing. Anonymous memory is the process's own; of memory that several ranks map, each is charged its

@@ -143,7 +143,7 @@ class Results:
         return self.contenders.get(contender, {}).get("label", contender)
 
     def is_alone(self, contender):
-        """Whether it communicates with nobody."""
+        """Returns whether it communicates with nobody."""
         return self.contenders[contender]["group"] == "alone"
 
     def entries(self, section, **key):

@@ -11,7 +11,7 @@ from ranks import ContenderFailed
 
 
 def last_line(text):
-    """Where a program that fails says why."""
+    """Returns the last line of a program's text. A program that fails says there why."""
     return (text.strip().splitlines() or [""])[-1]
 
 

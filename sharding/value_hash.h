@@ -11,8 +11,8 @@
 
 namespace tessera {
 
-/// A 64-bit hash over one portion of memory after the other; it tells changed values. Ranks that compare hashes must
-/// add the same portions. `add` waits for the device whose memory it gets.
+/// A 64-bit hash over portions of memory, one after the other. It differs if values have changed. Ranks that compare
+/// hashes must add the same portions. `add` waits for the device whose memory it gets.
 class ValueHash {
  public:
   void add(MemoryPlace place, const void* memory, std::int64_t bytes);

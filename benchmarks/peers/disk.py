@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How the peers move records between memory and a disk: whole passes over one file, past the page cache.
+"""Measures how the peers move records between memory and a disk: whole passes over one file, past the page cache.
 
     fio                 io_uring or libaio, the best of a sweep over engines, sizes and depths
     deepspeed_aio       DeepSpeed's aio handle as its "aio" section is by default: 1 MiB, 8 deep, one thread

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the GPU can do at best, as far as PyTorch's own calls reach it.
+"""Measures the best speeds of the GPU that PyTorch's own calls reach.
 
     copy    a copy from device memory to device memory; bytes read and written
     gemm    bf16 matrices of 8192 x 8192, random values; floating-point operations

@@ -22,7 +22,7 @@
 namespace tessera {
 namespace {
 
-// How it goes about it. LibTorch's hooks (Hooks, one per saved tensor) ask the Store, which the hooks and the
+// This file works as follows. LibTorch's hooks (Hooks, one per saved tensor) ask the Store, which the hooks and the
 // SavedActivations share. Store::put decides whether a tensor is offloaded, and which bytes of its storage go to the
 // tier; a Put stands for those bytes, and later tensors in them share it. Store::get looks for the bytes in the
 // original storage, then in the one that the last reading returned, and only then reads the tier. The Store holds

@@ -22,11 +22,11 @@ namespace {
 
 using torch::jit::Stack;
 
-// How it goes about it. While a DeferredInitScope lives, the dispatcher hands every operator of its thread to `record`.
-// `describe` copies the arguments and takes deferred tensors out of them (patches). `run_for_shapes` runs the operator
-// on the device "meta", so the module sees tensors with shapes and no memory; their storages carry this tape and a
-// number. `draw` moves the generator on as if the operator had run. `replay` goes backwards through the tape for the
-// nodes that are needed (`needed_for`), splits them into independent parts, and plays each part on real memory.
+// This file works as follows. While a DeferredInitScope lives, the dispatcher hands every operator of its thread to
+// `record`. `describe` copies the arguments and takes deferred tensors out of them (patches). `run_for_shapes` runs the
+// operator on the device "meta", so the module sees tensors with shapes and no memory; their storages carry this tape
+// and a number. `draw` moves the generator on as if the operator had run. `replay` goes backwards through the tape for
+// the nodes that are needed (`needed_for`), splits them into independent parts, and plays each part on real memory.
 
 /// The context of a deferred storage's data pointer, which has no data.
 struct DeferredContext {

@@ -22,9 +22,10 @@ namespace {
 using Node = InitTape::Node;
 using Place = InitTape::Place;
 
-// How it goes about it. `of` asks the tape for the nodes that the tensor needs and turns each into a Step, or gives up
-// where one of them does not treat each element by itself. `make` widens the piece to whole groups of KnownDraw::kGroup
-// elements, runs every step on buffers of that length alone, and cuts the piece out of the last buffer.
+// This file works as follows. `of` asks the tape for the nodes that the tensor needs and turns each into a Step, or
+// gives up where one of them does not treat each element by itself. `make` widens the piece to whole groups of
+// KnownDraw::kGroup elements, runs every step on buffers of that length alone, and cuts the piece out of the last
+// buffer.
 
 /// A tensor of fewer elements is made whole and cut.
 constexpr std::int64_t kWorthCutting = 4096;

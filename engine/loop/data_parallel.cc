@@ -30,7 +30,7 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-// How it goes about it. A post-accumulate hook on each parameter notes that a backward makes gradients; when the
+// This file works as follows. A post-accumulate hook on each parameter notes that a backward makes gradients; when the
 // outermost backward ends, `average` runs once. Ranks first tell each other their weights and which gradients they have
 // (`agree_on_gradients`). Then each bucket is packed into one flat tensor, summed over ranks, divided by the sum of the
 // weights, and copied back into the gradients.

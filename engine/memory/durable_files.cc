@@ -22,10 +22,10 @@
 namespace tessera {
 namespace {
 
-// How it goes about it. `take_memory` lists the pieces of training state that lie in memory and makes one file for
-// them, the image, which is cut into records. `begin` ends the writes of records that lie in files themselves, notes
-// where they lie, and starts a thread (`write`), which copies the image record by record, syncs all files, writes what
-// is kept, and at last the log's entry. `end` waits for it; `committed` or `take_back` follows, as all ranks have
+// This file works as follows. `take_memory` lists the pieces of training state that lie in memory and makes one file
+// for them, the image, which is cut into records. `begin` ends the writes of records that lie in files themselves,
+// notes where they lie, and starts a thread (`write`), which copies the image record by record, syncs all files, writes
+// what is kept, and at last the log's entry. `end` waits for it; `committed` or `take_back` follows, as all ranks have
 // agreed. Starting up, `look`, `choose` and `forget_later` find the last commit that all ranks have, and `bring_back`
 // reads it.
 

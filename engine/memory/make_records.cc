@@ -18,10 +18,10 @@
 namespace tessera {
 namespace {
 
-// How it goes about it. One function for each kind of state (parameters, masters and states, tensor states, gradients)
-// numbers the records of all groups (NewRecords), makes the tier that holds them (`make_state_tier`: files, or pinned
-// memory of a GPU's host), and gives groups their records. All files lie in the same directories, which get records in
-// proportion to the bandwidth of their disks (`stripe_paths`).
+// This file works as follows. One function for each kind of state (parameters, masters and states, tensor states,
+// gradients) numbers the records of all groups (NewRecords), makes the tier that holds them (`make_state_tier`: files,
+// or pinned memory of a GPU's host), and gives groups their records. All files lie in the same directories, which get
+// records in proportion to the bandwidth of their disks (`stripe_paths`).
 
 /// Returns the name of a piece of a group for messages: the first parameter of which it holds a part.
 std::string name_of_piece(const FlatGroup& group, Extent piece) {

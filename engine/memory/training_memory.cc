@@ -23,10 +23,11 @@
 namespace tessera {
 namespace {
 
-// How it goes about it. TrainingMemory::allocate makes each arena with the plan's bytes, then walks the units' groups
-// and takes a piece for each group's parameters, gradients, masters and states (the place_… functions); arenas that
-// must be used up are checked at the end. Offloaded records and durable files take their memory last (`make_records`,
-// DurableFiles). store_parameters and load_whole_tensors, at the end of the file, give every rank rank 0's values.
+// This file works as follows. TrainingMemory::allocate makes each arena with the plan's bytes, then walks the units'
+// groups and takes a piece for each group's parameters, gradients, masters and states (the place_… functions); arenas
+// that must be used up are checked at the end. Offloaded records and durable files take their memory last
+// (`make_records`, DurableFiles). store_parameters and load_whole_tensors, at the end of the file, give every rank rank
+// 0's values.
 
 void place_parameters(FlatGroup& group, const MemoryPlan& plan, Arena& arena) {
   group.make_storage();

@@ -22,10 +22,10 @@
 namespace tessera {
 namespace {
 
-// How it goes about it. `begin` fills the manifest (`describe_engine`), copies buffers and items to host memory, makes
-// the folder on rank 0, and tells all ranks its path and every rank's hashes of buffers, so that a buffer which differs
-// is written by each rank that has it. StateWriter collects what this rank writes. `hold` copies it; `end` writes one
-// file on each rank, and rank 0 commits the manifest that names them all.
+// This file works as follows. `begin` fills the manifest (`describe_engine`), copies buffers and items to host memory,
+// makes the folder on rank 0, and tells all ranks its path and every rank's hashes of buffers, so that a buffer which
+// differs is written by each rank that has it. StateWriter collects what this rank writes. `hold` copies it; `end`
+// writes one file on each rank, and rank 0 commits the manifest that names them all.
 
 using Buffers = CheckpointSave::Buffers;
 

@@ -35,10 +35,10 @@ namespace {
 
 using nlohmann::json;
 
-// How it goes about it. `begin_commit` turns what commits hold beside training state into bytes: the Engine's progress,
-// buffers and generators (`parts_of`), and the program's items (`text_of_items`); DurableFiles writes them in the
-// background. `end_commit` makes all ranks count the commit, or all take it back. `Resume` does the reverse: `apply`
-// makes all reads, which may fail, and `finish` sets the rest, which cannot fail.
+// This file works as follows. `begin_commit` turns what commits hold beside training state into bytes: the Engine's
+// progress, buffers and generators (`parts_of`), and the program's items (`text_of_items`); DurableFiles writes them in
+// the background. `end_commit` makes all ranks count the commit, or all take it back. `Resume` does the reverse:
+// `apply` makes all reads, which may fail, and `finish` sets the rest, which cannot fail.
 
 // Names of a commit's parts, apart from records, and names of the program's items.
 constexpr const char* kEngine = "engine";

@@ -32,11 +32,11 @@
 namespace tessera {
 namespace {
 
-// How it goes about it. Loading has two phases. `examine` changes nothing: rank 0 finds the folder; every rank opens
-// the checkpoint, matches it with the Engine, and verifies its share of the chunks; then ranks compare hashes. `run`
-// changes the Engine: `apply` reads masters, states, residuals, buffers, items and generators, which may still fail
-// (the Engine is then half loaded, and says so); `finish` sets what cannot fail. A spike that goes back in time uses
-// the same two phases.
+// This file works as follows. Loading has two phases. `examine` changes nothing: rank 0 finds the folder; every rank
+// opens the checkpoint, matches it with the Engine, and verifies its share of the chunks; then ranks compare hashes.
+// `run` changes the Engine: `apply` reads masters, states, residuals, buffers, items and generators, which may still
+// fail (the Engine is then half loaded, and says so); `finish` sets what cannot fail. A spike that goes back in time
+// uses the same two phases.
 
 /// Which values are loaded.
 enum class LoadKind : std::uint8_t {

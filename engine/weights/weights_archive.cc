@@ -24,8 +24,8 @@
 namespace tessera {
 namespace {
 
-// How it goes about it. LibTorch's reader finds the records of the zip archive; it asks FileRanges for bytes of the
-// file, and its exceptions become errors (`without_exceptions`). ArchiveSource::open reads the pickle, chooses the
+// This file works as follows. LibTorch's reader finds the records of the zip archive; it asks FileRanges for bytes of
+// the file, and its exceptions become errors (`without_exceptions`). ArchiveSource::open reads the pickle, chooses the
 // part, and compares every tensor with its storage's record before anything is read. `read` loads a storage when a
 // tensor of it is wanted, and keeps the last two. Where LibTorch finds no pickle, `other_archive` says what the file
 // is.

@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-// How it goes about it. A file is a tree of dictionaries, lists and modules with tensors as leaves (WeightsNode).
+// This file works as follows. A file is a tree of dictionaries, lists and modules with tensors as leaves (WeightsNode).
 // choose_part looks for the node that is meant. A request that names it is followed key by key (`find_way`). Otherwise
 // Search counts for every node how many of the module's names it has, first exactly, then up to a prefix
 // (`way_by_names`); where none has any, the only set of weights is taken (`only_way`). Listing then names the part's

@@ -18,11 +18,11 @@
 namespace tessera {
 namespace {
 
-// How it goes about it. Reader is a machine for the pickle's instructions (Python's pickletools lists them): `step`
-// runs one. It knows the few that PyTorch writes and refuses all others, and it never calls what the pickle names:
-// `called` knows the functions that rebuild tensors, and makes every other object a Value of kind kOther. Containers
-// belong to the Reader, so one may hold itself. When the pickle stops, Tree walks from its value and writes out the
-// WeightsNodes, within bounds on their number and depth.
+// This file works as follows. Reader is a machine for the pickle's instructions (Python's pickletools lists them):
+// `step` runs one. It knows the few that PyTorch writes and refuses all others, and it never calls what the pickle
+// names: `called` knows the functions that rebuild tensors, and makes every other object a Value of kind kOther.
+// Containers belong to the Reader, so one may hold itself. When the pickle stops, Tree walks from its value and writes
+// out the WeightsNodes, within bounds on their number and depth.
 
 constexpr std::size_t kLongestKey = 200;  ///< characters of a name that messages repeat
 constexpr int kDeepestTuple = 20;         ///< most levels of tuples inside tuples

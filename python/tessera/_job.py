@@ -1,4 +1,4 @@
-"""How a Python program joins its job, and how it leaves it: the counterpart of tessera::run (include/tessera/run.h)."""
+"""Lets a Python program join its job and leave it: the counterpart of tessera::run (include/tessera/run.h)."""
 
 import atexit
 import json

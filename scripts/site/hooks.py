@@ -28,7 +28,7 @@ HEADER = re.compile(r"include/tessera/(\w+)\.h")
 
 
 def in_site(path):
-    """Where the file at `path`, from the root of the repository, lies on the site."""
+    """Returns the address on the site of the file at `path`, a path from the root of the repository."""
     header = HEADER.fullmatch(path)
     if header:
         return f"cpp/{header[1]}.md"

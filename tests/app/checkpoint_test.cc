@@ -74,8 +74,8 @@ class Checkpoints : public Workplace {
     return true;
   }
   /// Continues a copy of path("before") to `steps` steps; each rank dies at its n-th operation of a kind on the files
-  /// of checkpoints. Checks that the checkpoints are whole afterwards. Returns false where there were fewer operations,
-  /// so that the run came to its end.
+  /// of checkpoints. Checks that the checkpoints are whole afterwards. Returns false if there were fewer operations;
+  /// the run then came to its end.
   bool dies_in_a_save(const std::string& site, int n, const std::string& steps, const Words& more = {}) const {
     std::filesystem::remove_all(path("parts"));
     std::filesystem::copy(path("before"), path("parts"), std::filesystem::copy_options::recursive);
@@ -325,8 +325,9 @@ TEST_F(Checkpoints, FullFileSystemKeepsTheCheckpointBefore) {
 }
 
 // F27: while a save goes on beside training, the memory of the ranks' group runs out, and the kernel kills one rank.
-// The launcher is in the group around it, which has a limit of its own. When memory is short, the kernel kills further
-// processes of a group before the first one's memory is free; it could kill the launcher too, and nobody would report.
+// The launcher is in the memory group around it, which has its own limit. When memory is short, the kernel kills
+// further processes of a group before the first one's memory is free; it could kill the launcher too, and nobody would
+// report.
 TEST_F(Checkpoints, RankKilledForItsMemoryIsExplained) {
   run(run_of(2, "4", "parts", "parts.jsonl"));
   const MemoryGroup of_job("/sys/fs/cgroup/memory/tessera-test-" + std::to_string(::getpid()));

@@ -38,7 +38,7 @@ class DurableSteps : public Workplace {
     return launch(2) + train(strategy("FULL_SHARD", every > 0 ? offload + durable : offload), metrics,
                              Words{"--steps", steps} + more);
   }
-  /// Makes a run of so many steps without commits, which leaves its checkpoint in `whole`.
+  /// Makes a run of `steps` steps without commits, which leaves its checkpoint in `whole`.
   void run_whole(const std::string& steps) const {
     run(run_of(steps, 0, "whole.jsonl", {"--checkpoint-dir", path("whole")}), 600);
   }

@@ -52,7 +52,7 @@ TEST_F(Prediction, MeasuredProfileAndLinksPredictAndSimulate) {
   for (const json& entry : profile.at("entries")) {
     units.insert(entry.at("unit").get<std::string>());
     EXPECT_GT(entry.at("seconds").get<double>(), 0);
-    work += 2 * entry.at("seconds").get<double>();  // two microbatches
+    work += 2 * entry.at("seconds").get<double>();  // a step has two microbatches
   }
   const json alone = json::parse(run(world("plan", strategy("NO_SHARD"), "1", {"--json"})).out);
   std::set<std::string> planned;

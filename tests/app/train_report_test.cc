@@ -67,7 +67,7 @@ TEST(StragglerText, NamesTheSlowestRankAndTheShareOfTheStep) {
 
 TEST(CommunicationShare, EqualsCommunicationSecondsOverAllSeconds) {
   StepResult result;
-  EXPECT_EQ(result.communication_share(), 0);  // nothing was measured
+  EXPECT_EQ(result.communication_share(), 0);  // no communication was measured
   result.seconds = 0.5;
   result.communication_seconds = 0.125;
   EXPECT_EQ(result.communication_share(), 0.25);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What is verified before the timing: equal things pass, the smallest difference is named."""
+"""Tests the checks that run before the timing: equal values pass, and the smallest difference is named."""
 
 import math
 import unittest

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The command line of benchmarks/run: each place has its own options, and none is taken and ignored."""
+"""Tests the command line of benchmarks/run: each place has its own options, and none is accepted and then ignored."""
 
 import contextlib
 import importlib.machinery

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tasks within a budget: what fails or does not fit is noted, and nothing else is lost."""
+"""Tests tasks within a budget: a task that fails or does not fit is noted, and the others run."""
 
 import subprocess
 import unittest

@@ -185,7 +185,7 @@ TEST(CommitLog, ForkedProcessNeitherKeepsNorReleasesTheLock) {
   for (const int end : ready) ::close(end);
 }
 
-// The n-th operation of a kind fails: the commit before is there, and this one is whole or not there at all.
+// The n-th operation of a kind fails. The commit before exists then, and this commit is whole or does not exist.
 TEST(CommitLog, EveryFailedOperationKeepsTheCommitBefore) {
   for (const FaultSite site : {FaultSite::kOpen, FaultSite::kWrite, FaultSite::kFsync, FaultSite::kRename}) {
     for (std::int64_t n = 1;; ++n) {

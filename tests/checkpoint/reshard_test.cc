@@ -28,7 +28,7 @@ std::unique_ptr<SavedCheckpoint> opened(const std::string& path) {
   return checkpoint.ok() ? *std::move(checkpoint) : nullptr;
 }
 
-/// All elements of a tensor; empty where it is not there.
+/// Returns all elements of a tensor; nothing if it does not exist.
 std::vector<std::byte> all_of(SavedCheckpoint& checkpoint, const std::string& what, const std::string& name) {
   const auto places = checkpoint.pieces(what, name);
   if (places.empty()) return {};

@@ -33,7 +33,7 @@ class TensorFilesTest : public ::testing::Test {
     std::ofstream(scratch_.file(name), std::ios::binary) << bytes;
     return scratch_.file(name);
   }
-  /// The error of opening a file of these bytes; empty where there is none.
+  /// Returns the error of opening a file of these bytes; an empty text if there is none.
   std::string refusal(const std::string& bytes) const {
     const auto files = TensorFiles::open(write("f.safetensors", bytes), "who");
     if (files.ok()) return "";

@@ -121,7 +121,7 @@ class RecordingVisitor : public SumVisitor {
   std::vector<float> seen_;
 };
 
-/// Whether a visitor sees sums: it cannot see those in a GPU's memory.
+/// Whether a visitor sees sums. It cannot see sums in a GPU's memory.
 inline bool sums_are_seen(const Collectives& group) { return group.transport() != "cuda_host"; }
 
 /// Checks that a visitor sees the output, neither more nor less, and changes nothing.

@@ -99,7 +99,7 @@ TEST(CudaHost, InPlaceSumsAllocateNothingAfterTheFirstStep) {
       for (Work& work : under_way) require_ok(work.wait());
       if (step == 0) after_first = gpu.allocations;
     }
-    // A large block may have to be allocated once more if a small sum uses the block that was there.
+    // If a small sum uses the only large block, another large block may have to be allocated.
     require(gpu.allocations <= after_first + 2, std::to_string(gpu.allocations) + " allocations");
   });
 }

@@ -52,8 +52,8 @@ TEST(LinkFit, CostlyMessagesChooseAlgorithmsWithFewMessages) {
                       });
 }
 
-// Rounds cost most here, as between distant hosts. The direct way has the fewest of them; in all-reduces it sends
-// everything to all.
+// Here rounds take most of the time, as between distant hosts. The direct way has the fewest of them; in all-reduces it
+// sends everything to all.
 TEST(LinkFit, CostlyRoundsChooseAlgorithmsWithFewRounds) {
   const LinkFit fit{.round_s = 1e-3, .message_s = 0, .byte_s = 1e-8, .add_s = 0};
   expect_choices(fit, {
@@ -65,8 +65,8 @@ TEST(LinkFit, CostlyRoundsChooseAlgorithmsWithFewRounds) {
                       });
 }
 
-// Partial sums are fp32, so halving sends up to twice the bytes for bf16. The direct way wins earlier there than for
-// fp32.
+// Partial sums are fp32, so halving sends up to twice the bytes for bf16. For this dtype the direct way is faster from
+// smaller sizes on than for fp32.
 TEST(LinkFit, WiderPartialSumsOfBf16CountInTheChoice) {
   const LinkFit fit{.round_s = 0, .message_s = 10e-6, .byte_s = 1e-9, .add_s = 0};
   expect_choices(fit, {

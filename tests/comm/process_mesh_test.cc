@@ -268,7 +268,7 @@ TEST(CompressedSums, EqualSumsOfTheRoundedContributions) {
       TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, groups_of(mesh).axes(1, ranks));
       require(axes.reduce->compressed_part() == 1, "all is compressed");
       using enum WireForm;
-      // These come first, while the group's own memory is no larger than they need.
+      // These calls come first, while the group's own memory is no larger than they need.
       for (const DType dtype : {DType::kBF16, DType::kF32}) {
         check_reduce_scatter(*axes.reduce, dtype, 1'800'064, false, false);
         check_compressed_sums(*axes.reduce, {kPlain, kPlain}, Waits::kAtOnce, dtype, 1'800'064);
@@ -432,7 +432,7 @@ TEST(TcpStore, Ipv6LoopbackServesTheStore) {
     topology.master_addr = "::1";
     TESSERA_ASSIGN_OR_RETURN(const auto store, tcp_store(topology, init_timeout_s));
     if (rank == 1) return outside.set("has come", "yes");
-    return told(outside, "has come").status();  // it serves until then
+    return told(outside, "has come").status();  // this process serves the store until then
   });
   // A machine without IPv6 says so at rank 0; then the others find nobody.
   const bool has_ipv6 = ends[0].exit_code != ExitCode::kUnavailable;

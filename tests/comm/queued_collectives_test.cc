@@ -145,7 +145,7 @@ TEST(QueuedCollectives, VisitorsAndIntegerSumsAreRefused) {
   });
 }
 
-/// The caller has long gone on when a call turns out to stand still.
+/// The caller has gone on long before anybody notices that a call stands still.
 TEST(QueuedCollectives, StuckCallEndsTheGroup) {
   on_queued(1, little_s(), [](Queued& queued) {
     int data = 0;
@@ -256,7 +256,7 @@ TEST(QueuedCollectives, CallThatFailsOnTheDeviceEndsTheGroup) {
   });
 }
 
-/// A rank that gives up for its own reasons frees those that wait for it, long before their time is over.
+/// If a rank gives up for its own reasons, the ranks that wait for it end long before their time limit.
 TEST(QueuedCollectives, AbortReachesTheOtherRanks) {
   on_queued(3, 60, [](Queued& queued) {
     if (queued.group->rank() == 1) {

@@ -126,7 +126,7 @@ TEST(StrategyTable, EveryRowIsUniqueAndDocumented) {
   for (const UnavailableKey& key : unavailable_keys()) EXPECT_EQ(find_strategy_key(key.pointer), nullptr);
 }
 
-// Each row reaches a member of its own: setting one key changes what that key gives, and nothing else.
+// Each row sets a different member: setting one key changes the value of that key, and nothing else.
 TEST(StrategyTable, EachKeysExampleSetsItsOwnMemberAlone) {
   for (const StrategyKey& key : strategy_keys()) {
     bool accepted = false;

@@ -36,7 +36,7 @@ class Commands:
 
     @functools.cache
     def help_of(self, *words):
-        """The options of a (sub)command, and its subcommands; None where there is no such command."""
+        """Returns the options of a (sub)command, and its subcommands; None if there is no such command."""
         said = subprocess.run([self.tessera, *words, "--help"], capture_output=True, text=True, timeout=120)
         if said.returncode != 0:
             return None

@@ -151,8 +151,8 @@ TEST_F(Gpu, OneRankTrainsAsOnTheCpuUnderEveryStrategy) {
   }
 }
 
-/// Records lie in pinned memory of the host, and in files. Some are so large that several are under way, others are
-/// small.
+/// Records lie in pinned memory of the host, and in files. Some tensors are so large that several copies are under way,
+/// others are small.
 TEST_F(Gpu, OffloadedMastersAndStatesChangeNoBits) {
   for (const int ranks : {1, 2}) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {

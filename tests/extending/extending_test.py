@@ -40,7 +40,7 @@ def run(command, folder, **options):
 
 
 def flags_of(target):
-    """How the build compiles sources of this target, less what names an output or a precompiled header."""
+    """Returns the compiler's command line for sources of this target, without options that name an output or a precompiled header."""
     for entry in json.loads((BUILD / "compile_commands.json").read_text()):
         if f"CMakeFiles/{target}.dir/" in entry["command"]:
             words = shlex.split(entry["command"].partition(" -o ")[0])

@@ -72,7 +72,7 @@ class Golden(unittest.TestCase):
         for version, copy in cls.copies.items():
             shutil.copytree(version, copy)
             shutil.copytree(version, copy.with_suffix(".damaged"))
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:  # most of a run is the start of its processes
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:  # most of a run's time is the start of its processes
             cls.outputs = {(version, name): pool.submit(cls.go_on, copy, name)
                            for version, copy in cls.copies.items() for name in STRATEGIES}
 

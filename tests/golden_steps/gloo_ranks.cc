@@ -33,7 +33,7 @@ class Arrivals : public c10d::Work {
   const std::vector<c10::intrusive_ptr<c10d::Work>> messages_;
 };
 
-/// Stands for Gloo: its messages, and the two of its collectives that the transport uses.
+/// Takes the place of Gloo: it has Gloo's messages, and the two of its collectives that the transport uses.
 class MailboxGloo final : public MailboxBackend {
  public:
   using MailboxBackend::MailboxBackend;

@@ -161,8 +161,8 @@ void write_states(const std::string& path, GoldenFile::Lines& lines) {
   lines.push_back(updates);
 }
 
-/// Activations that are wanted back before they are written come from memory. So their reads, and with them those of
-/// all files, depend on how fast a disk is.
+/// If activations are read before they have been written to disk, they come from memory. So their reads, and with them
+/// those of all files, depend on how fast a disk is.
 void write_traffic(const Engine& engine, GoldenFile::Lines& lines) {
   const TrafficCounts traffic = engine.traffic();
   Line("gathers")

@@ -10,7 +10,8 @@ from seeds import DURABLE, OFFLOAD, TOKENIZE, TRAIN
 READ_CODES = (CORRUPT, MISSING, CONFIG, CREATE, IO, RESOURCE, DENIED)
 WRITE_CODES = (CREATE, USAGE, IO, DENIED, CORRUPT, RESOURCE, UNAVAILABLE)
 
-# Files that a command line names: a link there is the user's own. Others are found below a folder, where no link is followed.
+# Files that a command line names. A link in their place is allowed, since the user made it. Others are found below a folder, where no
+# link is followed.
 NAMED = {"strategy.json", "model.json", "weights.safetensors", "weights.pt", "tokenizer.json", "tokens.llmc", "text", "profile.json", "links.json",
          "corpus.idx", "corpus.bin"}
 

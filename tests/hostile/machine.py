@@ -96,7 +96,7 @@ class Watch:
 
 @dataclasses.dataclass
 class Job:
-    """What a stranger knows about the job that it disturbs."""
+    """The facts that a stranger knows about the job that it disturbs."""
     folder: pathlib.Path
     port: int  # port of the store
     pids: list

@@ -39,7 +39,7 @@ def values_of_keys(root):
 
 @functools.cache
 def words_of_commands(root):
-    """What the sources of the commands have in quotes: "bench" and "--fit", and of "-n,--ranks" both."""
+    """Returns the quoted words in the sources of the commands: "bench" and "--fit", and both names of "-n,--ranks"."""
     sources = sorted((root / COMMANDS).rglob("*.cc"))
     return {word for source in sources for text in LITERAL.findall(source.read_text(encoding="utf-8")) for word in text.split(",")}
 

@@ -110,7 +110,7 @@ def words(*texts):
 
 
 def is_other_error(old, new):
-    """Whether the rows have too little in common to be one error in other words."""
+    """Returns whether the rows have too little in common to be one error in other words."""
     if old[1] == new[1] or old[2] == new[2]:
         return False
     before, now = words(*old[1:]), words(*new[1:])

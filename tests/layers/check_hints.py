@@ -22,7 +22,7 @@ INTERNAL = re.compile(r"^\s*ExitCode::kInternal\s*,")
 # The text of an error that was made elsewhere; what is said of memory is put below where it is caught (engine/job/last_words.cc).
 PASSED_ON = re.compile(r"^\s*(static_cast<ExitCode>\(|OutOfMemoryError,)")
 LITERAL = re.compile(r'"(?:[^"\\\n]|\\.){12,}"')
-# Parameters that hold what an error says, and no name of a file, a rank or a call.
+# Parameters that hold the text of an error; the others hold names of a file, a rank or a call.
 TEXT = re.compile(r"(what|why|wrong|text|message|problem|problems|reason|error|errors|said|words|complaint|costs)(_\w+)?$")
 CONTROL = {"if", "for", "while", "switch", "catch", "return"}
 FUNCTION = re.compile(r"([\w~]+)\s*(?:=\s*\[[^\]]*\]\s*)?\(((?:[^()]|\([^()]*\))*)\)[^()]*(?:\([^()]*\)[^()]*)*$", re.S)
@@ -70,7 +70,7 @@ class Function:
 
 
 def is_declaration(bare, place):
-    """Whether a type stands before the name at `place`."""
+    """Returns whether a type stands before the name at `place`."""
     found = re.search(r"([\w>&*]+)\s+[&*]?(\w+::)*$", bare[max(0, place - 80) : place])
     return bool(found) and found.group(1) not in ("return", "throw", "else") and found.group(1) not in ("&&", "&")
 

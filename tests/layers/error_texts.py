@@ -76,7 +76,8 @@ class CppTexts:
     # ------------------------------------------------------------------------------------------------------ the text of an expression
 
     def say(self, source, low, high, focus=-1):
-        """What [low, high) says. Where it chooses between texts: the one with the token `focus`, which is MARK where it is no text."""
+        """Returns the text of [low, high). If it chooses between texts, that is the one with the token `focus`, which is MARK if it is no
+        text."""
         while source.is_sign(low, "(") and source.partner.get(low) == high - 1:
             low, high = low + 1, high - 1
         listed = source.cut(low, high, ",")
@@ -148,7 +149,7 @@ class CppTexts:
     # ------------------------------------------------------------------------------------------------------------------- one error
 
     def texts_before(self, source, i, text, steps=0):
-        """What an error says before its hint, whose token is i: `text`, and before that what those say that use it."""
+        """Returns the text of an error before its hint, whose token is i: `text`, and before it the texts of the functions that use it."""
         low, _, call = source.expression(i)
         holder = self.holder(source, i)
         if source.is_sign(low - 1, "+="):

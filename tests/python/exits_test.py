@@ -1,4 +1,5 @@
-"""How programs end: exceptions, interrupts and sys.exit on one rank end all ranks, soon, with the cause's text and exit code."""
+"""Tests how programs end: exceptions, interrupts and sys.exit on one rank soon end all ranks, with the text and the exit code of the
+cause."""
 
 import json
 import pathlib

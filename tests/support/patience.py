@@ -24,7 +24,7 @@ def measure_reference():
 
 @functools.cache
 def slowness():
-    """How many times longer than at rest things take, 1 at least."""
+    """Returns how many times longer than on an idle machine things take; at least 1."""
     return max(1.0, measure_reference() / REFERENCE_AT_REST)
 
 
@@ -34,5 +34,5 @@ def patient(at_rest):
 
 
 def in_time(seconds, at_rest):
-    """Whether what took `seconds` is done in time. Measures anew where the limit that is known is over."""
+    """Returns whether work that took `seconds` was done in time. If the known limit is exceeded, it measures anew."""
     return seconds <= at_rest or seconds <= at_rest * max(slowness(), measure_reference() / REFERENCE_AT_REST)

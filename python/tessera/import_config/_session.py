@@ -47,7 +47,7 @@ def _problem_of(pointer: str, value: Any) -> str:
 
 
 class Fate(NamedTuple):
-    """What became of a key of the file."""
+    """Tells what became of a key of the file."""
 
     path: str
     value: str  # JSON, cut if it is long

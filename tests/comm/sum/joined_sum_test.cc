@@ -1,4 +1,4 @@
-// Tests that sums which come one after the other join as the pairwise tree adds them.
+// Tests that sums which come one after the other are added in the order of the pairwise tree.
 
 #include "runtime/comm/sum/joined_sum.h"
 

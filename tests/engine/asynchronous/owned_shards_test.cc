@@ -57,7 +57,8 @@ torch::nn::Sequential make_module() {
   return torch::nn::Sequential(torch::nn::Linear(23, 41), torch::nn::Linear(41, 7));
 }
 
-/// The value of element `i` before the first step, and what a gradient has beside a share of the value.
+/// first_value: the value of element `i` before the first step. noise: a gradient is a share of the value plus this
+/// number.
 float first_value(std::int64_t i) { return static_cast<float>(i % 17) * 0.125F - 1.0F; }
 float noise(int rank, std::int64_t step, std::int64_t i) {
   return static_cast<float>((i * 7 + rank * 13 + step * 29) % 31) * 0.03125F - 0.5F;

@@ -1,4 +1,5 @@
-// Loss spikes on an emulated GPU, which decides about them by itself: the steps that the CPU skips, and the CPU's bits.
+// Tests loss spikes on an emulated GPU, which decides about them by itself. It must skip the steps that the CPU skips,
+// and have the CPU's bits.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

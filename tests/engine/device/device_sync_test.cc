@@ -1,4 +1,4 @@
-// Outer steps ("sync") on an emulated GPU: replicas that train by themselves meet with the CPU's bits.
+// Tests outer steps ("sync") on an emulated GPU: replicas that train by themselves have the CPU's bits when they meet.
 
 #include <ATen/core/grad_mode.h>
 #include <gmock/gmock.h>

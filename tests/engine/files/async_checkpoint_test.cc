@@ -193,7 +193,7 @@ TEST(AsyncCheckpoint, EveryFailedOperationIsAnErrorOfOneStepOnAllRanks) {
   }
 }
 
-/// Makes each file of a save take so many milliseconds longer.
+/// Makes each file of a save take `milliseconds` longer.
 ScopedFaults delayed(int milliseconds) {
   return ScopedFaults({{.site = FaultSite::kFsync,
                         .path = "rank-",

@@ -509,7 +509,7 @@ TEST(Durable, DamagedFileIsAnErrorThatNamesIt) {
               AllOf(HasSubstr("rank 1"), HasSubstr("rank-00001.memory"), HasSubstr("checksum"), HasSubstr("hint:")));
 }
 
-/// All files but those that say who holds a folder.
+/// Returns all files but those that say who holds a folder.
 std::map<std::string, std::string> contents_of(const fs::path& folder) {
   std::map<std::string, std::string> contents;
   for (const auto& entry : fs::directory_iterator(folder)) {

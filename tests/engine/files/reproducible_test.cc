@@ -328,7 +328,7 @@ TEST(Reproducible, SeveralLossesOfAMicrobatchAreOneLeafOrRefused) {
   EXPECT_NE(told.find("backward with retain_graph under \"reproducible\""), std::string::npos) << told;
 }
 
-/// The error that an Engine over so many ranks ends with.
+/// Returns the error with which an Engine over this number of ranks ends.
 std::string refusal(const ThreadRanks& ranks, const Strategy& strategy) {
   try {
     run_ranks(ranks, [&](const Mesh& mesh) {

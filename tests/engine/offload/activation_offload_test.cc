@@ -74,7 +74,7 @@ class CountingAllocator final : public c10::Allocator {
   }
   c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
-  /// The most bytes beyond those that live now, while `body` runs.
+  /// Returns how many more bytes than now live at most while `body` runs.
   std::int64_t peak_of(const std::function<void()>& body) {
     const std::int64_t before = live;
     peak = before;

@@ -45,7 +45,7 @@ std::vector<std::int64_t> forward() {
 
 constexpr int kMostAhead = 2 * kReadAhead;  // the limit if nothing is written
 
-/// Waits until the tier has read so many records.
+/// Waits until the tier has read this number of records.
 void read_ahead(StateRecords& records, std::int64_t reads) {
   for (Deadline limit(std::chrono::seconds(20)); records.counters().reads < reads && !limit.passed();)
     records.read_ahead();

@@ -53,7 +53,7 @@ void with_rule(Strategy& s, const Rule& rule) {
   s.gradient_clipping = 0.05;
 }
 
-/// The formulas, written once more, in fp64.
+/// Computes the formulas once more, in fp64.
 struct Plain {
   const OptimizerConfig& config;
   const double clipping;

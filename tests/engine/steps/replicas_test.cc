@@ -1,5 +1,5 @@
-// Tests "check.replica_hash_every": it finds that what ranks hold alike is alike; where one bit differs, it names rank
-// and parameter.
+// Tests "check.replica_hash_every": it finds nothing while the values of ranks are equal. If one bit differs, it names
+// the rank and the parameter.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

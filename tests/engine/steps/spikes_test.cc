@@ -49,7 +49,7 @@ TEST(LossSpikes, SpikesStayOutOfTheWindowUntilHalfOfItIsSpikes) {
   LossSpikes spikes = spikes_of(2, 4);
   verdicts(spikes, {1, 1, 1, 1});
   EXPECT_THAT(verdicts(spikes, {3, 3, 1, 3, 3, 3}), ElementsAre(kSpike, kSpike, kNone, kSpike, kSpike, kChanged));
-  // The window has begun anew, with one loss of 3.
+  // The window of losses has begun anew, and has one loss, 3.
   EXPECT_THAT(verdicts(spikes, {50, 3, 3, 7}), ElementsAre(kNone, kNone, kNone, kSpike));
   LossSpikes small = spikes_of(2, 1);
   EXPECT_THAT(verdicts(small, {1, 3, 3, 3}), ElementsAre(kNone, kSpike, kChanged, kNone));

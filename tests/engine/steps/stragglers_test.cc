@@ -84,7 +84,7 @@ std::string logged(int late, int milliseconds, const Placed& placed) {
   return ::testing::internal::GetCapturedStderr();
 }
 
-// F6: time that a rank waits for another one is not its own.
+// F6: time in which a rank waits for another one does not count as its own time.
 TEST(Stragglers, EngineNamesTheSlowRank) {
   const auto late = static_cast<int>(patient(std::chrono::milliseconds(25)).count());
   for (const Placed& placed : kInMemory)

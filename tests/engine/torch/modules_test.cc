@@ -241,8 +241,8 @@ Problem resnet() {
   return {"ResNet", {"BasicBlock"}, {2, 8, 8}, make, loss};
 }
 
-// Each rank normalises by its own rows and keeps its own running statistics, as under DDP. So several ranks are not one
-// rank with a larger batch; but all strategies give the same values on each rank, buffers included.
+// Each rank normalises with its own rows and keeps its own running statistics, as with DDP. So several ranks are not
+// one rank with a larger batch; but all strategies give the same values on each rank, buffers included.
 TEST(BatchNorm, EveryStrategyGivesEachRankTheSameBuffers) {
   for (int ranks : {2, 3}) {
     const std::vector<Trained> replicated = train_on_threads(ranks, resnet(), ShardingStrategy::kNoShard);

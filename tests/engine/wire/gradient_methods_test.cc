@@ -100,7 +100,7 @@ Values trained_on_parts(const Mesh& mesh, const Strategy& strategy, TinyOptions 
   return session.values();
 }
 
-/// Tries methods together with everything else. `plain`: the strategy without a method.
+/// Tests methods together with the other settings. `plain`: the strategy without a method.
 void expect_to_work_with_everything(std::span<const Method> methods, const Adjust& plain) {
   TinyOptions unused, recomputed;
   unused.frozen_first_block = unused.unused_block = true;

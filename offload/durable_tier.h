@@ -38,10 +38,10 @@ class DurableTier {
   virtual std::string where() const = 0;
   /// Makes the records of the last `where` the commit.
   virtual void committed() = 0;
-  /// Keeps the commit's values from being overwritten. Errors: 65 `where` is of other records.
+  /// Keeps the commit's values from being overwritten. Errors: 65 if `where` is of other records.
   virtual absl::Status protect(std::string_view where) = 0;
   /// Takes the records back to the commit's values. REQUIRES: no record is held, and no copy is under way. Errors: 65
-  /// `where` is of other records; those of a read.
+  /// if `where` is of other records; and the errors of a read.
   virtual absl::Status return_to(std::string_view where) = 0;
   /// Records that are never on disk. The code that makes the commit must save and restore them.
   virtual std::span<std::byte> in_memory() = 0;

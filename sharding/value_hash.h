@@ -28,7 +28,7 @@ class ValueHash {
 std::uint64_t hash_of_gathered(const Unit& unit, c10::Device device);
 
 /// Returns the hash of this rank's part of parameter `i`, as far as it lies on `device`. If the rank has no part of it,
-/// it is the hash of no bytes. Never 0.
+/// the result is the hash of no bytes. The result is never 0.
 std::uint64_t hash_of_part(const FlatGroup& group, std::size_t i, c10::Device device);
 
 }  // namespace tessera

@@ -7,10 +7,10 @@
     deepspeed_swapper   steps of DeepSpeedCPUAdam whose fp32 state the pipelined optimizer swapper keeps on the disk:
                         reads of the next part and writes of the last one run beside the update of this one
 
-Prints one JSON line. Of passes: {"peer", "bytes", "settings", "write", "read", "mixed"}, each of these three
-{"samples_s": [...], "cpu_s": [...]}, CPU time of all threads; bytes: that a pass moves one way; mixed: as many are read
-as are written. The file is written once before. Of steps: {"peer", "numel", "bytes", "samples_s": [...]}, bytes: read
-and written.
+Prints one JSON line. For passes it is {"peer", "bytes", "settings", "write", "read", "mixed"}. `bytes` is what a pass
+moves one way; "mixed" reads as many as it writes. Each of the last three is {"samples_s": [...], "cpu_s": [...]}, with
+the CPU time of all threads. The file is written once before the first pass. For steps the line is {"peer", "numel",
+"bytes", "samples_s": [...]}, and `bytes` is what a step reads and writes.
 """
 
 import argparse

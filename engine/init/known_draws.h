@@ -42,8 +42,9 @@ void skip_words(at::Generator& generator, std::uint64_t words);
 /// KnownDraw::kGroup.
 bool skip_draw(const KnownDraw& draw, at::Generator& generator);
 
-/// Makes any elements of one KnownDraw, with the bits that the whole draw would have given them. A call further on in
-/// the stream costs as much as drawing. A call further back makes the generator jump. One thread at a time.
+/// Makes any elements of one KnownDraw, with the bits that the whole draw would have given them. A call for later
+/// elements costs as much as drawing those between. A call for earlier elements makes the generator jump. One thread at
+/// a time may use it.
 class DrawPieces {
  public:
   /// `state`: the state of the CPU generator before the draw.

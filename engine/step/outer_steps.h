@@ -52,8 +52,8 @@ class OuterSteps {
              const MeshAxes& whole, std::unique_ptr<OuterPlace> place, QueueClock* waits);
   ~OuterSteps();
 
-  /// Call it after inner step `step`. It makes the outer step, or the part of one, whose turn it is. Collective over
-  /// the mesh then.
+  /// Call it after inner step `step`. It makes the outer step, or the part of one, that is due. If one is due, the call
+  /// is collective over the mesh.
   void after(std::int64_t step);
   /// Makes an outer step of all groups now, whatever the number of the last inner step is. A fragment under way is
   /// applied first.

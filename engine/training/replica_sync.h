@@ -56,7 +56,7 @@ class ReplicaSync {
   /// to the other arguments.
   void begin(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& replica,
              const MeshAxes& whole, const Accelerator& accelerator, MemoryUse& use);
-  /// The step of an asynchronous rank; null where there is none. After `begin`.
+  /// Makes the step of an asynchronous rank; null if ranks are not asynchronous. Call it after `begin`.
   std::unique_ptr<Step> make_step(const StepContext& context, GradientNorm& norm) const;
   /// Where ranks have copies that they pull, pulls units from now on when they are read, and returns true: operators
   /// are to be watched. `on_pulled` is told of units whose values have changed.

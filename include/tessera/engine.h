@@ -311,8 +311,8 @@ class Engine {
   /// parameters train again. Each rank has an equal share of them in the host's memory meanwhile, beside the plan.
   /// Averages ("ema") of frozen parameters do not move. Checkpoints and durable commits hold these states too.
   ///
-  /// Collective, between steps, with equal arguments on all ranks. It needs the memory of both plans while it runs, and
-  /// waits for steps under way. Throws Error (64) if nothing matches or microbatches were begun.
+  /// Call it between steps, with equal arguments on all ranks. Collective. It needs the memory of both plans while it
+  /// runs, and waits for steps under way. Throws Error (64) if nothing matches or microbatches were begun.
   void set_trainable(const std::string& pattern, bool trainable);
   /// Does the same for several patterns, with one new plan. Each pattern has to match something.
   void set_trainable(std::span<const std::string> patterns, bool trainable);

@@ -507,7 +507,7 @@ struct SyncConfig {
   double mix = 0.5;
   AsynchronousConfig asynchronous = {};  ///< used by asynchronous and hogwild
 
-  /// Returns this config where it is in effect after `steps` steps, else each_step's.
+  /// Returns this config if it is in effect after `steps` steps, otherwise the config of "each_step".
   SyncConfig after(std::int64_t steps) const { return steps >= start_step ? *this : SyncConfig{}; }
   /// Whether replicas exchange weights at outer steps instead of gradients in each step.
   bool makes_outer_steps() const { return type != SyncType::kEachStep && !is_asynchronous(); }

@@ -34,8 +34,9 @@ struct Companding {
   /// The number whose code is kSteps - 1, by the function's last piece, which has slope 1/2.
   static constexpr float kLargest = 1.0f + 2.0f * (kRootOffset - 1.0f / kSteps) - kOffset;
 
-  /// A float's 23 bits are used so: the first is that of 1.5 * 2^23, the next log2(kSteps) are the code, the rest is
-  /// its fraction. Noise with the same number of bits decides whether a number is rounded down or up.
+  /// The 23 bits of a float's fraction have these parts: the first bit is that of 1.5 * 2^23, the next log2(kSteps)
+  /// bits are the code, and the other bits are the code's fraction. Noise with the same number of bits decides whether
+  /// a number is rounded down or up.
   static constexpr int kNoiseBits = 22 - __builtin_ctz(kSteps);
 
   /// Rounds a number (>= 0): `code` makes its code from the 16 bits that begin at the kNoiseBits-th. `half`: half the

@@ -76,8 +76,8 @@ __device__ __forceinline__ std::uint32_t packed(const T* values, int count) {
   return word;
 }
 
-/// Stores four values by one instruction. Narrow elements are stored as whole words, since the compiler would split a
-/// struct of them again.
+/// Stores four values by one instruction. Narrow elements are stored as whole words, since the compiler would store the
+/// elements of a struct one by one.
 template <class T>
 __device__ __forceinline__ void store_half(T* to, const T* values) {
   if constexpr (sizeof(T) == 1) {

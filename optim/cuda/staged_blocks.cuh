@@ -116,7 +116,7 @@ struct BlocksInPlace {
   __device__ __forceinline__ void move_on(const StepArguments&, std::size_t) {}
 };
 
-/// Whether a rule that keeps some state in 8 bits keeps all of them so.
+/// Whether a rule that keeps some of its states in 8 bits keeps all of them in 8 bits.
 template <class Rule>
 constexpr bool kHasCodesOnly = [] {
   for (const StateCode code : Rule::kCodes) {

@@ -102,8 +102,8 @@ class MeshGroups {
   /// Says that an exception that ends this rank will be reported through `abort`, with its text. tessera::run and
   /// run_ranks call it.
   void expect_report();
-  /// Keeps the groups for an object that an exception destroys while it passes, so that the report can still reach the
-  /// peers. Returns false if no report is expected: the caller then has to tell them.
+  /// Keeps the groups of an object that an exception destroys, so that the report can still reach the peers. Returns
+  /// false if no report is expected: the caller then has to tell them.
   bool keep_for_report(const MeshAxes& axes);
 
  private:

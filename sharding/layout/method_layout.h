@@ -41,8 +41,8 @@ struct MethodLayout {
 /// The layout of a program's hook has no messages, since the plan does not know what a hook sends.
 MethodLayout method_layout(const CompressionMethod& method, const GroupShape& group, int ranks);
 
-/// Elements that each rank sums where each sum is made by one rank: whole runs, so the last ranks may have fewer or
-/// none.
+/// Returns how many elements each rank sums if one rank makes each sum. Ranks have whole runs, so the last ranks may
+/// have fewer elements or none.
 std::int64_t owned_by_each(std::int64_t numel, int ranks);
 /// The elements that `rank` sums.
 Extent owned_by(int rank, std::int64_t numel, int ranks);

@@ -81,8 +81,8 @@ absl::Status outside_barrier(const Mesh& mesh, std::chrono::milliseconds most) {
     const auto end = std::chrono::steady_clock::now() + most;
     while (!is_told() && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(50ms);
   }
-  // A rank whose wait is over before its watch looks does not hear the verdict. The rank waits again and again. In the
-  // pauses its watch finds it outside of the call.
+  // If the wait of a rank ends before its watch looks, the rank does not hear the verdict. So the rank waits again and
+  // again. In the pauses its watch finds it outside of the call.
   while (is_told() && groups_of(mesh).status().ok()) {
     {
       const Told again(mesh, 1, /*waits=*/true);

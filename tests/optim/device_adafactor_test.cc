@@ -173,8 +173,8 @@ TEST_F(DeviceAdafactor, StepAtItsBoundsGivesTheCpusBits) {
 // numbers are added to it one by one, they are lost, and it is rounded down; if some are added up before, it is rounded
 // up. The seeds were chosen so that every other order that was tried gives other bits.
 
-/// Zeros, and one small number in `every`; four of these make an ulp of 1 in fp64. `unit` is the root of 2^-54 where
-/// squares are summed, else 2^-54.
+/// Returns zeros, among which about one of `every` is a small number. Four of the small numbers add up to an ulp of 1
+/// in fp64. `unit` is the root of 2^-54 where squares are summed, else 2^-54.
 std::vector<float> few_small(std::mt19937& random, std::size_t count, std::size_t every, float unit) {
   std::vector<float> values = Values::all(count);
   for (std::size_t i = 0; i < count; ++i) {

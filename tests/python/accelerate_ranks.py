@@ -387,7 +387,7 @@ OF_ACCELERATE = {
 def accelerates_own_tests(folder):
     os.chdir(folder)
     os.environ["ACCELERATE_USE_CPU"] = "true"  # their AcceleratorState asks for it
-    accelerate.state.PartialState.destroy_process_group = lambda *_: None  # the group goes on to be used
+    accelerate.state.PartialState.destroy_process_group = lambda *_: None  # the group is used afterwards, so it must stay
     for name, functions in OF_ACCELERATE.items():
         module = importlib.import_module(f"accelerate.test_utils.scripts.{name}")
         module.Accelerator = Accelerator

@@ -1036,7 +1036,8 @@ ENDINGS = [written_outside_a_guard, written_through_data, moved_to_other_memory,
 
 
 def chosen(program):
-    """The strategies that the program runs under: the next one with each program, both kinds where it tells them apart, or all."""
+    """Returns the strategies that the program runs under: the next one for each program; both kinds if the program distinguishes them; or
+    all."""
     if LONG:
         return STRATEGIES
     turn = PROGRAMS.index(program)

@@ -34,7 +34,7 @@ struct PieceCutter {
 ///   release.
 ///
 /// Steps: added tokens are found; the text between is brought to Unicode's form NFC if the file says so; patterns cut
-/// it into words; byte pairs are joined in each. One thread at a time.
+/// it into words; byte pairs are joined in each. One thread at a time may use it.
 class Tokenizer {
  public:
   using Id = std::uint32_t;

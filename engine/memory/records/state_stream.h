@@ -114,7 +114,7 @@ class StateStream {
   std::vector<std::span<std::byte>> places_;  ///< [record]: its memory; empty for files
   std::vector<std::int64_t> order_;           ///< the records of this pass; empty for files
   std::size_t passed_ = 0;                    ///< number of records of `order_` that have gone through
-  std::deque<Coming> ahead_;                  ///< records of `order_` from `passed_` on, for the uses from `uses_` on
+  std::deque<Coming> ahead_;                  ///< records that come next: those of `order_` from `passed_` on
   std::vector<std::span<std::byte>> here_;    ///< the host's memory of the records that are on the GPU now
   std::vector<std::byte*> there_;             ///< slots of the records that are on the GPU
   std::int64_t streamed_bytes_ = 0;

@@ -22,7 +22,8 @@ namespace tessera {
 /// The world ranks whose parts make up a whole buffer, each part once, in order of the parts.
 std::vector<int> owners_of_parts(const AxisPlacement& placement, const MeshAxes& axes);
 
-/// Equal on ranks whose learning rates and options (LearningRates::all, UpdateOptions::all) are.
+/// Returns a digest that is equal on ranks with equal learning rates and options (LearningRates::all,
+/// UpdateOptions::all).
 std::uint64_t digest_of_numbers(std::span<const double> rates, std::span<const double> options);
 
 /// What one rank knows at the end of a step's backward.

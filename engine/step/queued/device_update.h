@@ -58,9 +58,9 @@ class DeviceUpdate final : public StepWalk {
     bool is_of_matrices() const { return !group->matrices.empty(); }
   };
 
-  /// `tables`: what groups and their parameters say is written there, into memory of `table_memory`; of the rest
-  /// `used`, `steps` and `decision` are there before the first update. All arguments, and the units' memory, outlive
-  /// this object.
+  /// Writes the numbers of groups and of their parameters into `tables`, in memory of `table_memory`. The caller writes
+  /// `used`, `steps` and `decision` of `tables` before the first update. All arguments, and the units' memory, must
+  /// outlive this object.
   DeviceUpdate(const QueuedContext& context, const RuleOptimizer& rules, StepTables& tables,
                DeviceTables& table_memory);
 

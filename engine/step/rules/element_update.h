@@ -39,9 +39,10 @@ class ElementUpdate {
   /// `rates` must outlive this object.
   ElementUpdate(const Strategy& strategy, const OwnRules& own_rules, const LearningRates& rates);
 
-  /// Appends the runs of `part` of the group to `runs`. Neighbours that have taken part in equally many steps are one
-  /// run, with the padding up to the next. `used`: says for the group's parameters (and further ones) which of them
-  /// take part in this step. `steps`: of the group's parameters, in how many steps they have; this one is added.
+  /// Appends the runs of `part` of the group to `runs`. Neighbouring parameters that have taken part in equally many
+  /// steps make one run, which includes the padding behind them. `used` says which of the group's parameters (and
+  /// further ones) take part in this step. `steps` says in how many steps each of the group's parameters has taken
+  /// part; the function adds this step.
   void find_runs(const FlatGroup& group, Extent part, std::span<const char> used, std::int64_t* steps,
                  std::vector<UpdateRun>& runs) const;
 

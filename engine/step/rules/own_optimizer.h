@@ -10,16 +10,16 @@
 
 namespace tessera {
 
-/// Makes the optimizer of what is updated element by element: as make_optimizer of optim does, or an OwnOptimizer where
-/// the program brings a rule for elements. Nothing is updated so under adafactor, and the optimizer is that of masters
-/// which are computed elsewhere. Throws tessera::Error (64) where the program brings a rule and optimizer.type is
-/// another than own or own_matrix, or the other way round.
+/// Makes the optimizer of parameters that are updated element by element. If the program brings a rule for elements,
+/// that is an OwnOptimizer; otherwise make_optimizer of optim makes it. Under adafactor no parameter is updated so, and
+/// the result is the optimizer of masters that are computed elsewhere. Throws tessera::Error (64) if the program brings
+/// a rule and optimizer.type is neither own nor own_matrix, or if it brings none and the type is one of these.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config, const EmaConfig& ema,
                                           const OwnRules& own_rules);
 
 /// Gives an ElementwiseOptimizer the interface of all optimizers. OwnDeviceUpdate calls it on a GPU. Runs come to
 /// the program in portions that LibTorch's operators compute with whole vectors, so that an element's bits do not
-/// depend on where the run begins. One thread at a time.
+/// depend on where the run begins. One thread at a time may use it.
 class OwnOptimizer final : public Optimizer {
  public:
   /// `config`: the configuration of a group. Throws tessera::Error (64) where the rule's states are too many or have

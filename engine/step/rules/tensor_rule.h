@@ -26,7 +26,8 @@ struct WholeTensor {
   std::int64_t step = 1;  ///< number of steps of this tensor, with this one
 };
 
-/// An update rule that looks at all of a tensor at a time. One thread at a time. What it does on a GPU is queued.
+/// An update rule that looks at all of a tensor at a time. One thread at a time may use it. What it does on a GPU is
+/// queued.
 class TensorRule {
  public:
   virtual ~TensorRule() = default;

@@ -372,7 +372,7 @@ def _owner(model: torch.nn.Module) -> Accelerator | None:
 
 
 def _before_forward(model: torch.nn.Module, _: Any) -> None:
-    """Makes the Engine train what requires gradients, and is in a group of the optimizer, now."""
+    """Makes the Engine train the parameters that require gradients now and are in a group of the optimizer."""
     owner = _owner(model)
     if owner is not None and owner._followed is not None and torch.is_grad_enabled():
         owner._followed.follow(owner.engine)

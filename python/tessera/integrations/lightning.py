@@ -201,7 +201,7 @@ class _Writing:
 
 @contextmanager
 def _in_lightning() -> Iterator[None]:
-    """Says in an Error that names the Engine where it is at hand."""
+    """If an Error that passes names the Engine, adds to its text where a program of Lightning finds the Engine."""
     try:
         yield
     except Error as error:

@@ -25,7 +25,8 @@ class FakeGroupFactory : public GroupFactory {
   }
 
  private:
-  /// Ranks of a host if the group's ranks are evenly spread over hosts, since those of a host are summed first; else 1.
+  /// Returns the number of the group's ranks on each host if it is the same on all hosts, else 1. Ranks of a host are
+  /// summed first.
   int ranks_of_host(const std::vector<int>& ranks) const {
     std::map<int, int> counts;
     for (int rank : ranks) ++counts[rank / ranks_per_host_];

@@ -92,7 +92,7 @@ TEST(UpdateInBackward, BitsEqualThoseOfUpdatesAfterBackward) {
     });
     const Trained trained = train(formats, placed, ranks, model, true, record_bytes);
     expect_same_bits(trained, wanted, what);
-    // Units wait for the turn of one that never comes, until the order is agreed on.
+    // Units wait for a unit that never gets its turn, until ranks have agreed on the order.
     for (std::size_t step = model.unused_block ? 1 : 0; step < trained.steps.size(); ++step) {
       EXPECT_EQ(trained.steps[step].planned, trained.steps[step].allocated) << what << ", step " << step;
     }

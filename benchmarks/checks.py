@@ -1,4 +1,4 @@
-"""Checks what must be true before anything is timed. Standard library only."""
+"""Checks what must be true before anything is timed. It uses the standard library only."""
 
 
 class CheckFailed(Exception):

@@ -1,4 +1,4 @@
-"""Has what all runs share, wherever they measure: results, contenders, and failures. Standard library only."""
+"""Has what all runs share, wherever they measure: results, contenders, and failures. It uses the standard library only."""
 
 import datetime
 import math

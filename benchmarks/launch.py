@@ -1,4 +1,4 @@
-"""Starts a contender's ranks on a work, and reads what they measured. Standard library only.
+"""Starts a contender's ranks on a work, and reads what they measured. It uses the standard library only.
 
 All ranks of all contenders are started in the same way: one process a rank, with torchrun's variables. Each writes a
 metrics file, or rank 0 writes one for all: `tessera train --metrics`, and peers/step.py in the same form.

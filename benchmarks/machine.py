@@ -1,4 +1,4 @@
-"""Tells what a result depends on beside the code: the machine, the versions, the commit. Standard library only."""
+"""Tells what a result depends on beside the code: the machine, the versions, the commit. It uses the standard library only."""
 
 import json
 import os

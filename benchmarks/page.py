@@ -1,5 +1,5 @@
 """Makes the parts that the pages of all places share, in HTML or Markdown: tables, facts about runs, and failures.
-Standard library only."""
+It uses the standard library only."""
 
 import html
 import pathlib

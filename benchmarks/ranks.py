@@ -1,4 +1,4 @@
-"""Starts the ranks of one contender, and makes sure that none outlives it. Standard library only."""
+"""Starts the ranks of one contender, and makes sure that none outlives it. It uses the standard library only."""
 
 import os
 import pathlib

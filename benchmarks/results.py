@@ -1,4 +1,4 @@
-"""The results of a run: their file, FILE.json.xz, and the look-ups that all tables share. Standard library only.
+"""The results of a run: their file, FILE.json.xz, and the look-ups that all tables share. It uses the standard library only.
 
 One object:
 

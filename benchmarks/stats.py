@@ -1,4 +1,4 @@
-"""Statistics of timings. Standard library only."""
+"""Statistics of timings. It uses the standard library only."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Makes what the tables of all places share. Standard library only.
+"""Makes what the tables of all places share. It uses the standard library only.
 
 A table is {"title", "columns", "rows"}: a row holds text, numbers, and None for what was not measured. Units are in the
 columns' names. Every number is computed from samples.

@@ -27,7 +27,7 @@
     step, memory, overhead, launches
                  {"columns": [name, ...], "rows": [[text or number, ...], ...]}, shown as they are.
 
-Standard library only.
+It uses the standard library only.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Reads one step of a Chrome trace. Standard library only."""
+"""Reads one step of a Chrome trace. It uses the standard library only."""
 
 
 def last_step_of_trace(trace):

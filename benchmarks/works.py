@@ -1,4 +1,4 @@
-"""The works that contenders are timed on, and the tokens they read. Standard library only."""
+"""The works that contenders are timed on, and the tokens they read. It uses the standard library only."""
 
 import array
 import dataclasses

@@ -19,7 +19,7 @@ struct TierCounters {
   std::int64_t reads = 0;          ///< reads of records from disk
   std::int64_t writes = 0;         ///< writes of records to disk
   std::int64_t bytes_read = 0;     ///< bytes on disk, where a record takes whole blocks of 4096 bytes
-  std::int64_t bytes_written = 0;  ///< bytes on disk, in whole blocks too
+  std::int64_t bytes_written = 0;  ///< bytes on disk, also in whole blocks
   double wait_seconds = 0;         ///< time that the owner stood still for the disk
 };
 

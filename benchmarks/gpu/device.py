@@ -1,4 +1,4 @@
-"""The GPU as its driver shows it. Standard library only; none of it makes a CUDA context."""
+"""The GPU as its driver shows it. It uses the standard library only; none of it makes a CUDA context."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""Reads what ctest --output-junit wrote. Standard library only."""
+"""Reads what ctest --output-junit wrote. It uses the standard library only."""
 
 import pathlib
 import xml.etree.ElementTree as ElementTree

@@ -1,4 +1,6 @@
-"""A GPU run's results as Markdown: a GPU's machine draws nothing. Standard library only."""
+"""Writes a GPU run's results as Markdown, without pictures: the machine of a GPU need not have matplotlib. It uses the
+standard library only.
+"""
 
 import page
 from gpu import tables

@@ -1,4 +1,4 @@
-"""Makes tables of numbers of a GPU run's results. A row without samples says why it has none. Standard library only."""
+"""Makes tables of numbers of a GPU run's results. A row without samples says why it has none. It uses the standard library only."""
 
 import stats
 import targets

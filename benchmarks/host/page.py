@@ -44,7 +44,7 @@ def _times_bar(label, family, of):
 
 
 class Page:
-    """The sections of index.html, in order. Sections without data are left out; the last but one says why."""
+    """Has the sections of index.html, in order. Sections without data are left out; the last section but one says why."""
 
     def __init__(self, data):
         self.data = data

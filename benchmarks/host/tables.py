@@ -1,4 +1,4 @@
-"""The tables of a host's results: what the CSV files hold and the page shows. Standard library only."""
+"""The tables of a host's results: what the CSV files hold and the page shows. It uses the standard library only."""
 
 import stats
 import targets

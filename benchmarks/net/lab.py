@@ -1,4 +1,4 @@
-"""Starts contenders on hosts of scripts/net_lab: one process a rank and one thread each. Standard library only.
+"""Starts contenders on hosts of scripts/net_lab: one process a rank and one thread each. It uses the standard library only.
 
 rank.py starts each rank, keeps its output, and counts the bytes of its host's link. Collectives keep the ranks in step, so rank 0's steps
 take as long as those of all ranks.

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """One rank on a host of scripts/net_lab: runs a command, keeps what it says, and counts what the host's link carries in
-the timed steps. Standard library only.
+the timed steps. It uses the standard library only.
 
     rank.py --folder DIR --first A --last B -- COMMAND...
 

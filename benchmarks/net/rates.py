@@ -1,4 +1,4 @@
-"""Rates of links, as tc writes them or "unlimited". Standard library only."""
+"""Rates of links, as tc writes them or "unlimited". It uses the standard library only."""
 
 import re
 

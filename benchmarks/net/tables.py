@@ -1,4 +1,4 @@
-"""A network run's results as numbers: what net.csv holds and the page shows. Standard library only.
+"""A network run's results as numbers: what net.csv holds and the page shows. It uses the standard library only.
 
 A sample is the median of the timed steps of one run of a contender: one a round. A ratio is the median over the rounds
 of the ratios within a round, so that other load during a whole round slows both.

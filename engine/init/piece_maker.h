@@ -73,7 +73,8 @@ class PieceMaker {
   InitTape::StorageId storage_ = 0;
   std::int64_t numel_ = 0;
   std::vector<Step> steps_;
-  std::unordered_map<InitTape::StorageId, at::Tensor> made_;  ///< [count] each, of the call that runs
+  /// tensors of [count] elements that the running call made
+  std::unordered_map<InitTape::StorageId, at::Tensor> made_;
 };
 
 }  // namespace tessera

@@ -47,8 +47,8 @@ class IoBackend {
   /// with `wait`: a transfer has not come back yet.
   virtual absl::StatusOr<std::size_t> collect(std::span<Completion> out, bool wait) = 0;
   /// Tells of files and memory that transfers will use, so that each transfer costs less. Returns what could not be
-  /// registered and why; "" if all could. Everything works without it, too. REQUIRES: at most once; no transfer in
-  /// flight.
+  /// registered and why; "" if all could. Transfers work without this call, too. REQUIRES: it was not called before,
+  /// and no transfer is in flight.
   virtual std::string register_resources(std::span<const BlockFile* const> files,
                                          std::span<const std::span<std::byte>> memory) = 0;
 };

@@ -1,5 +1,5 @@
 """Helps a loop of plain PyTorch on many ranks, beside an Engine or without one: equal buffers, batch norms over all ranks, averaged
-gradients, and traces. The same as include/tessera's sync_buffers.h, sync_batch_norm.h,
+gradients, and traces. It has the functions of include/tessera's sync_buffers.h, sync_batch_norm.h,
 data_parallel.h and trace.h.
 """
 

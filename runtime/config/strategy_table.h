@@ -45,7 +45,8 @@ struct VariantType {
   std::string name;  ///< value of "type" in the file
   std::string doc;
   std::string cost;
-  std::vector<StrategyKey> members;       ///< keys of an object of this type; their fields may be used only while it is
+  /// keys of an object of this type; their fields may be used only while the object has this type
+  std::vector<StrategyKey> members;
   std::function<void(Strategy&)> choose;  ///< makes the object be of this type, with all members at their defaults
 };
 /// The key of an object of kind kVariant that says which type it is.

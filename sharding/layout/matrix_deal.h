@@ -17,7 +17,8 @@ struct MatrixWork {
   /// Muon: the owner gets a direction and sends it back orthogonal. False: a rule of whole tensors, which gets
   /// gradient, master and states, and sends master and states back.
   bool is_muon = true;
-  /// The work is multiplying matrices, so owners are balanced by the number of products; else by elements.
+  /// True: the rule multiplies matrices, so owners are balanced by the number of products. False: they are balanced by
+  /// elements.
   bool multiplies = true;
 };
 

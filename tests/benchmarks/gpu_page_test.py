@@ -78,7 +78,7 @@ class Tables(unittest.TestCase):
         row = table["tessera_full_shard"]
         self.assertEqual((row["samples"], row["tokens/s"]), (1, 62500.0))
         self.assertEqual(row["times as fast as PyTorch's plain module"], 1.25)
-        self.assertAlmostEqual(row["model FLOP/s of the matrix product's"], 0.25)  # 62500 * 24000 of 6e9
+        self.assertAlmostEqual(row["model FLOP/s of the matrix product's"], 0.25)  # 62500 tokens * 24000 operations are a quarter of 6e9
         self.assertEqual((row["GPU memory, GiB"], row["of it tensors, GiB"]), (None, 1.0))
         self.assertEqual(row["exposed communication, ms"], 2.0)
         row = table["torch_eager"]

@@ -205,7 +205,7 @@ TEST_F(DeviceAdafactor, SumsRowsAndColumnsInTheCpusOrder) {
 
 TEST_F(DeviceAdafactor, SumsWholeTensorsInTheCpusOrder) {
   std::mt19937 random(2);
-  constexpr std::size_t kNumel = 1 << 18;  // 64 blocks; and it is a square, so that no bits are lost at the root
+  constexpr std::size_t kNumel = 1 << 18;  // 64 blocks; the number is a square, so its root is exact
   for (int trial = 0; trial < 48; ++trial) {
     Values values{vector_of(kNumel)};
     values.parameter = few_small(random, kNumel, kNumel / (trial % 2 == 0 ? 4 : 2), 0x1p-27f);

@@ -66,7 +66,7 @@ TEST(StepClock, LatenciesDoNotSlowEachOther) {
 
 TEST(StepClock, BytesThatMoveTakeCoresFromWork) {
   const RankTimes times = alone(Script().post(Channel::kGather, 1, 4, 0.5).work(10));
-  EXPECT_EQ(times.end_s, 12);  // [0, 1] does 1, [1, 5] does 2, [5, 12] does 7
+  EXPECT_EQ(times.end_s, 12);  // 1 s of work is done in [0, 1], 2 s in [1, 5], and 7 s in [5, 12]
   EXPECT_EQ(times.spent(Spending::kCompute), 10);
   EXPECT_EQ(times.stretch_s, 2);
   EXPECT_EQ(alone(Script().post(Channel::kGather, 0, 4, 1).work(10)).end_s, 14);

@@ -41,8 +41,8 @@ Tiny tiny(const TinyOptions& options = {}, bool deferred = false);
 /// Text of six batches of 12 rows, which divide by all numbers of ranks and two microbatches.
 const Batch& batch_of(std::int64_t step);
 
-/// The loss of this scene's rows of microbatch `index` of `count` of batch `step`; Mlp's is the mean square of what it
-/// makes of noise.
+/// Returns the loss of this scene's rows of microbatch `index` of `count` of batch `step`. Mlp's loss is the mean
+/// square of its outputs for random inputs.
 at::Tensor loss_of(Scene& scene, Tiny& model, std::int64_t step, std::int64_t index = 0, std::int64_t count = 1);
 at::Tensor loss_of(Scene& scene, Mlp& model, std::int64_t step, std::int64_t index = 0, std::int64_t count = 1);
 

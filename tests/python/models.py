@@ -169,7 +169,7 @@ class Hooked(Classifier):
 
 
 class Convolutions(nn.Module):
-    """Like torchvision's networks, but without batch norms, whose statistics differ between ranks."""
+    """A network like torchvision's, but without batch norms, whose statistics differ between ranks."""
 
     def __init__(self):
         super().__init__()

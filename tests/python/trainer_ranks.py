@@ -19,7 +19,7 @@ STRATEGIES = {"FULL_SHARD": {}, "private copies": {"host_sharing": False}, "NO_S
 
 
 class Classifier(nn.Module):
-    """No model of transformers: the Trainer divides its losses by the number of microbatches."""
+    """A model that is not one of transformers, so the Trainer divides its losses by the number of microbatches."""
 
     def __init__(self):
         super().__init__()

@@ -19,7 +19,7 @@ LLAMA = SAMPLE["llama"]
 
 
 def generation():
-    """model.generate on sharded weights, on all ranks alike; under gathered, more often on one rank."""
+    """Tests model.generate on sharded weights, in the same way on all ranks; and under `gathered`, where one rank calls it more often."""
     model = LLAMA.make().eval()
     prompt = torch.arange(3, 9)[None]
     wanted = model.generate(prompt, max_new_tokens=8, do_sample=False)

@@ -100,7 +100,7 @@ class StateStream {
   DeviceKernels& kernels_;
   const Slots slots_;
   const bool are_in_files_;
-  const std::unique_ptr<DeviceKernels::Mark> made_;         ///< passes when the slots' memory may be used
+  const std::unique_ptr<DeviceKernels::Mark> made_;         ///< mark after which the slots' memory may be used
   std::int64_t uses_ = 0;                                   ///< uses of slots so far; use u took slot u % count
   std::int64_t settled_ = 0;                                ///< uses whose copies back are known to have passed
   std::vector<std::unique_ptr<DeviceKernels::Mark>> back_;  ///< [slot]: the copy back of its last use

@@ -82,7 +82,8 @@ class DeviceUpdate final : public StepWalk {
   void fetch(const Unit& unit);
   void forget();
 
-  /// Updates one unit in backward, as the decision is by then. After the last one: `finish`.
+  /// Updates one unit in backward, by the decision that is valid at that time. `finish` must follow after the last
+  /// unit.
   void update(Unit& unit);
   /// Updates all units, as the decision is.
   void update();

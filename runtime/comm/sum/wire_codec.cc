@@ -76,7 +76,7 @@ TESSERA_INLINE void unpack_nibbles(const std::byte* wire, std::size_t numel, std
 TESSERA_CPU_CLONES float encode_block(WireForm form, const float* values, std::size_t numel, std::byte* wire) {
   const Scale scale = scale_of(form, largest_magnitude(values, numel));
   std::array<std::int8_t, kCodecBlock> codes;
-  if (scale.inverse == 0) {  // values that are not finite times 0 are not 0
+  if (scale.inverse == 0) {  // a product of 0 and an infinity or NaN is not 0
     std::fill_n(codes.begin(), numel, std::int8_t{0});
   } else {
     for (std::size_t i = 0; i < numel; ++i) codes[i] = static_cast<std::int8_t>(rounded(values[i] * scale.inverse));

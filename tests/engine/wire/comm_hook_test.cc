@@ -194,7 +194,7 @@ TEST(CommHook, HookGetsUnitStepAndParameters) {
     for (const auto& unit : hook->units) EXPECT_EQ(unit.second.size(), 1u) << "bucket " << unit.first;
     for (const auto& parameter : hooked.model->named_parameters()) names.insert(parameter.key());
     EXPECT_EQ(hook->parameters, names);
-    // Sums of 3 on 2 ranks, three times, at a rate of 1.
+    // Each of three steps has a sum of 3 over 2 ranks, a mean of 1.5, and a rate of 1.
     const Values after = hooked.values();
     for (std::size_t i = 0; i < after.size(); ++i)
       EXPECT_TRUE(at::allclose(before[i].second - after[i].second, at::full_like(after[i].second, 4.5), 1e-4, 1e-4));

@@ -36,7 +36,8 @@ std::vector<TriedStrategy> try_strategies(const models::ModelConfig& config, con
                                           const Topology& topology, const TimingOptions& timing,
                                           std::span<const std::int64_t> accumulations);
 
-/// Text for people: the fastest ones, and why the first one is the fastest. REQUIRES: at least one.
+/// Returns a text that lists the fastest strategies and says why the first one is the fastest. REQUIRES: `tried` is not
+/// empty.
 std::string to_text(std::span<const TriedStrategy> tried);
 nlohmann::ordered_json to_json(std::span<const TriedStrategy> tried);
 

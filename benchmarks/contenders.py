@@ -23,7 +23,7 @@ class Contender:
                                     # gradients are not exact, since it sends less
     more: dict = dataclasses.field(default_factory=dict)  # Tessera's: beside the strategy's name
     ranks_per_host: int = 1         # least ranks a host: over a network, the contender is left out if a host has fewer
-    ranks: int = 1                  # on one GPU, which share its batch
+    ranks: int = 1                  # ranks on one GPU; they divide its batch among them
 
     @property
     def alone(self):

@@ -46,7 +46,7 @@ from timeline import last_step_of_trace
 from works import REPOSITORY
 
 RANKS = 2
-LOSS_TOLERANCES = {"fp32": (1e-5, 1e-2), "bf16": (1e-3, 1e-2)}  # relative: of the first step, of the next ones
+LOSS_TOLERANCES = {"fp32": (1e-5, 1e-2), "bf16": (1e-3, 1e-2)}  # relative tolerances: first step, later steps
 # Names of what `tessera bench` measures: "tessera" is all of it, and "tessera:optimizer" one section.
 BENCH_SECTIONS = tuple(f"tessera:{section}" for section in tessera_bench.SECTIONS)
 SECTIONS = ("python", "optimizer", "collectives", "crowded", "disk", *BENCH_SECTIONS)

@@ -70,8 +70,8 @@ bool is_for_all_alike(const Node& node, std::int64_t numel) {
          std::all_of(node.creates.begin(), node.creates.end(), [&](const auto& made) { return fits(made.second); });
 }
 
-/// Whether LibTorch's fills can be cut as DrawPieces does. This is tried once, since LibTorch may make numbers
-/// otherwise.
+/// Whether LibTorch's fills can be cut as DrawPieces does. The function tries it once, since another version of
+/// LibTorch may make numbers in another way.
 bool draws_can_be_cut() {
   static const bool kCan = [] {
     constexpr std::int64_t kGroup = KnownDraw::kGroup, kNumel = 9 * kGroup + 5, kCut = 4 * kGroup;

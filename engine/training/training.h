@@ -88,7 +88,7 @@ struct CallLatencies {
   std::vector<LatencyHistogram> gathers, reductions;
 };
 
-/// The steps made, and when.
+/// Notes which steps were made, and when.
 struct TrainingTimes {
   void mark(UseTimes::Event event) const {
     if (uses) uses->mark(event);

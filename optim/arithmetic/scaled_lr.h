@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// How the rate grows with the global batch (LrScheduleConfig), plainly. `base` is the batch that optimizer.lr is for;
+/// How the rate grows with the global batch (LrScheduleConfig). `base` is the batch that optimizer.lr is for;
 /// 0: the rate does not grow.
 struct BatchScale {
   std::int64_t base = 0;

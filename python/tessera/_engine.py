@@ -161,7 +161,7 @@ class Engine:
         `parameters` restricts it to the units of these parameters. `write` copies rank 0's values to all ranks at the end. `ema` shows
         the averages of the weights instead.
 
-        Collective, between steps. Other ranks do not wait for an exception that leaves the block: nothing is written
+        Collective; call it between steps. Other ranks do not wait for an exception that leaves the block: nothing is written
         back. Raises Error (64) for a call out of turn.
         """
         if write and ema:
@@ -174,7 +174,7 @@ class Engine:
         """Returns a guard: inside `with engine.ema_weights():` parameters are the averages of their weights, still
         sharded.
 
-        The strategy needs "ema". Collective, between steps. Raises Error (64) without "ema" or out of turn.
+        The strategy needs "ema". Collective; call it between steps. Raises Error (64) without "ema" or out of turn.
         """
         return Guard(lambda: self._live().ema_weights())
 
@@ -252,7 +252,7 @@ class Engine:
         """Puts parameters into a group of their own and makes them trainable, as `add_param_group` of torch.optim does.
 
         `group` is an entry as the strategy's "optimizer.groups" would have it: {"name": "backbone", "match":
-        ["backbone.*"], "lr_ratio": 0.1}. Collective, between steps. Raises Error (78) if a pattern matches nothing, or
+        ["backbone.*"], "lr_ratio": 0.1}. Collective; call it between steps. Raises Error (78) if a pattern matches nothing, or
         a parameter is in another group.
         """
         self._live().add_group(json.dumps(dict(group)))
@@ -296,7 +296,7 @@ class Engine:
         `torch::load(module, path)`, where the module's names are the same, and Python by
         `torch.jit.load(path).state_dict()`. `load_weights` reads both.
 
-        Collective, between steps. Raises Error on all ranks if rank 0 cannot write (73, 74, 77), or if the file exists
+        Collective; call it between steps. Raises Error on all ranks if rank 0 cannot write (73, 74, 77), or if the file exists
         and `replace` is False (73).
         """
         if form not in ("dictionary", "archive"):
@@ -311,7 +311,7 @@ class Engine:
         fp32 masters get the file's values. Optimizer states stay as they are. `tessera.load_weights` says which files
         there are, and what the options mean.
 
-        Collective, between steps; rank 0 alone reads. Raises Error on all ranks: 66 missing; 65 damaged, of another
+        Collective; call it between steps; rank 0 alone reads. Raises Error on all ranks: 66 missing; 65 damaged, of another
         kind, or of another model.
         """
         engine = self._live()
@@ -326,7 +326,7 @@ class Engine:
         `folder`/latest names it from then on. `tensors` and `json` (values that the json module writes) are rank 0's,
         and come back from `load_checkpoint`, as does `data`, the place in the data: `TokenBatches.cursor()`. The last `keep` checkpoints stay in the folder; 0 keeps all. `best=True`
         makes `folder`/best name this one, and it stays until another one is the best. Python's and numpy's generators
-        are not saved, nor are buffers of `persistent=False` that were made after the Engine. Collective, between steps.
+        are not saved, nor are buffers of `persistent=False` that were made after the Engine. Collective; call it between steps.
 
         `"checkpoint": {"async": true}` in the strategy makes the call return when the state is copied; a thread writes
         the copy while training goes on. If that save fails, the next step, save or load raises its Error on every rank.

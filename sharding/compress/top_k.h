@@ -17,8 +17,8 @@ namespace tessera {
 /// their g to both.
 class TopK final : public GradientMethod {
  public:
-  /// `count` elements of a flat buffer of `numel`. `kept` [numel, in whole lines; as many again where there is
-  /// momentum], `work` [2 count (ranks + 1)].
+  /// Sends `count` elements of a flat buffer of `numel`. `kept` has `numel` elements in whole lines, and twice as many
+  /// with momentum. `work` has 2 count (ranks + 1) elements.
   TopK(std::int64_t numel, std::int64_t count, float momentum, float* kept, float* work);
 
   void begin_step(std::int64_t step) override { first_of_step_.begin_step(step); }

@@ -93,7 +93,7 @@ class Residency final : public UnitKeeper {
   /// Ends a round, which is forward and backward of one microbatch.
   void end_round() {
     schedule_.end_round();
-    last_ = nullptr;  // so that the first use of the next round gets its own entry, even for the same unit
+    last_ = nullptr;  // the first use of the next round then gets its own entry, even for the same unit
   }
   /// Begins the next round's first gathers before the program comes to its forward, where the transport carries gathers
   /// by itself. Called between rounds, by all ranks.

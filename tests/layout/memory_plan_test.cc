@@ -186,7 +186,7 @@ TEST(MemoryPlan, CompressedSumsOfAGpuGoThroughItsHostsMemory) {
   const MemoryPlan plan(input);
   EXPECT_EQ(plan.reduction_lag(), 1);
   EXPECT_EQ(plan.end_lag(), 2);
-  EXPECT_EQ(plan.shard_sums_on_host().bytes(), 3 * 4 * kMiB);  // so many units are under way at a time
+  EXPECT_EQ(plan.shard_sums_on_host().bytes(), 3 * 4 * kMiB);  // 3 units are under way at a time
   EXPECT_EQ(plan.replicate_sums_on_host().bytes(), 0);
   const std::int64_t kept = 4 * plan.kept_gradient_numel();
   EXPECT_GT(kept, 4 * 4 * kMiB);

@@ -48,7 +48,7 @@ class DeviceShards final : public ShardSource {
   /// The parts of a unit that are on their way.
   struct Coming {
     std::vector<std::unique_ptr<Mark>> copies;        ///< copies of records in the host's memory
-    std::shared_ptr<Mark> begun;                      ///< passes when the slot is free
+    std::shared_ptr<Mark> begun;                      ///< mark after which the slot is free
     std::vector<DeviceKernels::UploadPiece> uploads;  ///< copies to queue for what comes from files
     std::size_t piece = 0, used = 0;  ///< index into `pieces_` for `uploads`, and bytes of it that are used
   };

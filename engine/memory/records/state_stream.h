@@ -58,7 +58,7 @@ class StateStream {
   /// it is not written to disk. Throws what StateRecords::visit and DeviceKernels throw.
   void pass_through(std::int64_t record, bool changes, c10::function_ref<void(std::byte*)> queue);
   /// Does the same for several records that are on the GPU at once. If it throws, the host keeps the old values.
-  /// REQUIRES: there are as many slots beside those of records that are brought ahead.
+  /// REQUIRES: besides the slots for records that are brought ahead, there is one slot for each of these records.
   void pass_through(std::span<const std::int64_t> records, bool changes,
                     c10::function_ref<void(std::span<std::byte* const>)> queue);
   /// Ends the pass; records may still be under way.

@@ -93,7 +93,7 @@ class MatrixExchange {
   float* const sent_;
   float* const received_;
   const std::span<float> work_;
-  const std::span<float> own_masters_;        ///< a batch's that do not travel; empty where `join` reads them
+  const std::span<float> own_masters_;        ///< masters of a batch that are not sent; empty if `join` reads them
   std::vector<float*> places_;                ///< [matrix of the batch]: place for this rank's masters
   std::vector<std::int64_t> read_, written_;  ///< [rank]: elements used of the messages from it and to it
   double seconds_ = 0;

@@ -4,7 +4,7 @@
 
 namespace tessera {
 
-/// A MatrixOptimizer as owners of matrices see update rules.
+/// Gives a MatrixOptimizer the interface of TensorRule, which owners of matrices use.
 class OwnMatrixRule final : public TensorRule {
  public:
   /// REQUIRES: `rule` is not null.

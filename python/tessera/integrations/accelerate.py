@@ -288,7 +288,7 @@ class Accelerator(accelerate.Accelerator):
 
     def save_state(self, output_dir: str | None = None, safe_serialization: bool = True, **save_model_func_kwargs: Any) -> Any:
         """Saves accelerate's files, with whole weights, and a folder "tessera" with all that training goes on from.
-        Collective, between steps.
+        Collective; call it between steps.
         """
         location = super().save_state(output_dir, safe_serialization, **save_model_func_kwargs)
         if self.engine is not None:

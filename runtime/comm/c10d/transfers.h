@@ -36,7 +36,7 @@ class Transfers {
   enum class Means { kCollective, kMessages };
   /// Messages have `timeout` from the beginning of the first wait(), for all of them together; collectives have their
   /// backend's timeout. `in_backend` is held while the backend begins messages. `in_backend` and `buffers` must outlive
-  /// this.
+  /// this object.
   Transfers(Means means, std::chrono::milliseconds timeout, Mutex& in_backend, PackBuffers& buffers)
       : means_(means), timeout_(timeout), in_backend_(in_backend), buffers_(buffers) {}
   ~Transfers() { abort(); }  // nothing is aborted if everything has been waited for

@@ -214,7 +214,8 @@ class ProgramWriter {
     if (elements > 0) add(StepOpKind::kVisit, 0, elements);
     add(is_muon ? StepOpKind::kVisit : StepOpKind::kExchange, elements, first);
     add(StepOpKind::kEndPass);
-    // A GPU's host may have to wait for records, and others for the exchange, so there it is queued first.
+    // A GPU's host may have to wait for records, and other ranks wait for the exchange. So on a GPU the exchange is
+    // queued first.
     if (is_muon && queued) add(StepOpKind::kExchange);
     add(StepOpKind::kAnnounce, first, next());
     if (is_muon && !queued) add(StepOpKind::kExchange);

@@ -1,7 +1,5 @@
 #pragma once
 
-// See docs/glossary.md: outer step.
-
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 

@@ -1,7 +1,5 @@
 #pragma once
 
-// See docs/glossary.md: outer step.
-
 #include <cstdint>
 #include <functional>
 #include <memory>

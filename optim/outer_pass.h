@@ -1,7 +1,5 @@
 #pragma once
 
-// See docs/glossary.md: outer step.
-
 #include "optim/arithmetic/outer_rule.h"
 
 namespace tessera {

@@ -1,7 +1,5 @@
 #pragma once
 
-// See docs/glossary.md: outer step.
-
 #include "planner/predicted_step.h"
 #include "sharding/layout/plan/memory_plan.h"
 

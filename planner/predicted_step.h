@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: agreement, flat group, outer step, slot, unit.
+// See docs/glossary.md: agreement, flat group, slot, unit.
 
 #include <absl/status/statusor.h>
 

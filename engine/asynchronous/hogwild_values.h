@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: unit.
+
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -44,7 +46,7 @@ class HogwildValues final : public CommonParameters {
   /// The age is the number of steps that other ranks have made since this rank's last one.
   GradientAges push(const ElementUpdate& rule, const PushRates& with) override;
   void skip() override;
-  /// Values are everybody's already. Of states that each rank has for itself, everybody gets each rank's part.
+  /// Values are everybody's already. Where each rank has states for itself, everybody gets each rank's part.
   void adopt() override;
   /// Where each rank has states of its own, makes them the mean over the ranks that have updated the parameter, and the
   /// largest of each count everybody's.

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: unit.
+
 namespace tessera {
 
 /// Makes every Span of the process a range of LibTorch's RecordFunction (scope USER_SCOPE) from now on, named as in a

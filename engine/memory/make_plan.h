@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: outer step, tier, unit.
+// See docs/glossary.md: tier, unit.
 
 #include <cstdint>
 #include <memory>

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: unit.
+
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>

@@ -1,7 +1,5 @@
 #pragma once
 
-// See docs/glossary.md: outer step.
-
 #include <c10/core/Device.h>
 
 #include <memory>

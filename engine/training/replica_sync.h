@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: outer step, unit.
+// See docs/glossary.md: unit.
 
 #include <absl/status/status.h>
 

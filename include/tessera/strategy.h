@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: outer step, tier, unit.
+// See docs/glossary.md: tier, unit.
 
 #include <cstdint>
 #include <filesystem>
@@ -561,10 +561,10 @@ struct Strategy {
   BufferBroadcast broadcast_buffers = BufferBroadcast::kNone;  ///< what a step does with the module's buffers
   CheckpointConfig checkpoint = {};                            ///< where and when checkpoints are saved
   CompressionConfig compression = {};
-  SpikeConfig on_spike = {};          ///< what happens at a spike of the loss
-  DurableConfig durable = {};         ///< steps that survive a kill
-  SyncConfig sync = {};               ///< how replicas stay one model
-  NoiseScaleConfig noise_scale = {};  ///< how often the noise of gradients is measured
+  SpikeConfig on_spike = {};              ///< what happens at a spike of the loss
+  DurableConfig durable = {};             ///< steps that survive a kill
+  SyncConfig sync = {};                   ///< how replicas stay one model
+  NoiseScaleConfig noise_scale = {};      ///< how often the noise of gradients is measured
   RecordHashesConfig record_hashes = {};  ///< goes with `reproducible`
 
   /// Reads and checks a strategy file. Throws tessera::Error: 66 or 77 if the file cannot be read; 78 with *all* errors

@@ -1,7 +1,5 @@
 #pragma once
 
-// See docs/glossary.md: outer step.
-
 #include <cuda_runtime_api.h>
 
 #include "optim/arithmetic/outer_rule.h"

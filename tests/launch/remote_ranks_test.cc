@@ -44,11 +44,11 @@ class Variable {
 };
 
 TEST(LaunchHosts, RanksOfAllHostsGetTheVariablesOfOneJob) {
-  const Variable listed("TESSERA_TEST_LISTED", "a b"), named("MY_DATA", "$x\n'"), other("MY_OTHER", "1");
+  const Variable listed("OMP_LISTED", "a b"), named("MY_DATA", "$x\n'"), other("MY_OTHER", "1");
   auto options = on_hosts(3,
                           "printf '%s\\n' \"r=$RANK w=$WORLD_SIZE l=$LOCAL_RANK lw=$LOCAL_WORLD_SIZE g=$GROUP_RANK "
                           "gw=$GROUP_WORLD_SIZE a=$MASTER_ADDR h=$TESTED_HOST t=$TESSERA_LAUNCHER "
-                          "d=$PWD ($TESSERA_TEST_LISTED) ($MY_OTHER) ($MY_DATA)\"; echo e=$RANK >&2; "
+                          "d=$PWD ($OMP_LISTED) ($MY_OTHER) ($MY_DATA)\"; echo e=$RANK >&2; "
                           "test -d $(dirname $TORCHELASTIC_ERROR_FILE) || exit 9; echo port=$MASTER_PORT");
   options.environment = {"MY_DATA"};
   Launcher launcher(options);

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: last words.
+
 #include <absl/status/statusor.h>
 
 #include <optional>

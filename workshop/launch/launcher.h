@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: last words.
+// See docs/glossary.md: last words, slot.
 
 #include <string>
 #include <vector>

@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: outer step, placement, slot, state record, tier, unit.
+// See docs/glossary.md: placement, slot, state record, tier, unit.
 
 #include <algorithm>
 #include <cstddef>

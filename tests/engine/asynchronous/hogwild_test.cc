@@ -221,8 +221,8 @@ TEST(Hogwild, WriteUnderAGuardReachesAllRanks) {
   });
 }
 
-// Each rank looks up rows of its own. A row's gradient depends on that row alone, so each has the bits of a plain run by
-// its rank, unless somebody else writes it.
+// Each rank looks up rows of its own. A row's gradient depends on that row alone, so each has the bits of a plain run
+// by its rank, unless somebody else writes it.
 TEST(Hogwild, RanksTouchOnlyTheRowsOfAnEmbeddingThatTheyUse) {
   constexpr std::int64_t kRows = 64, kWidth = 9, kSteps = 200;
   constexpr int kRanks = 2;

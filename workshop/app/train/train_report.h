@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: advice.
+
 #include <absl/status/status.h>
 
 #include <cstdint>

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: slot.
+
 #include <absl/status/statusor.h>
 
 #include <string>

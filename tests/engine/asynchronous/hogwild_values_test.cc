@@ -219,6 +219,38 @@ TEST(HogwildValues, EveryElementThatIsReadWasWrittenBySomebody) {
   });
 }
 
+// Every value is 2^20 + n * 8193, so its word has n in both of its halves. Ranks move n up and down, and a word whose
+// halves are of two writes has another n in each.
+TEST(HogwildValues, NoElementIsTornBetweenTwoWrites) {
+  constexpr int kRanks = 3, kSteps = 2000;
+  constexpr std::int64_t kBase = 1 << 20, kTwice = 8193;
+  run_ranks({.ranks = kRanks}, [&](const Mesh& mesh) {
+    Rank rank(mesh, adding());
+    if (mesh.rank() == 0) {
+      for (FlatGroup* group : rank.groups())
+        std::ranges::fill(Rank::values_of(*group), static_cast<float>(kBase + 64 * kTwice));
+    }
+    rank.meet();
+    std::int64_t torn = 0, changed = 0;
+    std::vector<float> seen;
+    for (int i = 0; i < kSteps; ++i) {
+      const auto own = static_cast<float>(kTwice << mesh.rank());
+      rank.step([&](std::int64_t) { return i % 2 == 0 ? -own : own; });
+      const FlatGroup& group = *rank.groups()[static_cast<std::size_t>(i) % rank.groups().size()];
+      seen.resize(static_cast<std::size_t>(group.layout.numel()));
+      read_words(Rank::values_of(group).data(), seen.data(), std::ssize(seen));
+      for (const float value : seen) {
+        const std::int64_t twice = static_cast<std::int64_t>(value) - kBase;
+        torn += twice % kTwice == 0 ? 0 : 1;
+        changed += twice == 64 * kTwice ? 0 : 1;
+      }
+    }
+    EXPECT_EQ(torn, 0);
+    EXPECT_GT(changed, 0);
+    rank.meet();
+  });
+}
+
 TEST(HogwildValues, AgeIsTheNumberOfStepsByOthers) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     Rank rank(mesh, adding());

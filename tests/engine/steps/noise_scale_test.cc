@@ -278,14 +278,14 @@ class CountedCollectives final : public ForwardingCollectives {
     return ForwardingCollectives::do_all_gather(label, shard, full, bytes, options);
   }
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                         SumVisitor* visitor, const ReduceOptions& options) override {
+                         const ReduceOptions& options) override {
     note(numel * size_of(dtype));
-    return ForwardingCollectives::do_reduce_scatter(label, input, dtype, output, numel, visitor, options);
+    return ForwardingCollectives::do_reduce_scatter(label, input, dtype, output, numel, options);
   }
   Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     SumVisitor* visitor, const ReduceOptions& options) override {
+                     const ReduceOptions& options) override {
     note(numel * size_of(dtype));
-    return ForwardingCollectives::do_all_reduce(label, input, dtype, output, numel, visitor, options);
+    return ForwardingCollectives::do_all_reduce(label, input, dtype, output, numel, options);
   }
 
  private:

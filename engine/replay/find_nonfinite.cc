@@ -74,6 +74,10 @@ Finding finding_of(const c10::IValue& value) {
 
 /// The same for parameters too, which nobody computes. Those that were gathered for the operator alone may be gone.
 bool is_bad(const c10::IValue& value) {
+  if (value.isTensorList()) {
+    const std::vector<at::Tensor> tensors = value.toTensorVector();
+    return std::ranges::any_of(tensors, [](const at::Tensor& each) { return is_bad(each); });
+  }
   if (!value.isTensor()) return false;
   const at::Tensor& tensor = value.toTensor();
   if (!tensor.defined() || tensor.layout() != at::kStrided || !at::isFloatingType(tensor.scalar_type())) return false;
@@ -105,18 +109,64 @@ bool has_no_result(const at::RecordFunction& function) {
   });
 }
 
+/// What an operator does with an input.
+enum class InputUse : std::uint8_t {
+  kRead,     ///< it has the same values before and after
+  kUpdated,  ///< it is overwritten by what is made of it, as div_ does: its values are there only before
+  kWritten,  ///< it is overwritten by something else, and may hold anything before
+};
+
+const c10::StorageImpl* storage_of(const c10::IValue& input) {
+  if (!input.isTensor() || !input.toTensor().defined() || !input.toTensor().has_storage()) return nullptr;
+  return input.toTensor().storage().unsafeGetStorageImpl();
+}
+
+/// [input]. An input is updated, too, where the result is written over it by another name: mul_ calls mul.out so.
+std::vector<InputUse> uses_of(const at::RecordFunction& function) {
+  const at::ArrayRef<const c10::IValue> inputs = function.inputs();
+  const std::optional<c10::FunctionSchema> schema = function.operator_schema();
+  const std::string_view name = function.name();
+  std::vector<InputUse> uses(inputs.size(), InputUse::kRead);
+  std::vector<const c10::StorageImpl*> written;
+  for (std::size_t i = 0; schema && i < std::min(inputs.size(), schema->arguments().size()); ++i) {
+    const c10::Argument& argument = schema->arguments()[i];
+    if (argument.alias_info() == nullptr || !argument.alias_info()->isWrite()) continue;
+    const bool forgets = argument.is_out() || name == "aten::copy_" || name == "aten::fill_";
+    uses[i] = forgets ? InputUse::kWritten : InputUse::kUpdated;
+    if (storage_of(inputs[i])) written.push_back(storage_of(inputs[i]));
+  }
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const bool is_same = std::ranges::find(written, storage_of(inputs[i])) != written.end();
+    if (is_same && uses[i] == InputUse::kRead) uses[i] = InputUse::kUpdated;
+  }
+  return uses;
+}
+
+/// What an operator was given. LibTorch shows inputs before it runs only, and lets go of them then.
 struct OperatorContext final : at::ObserverContext {
-  explicit OperatorContext(const Unit* unit_given) : unit(unit_given) {}
-  const Unit* unit;
+  const Unit* unit = nullptr;
+  std::vector<c10::IValue> read;       ///< InputUse::kRead
+  bool had_bad_updated_input = false;  ///< InputUse::kUpdated
 };
 
 std::unique_ptr<at::ObserverContext> begin_operator(const at::RecordFunction& function) {
-  const Unit* const unit = unit_among(function.inputs());
-  return std::make_unique<OperatorContext>(unit);
+  const Unrecorded unrecorded;
+  const at::ArrayRef<const c10::IValue> inputs = function.inputs();
+  const std::vector<InputUse> uses = uses_of(function);
+  auto context = std::make_unique<OperatorContext>();
+  context->unit = unit_among(inputs);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (uses[i] == InputUse::kRead) context->read.push_back(inputs[i]);
+    // A parameter is not looked at here, since its unit may be gathered only after this.
+    if (uses[i] == InputUse::kUpdated && unit_among(inputs.slice(i, 1)) == nullptr && is_bad(inputs[i]))
+      context->had_bad_updated_input = true;
+  }
+  return context;
 }
 
 void end_operator(const at::RecordFunction& function, at::ObserverContext* context) {
-  const Unit* const unit = context ? static_cast<OperatorContext*>(context)->unit : nullptr;
+  const auto* const before = static_cast<OperatorContext*>(context);
+  const Unit* const unit = before ? before->unit : nullptr;
   const Unrecorded unrecorded;
   Finding worst = Finding::kFinite;
   if (!has_no_result(function)) {
@@ -132,8 +182,7 @@ void end_operator(const at::RecordFunction& function, at::ObserverContext* conte
                            .where = seen.nodes.empty() ? "forward" : seen.nodes.back() + ", in backward",
                            .unit = seen.last_unit,
                            .reads_parameters = unit != nullptr};
-    const auto inputs = function.inputs();
-    result.had_bad_input = std::any_of(inputs.begin(), inputs.end(), is_bad);
+    result.had_bad_input = before && (before->had_bad_updated_input || std::ranges::any_of(before->read, is_bad));
     place = std::move(result);
   };
   FindNonfinite::Seen::for_each(note);
@@ -154,7 +203,7 @@ std::unique_ptr<at::ObserverContext> begin_node(const at::RecordFunction& functi
     const auto forward = seen.unit_of_sequence.find(function.seqNr());
     if (forward != seen.unit_of_sequence.end()) seen.last_unit = forward->second;
   });
-  return std::make_unique<OperatorContext>(nullptr);
+  return nullptr;
 }
 
 void end_node(const at::RecordFunction&, at::ObserverContext*) {

@@ -1,6 +1,8 @@
 // Tests of "record_hashes" and TESSERA_REPLAY: any number of ranks writes the same lines, and a step of many ranks is
 // made again on one, which names what went wrong.
 
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
@@ -14,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/replay/find_nonfinite.h"
 #include "engine/replay/step_records.h"
 #include "engine/replay/unit_hashes.h"
 #include "runtime/comm/shared/run_ranks.h"
@@ -241,6 +244,27 @@ TEST_F(Hashes, RequestsThatCannotBeMetAreRefusedWithWhatToDo) {
   Strategy durable = strategy;
   durable.durable = {.every = 1, .dir = path("durable")};
   EXPECT_THAT(end_of({}, durable), HasSubstr("\"durable\""));
+}
+
+TEST(FindNonfinite, InputsAreThoseBeforeTheOperator) {
+  constexpr double kNaN = std::numeric_limits<double>::quiet_NaN(), kInfinity = std::numeric_limits<double>::infinity();
+  const at::Tensor loss = at::full({}, kNaN), bad = at::full({2}, kNaN), rest = at::full({2}, kNaN);
+  FindNonfinite watch;
+  const auto result_of = [&](const auto& run) {
+    run();
+    const std::optional<NonfiniteResult> result = watch.end_backward(loss);
+    return result ? (result->had_bad_input ? "bad input of " : "finite inputs of ") + result->op : "nothing";
+  };
+  // These overwrite their own input. LibTorch makes some of them as mul.out, whose `out` is its input, too.
+  EXPECT_THAT(result_of([] { at::ones({2}).div_(at::zeros({2})); }), HasSubstr("finite inputs of aten::div"));
+  EXPECT_THAT(result_of([] { at::full({2}, 1e38).mul_(1e38); }), HasSubstr("finite inputs of aten::mul"));
+  EXPECT_THAT(result_of([&] { bad.mul_(2); }), HasSubstr("bad input of aten::mul"));
+  EXPECT_THAT(result_of([&] { at::ones({2}).mul_(bad); }), HasSubstr("bad input of aten::mul"));
+  EXPECT_THAT(result_of([&] { rest.fill_(kInfinity); }), HasSubstr("finite inputs of aten::fill_"));
+  EXPECT_THAT(result_of([&] { rest.copy_(bad); }), HasSubstr("bad input of aten::copy_"));
+  EXPECT_THAT(result_of([&] { at::cat({at::ones({2}), bad}); }), HasSubstr("bad input of aten::cat"));
+  // Nobody else has a reference to the input.
+  EXPECT_THAT(result_of([] { at::ones({2}).neg().sqrt(); }), HasSubstr("finite inputs of aten::sqrt"));
 }
 
 TEST(UnitHash, RunsAddUpAndEachBitCounts) {

@@ -250,4 +250,10 @@ std::optional<NonfiniteResult> FindNonfinite::end_backward(const at::Tensor& los
   return result;
 }
 
+void FindNonfinite::pass_over_backward() {
+  Seen::All& all = Seen::all();
+  const MutexLock lock(all.mutex);
+  *seen_ = Seen();
+}
+
 }  // namespace tessera

@@ -38,6 +38,9 @@ class FindNonfinite {
   /// begins anew.
   std::optional<NonfiniteResult> end_backward(const at::Tensor& loss);
 
+  /// The same where nobody asks: what was seen since the last one is forgotten.
+  void pass_over_backward();
+
   struct Seen;  ///< what the callbacks write
 
  private:

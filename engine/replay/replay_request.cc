@@ -79,7 +79,8 @@ std::int64_t microbatches_of(const ReplayRequest& request) {
   if (records.empty())
     refuse(request.hashes +
            " has no step, so nothing says how many microbatches one has. [T0885] hint: give \"microbatches\"");
-  return records.back().microbatches;
+  const auto next = std::ranges::lower_bound(records, request.step, {}, &StepRecord::step);
+  return next == records.end() ? records.back().microbatches : next->microbatches;
 }
 
 }  // namespace

@@ -21,9 +21,10 @@ struct ReplayRequest {
     kDivergence,  ///< the first step and unit whose hash is not the recorded one
   };
 
-  std::int64_t step = 0;          ///< the last step that is looked at
-  std::string hashes;             ///< file that "record_hashes" wrote; empty: nothing is compared
-  std::int64_t microbatches = 0;  ///< all ranks', of a step; 0: as `hashes` says
+  std::int64_t step = 0;  ///< the last step that is looked at
+  std::string hashes;     ///< file that "record_hashes" wrote; empty: nothing is compared
+  /// All ranks', of a step; 0: as `hashes` says of `step`, of the next one that it has, or else of its last one.
+  std::int64_t microbatches = 0;
   Find find = Find::kNothing;
 
   /// The request of this process's environment; empty without TESSERA_REPLAY. Throws tessera::Error (78): it is no such

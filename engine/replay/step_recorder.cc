@@ -76,16 +76,28 @@ void StepRecorder::end_backward(const at::Tensor& loss, std::int64_t round) {
   if (result && !found_) found_ = Found{order_.index(world_.rank(), round), *std::move(result)};
 }
 
+void StepRecorder::pass_over_backward() {
+  if (watch_) watch_->pass_over_backward();
+}
+
 void StepRecorder::begin_update(std::int64_t step) {
-  if (const auto found = std::exchange(found_, std::nullopt); found && is_due(step)) {
-    throw Error(ExitCode::kCorruptData,
-                c10::str("replay: in step ", step, ", microbatch ", found->microbatch, " (of 0 to ", order_.all() - 1,
-                         ") is the first that goes wrong: ", words_of(found->result),
-                         ". [T0889] hint: look at what this microbatch holds, and at what this operator is given"));
-  }
+  const std::optional<Found> found = std::exchange(found_, std::nullopt);
   if (!is_due(step)) return;
+  if (watch_) name_first(found, step);
   std::ranges::fill(own_, 0);
   add_gradient_hashes(units_, std::span(own_).first(units_.size()));
+}
+
+/// Other ranks may have found something, too. The one whose microbatch is the first throws; the others are told.
+void StepRecorder::name_first(const std::optional<Found>& found, std::int64_t step) {
+  const std::int64_t own = found ? found->microbatch : order_.all();
+  std::vector<std::int64_t> all(static_cast<std::size_t>(world_.size()));
+  throw_if_error(world_.all_gather("microbatches that go wrong", &own, all.data(), sizeof own).wait());
+  if (!found || own != std::ranges::min(all)) return;
+  throw Error(ExitCode::kCorruptData,
+              c10::str("replay: in step ", step, ", microbatch ", own, " (of 0 to ", order_.all() - 1,
+                       ") is the first that goes wrong: ", words_of(found->result),
+                       ". [T0889] hint: look at what this microbatch holds, and at what this operator is given"));
 }
 
 StepRecord StepRecorder::record_of(const StepResult& result) {
@@ -144,10 +156,12 @@ void StepRecorder::replay(const StepRecord& made) {
       is_same(as_read(made.loss), wanted->loss) && is_same(as_read(made.grad_norm), wanted->grad_norm);
   if (different.empty() && same_numbers)
     return say(c10::str(step, " has the recorded loss, norm and hashes of all ", made.units.size(), " units"));
-  const std::string threads =
-      made.threads == wanted->threads
-          ? ""
-          : c10::str("; it was recorded with ", wanted->threads, " threads a rank, and this run has ", made.threads);
+  std::string other;
+  if (made.microbatches != wanted->microbatches)
+    other += c10::str("; it was recorded with ", wanted->microbatches, " microbatches, and this run makes ",
+                      made.microbatches);
+  if (made.threads != wanted->threads)
+    other += c10::str("; it was recorded with ", wanted->threads, " threads a rank, and this run has ", made.threads);
   throw Error(
       ExitCode::kCorruptData,
       c10::str(
@@ -155,7 +169,7 @@ void StepRecorder::replay(const StepRecord& made) {
           different.empty() ? std::string("its units are equal, but loss or norm is not")
                             : c10::str(different.size(), " of ", made.units.size(), " units, of which ", different[0],
                                        " is the first"),
-          threads,
+          other,
           ". [T0890] hint: the same data, model, threads (OMP_NUM_THREADS), processor and LibTorch give the same bits; "
           "where all are the same, a machine of one of the two runs is broken"));
 }

@@ -43,8 +43,12 @@ class StepRecorder {
 
   /// A backward of this rank's `round`-th microbatch is over.
   void end_backward(const at::Tensor& loss, std::int64_t round);
-  /// Between what ranks agree on and the update of step `step`. Throws tessera::Error (65) in a replay that has found
-  /// a result that is not finite.
+  /// The same where the microbatch counts for nothing, so that it cannot go wrong.
+  void pass_over_backward();
+  /// The step's microbatches until now are dropped (Engine::zero_grad).
+  void drop_microbatches() { found_.reset(); }
+  /// Between what ranks agree on and the update of step `step`. Collective in a replay that looks for results that are
+  /// not finite, up to the step asked for. Throws tessera::Error (65), on one rank, where it has found one.
   void begin_update(std::int64_t step);
   /// The step is over. Collective where it is recorded. Throws tessera::Error (65) in a replay where it differs.
   void end_step(const StepResult& result);
@@ -52,7 +56,12 @@ class StepRecorder {
  private:
   StepRecorder(const Strategy& strategy, const std::vector<std::unique_ptr<Unit>>& units, Collectives& world,
                OwnersOfParts owners);
+  struct Found {
+    std::int64_t microbatch;
+    NonfiniteResult result;
+  };
   bool is_due(std::int64_t step) const;
+  void name_first(const std::optional<Found>& found, std::int64_t step);
   StepRecord record_of(const StepResult& result);
   void replay(const StepRecord& made);
   const StepRecord* recorded(std::int64_t step) const;
@@ -63,14 +72,10 @@ class StepRecorder {
   const MicrobatchOrder order_;
   const std::int64_t every_;
   const std::optional<ReplayRequest> replay_;
-  std::optional<StepRecordsFile> file_;  ///< rank 0's, where it records
-  std::vector<StepRecord> recorded_;     ///< in a replay, by step
-  std::optional<FindNonfinite> watch_;   ///< in a replay that looks for such results
-  struct Found {
-    std::int64_t microbatch;
-    NonfiniteResult result;
-  };
-  std::optional<Found> found_;            ///< in the step under way
+  std::optional<StepRecordsFile> file_;   ///< rank 0's, where it records
+  std::vector<StepRecord> recorded_;      ///< in a replay, by step
+  std::optional<FindNonfinite> watch_;    ///< in a replay that looks for such results
+  std::optional<Found> found_;            ///< this rank's first, in the step under way
   std::vector<std::uint64_t> own_, all_;  ///< [gradients, masters][unit]; the same of every rank
 };
 

@@ -81,7 +81,12 @@ void CpuStep::add_loss(const at::Tensor& loss, double weight, std::int64_t round
   microbatch.weight = weight;  // all losses of a microbatch have the same
 }
 
+void CpuStep::pass_over_loss() {
+  if (recorder_) recorder_->pass_over_backward();
+}
+
 void CpuStep::forget_losses() {
+  if (recorder_) recorder_->drop_microbatches();
   loss_ = 0;
   std::fill(losses_.begin(), losses_.end(), MicrobatchLoss());
 }

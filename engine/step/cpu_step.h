@@ -31,6 +31,7 @@ class CpuStep final : public Step {
   double lr(std::optional<std::size_t> group) const override;
   UpdateOptions& options() override { return update_.options(); }
   void swap_averages() override { update_.swap_averages(); }
+  void pass_over_loss() override;
   void forget_losses() override;
   const std::vector<char>* known_used() const override { return used_; }
   double loss_scale() const override { return scales_loss_ ? scaler_.scale() : 1.0; }

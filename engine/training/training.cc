@@ -62,7 +62,10 @@ void Training::end_round(bool ends, bool has_batch) {
 
 void Training::end_backward(const at::Tensor& loss, const MicrobatchInfo& info) {
   end_round(/*ends=*/!info.retain_graph, /*has_batch=*/true);
-  if (info.weight > 0) step->add_loss(loss, info.weight, window.microbatch);
+  if (info.weight > 0)
+    step->add_loss(loss, info.weight, window.microbatch);
+  else
+    step->pass_over_loss();
   window.local.tokens += info.tokens;
   window.local.samples += info.samples;
   if (info.retain_graph) {

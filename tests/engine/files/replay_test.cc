@@ -21,6 +21,7 @@
 #include "engine/replay/unit_hashes.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "tessera/checkpoint.h"
+#include "tests/engine/on_hosts.h"
 #include "tests/support/test_folder.h"
 #include "tests/support/train_helpers.h"
 
@@ -38,6 +39,9 @@ struct Fault {
   std::int64_t step = -1, microbatch = -1;  ///< step from 0 on
   bool is_nan = false;                      ///< the loss is multiplied by the root of -1; else the targets are others
   bool masks = false;                       ///< all losses go through a mask of -infinity, which is no fault
+  bool is_weightless = false;               ///< the microbatch counts for nothing
+  bool is_dropped = false;                  ///< zero_grad follows, and the step begins anew without it
+  std::int64_t count = 1;                   ///< microbatches with it, from `microbatch` on
 };
 
 /// A part of a run of Tiny.
@@ -54,7 +58,7 @@ at::Tensor masked(const at::Tensor& loss) {
   return ((loss * at::ones({2}) + mask).softmax(0) * loss).sum();
 }
 
-void train(const Mesh& mesh, const Strategy& strategy, const Part& part, const Fault& fault) {
+void train(const Mesh& mesh, const Strategy& strategy, const Part& part, Fault fault) {
   at::set_num_threads(1);
   Tiny model = make_tiny(part.model, /*deferred=*/true);
   Engine engine(model.ptr(), strategy, mesh);
@@ -64,13 +68,17 @@ void train(const Mesh& mesh, const Strategy& strategy, const Part& part, const F
     const Batch& batch = batches[static_cast<std::size_t>(step)];
     while (!engine.step_is_due()) {
       const std::int64_t index = engine.microbatch();
-      const bool is_faulty = step == fault.step && index == fault.microbatch;
+      const bool is_faulty = step == fault.step && index >= fault.microbatch && index < fault.microbatch + fault.count;
       at::Tensor target = batch.targets.narrow(0, index * kRows, kRows);
       if (is_faulty && !fault.is_nan) target = target.flip(0);
       at::Tensor loss = model->forward(batch.tokens.narrow(0, index * kRows, kRows), target);
       if (fault.masks) loss = masked(loss);
       if (is_faulty && fault.is_nan) loss = loss * (loss.detach() * 0 - 1).sqrt();
-      engine.backward(loss, {.tokens = kRows * kLength, .samples = kRows});
+      const double weight = is_faulty && fault.is_weightless ? 0 : 1;
+      engine.backward(loss, {.tokens = kRows * kLength, .samples = kRows, .weight = weight});
+      if (!is_faulty || !fault.is_dropped) continue;
+      engine.zero_grad();
+      fault.step = -1;
     }
     engine.step();
   }
@@ -221,6 +229,50 @@ TEST_F(Hashes, PlantedNaNIsNamedWithItsMicrobatchAndOperator) {
                     HasSubstr("that of aten::sqrt (forward), after unit "), HasSubstr("its inputs are finite")));
   EXPECT_EQ(end_of({}, strategy, {}, {.masks = true}).find("goes wrong"), std::string::npos)
       << "a mask of -infinity is no fault";
+}
+
+TEST_F(Hashes, DroppedMicrobatchIsNotBlamed) {
+  const Strategy strategy = recording(ShardingStrategy::kFullShard, "hashes");
+  lines({.ranks = 8}, strategy);
+  ask(request(4, "nonfinite"));
+  EXPECT_EQ(end_of({}, strategy, {}, {.step = 2, .microbatch = 5, .is_nan = true, .is_dropped = true}), "");
+}
+
+TEST_F(Hashes, MicrobatchThatCountsForNothingIsNotBlamed) {
+  ask(R"({"step": 1, "microbatches": 8, "find": "nonfinite"})");
+  const Fault fault{.step = 0, .microbatch = 5, .is_nan = true, .is_weightless = true};
+  EXPECT_EQ(end_of({}, recording(ShardingStrategy::kFullShard, "hashes"), {}, fault), "");
+}
+
+// Ranks are processes, since the operators of threads would be taken for each other.
+TEST_F(Hashes, FirstOfSeveralRanksMicrobatchesIsTheOneNamed) {
+  constexpr int kRanks = 4;
+  const Strategy strategy = recording(ShardingStrategy::kFullShard, "hashes");
+  ask(R"({"step": 1, "microbatches": 8, "find": "nonfinite"})");
+  const int port = free_port();
+  const std::vector<RankEnd> ends = fork_ranks(kRanks, [&](int rank, KeyValueStore&) -> absl::Status {
+    join_as(rank, kRanks, port, /*hosts=*/1);
+    train(init(), strategy, {}, {.step = 0, .microbatch = 4, .is_nan = true, .count = kRanks});
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(ends[0].message, HasSubstr("in step 1, microbatch 4 (of 0 to 7) is the first"));
+  for (int rank = 1; rank < kRanks; ++rank) {
+    EXPECT_NE(ends[rank].exit_code, ExitCode::kOk) << rank;
+    EXPECT_THAT(ends[rank].message, Not(HasSubstr("microbatch " + std::to_string(4 + rank)))) << rank;
+  }
+}
+
+TEST_F(Hashes, MicrobatchesAreThoseOfTheStepAskedFor) {
+  const Strategy strategy = recording(ShardingStrategy::kFullShard, "hashes");
+  const std::string whole = lines({.ranks = 8}, strategy);
+  const StepRecord later{.step = 9, .microbatches = 16, .threads = 1, .loss = 1, .grad_norm = 1, .units = {}};
+  folder_.write("hashes", whole + to_line(later));
+  ask(request(4, "divergence"));
+  EXPECT_EQ(end_of({}, strategy), "");
+  const StepRecord other{.step = 1, .microbatches = 16, .threads = 1, .loss = 1, .grad_norm = 1, .units = {}};
+  folder_.write("hashes", to_line(other));
+  ask(R"({"step": 1, "hashes": ")" + path("hashes") + R"(", "microbatches": 8})");
+  EXPECT_THAT(end_of({}, strategy), HasSubstr("it was recorded with 16 microbatches, and this run makes 8"));
 }
 
 TEST_F(Hashes, RequestsThatCannotBeMetAreRefusedWithWhatToDo) {

@@ -199,8 +199,7 @@ TEST(LaunchHosts, SignalBeforeAllHostsHaveAnsweredStartsNothing) {
 TEST(LaunchHosts, WhatALoginShellPrintsIsPassedOver) {
   const Folder folder;
   auto options = on_hosts(2, "echo started");
-  options.tessera =
-      script_file(folder, "echo Welcome; printf 'no end of line '; echo; exec " TESSERA_PROGRAM " \"$@\"");
+  options.tessera = script_file(folder, "echo Welcome; printf 'no end of line '; exec " TESSERA_PROGRAM " \"$@\"");
   Launcher launcher(options);
   EXPECT_EQ(launcher.wait(), 0) << launcher.err;
   EXPECT_THAT(launcher.out, AllOf(HasSubstr("[rank 3] started"), Not(HasSubstr("Welcome"))));

@@ -210,7 +210,7 @@ int serve_launch_agent() {
   take_process_limits();
   const SignalScope signals;
   Channel channel;
-  channel.write(fmt::format("{}{}\n", kAgentGreeting, own_version()));
+  channel.write(fmt::format("\n{}{}\n", kAgentGreeting, own_version()));  // ends what a login shell has begun
   std::optional<Frame> first;
   while (!channel.is_gone() && !(first = channel.next())) {
     pollfd ready = {0, POLLIN, 0};

@@ -51,7 +51,8 @@ std::optional<HostJob> decode_job(std::string_view body);
 std::string encode_exit(const RankRecord& record);
 std::optional<RankRecord> decode_exit(int rank, std::string_view body);
 
-/// The line with which an agent begins, without its end: a launcher looks for it behind whatever a login shell prints.
+/// The line with which an agent begins, without its ends: a launcher looks for it behind whatever a login shell prints,
+/// which need not end its own line.
 extern const std::string_view kAgentGreeting;  ///< the version of Tessera follows it
 std::string_view own_version();
 

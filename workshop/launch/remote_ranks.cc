@@ -233,19 +233,22 @@ void RemoteRanks::take_from_rank(const Frame& frame, Rank& rank) {
 
 void RemoteRanks::write(const Frame& frame) {
   if (!ssh_.in.is_open()) return;
-  to_write_ += encode(frame);
+  to_write_.push_back(encode(frame));
   flush();
 }
 
 void RemoteRanks::flush() {
   while (!to_write_.empty() && ssh_.in.is_open()) {
-    const ssize_t written = ::write(ssh_.in.get(), to_write_.data(), to_write_.size());
+    std::string& frame = to_write_.front();
+    const ssize_t written = ::write(ssh_.in.get(), frame.data(), frame.size());
     if (written < 0 && errno == EINTR) continue;
     if (written < 0 && errno == EAGAIN) return;
     if (written < 0) return close_input();  // ssh's end tells why
-    to_write_.erase(0, static_cast<std::size_t>(written));
+    frame.erase(0, static_cast<std::size_t>(written));
+    if (frame.empty()) to_write_.pop_front();
   }
-  // Only then: a beat must not lie inside the job. Later frames are as small as a beat, so the pipe takes them whole.
+  // Only then: a beat must not lie inside the job. Later frames are small (PIPE_BUF), and each is written by itself, so
+  // the pipe takes it whole.
   if (phase_ >= Phase::kStarting && ssh_.in.is_open() && !std::exchange(beats_, true)) heartbeat_.add(ssh_.in.get());
 }
 

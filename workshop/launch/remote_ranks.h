@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <chrono>
+#include <deque>
 #include <optional>
 #include <string>
 #include <vector>
@@ -98,9 +99,9 @@ class RemoteRanks : public HostRanks {
   bool ended_ = false;    ///< ssh was reaped
   std::string greeting_;  ///< what came before the agent's greeting was whole
   FrameReader frames_;
-  std::string to_write_;  ///< what the pipe has not taken yet
-  bool beats_ = false;    ///< the pipe is the heartbeat's too
-  LineForwarder errors_;  ///< ssh's stderr: its own words, and those of the agent
+  std::deque<std::string> to_write_;  ///< frames that the pipe has not taken yet; of the first, what is left of it
+  bool beats_ = false;                ///< the pipe is the heartbeat's too
+  LineForwarder errors_;              ///< ssh's stderr: its own words, and those of the agent
   std::vector<Rank> ranks_;
   std::optional<Clock::time_point> deadline_;  ///< for the answer, later for the end after SIGKILL
 };

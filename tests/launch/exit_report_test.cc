@@ -74,6 +74,13 @@ TEST(ExitReport, ExitCodesAndSignalsAreExplained) {
   EXPECT_THAT(explain(record(0, 137, 0).exit, std::nullopt), HasSubstr("out-of-memory"));
 }
 
+TEST(ExitReport, MemoryLimitIsTheOneThatTheRanksHostTold) {
+  RankExit exit = record(0, 137, 0).exit;
+  EXPECT_THAT(explain(exit, std::nullopt), Not(HasSubstr("memory limit"))) << "this process's own limit is not its";
+  exit.memory_limit_bytes = std::int64_t{3} << 29;
+  EXPECT_THAT(explain(exit, std::nullopt), HasSubstr("the memory limit of this group 1.50 GiB"));
+}
+
 TEST(ExitReport, ProgramsOwnExitCodeGetsNoTesseraMeaning) {
   EXPECT_EQ(explain(record(0, 65, 0).exit, std::nullopt), "exit code 65");
   EXPECT_EQ(explain(record(0, 65, 0).exit, 70), "exit code 65")

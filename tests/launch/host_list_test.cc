@@ -162,6 +162,8 @@ TEST(HostJob, EndOfARankKeepsItsAgeAndItsLastWords) {
   record.pid = 77;
   record.exit.wait_status = 65 << 8;
   record.exit.when = std::chrono::system_clock::now() - std::chrono::seconds(5);
+  record.exit.peak_resident_bytes = 5 << 20;
+  record.exit.memory_limit_bytes = 6 << 20;
   record.message = "loss is nan";
   record.message_time = record.exit.when - std::chrono::seconds(1);
   record.code_of_tessera = 65;
@@ -169,6 +171,8 @@ TEST(HostJob, EndOfARankKeepsItsAgeAndItsLastWords) {
   ASSERT_TRUE(got);
   EXPECT_EQ(got->exit.code(), 65);
   EXPECT_EQ(got->pid, 77);
+  EXPECT_EQ(got->exit.peak_resident_bytes, 5 << 20);
+  EXPECT_EQ(got->exit.memory_limit_bytes, 6 << 20);
   EXPECT_EQ(got->message, record.message);
   EXPECT_EQ(got->code_of_tessera, 65);
   EXPECT_FALSE(got->told_by_peer);

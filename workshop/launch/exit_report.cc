@@ -58,8 +58,8 @@ std::string explain_signal(const RankExit& exit, int signal) {
   if (signal != SIGKILL) return text;
   text += fmt::format(": killed from outside, perhaps by the out-of-memory killer; its peak was {}",
                       gibibytes(exit.peak_resident_bytes));
-  if (const auto limit = memory_limit_bytes())
-    text += fmt::format(", the memory limit of this group {}", gibibytes(*limit));
+  if (exit.memory_limit_bytes)
+    text += fmt::format(", the memory limit of this group {}", gibibytes(*exit.memory_limit_bytes));
   return text + ". [T0589] hint: `dmesg` names processes killed for memory; offload, or shard over more ranks";
 }
 

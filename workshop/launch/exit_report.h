@@ -53,7 +53,8 @@ std::string failure_report(const std::vector<RankRecord>& records, const RankRec
 /// `{"message": {"message": "...", ...}}` or `{"message": "..."}`. A missing or broken file changes nothing.
 void read_error_file(const std::string& path, RankRecord& record);
 
-/// This process's cgroup's memory limit (version 2 or 1); nothing if there is none.
+/// The memory limit of this process's cgroup (version 2 or 1), in which the ranks that it starts are too; nothing if
+/// there is none.
 std::optional<std::int64_t> memory_limit_bytes();
 
 }  // namespace tessera

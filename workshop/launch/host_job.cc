@@ -122,7 +122,8 @@ std::optional<HostJob> decode_job(std::string_view body) {
 std::string encode_exit(const RankRecord& record) {
   FieldWriter fields;
   fields.number(record.pid).number(record.exit.wait_status).number(age_ns(record.exit.when));
-  fields.number(record.exit.peak_resident_bytes).text(record.message).number(record.told_by_peer);
+  fields.number(record.exit.peak_resident_bytes).number(record.exit.memory_limit_bytes.value_or(0));
+  fields.text(record.message).number(record.told_by_peer);
   fields.number(record.message_time.has_value()).number(record.message_time ? age_ns(*record.message_time) : 0);
   fields.number(record.code_of_tessera.has_value()).number(record.code_of_tessera.value_or(0));
   return fields.take();
@@ -136,6 +137,7 @@ std::optional<RankRecord> decode_exit(int rank, std::string_view body) {
   record.exit.wait_status = static_cast<int>(fields.number());
   record.exit.when = time_of(fields.number());
   record.exit.peak_resident_bytes = fields.number();
+  if (const std::int64_t limit = fields.number(); limit > 0) record.exit.memory_limit_bytes = limit;
   record.message = fields.text();
   record.told_by_peer = fields.number() != 0;
   const bool has_time = fields.number() != 0;

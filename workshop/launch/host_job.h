@@ -46,8 +46,8 @@ absl::StatusOr<std::vector<std::string>> travelling_environment(const std::vecto
 std::string encode(const HostJob& job);
 std::optional<HostJob> decode_job(std::string_view body);
 
-/// What a host knows of a rank that ended: pid, exit and last words. Times travel as ages, since the clocks of two
-/// hosts differ.
+/// What a host knows of a rank that ended: pid, exit, memory and last words. Times travel as ages, since the clocks of
+/// two hosts differ.
 std::string encode_exit(const RankRecord& record);
 std::optional<RankRecord> decode_exit(int rank, std::string_view body);
 

@@ -91,6 +91,7 @@ void LocalRanks::check_end(Rank& rank) {
     record.rank = rank.number;
     record.pid = rank.process.pid;
     record.exit = *exit;
+    if (exit->signal() == SIGKILL) record.exit.memory_limit_bytes = memory_limit_bytes();
     read_error_file(job_.error_file(rank.number), record);
     listener_.on_exit(std::move(record));
   }

@@ -35,6 +35,7 @@ struct RankExit {
   int wait_status = 0;  ///< status of waitpid
   std::chrono::system_clock::time_point when;
   std::int64_t peak_resident_bytes = 0;
+  std::optional<std::int64_t> memory_limit_bytes;  ///< its cgroup has one, and SIGKILL ended the rank
 
   bool failed() const { return wait_status != 0; }
   /// The code that a shell reports: the exit code, or 128 + n for signal n.

@@ -47,7 +47,11 @@ class Channel {
     last_heard_ = Clock::now();
   }
 
-  std::optional<Frame> next() { return frames_.next(); }
+  std::optional<Frame> next() {
+    std::optional<Frame> frame = frames_.next();
+    if (frames_.is_broken()) leave("it sends what is no frame");
+    return frame;
+  }
 
   /// Reads what is there.
   void read() {
@@ -59,7 +63,6 @@ class Channel {
       if (got <= 0) return leave("it has closed the connection");
       last_heard_ = Clock::now();
       frames_.add({buffer.data(), static_cast<std::size_t>(got)});
-      if (frames_.is_broken()) return leave("it sends what is no frame");
     }
   }
 

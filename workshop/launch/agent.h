@@ -15,8 +15,8 @@ namespace tessera {
 /// | it dies, even by SIGKILL                   | the same (guard.h)                              |
 ///
 /// A launcher whose output nobody reads makes the agent wait, and the ranks with it, as on one host. Returns the
-/// exit code: 0, also where ranks failed; 64 on a terminal; 69 if the launcher is gone; 70 for a stream that is no
-/// launcher's.
+/// exit code: 0, also where ranks failed; 64 on a terminal; 69 if the launcher is gone, or sends what is no frame; 70
+/// for a first frame that is no job.
 int serve_launch_agent();
 
 }  // namespace tessera

@@ -193,7 +193,7 @@ bool TrainingCheckpoints::save(std::int64_t step, const SamplerCursor& data, boo
       return;
     }
     failed_ = 0;
-    if (rank_ != 0) return;
+    if (rank_ != 0 || path.empty()) return;  // a replay saves none
     std::printf("checkpoint after step %lld: %s (%.3f s)\n", static_cast<long long>(step), path.c_str(), seconds());
     std::fflush(stdout);
   });

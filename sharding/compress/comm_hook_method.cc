@@ -39,12 +39,14 @@ absl::Status CommHookMethod::sum(Collectives& group, std::string_view label, flo
     return make_error(ExitCode::kInternal, "the program's CommHook, bucket " + bucket_.unit + ": " + error.what());
   }
   const at::Tensor& sums = bucket_.gradients;
-  const bool is_fp32 = sums.defined() && sums.scalar_type() == at::kFloat && sums.is_contiguous();
+  const bool is_fp32 = sums.defined() && sums.is_cpu() && sums.layout() == at::kStrided &&
+                       sums.scalar_type() == at::kFloat && sums.is_contiguous();
   if (!is_fp32 || sums.numel() != static_cast<std::int64_t>(numel)) {
-    return make_error(ExitCode::kUsage, c10::str("the program's CommHook left ", sums.toString(), " ", sums.sizes(),
-                                                 " in bucket ", bucket_.unit, ", want ", numel,
-                                                 " contiguous numbers of fp32. [T0617] hint: change Bucket::gradients "
-                                                 "in place, or give it a tensor of as many"));
+    return make_error(ExitCode::kUsage,
+                      c10::str("the program's CommHook left ", sums.toString(), " ", sums.sizes(), " in bucket ",
+                               bucket_.unit, ", want ", numel,
+                               " contiguous numbers of fp32 on the CPU. [T0617] hint: change Bucket::gradients in "
+                               "place, or give it a tensor of as many"));
   }
   if (sums.const_data_ptr<float>() != data) std::memcpy(data, sums.const_data_ptr<float>(), numel * sizeof(float));
   return absl::OkStatus();

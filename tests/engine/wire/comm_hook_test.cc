@@ -227,6 +227,21 @@ struct Leaving final : Plain {
   }
 };
 
+/// A result that is not in the memory of the host.
+struct LeavingElsewhere final : Plain {
+  void sum(Bucket& bucket, Ranks& ranks) override {
+    Plain::sum(bucket, ranks);
+    bucket.gradients = bucket.gradients.to(at::kMeta);
+  }
+};
+
+struct LeavingSparse final : Plain {
+  void sum(Bucket& bucket, Ranks& ranks) override {
+    Plain::sum(bucket, ranks);
+    bucket.gradients = bucket.gradients.to_sparse();
+  }
+};
+
 std::string failure_of(int ranks, const std::function<void(const Mesh&)>& body) {
   try {
     run_ranks({.ranks = ranks}, body);
@@ -246,7 +261,11 @@ TEST(CommHook, FailuresEndAllRanksWithTheirText) {
   EXPECT_THAT(failure_of(2, train(std::make_shared<Failing>())),
               AllOf(HasSubstr("CommHook, bucket "), HasSubstr("the codec is out of codes")));
   EXPECT_THAT(failure_of(2, train(std::make_shared<Leaving>())),
-              AllOf(HasSubstr("CommHook left CPUHalfType"), HasSubstr("contiguous numbers of fp32")));
+              AllOf(HasSubstr("CommHook left CPUHalfType"), HasSubstr("contiguous numbers of fp32 on the CPU")));
+  EXPECT_THAT(failure_of(2, train(std::make_shared<LeavingElsewhere>())),
+              HasSubstr("contiguous numbers of fp32 on the CPU"));
+  EXPECT_THAT(failure_of(2, train(std::make_shared<LeavingSparse>())),
+              HasSubstr("contiguous numbers of fp32 on the CPU"));
 }
 
 TEST(CommHook, HookAndStrategyMustAgree) {

@@ -211,10 +211,15 @@ class _Rule:
             raise Error(f"{self._name(function)} returned a {type(returned).__name__}, which nobody would use. "
                         f"[T0872] hint: write the result into {result}, and return nothing")
 
-    def _expect_tensors(self, function: str, **values: Any) -> None:
-        for name, value in values.items():
-            if not isinstance(value, torch.Tensor):
-                raise Error(f"{self._name(function)} left a {type(value).__name__} in {name}. [T0873] hint: {name} is a tensor; change it in place, say")
+    def _expect_left(self, function: str, kind: type | tuple[type, ...], name: str, value: Any) -> None:
+        if not isinstance(value, kind):
+            raise Error(f"{self._name(function)} left a {type(value).__name__} in {name}. "
+                        "[T0873] hint: leave there what was given, and change tensors in place")
+
+    def _expect_states(self, name: str, states: Any) -> None:
+        self._expect_left("update", (list, tuple), name, states)
+        for number, state in enumerate(states):
+            self._expect_left("update", torch.Tensor, f"{name}[{number}]", state)
 
     def _expect(self, function: str, good: bool, wanted: str, got: Any) -> None:
         if not good:
@@ -230,7 +235,8 @@ class _Elements(_Rule):
     def update(self, *fields: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
         e = Elements(*fields)
         self._run("update", "e.parameters", e)
-        self._expect_tensors("update", **{"e.parameters": e.parameters}, **_numbered("e.states", e.states))
+        self._expect_left("update", torch.Tensor, "e.parameters", e.parameters)
+        self._expect_states("e.states", e.states)
         return e.parameters, e.states
 
 
@@ -246,7 +252,8 @@ class _Matrices(_Rule):
     def update(self, *fields: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
         m = Matrix(*fields)
         self._run("update", "m.parameter", m)
-        self._expect_tensors("update", **{"m.parameter": m.parameter}, **_numbered("m.states", m.states))
+        self._expect_left("update", torch.Tensor, "m.parameter", m.parameter)
+        self._expect_states("m.states", m.states)
         return m.parameter, m.states
 
 
@@ -256,16 +263,12 @@ class _Sums(_Rule):
         bucket = Bucket(*fields)
         self._place = f"bucket {bucket.unit}: "
         self._run("sum", "bucket.gradients", bucket, ranks)
-        self._expect_tensors("sum", **{"bucket.gradients": bucket.gradients})
+        self._expect_left("sum", torch.Tensor, "bucket.gradients", bucket.gradients)
         return bucket.gradients
 
 
 def _is_sequence(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
-
-
-def _numbered(name: str, values: Sequence[Any]) -> dict[str, Any]:
-    return {f"{name}[{number}]": value for number, value in enumerate(values)}
 
 
 _KINDS: dict[type, tuple[int, Callable[[Any], _Rule]]] = {

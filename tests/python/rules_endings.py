@@ -71,6 +71,10 @@ def replace_state(given):
     given.states[0] = given.states[0] + 1
 
 
+def lose_states(given):
+    given.states = None
+
+
 def lose_result(given, *_):
     given.gradients = None
 
@@ -105,6 +109,7 @@ ENDINGS = {
     "states": (OWN, NoStates(fail), 70, r"NoStates\.states on rank \d/2 raised LookupError: no such table"),
     "result that is returned": (OWN, Elements(give_back), 64, r"unit .*: Elements\.update returned a Tensor, .*hint: write the result into e\.parameters"),
     "other state": (OWN, Elements(replace_state), 64, r"unit .*: .*state \"momentum\" is another tensor now"),
+    "no states": (OWN, Elements(lose_states), 64, r"unit .*: Elements\.update left a NoneType in e\.states\. \[T\d+\] hint: leave there"),
     "sum that is returned": ({**HOOK, "strategy": "NO_SHARD"}, Sums(give_back), 64, r"bucket .*: Sums\.sum returned a Tensor, .*bucket\.gradients"),
     "no sum": ({**HOOK, "strategy": "NO_SHARD"}, Sums(lose_result), 64, r"bucket .*: Sums\.sum left a NoneType in bucket\.gradients"),
     "wrong exchange": ({**HOOK, "strategy": "NO_SHARD"}, Sums(ask_wrongly), 64, r"all_reduce was given CPUDoubleType"),

@@ -332,7 +332,7 @@ class Engine:
         the copy while training goes on. If that save fails, the next step, save or load raises its Error on every rank.
         Raises Error: 64 out of turn, or for `json` that JSON cannot hold; 73, 74, 77 a file cannot be written.
         """
-        items = _items(tensors, json, data)
+        items = _items("save_checkpoint", tensors, json, data)
         engine = self._live()
         self._mirror.refresh_for_checkpoint()
         return _native.save_checkpoint(engine, os.fspath(folder), items, keep, best)
@@ -369,7 +369,7 @@ class Engine:
         wait for it before the next update. `tensors`, `json` and `data` are those of `save_checkpoint`. If the commit fails,
         the next call raises its Error.
         """
-        items = _items(tensors, json, data)
+        items = _items("commit_durable", tensors, json, data)
         engine = self._live()
         self._mirror.refresh_for_checkpoint()
         return _native.commit_durable(engine, items)
@@ -663,18 +663,19 @@ class LoadedCheckpoint:
         self.data = None if native.data is None else SamplerCursor(*native.data)
 
 
-def _items(tensors: Mapping[str, torch.Tensor] | None, texts: Mapping[str, Any] | None, data: SamplerCursor | None) -> _native.CheckpointItems:
+def _items(call: str, tensors: Mapping[str, torch.Tensor] | None, texts: Mapping[str, Any] | None,
+           data: SamplerCursor | None) -> _native.CheckpointItems:
     if data is not None and not isinstance(data, SamplerCursor):
-        raise Error(f"save_checkpoint: data is the cursor() of TokenBatches, got a {type(data).__name__}. [T0870] hint: other places go into json=")
-    return _native.CheckpointItems(dict(tensors or {}), {name: _dump(name, value) for name, value in (texts or {}).items()},
+        raise Error(f"{call}: data is the cursor() of TokenBatches, got a {type(data).__name__}. [T0870] hint: other places go into json=")
+    return _native.CheckpointItems(dict(tensors or {}), {name: _dump(call, name, value) for name, value in (texts or {}).items()},
                                    None if data is None else tuple(data))
 
 
-def _dump(name: str, value: Any) -> str:
+def _dump(call: str, name: str, value: Any) -> str:
     try:
         return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise Error(f"save_checkpoint: json[{name!r}] cannot be written as JSON: {error}. "
+        raise Error(f"{call}: json[{name!r}] cannot be written as JSON: {error}. "
                     "[T0653] hint: numbers, text, lists and dicts can; tensors go into tensors=") from None
 
 

@@ -167,7 +167,9 @@ def cursors():
     expect_error(lambda: tessera.TokenBatches(data, SEQ, format="numpy"), 64, "megatron")
     expect_error(lambda: tessera.TokenBatches(data, SEQ, vocab_size=4, rank=0, world_size=1, shuffle=False, batch=10).next(), 65, "vocab")
     engine = tessera.Engine(Bigrams(), {})
-    expect_error(lambda: engine.save_checkpoint(folder / "wrong", data={"epoch": 1}), 64, "cursor() of TokenBatches")
+    expect_error(lambda: engine.save_checkpoint(folder / "wrong", data={"epoch": 1}), 64, "save_checkpoint: data is the cursor() of TokenBatches")
+    expect_error(lambda: engine.commit_durable(data={"epoch": 1}), 64, "commit_durable: data is the cursor() of TokenBatches")
+    expect_error(lambda: engine.commit_durable(json={"epoch": object()}), 64, "commit_durable: json['epoch'] cannot be written")
     assert engine.load_checkpoint(engine.save_checkpoint(folder / "without")).data is None
     engine.close()
 

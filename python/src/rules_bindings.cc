@@ -18,7 +18,8 @@ namespace {
 using Released = py::call_guard<py::gil_scoped_release>;
 
 /// Runs `body`, which calls Python, on any thread. A tessera.Error of Python's becomes an Error. What else comes out is
-/// an interrupt or the program's exit (python/tessera/_rules.py), and stays what it is.
+/// an interrupt or the program's exit (python/tessera/_rules.py), and leaves here as it is. CommHookMethod makes an
+/// Error of it.
 template <class Body>
 auto in_python(const Body& body) {
   const py::gil_scoped_acquire gil;

@@ -178,7 +178,7 @@ class CommHook(ABC):
 
         The Engine divides by the number of ranks. The result must have the same bits on every rank, since parameters
         drift apart otherwise; `check.replica_hash_every` would find that. An exception leaves `Engine.backward` or
-        `Engine.step` as an Error (70) with the traceback, and ends the job on all ranks.
+        `Engine.step` as an Error (70) with the traceback, and ends the job on all ranks. So does an interrupt.
         """
 
 

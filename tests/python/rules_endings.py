@@ -112,6 +112,7 @@ ENDINGS = {
     "no states": (OWN, Elements(lose_states), 64, r"unit .*: Elements\.update left a NoneType in e\.states\. \[T\d+\] hint: leave there"),
     "sum that is returned": ({**HOOK, "strategy": "NO_SHARD"}, Sums(give_back), 64, r"bucket .*: Sums\.sum returned a Tensor, .*bucket\.gradients"),
     "no sum": ({**HOOK, "strategy": "NO_SHARD"}, Sums(lose_result), 64, r"bucket .*: Sums\.sum left a NoneType in bucket\.gradients"),
+    "interrupt in a sum": ({**HOOK, "strategy": "NO_SHARD"}, Sums(interrupt), 70, r"CommHook, bucket .*: KeyboardInterrupt: of the program"),
     "wrong exchange": ({**HOOK, "strategy": "NO_SHARD"}, Sums(ask_wrongly), 64, r"all_reduce was given CPUDoubleType"),
 }
 

@@ -45,11 +45,12 @@ CpuStep::CpuStep(const StepContext& context, GradientNorm& norm)
     : strategy_(context.strategy),
       units_(context.units),
       speaks_(context.axes.world->rank() == 0),
+      first_rank_(context.first_rank),
       norm_(norm),
       microbatches_(static_cast<double>(context.axes.world->size() * strategy_.gradient_accumulation)),
       scales_loss_(strategy_.mixed_precision.param == DType::kF16),
       agreement_(context, norm),
-      stragglers_(static_cast<std::size_t>(context.axes.world->size())),
+      stragglers_(static_cast<std::size_t>(context.axes.world->size()), first_rank_),
       update_(context),
       scaler_(strategy_.mixed_precision.loss_scale),
       noise_(strategy_.noise_scale.smoothing) {
@@ -124,7 +125,7 @@ void CpuStep::run(const LocalStep& local, StepResult& result) {
   if (recorder_) recorder_->begin_update(result.step);
   forget_losses();
   used_ = &agreed.used;
-  const WaitedFor waited = waited_for(agreed.busy_seconds);
+  const WaitedFor waited = waited_for(agreed.busy_seconds, first_rank_);
   result.waited_for_rank = waited.rank;
   result.waited_for_seconds = waited.seconds;
   const std::string slow = stragglers_.add(agreed.busy_seconds);

@@ -53,7 +53,8 @@ class CpuStep final : public Step {
 
   const Strategy& strategy_;
   const std::vector<std::unique_ptr<Unit>>& units_;
-  const bool speaks_;  ///< whether this rank logs for all ranks
+  const bool speaks_;     ///< whether this rank logs for all ranks
+  const int first_rank_;  ///< StepContext::first_rank
   GradientNorm& norm_;
   const double microbatches_;  ///< microbatches of a step on all ranks
   const bool scales_loss_;

@@ -73,8 +73,9 @@ struct StepResult {
   double communication_seconds = 0.0;
   double tokens_per_second = 0.0;  ///< tokens of all ranks divided by `seconds`
   /// The rank for which the others waited: the one that was busy longest with its data, its forward and its backward,
-  /// from the end of the step before to the agreement on this one. -1 where it is not known: with one rank, on a GPU,
-  /// whose steps the host does not wait for, and with "sync" asynchronous, where nobody waits.
+  /// from the end of the step before to the agreement on this one. Where replicas train apart ("sync" local_sgd or
+  /// diloco), it is one of this rank's replica. -1 where it is not known: with one rank, on a GPU, whose steps the host
+  /// does not wait for, and with "sync" asynchronous or hogwild, where nobody waits.
   int waited_for_rank = -1;
   /// Seconds for which they waited for it: how much less than that rank the others were busy, on average. 0 where no
   /// rank is known.

@@ -118,7 +118,8 @@ class StepResult:
         """The rank for which the others waited: the one that was busy longest, from the end of the step before to the
         agreement on this one.
 
-        None with one rank, on a GPU, and with "sync" asynchronous, where nobody waits.
+        Where replicas train apart ("sync" local_sgd or diloco), it is one of this rank's replica. None with one rank,
+        on a GPU, and with "sync" asynchronous or hogwild, where nobody waits.
         """
 
     @property

@@ -51,7 +51,7 @@ struct AgreedStep {
   std::vector<char> used;
   /// [FlatParameter::number]: each parameter's share of sum_of_squares; 0 for frozen ones.
   std::vector<double> squares;
-  std::vector<double> busy_seconds;  ///< [world rank]
+  std::vector<double> busy_seconds;  ///< [rank of the axes' world]
   OwnGradients own;                  ///< sum over ranks in rank order
 };
 

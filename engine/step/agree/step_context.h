@@ -26,6 +26,8 @@ struct StepContext {
   const OwnRules& own_rules;
   const Reducer& reducer;
   Publication* behind;  ///< the CPU's Publisher uses it; null: values are published before the step returns
+  /// World rank of the first rank of `axes.world`: not 0 where replicas train apart, each over axes of its own ranks.
+  int first_rank = 0;
 };
 
 }  // namespace tessera

@@ -26,16 +26,17 @@ std::string milliseconds(double seconds) {
 
 }  // namespace
 
-WaitedFor waited_for(std::span<const double> busy_seconds) {
+WaitedFor waited_for(std::span<const double> busy_seconds, int first_rank) {
   if (busy_seconds.size() < 2) return {};
   const auto slowest = std::ranges::max_element(busy_seconds);
   double less = 0;
   for (const double each : busy_seconds) less += *slowest - each;
-  return {static_cast<int>(slowest - busy_seconds.begin()), less / static_cast<double>(busy_seconds.size() - 1)};
+  return {first_rank + static_cast<int>(slowest - busy_seconds.begin()),
+          less / static_cast<double>(busy_seconds.size() - 1)};
 }
 
 /// All memory is taken here: steps take none.
-StragglerWatch::StragglerWatch(std::size_t ranks) : seconds_(ranks) {
+StragglerWatch::StragglerWatch(std::size_t ranks, int first_rank) : first_rank_(first_rank), seconds_(ranks) {
   for (std::vector<double>& each : seconds_) each.reserve(kWindow);
 }
 
@@ -54,7 +55,8 @@ std::string StragglerWatch::look() const {
   std::vector<std::string> slow;
   for (std::size_t rank = 0; rank < medians.size(); ++rank) {
     if (medians[rank] <= kTimes * median || medians[rank] < median + kLeastSeconds) continue;
-    slow.push_back("rank " + std::to_string(rank) + " is busy for " + milliseconds(medians[rank]) + " a step");
+    slow.push_back("rank " + std::to_string(static_cast<std::size_t>(first_rank_) + rank) + " is busy for " +
+                   milliseconds(medians[rank]) + " a step");
   }
   if (slow.empty()) return "";
   const std::size_t more = slow.size() > kMostNamed ? slow.size() - kMostNamed : 0;

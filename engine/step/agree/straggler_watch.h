@@ -16,8 +16,9 @@ struct WaitedFor {
   double seconds = 0;  ///< how much less than this one the others were busy, on average
 };
 
-/// `busy_seconds` [world rank]: as StragglerWatch::add. Where ranks were busy equally long, the first one is named.
-WaitedFor waited_for(std::span<const double> busy_seconds);
+/// `busy_seconds` [rank] is that of StragglerWatch::add, of `first_rank` and the ranks behind it. Where ranks were busy
+/// equally long, the first one is named.
+WaitedFor waited_for(std::span<const double> busy_seconds, int first_rank = 0);
 
 /// Finds ranks that keep the others waiting. CpuStep tells it, after each agreement, how long every rank was busy in
 /// the step: from the end of the rank's last step to this agreement, without the time for which it waited in
@@ -28,15 +29,17 @@ class StragglerWatch {
  public:
   static constexpr std::size_t kWindow = 50;  ///< steps
 
-  explicit StragglerWatch(std::size_t ranks);
+  /// `first_rank`: world rank of the first of `ranks` ranks; the others follow it.
+  explicit StragglerWatch(std::size_t ranks, int first_rank = 0);
 
-  /// Adds one step. `busy_seconds` [world rank]. Returns, at the end of a window in which some ranks were slow, a
+  /// Adds one step. `busy_seconds` [rank]. Returns, at the end of a window in which some ranks were slow, a
   /// message that names them, their times and the median; else an empty one.
   std::string add(std::span<const double> busy_seconds);
 
  private:
   std::string look() const;
 
+  const int first_rank_;
   std::vector<std::vector<double>> seconds_;  ///< [rank][step of this window]
 };
 

@@ -49,6 +49,12 @@ TEST(StragglerWatch, SingleSlowStepsNameNoRank) {
     EXPECT_EQ(watch.add(step % 3 == 0 ? std::vector{9.0, 0.1} : std::vector{0.1, 0.1}), "");
 }
 
+TEST(StragglerWatch, RanksAreCountedFromTheFirst) {
+  StragglerWatch watch(2, /*first_rank=*/4);
+  for (std::size_t step = 1; step < StragglerWatch::kWindow; ++step) EXPECT_EQ(watch.add(std::vector{0.1, 0.9}), "");
+  EXPECT_THAT(watch.add(std::vector{0.1, 0.9}), HasSubstr("rank 5 is busy for 900.0 ms"));
+}
+
 TEST(StragglerWatch, EachWindowIsJudgedByItself) {
   StragglerWatch watch(2);
   int messages = 0;
@@ -68,6 +74,8 @@ TEST(WaitedFor, NamesTheSlowestRankAndTheMeanWaitOfTheOthers) {
   EXPECT_EQ(of({0.5, 0.25}), std::pair(0, 0.25));
   EXPECT_EQ(of({0.5, 0.25, 2.0, 0.25}), std::pair(2, (1.5 + 1.75 + 1.75) / 3));
   EXPECT_EQ(of({0.5, 0.5}), std::pair(0, 0.0));
+  EXPECT_EQ(waited_for(std::vector{0.5, 2.0}, /*first_rank=*/4).rank, 5);
+  EXPECT_EQ(waited_for(std::vector{0.5}, /*first_rank=*/4).rank, -1);
 }
 
 /// What is logged while three ranks train, rank `late` coming `milliseconds` late to every step.
@@ -94,7 +102,7 @@ TEST(Stragglers, EngineNamesTheSlowRank) {
 }
 
 TEST(Stragglers, EveryRanksResultTellsWhomTheOthersWaitedFor) {
-  const std::chrono::milliseconds late = patient(std::chrono::milliseconds(25));
+  const std::chrono::milliseconds late = patient(std::chrono::milliseconds(100));  // in one step others may be late too
   for (const Placed& placed : kInMemory) {
     run_ranks({.ranks = 3}, [&](const Mesh& mesh) {
       Session session(mesh, strategy_for(placed));
@@ -108,6 +116,22 @@ TEST(Stragglers, EveryRanksResultTellsWhomTheOthersWaitedFor) {
       }
     });
   }
+}
+
+// Nobody waits for ranks of another replica between two outer steps.
+TEST(Stragglers, ReplicaThatTrainsApartTellsWhichOfItsRanksItWaitedFor) {
+  const std::chrono::milliseconds late = patient(std::chrono::milliseconds(100));
+  run_ranks({.ranks = 4}, [&](const Mesh& mesh) {
+    Strategy strategy = strategy_for(ShardingStrategy::kNoShard);
+    strategy.mesh = {2, 2};
+    strategy.sync.type = SyncType::kLocalSgd;
+    strategy.sync.every = 100;
+    Session session(mesh, strategy);
+    session.train(0);
+    const int slow = mesh.rank() < 2 ? 1 : 2;
+    if (mesh.rank() == slow) std::this_thread::sleep_for(late);
+    EXPECT_EQ(session.train(1).waited_for_rank, slow);
+  });
 }
 
 }  // namespace stragglers_test

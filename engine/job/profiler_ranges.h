@@ -10,6 +10,8 @@ namespace tessera {
 /// --pytorch=autograd-nvtx, NVTX ranges. A range lasts as long as its call on the host; on a GPU a profiler shows with
 /// it what the call queued.
 ///
+/// A span inside of an Unrecorded, which hides operators from observers, is hidden with them.
+///
 /// Without a profiler a span looks at its thread's callbacks, which takes some nanoseconds and no memory. An observer
 /// that throws ends nothing: LibTorch logs it, and training goes on. Where memory for a range is missing, that range is
 /// left out. Every Engine calls this; calling it again changes nothing.

@@ -81,6 +81,7 @@ OuterRun OuterSteps::run_of(const Outer& outer, OuterWork work, float* values) c
 }
 
 float* OuterSteps::read_own(const FlatGroup& group) {
+  const Unrecorded unrecorded;
   place_->read(group, flat());
   return flat() + group.optimizer_part.offset;
 }
@@ -89,7 +90,6 @@ void OuterSteps::adopt() {
   drop_sent();
   is_due_ = false;
   if (!config_.has_outer_optimizer()) return;
-  const Unrecorded unrecorded;
   for (const Outer& outer : groups_) place_->pass(run_of(outer, OuterWork::kTake, read_own(*outer.group)));
 }
 
@@ -114,7 +114,6 @@ void OuterSteps::after(std::int64_t step_number) {
 
 void OuterSteps::step() {
   const Span span("outer step");
-  const Unrecorded unrecorded;
   if (!under_way_.empty()) apply_sent();
   for (const Outer& outer : groups_) step(outer);
   wait_until_published();
@@ -137,7 +136,6 @@ void OuterSteps::step(const Outer& outer) {
 
 void OuterSteps::send(std::int64_t fragment, std::int64_t step_number) {
   const Span span("send outer gradients");
-  const Unrecorded unrecorded;
   auto* at = reinterpret_cast<float*>(sent_.data());
   for (const Outer& outer : groups_) {
     if (outer.fragment != fragment) continue;
@@ -160,7 +158,6 @@ void OuterSteps::send(std::int64_t fragment, std::int64_t step_number) {
 
 void OuterSteps::apply_sent() {
   const Span span("apply outer gradients");
-  const Unrecorded unrecorded;
   for (Sent& sent : under_way_) {
     wait_for(sent.work, sent.outer->group->unit->name);
     const Outer& outer = *sent.outer;
@@ -191,6 +188,7 @@ void OuterSteps::publish(FlatGroup& group) {
     const Timed timed(waits_);
     throw_if_error(replica_.gather->all_gather(group.unit->name, flat() + part.offset, flat(), bytes, options).wait());
   }
+  const Unrecorded unrecorded;  // not around the gather, whose span is a range for profilers
   const Extent written = gathers ? Extent{0, group.layout.numel()} : part;
   place_->write(group, flat() + written.offset, written);
 }

@@ -174,23 +174,29 @@ TEST(StepTimes, EachGatherAndReductionOfAUnitIsTimed) {
   });
 }
 
+constexpr SyncType kOuterSteps[] = {SyncType::kLocalSgd, SyncType::kDiloco, SyncType::kStreamingDiloco};
+
+/// Two replicas of one rank, with an outer step after each second step.
+Strategy with_outer_steps(SyncType type) {
+  Strategy strategy = strategy_for(ShardingStrategy::kNoShard);
+  strategy.mesh = {2, 1};
+  strategy.sync.type = type;
+  strategy.sync.every = 2;
+  if (type == SyncType::kStreamingDiloco) strategy.sync.fragments = 1;
+  return strategy;
+}
+
 // A replica that comes to an outer step waits there for one that is late.
 TEST(StepTimes, WaitInAnOuterStepIsCommunication) {
   const std::chrono::milliseconds late = patient(milliseconds(300));
-  for (const SyncType type : {SyncType::kLocalSgd, SyncType::kDiloco, SyncType::kStreamingDiloco}) {
+  for (const SyncType type : kOuterSteps) {
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
-      Strategy strategy = strategy_for(ShardingStrategy::kNoShard);
-      strategy.mesh = {2, 1};
-      strategy.sync.type = type;
-      strategy.sync.every = 2;
-      if (type == SyncType::kStreamingDiloco) strategy.sync.fragments = 1;
-      Session session(mesh, strategy);
+      Session session(mesh, with_outer_steps(type));
       session.train(0);
       if (mesh.rank() == 1) std::this_thread::sleep_for(late);
       double seconds = session.train(1).communication_seconds;
       seconds += session.train(2).communication_seconds;  // a fragment arrives some steps later
-      const bool waits = mesh.rank() == 0;
-      EXPECT_GE(seconds, waits ? 0.5 * std::chrono::duration<double>(late).count() : 0);
+      if (mesh.rank() == 0) EXPECT_GE(seconds, 0.5 * std::chrono::duration<double>(late).count());
     });
   }
 }
@@ -272,6 +278,31 @@ TEST(StepTimes, ProfilerSeesARangeForEachGatherReductionAndUpdate) {
       EXPECT_EQ(seen.begun["all_gather " + unit] > 0, gathers > 0) << unit;
     }
     EXPECT_EQ(seen.ended, ranges_of(""));
+    EXPECT_EQ(seen.out_of_order, 0);
+  }
+}
+
+// Sums over replicas are counted as reductions, and each is shown as one.
+TEST(StepTimes, ProfilerSeesARangeForEachSumOfAnOuterStep) {
+  for (const SyncType type : kOuterSteps) {
+    seen.begun.clear();
+    seen.ended = seen.out_of_order = 0;
+    std::atomic<std::int64_t> reductions = 0, inner = 0;
+    std::vector<std::string> units;
+    {
+      const Observer profiler(&note_begin, &note_end);
+      run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+        Session session(mesh, with_outer_steps(type));
+        session.train(0);
+        inner += 3 * session.engine.traffic().reductions;
+        for (std::size_t i = 1; i < 3; ++i) session.train(i);
+        reductions += session.engine.traffic().reductions;
+        if (mesh.rank() == 0) units = session.engine.unit_names();
+      });
+    }
+    EXPECT_GT(reductions, inner) << "no sum over replicas was made";
+    EXPECT_EQ(ranges_of("reduce "), reductions);
+    for (const std::string& unit : units) EXPECT_GT(seen.begun["wait " + unit], 0) << unit;
     EXPECT_EQ(seen.out_of_order, 0);
   }
 }

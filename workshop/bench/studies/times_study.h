@@ -21,7 +21,8 @@ std::vector<TimesCase> times_cases(bool small);
 /// What it costs a steady step that a run tells where its time goes. Under FULL_SHARD, with one copy of the parameters
 /// on a host and with private copies, these take turns in every round:
 ///
-///   nothing told            no wait for data, no latencies; spans tell nobody
+///   nothing told            no latencies; spans tell nobody; no wait for data, except with private copies, whose
+///                           operators are watched anyhow
 ///   nothing told, another   the same with an Engine of its own: by how much two Engines differ that do the same
 ///   ranges                  spans ask for a profiler, and there is none: every program has that
 ///   all                     ranges, the wait for data (Engine::time_data) and latencies (Engine::time_calls)

@@ -65,6 +65,15 @@ void expect_small_batches(const Strategy& strategy, const PlanScene& scene) {
       "gradient_accumulation above 1, or several ranks");
 }
 
+/// Throws where "mesh" makes several replicas of asynchronous ranks. Its shard axis alone can do that.
+void expect_one_replica(const PlanScene& scene) {
+  if (!scene.sync.is_asynchronous() || scene.mesh.replicate_size == 1) return;
+  throw Error(ExitCode::kConfig,
+              c10::str("/mesh/shard: asynchronous and hogwild (\"sync\") need a mesh of one replica, since every rank "
+                       "is one already and shards lie over all ranks, got ",
+                       scene.mesh.replicate_size, " replicas. [T0893] hint: leave \"mesh\" out"));
+}
+
 /// The number of units that are gathered ahead: PlanInput::prefetch.
 std::int64_t units_ahead(const Strategy& strategy, std::span<const UnitShape> units) {
   if (strategy.prefetch_bytes == 0) return strategy.prefetch;
@@ -85,6 +94,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   expect_built_for_device(strategy, scene.is_queued);
   if (strategy.reproducible) expect_reproducible(strategy, scene);
   expect_small_batches(strategy, scene);
+  expect_one_replica(scene);
   if (strategy.compression.has_method() && scene.mesh.replicate_size > 1) {
     throw Error(ExitCode::kConfig, c10::str("/compression/method: needs a mesh of one replica, whose ranks sum all "
                                             "gradients at once, got ",

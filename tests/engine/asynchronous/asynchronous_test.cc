@@ -429,6 +429,14 @@ TEST(Asynchronous, UnsupportedKeysBesideAsynchronousAreRefused) {
       }),
       HasSubstr("sync.type asynchronous"));
   EXPECT_EQ(error_with(R"("gradient_clipping": 1.0)"), "");
+  for (const Adjust& adjust : {Adjust(nullptr), Adjust(hogwild)}) {
+    Strategy two_replicas = asynchronous(adjust);
+    two_replicas.mesh.shard = 2;
+    EXPECT_THAT(error_of([&] {
+                  run_ranks({.ranks = 4}, [&](const Mesh& mesh) { const Session session(mesh, two_replicas); });
+                }),
+                HasSubstr("/mesh/shard: asynchronous and hogwild"));
+  }
   EXPECT_THAT(error_of([] {
                 run_ranks({.ranks = 2}, [](const Mesh& mesh) {
                   const torch::nn::Sequential module(SyncBatchNorm(torch::nn::BatchNormOptions(4), mesh));

@@ -65,6 +65,7 @@ Engine::~Engine() {
     job.fail(make_error(ExitCode::kInternal, "an exception ended the training loop"));
   if (saving.under_way && (unwinding || job.failed)) saving.under_way->cancel();
   saving.leave_commit();
+  if (!unwinding && !job.failed) training.take_newest_values();
   training.detach_parameters();
 }
 

@@ -201,12 +201,7 @@ void OwnedShards::adopt() {
   }
   board_.meet("asynchronous values");
   for (Group& group : groups_) {
-    for (int owner = 0; owner < board_.size(); ++owner) {
-      const FlatGroup& view = group.views[static_cast<std::size_t>(owner)];
-      std::memcpy(group.flat->full + view.optimizer_part.offset * 4, view.shard,
-                  static_cast<std::size_t>(view.optimizer_part.numel) * 4);
-      group.pulled[static_cast<std::size_t>(owner)] = shard(group, owner).version;
-    }
+    for (int owner = 0; owner < board_.size(); ++owner) copy_shard(group, owner);
   }
   board_.meet("asynchronous values");
 }
@@ -250,13 +245,27 @@ void OwnedShards::wait_for_the_slowest(const Unit& unit) {
 
 void OwnedShards::pull_shard(Group& group, int owner) {
   await_turn(group, owner, /*is_push=*/false);
-  const FlatGroup& view = group.views[static_cast<std::size_t>(owner)];
   Shard& there = shard(group, owner);
   const Holding holding(there, board_, [&] { return what(group, owner, "pull"); });
+  copy_shard(group, owner);
+  note(group, owner, /*is_push=*/false, there.version);
+}
+
+/// REQUIRES: this rank holds the shard's lock, or nobody pushes.
+void OwnedShards::copy_shard(Group& group, int owner) {
+  const FlatGroup& view = group.views[static_cast<std::size_t>(owner)];
   std::memcpy(group.flat->full + view.optimizer_part.offset * 4, view.shard,
               static_cast<std::size_t>(view.optimizer_part.numel) * 4);
-  group.pulled[static_cast<std::size_t>(owner)] = there.version;
-  note(group, owner, /*is_push=*/false, there.version);
+  group.pulled[static_cast<std::size_t>(owner)] = shard(group, owner).version;
+}
+
+void OwnedShards::take_newest() {
+  for (Group& group : groups_) {
+    for (int owner = 0; owner < board_.size(); ++owner) {
+      const Holding holding(shard(group, owner), board_, [&] { return what(group, owner, "last copy"); });
+      copy_shard(group, owner);
+    }
+  }
 }
 
 /// With max_staleness 0 no rank pushes while others pull or compute, and ranks push one after the other.

@@ -60,6 +60,9 @@ class OwnedShards final : public CommonParameters {
   void adopt() override;
   /// Every rank pulls the newest values.
   void bring_together() override;
+  /// Makes the newest values of all units this rank's own, for a module that outlives its Engine. It is no pull: no
+  /// order has it, and it waits for nobody but the holders of shards. Others may go on to push.
+  void take_newest();
 
   /// Units pulled so far, and their bytes.
   std::int64_t pulls() const { return pulls_; }
@@ -95,6 +98,7 @@ class OwnedShards final : public CommonParameters {
   void wait_for_turn_of_round();
   void await_turn(const Group& group, int owner, bool is_push);
   void pull_shard(Group& group, int owner);
+  void copy_shard(Group& group, int owner);
   void push_shard(Group& group, int owner, const ElementUpdate& rule, const PushRates& with, GradientAges& ages);
   float compensated(const Group& group, int owner, Extent run, float scale) const;
   void note(const Group& group, int owner, bool is_push, std::int64_t version);

@@ -68,6 +68,10 @@ class ReplicaSync {
   }
   /// No unit is pulled any more.
   void stop_pulls() { pulls_.reset(); }
+  /// Copies that are pulled get the newest values once more (OwnedShards::take_newest).
+  void take_newest() {
+    if (OwnedShards* const shards = pulled()) shards->take_newest();
+  }
 
   // As OuterSteps has them, or CommonParameters:
   void after(std::int64_t step) {

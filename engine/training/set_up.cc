@@ -322,6 +322,14 @@ void Training::report_frozen_states() const {
   if (!frozen_states.empty() && job.mesh.rank() == 0) log_info(frozen_states.describe());
 }
 
+void Training::take_newest_values() {
+  try {
+    sync.take_newest();
+  } catch (const Error& error) {
+    log_warning("parameters keep the values that this rank pulled last: " + error.message());
+  }
+}
+
 void Training::detach_parameters() {
   activations.reset();
   hooks.reset();

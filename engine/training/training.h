@@ -126,6 +126,9 @@ struct Training {
   /// changes, the step is made anew and the result is true. Step::resume must follow. Call it between steps.
   bool use_defaults(std::int64_t version);
   void report_frozen_states() const;
+  /// Where parameters are copies that this rank pulls ("sync"), makes them the newest values, which the module keeps
+  /// when its Engine ends. A failure goes to the log.
+  void take_newest_values();
   /// Parameters that were gathered refuse access from now on, and their shards wait for the next Engine. Others stay
   /// readable: with their memory, or as a copy of their own if ranks shared it.
   void detach_parameters();

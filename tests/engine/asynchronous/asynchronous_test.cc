@@ -292,6 +292,23 @@ TEST(Asynchronous, WriteUnderAGuardReachesAllRanks) {
   });
 }
 
+TEST(Asynchronous, ModuleWhoseEngineIsGoneHasTheNewestValues) {
+  Values newest;
+  std::vector<Values> left(kRanks);
+  run_ranks({.ranks = kRanks}, [&](const Mesh& mesh) {
+    Tiny model = nullptr;
+    {
+      Session session(mesh, asynchronous(sgd));
+      model = session.model;
+      for (std::size_t i = 0; i < 3; ++i) session.train(i);
+      barrier(mesh);
+      if (mesh.rank() == 0) newest = session.values();  // a pull, which the other ranks do not make
+    }
+    left[static_cast<std::size_t>(mesh.rank())] = values_of(*model);
+  });
+  for (const Values& values : left) EXPECT_TRUE(all_same_bits(values, newest));
+}
+
 void hogwild(Strategy& s) {
   sgd(s);
   s.sync.type = SyncType::kHogwild;

@@ -35,8 +35,8 @@ namespace {
 // This file works as follows. Loading has two phases. `examine` changes nothing: rank 0 finds the folder; every rank
 // opens the checkpoint, matches it with the Engine, and verifies its share of the chunks; then ranks compare hashes.
 // `run` changes the Engine: `apply` reads masters, states, residuals, buffers, items and generators, which may still
-// fail (the Engine is then half loaded, and says so); `finish` sets what cannot fail. A spike that goes back in time
-// uses the same two phases.
+// fail (the Engine is then half loaded, and says so). It waits for no other rank, since one that has failed does not
+// come. `finish` sets what cannot fail. A spike that goes back in time uses the same two phases.
 
 /// Which values are loaded.
 enum class LoadKind : std::uint8_t {
@@ -87,6 +87,7 @@ class Load {
           message_of(applied.status()) +
               ". The Engine is not as it was: some of its values are the checkpoint's already. [T0183] hint: load a "
               "checkpoint that is whole, or make the Engine anew");
+    training_.sync.adopt();  // after all have read, since asynchronous ranks meet here
     finish();
     training_.values.half_loaded = false;
     return std::move(loaded_);
@@ -200,9 +201,8 @@ class Load {
     return residuals().read(own_residuals_);
   }
 
-  /// Takes the masters, which were read and are the same in all replicas, as outer weights, and reads their momentum.
+  /// Reads the momentum of outer weights, which are the masters that were read: they are the same in all replicas.
   absl::Status read_outer_momentum() {
-    training_.sync.adopt();
     training_.sync.forget_momentum();
     if (!training_.sync.config().has_outer_optimizer()) {
       const bool saved = std::ranges::any_of(manifest().parameters, [&](const SavedParameter& parameter) {

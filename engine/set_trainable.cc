@@ -66,9 +66,10 @@ void Engine::State::expect_may_plan_anew(const char* what) const {
   expect(!saving.durable, what,
          " with \"durable\", whose commits are of one plan. [T0276] hint: save a checkpoint, and load it in a run that "
          "makes the change before its Engine");
-  expect(!training.sync.is_apart(), what,
-         " with \"sync\" local_sgd or diloco, whose outer steps are of one plan. [T0277] hint: save a checkpoint, and "
-         "load it in a run that makes the change before its Engine");
+  expect(
+      !training.sync.is_apart(), what,
+      " with \"sync\" other than each_step, whose outer steps or common parameters are of one plan. [T0277] hint: save "
+      "a checkpoint, and load it in a run that makes the change before its Engine");
 }
 
 void Engine::set_trainable(const std::string& pattern, bool trainable) { set_trainable({&pattern, 1}, trainable); }

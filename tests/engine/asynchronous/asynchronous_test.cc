@@ -292,6 +292,14 @@ TEST(Asynchronous, WriteUnderAGuardReachesAllRanks) {
   });
 }
 
+TEST(Asynchronous, PlanOfOtherParametersIsRefused) {
+  run_ranks({.ranks = 2}, [](const Mesh& mesh) {
+    Session session(mesh, asynchronous(sgd));
+    EXPECT_THAT(usage_error_of([&] { session.engine.set_trainable("blocks.0.*", false); }),
+                HasSubstr("set_trainable with \"sync\" other than each_step"));
+  });
+}
+
 TEST(Asynchronous, ModuleWhoseEngineIsGoneHasTheNewestValues) {
   Values newest;
   std::vector<Values> left(kRanks);

@@ -166,6 +166,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
 std::string next_cheaper(const MemoryPlan& plan, const Strategy& strategy, bool shares_memory, std::int64_t limit) {
   constexpr ShardingStrategy kFromDearToCheap[] = {ShardingStrategy::kNoShard, ShardingStrategy::kShardOptimizer,
                                                    ShardingStrategy::kShardGradients, ShardingStrategy::kFullShard};
+  if (strategy.sync.is_asynchronous()) return "";  // it goes with SHARD_OPTIMIZER alone
   for (ShardingStrategy cheaper : kFromDearToCheap) {
     PlanInput input = plan.input();
     input.placement = placement_on(cheaper, strategy, input.mesh, shares_memory);

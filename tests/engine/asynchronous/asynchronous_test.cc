@@ -300,6 +300,19 @@ TEST(Asynchronous, PlanOfOtherParametersIsRefused) {
   });
 }
 
+TEST(Asynchronous, MemoryLimitThatIsTooLowNamesNoOtherStrategy) {
+  const std::string error = error_of([] {
+    run_ranks({.ranks = 2}, [](const Mesh& mesh) {
+      Strategy strategy = asynchronous();
+      Tiny model = make_tiny({}, false);
+      strategy.memory.limit_bytes = plan_memory(*model, strategy, mesh.topology()).use.limited() - 1;
+      const Session session(mesh, strategy);
+    });
+  });
+  EXPECT_THAT(error, HasSubstr("/memory/limit: the plan for SHARD_OPTIMIZER needs"));
+  EXPECT_THAT(error, Not(HasSubstr("the next cheaper strategy")));
+}
+
 TEST(Asynchronous, ModuleWhoseEngineIsGoneHasTheNewestValues) {
   Values newest;
   std::vector<Values> left(kRanks);

@@ -37,7 +37,7 @@ std::vector<StrategyRule> noise_rules() {
           "/compression/method", "a compression.method", [](const Strategy& s) { return s.compression.has_method(); },
           "what ranks sum is not their gradients, so its norm does not belong to theirs", ""),
       without(
-          "/sync/type", "sync.type asynchronous", [](const Strategy& s) { return s.sync.is_asynchronous(); },
+          "/sync/type", "sync.type asynchronous or hogwild", [](const Strategy& s) { return s.sync.is_asynchronous(); },
           "no rank knows the mean of all gradients", ""),
       without(
           "/reproducible", "reproducible", [](const Strategy& s) { return s.reproducible; },

@@ -202,7 +202,7 @@ void CpuStep::resume(const StepProgress& progress) {
   scaler_.restore(progress.scaler);
   update_.read_counts(progress.updates);
   if (spikes_) spikes_->restore(progress.losses);
-  noise_.restore(progress.noise);
+  if (strategy_.noise_scale.every > 0) noise_.restore(progress.noise);
   if (!progress.rates.empty()) update_.learning_rates().restore(progress.rates);
   if (!progress.options.empty()) update_.options().restore(progress.options);
 }

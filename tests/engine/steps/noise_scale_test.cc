@@ -501,5 +501,24 @@ TEST(NoiseScaleOfSteps, ResumedRunKnowsWhatWasMeasured) {
   });
 }
 
+TEST(NoiseScaleOfSteps, RunThatDoesNotMeasureTellsNothingOfItsCheckpoints) {
+  const TestFolder folder;
+  const Strategy measured = strategy_for(ShardingStrategy::kFullShard, measures());
+  Strategy plain = measured;
+  plain.noise_scale = {};
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    {
+      Session session(mesh, measured);
+      EXPECT_GT(session.train(0).noise_batch, 0);
+      save_checkpoint(session.engine, folder.path());
+    }
+    Session session(mesh, plain);
+    load_checkpoint(session.engine, folder.path());
+    const StepResult result = session.train(1);
+    EXPECT_EQ(result.noise_batch, 0);
+    EXPECT_EQ(result.noise_variance, 0);
+  });
+}
+
 }  // namespace noise_scale_test
 }  // namespace tessera::testing

@@ -50,6 +50,18 @@ StrategyRule never_wild_with(std::string other, const std::string& what, std::fu
       [holds = std::move(holds)](const Strategy& s) { return s.sync.is_hogwild() && holds(s); }, why);
 }
 
+/// The file of an order is emptied when it begins to be written, which may be before all ranks have read it.
+StrategyRule orders_rule() {
+  return {{"/sync/record_order", "/sync/play_order"},
+          "sync.record_order and sync.play_order are different files.",
+          [](const Strategy& s) -> std::string {
+            const AsynchronousConfig& orders = s.sync.asynchronous;
+            if (orders.record_order.empty() || orders.record_order != orders.play_order) return "";
+            return "is the file of the other order, and would be emptied before it is read. [T0894] hint: name another "
+                   "file";
+          }};
+}
+
 bool compresses_anything(const CompressionConfig& c) {
   return c.gradients != WireForm::kPlain || c.sums != WireForm::kPlain || c.gathers != WireForm::kPlain ||
          c.has_method() || c.error_feedback;
@@ -135,7 +147,8 @@ std::vector<StrategyRule> asynchronous_rules() {
           "other ranks change parameters at any time"),
       never_wild_with(
           "/check/as_across_hosts", "check.as_across_hosts", [](const Strategy& s) { return s.check.as_across_hosts; },
-          "no step compares what ranks have read")};
+          "no step compares what ranks have read"),
+      orders_rule()};
 }
 
 }  // namespace tessera

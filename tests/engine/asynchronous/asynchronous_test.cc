@@ -457,6 +457,9 @@ TEST(Asynchronous, UnsupportedKeysBesideAsynchronousAreRefused) {
     EXPECT_THAT(error_with(with), HasSubstr("asynchronous cannot stand beside")) << with;
     EXPECT_THAT(error_with(with), HasSubstr(named)) << with;
   }
+  const std::string one_file = R"("sync": {"type": "asynchronous", "record_order": "a", "play_order": "a"})";
+  EXPECT_THAT(error_of([&] { Strategy::from_json(R"({"strategy": "SHARD_OPTIMIZER", )" + one_file + "}"); }),
+              HasSubstr("/sync/record_order: is the file of the other order"));
   EXPECT_THAT(error_with(R"("reproducible": true)"), HasSubstr("cannot stand beside a sync.type other than each_step"));
   EXPECT_THAT(error_of([] { Strategy::from_json(R"({"sync": {"type": "asynchronous"}})"); }),
               HasSubstr("SHARD_OPTIMIZER"));

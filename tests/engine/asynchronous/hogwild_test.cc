@@ -119,6 +119,14 @@ TEST(Hogwild, OneRankHasTheBitsOfSynchronousTraining) {
   }
 }
 
+TEST(Hogwild, StepsOfSeveralRanksSpendNoTimeInCommunication) {
+  const Ran got = run(2, hogwild(), 3);
+  for (const std::vector<StepResult>& steps : got.steps) {
+    ASSERT_EQ(steps.size(), 3U);
+    for (const StepResult& step : steps) EXPECT_EQ(step.communication_seconds, 0);
+  }
+}
+
 /// The mean loss of the last six steps, in which each batch comes once.
 double last_loss(const Ran& ran) {
   double sum = 0;

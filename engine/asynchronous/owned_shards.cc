@@ -55,8 +55,7 @@ class OwnedShards::Holding {
       const int error = lock();
       if (error != ETIMEDOUT) return error;
       board_.look();
-      const int holder = shard_.holder.load();
-      if (holder != Shard::kNobody && board_.is_late(begin)) end_late(what, holder);
+      if (board_.is_late(begin)) end_late(what);
     }
   }
   /// Tries for 100 ms.
@@ -71,21 +70,26 @@ class OwnedShards::Holding {
   std::string start_of(PeerBoard::What what) const {
     return "rank " + std::to_string(board_.rank()) + "/" + std::to_string(board_.size()) + " " + what();
   }
-  [[noreturn]] void end_late(PeerBoard::What what, int holder) {
+  /// The holder is not known where a rank stopped right behind its lock.
+  std::string name_of_holder() const {
+    const int holder = shard_.holder.load();
+    return holder == Shard::kNobody ? "a rank" : board_.name_of(holder - 1);
+  }
+  [[noreturn]] void end_late(PeerBoard::What what) {
     board_.note_failed();
     throw Error(ExitCode::kPeerLost,
-                start_of(what) + ": timed out waiting for " + board_.name_of(holder - 1) +
+                start_of(what) + ": timed out waiting for " + name_of_holder() +
                     ", which holds this shard (comm.timeout_s sets the limit). [T0831] hint: a rank holds a shard only "
                     "while it copies or updates it, so look for what stops that process: SIGSTOP, a debugger, or "
                     "memory that is swapped out");
   }
   [[noreturn]] void end_half_updated(PeerBoard::What what, int error) {
-    const int holder = shard_.holder.load();
+    const std::string holder = name_of_holder();
     if (error == EOWNERDEAD) pthread_mutex_unlock(&shard_.mutex);  // no rank can lock it from now on
     board_.look_for_the_dead();
     board_.note_failed();
     throw Error(ExitCode::kPeerLost,
-                start_of(what) + ": " + (holder == Shard::kNobody ? "a rank" : board_.name_of(holder - 1)) +
+                start_of(what) + ": " + holder +
                     " ended while it held this shard, which may be half-updated. [T0819] hint: what the rank that "
                     "ended first printed last, or its launcher, says why; go on from a checkpoint");
   }

@@ -148,6 +148,10 @@ std::vector<StrategyRule> asynchronous_rules() {
       never_wild_with(
           "/check/as_across_hosts", "check.as_across_hosts", [](const Strategy& s) { return s.check.as_across_hosts; },
           "no step compares what ranks have read"),
+      never_wild_with(
+          "/optimizer/centered", "optimizer.centered where sync.states is shared",
+          [](const Strategy& s) { return s.optimizer.centered && s.sync.asynchronous.states == StateSharing::kShared; },
+          "steps are divided by the difference of two states, which may be 0 where two ranks have written one each"),
       orders_rule()};
 }
 

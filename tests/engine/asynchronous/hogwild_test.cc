@@ -311,6 +311,16 @@ TEST(Hogwild, UnsupportedKeysBesideHogwildAreRefused) {
     EXPECT_THAT(error_with(with), HasSubstr("hogwild cannot stand beside")) << with;
     EXPECT_THAT(error_with(with), HasSubstr(named)) << with;
   }
+  const auto error_of_centered = [](const std::string& states) {
+    return error_of([&] {
+      Strategy::from_json(
+          std::string(R"({"strategy": "SHARD_OPTIMIZER", "optimizer": {"type": "rmsprop", "centered": true}, )") +
+          R"("sync": {"type": "hogwild", "states": ")" + states + R"("}})");
+    });
+  };
+  EXPECT_THAT(error_of_centered("shared"),
+              HasSubstr("hogwild cannot stand beside optimizer.centered where sync.states is shared"));
+  EXPECT_EQ(error_of_centered("own"), "");
   EXPECT_EQ(error_with(R"("gradient_clipping": 1.0)"), "");
   EXPECT_THAT(error_of([] { Strategy::from_json(R"({"sync": {"type": "hogwild"}})"); }),
               HasSubstr("hogwild needs \"strategy\" \"SHARD_OPTIMIZER\""));

@@ -286,11 +286,11 @@ def profiled(strategy):
     def losses(observer):
         net = model()
         engine = tessera.Engine(net, {"strategy": "FULL_SHARD", **strategy})
-        before = engine.traffic()
+        before = engine.traffic
         with observer:
             found = train(engine, net, [1, 2])
         if isinstance(observer, torch.profiler.profile):
-            after, seen = engine.traffic(), {event.key: event.count for event in observer.key_averages()}
+            after, seen = engine.traffic, {event.key: event.count for event in observer.key_averages()}
             for call, key in (("all_gather ", "gathers"), ("reduce ", "reductions")):
                 assert sum(count for name, count in seen.items() if name.startswith(call)) == after[key] - before[key] > 0, (call, seen)
             assert seen["reduce blocks.0"] == 2 and seen["backward"] == 2, seen

@@ -295,7 +295,7 @@ std::vector<json> events_of(const std::string& folder, std::size_t files, const 
 
 TEST_F(Train, CsvAndEventFilesHoldTheNumbersOfJsonLines) {
   write_file(path("held_out"), read_file(path("text")).substr(0, 2000));
-  const Words evaluate = {"--eval-data", path("held_out"), "--eval-every", "2"};
+  const Words evaluate = {"--eval-data", path("held_out"), "--eval-every", "2", "--peak-tflops", "0.5"};
   const std::string file = strategy("FULL_SHARD");
   const auto now_s = [] {
     return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -310,6 +310,7 @@ TEST_F(Train, CsvAndEventFilesHoldTheNumbersOfJsonLines) {
   const std::vector<Words> table = table_of(path("table.csv"));
   EXPECT_EQ(column_of(table, "step"), (Words{"1", "2", "2", "3", "3"}));
   for (const Words& row : table) EXPECT_EQ(row.size(), table[0].size());
+  EXPECT_GT(std::stod(column_of(table, "mfu").at(0)), 0);
   const Words losses = column_of(table, "loss"), eval_losses = column_of(table, "eval_loss");
   std::map<std::string, std::vector<std::pair<int, float>>> wanted;
   std::size_t row = 0;
@@ -472,7 +473,7 @@ TEST_F(Train, MetricsAndStatusLineTellWhomRanksWaitedFor) {
   const Ended shown = run(launch(2) + command + Words{"--overwrite", "--show", "straggler"});
   EXPECT_THAT(shown.out, ::testing::ContainsRegex("step 4/4 .* waited for rank [01]: [0-9.]+ ms [(][0-9.]+ %[)]"));
   run(launch(1) + command + Words{"--overwrite"});
-  for (const json& step : steps("waits")) EXPECT_TRUE(step.at("waited_for_rank").is_null()) << step;
+  for (const json& step : steps("waits")) EXPECT_FALSE(step.contains("waited_for_rank")) << step;
 }
 
 TEST_F(Train, MetricsHaveLatenciesOfEachUnitsCalls) {

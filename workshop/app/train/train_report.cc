@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
-#include <limits>
 #include <utility>
 
 #include "runtime/base/bytes.h"
@@ -72,11 +71,8 @@ std::string straggler_text(const StepResult& result) {
 namespace {
 
 std::vector<Metric> straggler_of(const StepResult& result) {
-  if (result.waited_for_rank >= 0)
-    return {{"waited_for_rank", std::int64_t{result.waited_for_rank}},
-            {"waited_for_seconds", result.waited_for_seconds}};
-  constexpr double kNotKnown = std::numeric_limits<double>::quiet_NaN();
-  return {{"waited_for_rank", kNotKnown}, {"waited_for_seconds", kNotKnown}};
+  if (result.waited_for_rank < 0) return {};
+  return {{"waited_for_rank", std::int64_t{result.waited_for_rank}}, {"waited_for_seconds", result.waited_for_seconds}};
 }
 
 std::vector<Metric> metrics_of(const EvaluationResult& result) {
@@ -100,7 +96,10 @@ std::vector<Metric> operator+(std::vector<Metric> a, const std::vector<Metric>& 
 
 std::vector<std::string> TrainReport::columns() const {
   std::vector<std::string> names = {"run"};
-  for (const Metric& metric : metrics_of(StepResult{}, 0, TrafficCounts{})) names.push_back(metric.name);
+  StepResult all_known;
+  all_known.waited_for_rank = 0;
+  all_known.peak_tflops = 1;
+  for (const Metric& metric : metrics_of(all_known, 0, TrafficCounts{})) names.push_back(metric.name);
   if (!options_.evaluates) return names;
   for (const Metric& metric : app::metrics_of(EvaluationResult{})) names.push_back(metric.name);
   return names;

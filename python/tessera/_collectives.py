@@ -33,13 +33,16 @@ def all_reduce(value: int, op: str = "sum") -> int: ...
 def all_reduce(value: float, op: str = "sum") -> float: ...
 
 
-def all_reduce(value, op="sum"):
+def all_reduce(value, op=None):
     """Returns the "sum", "mean", "min" or "max" over all ranks, with the same bits on each.
 
-    A tensor (any shape, on any device) is changed in place and returned. A number or bool is returned as the type that
-    it came as. Raises Error (64) for a bool with another `op` than "min" and "max".
+    Without `op` it is the sum, and of bools the maximum: whether any rank has True. A tensor (any shape, on any device)
+    is changed in place and returned. A number or bool is returned as the type that it came as. Raises Error (64) for a
+    bool with another `op` than "min" and "max".
     """
     join_if_needed()
+    if op is None:
+        op = "max" if isinstance(value, bool) else "sum"
     if isinstance(value, torch.Tensor):
         _native.all_reduce(value, op)
         return value

@@ -934,6 +934,7 @@ def collectives(strategy):
     rank, size = tessera.rank(), tessera.world_size()
     assert tessera.all_reduce(rank) == sum(range(size)) and tessera.all_reduce(0.5 * rank, "max") == 0.5 * (size - 1)
     assert tessera.all_reduce(rank == 1, "max") is True and tessera.all_reduce(rank == 1, "min") is False
+    assert tessera.all_reduce(rank == 1) is True and tessera.all_reduce(rank > size) is False
     tensor = torch.full((3,), float(rank))
     assert tessera.all_reduce(tensor, "mean") is tensor and tensor[0] == (size - 1) / 2
     assert tessera.all_gather("r" * rank) == ["r" * each for each in range(size)]

@@ -4,8 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
 #include <utility>
 
 #include "runtime/base/status.h"
@@ -68,17 +66,10 @@ void LocalRanks::react(std::span<const pollfd> ready) {
   for (Rank& rank : ranks_) check_end(rank);
 }
 
-/// Reads a few buffers a call at most, so that a rank that never stops writing cannot keep the loop from the others.
 void LocalRanks::forward_output(Rank& rank, bool errors) {
-  OwnedFd& from = errors ? rank.process.err : rank.process.out;
-  std::array<char, 64 << 10> buffer;
-  for (int round = 0; round < 4 && from.is_open(); ++round) {
-    const ssize_t got = ::read(from.get(), buffer.data(), buffer.size());
-    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (got <= 0) return from.reset();
-    const std::string_view bytes(buffer.data(), static_cast<std::size_t>(got));
+  read_some(errors ? rank.process.err : rank.process.out, [&](std::string_view bytes) {
     errors ? listener_.on_errors(rank.number, bytes) : listener_.on_output(rank.number, bytes);
-  }
+  });
 }
 
 void LocalRanks::check_end(Rank& rank) {

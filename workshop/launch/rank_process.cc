@@ -32,6 +32,16 @@ OwnedFd& OwnedFd::operator=(OwnedFd&& other) noexcept {
   return *this;
 }
 
+void read_some(OwnedFd& from, const std::function<void(std::string_view)>& take) {
+  std::array<char, 64 << 10> buffer;
+  for (int round = 0; round < 4 && from.is_open(); ++round) {
+    const ssize_t got = ::read(from.get(), buffer.data(), buffer.size());
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (got <= 0) return from.reset();
+    take({buffer.data(), static_cast<std::size_t>(got)});
+  }
+}
+
 int RankExit::code() const { return WIFSIGNALED(wait_status) ? 128 + WTERMSIG(wait_status) : WEXITSTATUS(wait_status); }
 
 std::optional<int> RankExit::signal() const {

@@ -5,8 +5,10 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tessera {
@@ -29,6 +31,10 @@ class OwnedFd {
  private:
   int fd_;
 };
+
+/// Hands what a non-blocking pipe holds to `take`, a few buffers a call at most, so that a writer that never stops
+/// cannot keep the caller from others. Closes `from` at its end.
+void read_some(OwnedFd& from, const std::function<void(std::string_view)>& take);
 
 /// How a rank ended.
 struct RankExit {

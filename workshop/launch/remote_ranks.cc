@@ -135,23 +135,11 @@ void RemoteRanks::react(std::span<const pollfd> ready) {
 }
 
 void RemoteRanks::read_output() {
-  std::array<char, 64 << 10> buffer;
-  for (int round = 0; round < 4 && ssh_.out.is_open(); ++round) {
-    const ssize_t got = ::read(ssh_.out.get(), buffer.data(), buffer.size());
-    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (got <= 0) return ssh_.out.reset();
-    take_bytes({buffer.data(), static_cast<std::size_t>(got)});
-  }
+  read_some(ssh_.out, [this](std::string_view bytes) { take_bytes(bytes); });
 }
 
 void RemoteRanks::read_errors() {
-  std::array<char, 64 << 10> buffer;
-  for (int round = 0; round < 4 && ssh_.err.is_open(); ++round) {
-    const ssize_t got = ::read(ssh_.err.get(), buffer.data(), buffer.size());
-    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (got <= 0) return ssh_.err.reset();
-    errors_.add({buffer.data(), static_cast<std::size_t>(got)});
-  }
+  read_some(ssh_.err, [this](std::string_view bytes) { errors_.add(bytes); });
 }
 
 /// A login shell may print what it likes before the agent begins; it is passed over.

@@ -1,8 +1,5 @@
 #include "workshop/bench/studies/step_study.h"
 
-#include <ATen/Context.h>
-#include <ATen/ops/randint.h>
-
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -10,8 +7,8 @@
 #include "runtime/border/throw.h"
 #include "runtime/comm/local/fake_mesh.h"
 #include "runtime/comm/mesh_groups.h"
-#include "tessera/deferred_init.h"
 #include "tessera/engine.h"
+#include "workshop/bench/studies/gpt_session.h"
 #include "workshop/bench/studies/rank_samples.h"
 #include "workshop/models/gpt.h"
 
@@ -24,20 +21,16 @@ using Clock = SampleClock;
 class Trial {
  public:
   Trial(const Mesh& mesh, const Contender& contender, const models::GPTConfig& config)
-      : model_(make_model(config)), engine_(model_, contender.strategy, mesh) {
-    at::manual_seed(17 + static_cast<std::uint64_t>(mesh.rank()));
-    tokens_ = at::randint(config.vocab_size, {1, config.seq_len + 1}, at::kLong);
-  }
+      : session_(mesh, config, contender.strategy) {}
 
   /// Trains one step, and adds to `timing`. Returns its loss.
   double step(StepTiming& timing) {
     const Clock::time_point begin = Clock::now();
-    const std::int64_t length = tokens_.size(1) - 1;
-    const at::Tensor loss = model_->forward(tokens_.narrow(1, 0, length), tokens_.narrow(1, 1, length));
+    const at::Tensor loss = session_.loss();
     const Clock::time_point forward = Clock::now();
-    engine_.backward(loss);
+    session_.engine().backward(loss);
     const Clock::time_point backward = Clock::now();
-    const StepResult result = engine_.step();
+    const StepResult result = session_.engine().step();
     const Clock::time_point end = Clock::now();
     timing.step.ns.push_back(nanoseconds_between(begin, end));
     timing.forward.ns.push_back(nanoseconds_between(begin, forward));
@@ -48,14 +41,7 @@ class Trial {
   }
 
  private:
-  static models::GPT make_model(const models::GPTConfig& config) {
-    at::manual_seed(3);
-    return deferred_init([&] { return models::GPT(config); });
-  }
-
-  models::GPT model_;
-  Engine engine_;
-  at::Tensor tokens_;
+  GptSession session_;
 };
 
 void append(Samples& to, const Samples& from) { to.ns.insert(to.ns.end(), from.ns.begin(), from.ns.end()); }

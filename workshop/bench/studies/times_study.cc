@@ -1,7 +1,5 @@
 #include "workshop/bench/studies/times_study.h"
 
-#include <ATen/Context.h>
-#include <ATen/ops/randint.h>
 #include <ATen/record_function.h>
 
 #include <array>
@@ -12,11 +10,9 @@
 #include <unordered_set>
 
 #include "runtime/comm/mesh_groups.h"
-#include "tessera/deferred_init.h"
-#include "tessera/engine.h"
 #include "tessera/span.h"
+#include "workshop/bench/studies/gpt_session.h"
 #include "workshop/bench/studies/rank_samples.h"
-#include "workshop/models/gpt.h"
 
 namespace tessera::app {
 namespace {
@@ -43,33 +39,6 @@ class Observer {
 
  private:
   at::CallbackHandle handle_;
-};
-
-/// A model, its data and its Engine.
-class Session {
- public:
-  Session(const Mesh& mesh, const models::GPTConfig& config, const Strategy& strategy)
-      : model_(make_model(config)), engine_(model_, strategy, mesh) {
-    at::manual_seed(17 + static_cast<std::uint64_t>(mesh.rank()));
-    tokens_ = at::randint(config.vocab_size, {1, config.seq_len + 1}, at::kLong);
-  }
-
-  Engine& engine() { return engine_; }
-  void step() {
-    const std::int64_t length = tokens_.size(1) - 1;
-    engine_.backward(model_->forward(tokens_.narrow(1, 0, length), tokens_.narrow(1, 1, length)));
-    engine_.step();
-  }
-
- private:
-  static models::GPT make_model(const models::GPTConfig& config) {
-    at::manual_seed(3);
-    return deferred_init([&] { return models::GPT(config); });
-  }
-
-  models::GPT model_;
-  Engine engine_;
-  at::Tensor tokens_;
 };
 
 /// What is on in a turn, and whose Engine makes its steps.
@@ -122,17 +91,18 @@ class TimesStudy {
     throw_if_error(world_->barrier("turn").wait());
     std::optional<Observer> observer;
     if (turn.profiler) observer.emplace();
-    Session& session = *sessions_[static_cast<std::size_t>(turn.session)];
+    GptSession& session = *sessions_[static_cast<std::size_t>(turn.session)];
     for (int step = -kWarmUp; step < steps_; ++step) {
       const SampleClock::time_point begin = SampleClock::now();
-      session.step();
+      session.engine().backward(session.loss());
+      session.engine().step();
       if (step >= 0) samples_[number].ns.push_back(nanoseconds_since(begin));
     }
   }
 
   const std::shared_ptr<Collectives> world_;
   const int steps_;
-  std::array<std::optional<Session>, 3> sessions_;
+  std::array<std::optional<GptSession>, 3> sessions_;
   const Trace::Listener* listener_ = nullptr;
   std::array<Samples, kTurns.size()> samples_;
 };

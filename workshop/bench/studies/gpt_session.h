@@ -1,0 +1,26 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "tessera/engine.h"
+#include "workshop/models/gpt.h"
+
+namespace tessera::app {
+
+/// A GPT with an Engine, and one sequence for each of its steps, another one on each rank. Studies of whole steps train
+/// it; all that are made alike have the same first values.
+class GptSession {
+ public:
+  GptSession(const Mesh& mesh, const models::GPTConfig& config, const Strategy& strategy);
+
+  Engine& engine() { return engine_; }
+  /// Runs forward, and returns the loss.
+  at::Tensor loss();
+
+ private:
+  models::GPT model_;
+  Engine engine_;
+  at::Tensor tokens_;
+};
+
+}  // namespace tessera::app

@@ -46,18 +46,19 @@ std::string words_of(const NonfiniteResult& result) {
 std::unique_ptr<StepRecorder> StepRecorder::make(const Strategy& strategy,
                                                  const std::vector<std::unique_ptr<Unit>>& units, Collectives& world,
                                                  OwnersOfParts owners) {
-  if (strategy.record_hashes.every == 0 && !ReplayRequest::from_environment()) return nullptr;
-  return std::unique_ptr<StepRecorder>(new StepRecorder(strategy, units, world, std::move(owners)));
+  std::optional<ReplayRequest> replay = ReplayRequest::from_environment();
+  if (strategy.record_hashes.every == 0 && !replay) return nullptr;
+  return std::unique_ptr<StepRecorder>(new StepRecorder(strategy, units, world, std::move(owners), std::move(replay)));
 }
 
 StepRecorder::StepRecorder(const Strategy& strategy, const std::vector<std::unique_ptr<Unit>>& units,
-                           Collectives& world, OwnersOfParts owners)
+                           Collectives& world, OwnersOfParts owners, std::optional<ReplayRequest> replay)
     : units_(units),
       world_(world),
       owners_(std::move(owners)),
       order_(microbatch_order(strategy, world.size())),
       every_(strategy.record_hashes.every),
-      replay_(ReplayRequest::from_environment()),
+      replay_(std::move(replay)),
       own_(2 * units.size()),
       all_(own_.size() * static_cast<std::size_t>(world.size())) {
   if (!replay_) {

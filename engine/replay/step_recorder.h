@@ -55,7 +55,7 @@ class StepRecorder {
 
  private:
   StepRecorder(const Strategy& strategy, const std::vector<std::unique_ptr<Unit>>& units, Collectives& world,
-               OwnersOfParts owners);
+               OwnersOfParts owners, std::optional<ReplayRequest> replay);
   struct Found {
     std::int64_t microbatch;
     NonfiniteResult result;

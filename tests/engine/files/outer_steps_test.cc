@@ -24,7 +24,7 @@
 #include "tessera/weights.h"
 #include "tests/engine/on_hosts.h"
 #include "tests/support/session.h"
-#include "tests/support/stand_ins/wrapped_groups.h"
+#include "tests/support/stand_ins/counted_collectives.h"
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {
@@ -243,60 +243,6 @@ TEST(OuterSteps, StreamBesideComputeGivesTheReferencesValues) {
     require(far < 1e-5, "fragments sent over a network lead " + std::to_string(far) + " away");
   });
 }
-
-/// The calls and bytes of one rank's groups whose names have the same end.
-struct Calls {
-  std::int64_t calls = 0, bytes = 0;
-  std::int64_t later = 0;  ///< sums that may be made beside compute
-};
-using CallsOfGroups = std::map<std::string, Calls>;
-
-class CountedCollectives final : public ForwardingCollectives {
- public:
-  CountedCollectives(std::shared_ptr<Collectives> inner, Calls& calls, bool in_background)
-      : ForwardingCollectives(std::move(inner)), calls_(calls), in_background_(in_background) {}
-
-  bool reduces_in_background() const override { return in_background_; }
-  Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override {
-    note(bytes);
-    return ForwardingCollectives::broadcast(label, data, bytes, root);
-  }
-  Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes) override {
-    note(bytes);
-    return ForwardingCollectives::all_to_all(label, input, output, bytes);
-  }
-  Work barrier(std::string_view label) override {
-    note(0);
-    return ForwardingCollectives::barrier(label);
-  }
-
- protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes,
-                     const GatherOptions& options) override {
-    note(bytes);
-    return ForwardingCollectives::do_all_gather(label, shard, full, bytes, options);
-  }
-  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                         const ReduceOptions& options) override {
-    note(numel * size_of(dtype) * static_cast<std::size_t>(size()));
-    return ForwardingCollectives::do_reduce_scatter(label, input, dtype, output, numel, options);
-  }
-  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     const ReduceOptions& options) override {
-    note(numel * size_of(dtype));
-    calls_.later += options.waits == Waits::kLater ? 1 : 0;
-    return ForwardingCollectives::do_all_reduce(label, input, dtype, output, numel, options);
-  }
-
- private:
-  void note(std::size_t bytes) {
-    ++calls_.calls;
-    calls_.bytes += static_cast<std::int64_t>(bytes);
-  }
-
-  Calls& calls_;
-  const bool in_background_;
-};
 
 TEST(OuterSteps, InnerStepsSendNothingAndOuterStepsSendMastersOnce) {
   for (const Shape& shape : kShapes) {

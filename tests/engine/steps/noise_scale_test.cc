@@ -25,7 +25,7 @@
 #include "tessera/error.h"
 #include "tests/support/pairwise.h"
 #include "tests/support/session.h"
-#include "tests/support/stand_ins/wrapped_groups.h"
+#include "tests/support/stand_ins/counted_collectives.h"
 #include "tests/support/stderr_of.h"
 #include "tests/support/test_folder.h"
 
@@ -247,68 +247,19 @@ TEST(NoiseScaleOfSteps, SmoothedScaleOfTenThousandDrawsIsTheExactValue) {
   EXPECT_EQ(last.noise_batch, 2 * kRows);
 }
 
-/// The calls and bytes of one rank's groups, by the last word of their names.
-struct Calls {
-  std::int64_t calls = 0, bytes = 0;
-  friend bool operator==(const Calls&, const Calls&) = default;
-};
-
-class CountedCollectives final : public ForwardingCollectives {
- public:
-  CountedCollectives(std::shared_ptr<Collectives> inner, Calls& calls)
-      : ForwardingCollectives(std::move(inner)), calls_(calls) {}
-
-  Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override {
-    note(bytes);
-    return ForwardingCollectives::broadcast(label, data, bytes, root);
-  }
-  Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes) override {
-    note(bytes);
-    return ForwardingCollectives::all_to_all(label, input, output, bytes);
-  }
-  Work barrier(std::string_view label) override {
-    note(0);
-    return ForwardingCollectives::barrier(label);
-  }
-
- protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes,
-                     const GatherOptions& options) override {
-    note(bytes);
-    return ForwardingCollectives::do_all_gather(label, shard, full, bytes, options);
-  }
-  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                         const ReduceOptions& options) override {
-    note(numel * size_of(dtype));
-    return ForwardingCollectives::do_reduce_scatter(label, input, dtype, output, numel, options);
-  }
-  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     const ReduceOptions& options) override {
-    note(numel * size_of(dtype));
-    return ForwardingCollectives::do_all_reduce(label, input, dtype, output, numel, options);
-  }
-
- private:
-  void note(std::size_t bytes) {
-    ++calls_.calls;
-    calls_.bytes += static_cast<std::int64_t>(bytes);
-  }
-  Calls& calls_;
-};
-
 struct CountedRun {
-  std::map<std::string, Calls> calls;  ///< rank 0's, of the steps alone
+  CallsOfGroups calls;  ///< rank 0's, of the steps alone
   Values values;
   std::vector<StepResult> steps;
 };
 
 CountedRun counted_run(const Strategy& strategy) {
   std::mutex mutex;
-  std::vector<std::unique_ptr<std::map<std::string, Calls>>> counts;
-  thread_local std::map<std::string, Calls>* own = nullptr;
+  std::vector<std::unique_ptr<CallsOfGroups>> counts;
+  thread_local CallsOfGroups* own = nullptr;
   const auto wrap = [&](std::shared_ptr<GroupFactory> factory) -> std::shared_ptr<GroupFactory> {
     const std::lock_guard lock(mutex);
-    own = counts.emplace_back(std::make_unique<std::map<std::string, Calls>>()).get();
+    own = counts.emplace_back(std::make_unique<CallsOfGroups>()).get();
     return wrapped_groups(std::move(factory), [counted = own](const std::string& use, auto group) {
       return std::make_shared<CountedCollectives>(std::move(group), (*counted)[use]);
     });
@@ -316,10 +267,10 @@ CountedRun counted_run(const Strategy& strategy) {
   CountedRun run;
   run_ranks({.ranks = 2, .wrap_groups = wrap}, [&](const Mesh& mesh) {
     Session session(mesh, strategy);
-    const std::map<std::string, Calls> before = *own;
+    const CallsOfGroups before = *own;
     std::vector<StepResult> steps;
     for (std::size_t i = 0; i < 6; ++i) steps.push_back(session.train(i));
-    std::map<std::string, Calls> calls = *own;
+    CallsOfGroups calls = *own;
     for (auto& [name, each] : calls) {
       if (!before.contains(name)) continue;
       each.calls -= before.at(name).calls;

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "tests/support/stand_ins/wrapped_groups.h"
+
+namespace tessera::testing {
+
+/// What one rank's groups of one use were asked for.
+struct Calls {
+  std::int64_t calls = 0, bytes = 0;
+  std::int64_t later = 0;  ///< sums that may be made beside compute
+  friend bool operator==(const Calls&, const Calls&) = default;
+};
+using CallsOfGroups = std::map<std::string, Calls>;  ///< [use], see WrapGroup
+
+/// Passes all calls on, and counts them in `calls`, which must outlive it. The bytes of a reduce_scatter are its whole
+/// input's, those of other calls are this rank's part.
+class CountedCollectives final : public ForwardingCollectives {
+ public:
+  /// `in_background`: what the group says of its reductions; empty: the inner one's own answer.
+  CountedCollectives(std::shared_ptr<Collectives> inner, Calls& calls, std::optional<bool> in_background = {})
+      : ForwardingCollectives(std::move(inner)), calls_(calls), in_background_(in_background) {}
+
+  bool reduces_in_background() const override {
+    return in_background_.value_or(ForwardingCollectives::reduces_in_background());
+  }
+  Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override {
+    note(bytes);
+    return ForwardingCollectives::broadcast(label, data, bytes, root);
+  }
+  Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes) override {
+    note(bytes);
+    return ForwardingCollectives::all_to_all(label, input, output, bytes);
+  }
+  Work barrier(std::string_view label) override {
+    note(0);
+    return ForwardingCollectives::barrier(label);
+  }
+
+ protected:
+  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes,
+                     const GatherOptions& options) override {
+    note(bytes);
+    return ForwardingCollectives::do_all_gather(label, shard, full, bytes, options);
+  }
+  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
+                         const ReduceOptions& options) override {
+    note(numel * size_of(dtype) * static_cast<std::size_t>(size()));
+    return ForwardingCollectives::do_reduce_scatter(label, input, dtype, output, numel, options);
+  }
+  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
+                     const ReduceOptions& options) override {
+    note(numel * size_of(dtype));
+    calls_.later += options.waits == Waits::kLater ? 1 : 0;
+    return ForwardingCollectives::do_all_reduce(label, input, dtype, output, numel, options);
+  }
+
+ private:
+  void note(std::size_t bytes) {
+    ++calls_.calls;
+    calls_.bytes += static_cast<std::int64_t>(bytes);
+  }
+
+  Calls& calls_;
+  const std::optional<bool> in_background_;
+};
+
+}  // namespace tessera::testing

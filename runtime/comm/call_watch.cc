@@ -43,6 +43,11 @@ constexpr const char* kHint =
 
 std::string key_of(int rank) { return "waits/" + std::to_string(rank); }
 
+[[noreturn]] void exit_with(const absl::Status& reason) {
+  log_error(message_of(reason) + ". This call cannot be ended, so the process ends");
+  std::_Exit(static_cast<int>(exit_code_of(reason)));
+}
+
 /// Returns the number of the calling thread, from 1.
 int number_of_thread() {
   thread_local const int number = CallWatch::number_of(pthread_self());
@@ -91,7 +96,7 @@ void GroupCalls::note_thread(int thread, bool forget_others) {
   threads_[place].store(thread, std::memory_order_relaxed);
 }
 
-void GroupCalls::is_made_of(const Collectives* group) {
+void GroupCalls::is_made_of(Collectives* group) {
   const MutexLock lock(mutex_);
   group_ = group;
 }
@@ -99,6 +104,11 @@ void GroupCalls::is_made_of(const Collectives* group) {
 bool GroupCalls::lives() const {
   const MutexLock lock(mutex_);
   return group_ != nullptr;
+}
+
+bool GroupCalls::end_if_left_alone() {
+  const MutexLock lock(mutex_);  // the group lives while its call is ended
+  return group_ && group_->end_if_left_alone();
 }
 
 std::uint64_t GroupCalls::place() const {
@@ -238,6 +248,7 @@ bool CallWatch::look() {
     return true;
   }
   if (!is_due()) return true;
+  end_lonely_calls();
   const WaitReport own = report();
   const auto exchange = std::make_shared<Exchange>();
   exchange->own = own.to_text();
@@ -275,6 +286,28 @@ bool CallWatch::waits_long() {
   }
   waits_ = waits;
   return waits || (hears_of_outside() && !outside_.waits.empty());
+}
+
+void CallWatch::end_lonely_calls() {
+  std::vector<Watched> waits;
+  {
+    const MutexLock lock(mutex_);
+    for (const Watched& watched : watched_)
+      if (watched.place != 0 && Clock::now() - watched.since >= kLong) waits.push_back(watched);
+  }
+  for (const Watched& waiting : waits) {
+    if (!waiting.calls->end_if_left_alone()) continue;
+    const auto end = Clock::now() + kForTheProgram;
+    while (waiting.calls->place() == waiting.place) {
+      if (!pause(50ms)) return;
+      if (Clock::now() < end) continue;
+      exit_with(make_error(ExitCode::kPeerLost,
+                           "rank " + std::to_string(rank_) + "/" + std::to_string(world_size_) + " " +
+                               waiting.calls->describe(waiting.place).text +
+                               ": another rank of the group has failed. [T0895] hint: what that rank printed last, or its "
+                               "launcher, says why"));
+    }
+  }
 }
 
 // Forgets groups that no longer exist, but not the latest ones: others may still be in their last calls.
@@ -363,8 +396,7 @@ void CallWatch::end_with(const absl::Status& verdict) {
     if (is_over && !is_own) report_(verdict);
     if (is_over || !pause(50ms)) return;
   } while (Clock::now() < end);
-  log_error(message_of(verdict) + ". This call cannot be ended, so the process ends");
-  std::_Exit(static_cast<int>(exit_code_of(verdict)));
+  exit_with(verdict);
 }
 
 }  // namespace tessera

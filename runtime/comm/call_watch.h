@@ -66,7 +66,7 @@ class GroupCalls {
   void ends() { is_made_of(nullptr); }
 
   /// `group`: the group whose calls these are, as long as it lives; null afterwards.
-  void is_made_of(const Collectives* group);
+  void is_made_of(Collectives* group);
 
   /// Returns where the program, or the device that makes its calls, is in a call of the group; 0 means in none. An
   /// unchanged number means that it is still in the same call.
@@ -75,6 +75,8 @@ class GroupCalls {
   WaitReport::Wait describe(std::uint64_t place) const;
   WaitReport::Group report() const;
   bool lives() const;
+  /// Ends the call if a rank of the group has failed (Collectives::end_if_left_alone), and returns whether it did.
+  bool end_if_left_alone();
   const std::string& name() const { return name_; }
 
  private:
@@ -95,7 +97,7 @@ class GroupCalls {
   std::array<std::atomic<int>, kThreads> threads_{};
   std::array<PublishedCall, kKept> calls_{};
   mutable Mutex mutex_;
-  const Collectives* group_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  Collectives* group_ ABSL_GUARDED_BY(mutex_) = nullptr;
 };
 
 /// What is known about calls that this process makes through another library, by which the same ranks communicate: how
@@ -118,6 +120,9 @@ struct OutsideCalls {
 ///
 /// The store may hang with the rank that serves it; nobody waits for it longer than ask_in_time does. If the program
 /// does not leave its call after `report`, because its transport cannot be ended, the process ends with the error.
+///
+/// A call may also take long because a rank has failed and the network library has lost the end of its connection. A
+/// group whose rank has said in the store that it failed is therefore ended (Collectives::end_if_left_alone).
 class CallWatch {
  public:
   using Report = std::function<void(const absl::Status& reason)>;
@@ -157,6 +162,8 @@ class CallWatch {
   bool look();
   bool waits_long();
   bool hears_of_outside() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  /// Ends calls that have taken long and that a failed rank has left alone.
+  void end_lonely_calls();
   void forget_old_groups() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   WaitReport report();
   bool is_due();

@@ -16,8 +16,10 @@
 #include <utility>
 
 #include "runtime/comm/c10d/c10d_collectives.h"
+#include "runtime/comm/c10d/failure_report.h"
 #include "runtime/comm/c10d/gloo_transport.h"
 #include "runtime/comm/c10d/tcp_store.h"
+#include "runtime/comm/call_watch.h"
 #include "runtime/comm/rounds/algorithm.h"
 #include "runtime/comm/rounds/call_work.h"
 #include "runtime/comm/rounds/halving_rounds.h"
@@ -53,6 +55,26 @@ absl::StatusOr<std::shared_ptr<Collectives>> join_gloo(int rank, int ranks, int 
   return gloo_collectives(world_of(rank, ranks, timeout_s), "127.0.0.1", store,
                           [now](Operation, int, DType, std::size_t) { return *now; });
 }
+
+/// A rank's member of a group over Gloo with the watch that MeshGroups would give it.
+struct WatchedRank {
+  std::shared_ptr<C10dStore> store;
+  std::unique_ptr<CallWatch> watch;
+  std::shared_ptr<Collectives> group;
+
+  static absl::StatusOr<WatchedRank> join(int rank, int ranks, int port, Algorithm algorithm,
+                                          double timeout_s = kNeverPassed) {
+    WatchedRank joined;
+    TESSERA_ASSIGN_OR_RETURN(joined.store, tcp_store(topology_of(rank, ranks, port), kNeverPassed));
+    joined.watch = std::make_unique<CallWatch>(rank, ranks, joined.store, [](const absl::Status&) {});
+    const auto make = [&]() -> absl::StatusOr<std::shared_ptr<Collectives>> {
+      return gloo_collectives(world_of(rank, ranks, timeout_s), "127.0.0.1", joined.store,
+                              [algorithm](Operation, int, DType, std::size_t) { return algorithm; });
+    };
+    TESSERA_ASSIGN_OR_RETURN(joined.group, joined.watch->watched("world", "test", {.count = ranks}, make));
+    return joined;
+  }
+};
 
 /// Returns what one rank gets from a reduction, after a check of what its visitor saw.
 std::vector<float> reduced(Collectives& group, Operation operation, Bytes input, DType dtype, std::size_t numel,
@@ -448,13 +470,12 @@ class FailuresInRounds : public ::testing::TestWithParam<Failing> {
   static ForkedRanks::Body call_until_failure(double timeout_s) {
     const int port = free_port();
     return [=, what = GetParam()](int rank, KeyValueStore& outside) -> absl::Status {
-      TESSERA_ASSIGN_OR_RETURN(
-          const auto group, join_gloo(rank, what.ranks, port, std::make_shared<Algorithm>(what.algorithm), timeout_s));
+      TESSERA_ASSIGN_OR_RETURN(const auto joined, WatchedRank::join(rank, what.ranks, port, what.algorithm, timeout_s));
       constexpr std::size_t kNumel = 10'000;
       std::vector<float> input(kNumel * static_cast<std::size_t>(what.ranks)), output(input.size());
       absl::Status status;
       for (int i = 0; status.ok(); ++i) {
-        status = call_once(*group, what.operation, input.data(), DType::kF32, output.data(), kNumel);
+        status = call_once(*joined.group, what.operation, input.data(), DType::kF32, output.data(), kNumel);
         if (i == 5) TESSERA_RETURN_IF_ERROR(outside.set("working/" + std::to_string(rank), "yes"));
       }
       for (int other = 1; rank == 0 && other < what.ranks; ++other)
@@ -469,7 +490,7 @@ class FailuresInRounds : public ::testing::TestWithParam<Failing> {
     ForkedRanks ranks(what.ranks, call_until_failure(timeout_s));
     for (int rank = 0; rank < what.ranks; ++rank)
       ASSERT_TRUE(told(ranks.store(), "working/" + std::to_string(rank)).ok());
-    Deadline soon(std::chrono::seconds(signal == SIGSTOP ? 7 : 5));
+    Deadline soon(std::chrono::seconds(signal == SIGSTOP ? 7 : 10));  // Gloo sometimes loses the end of a connection
     ranks.signal(1, signal);
     const std::string operation(name_of(what.operation));
     for (int rank = what.ranks - 1; rank >= 0; --rank) {
@@ -487,6 +508,38 @@ class FailuresInRounds : public ::testing::TestWithParam<Failing> {
 TEST_P(FailuresInRounds, KilledRankIsNamedByTheOthers) { expect_named(kNeverPassed, SIGKILL); }
 
 TEST_P(FailuresInRounds, StoppedRankIsNamedAtTheTimeLimit) { expect_named(patient_s(1), SIGSTOP); }
+
+/// Returns how rank 0 ends in `call` after rank 1 has failed while its connections stay open: so they look to a rank
+/// whose network library has lost their end.
+RankEnd end_of_lonely(const std::function<Work(Collectives&)>& call) {
+  const int port = free_port();
+  ForkedRanks ranks(2, [&](int rank, KeyValueStore& outside) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(const auto joined, WatchedRank::join(rank, 2, port, Algorithm::kDirect));
+    TESSERA_RETURN_IF_ERROR(joined.group->barrier("start").wait());
+    if (rank == 0) return call(*joined.group).wait();
+    FailureReport(world_of(1, 2), joined.store).publish_reason(make_error(ExitCode::kIo, "the disk is full"));
+    return told(outside, "over").status();
+  });
+  const RankEnd end = ranks.wait(0);
+  require_ok(ranks.store().set("over", "yes"));
+  EXPECT_EQ(ranks.wait(1).exit_code, ExitCode::kOk) << "rank 1 ended first";
+  return end;
+}
+
+TEST(FailureWithOpenConnections, WaitingRankLearnsItFromTheStore) {
+  std::vector<int> full(200);
+  const RankEnd end = end_of_lonely(
+      [&](Collectives& group) { return group.all_gather("step", full.data(), full.data(), 100 * sizeof(int)); });
+  EXPECT_EQ(end.exit_code, ExitCode::kPeerLost) << end.message << ", signal " << end.signal;
+  EXPECT_THAT(end.message,
+              AllOf(HasSubstr("rank 0/2 step all_gather #2"), HasSubstr("rank 1 gave up: the disk is full")));
+}
+
+// Nothing can end a barrier of Gloo itself.
+TEST(FailureWithOpenConnections, ProcessWhoseCallCannotBeEndedEnds) {
+  const RankEnd end = end_of_lonely([](Collectives& group) { return group.barrier("step"); });
+  EXPECT_EQ(end.exit_code, ExitCode::kPeerLost) << end.message << ", signal " << end.signal;
+}
 
 // The thread that gathers gets the reason, and the caller must learn it.
 TEST(AbortInRounds, PeersLearnTheReason) {

@@ -112,6 +112,12 @@ class C10dCollectives : public Collectives {
     }
     drop_backend();
   }
+  /// The waiting call finds its transfers aborted, and asks the other ranks why (`fail`).
+  bool end_if_left_alone() override {
+    if (!status().ok() || report_.news().empty()) return false;
+    drop_backend();
+    return true;
+  }
 
  protected:
   Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,

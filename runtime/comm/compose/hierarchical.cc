@@ -45,6 +45,10 @@ class HierarchicalCollectives : public Collectives {
     inside_->leave();
     across_->leave();
   }
+  bool end_if_left_alone() override {
+    const bool ended_inside = inside_->end_if_left_alone();
+    return across_->end_if_left_alone() || ended_inside;
+  }
 
  protected:
   Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes,

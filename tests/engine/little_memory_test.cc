@@ -1,5 +1,6 @@
 // A model trains whose training state is many times what the process may allocate, with masters and moments on disk and
-// updates in backward; and so does one whose parameters alone are twice that, with these on disk too.
+// updates in backward; and so does one whose parameters alone are twice that, with these on disk too. That one also
+// writes its weights, in both forms.
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -17,6 +18,8 @@
 #include "tessera/deferred_init.h"
 #include "tessera/engine.h"
 #include "tessera/error.h"
+#include "tessera/weights.h"
+#include "tests/support/test_folder.h"
 
 namespace tessera::testing {
 namespace {
@@ -63,9 +66,9 @@ std::int64_t allocated_now() {
   return -1;
 }
 
-/// Trains in a process that may allocate `bytes` beside what it has now; ends the process with 0, or with the error's
-/// exit code and its text on standard error.
-[[noreturn]] void train_in(std::int64_t bytes, OnDisk on_disk) {
+/// Trains in a process that may allocate `bytes` beside what it has now, and then writes files of weights if it is to.
+/// Ends the process with 0, or with the error's exit code and its text on standard error.
+[[noreturn]] void train_in(std::int64_t bytes, OnDisk on_disk, bool writes_weights = false) {
   torch::set_num_threads(1);
   at::ones({64, 64}).matmul(at::ones({64, 64}));  // memory that LibTorch allocates once
   const rlim_t limit = static_cast<rlim_t>(allocated_now() + bytes);
@@ -87,6 +90,13 @@ std::int64_t allocated_now() {
         if (step == 0) first = last;
       }
       if (!(last < first)) throw std::runtime_error("the loss did not fall");
+      if (!writes_weights) return;
+      const TestFolder folder;
+      for (const WeightsForm form : {WeightsForm::kDictionary, WeightsForm::kArchive}) {
+        save_weights(engine, folder / "weights.pt", form);
+        if (std::filesystem::file_size(folder / "weights.pt") < 2 * kParameters)
+          throw std::runtime_error("the file lacks parameters");
+      }
     });
   } catch (const Error& error) {
     std::cerr << error.message() << std::endl;
@@ -103,9 +113,10 @@ TEST(LittleMemory, ModelWithStateOfFourTimesTheMemoryTrains) {
   EXPECT_EXIT(train_in(kStateBytes / 4, OnDisk::kStates), ::testing::ExitedWithCode(0), "");
 }
 
-TEST(LittleMemory, ModelWithParametersOfTwiceTheMemoryTrains) {
+TEST(LittleMemory, ModelWithParametersOfTwiceTheMemoryTrainsAndWritesItsWeights) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_EXIT(train_in(kParameters, OnDisk::kAll), ::testing::ExitedWithCode(0), "");  // parameters have 2 bytes each
+  // Parameters have 2 bytes each.
+  EXPECT_EXIT(train_in(kParameters, OnDisk::kAll, /*writes_weights=*/true), ::testing::ExitedWithCode(0), "");
 }
 
 // This shows that the limits above do limit.
